@@ -1,0 +1,111 @@
+//! Bytes by category: what is alive now, and the most that ever was.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Category {
+    /// Model parameters.
+    Parameters,
+    /// Gradients of the parameters.
+    Gradients,
+    /// Optimizer state.
+    Optimizer,
+    /// Layer outputs and what layers save for their backward pass.
+    Activations,
+    /// Scratch memory inside one kernel.
+    Workspace,
+    /// Staging areas of collectives.
+    Communication,
+    /// Batches on their way to the model.
+    Data,
+}
+
+impl Category {
+    /// Every category, in the order of reports.
+    pub const ALL: [Category; 7] = [
+        Category::Parameters,
+        Category::Gradients,
+        Category::Optimizer,
+        Category::Activations,
+        Category::Workspace,
+        Category::Communication,
+        Category::Data,
+    ];
+
+    /// The name used in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::Parameters => "parameters",
+            Category::Gradients => "gradients",
+            Category::Optimizer => "optimizer",
+            Category::Activations => "activations",
+            Category::Workspace => "workspace",
+            Category::Communication => "communication",
+            Category::Data => "data",
+        }
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Bytes of one category, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Alive now.
+    pub current_bytes: u64,
+    /// The most that was alive at once.
+    pub peak_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    current: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Counter {
+    fn add(&self, bytes: u64) {
+        let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            current_bytes: self.current.load(Ordering::Relaxed),
+            peak_bytes: self.peak.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The books of one allocator.
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    by_category: [Counter; Category::ALL.len()],
+    total: Counter,
+}
+
+impl Account {
+    pub(crate) fn add(&self, category: Category, bytes: usize) {
+        self.by_category[category as usize].add(bytes as u64);
+        self.total.add(bytes as u64);
+    }
+
+    pub(crate) fn remove(&self, category: Category, bytes: usize) {
+        self.by_category[category as usize].current.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.total.current.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn usage(&self, category: Category) -> Usage {
+        self.by_category[category as usize].usage()
+    }
+
+    pub(crate) fn total(&self) -> Usage {
+        self.total.usage()
+    }
+}

@@ -1,0 +1,190 @@
+//! The allocator of one rank: it pools host memory and counts by category.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::account::Account;
+use crate::buffer::Buffer;
+use crate::{Category, DType, MemoryError, Shape, Tensor, Usage};
+
+/// Alignment of every buffer: one cache line, and the widest vector register.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// Blocks of this size and more are aligned to large pages.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Hands out buffers, takes their memory back when the last user drops them, and keeps the books.
+///
+/// A returned block serves the next request that fills at least half of it, so that a training step,
+/// which asks for the same sizes every time, allocates nothing once it has run (see
+/// [`Allocator::fresh_blocks`]). Clones share one pool and one account.
+#[derive(Clone, Debug, Default)]
+pub struct Allocator(pub(crate) Arc<Pool>);
+
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    pub(crate) account: Account,
+    free: Mutex<BTreeMap<usize, Vec<Block>>>,
+    fresh_blocks: AtomicU64,
+    reserved_bytes: AtomicU64,
+}
+
+/// A piece of host memory that nobody uses at the moment, or that one buffer owns.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) base: NonNull<u8>,
+    pub(crate) len_bytes: usize,
+}
+
+// SAFETY: a block is an address and a length; whoever owns the block owns the memory.
+unsafe impl Send for Block {}
+
+impl Block {
+    fn layout(len_bytes: usize) -> Option<Layout> {
+        let align = if len_bytes >= LARGE_PAGE { LARGE_PAGE } else { ALIGNMENT };
+        Layout::from_size_align(len_bytes, align).ok()
+    }
+
+    fn fresh(len_bytes: usize) -> Option<Self> {
+        let layout = Self::layout(len_bytes)?;
+        // SAFETY: the layout has a size above zero: `take` rounds up to the alignment.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        if len_bytes >= LARGE_PAGE {
+            let advice = rustix::mm::Advice::LinuxHugepage;
+            // SAFETY: the range is the allocation just made; the advice changes no contents. A
+            // kernel without large pages may refuse, which costs speed and nothing else.
+            let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len_bytes, advice) };
+        }
+        Some(Self { base, len_bytes })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.len_bytes) {
+            // SAFETY: `fresh` allocated this block with this very layout.
+            unsafe { dealloc(self.base.as_ptr(), layout) }
+        }
+    }
+}
+
+impl Pool {
+    fn free(&self) -> MutexGuard<'_, BTreeMap<usize, Vec<Block>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, len_bytes: usize) -> Result<Block, MemoryError> {
+        let wanted = len_bytes.max(1).next_multiple_of(ALIGNMENT);
+        let mut free = self.free();
+        if let Some((&size, blocks)) = free.range_mut(wanted..=wanted * 2).next()
+            && let Some(block) = blocks.pop()
+        {
+            if blocks.is_empty() {
+                free.remove(&size);
+            }
+            return Ok(block);
+        }
+        drop(free);
+        let block = Block::fresh(wanted).ok_or(MemoryError::OutOfMemory { bytes: len_bytes })?;
+        self.fresh_blocks.fetch_add(1, Ordering::Relaxed);
+        self.reserved_bytes.fetch_add(wanted as u64, Ordering::Relaxed);
+        Ok(block)
+    }
+
+    pub(crate) fn give_back(&self, block: Block) {
+        self.free().entry(block.len_bytes).or_default().push(block);
+    }
+}
+
+impl Allocator {
+    /// An allocator with an empty pool and empty books.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A buffer of `len_bytes` bytes of host memory, aligned to 64 bytes. Its contents are
+    /// unspecified: zero, or whatever an earlier user of the memory left.
+    pub fn host(&self, len_bytes: usize, category: Category) -> Result<Buffer, MemoryError> {
+        let block = self.0.take(len_bytes)?;
+        Ok(Buffer::pooled(block, len_bytes, category, self.clone()))
+    }
+
+    /// A tensor in a buffer of its own; contents as for [`Allocator::host`].
+    pub fn tensor(
+        &self,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        category: Category,
+    ) -> Result<Tensor, MemoryError> {
+        let shape = shape.into();
+        let buffer = self.host(shape.num_elems() * dtype.size_bytes(), category)?;
+        Tensor::new(buffer, 0, dtype, shape)
+    }
+
+    /// Bytes alive in one category.
+    pub fn usage(&self, category: Category) -> Usage {
+        self.0.account.usage(category)
+    }
+
+    /// Bytes alive in all categories together.
+    pub fn total(&self) -> Usage {
+        self.0.account.total()
+    }
+
+    /// Host memory taken from the system so far, in use or waiting in the pool.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.0.reserved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How often the pool had no fitting block and asked the system for memory.
+    pub fn fresh_blocks(&self) -> u64 {
+        self.0.fresh_blocks.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_pattern_of_requests_allocates_once() {
+        let allocator = Allocator::new();
+        let step = || {
+            let a = allocator.host(1000, Category::Activations).unwrap();
+            let b = allocator.host(5000, Category::Activations).unwrap();
+            drop(a);
+            let _c = allocator.host(990, Category::Workspace).unwrap();
+            drop(b);
+        };
+        step();
+        let after_one = allocator.fresh_blocks();
+        for _ in 0..10 {
+            step();
+        }
+        assert_eq!((after_one, allocator.fresh_blocks()), (2, 2));
+        assert_eq!(allocator.reserved_bytes(), 1024 + 5056);
+    }
+
+    #[test]
+    fn the_books_know_current_and_peak_by_category() {
+        let allocator = Allocator::new();
+        let a = allocator.host(100, Category::Activations).unwrap();
+        let g = allocator.host(50, Category::Gradients).unwrap();
+        drop(a);
+        let activations = allocator.usage(Category::Activations);
+        assert_eq!(activations, Usage { current_bytes: 0, peak_bytes: 100 });
+        assert_eq!(allocator.usage(Category::Gradients).current_bytes, 50);
+        assert_eq!(allocator.total(), Usage { current_bytes: 50, peak_bytes: 150 });
+        drop(g);
+        assert_eq!(allocator.total().current_bytes, 0);
+    }
+
+    #[test]
+    fn an_impossible_request_is_an_error() {
+        let error = Allocator::new().host(usize::MAX / 4, Category::Data).unwrap_err();
+        assert!(matches!(error, MemoryError::OutOfMemory { .. }), "{error}");
+    }
+}

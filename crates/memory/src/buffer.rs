@@ -1,0 +1,290 @@
+//! Reference-counted memory whose ranges are claimed before they are touched.
+
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::allocator::{ALIGNMENT, Block};
+use crate::{Allocator, Category, Element, Mapping, MemoryError};
+
+/// How a claimed range will be used. Reads may share a range; a write excludes everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The contents stay as they are.
+    Read,
+    /// The contents change.
+    Write,
+}
+
+/// A piece of memory, shared by reference counting.
+///
+/// Access goes through claims: a claim on a range is refused while a conflicting one is held,
+/// whoever holds it. That is what lets a collective own a bucket of gradients while the layers next
+/// to it go on writing theirs.
+#[derive(Clone, Debug)]
+pub struct Buffer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    category: Category,
+    allocator: Allocator,
+    storage: Storage,
+    claims: Mutex<Claims>,
+}
+
+#[derive(Debug)]
+enum Storage {
+    /// Goes back to the allocator's pool.
+    Pooled(ManuallyDrop<Block>),
+    /// Part of a mapping that other processes may share; held only to keep it mapped.
+    Window { _mapping: Arc<Mapping> },
+}
+
+#[derive(Debug, Default)]
+struct Claims {
+    next_id: u64,
+    held: Vec<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    id: u64,
+    range: Range<usize>,
+    access: Access,
+    holder: &'static str,
+}
+
+// SAFETY: the memory behind `base` belongs to this value alone (a pooled block, or a window whose
+// exclusivity the caller of `Buffer::window` vouched for), and is reached through claims only, which
+// a mutex guards.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.allocator.0.account.remove(self.category, self.len_bytes);
+        if let Storage::Pooled(block) = &mut self.storage {
+            // SAFETY: taken once, here, and never used afterwards.
+            self.allocator.0.give_back(unsafe { ManuallyDrop::take(block) });
+        }
+    }
+}
+
+impl Buffer {
+    pub(crate) fn pooled(
+        block: Block,
+        len_bytes: usize,
+        category: Category,
+        allocator: Allocator,
+    ) -> Self {
+        let base = block.base;
+        Self::new(base, len_bytes, category, allocator, Storage::Pooled(ManuallyDrop::new(block)))
+    }
+
+    /// A buffer over `range` of a mapping, counted under `category` by `allocator`.
+    ///
+    /// # Safety
+    ///
+    /// No other buffer of this process may overlap the range, and other processes may touch it only
+    /// while this process holds a claim on it that allows what they do.
+    pub unsafe fn window(
+        mapping: Arc<Mapping>,
+        range: Range<usize>,
+        category: Category,
+        allocator: &Allocator,
+    ) -> Result<Self, MemoryError> {
+        if range.start > range.end
+            || range.end > mapping.len_bytes()
+            || !range.start.is_multiple_of(ALIGNMENT)
+        {
+            return Err(MemoryError::OutOfRange { range, len: mapping.len_bytes() });
+        }
+        // SAFETY: the start lies within the mapping, as was just checked.
+        let base = unsafe { mapping.base().add(range.start) };
+        let storage = Storage::Window { _mapping: mapping };
+        Ok(Self::new(base, range.len(), category, allocator.clone(), storage))
+    }
+
+    fn new(
+        base: NonNull<u8>,
+        len_bytes: usize,
+        category: Category,
+        allocator: Allocator,
+        storage: Storage,
+    ) -> Self {
+        allocator.0.account.add(category, len_bytes);
+        let claims = Mutex::default();
+        Self(Arc::new(Inner { base, len_bytes, category, allocator, storage, claims }))
+    }
+
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.0.len_bytes
+    }
+
+    /// The allocator that keeps this buffer's books.
+    pub fn allocator(&self) -> &Allocator {
+        &self.0.allocator
+    }
+
+    /// Claims a byte range until the returned value is dropped; `holder` names the user in errors.
+    pub fn claim(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<Claim, MemoryError> {
+        if range.start > range.end || range.end > self.0.len_bytes {
+            return Err(MemoryError::OutOfRange { range, len: self.0.len_bytes });
+        }
+        let mut claims = self.claims();
+        let conflict = claims.held.iter().find(|held| {
+            held.range.start < range.end
+                && range.start < held.range.end
+                && (held.access == Access::Write || access == Access::Write)
+        });
+        if let Some(held) = conflict {
+            return Err(MemoryError::Claimed { range, holder: held.holder, wanted: holder });
+        }
+        let id = claims.next_id;
+        claims.next_id += 1;
+        claims.held.push(Held { id, range: range.clone(), access, holder });
+        drop(claims);
+        Ok(Claim { buffer: self.clone(), id, range })
+    }
+
+    fn claims(&self) -> MutexGuard<'_, Claims> {
+        self.0.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to use a byte range, held until dropped.
+#[derive(Debug)]
+pub struct Claim {
+    buffer: Buffer,
+    id: u64,
+    range: Range<usize>,
+}
+
+impl Claim {
+    /// Address of the first claimed byte.
+    pub fn base(&self) -> NonNull<u8> {
+        // SAFETY: `claim` checked that the range lies within the buffer.
+        unsafe { self.buffer.0.base.add(self.range.start) }
+    }
+
+    /// Length of the range in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.range.len()
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = self.buffer.claims();
+        if let Some(at) = claims.held.iter().position(|held| held.id == self.id) {
+            claims.held.swap_remove(at);
+        }
+    }
+}
+
+/// Shared access to a claimed range as a slice.
+#[derive(Debug)]
+pub struct ReadGuard<T> {
+    claim: Claim,
+    elements: PhantomData<T>,
+}
+
+/// Exclusive access to a claimed range as a slice.
+#[derive(Debug)]
+pub struct WriteGuard<T> {
+    claim: Claim,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> ReadGuard<T> {
+    /// `claim` must be for reading, and its start aligned for `T`, as `Tensor` guarantees.
+    pub(crate) fn new(claim: Claim) -> Self {
+        Self { claim, elements: PhantomData }
+    }
+}
+
+impl<T: Element> WriteGuard<T> {
+    /// `claim` must be for writing, and its start aligned for `T`, as `Tensor` guarantees.
+    pub(crate) fn new(claim: Claim) -> Self {
+        Self { claim, elements: PhantomData }
+    }
+}
+
+impl<T: Element> Deref for ReadGuard<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let len = self.claim.len_bytes() / size_of::<T>();
+        // SAFETY: the range lies in the buffer, is aligned and initialized (memory starts zeroed),
+        // any bits are a `T`, and the claim keeps writers out while the guard lives.
+        unsafe { std::slice::from_raw_parts(self.claim.base().as_ptr().cast(), len) }
+    }
+}
+
+impl<T: Element> Deref for WriteGuard<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let len = self.claim.len_bytes() / size_of::<T>();
+        // SAFETY: as for `ReadGuard`; this claim excludes everybody else.
+        unsafe { std::slice::from_raw_parts(self.claim.base().as_ptr().cast(), len) }
+    }
+}
+
+impl<T: Element> DerefMut for WriteGuard<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let len = self.claim.len_bytes() / size_of::<T>();
+        // SAFETY: as for `ReadGuard`; this claim excludes everybody else, and `&mut self` excludes
+        // a second slice from the same guard.
+        unsafe { std::slice::from_raw_parts_mut(self.claim.base().as_ptr().cast(), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conflicting_claims_are_refused_and_disjoint_ones_are_not() {
+        let buffer = Allocator::new().host(128, Category::Gradients).unwrap();
+        let bucket = buffer.claim(64..128, Access::Write, "all_reduce").unwrap();
+        assert!(buffer.claim(0..64, Access::Write, "linear").is_ok());
+        let error = buffer.claim(0..65, Access::Read, "sgd").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "bytes 0..65 are claimed for all_reduce, so they cannot be used for sgd"
+        );
+        drop(bucket);
+        let first = buffer.claim(0..128, Access::Read, "sgd").unwrap();
+        assert!(buffer.claim(0..128, Access::Read, "digest").is_ok());
+        assert!(buffer.claim(5..6, Access::Write, "linear").is_err());
+        drop(first);
+        assert!(buffer.claim(100..129, Access::Read, "sgd").is_err());
+    }
+
+    #[test]
+    fn a_window_keeps_its_mapping_and_its_books() {
+        let allocator = Allocator::new();
+        let mapping = Arc::new(Mapping::create(4096).unwrap());
+        // SAFETY: the only window onto a mapping that no other process knows.
+        let window = unsafe {
+            Buffer::window(mapping.clone(), 64..192, Category::Gradients, &allocator).unwrap()
+        };
+        assert_eq!(window.len_bytes(), 128);
+        assert_eq!(allocator.usage(Category::Gradients).current_bytes, 128);
+        drop(window);
+        assert_eq!(Arc::strong_count(&mapping), 1);
+        assert_eq!(allocator.usage(Category::Gradients).current_bytes, 0);
+    }
+}

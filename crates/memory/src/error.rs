@@ -1,0 +1,58 @@
+//! What can go wrong with memory.
+
+use std::ops::Range;
+
+use crate::{DType, Shape};
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The host has no memory left for this request.
+    #[error("out of memory: could not allocate {bytes} bytes")]
+    OutOfMemory {
+        /// Size of the request.
+        bytes: usize,
+    },
+    /// The range is in use in a way that excludes the new use.
+    #[error("bytes {}..{} are claimed for {holder}, so they cannot be used for {wanted}", range.start, range.end)]
+    Claimed {
+        /// The byte range that was asked for.
+        range: Range<usize>,
+        /// What holds it.
+        holder: &'static str,
+        /// What wanted it.
+        wanted: &'static str,
+    },
+    /// The range reaches past the end.
+    #[error("bytes {}..{} lie outside a buffer of {len} bytes", range.start, range.end)]
+    OutOfRange {
+        /// The byte range that was asked for.
+        range: Range<usize>,
+        /// Size of the buffer in bytes.
+        len: usize,
+    },
+    /// The tensor holds another type.
+    #[error("expected elements of type {expected}, got {got}")]
+    WrongType {
+        /// The type asked for.
+        expected: DType,
+        /// The tensor's type.
+        got: DType,
+    },
+    /// The new shape has another number of elements.
+    #[error("cannot view shape {from} as {to}: the number of elements differs")]
+    WrongShape {
+        /// The tensor's shape.
+        from: Shape,
+        /// The shape asked for.
+        to: Shape,
+    },
+    /// The operating system refused a shared mapping.
+    #[error("cannot share {bytes} bytes between processes: {source}")]
+    Mapping {
+        /// Size of the mapping.
+        bytes: usize,
+        /// The reason it gave.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,24 @@
+//! Memory: where every byte is, what it is for, and who may touch it now.
+//!
+//! In go sizes and categories; out come [`Buffer`]s (pooled host memory, or windows into mappings
+//! that other processes share) and [`Tensor`]s, typed and shaped ranges of them. Every access takes
+//! a claim on its range, so that a collective in flight and a layer that touches the same gradients
+//! meet as an error and never as a data race.
+//!
+//! It knows nothing of arithmetic, layers or ranks.
+
+mod account;
+mod allocator;
+mod buffer;
+mod dtype;
+mod error;
+mod mapping;
+mod tensor;
+
+pub use account::{Category, Usage};
+pub use allocator::Allocator;
+pub use buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
+pub use dtype::{DType, Element};
+pub use error::MemoryError;
+pub use mapping::Mapping;
+pub use tensor::{Shape, Tensor};

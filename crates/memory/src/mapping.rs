@@ -1,0 +1,117 @@
+//! Anonymous memory that several processes map.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::MemoryError;
+
+/// A shared mapping of an anonymous memory file.
+///
+/// The file has no name in any file system: it lives as long as a descriptor or a mapping of it
+/// does, so nothing can be left behind, however a process ends. Its size is sealed, so no process
+/// that maps it can make another one fault by shrinking it.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    file: OwnedFd,
+}
+
+// SAFETY: the mapping is plain memory that is valid until `drop`, from any thread; this type hands
+// out its address only, and access through the address is the caller's responsibility.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`; `&Mapping` offers no access to the contents.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Makes a new zeroed mapping of `len_bytes` bytes, rounded up to whole pages by the kernel.
+    pub fn create(len_bytes: usize) -> Result<Self, MemoryError> {
+        let wrap = |e: Errno| MemoryError::Mapping { bytes: len_bytes, source: e.into() };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("paceline", flags).map_err(wrap)?;
+        ftruncate(&file, len_bytes as u64).map_err(wrap)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(wrap)?;
+        Self::map(file, len_bytes).map_err(wrap)
+    }
+
+    /// Maps a file that another process made with [`Mapping::create`] and passed on.
+    ///
+    /// Errors when the file is smaller than `len_bytes` or not sealed against shrinking.
+    pub fn from_file(file: OwnedFd, len_bytes: usize) -> Result<Self, MemoryError> {
+        let wrap = |e: Errno| MemoryError::Mapping { bytes: len_bytes, source: e.into() };
+        let sealed = fcntl_get_seals(&file).map_err(wrap)?.contains(SealFlags::SHRINK);
+        let size = fstat(&file).map_err(wrap)?.st_size as usize;
+        if !sealed || size < len_bytes {
+            return Err(wrap(Errno::INVAL));
+        }
+        Self::map(file, len_bytes).map_err(wrap)
+    }
+
+    fn map(file: OwnedFd, len_bytes: usize) -> Result<Self, Errno> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory in use.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len_bytes, protection, MapFlags::SHARED, &file, 0)?
+        };
+        // Large pages save page-table walks on large gradients; a kernel without them may refuse.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { madvise(base, len_bytes, Advice::LinuxHugepage) };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, len_bytes, file })
+    }
+
+    /// The first byte. Valid for [`Mapping::len_bytes`] bytes as long as `self` lives.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The memory file, to be passed to another process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len_bytes` are what `mmap` returned, and nobody borrows from `self`.
+        // A failure would leak the mapping, which is harmless.
+        let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len_bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_of_one_file_show_the_same_bytes() {
+        let ours = Mapping::create(100).unwrap();
+        let theirs = Mapping::from_file(ours.file().try_clone_to_owned().unwrap(), 100).unwrap();
+        assert_ne!(ours.base(), theirs.base());
+        // SAFETY: both mappings are alive and 100 bytes long; nothing else refers to them.
+        unsafe {
+            ours.base().add(99).write(7);
+            assert_eq!(theirs.base().add(99).read(), 7);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_too_small_is_refused() {
+        let ours = Mapping::create(100).unwrap();
+        let file = ours.file().try_clone_to_owned().unwrap();
+        assert!(Mapping::from_file(file, 1 << 20).is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! Typed and shaped ranges of buffers.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
+use crate::{DType, Element, MemoryError};
+
+const MAX_DIMS: usize = 4;
+
+/// Up to four extents, outermost first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    dims: [usize; MAX_DIMS],
+    num_dims: usize,
+}
+
+impl Shape {
+    /// The extents.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims[..self.num_dims]
+    }
+
+    /// Product of the extents.
+    pub fn num_elems(&self) -> usize {
+        self.dims().iter().product()
+    }
+}
+
+impl From<&[usize]> for Shape {
+    /// Panics on more than four extents: no layer here has more.
+    fn from(dims: &[usize]) -> Self {
+        assert!(dims.len() <= MAX_DIMS, "at most {MAX_DIMS} dimensions, got {dims:?}");
+        let mut shape = Self { dims: [1; MAX_DIMS], num_dims: dims.len() };
+        shape.dims[..dims.len()].copy_from_slice(dims);
+        shape
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(dims: [usize; N]) -> Self {
+        dims.as_slice().into()
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.dims(), f)
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A contiguous range of a buffer with an element type and a shape, row-major. Clones share memory.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    buffer: Buffer,
+    start_bytes: usize,
+    dtype: DType,
+    shape: Shape,
+}
+
+impl Tensor {
+    /// The elements of `shape` from byte `start_bytes` of `buffer` on.
+    ///
+    /// Errors when they do not fit, or when the start is not aligned to the element size.
+    pub fn new(
+        buffer: Buffer,
+        start_bytes: usize,
+        dtype: DType,
+        shape: impl Into<Shape>,
+    ) -> Result<Self, MemoryError> {
+        let shape = shape.into();
+        let range = start_bytes..start_bytes + shape.num_elems() * dtype.size_bytes();
+        if range.end > buffer.len_bytes() || !start_bytes.is_multiple_of(dtype.size_bytes()) {
+            return Err(MemoryError::OutOfRange { range, len: buffer.len_bytes() });
+        }
+        Ok(Self { buffer, start_bytes, dtype, shape })
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Extents as a slice.
+    pub fn dims(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    /// Number of elements.
+    pub fn num_elems(&self) -> usize {
+        self.shape.num_elems()
+    }
+
+    /// Size in bytes.
+    pub fn num_bytes(&self) -> usize {
+        self.num_elems() * self.dtype.size_bytes()
+    }
+
+    /// The buffer it lies in.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The bytes of the buffer that it covers.
+    pub fn byte_range(&self) -> Range<usize> {
+        self.start_bytes..self.start_bytes + self.num_bytes()
+    }
+
+    /// The same memory under another shape with as many elements.
+    pub fn view(&self, shape: impl Into<Shape>) -> Result<Self, MemoryError> {
+        let shape = shape.into();
+        if shape.num_elems() != self.num_elems() {
+            return Err(MemoryError::WrongShape { from: self.shape, to: shape });
+        }
+        Ok(Self { shape, ..self.clone() })
+    }
+
+    /// Elements `range` as a one-dimensional tensor.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, MemoryError> {
+        let size = self.dtype.size_bytes();
+        if range.start > range.end || range.end > self.num_elems() {
+            let bytes = range.start * size..range.end * size;
+            return Err(MemoryError::OutOfRange { range: bytes, len: self.num_bytes() });
+        }
+        let start_bytes = self.start_bytes + range.start * size;
+        Ok(Self { shape: [range.len()].into(), start_bytes, ..self.clone() })
+    }
+
+    /// Claims all of it for `holder`.
+    pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim, MemoryError> {
+        self.buffer.claim(self.byte_range(), access, holder)
+    }
+
+    /// Its elements for reading. Errors when it holds another type, or while someone writes to it.
+    pub fn read<T: Element>(&self) -> Result<ReadGuard<T>, MemoryError> {
+        self.check::<T>()?;
+        Ok(ReadGuard::new(self.claim(Access::Read, "reading")?))
+    }
+
+    /// Its elements for writing. Errors when it holds another type, or while anyone else uses it.
+    pub fn write<T: Element>(&self) -> Result<WriteGuard<T>, MemoryError> {
+        self.check::<T>()?;
+        Ok(WriteGuard::new(self.claim(Access::Write, "writing")?))
+    }
+
+    fn check<T: Element>(&self) -> Result<(), MemoryError> {
+        if self.dtype == T::DTYPE {
+            return Ok(());
+        }
+        Err(MemoryError::WrongType { expected: T::DTYPE, got: self.dtype })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Allocator, Category};
+
+    #[test]
+    fn slices_and_views_share_memory() {
+        let t = Allocator::new().tensor(DType::F32, [2, 3], Category::Data).unwrap();
+        t.write::<f32>().unwrap().copy_from_slice(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(&*t.slice(2..5).unwrap().read::<f32>().unwrap(), [2.0, 3.0, 4.0]);
+        assert_eq!(t.view([3, 2]).unwrap().dims(), [3, 2]);
+        assert!(t.view([7]).is_err());
+        assert!(t.slice(4..7).is_err());
+        assert_eq!(
+            t.read::<f64>().unwrap_err().to_string(),
+            "expected elements of type f64, got f32"
+        );
+    }
+
+    #[test]
+    fn one_writer_or_many_readers() {
+        let t = Allocator::new().tensor(DType::F64, [4], Category::Data).unwrap();
+        let reader = t.read::<f64>().unwrap();
+        assert!(t.read::<f64>().is_ok());
+        assert!(t.write::<f64>().is_err());
+        drop(reader);
+        let _writer = t.write::<f64>().unwrap();
+        assert!(t.read::<f64>().is_err());
+    }
+}
