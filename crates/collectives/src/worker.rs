@@ -1,0 +1,180 @@
+//! The queue of a group: operations run in the order in which they were submitted.
+//!
+//! Asynchronous operations run on a thread of the group's own. A blocking one that finds the queue
+//! idle runs on its caller, which saves two thread switches.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use paceline_memory::Claim;
+use paceline_trace::now_ns;
+
+use crate::control::Patience;
+use crate::record::OpTimes;
+use crate::round::{Call, Core};
+use crate::{CollectiveError, GroupOptions};
+
+/// An asynchronous operation in flight, or finished.
+///
+/// Its data stay claimed until the operation is finished, whether or not anybody waits.
+#[derive(Debug)]
+pub struct Work {
+    state: Arc<WorkState>,
+}
+
+#[derive(Debug, Default)]
+struct WorkState {
+    outcome: Mutex<Option<Result<OpTimes, CollectiveError>>>,
+    finished: Condvar,
+}
+
+impl Work {
+    /// Blocks until the operation is finished. Errors as the operation did.
+    pub fn wait(self) -> Result<OpTimes, CollectiveError> {
+        let mut outcome = lock(&self.state.outcome);
+        loop {
+            if let Some(outcome) = outcome.take() {
+                return outcome;
+            }
+            outcome = self.state.finished.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether [`Work::wait`] would return at once.
+    pub fn is_finished(&self) -> bool {
+        lock(&self.state.outcome).is_some()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives claimed memory back after an operation. After one that failed the claims stay for good: a
+/// peer may not know of the failure yet and still write, and the group is broken anyway.
+pub(crate) fn release(claims: Vec<Claim>, outcome: &Result<OpTimes, CollectiveError>) {
+    if outcome.is_err() {
+        std::mem::forget(claims);
+    }
+}
+
+#[derive(Debug)]
+struct Job {
+    call: Call,
+    submitted_ns: u64,
+    claims: Vec<Claim>,
+    state: Arc<WorkState>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    busy: bool,
+    stop: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    core: Arc<Core>,
+    state: Mutex<State>,
+    changed: Condvar,
+    options: GroupOptions,
+}
+
+/// The queue and its thread.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(crate) fn start(core: Arc<Core>, options: GroupOptions) -> Self {
+        let shared =
+            Arc::new(Shared { core, state: Mutex::default(), changed: Condvar::new(), options });
+        let thread = {
+            let shared = shared.clone();
+            let name = format!("comm-{}", shared.core.rank);
+            // A rank without a communication thread could only hang later, so end here.
+            std::thread::Builder::new().name(name).spawn(move || shared.serve()).expect(
+                "the system has no room for one more thread, which asynchronous operations need",
+            )
+        };
+        Self { shared, thread: Some(thread) }
+    }
+
+    /// Runs a call and returns when it is finished; `claims` are held until then.
+    pub(crate) fn run(&self, call: Call, claims: Vec<Claim>) -> Result<OpTimes, CollectiveError> {
+        let submitted_ns = now_ns();
+        let shared = &*self.shared;
+        {
+            let mut state = lock(&shared.state);
+            if state.busy || !state.jobs.is_empty() {
+                drop(state);
+                return self.submit(call, claims).wait();
+            }
+            state.busy = true;
+        }
+        let patience = Patience { spin: shared.options.spin, limit: shared.options.timeout };
+        let outcome = shared.core.execute(&call, submitted_ns, patience);
+        release(claims, &outcome);
+        let mut state = lock(&shared.state);
+        state.busy = false;
+        if !state.jobs.is_empty() {
+            shared.changed.notify_all();
+        }
+        outcome
+    }
+
+    /// Queues a call; `claims` are held until it is finished.
+    pub(crate) fn submit(&self, call: Call, claims: Vec<Claim>) -> Work {
+        let state = Arc::new(WorkState::default());
+        let job = Job { call, submitted_ns: now_ns(), claims, state: state.clone() };
+        lock(&self.shared.state).jobs.push_back(job);
+        self.shared.changed.notify_all();
+        Work { state }
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        // The worker often shares its core with the computation it must not disturb: it sleeps at
+        // once instead of spinning.
+        let patience = Patience { spin: std::time::Duration::ZERO, limit: self.options.timeout };
+        loop {
+            let job = {
+                let mut state = lock(&self.state);
+                loop {
+                    if !state.busy {
+                        if let Some(job) = state.jobs.pop_front() {
+                            state.busy = true;
+                            break job;
+                        }
+                        if state.stop {
+                            return;
+                        }
+                    }
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            let outcome = self.core.execute(&job.call, job.submitted_ns, patience);
+            release(job.claims, &outcome);
+            lock(&self.state).busy = false;
+            *lock(&job.state.outcome) = Some(outcome);
+            job.state.finished.notify_all();
+        }
+    }
+}
+
+impl Drop for Worker {
+    /// Finishes what was submitted, then ends the thread.
+    fn drop(&mut self) {
+        lock(&self.shared.state).stop = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has already been reported on the thread itself.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The `thread` transport.
+
+mod common;
+
+use std::time::Duration;
+
+use paceline_collectives::{CollectiveError, Group, GroupOptions, ReduceOp};
+use paceline_memory::{Allocator, Category, DType};
+
+fn on_ranks<R: Send>(world: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> =
+            Group::threads(world).into_iter().map(|group| scope.spawn(|| body(group))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_operation_at_every_world_size() {
+    for world in [1, 2, 3, 4, 5, 8, 15] {
+        on_ranks(world, |group| common::every_operation(&group));
+    }
+}
+
+#[test]
+fn operations_keep_their_order() {
+    for world in [2, 3, 5] {
+        on_ranks(world, |group| common::operations_keep_their_order(&group));
+    }
+}
+
+#[test]
+fn sums_are_in_rank_order() {
+    for world in [2, 3, 7] {
+        for got in on_ranks(world, |group| common::order_sensitive_sum(&group)) {
+            for (i, bits) in got.iter().enumerate() {
+                let mut sum = 0.0f32;
+                for rank in 0..world {
+                    let x = ((i * 37 + rank * 101) % 1009) as f32 * 0.1;
+                    sum = if rank == 0 { x } else { sum + x };
+                }
+                assert_eq!(*bits, (sum / world as f32).to_bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn maximum_passes_nan_on() {
+    let seen = on_ranks(3, |group| {
+        let mut x = [if group.rank() == 1 { f32::NAN } else { 1.0 }, group.rank() as f32];
+        group.all_reduce_slice(&mut x, ReduceOp::Max).unwrap();
+        x
+    });
+    assert!(seen.iter().all(|x| x[0].is_nan() && x[1] == 2.0));
+}
+
+#[test]
+fn a_claimed_bucket_cannot_be_touched() {
+    let mut groups = Group::threads(2);
+    let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
+    let allocator = Allocator::new();
+    let tensor = allocator.tensor(DType::F32, [8], Category::Gradients).unwrap();
+    tensor.write::<f32>().unwrap().fill(1.0);
+    let work = first.all_reduce_async(&tensor, ReduceOp::Sum).unwrap();
+    let error = tensor.slice(2..3).unwrap().write::<f32>().unwrap_err().to_string();
+    assert!(error.contains("claimed for all_reduce"), "{error}");
+    second.all_reduce_slice(&mut [2.0f32; 8], ReduceOp::Sum).unwrap();
+    work.wait().unwrap();
+    assert_eq!(*tensor.read::<f32>().unwrap(), [3.0; 8]);
+}
+
+#[test]
+fn different_calls_are_an_error_on_every_rank() {
+    let errors = on_ranks(3, |group| {
+        let mut x = [0.0f32; 12];
+        let len = if group.rank() == 1 { 10 } else { 12 };
+        group.all_reduce_slice(&mut x[..len], ReduceOp::Sum).unwrap_err()
+    });
+    for (rank, error) in errors.into_iter().enumerate() {
+        let text = error.to_string();
+        assert!(matches!(error, CollectiveError::Mismatch { .. }), "{text}");
+        let ours = if rank == 1 { 10 } else { 12 };
+        assert!(
+            text.contains(&format!("rank {rank} called all_reduce(f32, {ours}, sum)")),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_and_the_group_stays_broken() {
+    on_ranks(3, |group| {
+        group.barrier().unwrap();
+        if group.rank() == 2 {
+            return;
+        }
+        let error = group.barrier().unwrap_err();
+        assert!(matches!(error, CollectiveError::PeerLeft { .. }), "{error}");
+        assert!(matches!(group.barrier().unwrap_err(), CollectiveError::Broken { .. }));
+    });
+}
+
+#[test]
+fn the_time_limit_names_who_is_missing() {
+    let options = GroupOptions { timeout: Duration::from_millis(50), spin: Duration::ZERO };
+    let groups = Group::threads_with(3, options);
+    let error = groups[0].barrier().unwrap_err();
+    let CollectiveError::TimedOut { missing, op: "barrier", .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(missing, &[1, 2]);
+}
+
+#[test]
+fn labels_cannot_be_summed_and_roots_must_exist() {
+    let group = Group::single();
+    let labels = Allocator::new().tensor(DType::I64, [3], Category::Data).unwrap();
+    let error = group.all_reduce(&labels, ReduceOp::Sum).unwrap_err();
+    assert_eq!(error.to_string(), "cannot reduce elements of type i64; use f32 or f64");
+    assert!(matches!(group.broadcast(&labels, 1), Err(CollectiveError::NoSuchRank { .. })));
+}
