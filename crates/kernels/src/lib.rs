@@ -1,1 +1,34 @@
-//! placeholder
+//! Arithmetic on buffers.
+//!
+//! In go [`Tensor`](paceline_memory::Tensor)s and the sizes of the problem; the results are written
+//! into tensors of the caller. Every function states its formula, shapes, element types and whether
+//! it overwrites or accumulates. It knows nothing of layers, models or ranks.
+//!
+//! Fast paths exist for f32, chosen at run time by [`SimdLevel`]; beside each stands a plain
+//! implementation in [`reference`], which also computes everything in f64 for checking gradients.
+//!
+//! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
+//! height, kernel width, channels in, channels out); linear weights are (out, in).
+
+pub mod conv2d;
+pub mod conv_relu_pool;
+pub mod elementwise;
+pub mod linear;
+pub mod loss;
+pub mod matmul;
+pub mod optimizer;
+pub mod pool2d;
+pub mod reference;
+
+mod compute;
+mod error;
+mod real;
+mod simd;
+
+pub use compute::{Compute, Threads};
+pub use error::KernelError;
+pub use real::Real;
+pub use simd::SimdLevel;
+
+/// The result of a kernel.
+pub type Result<T> = std::result::Result<T, KernelError>;

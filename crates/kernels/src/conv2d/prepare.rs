@@ -1,0 +1,178 @@
+//! Images with a border of zeros, and weights in the order in which tiles read them.
+
+use paceline_memory::WriteGuard;
+
+use super::Conv2d;
+use super::direct::Columns;
+use crate::{Compute, Result, SimdLevel};
+
+/// Below this many input values per kernel row the inner loop of a tile is too short to pay.
+const SHORTEST_RUN: usize = 16;
+
+/// How a convolution reads its padded input: `kernel_rows` runs of `run` contiguous values for each
+/// position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    /// Kernel rows that are read one after the other.
+    pub(crate) kernel_rows: usize,
+    /// Contiguous values of one kernel row: kernel width times channels.
+    pub(crate) run: usize,
+    /// Elements from one position to the next.
+    pub(crate) position_stride: usize,
+    /// Elements from one row of positions to the next.
+    pub(crate) row_stride: usize,
+    /// Elements from one kernel row to the next.
+    pub(crate) kernel_row_stride: usize,
+    /// Image rows between rows of positions.
+    pub(crate) row_step: usize,
+    /// The image rows, in padded coordinates, that hold more than zeros.
+    pub(crate) live_rows: (usize, usize),
+    /// Elements of the whole prepared image.
+    pub(crate) elems: usize,
+}
+
+impl Reading {
+    /// Reading a zero-padded image with `channels` channels of padded size `rows` x `columns`.
+    pub(crate) fn padded(
+        rows: usize,
+        columns: usize,
+        channels: usize,
+        kernel: (usize, usize),
+        stride: usize,
+        live_rows: (usize, usize),
+    ) -> Self {
+        Self {
+            kernel_rows: kernel.0,
+            run: kernel.1 * channels,
+            position_stride: stride * channels,
+            row_stride: stride * columns * channels,
+            kernel_row_stride: columns * channels,
+            row_step: stride,
+            live_rows,
+            elems: rows * columns * channels,
+        }
+    }
+
+    /// Reading the input of a convolution. A narrow one (grey or colour images) is laid out as one
+    /// run of all its patch per position, which is short enough to be worth the copies.
+    pub(crate) fn input(conv: &Conv2d) -> Self {
+        if is_narrow(conv) {
+            let run = conv.kernel.0 * conv.kernel.1 * conv.c_in;
+            let (rows, columns) = (conv.out_height(), conv.out_width());
+            return Self::padded(rows, columns, run, (1, 1), 1, (0, rows));
+        }
+        let border = 2 * conv.padding;
+        let live = (conv.padding, conv.padding + conv.height);
+        let (rows, columns) = (conv.height + border, conv.width + border);
+        Self::padded(rows, columns, conv.c_in, conv.kernel, conv.stride, live)
+    }
+
+    /// Whether kernel row `u` of the positions in row `i` meets anything but zeros.
+    pub(crate) fn is_live(&self, i: usize, u: usize) -> bool {
+        let row = i * self.row_step + u;
+        self.live_rows.0 <= row && row < self.live_rows.1
+    }
+}
+
+/// Whether patches are laid out in full.
+fn is_narrow(conv: &Conv2d) -> bool {
+    conv.kernel.1 * conv.c_in < SHORTEST_RUN
+}
+
+/// One image prepared for [`Reading::input`].
+pub(crate) struct PaddedImage<'a> {
+    conv: &'a Conv2d,
+    elems: WriteGuard<f32>,
+}
+
+impl<'a> PaddedImage<'a> {
+    /// Room for an image; the border is zero and stays so.
+    pub(crate) fn new(compute: &Compute, conv: &'a Conv2d) -> Result<Self> {
+        let mut elems = compute.scratch(Reading::input(conv).elems)?;
+        elems.fill(0.0);
+        Ok(Self { conv, elems })
+    }
+
+    /// Copies `image` (h, w, c_in) in.
+    pub(crate) fn fill(&mut self, level: SimdLevel, image: &[f32]) {
+        fill_image(level, self.conv, image, &mut self.elems);
+    }
+
+    /// The prepared image.
+    pub(crate) fn elems(&self) -> &[f32] {
+        &self.elems
+    }
+}
+
+/// Copies `image` (h, w, c_in) into `to`, whose border is zero, as [`Reading::input`] expects it.
+pub(crate) fn fill_image(level: SimdLevel, conv: &Conv2d, image: &[f32], to: &mut [f32]) {
+    if is_narrow(conv) {
+        expand(level, conv, image, to);
+        return;
+    }
+    let row = conv.width * conv.c_in;
+    let padded_row = (conv.width + 2 * conv.padding) * conv.c_in;
+    let lead = conv.padding * conv.c_in;
+    let rows = to.chunks_exact_mut(padded_row).skip(conv.padding);
+    for (to, from) in rows.zip(image.chunks_exact(row)) {
+        to[lead..lead + row].copy_from_slice(from);
+    }
+}
+
+crate::simd::multiversion! {
+    /// Writes the whole patch of every position, except what lies outside the image: `to` starts as
+    /// zeros, and these stay.
+    fn expand(conv: &Conv2d, image: &[f32], to: &mut [f32]) = expand_body
+}
+
+#[inline(always)]
+fn expand_body(conv: &Conv2d, image: &[f32], to: &mut [f32]) {
+    let Conv2d { width, c_in: c, kernel: (kh, kw), stride, padding, .. } = *conv;
+    let patch = kh * kw * c;
+    let positions = conv.out_width();
+    for (i, row) in to.chunks_exact_mut(positions * patch).enumerate() {
+        for u in 0..kh {
+            let y = (i * stride + u).wrapping_sub(padding);
+            if y >= conv.height {
+                continue;
+            }
+            let line = &image[y * width * c..][..width * c];
+            for v in 0..kw {
+                // The positions j whose column j * stride + v - padding lies in the image.
+                let first = padding.saturating_sub(v).div_ceil(stride);
+                let end = (width + padding - v).div_ceil(stride).min(positions);
+                // One value of each patch after the other, so that the inner loop is long.
+                for ch in 0..c {
+                    let mut at = first * patch + (u * kw + v) * c + ch;
+                    let mut from = (first * stride + v - padding) * c + ch;
+                    for _ in first..end {
+                        row[at] = line[from];
+                        at += patch;
+                        from += stride * c;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Weights as panels: for each block of columns, each kernel row, the run, and the block's columns,
+/// padded with zeros to whole registers.
+pub(crate) fn pack_panels(
+    reading: &Reading,
+    columns: &Columns,
+    panels: &mut [f32],
+    weight: impl Fn(usize, usize) -> f32,
+) {
+    let width = columns.block;
+    for (block, panel) in
+        panels.chunks_exact_mut(reading.kernel_rows * reading.run * width).enumerate()
+    {
+        for (k, row) in panel.chunks_exact_mut(width).enumerate() {
+            for (lane, to) in row.iter_mut().enumerate() {
+                let column = block * width + lane;
+                *to = if column < columns.channels { weight(k, column) } else { 0.0 };
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Register tiles: the innermost loops of the convolution.
+//!
+//! A tile holds `P` x `C` registers of running sums and adds, for each of `len` steps, the product
+//! of `P` broadcast values and `C` registers. Both kernels here keep the processor's multiply-add
+//! units busy as long as the `C` registers come from the first-level cache.
+
+use crate::SimdLevel;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
+use crate::simd::{Portable, Vector};
+
+/// Arguments of a product tile: `sums[p][c] (+)= sum over k < len of x[p, k] * w[k, c]`.
+#[derive(Clone, Copy)]
+pub(super) struct ProductTile {
+    /// First value of the first position; position `p` begins `x_stride` elements later each.
+    pub(super) x: *const f32,
+    pub(super) x_stride: usize,
+    /// A panel of weights: `len` rows of `C` registers.
+    pub(super) w: *const f32,
+    pub(super) len: usize,
+    /// Sums of the first position; position `p` begins `y_stride` elements later each.
+    pub(super) y: *mut f32,
+    pub(super) y_stride: usize,
+    /// Start from what `y` holds instead of zero.
+    pub(super) accumulate: bool,
+}
+
+/// Arguments of a gradient tile: `d_w[t][c] += sum over rows i and columns j of x[i, j, t] * dy[i, j, c]`.
+#[derive(Clone, Copy)]
+pub(super) struct GradientTile<'a> {
+    /// For each row of positions: its first input value and its first output gradient.
+    pub(super) rows: &'a [(*const f32, *const f32)],
+    /// Added to every row's addresses: the first weight, and the first column.
+    pub(super) x_offset: usize,
+    pub(super) dy_offset: usize,
+    /// Positions in a row.
+    pub(super) positions: usize,
+    pub(super) x_stride: usize,
+    pub(super) dy_stride: usize,
+    /// Gradients of the first of the `T` weights; each next one is `d_w_stride` elements on.
+    pub(super) d_w: *mut f32,
+    pub(super) d_w_stride: usize,
+}
+
+pub(super) type ProductKernel = unsafe fn(ProductTile);
+pub(super) type GradientKernel = unsafe fn(GradientTile<'_>);
+
+/// # Safety
+///
+/// All addresses that the tile describes are valid, `y` for writing, and the processor has `V`.
+#[inline(always)]
+unsafe fn product_body<V: Vector, const P: usize, const C: usize>(tile: ProductTile) {
+    // SAFETY: as required of the caller.
+    unsafe {
+        let mut sums = [[V::zero(); C]; P];
+        if tile.accumulate {
+            for (p, row) in sums.iter_mut().enumerate() {
+                for (c, sum) in row.iter_mut().enumerate() {
+                    *sum = V::load(tile.y.add(p * tile.y_stride + c * V::LANES));
+                }
+            }
+        }
+        let mut w = tile.w;
+        for k in 0..tile.len {
+            let mut panel = [V::zero(); C];
+            for (c, register) in panel.iter_mut().enumerate() {
+                *register = V::load(w.add(c * V::LANES));
+            }
+            for (p, row) in sums.iter_mut().enumerate() {
+                let x = V::splat(*tile.x.add(p * tile.x_stride + k));
+                for (sum, register) in row.iter_mut().zip(panel) {
+                    *sum = x.mul_add(register, *sum);
+                }
+            }
+            w = w.wrapping_add(C * V::LANES);
+        }
+        for (p, row) in sums.iter().enumerate() {
+            for (c, sum) in row.iter().enumerate() {
+                sum.store(tile.y.add(p * tile.y_stride + c * V::LANES));
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// All addresses that the tile describes are valid, `d_w` for writing, and the processor has `V`.
+#[inline(always)]
+unsafe fn gradient_body<V: Vector, const T: usize, const C: usize>(tile: GradientTile<'_>) {
+    // SAFETY: as required of the caller.
+    unsafe {
+        let mut sums = [[V::zero(); C]; T];
+        for (t, row) in sums.iter_mut().enumerate() {
+            for (c, sum) in row.iter_mut().enumerate() {
+                *sum = V::load(tile.d_w.add(t * tile.d_w_stride + c * V::LANES));
+            }
+        }
+        for &(x, dy) in tile.rows {
+            let (mut x, mut dy) = (x.add(tile.x_offset), dy.add(tile.dy_offset));
+            for _ in 0..tile.positions {
+                let mut gradient = [V::zero(); C];
+                for (c, register) in gradient.iter_mut().enumerate() {
+                    *register = V::load(dy.add(c * V::LANES));
+                }
+                for (t, row) in sums.iter_mut().enumerate() {
+                    let value = V::splat(*x.add(t));
+                    for (sum, register) in row.iter_mut().zip(gradient) {
+                        *sum = value.mul_add(register, *sum);
+                    }
+                }
+                x = x.wrapping_add(tile.x_stride);
+                dy = dy.wrapping_add(tile.dy_stride);
+            }
+        }
+        for (t, row) in sums.iter().enumerate() {
+            for (c, sum) in row.iter().enumerate() {
+                sum.store(tile.d_w.add(t * tile.d_w_stride + c * V::LANES));
+            }
+        }
+    }
+}
+
+/// The kernels of one level, by tile size. `tall` is the number of positions or weights, `wide` the
+/// number of registers of columns.
+macro_rules! level_kernels {
+    ($module:ident, $vector:ty, [$($feature:meta)?], { $($wide:literal: [$($tall:literal)*])* }) => {
+        mod $module {
+            use super::*;
+
+            $(#[$feature])?
+            unsafe fn product<const P: usize, const C: usize>(tile: ProductTile) {
+                // SAFETY: as required of the caller, on a processor with this level.
+                unsafe { product_body::<$vector, P, C>(tile) }
+            }
+
+            $(#[$feature])?
+            unsafe fn gradient<const T: usize, const C: usize>(tile: GradientTile<'_>) {
+                // SAFETY: as required of the caller, on a processor with this level.
+                unsafe { gradient_body::<$vector, T, C>(tile) }
+            }
+
+            pub(super) fn product_kernel(tall: usize, wide: usize) -> Option<ProductKernel> {
+                match (tall, wide) {
+                    $($(($tall, $wide) => Some(product::<$tall, $wide>),)*)*
+                    _ => None,
+                }
+            }
+
+            pub(super) fn gradient_kernel(tall: usize, wide: usize) -> Option<GradientKernel> {
+                match (tall, wide) {
+                    $($(($tall, $wide) => Some(gradient::<$tall, $wide>),)*)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+level_kernels!(avx512, Avx512, [target_feature(enable = "avx512f")], {
+    1: [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
+    2: [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
+    3: [1 2 3 4 5 6 7 8 9]
+    4: [1 2 3 4 5 6 7]
+});
+#[cfg(target_arch = "x86_64")]
+level_kernels!(avx2, Avx2, [target_feature(enable = "avx2,fma")], {
+    1: [1 2 3 4 5 6 7 8 9 10 11 12]
+    2: [1 2 3 4 5 6]
+    3: [1 2 3 4]
+});
+level_kernels!(portable, Portable, [], {
+    1: [1 2 3 4 5 6 7 8 9 10 11 12]
+    2: [1 2 3 4 5 6]
+    3: [1 2 3 4]
+});
+
+/// The most registers of columns, and for a number of them the most rows of a tile.
+pub(super) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 => (4, |wide| (Avx512::ACCUMULATORS / wide).min(14)),
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 => (3, |wide| Avx2::ACCUMULATORS / wide),
+        _ => (3, |wide| Portable::ACCUMULATORS / wide),
+    }
+}
+
+/// Lanes of a register.
+pub(super) fn lanes(level: SimdLevel) -> usize {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 => Avx512::LANES,
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 => Avx2::LANES,
+        _ => Portable::LANES,
+    }
+}
+
+/// The kernel for a tile within [`limits`].
+pub(super) fn product_kernel(level: SimdLevel, tall: usize, wide: usize) -> ProductKernel {
+    let kernel = match level {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 => avx512::product_kernel(tall, wide),
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 => avx2::product_kernel(tall, wide),
+        _ => portable::product_kernel(tall, wide),
+    };
+    kernel.expect("every tile within the limits has a kernel")
+}
+
+/// The kernel for a tile within [`limits`].
+pub(super) fn gradient_kernel(level: SimdLevel, tall: usize, wide: usize) -> GradientKernel {
+    let kernel = match level {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 => avx512::gradient_kernel(tall, wide),
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 => avx2::gradient_kernel(tall, wide),
+        _ => portable::gradient_kernel(tall, wide),
+    };
+    kernel.expect("every tile within the limits has a kernel")
+}

@@ -1,0 +1,101 @@
+//! Element-wise operations: ReLU, bias, sums over rows.
+
+use paceline_memory::{DType, Tensor};
+
+use crate::error::expect_shape;
+use crate::simd::multiversion;
+use crate::{Compute, KernelError, Real, Result, SimdLevel};
+
+/// `y = max(0, x)`, passing NaN on. f32 and f64; overwrites.
+pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
+    expect_shape("relu", "output", output.shape(), input.shape())?;
+    match input.dtype() {
+        DType::F32 => relu_f32(compute.simd, &input.read()?, &mut output.write()?),
+        DType::F64 => relu_body::<f64>(&input.read()?, &mut output.write()?),
+        dtype => return Err(KernelError::DType { op: "relu", dtype }),
+    }
+    Ok(())
+}
+
+/// `dx = dy` where the output was not zero, else 0. f32 and f64; overwrites.
+pub fn relu_backward(
+    compute: &Compute,
+    output: &Tensor,
+    d_output: &Tensor,
+    d_input: &Tensor,
+) -> Result<()> {
+    let op = "relu backward";
+    expect_shape(op, "d_output", d_output.shape(), output.shape())?;
+    expect_shape(op, "d_input", d_input.shape(), output.shape())?;
+    match output.dtype() {
+        DType::F32 => {
+            let (y, dy) = (output.read()?, d_output.read()?);
+            relu_backward_f32(compute.simd, &y, &dy, &mut d_input.write()?);
+        }
+        DType::F64 => {
+            let (y, dy) = (output.read()?, d_output.read()?);
+            relu_backward_body::<f64>(&y, &dy, &mut d_input.write()?);
+        }
+        dtype => return Err(KernelError::DType { op, dtype }),
+    }
+    Ok(())
+}
+
+multiversion! {
+    fn relu_f32(x: &[f32], y: &mut [f32]) = relu_body
+}
+
+#[inline(always)]
+fn relu_body<T: Real>(x: &[T], y: &mut [T]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = if *x > T::default() || x.is_nan() { *x } else { T::default() };
+    }
+}
+
+multiversion! {
+    fn relu_backward_f32(y: &[f32], dy: &[f32], dx: &mut [f32]) = relu_backward_body
+}
+
+#[inline(always)]
+fn relu_backward_body<T: Real>(y: &[T], dy: &[T], dx: &mut [T]) {
+    for ((dx, dy), y) in dx.iter_mut().zip(dy).zip(y) {
+        *dx = if *y == T::default() { T::default() } else { *dy };
+    }
+}
+
+multiversion! {
+    /// `row[j] = row[j] + bias[j]` for every row, then ReLU if asked for.
+    pub(crate) fn add_bias(rows: &mut [f32], bias: &[f32], with_relu: bool) = add_bias_body
+}
+
+#[inline(always)]
+pub(crate) fn add_bias_body<T: Real>(rows: &mut [T], bias: &[T], with_relu: bool) {
+    for row in rows.chunks_exact_mut(bias.len()) {
+        for (x, b) in row.iter_mut().zip(bias) {
+            let sum = *x + *b;
+            let cut = with_relu && !(sum > T::default() || sum.is_nan());
+            *x = if cut { T::default() } else { sum };
+        }
+    }
+}
+
+/// `sums[j] (+)= sum over rows of rows[i, j]`, row by row.
+pub(crate) fn add_rows(level: SimdLevel, rows: &[f32], sums: &mut [f32], accumulate: bool) {
+    if !accumulate {
+        sums.fill(0.0);
+    }
+    add_rows_f32(level, rows, sums);
+}
+
+multiversion! {
+    fn add_rows_f32(rows: &[f32], sums: &mut [f32]) = add_rows_body
+}
+
+#[inline(always)]
+pub(crate) fn add_rows_body<T: Real>(rows: &[T], sums: &mut [T]) {
+    for row in rows.chunks_exact(sums.len()) {
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += *x;
+        }
+    }
+}

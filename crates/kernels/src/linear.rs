@@ -1,0 +1,126 @@
+//! The fully connected layer: `y = x w^T + b`, with ReLU on top if asked for.
+//!
+//! Shapes: x (m, k), w (n, k), b (n), y (m, n).
+
+use paceline_memory::{DType, Tensor};
+
+use crate::error::expect_shape;
+use crate::matmul::{Matrix, matmul};
+use crate::{Compute, KernelError, Result, elementwise};
+
+const OP: &str = "linear";
+
+/// What follows the sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    None,
+    /// `max(0, .)`.
+    Relu,
+}
+
+/// The three sizes: rows of x, outputs, inputs.
+fn sizes(operand: &'static str, x: &Tensor, weight: &Tensor) -> Result<(usize, usize, usize)> {
+    let &[n, k] = weight.dims() else {
+        let (expected, got) = ([0, 0].into(), weight.shape());
+        return Err(KernelError::Shape { op: OP, operand: "weight", expected, got });
+    };
+    let m = x.dims().first().copied().unwrap_or(0);
+    expect_shape(OP, operand, x.shape(), [m, if operand == "input" { k } else { n }])?;
+    Ok((m, n, k))
+}
+
+/// Writes `output` (m, n). f32 and f64; overwrites.
+pub fn forward(
+    compute: &Compute,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    activation: Activation,
+    output: &Tensor,
+) -> Result<()> {
+    let (m, n, k) = sizes("input", input, weight)?;
+    expect_shape(OP, "bias", bias.shape(), [n])?;
+    expect_shape(OP, "output", output.shape(), [m, n])?;
+    let with_relu = activation == Activation::Relu;
+    macro_rules! product {
+        ($real:ty, $add_bias:expr) => {{
+            let (x, w) = (input.read::<$real>()?, weight.read::<$real>()?);
+            let mut y = output.write::<$real>()?;
+            let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
+            matmul(compute, x, w.transposed(), &mut y, false);
+            $add_bias(&mut y, &bias.read::<$real>()?)
+        }};
+    }
+    match input.dtype() {
+        DType::F32 => product!(f32, |y: &mut [f32], b: &[f32]| {
+            elementwise::add_bias(compute.simd, y, b, with_relu)
+        }),
+        DType::F64 => product!(f64, |y: &mut [f64], b: &[f64]| {
+            elementwise::add_bias_body(y, b, with_relu)
+        }),
+        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    }
+    Ok(())
+}
+
+/// Gradients of weight and bias from `d_output` (m, n), the gradient before the activation:
+/// `dw = dy^T x`, `db = sum over rows of dy`. Overwrites, or adds to what is there if `accumulate`.
+/// f32 and f64.
+pub fn backward_weight(
+    compute: &Compute,
+    input: &Tensor,
+    d_output: &Tensor,
+    d_weight: &Tensor,
+    d_bias: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
+    let (m, n, k) = sizes("input", input, d_weight)?;
+    expect_shape(OP, "d_output", d_output.shape(), [m, n])?;
+    expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
+    macro_rules! product {
+        ($real:ty, $add_rows:expr) => {{
+            let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
+            let (a, b) = (Matrix::new(&dy, m, n).transposed(), Matrix::new(&x, m, k));
+            matmul(compute, a, b, &mut d_weight.write::<$real>()?, accumulate);
+            $add_rows(&dy, &mut d_bias.write::<$real>()?)
+        }};
+    }
+    match input.dtype() {
+        DType::F32 => product!(f32, |dy: &[f32], db: &mut [f32]| {
+            elementwise::add_rows(compute.simd, dy, db, accumulate)
+        }),
+        DType::F64 => product!(f64, |dy: &[f64], db: &mut [f64]| {
+            if !accumulate {
+                db.fill(0.0);
+            }
+            elementwise::add_rows_body(dy, db)
+        }),
+        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    }
+    Ok(())
+}
+
+/// Gradient of the input: `dx = dy w`, (m, k). f32 and f64; overwrites.
+pub fn backward_input(
+    compute: &Compute,
+    weight: &Tensor,
+    d_output: &Tensor,
+    d_input: &Tensor,
+) -> Result<()> {
+    let (m, n, k) = sizes("d_output", d_output, weight)?;
+    expect_shape(OP, "d_input", d_input.shape(), [m, k])?;
+    macro_rules! product {
+        ($real:ty) => {{
+            let (w, dy) = (weight.read::<$real>()?, d_output.read::<$real>()?);
+            let (dy, w) = (Matrix::new(&dy, m, n), Matrix::new(&w, n, k));
+            matmul(compute, dy, w, &mut d_input.write::<$real>()?, false)
+        }};
+    }
+    match d_output.dtype() {
+        DType::F32 => product!(f32),
+        DType::F64 => product!(f64),
+        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    }
+    Ok(())
+}

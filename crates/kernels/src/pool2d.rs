@@ -1,0 +1,148 @@
+//! Max-pooling of NHWC images with any window and stride.
+//!
+//! `y[n, i, j, c] = max over u, v < window of x[n, i*s + u, j*s + v, c]`, without padding; rows and
+//! columns that no window reaches are ignored. Among equal values the first wins; NaN wins always.
+
+use paceline_memory::{DType, Tensor};
+
+use crate::error::expect_shape;
+use crate::{KernelError, Real, Result};
+
+const OP: &str = "max_pool";
+
+/// The geometry of a max-pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPool2d {
+    /// Image height.
+    pub height: usize,
+    /// Image width.
+    pub width: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Height and width of the window.
+    pub window: usize,
+    /// Distance between neighbouring windows, both ways.
+    pub stride: usize,
+}
+
+impl MaxPool2d {
+    /// Checks that nothing is zero, that a window fits into the image, and that its positions can be
+    /// numbered in a byte.
+    pub fn check(&self) -> Result<()> {
+        let sizes = [self.height, self.width, self.channels, self.window, self.stride];
+        let reason = if sizes.contains(&0) {
+            format!("a size is zero in {self:?}")
+        } else if self.window > self.height.min(self.width) {
+            format!("the window is larger than the image in {self:?}")
+        } else if self.window > 16 {
+            format!("the window is larger than 16 in {self:?}")
+        } else {
+            return Ok(());
+        };
+        Err(KernelError::Geometry { op: OP, reason })
+    }
+
+    /// Shape of a batch of inputs.
+    pub fn input_shape(&self, batch: usize) -> [usize; 4] {
+        [batch, self.height, self.width, self.channels]
+    }
+
+    /// Shape of a batch of outputs.
+    pub fn output_shape(&self, batch: usize) -> [usize; 4] {
+        let out = |size: usize| (size - self.window) / self.stride + 1;
+        [batch, out(self.height), out(self.width), self.channels]
+    }
+
+    /// Input element of channel 0 at position `at` of the window of output position `(n, i, j)`.
+    fn input_at(&self, (n, i, j): (usize, usize, usize), at: usize) -> usize {
+        let (y, x) = (i * self.stride + at / self.window, j * self.stride + at % self.window);
+        ((n * self.height + y) * self.width + x) * self.channels
+    }
+
+    /// Calls `visit` with the first output element of every position and the position.
+    fn for_each_position(&self, batch: usize, mut visit: impl FnMut(usize, (usize, usize, usize))) {
+        let [_, rows, columns, channels] = self.output_shape(batch);
+        for n in 0..batch {
+            for i in 0..rows {
+                for j in 0..columns {
+                    visit(((n * rows + i) * columns + j) * channels, (n, i, j));
+                }
+            }
+        }
+    }
+}
+
+/// Writes `output` and `winners` (u8: the position of the largest value in its window, row-major),
+/// both of [`MaxPool2d::output_shape`]. f32 and f64.
+pub fn forward(pool: &MaxPool2d, input: &Tensor, output: &Tensor, winners: &Tensor) -> Result<()> {
+    pool.check()?;
+    let batch = input.dims().first().copied().unwrap_or(0);
+    expect_shape(OP, "input", input.shape(), pool.input_shape(batch))?;
+    expect_shape(OP, "output", output.shape(), pool.output_shape(batch))?;
+    expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
+    let mut winners = winners.write()?;
+    match input.dtype() {
+        DType::F32 => {
+            forward_of::<f32>(pool, batch, &input.read()?, &mut output.write()?, &mut winners)
+        }
+        DType::F64 => {
+            forward_of::<f64>(pool, batch, &input.read()?, &mut output.write()?, &mut winners)
+        }
+        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    }
+    Ok(())
+}
+
+/// Gradient of the input from `d_output`: each goes to the position that won; where windows overlap
+/// they add up. f32 and f64; overwrites.
+pub fn backward(
+    pool: &MaxPool2d,
+    winners: &Tensor,
+    d_output: &Tensor,
+    d_input: &Tensor,
+) -> Result<()> {
+    pool.check()?;
+    let batch = d_input.dims().first().copied().unwrap_or(0);
+    expect_shape(OP, "d_output", d_output.shape(), pool.output_shape(batch))?;
+    expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
+    expect_shape(OP, "d_input", d_input.shape(), pool.input_shape(batch))?;
+    let winners = winners.read()?;
+    match d_output.dtype() {
+        DType::F32 => {
+            backward_of::<f32>(pool, batch, &winners, &d_output.read()?, &mut d_input.write()?)
+        }
+        DType::F64 => {
+            backward_of::<f64>(pool, batch, &winners, &d_output.read()?, &mut d_input.write()?)
+        }
+        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    }
+    Ok(())
+}
+
+fn forward_of<T: Real>(pool: &MaxPool2d, batch: usize, x: &[T], y: &mut [T], winners: &mut [u8]) {
+    let channels = pool.channels;
+    pool.for_each_position(batch, |out, position| {
+        let (y, winners) = (&mut y[out..][..channels], &mut winners[out..][..channels]);
+        let first = pool.input_at(position, 0);
+        y.copy_from_slice(&x[first..first + channels]);
+        winners.fill(0);
+        for at in 1..pool.window * pool.window {
+            let from = &x[pool.input_at(position, at)..][..channels];
+            for ((y, winner), x) in y.iter_mut().zip(winners.iter_mut()).zip(from) {
+                let wins = *x > *y || x.is_nan();
+                *y = if wins { *x } else { *y };
+                *winner = if wins { at as u8 } else { *winner };
+            }
+        }
+    });
+}
+
+fn backward_of<T: Real>(pool: &MaxPool2d, batch: usize, winners: &[u8], dy: &[T], dx: &mut [T]) {
+    dx.fill(T::default());
+    pool.for_each_position(batch, |out, position| {
+        for c in 0..pool.channels {
+            let at = usize::from(winners[out + c]);
+            dx[pool.input_at(position, at) + c] += dy[out + c];
+        }
+    });
+}

@@ -1,0 +1,64 @@
+//! The floating-point types that kernels compute in.
+
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
+use paceline_memory::Element;
+
+/// f32 or f64, as far as kernels need them.
+pub trait Real:
+    Element
+    + Default
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+{
+    /// The nearest value.
+    fn from_f64(value: f64) -> Self;
+    /// The same value in double precision.
+    fn to_f64(self) -> f64;
+    /// e to the power of `self`.
+    fn exp(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// Whether this is not a number.
+    fn is_nan(self) -> bool;
+}
+
+macro_rules! real {
+    ($float:ident) => {
+        impl Real for $float {
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self {
+                value as $float
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $float::exp(self)
+            }
+            #[inline(always)]
+            fn ln(self) -> Self {
+                $float::ln(self)
+            }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $float::sqrt(self)
+            }
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                $float::is_nan(self)
+            }
+        }
+    };
+}
+real!(f32);
+real!(f64);

@@ -1,0 +1,144 @@
+//! Plain implementations of the kernels that also exist in a fast form.
+//!
+//! They follow the formulas loop by loop, in f32 or f64. Tests compare the fast paths with them, and
+//! f64 tensors are computed by them, which is what gradient checks use.
+
+use crate::Real;
+use crate::conv2d::Conv2d;
+
+/// Every product of the sum that defines a convolution: `(n, i, j, o)` of the output, the input
+/// element and the weight element.
+fn for_each_product(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, usize, usize)) {
+    let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), stride, padding } = *conv;
+    for n in 0..batch {
+        for i in 0..conv.out_height() {
+            for j in 0..conv.out_width() {
+                let position = (n * conv.out_height() + i) * conv.out_width() + j;
+                for u in 0..kh {
+                    for v in 0..kw {
+                        let y = (i * stride + u).wrapping_sub(padding);
+                        let x = (j * stride + v).wrapping_sub(padding);
+                        if y >= height || x >= width {
+                            continue;
+                        }
+                        for c in 0..c_in {
+                            let input = ((n * height + y) * width + x) * c_in + c;
+                            let weight = ((u * kw + v) * c_in + c) * c_out;
+                            for o in 0..c_out {
+                                visit(position * c_out + o, input, weight + o);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `y = conv(x, w) + b`; overwrites `y`.
+pub fn conv2d_forward<T: Real>(conv: &Conv2d, x: &[T], w: &[T], b: &[T], y: &mut [T]) {
+    let batch = x.len() / conv.input_elems();
+    for (at, y) in y.iter_mut().enumerate() {
+        *y = b[at % conv.c_out];
+    }
+    for_each_product(conv, batch, |out, input, weight| y[out] += x[input] * w[weight]);
+}
+
+/// Adds the gradients of weight and bias to `dw` and `db`.
+pub fn conv2d_backward_weight<T: Real>(
+    conv: &Conv2d,
+    x: &[T],
+    dy: &[T],
+    dw: &mut [T],
+    db: &mut [T],
+) {
+    let batch = x.len() / conv.input_elems();
+    for (at, dy) in dy.iter().enumerate() {
+        db[at % conv.c_out] += *dy;
+    }
+    for_each_product(conv, batch, |out, input, weight| dw[weight] += x[input] * dy[out]);
+}
+
+/// Writes the gradient of the input.
+pub fn conv2d_backward_input<T: Real>(conv: &Conv2d, w: &[T], dy: &[T], dx: &mut [T]) {
+    let batch = dx.len() / conv.input_elems();
+    dx.fill(T::default());
+    for_each_product(conv, batch, |out, input, weight| dx[input] += w[weight] * dy[out]);
+}
+
+/// Convolution, bias, ReLU and 2x2 max-pool; `winners` as in
+/// [`conv_relu_pool`](crate::conv_relu_pool).
+pub fn conv_relu_pool_forward<T: Real>(
+    conv: &Conv2d,
+    x: &[T],
+    w: &[T],
+    b: &[T],
+    y: &mut [T],
+    winners: &mut [u8],
+) {
+    let batch = x.len() / conv.input_elems();
+    let mut full = vec![T::default(); batch * conv.output_elems()];
+    conv2d_forward(conv, x, w, b, &mut full);
+    for_each_window(conv, batch, |out, window| {
+        let (mut most, mut winner) = (full[window[0]], 0);
+        for (at, &position) in window.iter().enumerate().skip(1) {
+            if full[position] > most || full[position].is_nan() {
+                (most, winner) = (full[position], at as u8);
+            }
+        }
+        let passes = most > T::default() || most.is_nan();
+        y[out] = if passes { most } else { T::default() };
+        winners[out] = if passes { winner } else { 4 };
+    });
+}
+
+/// The gradient before pooling and ReLU, (n, h', w', c_out), from the one after, `dy`.
+pub fn unpool<T: Real>(conv: &Conv2d, dy: &[T], winners: &[u8]) -> Vec<T> {
+    let pooled = conv.out_height() / 2 * (conv.out_width() / 2) * conv.c_out;
+    let batch = dy.len() / pooled;
+    let mut full = vec![T::default(); batch * conv.output_elems()];
+    for_each_window(conv, batch, |out, window| {
+        if let Some(&position) = window.get(usize::from(winners[out])) {
+            full[position] = dy[out];
+        }
+    });
+    full
+}
+
+/// Every pooled element, and the four elements of its window.
+fn for_each_window(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, [usize; 4])) {
+    let (height, width, c) = (conv.out_height(), conv.out_width(), conv.c_out);
+    let mut out = 0;
+    for n in 0..batch {
+        for i in 0..height / 2 {
+            for j in 0..width / 2 {
+                for o in 0..c {
+                    let at = |y: usize, x: usize| ((n * height + y) * width + x) * c + o;
+                    let (y, x) = (2 * i, 2 * j);
+                    visit(out, [at(y, x), at(y, x + 1), at(y + 1, x), at(y + 1, x + 1)]);
+                    out += 1;
+                }
+            }
+        }
+    }
+}
+
+/// `c (m, n) (+)= a (m, k) * b (k, n)`, all row-major after the caller's index functions.
+pub fn matmul<T: Real>(
+    (m, n, k): (usize, usize, usize),
+    a: impl Fn(usize, usize) -> T,
+    b: impl Fn(usize, usize) -> T,
+    c: &mut [T],
+    accumulate: bool,
+) {
+    for i in 0..m {
+        for j in 0..n {
+            let mut sum = T::default();
+            for p in 0..k {
+                sum += a(i, p) * b(p, j);
+            }
+            let c = &mut c[i * n + j];
+            *c = if accumulate { *c + sum } else { sum };
+        }
+    }
+}
