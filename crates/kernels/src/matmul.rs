@@ -43,6 +43,13 @@ pub fn matmul<T: Real>(
 ) {
     assert_eq!(a.columns, b.rows, "inner dimensions");
     assert_eq!(c.len(), a.rows * b.columns, "size of the product");
+    if a.columns == 0 {
+        // An empty sum, as a rank without samples has.
+        if !accumulate {
+            c.fill(T::default());
+        }
+        return;
+    }
     let one = T::from_f64(1.0);
     let threads = compute.threads.count();
     let parallelism = match threads {

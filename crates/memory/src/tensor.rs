@@ -137,6 +137,11 @@ impl Tensor {
         Ok(Self { shape: [range.len()].into(), start_bytes, ..self.clone() })
     }
 
+    /// The same memory as plain bytes, in the byte order of the machine.
+    pub fn as_bytes(&self) -> Self {
+        Self { dtype: DType::U8, shape: [self.num_bytes()].into(), ..self.clone() }
+    }
+
     /// Claims all of it for `holder`.
     pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim, MemoryError> {
         self.buffer.claim(self.byte_range(), access, holder)

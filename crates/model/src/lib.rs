@@ -1,1 +1,77 @@
-//! placeholder
+//! Models as layers with an explicit forward and backward pass, over flat parameter storage.
+//!
+//! In go batches; out come losses, and gradients written straight into flat storage, each announced
+//! as soon as it is final. There is no graph and no tape: what a layer needs again in its backward
+//! pass it returns from its forward pass, and layers are composed by [`layers::Sequence`].
+//!
+//! This crate knows no rank: how storage is shared or synchronised is the business of whoever
+//! listens to the announcements.
+//!
+//! A layer of one's own takes the two passes, and can be checked by finite differences:
+//!
+//! ```
+//! use paceline_memory::{Category, Tensor};
+//! use paceline_model::{Context, Layer, LayoutBuilder, Result, Saved, Which, gradcheck};
+//!
+//! /// y = x^2, element by element (f64 only).
+//! struct Square;
+//!
+//! impl Layer for Square {
+//!     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+//!         let output = cx.activation(input.dtype(), input.shape())?;
+//!         for (y, x) in output.write::<f64>()?.iter_mut().zip(input.read::<f64>()?.iter()) {
+//!             *y = x * x;
+//!         }
+//!         Ok((output, Saved::of([input])))
+//!     }
+//!
+//!     fn backward(
+//!         &self,
+//!         cx: &mut Context,
+//!         saved: &mut Saved,
+//!         d_output: Tensor,
+//!         _which: Which,
+//!     ) -> Result<Option<Tensor>> {
+//!         let [input] = saved.tensors()?;
+//!         let d_input = cx.activation(input.dtype(), input.shape())?;
+//!         let (x, dy) = (input.read::<f64>()?, d_output.read::<f64>()?);
+//!         for (i, dx) in d_input.write::<f64>()?.iter_mut().enumerate() {
+//!             *dx = 2.0 * x[i] * dy[i];
+//!         }
+//!         Ok(Some(d_input))
+//!     }
+//! }
+//!
+//! let layout = LayoutBuilder::new().finish(1);
+//! let worst = gradcheck::worst_error(&Square, &layout, &[3, 4], 42)?;
+//! assert!(worst < 1e-7);
+//! # Ok::<(), paceline_model::ModelError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod gradcheck;
+pub mod layers;
+pub mod weights;
+
+mod cnn;
+mod error;
+mod layer;
+mod layout;
+mod loss;
+mod mlp;
+mod model;
+mod optimizer;
+mod storage;
+
+pub use cnn::CnnConfig;
+pub use error::ModelError;
+pub use layer::{Context, Layer, Saved, Which};
+pub use layout::{Init, Layout, LayoutBuilder, Param, ParamId, Unit};
+pub use loss::Loss;
+pub use mlp::MlpConfig;
+pub use model::Model;
+pub use optimizer::{Optimizer, OptimizerConfig};
+pub use storage::Storage;
+
+/// The result of everything here that can fail.
+pub type Result<T> = std::result::Result<T, ModelError>;

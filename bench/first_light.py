@@ -1,0 +1,315 @@
+"""Paceline and PyTorch, side by side: the data-parallel training step of two models.
+
+    cargo build --release
+    python3 bench/first_light.py                # needs the peer: see bench/README.md
+
+For each model both sides train with 2 ranks of 1 thread, each pinned to a core of its own, in turn:
+ours, theirs, ours, theirs. Every round gives one ratio of throughput and one of memory, and the median
+of the ratios is held against a bar, because a time alone says more about the machine than about the
+program. A short run of the peer before the first round decides how many steps fill `--seconds`.
+
+Prints one table and writes the raw records of all runs with date, machine, versions and commands to
+`results/first_light.json`. Run it from the root of the repository; only the standard library is needed.
+
+Exits with 0 when everything was measured, whether or not a bar was met, and with 1 when something
+could not be run or the two sides did not train the same model, with 2 on a wrong argument.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+RANKS = 2
+PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "step.py"
+ROOT = PEER_SCRIPT.parents[2]
+START_SECONDS = 300  # what a run may take beyond the steps that are timed
+MIN_STEPS = 5
+MIB = 1 << 20
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    model: str
+    description: str
+    batch_size: int  # per rank
+    warmup_steps: int
+    min_speedup: float  # bar: our samples per second over PyTorch's
+    max_memory: float  # bar: our resident bytes over PyTorch's
+
+
+WORKLOADS = (
+    Workload("cnn", "3 convolutions of 32, 64, 128 channels on 28 x 28, hidden 512", 64, 10, 1.7, 0.333),
+    Workload("mlp", "4096, 3 hidden layers of 4096, output 2048", 256, 3, 1.5, 0.70),
+)
+
+
+class RunFailed(Exception):
+    """A run that gave no result; the message says which and why."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare a training step of paceline with PyTorch's, interleaved.")
+    parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
+    models = [workload.model for workload in WORKLOADS]
+    parser.add_argument("--models", nargs="+", choices=models, default=models, help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default: 5)")
+    parser.add_argument("--seconds", type=float, default=10, help="timed seconds of each run (default: 10)")
+    parser.add_argument("--out", type=Path, default=Path("results/first_light.json"), metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if arguments.seconds <= 0:
+        parser.error("--seconds must be positive")
+    if not arguments.paceline.is_file():
+        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
+    if not arguments.peer_python.is_file():
+        parser.error(f"--peer-python {arguments.peer_python}: no such file; bench/README.md says how to set it up")
+    return arguments
+
+
+def shown(path: Path) -> str:
+    """A path as a reader of the results can use it: relative to the repository, else its name."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
+    """Standard output of a command, which is stopped with all its ranks when it takes too long."""
+    name = shown(Path(command[0]))
+    process = subprocess.Popen(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RunFailed(f"{name} took more than {timeout_s:.0f} s") from None
+        raise
+    if process.returncode != 0:
+        last_lines = " | ".join(errors.strip().splitlines()[-3:])
+        raise RunFailed(f"{name} ended with {process.returncode}: {last_lines}".replace(f"{ROOT}/", ""))
+    return output
+
+
+class Paceline:
+    def __init__(self, binary: Path) -> None:
+        self.binary = Path(os.path.abspath(binary))
+
+    def version(self) -> str:
+        return run([self.binary, "--version"], ROOT, timeout_s=30).strip()
+
+    def arguments(self, workload: Workload, steps: int) -> list[str]:
+        return shlex.split(
+            f"train --model {workload.model} --nproc {RANKS} --threads 1 --pin-cores"
+            f" --batch-size {workload.batch_size} --epochs 1 --steps-per-epoch {steps}"
+            f" --warmup-steps {workload.warmup_steps} --quiet --json step.json"
+        )
+
+    def command_line(self, workload: Workload, steps: int) -> str:
+        return shlex.join([shown(self.binary), *self.arguments(workload, steps)])
+
+    def measure(self, workload: Workload, steps: int, seconds: float) -> Record:
+        # A run leaves its folder of records where it is started, here to be thrown away.
+        with tempfile.TemporaryDirectory(prefix="first_light_") as folder:
+            command = [self.binary, *self.arguments(workload, steps)]
+            run(command, Path(folder), START_SECONDS + 10 * seconds)
+            try:
+                record = json.loads(Path(folder, "step.json").read_text())
+            except (OSError, ValueError) as error:
+                raise RunFailed(f"{shown(self.binary)} wrote no usable JSON: {error}") from None
+        return checked(record, "step_ms_median", self.binary)
+
+
+class Peer:
+    def __init__(self, python: Path) -> None:
+        self.python = Path(os.path.abspath(python))  # not resolved: the link is what makes it the virtual environment
+
+    def version(self) -> str:
+        program = "import sys, torch; print('Python', sys.version.split()[0] + ', PyTorch', torch.__version__)"
+        return run([self.python, "-c", program], ROOT, timeout_s=120).strip()
+
+    def arguments(self, workload: Workload, seconds: float) -> list[str]:
+        return shlex.split(
+            f"--model {workload.model} --ranks {RANKS} --batch-size {workload.batch_size}"
+            f" --warmup-steps {workload.warmup_steps} --seconds {seconds:g}"
+        )
+
+    def command_line(self, workload: Workload, seconds: float) -> str:
+        return shlex.join([shown(self.python), shown(PEER_SCRIPT), *self.arguments(workload, seconds)])
+
+    def measure(self, workload: Workload, seconds: float, failures: list[str]) -> Record:
+        """One run, tried a second time if the first fails; `failures` says so."""
+        try:
+            return self.measure_once(workload, seconds)
+        except RunFailed as error:
+            failures.append(str(error))
+            print(f"  PyTorch failed and is run once more: {error}", file=sys.stderr)
+            return self.measure_once(workload, seconds)
+
+    def measure_once(self, workload: Workload, seconds: float) -> Record:
+        command = [self.python, PEER_SCRIPT, *self.arguments(workload, seconds)]
+        output = run(command, ROOT, START_SECONDS + 10 * seconds)
+        try:
+            record = json.loads(output.strip().splitlines()[-1])
+        except (IndexError, ValueError) as error:
+            raise RunFailed(f"{shown(PEER_SCRIPT)} printed no usable JSON: {error}") from None
+        return checked(record, "step_ms", PEER_SCRIPT)
+
+
+def checked(record: Record, step_key: str, source: Path) -> Record:
+    wanted = [step_key, "step_ms_p99", "samples_per_s", "resident_bytes", "loss", "params", "steps"]
+    if missing := [key for key in wanted if key not in record]:
+        raise RunFailed(f"the JSON of {shown(source)} lacks {', '.join(missing)}")
+    return record
+
+
+def compare(workload: Workload, paceline: Paceline, peer: Peer, rounds: int, seconds: float) -> Record:
+    """All rounds of one model: raw records, ratios, medians, and whether the bars are met."""
+    failures: list[str] = []
+    print(f"{workload.model}: calibrating", file=sys.stderr)
+    calibration = peer.measure(workload, min(seconds, 2), failures)
+    steps = max(MIN_STEPS, round(seconds * 1e3 / calibration["step_ms"]))
+
+    ours: list[Record] = []
+    theirs: list[Record] = []
+    for number in range(1, rounds + 1):
+        ours.append(paceline.measure(workload, steps, seconds))
+        theirs.append(peer.measure(workload, seconds, failures))
+        if ours[-1]["params"] != theirs[-1]["params"]:
+            raise RunFailed(
+                f"{workload.model}: not the same model, paceline has {ours[-1]['params']} parameters"
+                f" and PyTorch has {theirs[-1]['params']}"
+            )
+        speeds = [record["samples_per_s"] for record in (ours[-1], theirs[-1])]
+        print(
+            f"{workload.model}: round {number} of {rounds}: {speeds[0]:.0f} and {speeds[1]:.0f} samples/s",
+            file=sys.stderr,
+        )
+
+    speed = ratios_of("samples_per_s", ours, theirs)
+    memory = ratios_of("resident_bytes", ours, theirs)
+    speed |= {"bar": workload.min_speedup, "met": speed["ratio_median"] >= workload.min_speedup}
+    memory |= {"bar": workload.max_memory, "met": memory["ratio_median"] <= workload.max_memory}
+    return {
+        "workload": asdict(workload),
+        "params": ours[0]["params"],
+        "commands": {
+            "ours": paceline.command_line(workload, steps),
+            "theirs": peer.command_line(workload, seconds),
+        },
+        "speed": speed,
+        "memory": memory,
+        "peer_failures": failures,
+        "calibration": calibration,
+        "rounds": [{"ours": our, "theirs": their} for our, their in zip(ours, theirs)],
+    }
+
+
+def ratios_of(key: str, ours: list[Record], theirs: list[Record]) -> Record:
+    ratios = [our[key] / their[key] for our, their in zip(ours, theirs)]
+    return {
+        "key": key,
+        "ours_median": statistics.median(record[key] for record in ours),
+        "theirs_median": statistics.median(record[key] for record in theirs),
+        "ratios": ratios,
+        "ratio_median": statistics.median(ratios),
+    }
+
+
+def machine() -> Record:
+    def first(path: str, key: str) -> str:
+        lines = Path(path).read_text().splitlines()
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "unknown")
+
+    return {
+        "cpu": first("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": first("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+    }
+
+
+def commit() -> str:
+    """The commit that is checked out, marked when the working tree differs from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def table(models: Sequence[Record]) -> str:
+    header = ("model", "measure", "paceline", "PyTorch", "ratio [min-max]", "bar", "")
+    rows = [header]
+    for result in models:
+        for name, key, unit, sign in (("samples/s", "speed", 1, ">="), ("PSS, MiB per rank", "memory", MIB, "<=")):
+            measure = result[key]
+            ratios = measure["ratios"]
+            rows.append((
+                result["workload"]["model"],
+                name,
+                f"{measure['ours_median'] / unit:.1f}",
+                f"{measure['theirs_median'] / unit:.1f}",
+                f"{measure['ratio_median']:.3f} [{min(ratios):.3f}-{max(ratios):.3f}]",
+                f"{sign} {measure['bar']:g}",
+                "MET" if measure["met"] else "MISSED",
+            ))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    left = {0, 1, 6}
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    paceline, peer = Paceline(arguments.paceline), Peer(arguments.peer_python)
+    machine_now = machine()
+    if machine_now["cores"] < RANKS:
+        print(f"warning: {machine_now['cores']} core for {RANKS} ranks, so neither side is pinned", file=sys.stderr)
+    try:
+        report = {
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": machine_now,
+            "versions": {"paceline": paceline.version(), "commit": commit(), "peer": peer.version()},
+            "ranks": RANKS,
+            "threads_per_rank": 1,
+            "seconds": arguments.seconds,
+            "models": [
+                compare(workload, paceline, peer, arguments.rounds, arguments.seconds)
+                for workload in WORKLOADS
+                if workload.model in arguments.models
+            ],
+        }
+    except RunFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(table(report["models"]))
+    print(f"\nraw records: {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""PyTorch doing our training step: DistributedDataParallel over Gloo, on the CPU.
+
+    .peer/bin/python bench/peer/step.py --model cnn --ranks 2 --seconds 5
+
+One thread per rank; each rank is pinned to a core of its own where there are enough. The settings
+are the fastest PyTorch offers for this step: fused optimizer, channels-last convolutions, gradients
+that live in the buckets, a static graph. The batch is drawn once and used again in every step, so no
+time goes into loading data.
+
+Prints one line of JSON: median and 99th percentile of the step time of rank 0, samples per second of
+all ranks together, and the mean over the ranks of the proportional set size (resident memory, shared
+pages divided among the processes that map them) after the last step.
+"""
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+IMAGE = (1, 28, 28)  # channels, height, width
+CHANNELS = (32, 64, 128)
+CNN_HIDDEN = 512
+CLASSES = 10
+MLP_FEATURES = (4096, 4096, 4096, 4096, 2048)  # input, three hidden layers, output
+BATCH_SIZE = {"cnn": 64, "mlp": 256}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time one data-parallel training step of PyTorch.")
+    parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn")
+    parser.add_argument("--ranks", type=int, default=2, help="1 trains without a process group (default: 2)")
+    parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for cnn, 256 for mlp)")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
+    parser.add_argument("--warmup-steps", type=int, default=5, help="steps before the timed ones (default: 5)")
+    parser.add_argument(
+        "--channels-last",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="memory format of the cnn; the mlp has none (default: on)",
+    )
+    arguments = parser.parse_args()
+    if arguments.ranks < 1:
+        parser.error("--ranks must be at least 1")
+    if arguments.warmup_steps < 0:
+        parser.error("--warmup-steps must not be negative")
+    arguments.batch_size = arguments.batch_size or BATCH_SIZE[arguments.model]
+    return arguments
+
+
+class Cnn(nn.Module):
+    """3x3 convolution, ReLU and 2x2 max-pool for each of `channels`, then two linear layers."""
+
+    def __init__(self, image: Sequence[int], channels: Sequence[int], hidden: int, classes: int) -> None:
+        super().__init__()
+        c_in, height, width = image
+        self.convs = nn.ModuleList()
+        for c_out in channels:
+            self.convs.append(nn.Conv2d(c_in, c_out, 3, padding=1))
+            c_in, height, width = c_out, height // 2, width // 2
+        self.fc1 = nn.Linear(c_in * height * width, hidden)
+        self.fc2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = F.max_pool2d(F.relu(conv(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+def mlp(features: Sequence[int]) -> nn.Sequential:
+    """Linear layers with a ReLU between each two."""
+    layers = []
+    for num_in, num_out in zip(features, features[1:]):
+        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def build(name: str, batch_size: int, channels_last: bool) -> tuple[nn.Module, Loss, Tensor, Tensor]:
+    """The model, its loss, and a batch of inputs and targets."""
+    if name == "mlp":
+        inputs = torch.randn(batch_size, MLP_FEATURES[0])
+        targets = torch.randn(batch_size, MLP_FEATURES[-1])
+        return mlp(MLP_FEATURES), F.mse_loss, inputs, targets
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    model = Cnn(IMAGE, CHANNELS, CNN_HIDDEN, CLASSES).to(memory_format=memory_format)
+    inputs = torch.randn(batch_size, *IMAGE).contiguous(memory_format=memory_format)
+    targets = torch.randint(0, CLASSES, (batch_size,))
+    return model, F.cross_entropy, inputs, targets
+
+
+def pin_to_core(rank: int, num_ranks: int) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= num_ranks:
+        os.sched_setaffinity(0, {cores[rank]})
+
+
+def proportional_set_bytes() -> int:
+    with open("/proc/self/smaps_rollup") as rollup:
+        for line in rollup:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/smaps_rollup has no line `Pss:`")
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By nearest rank: the smallest value that at least `percent` of the values do not exceed."""
+    return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
+
+
+def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
+    """Train one rank, whose process group exists if there are several, and describe the run."""
+    num_ranks = arguments.ranks
+    torch.manual_seed(rank)  # a batch of its own; DistributedDataParallel sends everyone the weights of rank 0
+    model, loss_function, inputs, targets = build(arguments.model, arguments.batch_size, arguments.channels_last)
+    num_params = sum(parameter.numel() for parameter in model.parameters())
+    if num_ranks > 1:
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, fused=True)
+
+    def step() -> Tensor:
+        loss = loss_function(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    for _ in range(arguments.warmup_steps):
+        step()
+
+    # Ranks whose clocks disagree about the end would wait for each other for ever, so rank 0 decides.
+    step_seconds: list[float] = []
+    go_on = torch.ones(1)
+    begin = time.perf_counter()
+    while go_on.item():
+        step_begin = time.perf_counter()
+        loss = step()
+        step_seconds.append(time.perf_counter() - step_begin)
+        go_on.fill_(time.perf_counter() - begin < arguments.seconds)
+        if num_ranks > 1:
+            dist.broadcast(go_on, src=0)
+
+    # Every rank reads its memory before any rank can leave: the gather below holds them together.
+    resident_bytes = [proportional_set_bytes()] * num_ranks
+    if num_ranks > 1:
+        dist.all_gather_object(resident_bytes, resident_bytes[rank])
+    median_seconds = statistics.median(step_seconds)
+    return {
+        "side": "torch",
+        "torch": torch.__version__,
+        "model": arguments.model,
+        "ranks": num_ranks,
+        "params": num_params,
+        "batch_size": arguments.batch_size,
+        "step_ms": round(median_seconds * 1e3, 4),
+        "step_ms_p99": round(percentile(step_seconds, 99) * 1e3, 4),
+        "samples_per_s": round(num_ranks * arguments.batch_size / median_seconds, 2),
+        "steps": len(step_seconds),
+        "loss": round(loss.item(), 5),
+        "resident_bytes": round(statistics.mean(resident_bytes)),
+    }
+
+
+def run_rank(rank: int, arguments: argparse.Namespace, store_port: int | None = None) -> None:
+    pin_to_core(rank, arguments.ranks)
+    torch.set_num_threads(1)
+    if store_port is not None:
+        store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
+    result = train(rank, arguments)
+    if rank == 0:
+        print(json.dumps(result), flush=True)
+    if store_port is not None:
+        dist.barrier()
+        dist.destroy_process_group()
+        # PyTorch 2.15 sometimes aborts when the process ends, after Python is gone: "terminate called
+        # without an active exception", the sign of a C++ thread destroyed while it runs. The work is
+        # done here, so leave without running any destructor.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.ranks == 1:
+        run_rank(0, arguments)
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # The operating system chooses the port, and this process holds it: no other can take it meanwhile.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mp.spawn(run_rank, (arguments, store.port), arguments.ranks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+//! A small convolutional classifier, sized by the caller.
+
+use std::sync::Arc;
+
+use paceline_kernels::conv2d::Conv2d;
+use paceline_kernels::linear::Activation;
+
+use crate::layers::{ConvReluPool, Flatten, Linear, Sequence};
+use crate::{LayoutBuilder, Loss, Model, ModelError, Result};
+
+/// Convolutions (3x3, padding 1) each with ReLU and a 2x2 max-pool, then a hidden layer with ReLU,
+/// then one logit per class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CnnConfig {
+    /// Height, width and channels of the images.
+    pub image: [usize; 3],
+    /// Output channels of each convolution.
+    pub channels: Vec<usize>,
+    /// Width of the hidden layer.
+    pub hidden: usize,
+    /// Classes to tell apart.
+    pub num_classes: usize,
+}
+
+impl CnnConfig {
+    /// Builds the model for `world_size` ranks. Errors when a size is zero, or the image too small
+    /// for the number of pools.
+    pub fn build(&self, world_size: usize) -> Result<Model> {
+        let [mut height, mut width, mut c_in] = self.image;
+        if self.channels.is_empty() || self.channels.contains(&0) || self.hidden == 0 {
+            let reason = format!("a CNN needs channels and a hidden width above zero: {self:?}");
+            return Err(ModelError::Config(reason));
+        }
+        let mut layout = LayoutBuilder::new();
+        let mut network = Sequence::new();
+        let mut activation_elems = height * width * c_in;
+        for (at, &c_out) in self.channels.iter().enumerate() {
+            if height < 2 || width < 2 {
+                let [h, w, _] = self.image;
+                let reason = format!(
+                    "a {h}x{w} image is too small for {} convolutions with a 2x2 pool each: after \
+                     {at} of them it is {height}x{width}",
+                    self.channels.len()
+                );
+                return Err(ModelError::Config(reason));
+            }
+            layout.unit(format!("conv{at}"));
+            let geometry = Conv2d::same3x3(height, width, c_in, c_out);
+            network.push(ConvReluPool::new(&mut layout, geometry)?);
+            (height, width, c_in) = (height / 2, width / 2, c_out);
+            activation_elems += height * width * c_out;
+        }
+        network.push(Flatten);
+        layout.unit("fc0");
+        let flat = height * width * c_in;
+        network.push(Linear::new(&mut layout, flat, self.hidden, Activation::Relu));
+        layout.unit("fc1");
+        network.push(Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None));
+        Ok(Model {
+            name: "cnn",
+            network: Box::new(network),
+            layout: Arc::new(layout.finish(world_size)),
+            loss: Loss::CrossEntropy,
+            activation_elems: activation_elems + self.hidden + self.num_classes,
+        })
+    }
+}

@@ -1,0 +1,67 @@
+//! Convolution with bias.
+
+use paceline_kernels::conv2d;
+use paceline_memory::Tensor;
+
+use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
+
+/// (n, h, w, c_in) -> (n, h', w', c_out).
+#[derive(Debug)]
+pub struct Conv2d {
+    geometry: conv2d::Conv2d,
+    weight: ParamId,
+    bias: ParamId,
+}
+
+impl Conv2d {
+    /// Registers weight (kh, kw, c_in, c_out) and bias (c_out).
+    pub fn new(layout: &mut LayoutBuilder, geometry: conv2d::Conv2d) -> Result<Self> {
+        geometry.check()?;
+        let init = Init::fan_in(geometry.kernel.0 * geometry.kernel.1 * geometry.c_in);
+        let weight = layout.param("weight", geometry.weight_shape(), init);
+        let bias = layout.param("bias", [geometry.c_out], init);
+        Ok(Self { geometry, weight, bias })
+    }
+}
+
+impl Layer for Conv2d {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let batch = input.dims()[0];
+        let output = cx.activation(input.dtype(), self.geometry.output_shape(batch))?;
+        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
+        conv2d::forward(cx.compute, &self.geometry, &input, &weight, &bias, &output)?;
+        Ok((output, Saved::of([input])))
+    }
+
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        which: Which,
+    ) -> Result<Option<Tensor>> {
+        let [input] = saved.tensors()?;
+        if which != Which::Input {
+            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+            let accumulate = cx.accumulates();
+            conv2d::backward_weight(
+                cx.compute,
+                &self.geometry,
+                input,
+                &d_output,
+                &dw,
+                &db,
+                accumulate,
+            )?;
+            cx.gradient_ready(self.bias)?;
+            cx.gradient_ready(self.weight)?;
+        }
+        if which == Which::Weight {
+            return Ok(None);
+        }
+        let d_input = cx.activation(input.dtype(), input.shape())?;
+        let weight = cx.param(self.weight)?;
+        conv2d::backward_input(cx.compute, &self.geometry, &weight, &d_output, &d_input)?;
+        Ok(Some(d_input))
+    }
+}

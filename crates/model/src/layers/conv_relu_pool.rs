@@ -1,0 +1,84 @@
+//! Convolution, bias, ReLU and 2x2 max-pool in one layer.
+
+use paceline_kernels::conv_relu_pool;
+use paceline_kernels::conv2d::Conv2d;
+use paceline_memory::{DType, Tensor};
+
+use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
+
+/// (n, h, w, c_in) -> (n, h'/2, w'/2, c_out).
+#[derive(Debug)]
+pub struct ConvReluPool {
+    geometry: Conv2d,
+    weight: ParamId,
+    bias: ParamId,
+}
+
+impl ConvReluPool {
+    /// Registers weight (kh, kw, c_in, c_out) and bias (c_out).
+    pub fn new(layout: &mut LayoutBuilder, geometry: Conv2d) -> Result<Self> {
+        conv_relu_pool::check(&geometry)?;
+        let init = Init::fan_in(geometry.kernel.0 * geometry.kernel.1 * geometry.c_in);
+        let weight = layout.param("weight", geometry.weight_shape(), init);
+        let bias = layout.param("bias", [geometry.c_out], init);
+        Ok(Self { geometry, weight, bias })
+    }
+}
+
+impl Layer for ConvReluPool {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let shape = conv_relu_pool::output_shape(&self.geometry, input.dims()[0]);
+        let output = cx.activation(input.dtype(), shape)?;
+        let winners = cx.activation(DType::U8, shape)?;
+        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
+        conv_relu_pool::forward(
+            cx.compute,
+            &self.geometry,
+            &input,
+            &weight,
+            &bias,
+            &output,
+            &winners,
+        )?;
+        Ok((output, Saved::of([input, winners])))
+    }
+
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        which: Which,
+    ) -> Result<Option<Tensor>> {
+        let [input, winners] = saved.tensors()?;
+        if which != Which::Input {
+            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+            conv_relu_pool::backward_weight(
+                cx.compute,
+                &self.geometry,
+                input,
+                winners,
+                &d_output,
+                &dw,
+                &db,
+                cx.accumulates(),
+            )?;
+            cx.gradient_ready(self.bias)?;
+            cx.gradient_ready(self.weight)?;
+        }
+        if which == Which::Weight {
+            return Ok(None);
+        }
+        let d_input = cx.activation(input.dtype(), input.shape())?;
+        let weight = cx.param(self.weight)?;
+        conv_relu_pool::backward_input(
+            cx.compute,
+            &self.geometry,
+            &weight,
+            winners,
+            &d_output,
+            &d_input,
+        )?;
+        Ok(Some(d_input))
+    }
+}

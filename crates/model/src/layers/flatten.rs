@@ -1,0 +1,27 @@
+//! Images as rows.
+
+use paceline_memory::Tensor;
+
+use crate::{Context, Layer, Result, Saved, Which};
+
+/// (n, ...) -> (n, product of the rest). Moves nothing.
+#[derive(Debug, Default)]
+pub struct Flatten;
+
+impl Layer for Flatten {
+    fn forward(&self, _cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let (batch, rest) = (input.dims()[0], input.dims()[1..].iter().product::<usize>());
+        Ok((input.view([batch, rest])?, Saved::of([input])))
+    }
+
+    fn backward(
+        &self,
+        _cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        _which: Which,
+    ) -> Result<Option<Tensor>> {
+        let [input] = saved.tensors()?;
+        Ok(Some(d_output.view(input.shape())?))
+    }
+}

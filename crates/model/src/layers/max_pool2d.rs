@@ -1,0 +1,44 @@
+//! Max-pooling.
+
+use paceline_kernels::pool2d;
+use paceline_memory::{DType, Tensor};
+
+use crate::{Context, Layer, Result, Saved, Which};
+
+/// (n, h, w, c) -> (n, h', w', c).
+#[derive(Debug)]
+pub struct MaxPool2d {
+    geometry: pool2d::MaxPool2d,
+}
+
+impl MaxPool2d {
+    /// A pool of this geometry.
+    pub fn new(geometry: pool2d::MaxPool2d) -> Result<Self> {
+        geometry.check()?;
+        Ok(Self { geometry })
+    }
+}
+
+impl Layer for MaxPool2d {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let shape = self.geometry.output_shape(input.dims()[0]);
+        let output = cx.activation(input.dtype(), shape)?;
+        let winners = cx.activation(DType::U8, shape)?;
+        pool2d::forward(&self.geometry, &input, &output, &winners)?;
+        Ok((output, Saved::of([winners])))
+    }
+
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        _which: Which,
+    ) -> Result<Option<Tensor>> {
+        let [winners] = saved.tensors()?;
+        let shape = self.geometry.input_shape(d_output.dims()[0]);
+        let d_input = cx.activation(d_output.dtype(), shape)?;
+        pool2d::backward(&self.geometry, winners, &d_output, &d_input)?;
+        Ok(Some(d_input))
+    }
+}

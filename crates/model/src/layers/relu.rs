@@ -1,0 +1,31 @@
+//! ReLU.
+
+use paceline_kernels::elementwise;
+use paceline_memory::Tensor;
+
+use crate::{Context, Layer, Result, Saved, Which};
+
+/// `max(0, x)`, element by element.
+#[derive(Debug, Default)]
+pub struct Relu;
+
+impl Layer for Relu {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let output = cx.activation(input.dtype(), input.shape())?;
+        elementwise::relu(cx.compute, &input, &output)?;
+        Ok((output.clone(), Saved::of([output])))
+    }
+
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        _which: Which,
+    ) -> Result<Option<Tensor>> {
+        let [output] = saved.tensors()?;
+        let d_input = cx.activation(output.dtype(), output.shape())?;
+        elementwise::relu_backward(cx.compute, output, &d_output, &d_input)?;
+        Ok(Some(d_input))
+    }
+}

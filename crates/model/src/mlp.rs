@@ -1,0 +1,48 @@
+//! A multi-layer perceptron, sized by the caller.
+
+use std::sync::Arc;
+
+use paceline_kernels::linear::Activation;
+
+use crate::layers::{Linear, Sequence};
+use crate::{LayoutBuilder, Loss, Model, ModelError, Result};
+
+/// `num_layers` times a linear layer with ReLU, then a linear layer; mean squared error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MlpConfig {
+    /// Inputs.
+    pub input_dim: usize,
+    /// Width of the hidden layers.
+    pub hidden_dim: usize,
+    /// Outputs.
+    pub output_dim: usize,
+    /// Hidden layers.
+    pub num_layers: usize,
+}
+
+impl MlpConfig {
+    /// Builds the model for `world_size` ranks. Errors when a width is zero.
+    pub fn build(&self, world_size: usize) -> Result<Model> {
+        let Self { input_dim, hidden_dim, output_dim, num_layers } = *self;
+        if [input_dim, hidden_dim, output_dim].contains(&0) {
+            return Err(ModelError::Config(format!("an MLP needs widths above zero: {self:?}")));
+        }
+        let mut layout = LayoutBuilder::new();
+        let mut network = Sequence::new();
+        let mut inputs = input_dim;
+        for at in 0..num_layers {
+            layout.unit(format!("fc{at}"));
+            network.push(Linear::new(&mut layout, inputs, hidden_dim, Activation::Relu));
+            inputs = hidden_dim;
+        }
+        layout.unit(format!("fc{num_layers}"));
+        network.push(Linear::new(&mut layout, inputs, output_dim, Activation::None));
+        Ok(Model {
+            name: "mlp",
+            network: Box::new(network),
+            layout: Arc::new(layout.finish(world_size)),
+            loss: Loss::Mse,
+            activation_elems: input_dim + num_layers * hidden_dim + 2 * output_dim,
+        })
+    }
+}

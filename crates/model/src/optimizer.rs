@@ -1,0 +1,87 @@
+//! Optimizers with their state, over flat storage.
+
+use paceline_kernels::Compute;
+use paceline_kernels::optimizer::{AdamW, Sgd, adamw, sgd};
+use paceline_memory::{Allocator, Category, Tensor};
+
+use crate::{Result, Storage};
+
+/// Which optimizer, with its settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerConfig {
+    /// Stochastic gradient descent.
+    Sgd(Sgd),
+    /// AdamW.
+    AdamW(AdamW),
+}
+
+impl OptimizerConfig {
+    /// The names of the tensors it keeps, each as large as the parameters.
+    pub fn state_names(&self) -> &'static [&'static str] {
+        match self {
+            OptimizerConfig::Sgd(Sgd { momentum: 0.0, .. }) => &[],
+            OptimizerConfig::Sgd(_) => &["velocity"],
+            OptimizerConfig::AdamW(_) => &["first_moment", "second_moment"],
+        }
+    }
+}
+
+/// An optimizer and what it remembers.
+#[derive(Debug)]
+pub struct Optimizer {
+    config: OptimizerConfig,
+    state: Vec<Tensor>,
+    steps: u64,
+}
+
+impl Optimizer {
+    /// An optimizer for `storage` that has made no step.
+    pub fn new(config: OptimizerConfig, storage: &Storage, allocator: &Allocator) -> Result<Self> {
+        let values = storage.values();
+        let zeros = |_: &&str| -> Result<Tensor> {
+            let state = allocator.tensor(values.dtype(), values.shape(), Category::Optimizer)?;
+            state.as_bytes().write::<u8>()?.fill(0);
+            Ok(state)
+        };
+        let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;
+        Ok(Self { config, state, steps: 0 })
+    }
+
+    /// Updates all parameters from all gradients.
+    pub fn step(&mut self, compute: &Compute, storage: &Storage) -> Result<()> {
+        self.steps += 1;
+        let (params, grads) = (storage.values(), storage.grads());
+        match (&self.config, self.state.as_slice()) {
+            (OptimizerConfig::Sgd(config), state) => {
+                sgd(compute, config, params, grads, state.first())?;
+            }
+            (OptimizerConfig::AdamW(config), [first, second]) => {
+                adamw(compute, config, self.steps, params, grads, first, second)?;
+            }
+            (OptimizerConfig::AdamW(_), state) => {
+                unreachable!("AdamW is made with two moments, not {}", state.len())
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps made so far, those before a checkpoint included.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Continues after `steps` steps, whose state the caller has put into [`Optimizer::state`].
+    pub fn resume_after(&mut self, steps: u64) {
+        self.steps = steps;
+    }
+
+    /// What it remembers, by name.
+    pub fn state(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        self.config.state_names().iter().copied().zip(&self.state)
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &OptimizerConfig {
+        &self.config
+    }
+}

@@ -1,0 +1,223 @@
+//! Weight files: parameters and optimizer state in the safetensors format.
+//!
+//! Tensors are named `model.<parameter>` and `optimizer.<state>.<parameter>` and have the shapes of
+//! the layout, without padding, so a file does not depend on the number of ranks. The metadata holds
+//! what the caller adds, and a SHA-256 of all tensors, in order of their names.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use paceline_memory::{DType, ReadGuard, Tensor};
+use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
+use sha2::{Digest, Sha256};
+
+use crate::{Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
+
+/// The metadata key of the digest.
+const DIGEST_KEY: &str = "sha256";
+
+/// Writes parameters, optimizer state and `metadata` to `path`. The file appears complete or not at
+/// all: it is written beside its place, forced to disk, and renamed; an earlier one is replaced.
+pub fn save(
+    path: &Path,
+    storage: &Storage,
+    optimizer: &Optimizer,
+    metadata: &BTreeMap<String, String>,
+) -> Result<()> {
+    let layout = storage.layout();
+    let mut entries = BTreeMap::new();
+    for (at, param) in layout.params().iter().enumerate() {
+        let value = storage.value(ParamId(at))?;
+        entries.insert(format!("model.{}", param.name), Entry::new(&value)?);
+        for (state, tensor) in optimizer.state() {
+            let part = tensor.slice(param.range())?.view(param.shape)?;
+            entries.insert(format!("optimizer.{state}.{}", param.name), Entry::new(&part)?);
+        }
+    }
+    let mut hasher = Sha256::new();
+    for entry in entries.values() {
+        hasher.update(&*entry.bytes);
+    }
+    let mut metadata: HashMap<String, String> = metadata.clone().into_iter().collect();
+    metadata.insert(DIGEST_KEY.into(), hex(&hasher.finalize()));
+
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(format!(".partial-{}", std::process::id()));
+    let partial = PathBuf::from(partial);
+    let write = || -> std::result::Result<(), String> {
+        serialize_to_file(entries, Some(metadata), &partial).map_err(|e| e.to_string())?;
+        let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all());
+        sync(&partial).map_err(|e| e.to_string())?;
+        fs::rename(&partial, path).map_err(|e| e.to_string())?;
+        // The rename itself is on disk only when the folder is.
+        sync(path.parent().unwrap_or(Path::new("."))).map_err(|e| e.to_string())
+    };
+    write().map_err(|reason| {
+        let _ = fs::remove_file(&partial);
+        ModelError::File { path: path.into(), reason: format!("cannot be written: {reason}") }
+    })
+}
+
+/// One tensor on its way into a file.
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: ReadGuard<u8>,
+}
+
+impl Entry {
+    fn new(tensor: &Tensor) -> Result<Self> {
+        let (dtype, shape) = (file_dtype(tensor.dtype()), tensor.dims().to_vec());
+        Ok(Self { dtype, shape, bytes: tensor.as_bytes().read()? })
+    }
+}
+
+impl View for Entry {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        DType::I64 => Dtype::I64,
+        DType::U8 => Dtype::U8,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A weight file in memory, whose digest has been verified.
+#[derive(Debug)]
+pub struct WeightFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl WeightFile {
+    /// Reads and verifies a file. Errors when it cannot be read, is no safetensors file, or does not
+    /// match its own digest.
+    pub fn open(path: &Path) -> Result<Self> {
+        let fail = |reason: String| ModelError::File { path: path.into(), reason };
+        let bytes = fs::read(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
+        let corrupt = |e: &dyn std::fmt::Display| fail(format!("is corrupt: {e}"));
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| corrupt(&e))?;
+        let metadata: BTreeMap<String, String> =
+            header.metadata().clone().unwrap_or_default().into_iter().collect();
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| corrupt(&e))?;
+        let mut names = tensors.names();
+        names.sort_unstable();
+        let mut hasher = Sha256::new();
+        for name in names {
+            hasher.update(tensors.tensor(name).map_err(|e| corrupt(&e))?.data());
+        }
+        let digest = hex(&hasher.finalize());
+        match metadata.get(DIGEST_KEY) {
+            Some(stored) if *stored == digest => {}
+            Some(_) => return Err(corrupt(&"its contents do not match its digest")),
+            None => return Err(fail("has no digest, so it is no checkpoint of ours".into())),
+        }
+        Ok(Self { path: path.into(), bytes, metadata })
+    }
+
+    /// What [`save`] was given, and the digest.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Checks that every parameter of `layout` and its optimizer state is there with its shape, and
+    /// nothing else. The error names the first that differs.
+    pub fn check(&self, layout: &Layout, dtype: DType, optimizer: &OptimizerConfig) -> Result<()> {
+        let differs = |reason: String| ModelError::OtherModel { path: self.path.clone(), reason };
+        let tensors = self.tensors()?;
+        let states = optimizer.state_names();
+        for param in layout.params() {
+            let stored = tensors.tensor(&format!("model.{}", param.name)).map_err(|_| {
+                differs(format!("it has no parameter {}, which this model has", param.name))
+            })?;
+            let shape = stored.shape();
+            if shape != param.shape.dims() {
+                let ours = param.shape;
+                return Err(differs(format!(
+                    "parameter {} has shape {shape:?} there, and {ours} in this model",
+                    param.name
+                )));
+            }
+            if stored.dtype() != file_dtype(dtype) {
+                let theirs = stored.dtype();
+                return Err(differs(format!(
+                    "parameter {} has type {theirs:?} there, and {dtype} in this model",
+                    param.name
+                )));
+            }
+        }
+        let known = |name: &str| {
+            let is_param = |name: &str| layout.params().iter().any(|p| p.name == name);
+            match name.strip_prefix("model.") {
+                Some(param) => is_param(param),
+                None => states.iter().any(|state| {
+                    let rest = name.strip_prefix("optimizer.").and_then(|n| n.strip_prefix(state));
+                    rest.and_then(|n| n.strip_prefix('.')).is_some_and(is_param)
+                }),
+            }
+        };
+        let mut names = tensors.names();
+        names.sort_unstable();
+        if let Some(name) = names.iter().find(|name| !known(name)) {
+            return Err(differs(format!("it has {name}, which this run has no use for")));
+        }
+        if names.len() != layout.params().len() * (1 + states.len()) {
+            let reason = format!("it lacks the optimizer state this run needs ({states:?})");
+            return Err(differs(reason));
+        }
+        Ok(())
+    }
+
+    /// Copies parameters and optimizer state into place, after [`WeightFile::check`]. The number of
+    /// optimizer steps is the caller's to restore.
+    pub fn restore(&self, storage: &Storage, optimizer: &Optimizer) -> Result<()> {
+        let dtype = storage.values().dtype();
+        self.check(storage.layout(), dtype, optimizer.config())?;
+        let tensors = self.tensors()?;
+        let copy = |name: String, to: Tensor| -> Result<()> {
+            let from = tensors.tensor(&name).map_err(|e| self.fail(e.to_string()))?;
+            to.as_bytes().write::<u8>()?.copy_from_slice(from.data());
+            Ok(())
+        };
+        for (at, param) in storage.layout().params().iter().enumerate() {
+            copy(format!("model.{}", param.name), storage.value(ParamId(at))?)?;
+            for (state, tensor) in optimizer.state() {
+                let name = format!("optimizer.{state}.{}", param.name);
+                copy(name, tensor.slice(param.range())?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn tensors(&self) -> Result<SafeTensors<'_>> {
+        SafeTensors::deserialize(&self.bytes).map_err(|e| self.fail(e.to_string()))
+    }
+
+    fn fail(&self, reason: String) -> ModelError {
+        ModelError::File { path: self.path.clone(), reason }
+    }
+}
