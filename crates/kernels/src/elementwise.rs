@@ -99,3 +99,25 @@ pub(crate) fn add_rows_body<T: Real>(rows: &[T], sums: &mut [T]) {
         }
     }
 }
+
+/// `x = x / divisor`, in place. f32 and f64.
+pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
+    match tensor.dtype() {
+        DType::F32 => divide_f32(compute.simd, &mut tensor.write()?, divisor),
+        DType::F64 => divide_body::<f64>(&mut tensor.write()?, divisor),
+        dtype => return Err(KernelError::DType { op: "divide", dtype }),
+    }
+    Ok(())
+}
+
+multiversion! {
+    fn divide_f32(x: &mut [f32], divisor: f64) = divide_body
+}
+
+#[inline(always)]
+fn divide_body<T: Real>(x: &mut [T], divisor: f64) {
+    let divisor = T::from_f64(divisor);
+    for x in x {
+        *x = *x / divisor;
+    }
+}

@@ -1,0 +1,31 @@
+//! No communication: one rank.
+
+use paceline_model::ParamId;
+use paceline_trace::Lane;
+
+use crate::{Replica, Result, Strategy, StrategyError};
+
+/// Training on one rank: the baseline of all others.
+#[derive(Debug, Default)]
+pub struct Single;
+
+impl Strategy for Single {
+    fn name(&self) -> &'static str {
+        "single"
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        match replica.group.world_size() {
+            1 => Ok(()),
+            world_size => Err(StrategyError::OneRankOnly { strategy: self.name(), world_size }),
+        }
+    }
+
+    fn gradient_ready(&mut self, _: &Replica, _: &mut Lane, _: ParamId) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+        Ok(())
+    }
+}
