@@ -1,1 +1,77 @@
-//! placeholder
+//! Data: what is trained on, in which order, and how it gets into memory in time.
+//!
+//! In go a folder or a seed; out come [`Batch`]es of tensors, in an order that depends on the seed
+//! and the epoch alone, cut into the shares of the ranks. A [`Dataset`] reads one sample, a
+//! [`Sampler`] says which samples a rank reads in which step, and a [`Loader`] reads them ahead of
+//! the training loop.
+//!
+//! It knows nothing of models, and of ranks only the pair (rank, world) that a sampler is given.
+//!
+//! # One's own data set
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use paceline_data::{
+//!     Dataset, Loader, LoaderConfig, Order, Sampler, TargetMut, TargetSpec,
+//! };
+//! use paceline_memory::Allocator;
+//!
+//! /// Numbers from 0 to 1 and their squares.
+//! struct Squares;
+//!
+//! impl Dataset for Squares {
+//!     fn len(&self) -> usize {
+//!         100
+//!     }
+//!
+//!     fn input_shape(&self) -> &[usize] {
+//!         &[1]
+//!     }
+//!
+//!     fn target(&self) -> TargetSpec {
+//!         TargetSpec::Values { dim: 1 }
+//!     }
+//!
+//!     fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+//!         input[0] = index as f32 / 100.0;
+//!         target.values()[0] = input[0] * input[0];
+//!     }
+//! }
+//!
+//! // The second of two ranks, which share global batches of 32 samples.
+//! let dataset = Arc::new(Squares);
+//! let sampler = Sampler::new(dataset.len(), 32, 1, 2, Order::Shuffled { seed: 42 })?;
+//! let config = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
+//! let mut rows = Vec::new();
+//! for batch in Loader::new(dataset, sampler, Allocator::new(), config)? {
+//!     let batch = batch?;
+//!     rows.push(batch.inputs.dims()[0]);
+//! }
+//! assert_eq!(rows, [16, 16, 16, 2]); // of 32, 32, 32 and 4
+//! # Ok::<(), paceline_data::DataError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod batch;
+mod cifar10;
+mod dataset;
+mod error;
+mod files;
+mod idx;
+mod loader;
+mod mnist;
+mod random;
+mod sampler;
+mod synthetic_images;
+mod synthetic_regression;
+
+pub use batch::{Batch, Position};
+pub use cifar10::Cifar10;
+pub use dataset::{Dataset, Split, TargetMut, TargetSpec};
+pub use error::DataError;
+pub use loader::{Loader, LoaderConfig, Prefetch};
+pub use mnist::Mnist;
+pub use sampler::{EpochPlan, Order, Sampler, Share};
+pub use synthetic_images::{SyntheticImages, SyntheticImagesConfig};
+pub use synthetic_regression::SyntheticRegression;

@@ -1,0 +1,80 @@
+//! CIFAR-10: 32 x 32 colour images of ten kinds of things.
+//!
+//! In goes a folder with the files of the binary version; out come normalised images, channels
+//! last, and their classes. It knows nothing of how the files got there.
+
+use std::io::Read;
+use std::path::Path;
+
+use crate::files;
+use crate::{DataError, Dataset, Split, TargetMut, TargetSpec};
+
+const SIDE: usize = 32;
+const CHANNELS: usize = 3;
+/// One plane of a record: the files keep all reds before all greens before all blues.
+const PLANE: usize = SIDE * SIDE;
+/// The label, then the image.
+const RECORD: usize = 1 + CHANNELS * PLANE;
+const MEAN: [f32; CHANNELS] = [0.4914, 0.4822, 0.4465];
+const STD: [f32; CHANNELS] = [0.2023, 0.1994, 0.2010];
+const HINT: &str = "unpack cifar-10-binary.tar.gz (the binary version, not the Python one) from \
+                    https://www.cs.toronto.edu/~kriz/cifar.html";
+
+/// CIFAR-10 in its binary version.
+#[derive(Debug)]
+pub struct Cifar10 {
+    records: Vec<u8>, // (count, label and 3 planes of 32 x 32)
+    values: [[f32; 256]; CHANNELS],
+}
+
+impl Cifar10 {
+    /// Reads one split from `directory`, or from the `cifar-10-batches-bin` in it, which is what the
+    /// archive unpacks to. The files may hold fewer records than the original 10000.
+    pub fn load(directory: impl AsRef<Path>, split: Split) -> Result<Self, DataError> {
+        let names = match split {
+            Split::Train => (1..=5).map(|i| format!("data_batch_{i}.bin")).collect(),
+            Split::Test => vec!["test_batch.bin".to_owned()],
+        };
+        let mut records = Vec::new();
+        for name in names {
+            let (path, mut file) =
+                files::open(directory.as_ref(), "cifar-10-batches-bin", &[name], HINT)?;
+            let start = records.len();
+            if let Err(source) = file.read_to_end(&mut records) {
+                return Err(DataError::Read { path, source });
+            }
+            let found = records.len() - start;
+            if found == 0 || !found.is_multiple_of(RECORD) {
+                return Err(DataError::RecordSize { path, record_bytes: RECORD, found });
+            }
+            files::check_labels(&path, records[start..].chunks_exact(RECORD).map(|r| r[0]))?;
+        }
+        let values = std::array::from_fn(|c| files::normalised(MEAN[c], STD[c]));
+        Ok(Self { records, values })
+    }
+}
+
+impl Dataset for Cifar10 {
+    fn len(&self) -> usize {
+        self.records.len() / RECORD
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        &[SIDE, SIDE, CHANNELS]
+    }
+
+    fn target(&self) -> TargetSpec {
+        TargetSpec::Class { num_classes: 10 }
+    }
+
+    fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+        let record = &self.records[index * RECORD..][..RECORD];
+        let (label, image) = (record[0], &record[1..]);
+        for (at, pixel) in input.chunks_exact_mut(CHANNELS).enumerate() {
+            for (channel, value) in pixel.iter_mut().enumerate() {
+                *value = self.values[channel][usize::from(image[channel * PLANE + at])];
+            }
+        }
+        target.set_class(i64::from(label));
+    }
+}

@@ -1,0 +1,100 @@
+//! The IDX format, in which MNIST comes: a magic number, extents, and bytes; plain or in gzip.
+//!
+//! In goes an open file and the extents that its items must have; out come the items. It knows
+//! nothing of what they mean.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::PathBuf;
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::DataError;
+
+/// The first bytes of every gzip stream. No IDX file begins with them.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// The contents of one file.
+pub(crate) struct Idx {
+    /// The file, for error messages.
+    pub(crate) path: PathBuf,
+    /// Number of items.
+    pub(crate) count: usize,
+    /// The items, one after the other: (count, item extents...).
+    pub(crate) data: Vec<u8>,
+}
+
+/// Reads a file of unsigned bytes. Whether it is compressed is told from its contents, because
+/// browsers and tools unpack files, or fail to, without renaming them.
+pub(crate) fn read(path: PathBuf, file: File, item_shape: &[usize]) -> Result<Idx, DataError> {
+    let mut reader = BufReader::new(file);
+    match reader.fill_buf() {
+        Ok(start) if start.starts_with(&GZIP_MAGIC) => {
+            let wrap = |path, source| DataError::Gzip { path, source };
+            Source { path, reader: MultiGzDecoder::new(reader), wrap }.read(item_shape)
+        }
+        Ok(_) => {
+            let wrap = |path, source| DataError::Read { path, source };
+            Source { path, reader, wrap }.read(item_shape)
+        }
+        Err(source) => Err(DataError::Read { path, source }),
+    }
+}
+
+/// An uncompressed stream, and the error that its failures become.
+struct Source<R> {
+    path: PathBuf,
+    reader: R,
+    wrap: fn(PathBuf, io::Error) -> DataError,
+}
+
+impl<R: Read> Source<R> {
+    fn read(mut self, item_shape: &[usize]) -> Result<Idx, DataError> {
+        // Header: two zero bytes, the type (8: unsigned byte), the number of extents; then the
+        // extents, big-endian, the number of items first.
+        let header_len = 4 * (2 + item_shape.len() as u64);
+        let header = self.up_to(header_len)?;
+        let mut words = header
+            .chunks_exact(4)
+            .map(|word| u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
+        let expected = 0x0800 + 1 + item_shape.len() as u32;
+        if let Some(found) = words.next()
+            && found != expected
+        {
+            return Err(DataError::Magic { path: self.path, expected, found });
+        }
+        let found = header.len() as u64;
+        if found < header_len {
+            return Err(DataError::Truncated { path: self.path, expected: header_len, found });
+        }
+        let mut extents = words.map(|word| word as usize);
+        let count = extents.next().unwrap_or(0);
+        let found_shape: Vec<usize> = extents.collect();
+        if found_shape != item_shape {
+            let (expected, found) = (item_shape.to_vec(), found_shape);
+            return Err(DataError::ItemShape { path: self.path, expected, found });
+        }
+        if count == 0 {
+            return Err(DataError::NoSamples { path: self.path });
+        }
+        let data_len = count as u64 * item_shape.iter().product::<usize>() as u64;
+        let expected = header_len + data_len;
+        // One byte more than announced, so that a file that goes on is noticed. Memory grows with
+        // the bytes that come, not with what a broken header announces.
+        let data = self.up_to(data_len + 1)?;
+        let found = header_len + data.len() as u64;
+        match found {
+            _ if found < expected => Err(DataError::Truncated { path: self.path, expected, found }),
+            _ if found > expected => Err(DataError::TrailingBytes { path: self.path, expected }),
+            _ => Ok(Idx { path: self.path, count, data }),
+        }
+    }
+
+    fn up_to(&mut self, num_bytes: u64) -> Result<Vec<u8>, DataError> {
+        let mut bytes = Vec::new();
+        match self.reader.by_ref().take(num_bytes).read_to_end(&mut bytes) {
+            Ok(_) => Ok(bytes),
+            Err(source) => Err((self.wrap)(self.path.clone(), source)),
+        }
+    }
+}

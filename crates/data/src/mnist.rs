@@ -1,0 +1,75 @@
+//! MNIST: 28 x 28 grey images of handwritten digits.
+//!
+//! In goes a folder with the four IDX files; out come normalised images and their digits. The
+//! images stay bytes in memory, a quarter of their size as f32, and are normalised when read. It
+//! knows nothing of how the files got there.
+
+use std::path::Path;
+
+use crate::files;
+use crate::idx::{self, Idx};
+use crate::{DataError, Dataset, Split, TargetMut, TargetSpec};
+
+const SIDE: usize = 28;
+const HINT: &str = "the four MNIST files are at \
+                    https://storage.googleapis.com/cvdf-datasets/mnist/";
+
+/// MNIST, or any set of its format and normalisation with ten classes.
+#[derive(Debug)]
+pub struct Mnist {
+    images: Vec<u8>, // (count, 28, 28)
+    labels: Vec<u8>, // (count)
+    values: [f32; 256],
+}
+
+impl Mnist {
+    /// Reads one split from `directory`, or from the `MNIST/raw` in it where torchvision puts the
+    /// files. Each may be plain or compressed (`.gz`).
+    pub fn load(directory: impl AsRef<Path>, split: Split) -> Result<Self, DataError> {
+        let prefix = match split {
+            Split::Train => "train",
+            Split::Test => "t10k",
+        };
+        let read = |kind: &str, item_shape: &[usize]| -> Result<Idx, DataError> {
+            let plain = format!("{prefix}-{kind}-ubyte");
+            let names = [plain.clone(), plain + ".gz"];
+            let (path, file) = files::open(directory.as_ref(), "MNIST/raw", &names, HINT)?;
+            idx::read(path, file, item_shape)
+        };
+        let images = read("images-idx3", &[SIDE, SIDE])?;
+        let labels = read("labels-idx1", &[])?;
+        if images.count != labels.count {
+            return Err(DataError::Counts {
+                images: images.path,
+                num_images: images.count,
+                labels: labels.path,
+                num_labels: labels.count,
+            });
+        }
+        files::check_labels(&labels.path, labels.data.iter().copied())?;
+        let values = files::normalised(0.1307, 0.3081);
+        Ok(Self { images: images.data, labels: labels.data, values })
+    }
+}
+
+impl Dataset for Mnist {
+    fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        &[SIDE, SIDE, 1]
+    }
+
+    fn target(&self) -> TargetSpec {
+        TargetSpec::Class { num_classes: 10 }
+    }
+
+    fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+        let image = &self.images[index * SIDE * SIDE..][..SIDE * SIDE];
+        for (value, &pixel) in input.iter_mut().zip(image) {
+            *value = self.values[usize::from(pixel)];
+        }
+        target.set_class(i64::from(self.labels[index]));
+    }
+}

@@ -1,0 +1,42 @@
+//! Random numbers that depend on what they are for, never on what was drawn before.
+//!
+//! In go a seed, a purpose, an epoch and an index; out comes a generator of its own. So samples can
+//! be read in any order, by any rank, and resuming needs no stored state.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+
+/// What the numbers are for: the same seed gives unrelated numbers to each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
+    /// The order of an epoch.
+    Shuffle = 1,
+    /// The patterns of the synthetic classes.
+    Templates = 2,
+    /// Synthetic images to train on.
+    TrainImages = 3,
+    /// Synthetic images to test with.
+    TestImages = 4,
+    /// Synthetic vectors.
+    Regression = 5,
+}
+
+/// The generator of one item. Everything but the index is the ChaCha key and the index is the
+/// stream, so no two combinations share numbers.
+pub(crate) fn generator(seed: u64, purpose: Purpose, epoch: u64, index: u64) -> ChaCha8Rng {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..16].copy_from_slice(&epoch.to_le_bytes());
+    key[16] = purpose as u8;
+    let mut generator = ChaCha8Rng::from_seed(key);
+    generator.set_stream(index);
+    generator
+}
+
+/// Overwrites `values` with numbers from the standard normal distribution.
+pub(crate) fn fill_normal(generator: &mut ChaCha8Rng, values: &mut [f32]) {
+    for value in values {
+        *value = generator.sample(StandardNormal);
+    }
+}

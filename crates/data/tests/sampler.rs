@@ -1,0 +1,102 @@
+//! The promise of the sampler: every sample once, and the ranks together read what one would.
+
+use paceline_data::{Order, Sampler};
+
+const SHUFFLED: Order = Order::Shuffled { seed: 42 };
+
+fn sampler(len: usize, global_batch: usize, rank: usize, world: usize, order: Order) -> Sampler {
+    Sampler::new(len, global_batch, rank, world, order).unwrap()
+}
+
+#[test]
+fn the_ranks_together_read_what_a_single_process_reads() {
+    for order in [Order::Sequential, SHUFFLED] {
+        for len in [1, 2, 7, 10, 64, 97] {
+            for global_batch in [1, 3, 8, 10, 64, 200] {
+                for world in [1, 2, 3, 4, 8, 13] {
+                    compare(len, global_batch, world, order);
+                }
+            }
+        }
+    }
+}
+
+fn compare(len: usize, global_batch: usize, world: usize, order: Order) {
+    let case = format!("{len} samples by {global_batch} on {world} ranks, {order:?}");
+    let single = sampler(len, global_batch, 0, 1, order);
+    let ranks: Vec<_> = (0..world).map(|r| sampler(len, global_batch, r, world, order)).collect();
+    let single_plan = single.epoch(5);
+    let plans: Vec<_> = ranks.iter().map(|rank| rank.epoch(5)).collect();
+
+    let mut seen = Vec::new();
+    for step in 0..single.steps_per_epoch() {
+        let whole = single_plan.step(step).unwrap();
+        let shares: Vec<_> = plans.iter().map(|plan| plan.step(step).unwrap()).collect();
+        let together: Vec<u32> = shares.iter().flat_map(|share| share.indices).copied().collect();
+        assert_eq!(together, whole.indices, "{case}");
+        assert_eq!(whole.indices.len(), whole.global_count, "{case}");
+        assert!(shares.iter().all(|share| share.global_count == whole.global_count), "{case}");
+
+        let sizes: Vec<usize> = shares.iter().map(|share| share.indices.len()).collect();
+        assert!(sizes.is_sorted_by(|a, b| a >= b), "{case}: {sizes:?}");
+        assert!(sizes[0] - sizes[world - 1] <= 1, "{case}: {sizes:?}");
+        for (rank, &size) in ranks.iter().zip(&sizes) {
+            assert!(size <= rank.local_batch_max(), "{case}: {sizes:?}");
+            assert!(step > 0 || size == rank.local_batch_max(), "{case}: {sizes:?}");
+        }
+        seen.extend(together);
+    }
+    assert!(single_plan.step(single.steps_per_epoch()).is_none(), "{case}");
+    seen.sort_unstable();
+    assert_eq!(seen, (0..len as u32).collect::<Vec<_>>(), "{case}");
+}
+
+#[test]
+fn the_last_ranks_get_nothing_when_the_tail_is_short() {
+    // 10 samples by 4: the third batch has 2 samples for 4 ranks.
+    let sizes = |rank| {
+        let plan = sampler(10, 4, rank, 4, SHUFFLED).epoch(0);
+        (0..3).map(|step| plan.step(step).unwrap().indices.len()).collect::<Vec<_>>()
+    };
+    assert_eq!([sizes(0), sizes(1)], [[1, 1, 1], [1, 1, 1]]);
+    assert_eq!([sizes(2), sizes(3)], [[1, 1, 0], [1, 1, 0]]);
+    assert_eq!(sampler(10, 4, 0, 4, SHUFFLED).epoch(0).step(2).unwrap().global_count, 2);
+}
+
+#[test]
+fn the_order_depends_on_seed_and_epoch_alone() {
+    let order = |order, epoch| {
+        let plan = sampler(1000, 1000, 0, 1, order).epoch(epoch);
+        plan.step(0).unwrap().indices.to_vec()
+    };
+    assert_eq!(order(Order::Sequential, 3), (0..1000).collect::<Vec<_>>());
+    assert_eq!(order(SHUFFLED, 3), order(SHUFFLED, 3));
+    assert_ne!(order(SHUFFLED, 3), order(SHUFFLED, 4));
+    assert_ne!(order(SHUFFLED, 3), order(Order::Shuffled { seed: 43 }, 3));
+    assert_ne!(order(SHUFFLED, 0), order(Order::Sequential, 0));
+}
+
+#[test]
+fn a_cap_shortens_and_never_lengthens() {
+    let capped = |max_steps| sampler(10, 4, 0, 1, SHUFFLED).with_max_steps(max_steps).unwrap();
+    assert_eq!([1, 2, 3, 100].map(|cap| capped(cap).steps_per_epoch()), [1, 2, 3, 3]);
+    let (plan, whole) = (capped(2).epoch(0), capped(100).epoch(0));
+    assert_eq!(plan.step(1), whole.step(1));
+    assert_eq!(plan.step(2), None);
+    assert!(whole.step(2).is_some());
+}
+
+#[test]
+fn senseless_settings_are_refused() {
+    let refused = |len, global_batch, rank, world| {
+        Sampler::new(len, global_batch, rank, world, SHUFFLED).unwrap_err().to_string()
+    };
+    assert_eq!(refused(0, 1, 0, 1), "the number of samples must be from 1 to 2^32 - 1, got 0");
+    assert_eq!(refused(1, 0, 0, 1), "the global batch must be at least 1, got 0");
+    assert_eq!(refused(1, 1, 0, 0), "the world size must be at least 1, got 0");
+    assert_eq!(refused(1, 1, 2, 2), "the rank must be below the world size 2, got 2");
+    assert_eq!(
+        sampler(1, 1, 0, 1, SHUFFLED).with_max_steps(0).unwrap_err().to_string(),
+        "the number of steps per epoch must be at least 1, got 0"
+    );
+}
