@@ -44,20 +44,44 @@ impl IntervalSet {
         self.spans.iter().map(Span::len_ns).sum()
     }
 
-    /// Length in nanoseconds of what lies in both sets.
-    pub fn overlap_ns(&self, other: &Self) -> u64 {
-        let (mut i, mut j, mut total) = (0, 0, 0);
+    /// What lies in both sets.
+    pub fn intersection(&self, other: &Self) -> Self {
+        let (mut i, mut j) = (0, 0);
+        let mut spans = Vec::new();
         while let (Some(a), Some(b)) = (self.spans.get(i), other.spans.get(j)) {
             let shared =
                 Span { start_ns: a.start_ns.max(b.start_ns), end_ns: a.end_ns.min(b.end_ns) };
-            total += shared.len_ns();
+            if shared.len_ns() > 0 {
+                spans.push(shared);
+            }
             if a.end_ns <= b.end_ns {
                 i += 1;
             } else {
                 j += 1;
             }
         }
-        total
+        Self { spans }
+    }
+
+    /// What lies in this set and not in the other.
+    pub fn difference(&self, other: &Self) -> Self {
+        let mut spans = Vec::new();
+        for &span in &self.spans {
+            let mut start_ns = span.start_ns;
+            for cut in &other.spans {
+                if cut.end_ns <= start_ns || cut.start_ns >= span.end_ns {
+                    continue;
+                }
+                if cut.start_ns > start_ns {
+                    spans.push(Span { start_ns, end_ns: cut.start_ns });
+                }
+                start_ns = cut.end_ns;
+            }
+            if start_ns < span.end_ns {
+                spans.push(Span { start_ns, end_ns: span.end_ns });
+            }
+        }
+        Self { spans }
     }
 }
 
@@ -77,11 +101,21 @@ mod tests {
     }
 
     #[test]
-    fn overlap_counts_each_nanosecond_once() {
+    fn intersection_is_what_both_cover() {
         let compute = set(&[(0, 10), (20, 30), (40, 50)]);
-        assert_eq!(compute.overlap_ns(&set(&[(5, 25), (29, 41)])), 5 + 5 + 1 + 1);
-        assert_eq!(compute.overlap_ns(&set(&[(10, 20)])), 0);
-        assert_eq!(compute.overlap_ns(&compute), compute.len_ns());
-        assert_eq!(compute.overlap_ns(&IntervalSet::default()), 0);
+        let both = compute.intersection(&set(&[(5, 25), (29, 41)]));
+        assert_eq!(both, set(&[(5, 10), (20, 25), (29, 30), (40, 41)]));
+        assert_eq!(compute.intersection(&set(&[(10, 20)])).len_ns(), 0);
+        assert_eq!(compute.intersection(&compute), compute);
+        assert_eq!(compute.intersection(&IntervalSet::default()).len_ns(), 0);
+    }
+
+    #[test]
+    fn difference_leaves_what_the_other_does_not_cover() {
+        let compute = set(&[(0, 10), (20, 30), (40, 50)]);
+        let rest = compute.difference(&set(&[(2, 4), (5, 25), (30, 40), (45, 60)]));
+        assert_eq!(rest, set(&[(0, 2), (4, 5), (25, 30), (40, 45)]));
+        assert_eq!(compute.difference(&IntervalSet::default()), compute);
+        assert_eq!(compute.difference(&compute).len_ns(), 0);
     }
 }

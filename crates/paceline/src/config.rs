@@ -1,0 +1,482 @@
+//! From flags to one resolved configuration, checked as a whole before any rank starts.
+
+use std::path::{Path, PathBuf};
+
+use paceline_data::Dataset;
+use paceline_kernels::optimizer::{AdamW, Sgd};
+use paceline_model::{CnnConfig, MlpConfig, Model, ModelError, OptimizerConfig};
+use serde::Serialize;
+
+use crate::cli::{DeviceName, ModelName, OptimizerName, StrategyName, TrainArgs, TransportName};
+use crate::data::{self, DataConfig};
+use crate::environment::Placement;
+use crate::{Failure, Result, checkpoint, launcher, resources};
+
+/// What to train.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum ModelSettings {
+    /// The CNN.
+    Cnn {
+        /// Output channels of each convolution.
+        channels: Vec<usize>,
+        /// Width of the hidden layer.
+        hidden: usize,
+    },
+    /// The MLP.
+    Mlp {
+        /// Inputs.
+        input_dim: usize,
+        /// Width of the hidden layers.
+        hidden_dim: usize,
+        /// Outputs.
+        output_dim: usize,
+        /// Hidden layers.
+        num_layers: usize,
+    },
+}
+
+impl ModelSettings {
+    /// The name on the command line.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ModelSettings::Cnn { .. } => "cnn",
+            ModelSettings::Mlp { .. } => "mlp",
+        }
+    }
+
+    /// Builds the model for data of this kind.
+    pub fn build(
+        &self,
+        dataset: &dyn Dataset,
+        world_size: usize,
+    ) -> std::result::Result<Model, ModelError> {
+        match self {
+            ModelSettings::Cnn { channels, hidden } => {
+                let shape = dataset.input_shape();
+                let image = shape.try_into().map_err(|_| {
+                    ModelError::Config(format!("a CNN needs images, not samples of {shape:?}"))
+                })?;
+                let num_classes = data::num_classes(dataset)
+                    .ok_or_else(|| ModelError::Config("a CNN needs classes as targets".into()))?;
+                CnnConfig { image, channels: channels.clone(), hidden: *hidden, num_classes }
+                    .build(world_size)
+            }
+            &ModelSettings::Mlp { input_dim, hidden_dim, output_dim, num_layers } => {
+                MlpConfig { input_dim, hidden_dim, output_dim, num_layers }.build(world_size)
+            }
+        }
+    }
+}
+
+/// The optimizer's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum OptimizerSettings {
+    /// Stochastic gradient descent.
+    Sgd {
+        /// Learning rate.
+        lr: f64,
+        /// Momentum.
+        momentum: f64,
+        /// Weight decay.
+        weight_decay: f64,
+    },
+    /// AdamW with PyTorch's betas and epsilon.
+    Adamw {
+        /// Learning rate.
+        lr: f64,
+        /// Weight decay.
+        weight_decay: f64,
+    },
+}
+
+impl OptimizerSettings {
+    /// The learning rate.
+    pub fn lr(&self) -> f64 {
+        match self {
+            OptimizerSettings::Sgd { lr, .. } | OptimizerSettings::Adamw { lr, .. } => *lr,
+        }
+    }
+
+    /// For the model crate.
+    pub fn config(&self) -> OptimizerConfig {
+        match *self {
+            OptimizerSettings::Sgd { lr, momentum, weight_decay } => {
+                OptimizerConfig::Sgd(Sgd { lr, momentum, weight_decay })
+            }
+            OptimizerSettings::Adamw { lr, weight_decay } => OptimizerConfig::AdamW(AdamW {
+                lr,
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay,
+            }),
+        }
+    }
+}
+
+/// Everything that decides a run, with all defaults filled in. Written as `config.json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainConfig {
+    /// What to train.
+    pub model: ModelSettings,
+    /// How ranks keep their models equal.
+    pub strategy: StrategyName,
+    /// How ranks reach each other.
+    pub transport: TransportName,
+    /// Where to compute.
+    pub device: DeviceName,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Threads that compute, per rank.
+    pub threads: usize,
+    /// Whether each rank has cores of its own.
+    pub pin_cores: bool,
+    /// Where ranks of another launcher meet.
+    pub init_method: InitMethod,
+    /// Size of ddp's buckets.
+    pub bucket_cap_mb: f64,
+    /// Passes over the data.
+    pub epochs: usize,
+    /// Steps of one pass.
+    pub steps_per_epoch: usize,
+    /// First steps that are not measured.
+    pub warmup_steps: usize,
+    /// Samples of a full step on the rank that has most.
+    pub batch_size: usize,
+    /// Samples of a full step on all ranks.
+    pub global_batch_size: usize,
+    /// The optimizer.
+    pub optimizer: OptimizerSettings,
+    /// The seed of everything.
+    pub seed: u64,
+    /// The data.
+    pub data: DataConfig,
+    /// Whether to evaluate after training.
+    pub evaluate: bool,
+    /// Folder to write checkpoints to.
+    pub save: Option<PathBuf>,
+    /// Folder to continue from.
+    pub resume: Option<PathBuf>,
+    /// File to write the summary to.
+    pub json: Option<PathBuf>,
+    /// Whether to be silent.
+    pub quiet: bool,
+    /// What the flags asked for and did not get, in words.
+    pub warnings: Vec<String>,
+}
+
+/// Where the ranks meet.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InitMethod {
+    /// By MASTER_PORT.
+    Environment,
+    /// Through this file.
+    File(PathBuf),
+}
+
+/// Checks all flags together and fills in the defaults. Opens the data and the checkpoint, so that
+/// whatever is wrong with them is said now; writes nothing but, last of all, tries whether it could.
+pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainConfig> {
+    let is_mlp = args.model == ModelName::Mlp;
+    let model = resolve_model(args)?;
+    let world_size = resolve_world_size(args, placement)?;
+    check_ranks(args, placement, world_size)?;
+    let strategy = args.strategy.unwrap_or(match world_size {
+        1 => StrategyName::Single,
+        _ => StrategyName::Ddp,
+    });
+    if strategy == StrategyName::Single && world_size > 1 {
+        return usage(format!(
+            "--strategy single trains on one rank, but there are {world_size}; pass --nproc 1, or \
+             another strategy (simple_ddp, ddp)"
+        ));
+    }
+    let optimizer = resolve_optimizer(args)?;
+    let bucket_cap_mb = args.bucket_cap_mb.unwrap_or(if is_mlp { 50.0 } else { 25.0 });
+    if !(bucket_cap_mb > 0.0 && bucket_cap_mb.is_finite()) {
+        return usage(format!("--bucket-cap-mb {bucket_cap_mb}: pass a size above zero"));
+    }
+    let global_batch_size = resolve_batch(args, world_size, if is_mlp { 256 } else { 64 })?;
+    let epochs = args.epochs.unwrap_or(if is_mlp { 5 } else { 3 });
+    if epochs == 0 || args.steps_per_epoch == Some(0) {
+        return usage("--epochs and --steps-per-epoch must be at least 1".into());
+    }
+    let data = data::resolve(args, &model, global_batch_size)?;
+    let dataset = data.open_train(args.seed)?;
+    let natural_steps = dataset.len().div_ceil(global_batch_size);
+    let mut warnings = Vec::new();
+    let steps_per_epoch = match args.steps_per_epoch {
+        Some(asked) if asked > natural_steps => {
+            warnings.push(format!(
+                "--steps-per-epoch {asked}: the data has {} samples, which make {natural_steps} \
+                 steps of {global_batch_size}; an epoch ends after those",
+                dataset.len()
+            ));
+            natural_steps
+        }
+        asked => asked.unwrap_or(natural_steps),
+    };
+    let built = model
+        .build(dataset.as_ref(), world_size)
+        .map_err(|e| Failure::Usage(format!("{e}; choose other --channels, --hidden or data")))?;
+    let config = TrainConfig {
+        model,
+        strategy,
+        transport: args.transport,
+        device: args.device,
+        world_size,
+        threads: args.threads,
+        pin_cores: args.pin_cores,
+        init_method: resolve_init_method(&args.init_method)?,
+        bucket_cap_mb,
+        epochs,
+        steps_per_epoch,
+        warmup_steps: args.warmup_steps,
+        batch_size: global_batch_size.div_ceil(world_size),
+        global_batch_size,
+        optimizer,
+        seed: args.seed,
+        data,
+        evaluate: args.evaluate,
+        save: args.save.clone(),
+        resume: args.resume.clone(),
+        json: args.json.clone(),
+        quiet: args.quiet,
+        warnings,
+    };
+    if config.evaluate && !matches!(config.model, ModelSettings::Mlp { .. }) {
+        config.data.open_test(config.seed)?;
+    }
+    check_memory(&config, &built, dataset.as_ref())?;
+    if let Some(folder) = &config.resume {
+        checkpoint::check(folder, &config, &built)?;
+    }
+    check_outputs(&config)?;
+    Ok(config)
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+fn resolve_model(args: &TrainArgs) -> Result<ModelSettings> {
+    let given = |flags: &[(&str, bool)]| {
+        flags.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag.to_string())
+    };
+    let cnn_flag =
+        given(&[("--channels", args.channels.is_some()), ("--hidden", args.hidden.is_some())]);
+    let mlp_flag = given(&[
+        ("--input-dim", args.input_dim.is_some()),
+        ("--hidden-dim", args.hidden_dim.is_some()),
+        ("--output-dim", args.output_dim.is_some()),
+        ("--num-layers", args.num_layers.is_some()),
+    ]);
+    let (name, foreign) = match args.model {
+        ModelName::Cnn => ("cnn", mlp_flag),
+        ModelName::Mlp => ("mlp", cnn_flag),
+    };
+    if let Some(flag) = foreign {
+        return usage(format!("{flag} does not apply to --model {name}; leave it out"));
+    }
+    let or = |value: Option<u64>, default: usize| value.map_or(default, |v| v as usize);
+    let sizes: Vec<(&str, usize)> = match args.model {
+        ModelName::Cnn => {
+            let channels = args.channels.clone().unwrap_or_else(|| vec![32, 64, 128]);
+            let channels = channels.into_iter().map(|c| ("--channels", c as usize));
+            channels.chain([("--hidden", or(args.hidden, 512))]).collect()
+        }
+        ModelName::Mlp => vec![
+            ("--input-dim", or(args.input_dim, 4096)),
+            ("--hidden-dim", or(args.hidden_dim, 4096)),
+            ("--output-dim", or(args.output_dim, 2048)),
+        ],
+    };
+    if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        return usage(format!("{flag} must be above zero everywhere"));
+    }
+    let sizes: Vec<usize> = sizes.into_iter().map(|(_, size)| size).collect();
+    Ok(match (args.model, sizes.as_slice()) {
+        (ModelName::Mlp, &[input_dim, hidden_dim, output_dim]) => {
+            let num_layers = args.num_layers.unwrap_or(3);
+            if num_layers > 10_000 {
+                return usage(format!("--num-layers {num_layers}: at most 10000"));
+            }
+            ModelSettings::Mlp { input_dim, hidden_dim, output_dim, num_layers }
+        }
+        (_, [channels @ .., hidden]) => {
+            ModelSettings::Cnn { channels: channels.to_vec(), hidden: *hidden }
+        }
+        (_, []) => return usage("--channels must name at least one convolution".into()),
+    })
+}
+
+fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result<usize> {
+    match (placement, args.nproc) {
+        (Some(placement), Some(nproc)) if !placement.is_ours() => usage(format!(
+            "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
+             launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
+            placement.world_size
+        )),
+        (Some(placement), _) => {
+            launcher::check_num_ranks("WORLD_SIZE", placement.world_size)?;
+            Ok(placement.world_size)
+        }
+        (None, Some(nproc)) => {
+            launcher::check_num_ranks("--nproc", nproc)?;
+            Ok(nproc)
+        }
+        (None, None) => Ok(resources::num_cores().min(2)),
+    }
+}
+
+fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usize) -> Result<()> {
+    if args.threads == 0 {
+        return usage("--threads 0: a rank needs at least one thread".into());
+    }
+    let cores = resources::num_cores();
+    if args.pin_cores && world_size * args.threads > cores && placement.is_none() {
+        return usage(format!(
+            "--pin-cores needs a core for each of {world_size} x {} threads, but there are {cores}; \
+             leave it out, or lower --nproc or --threads",
+            args.threads
+        ));
+    }
+    if let Some(placement) = placement {
+        if args.transport == TransportName::Thread {
+            return usage(
+                "--transport thread runs all ranks in one process, but a launcher has started this \
+                 one as a rank of several; use --transport shm"
+                    .into(),
+            );
+        }
+        if placement.local_world_size != placement.world_size {
+            return usage(format!(
+                "LOCAL_WORLD_SIZE={} of WORLD_SIZE={}: --transport shm connects the ranks of one \
+                 host only",
+                placement.local_world_size, placement.world_size
+            ));
+        }
+        if placement.master_port.is_none() && args.init_method == "env://" {
+            return usage(
+                "MASTER_PORT is not set in the environment; a launcher sets it, or pass \
+                 --init-method file:///PATH"
+                    .into(),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn resolve_init_method(text: &str) -> Result<InitMethod> {
+    match text.strip_prefix("file://") {
+        _ if text == "env://" => Ok(InitMethod::Environment),
+        Some(path) if path.starts_with('/') => Ok(InitMethod::File(path.into())),
+        _ => usage(format!("--init-method {text}: pass env:// or file:///PATH")),
+    }
+}
+
+fn resolve_optimizer(args: &TrainArgs) -> Result<OptimizerSettings> {
+    let is_adamw = args.optimizer == OptimizerName::Adamw;
+    let lr = args.lr.unwrap_or(if is_adamw { 0.001 } else { 0.01 });
+    let weight_decay = args.weight_decay.unwrap_or(if is_adamw { 0.01 } else { 0.0 });
+    let momentum = args.momentum;
+    for (flag, value) in [("--lr", lr), ("--weight-decay", weight_decay), ("--momentum", momentum)]
+    {
+        if !(value >= 0.0 && value.is_finite()) {
+            return usage(format!("{flag} {value}: pass a number that is not negative"));
+        }
+    }
+    if is_adamw && momentum != 0.0 {
+        return usage("--momentum belongs to --optimizer sgd; leave it out for adamw".into());
+    }
+    Ok(match args.optimizer {
+        OptimizerName::Sgd => OptimizerSettings::Sgd { lr, momentum, weight_decay },
+        OptimizerName::Adamw => OptimizerSettings::Adamw { lr, weight_decay },
+    })
+}
+
+fn resolve_batch(args: &TrainArgs, world_size: usize, default: usize) -> Result<usize> {
+    match (args.batch_size, args.global_batch_size) {
+        (Some(0), _) => usage("--batch-size 0: each rank needs at least one sample".into()),
+        (_, Some(global)) if global < world_size => usage(format!(
+            "--global-batch-size {global} is smaller than the {world_size} ranks that share it; \
+             raise it, or lower --nproc"
+        )),
+        (_, Some(global)) => Ok(global),
+        (local, None) => local
+            .unwrap_or(default)
+            .checked_mul(world_size)
+            .map_or_else(|| usage("--batch-size is too large".into()), Ok),
+    }
+}
+
+/// Refuses a run that cannot fit, before it fails half-way.
+fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> Result<()> {
+    let Some(available) = resources::available_bytes() else { return Ok(()) };
+    let elem = size_of::<f32>() as f64;
+    let copies = 2.0 + config.optimizer.config().state_names().len() as f64;
+    let state = model.layout.len() as f64 * copies * elem;
+    let activations = config.batch_size as f64 * model.activation_elems as f64 * elem;
+    let data = data::resident_bytes(&config.data, dataset);
+    let needed = (state + activations + data) * config.world_size as f64;
+    if needed <= available as f64 {
+        return Ok(());
+    }
+    let gb = |bytes: f64| format!("{:.1} GB", bytes / 1e9);
+    usage(format!(
+        "not enough memory: {} ranks need about {} ({} each for {} parameters with gradients and \
+         optimizer state, {} for activations of {} samples), and {} are available; use a smaller \
+         model, a smaller batch, or fewer ranks",
+        config.world_size,
+        gb(needed),
+        gb(state),
+        model.layout.num_params(),
+        gb(activations),
+        config.batch_size,
+        gb(available as f64)
+    ))
+}
+
+/// Tries whether everything that the run will write can be written.
+fn check_outputs(config: &TrainConfig) -> Result<()> {
+    let runs = Path::new(crate::run_folder::RUNS);
+    check_folder("the run folder", runs, "start from a folder that you can write to")?;
+    if let Some(folder) = &config.save {
+        check_folder("--save", folder, "pass a folder that you can write to")?;
+    }
+    if let Some(file) = &config.json {
+        if file.is_dir() {
+            return usage(format!("--json {} is a folder; pass a file", file.display()));
+        }
+        let folder = match file.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        if !folder.is_dir() {
+            return usage(format!("--json {}: its folder does not exist", file.display()));
+        }
+        check_folder("--json", folder, "pass a file that you can write to")?;
+    }
+    Ok(())
+}
+
+/// Whether files can be made in `folder`, or in the nearest folder above it that exists. Leaves
+/// nothing behind.
+fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
+    let absolute = std::path::absolute(folder)
+        .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.display())))?;
+    let existing = absolute.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let probe = existing.join(format!(".paceline-probe-{}", std::process::id()));
+    let written = if existing.is_dir() {
+        std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe))
+    } else {
+        Err(std::io::ErrorKind::NotADirectory.into())
+    };
+    written.map_err(|e| {
+        let (folder, existing) = (folder.display(), existing.display());
+        Failure::Usage(format!("{what} {folder}: cannot write to {existing} ({e}); {fix}"))
+    })
+}

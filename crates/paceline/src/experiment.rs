@@ -1,0 +1,96 @@
+//! From the command line to running ranks.
+
+use std::path::PathBuf;
+
+use paceline_collectives::{Group, GroupOptions, Meeting};
+
+use crate::cli::{TrainArgs, TransportName};
+use crate::config::{self, InitMethod, TrainConfig};
+use crate::environment::{self, Placement};
+use crate::launcher::{self, Launch};
+use crate::run_folder::{self, RunFolder};
+use crate::{Failure, Result, train};
+
+/// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
+/// of several processes.
+pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
+    let config = config::resolve(args, placement.as_ref())?;
+    if placement.as_ref().is_none_or(|placement| !placement.is_ours()) {
+        for warning in &config.warnings {
+            eprintln!("warning: {warning}");
+        }
+    }
+    match placement {
+        Some(placement) => run_process(&config, &placement)?,
+        None if config.world_size == 1 => {
+            let folder = RunFolder::open(run_folder::create(&config)?)?;
+            train::pin(&config, 0)?;
+            train::run_rank(&config, Group::single(), 0, Some(folder))?;
+        }
+        None if config.transport == TransportName::Thread => run_threads(&config)?,
+        None => return launch_processes(&config),
+    }
+    Ok(0)
+}
+
+/// This process is one rank of several.
+fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
+    let &Placement { rank, world_size, local_rank, local_world_size, .. } = placement;
+    train::pin(config, local_rank)?;
+    let meeting = match &config.init_method {
+        InitMethod::File(path) => Meeting::by_file(path),
+        // `config::resolve` has checked that there is a port.
+        InitMethod::Environment => {
+            Meeting::by_port(placement.master_port.unwrap_or_default(), &placement.secret)
+        }
+    };
+    let options = GroupOptions::for_local_ranks(local_world_size);
+    let group = Group::shm(&meeting, rank, world_size, options)?;
+    let folder = match (rank, &placement.run_folder) {
+        (0, Some(folder)) => Some(RunFolder::open(PathBuf::from(folder))?),
+        (0, None) => Some(RunFolder::open(run_folder::create(config)?)?),
+        _ => None,
+    };
+    train::run_rank(config, group, local_rank, folder)
+}
+
+/// All ranks are threads of this process.
+fn run_threads(config: &TrainConfig) -> Result<()> {
+    let mut folder = Some(RunFolder::open(run_folder::create(config)?)?);
+    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = Group::threads(config.world_size)
+            .into_iter()
+            .map(|group| {
+                let (rank, folder) = (group.rank(), folder.take());
+                scope.spawn(move || {
+                    train::pin(config, rank)?;
+                    train::run_rank(config, group, rank, folder)
+                })
+            })
+            .collect();
+        let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<()>>)| {
+            let panicked = |_| Err(Failure::Run(format!("rank {rank} panicked (see above)")));
+            thread.join().unwrap_or_else(panicked)
+        };
+        ranks.into_iter().enumerate().map(join).collect()
+    });
+    // The rank that failed by itself says more than those that failed with it.
+    let is_consequence = |failure: &Failure| matches!(failure, Failure::Consequence(_));
+    let failures = outcomes.into_iter().filter_map(Result::err);
+    failures.min_by_key(is_consequence).map_or(Ok(()), Err)
+}
+
+/// Starts one process per rank, with the flags of this one.
+fn launch_processes(config: &TrainConfig) -> Result<u8> {
+    let own_program = std::env::current_exe()
+        .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
+    let folder = run_folder::create(config)?;
+    let mut command = vec![own_program.into_os_string()];
+    command.extend(std::env::args_os().skip(1));
+    launcher::launch(&Launch {
+        command,
+        num_ranks: config.world_size,
+        variables: vec![(environment::RUN_FOLDER, folder.into_os_string())],
+        rank_0_owns_stdout: true,
+    })
+}

@@ -1,0 +1,80 @@
+//! How a command fails: what it says, and its exit code.
+
+use std::process::ExitCode;
+
+use paceline_collectives::CollectiveError;
+use paceline_strategies::StrategyError;
+
+/// The reason why a command ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The user asked for something that cannot be: found before any rank started, nothing written.
+    #[error("{0}")]
+    Usage(String),
+    /// Something went wrong while running.
+    #[error("{0}")]
+    Run(String),
+    /// This rank ended only because another one failed; that one says why.
+    #[error("{0}")]
+    Consequence(String),
+}
+
+/// Exit code of a rank that failed by itself.
+pub const EXIT_RUN: u8 = 1;
+/// Exit code for a mistake in the command line or the environment.
+pub const EXIT_USAGE: u8 = 2;
+/// Exit code of a rank that ended because another one failed.
+pub const EXIT_CONSEQUENCE: u8 = 3;
+
+impl Failure {
+    /// Says what happened on standard error, and gives the exit code.
+    pub fn report(self) -> ExitCode {
+        let (code, hint) = match &self {
+            Failure::Usage(_) => (EXIT_USAGE, "\n\nFor all flags, try '--help'."),
+            Failure::Run(_) => (EXIT_RUN, ""),
+            Failure::Consequence(_) => (EXIT_CONSEQUENCE, ""),
+        };
+        eprintln!("error: {self}{hint}");
+        ExitCode::from(code)
+    }
+
+    /// A failure while doing something to a file or the system.
+    pub fn io(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
+        Failure::Run(format!("{what}: {error}"))
+    }
+}
+
+impl From<StrategyError> for Failure {
+    fn from(error: StrategyError) -> Self {
+        match error {
+            StrategyError::Collective(error) => error.into(),
+            other => Failure::Run(other.to_string()),
+        }
+    }
+}
+
+impl From<CollectiveError> for Failure {
+    fn from(error: CollectiveError) -> Self {
+        if error.is_consequence() {
+            Failure::Consequence(error.to_string())
+        } else {
+            Failure::Run(error.to_string())
+        }
+    }
+}
+
+macro_rules! failure_while_running {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Failure::Run(error.to_string())
+            }
+        }
+    )*};
+}
+failure_while_running!(
+    paceline_data::DataError,
+    paceline_kernels::KernelError,
+    paceline_memory::MemoryError,
+    paceline_model::ModelError
+);

@@ -1,0 +1,67 @@
+//! The process that outlives a killed launcher just long enough to end the ranks' process groups.
+
+use std::io::{BufRead, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::{Failure, Result};
+
+/// What the launcher says when it has ended everything itself.
+const FAREWELL: &str = "done";
+
+/// The launcher's end.
+#[derive(Debug)]
+pub(super) struct Guard {
+    child: Child,
+    pipe: ChildStdin,
+}
+
+impl Guard {
+    pub(super) fn start(own_program: &std::path::Path) -> Result<Self> {
+        // In a group of its own, so that Ctrl-C in the terminal does not end it before its time.
+        let mut child = Command::new(own_program)
+            .arg("__guard")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(|e| Failure::io("cannot start the guard process", e))?;
+        let pipe = child.stdin.take();
+        let pipe = pipe.ok_or_else(|| Failure::Run("the guard process has no pipe".into()))?;
+        Ok(Self { child, pipe })
+    }
+
+    /// Adds a rank's process group to those that the guard ends.
+    pub(super) fn watch(&mut self, group: u32) -> Result<()> {
+        writeln!(self.pipe, "{group}").map_err(|e| Failure::io("the guard process is gone", e))
+    }
+
+    /// Ends the guard: nothing is left to watch.
+    pub(super) fn dismiss(mut self) {
+        // If it is gone already, so much the better.
+        let _ = writeln!(self.pipe, "{FAREWELL}");
+        drop(self.pipe);
+        let _ = self.child.wait();
+    }
+}
+
+/// `paceline __guard`: reads process groups, one per line, and kills them if the pipe closes without
+/// a farewell.
+pub fn guard_groups() -> Result<u8> {
+    let mut groups = Vec::new();
+    for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+        match line.parse().ok().and_then(Pid::from_raw) {
+            Some(group) => groups.push(group),
+            None if line == FAREWELL => return Ok(0),
+            None => {}
+        }
+    }
+    for group in groups {
+        // A group that has ended by itself is no error.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    Ok(0)
+}

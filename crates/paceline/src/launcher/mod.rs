@@ -1,0 +1,95 @@
+//! Starts the ranks of a run on this host, and ends them together.
+//!
+//! Each rank is a process in a group of its own. When one fails, all others are stopped and the
+//! launcher says which one it was, how it ended, and what it said last. When the launcher is killed,
+//! even by a signal that it cannot catch, the ranks end too: each asks the kernel to be killed with
+//! its parent, and a guard process, which waits for the launcher's end of a pipe to close, kills what
+//! the ranks may have started.
+
+mod guard;
+mod ranks;
+mod relay;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use paceline_collectives::{MAX_RANKS, Meeting};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use crate::cli::LaunchArgs;
+use crate::{Failure, Result, environment};
+
+pub use guard::guard_groups;
+pub use ranks::launch;
+
+/// What to start, how often.
+#[derive(Debug)]
+pub struct Launch {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// How many ranks.
+    pub num_ranks: usize,
+    /// More variables for every rank.
+    pub variables: Vec<(&'static str, OsString)>,
+    /// Rank 0 writes to our standard output itself, so that it can draw on a terminal; otherwise all
+    /// ranks' output is passed on line by line.
+    pub rank_0_owns_stdout: bool,
+}
+
+/// `paceline launch`.
+pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
+    check_num_ranks("--nproc", args.nproc)?;
+    launch(&Launch {
+        command: args.command.clone(),
+        num_ranks: args.nproc,
+        variables: Vec::new(),
+        rank_0_owns_stdout: false,
+    })
+}
+
+/// Checks a number of ranks that the user gave by `flag`.
+pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
+    if (1..=MAX_RANKS).contains(&num_ranks) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "{flag} {num_ranks}: a host can have 1 to {MAX_RANKS} ranks; pass a number in that range"
+    )))
+}
+
+/// The variables by which a rank knows its place.
+fn rank_variables(rank: usize, world_size: usize, port: u16, secret: &str) -> Vec<(&str, String)> {
+    vec![
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", world_size.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("LOCAL_WORLD_SIZE", world_size.to_string()),
+        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("MASTER_PORT", port.to_string()),
+        (environment::SECRET, secret.into()),
+    ]
+}
+
+/// A port that is free now, and a fresh secret.
+fn meeting_point() -> Result<(u16, String)> {
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr());
+    let port = free.map_err(|e| Failure::io("no free port for MASTER_PORT", e))?.port();
+    Ok((port, Meeting::fresh_secret()))
+}
+
+/// `paceline __rank`: asks to be killed when the launcher dies, then becomes the rank's program.
+pub fn become_rank(parent: u32, command: &[OsString]) -> Result<u8> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| Failure::io("cannot tie this rank to its launcher", e))?;
+    // The launcher may have died before the kernel was asked.
+    if getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get() as u32) != Some(parent) {
+        return Err(Failure::Consequence("the launcher ended before its rank started".into()));
+    }
+    let Some((program, args)) = command.split_first() else {
+        return Err(Failure::Usage("no program to start".into()));
+    };
+    // Returns only if the program cannot be started.
+    let error = Command::new(program).args(args).exec();
+    Err(Failure::Usage(format!("cannot start {}: {error}", program.display())))
+}

@@ -1,0 +1,225 @@
+//! Starting the ranks, watching them, and ending them together.
+
+use std::io::{self, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::guard::Guard;
+use super::relay::{LastLines, To};
+use super::{Launch, meeting_point, rank_variables};
+use crate::failure::EXIT_CONSEQUENCE;
+use crate::{Failure, Result};
+
+/// After a failure that another rank must have caused, how long to wait for that rank's own end.
+const CAUSE_WAIT: Duration = Duration::from_millis(200);
+/// How long ranks may take to end after the polite signal.
+const POLITE_WAIT: Duration = Duration::from_millis(300);
+/// How long the kernel may take to end them after the other one.
+const KILL_WAIT: Duration = Duration::from_millis(300);
+
+#[derive(Debug)]
+enum Event {
+    Ended { rank: usize, status: ExitStatus, at: Instant },
+    Signal(i32),
+}
+
+#[derive(Debug)]
+struct Rank {
+    group: Pid,
+    last_lines: LastLines,
+    ended: Option<(ExitStatus, Instant)>,
+}
+
+/// Starts the ranks and waits for them. Returns 0 when all succeed; otherwise stops the rest, says
+/// on standard error what happened, and returns the code to exit with.
+pub fn launch(launch: &Launch) -> Result<u8> {
+    let own_program = std::env::current_exe()
+        .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
+    let (port, secret) = meeting_point()?;
+    let (sender, events) = channel();
+    forward_signals(sender.clone())?;
+    let mut guard = Guard::start(&own_program)?;
+    let begin = Instant::now();
+    let mut ranks = Vec::new();
+    for rank in 0..launch.num_ranks {
+        let variables = rank_variables(rank, launch.num_ranks, port, &secret);
+        match start(&own_program, launch, rank, &variables, &sender) {
+            Ok(started) => {
+                let group = started.group.as_raw_nonzero().get();
+                ranks.push(started);
+                guard.watch(group.unsigned_abs())?;
+            }
+            Err(error) => {
+                stop(&mut ranks, &events);
+                guard.dismiss();
+                return Err(Failure::io(format!("cannot start rank {rank}"), error));
+            }
+        }
+    }
+    let code = watch(&mut ranks, &events, begin);
+    guard.dismiss();
+    Ok(code)
+}
+
+fn start(
+    own_program: &Path,
+    launch: &Launch,
+    rank: usize,
+    variables: &[(&str, String)],
+    events: &Sender<Event>,
+) -> io::Result<Rank> {
+    let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
+    let mut child = Command::new(own_program)
+        .arg("__rank")
+        .arg(std::process::id().to_string())
+        .arg("--")
+        .args(&launch.command)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
+        .envs(launch.variables.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null())
+        .stdout(if owns_stdout { Stdio::inherit() } else { Stdio::piped() })
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()?;
+    let last_lines = LastLines::default();
+    if let Some(stdout) = child.stdout.take() {
+        last_lines.relay(stdout, To::Stdout);
+    }
+    if let Some(stderr) = child.stderr.take() {
+        last_lines.relay(stderr, To::Stderr { rank });
+    }
+    let group = Pid::from_child(&child);
+    let events = events.clone();
+    std::thread::Builder::new()
+        .name(format!("wait-{rank}"))
+        .spawn(move || wait_for(rank, child, &events))?;
+    Ok(Rank { group, last_lines, ended: None })
+}
+
+/// Waits for a rank, and ends what it leaves behind in its group.
+fn wait_for(rank: usize, mut child: Child, events: &Sender<Event>) {
+    let pid = Pid::from_child(&child);
+    // Looks without reaping: until then the number of the group cannot be given to another one.
+    let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+    let at = Instant::now();
+    let _ = kill_process_group(pid, Signal::KILL);
+    if let Ok(status) = child.wait() {
+        // Nobody listens any more once the launcher has decided to end.
+        let _ = events.send(Event::Ended { rank, status, at });
+    }
+}
+
+fn forward_signals(events: Sender<Event>) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|e| Failure::io("cannot listen for signals", e))?;
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                break;
+            }
+        }
+    });
+    Ok(())
+}
+
+fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant) -> u8 {
+    while ranks.iter().any(|rank| rank.ended.is_none()) {
+        let Ok(event) = events.recv() else { break };
+        match event {
+            Event::Signal(signal) => {
+                stop(ranks, events);
+                say(&format!("{}; all ranks were stopped", signal_name(signal)));
+                return 128 + signal as u8;
+            }
+            Event::Ended { rank, status, at } => {
+                ranks[rank].ended = Some((status, at));
+                if !status.success() {
+                    let culprit = find_cause(rank, ranks, events);
+                    stop(ranks, events);
+                    return report(culprit, &ranks[culprit], begin);
+                }
+            }
+        }
+    }
+    0
+}
+
+/// The rank to blame: the first to fail, unless it says itself that another one was the cause.
+fn find_cause(first: usize, ranks: &mut [Rank], events: &Receiver<Event>) -> usize {
+    let deadline = Instant::now() + CAUSE_WAIT;
+    let is_cause = |status: &ExitStatus| {
+        !status.success() && status.code() != Some(i32::from(EXIT_CONSEQUENCE))
+    };
+    loop {
+        let cause = (0..ranks.len())
+            .filter(|&rank| ranks[rank].ended.is_some_and(|(status, _)| is_cause(&status)))
+            .min_by_key(|&rank| ranks[rank].ended.map(|(_, at)| at));
+        if let Some(cause) = cause {
+            return cause;
+        }
+        match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Event::Ended { rank, status, at }) => ranks[rank].ended = Some((status, at)),
+            Ok(Event::Signal(_)) | Err(_) => return first,
+        }
+    }
+}
+
+/// Ends all ranks that still run: politely first, then not.
+fn stop(ranks: &mut [Rank], events: &Receiver<Event>) {
+    for (signal, patience) in [(Signal::TERM, POLITE_WAIT), (Signal::KILL, KILL_WAIT)] {
+        for rank in ranks.iter().filter(|rank| rank.ended.is_none()) {
+            // A group that ends at this very moment is no error.
+            let _ = kill_process_group(rank.group, signal);
+        }
+        let deadline = Instant::now() + patience;
+        while ranks.iter().any(|rank| rank.ended.is_none()) {
+            match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Ended { rank, status, at }) => ranks[rank].ended = Some((status, at)),
+                Ok(Event::Signal(_)) => {}
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+fn report(culprit: usize, rank: &Rank, begin: Instant) -> u8 {
+    let Some((status, at)) = rank.ended else { return 1 };
+    let (how, code) = match (status.code(), status.signal()) {
+        (Some(code), _) => (format!("exited with code {code}"), code as u8),
+        (None, Some(signal)) => {
+            (format!("was killed by {}", signal_name(signal)), 128 + signal as u8)
+        }
+        (None, None) => (format!("ended ({status})"), 1),
+    };
+    let after = at.saturating_duration_since(begin).as_secs_f64();
+    let pid = rank.group.as_raw_nonzero();
+    let mut text =
+        format!("rank {culprit} (process {pid}) {how} after {after:.1} s; all ranks were stopped");
+    let lines = rank.last_lines.get();
+    if !lines.is_empty() {
+        text.push_str("; its last lines:");
+        for line in lines {
+            text.push_str("\n    ");
+            text.push_str(&line);
+        }
+    }
+    say(&text);
+    code
+}
+
+fn say(text: &str) {
+    // A closed standard error must not keep the launcher from its exit code.
+    let _ = writeln!(io::stderr().lock(), "paceline: {text}");
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = signal_hook::low_level::signal_name(signal);
+    name.map_or_else(|| format!("signal {signal}"), str::to_owned)
+}

@@ -1,0 +1,63 @@
+//! Passes the ranks' output on, line by line, and remembers the last lines of each.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How many lines of a failed rank the launcher repeats.
+const KEPT: usize = 10;
+
+/// The last lines of one rank.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LastLines {
+    lines: Arc<Mutex<VecDeque<String>>>,
+}
+
+/// Where lines go.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum To {
+    /// Standard output, unchanged.
+    Stdout,
+    /// Standard error, each line with the rank before it.
+    Stderr { rank: usize },
+}
+
+impl LastLines {
+    /// Starts to pass `from` on.
+    pub(super) fn relay(&self, from: impl Read + Send + 'static, to: To) {
+        let keeper = self.lines.clone();
+        std::thread::spawn(move || {
+            let mut from = BufReader::new(from);
+            let mut line = Vec::new();
+            while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned();
+                // A closed terminal must not stop the rank, so failures to write are ignored.
+                match to {
+                    To::Stdout => drop(writeln!(std::io::stdout().lock(), "{text}")),
+                    To::Stderr { rank } => {
+                        drop(writeln!(std::io::stderr().lock(), "[rank {rank}] {text}"));
+                    }
+                }
+                let mut kept = keeper.lock().unwrap_or_else(PoisonError::into_inner);
+                if kept.len() == KEPT {
+                    kept.pop_front();
+                }
+                kept.push_back(text);
+                line.clear();
+            }
+        });
+    }
+
+    /// The last lines, after a moment in which those already written can arrive.
+    pub(super) fn get(&self) -> Vec<String> {
+        // Each running relay holds one more reference, and drops it at the end of its input.
+        for _ in 0..20 {
+            if Arc::strong_count(&self.lines) == 1 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}

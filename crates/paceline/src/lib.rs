@@ -1,0 +1,28 @@
+//! Distributed training that shows where every millisecond and megabyte goes.
+//!
+//! This crate puts the others together: the command line and its resolved configuration, the
+//! launcher, the training loop, checkpoints, measurements and reports. It knows how nothing is
+//! computed.
+//!
+//! Start reading at [`train`], which holds the training loop from top to bottom.
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+pub mod cli;
+pub mod config;
+pub mod data;
+pub mod environment;
+pub mod experiment;
+pub mod launcher;
+pub mod measure;
+pub mod report;
+pub mod resources;
+pub mod run_folder;
+pub mod train;
+
+mod failure;
+
+pub use failure::Failure;
+
+/// The result of everything here that can fail.
+pub type Result<T> = std::result::Result<T, Failure>;

@@ -1,0 +1,429 @@
+//! What a run says: on the console while it runs and when it ends, and in its summary.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use paceline_collectives::Group;
+use paceline_model::Model;
+use paceline_strategies::StepLoss;
+use serde::Serialize;
+
+use crate::Result;
+use crate::cli::DeviceName;
+use crate::config::{ModelSettings, TrainConfig};
+use crate::measure::{RankReport, StepTimes, quantile};
+use crate::train::{EpochSums, strategy_name, transport_name};
+
+/// Without a terminal, a line is printed every so many batches.
+const LINE_EVERY: usize = 10;
+
+/// The console of one rank. Only rank 0's says anything, and nothing if the run is to be quiet.
+#[derive(Debug)]
+pub struct Console {
+    speaks: bool,
+    bar: Option<ProgressBar>,
+    header: String,
+    num_epochs: usize,
+    has_classes: bool,
+}
+
+impl Console {
+    /// The console of `rank`.
+    pub fn new(config: &TrainConfig, rank: usize) -> Self {
+        let speaks = rank == 0 && !config.quiet;
+        let draws = speaks && std::io::stdout().is_terminal();
+        let bar = draws.then(|| {
+            let style = ProgressStyle::with_template(
+                "{prefix} [{bar:30}] {pos}/{len} batches, {per_sec}, {msg}",
+            );
+            ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout())
+                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        let header = format!(
+            "paceline train: {}, {} over {}, {} x {}",
+            config.model.name(),
+            strategy_name(config.strategy),
+            transport_name(config.transport),
+            plural(config.world_size, "rank"),
+            plural(config.threads, "thread"),
+        );
+        let has_classes = matches!(config.model, ModelSettings::Cnn { .. });
+        Self { speaks, bar, header, num_epochs: config.epochs, has_classes }
+    }
+
+    fn say(&self, text: impl AsRef<str>) {
+        if !self.speaks {
+            return;
+        }
+        match &self.bar {
+            Some(bar) => bar.suspend(|| println!("{}", text.as_ref())),
+            None => println!("{}", text.as_ref()),
+        }
+    }
+
+    /// One line per rank about where it computes. Every rank calls it.
+    pub fn placement(&self, group: &Group, local_rank: usize) -> Result<()> {
+        let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
+        let line = format!(
+            "[Rank {}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu",
+            group.rank()
+        );
+        for line in group
+            .gather_object(&line, 0)?
+            .iter()
+            .flat_map(|lines| std::iter::once(&self.header).chain(lines))
+        {
+            self.say(line);
+        }
+        Ok(())
+    }
+
+    /// The size of the model.
+    pub fn model(&self, model: &Model) {
+        let params = model.layout.num_params();
+        self.say(format!(
+            "Parameters: {}, gradients: {:.2} MB",
+            thousands(params as u64),
+            params as f64 * 4.0 / 1e6
+        ));
+    }
+
+    /// An epoch of `num_steps` batches begins.
+    pub fn begin_epoch(&self, epoch: u64, num_steps: usize) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(num_steps as u64);
+            bar.reset();
+            bar.set_prefix(format!("Epoch {}/{}", epoch + 1, self.num_epochs));
+        }
+    }
+
+    /// A step is done.
+    pub fn step(&self, epoch: u64, batch: usize, loss: f64) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(format!("loss {loss:.4}"));
+                bar.inc(1);
+            }
+            None if (batch + 1).is_multiple_of(LINE_EVERY) => {
+                self.say(format!("Epoch {} Batch {} Loss: {loss:.4}", epoch + 1, batch + 1));
+            }
+            None => {}
+        }
+    }
+
+    /// An epoch is done.
+    pub fn end_epoch(&self, epoch: u64, sums: &EpochSums, took: Duration) {
+        let accuracy = if self.has_classes {
+            format!(", accuracy {:.2} %", 100.0 * sums.correct / sums.count)
+        } else {
+            String::new()
+        };
+        self.say(format!(
+            "Epoch {}/{}: loss {:.4}{accuracy}, {:.2} s",
+            epoch + 1,
+            self.num_epochs,
+            sums.loss / sums.count,
+            took.as_secs_f64()
+        ));
+        if let Some(bar) = &self.bar
+            && epoch as usize + 1 == self.num_epochs
+        {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// The test set has been evaluated.
+    pub fn evaluation(&self, sums: &EpochSums) {
+        self.say(format!(
+            "Evaluation loss: {:.4}, over {} samples",
+            sums.loss / sums.count,
+            thousands(sums.count as u64)
+        ));
+        self.say(format!("Evaluation accuracy: {:.2}%", 100.0 * sums.correct / sums.count));
+    }
+
+    /// The run is over.
+    pub fn summary(
+        &self,
+        config: &TrainConfig,
+        summary: &Summary,
+        outcome: &Outcome,
+        folder: Option<&Path>,
+    ) {
+        if let ModelSettings::Mlp { .. } = config.model {
+            self.say(scaling_block(config, summary, outcome));
+        }
+        self.say(summary_block(summary, outcome));
+        if let Some(folder) = folder {
+            self.say(format!("Run folder: {}/", folder.display()));
+        }
+    }
+}
+
+/// A line of `metrics.jsonl`: one step as rank 0 saw it, times in milliseconds.
+#[derive(Debug, Serialize)]
+pub struct StepLine {
+    step: u64,
+    epoch: u64,
+    batch: usize,
+    samples: usize,
+    loss: f64,
+    correct: f64,
+    lr: f64,
+    step_ms: f64,
+    data_ms: f64,
+    forward_ms: f64,
+    backward_ms: f64,
+    optimizer_ms: f64,
+    comm_exposed_ms: f64,
+    comm_hidden_ms: f64,
+    comm_wait_ms: f64,
+    comm_move_ms: f64,
+}
+
+impl StepLine {
+    /// The line of a step; steps, epochs and batches count from 1.
+    pub fn new(
+        step: u64,
+        epoch: u64,
+        batch: usize,
+        loss: &StepLoss,
+        lr: f64,
+        times: &StepTimes,
+    ) -> Self {
+        Self {
+            step,
+            epoch: epoch + 1,
+            batch: batch + 1,
+            samples: loss.count,
+            loss: loss.loss,
+            correct: loss.correct,
+            lr,
+            step_ms: ms(times.step),
+            data_ms: ms(times.data),
+            forward_ms: ms(times.forward),
+            backward_ms: ms(times.backward),
+            optimizer_ms: ms(times.optimizer),
+            comm_exposed_ms: ms(times.exposed),
+            comm_hidden_ms: ms(times.hidden),
+            comm_wait_ms: ms(times.wait),
+            comm_move_ms: ms(times.moving),
+        }
+    }
+}
+
+/// What training came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Number of parameters.
+    pub params: usize,
+    /// Steps made, measured or not.
+    pub num_steps: u64,
+    /// Mean loss: of the evaluation if there was one, else of the last epoch.
+    pub loss: f64,
+    /// Part of the samples classified correctly, of the same samples.
+    pub accuracy: Option<f64>,
+    /// Digest of the final parameters.
+    pub weights_sha256: String,
+    /// Wall-clock time of the whole run on rank 0.
+    pub total: Duration,
+}
+
+/// The summary of a run, as written to `summary.json`. Times are of the measured steps: the median
+/// and 99th percentile of the slowest rank's step, and means over steps and ranks of the parts.
+/// `null` where no step was measured.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    model: &'static str,
+    strategy: &'static str,
+    world_size: usize,
+    threads: usize,
+    device: DeviceName,
+    transport: &'static str,
+    params: usize,
+    /// Per rank.
+    batch_size: usize,
+    /// Steps that were measured.
+    steps: usize,
+    step_ms_median: Option<f64>,
+    step_ms_p99: Option<f64>,
+    /// World size x batch size / median step.
+    samples_per_s: Option<f64>,
+    loss: f64,
+    accuracy: Option<f64>,
+    compute_ms: Option<f64>,
+    comm_exposed_ms: Option<f64>,
+    comm_hidden_ms: Option<f64>,
+    comm_wait_ms: Option<f64>,
+    comm_move_ms: Option<f64>,
+    /// Exposed communication as a part of the step.
+    comm_overhead_pct: Option<f64>,
+    /// The largest over the ranks, by category.
+    peak_bytes: BTreeMap<String, u64>,
+    /// Proportional set size, mean over the ranks.
+    resident_bytes: u64,
+    weights_sha256: String,
+    /// Mean step, for the scaling block.
+    #[serde(skip)]
+    step_ms_mean: Option<f64>,
+    #[serde(skip)]
+    dropped_spans: u64,
+}
+
+impl Summary {
+    /// Puts the ranks' reports together.
+    pub fn new(config: &TrainConfig, outcome: &Outcome, reports: &[RankReport]) -> Self {
+        let num_steps = reports.iter().map(|report| report.steps.len()).min().unwrap_or(0);
+        let slowest: Vec<u64> = (0..num_steps)
+            .map(|step| reports.iter().map(|r| r.steps[step].step).max().unwrap_or(0))
+            .collect();
+        let measured = |value: f64| (num_steps > 0).then_some(value);
+        let mean = |part: fn(&StepTimes) -> u64| {
+            let all = reports.iter().flat_map(|report| &report.steps[..num_steps]);
+            let sum: u64 = all.map(part).sum();
+            measured(ms(sum) / (num_steps * reports.len()) as f64)
+        };
+        let median = measured(ms(quantile(&slowest, 0.5)));
+        let samples = config.global_batch_size as f64;
+        let mut peak_bytes = BTreeMap::new();
+        for (category, &bytes) in reports.iter().flat_map(|report| &report.peak_bytes) {
+            let peak = peak_bytes.entry(category.clone()).or_insert(0);
+            *peak = bytes.max(*peak);
+        }
+        let (exposed, step) = (mean(|t| t.exposed), mean(|t| t.step));
+        let resident: u64 = reports.iter().map(|report| report.resident_bytes).sum();
+        Self {
+            model: config.model.name(),
+            strategy: strategy_name(config.strategy),
+            world_size: config.world_size,
+            threads: config.threads,
+            device: config.device,
+            transport: transport_name(config.transport),
+            params: outcome.params,
+            batch_size: config.batch_size,
+            steps: num_steps,
+            step_ms_median: median,
+            step_ms_p99: measured(ms(quantile(&slowest, 0.99))),
+            samples_per_s: median.map(|median| samples / median * 1e3),
+            loss: outcome.loss,
+            accuracy: outcome.accuracy,
+            compute_ms: mean(StepTimes::compute),
+            comm_exposed_ms: exposed,
+            comm_hidden_ms: mean(|t| t.hidden),
+            comm_wait_ms: mean(|t| t.wait),
+            comm_move_ms: mean(|t| t.moving),
+            comm_overhead_pct: exposed.zip(step).map(|(exposed, step)| 100.0 * exposed / step),
+            peak_bytes,
+            resident_bytes: resident / reports.len().max(1) as u64,
+            weights_sha256: outcome.weights_sha256.clone(),
+            step_ms_mean: step,
+            dropped_spans: reports.iter().map(|report| report.dropped_spans).sum(),
+        }
+    }
+}
+
+fn summary_block(summary: &Summary, outcome: &Outcome) -> String {
+    let mut lines = vec![format!("Total time: {:.2} s", outcome.total.as_secs_f64())];
+    let times = (summary.step_ms_median, summary.step_ms_p99, summary.samples_per_s);
+    if let (Some(median), Some(p99), Some(samples)) = times {
+        lines.push(format!(
+            "Step: {median:.2} ms median, {p99:.2} ms p99 over {} steps; {} samples/s",
+            thousands(summary.steps as u64),
+            thousands(samples.round() as u64)
+        ));
+    } else {
+        lines.push(INSUFFICIENT.into());
+    }
+    let parts = (
+        summary.compute_ms.zip(summary.comm_overhead_pct),
+        summary.comm_exposed_ms.zip(summary.comm_hidden_ms),
+        summary.comm_wait_ms.zip(summary.comm_move_ms),
+    );
+    if let (Some((compute, overhead)), Some((exposed, hidden)), Some((wait, moving))) = parts {
+        lines.push(format!("Compute time: {compute:.2} ms per step"));
+        lines.push(format!(
+            "Communication time: {exposed:.2} ms exposed, {hidden:.2} ms hidden per step; \
+             {wait:.2} ms waiting, {moving:.2} ms moving"
+        ));
+        lines.push(format!("Communication overhead: {overhead:.2} % of the step is exposed"));
+    }
+    let peaks: Vec<String> = summary
+        .peak_bytes
+        .iter()
+        .filter(|(_, bytes)| **bytes > 0)
+        .map(|(category, bytes)| format!("{category} {:.2}", *bytes as f64 / 1e6))
+        .collect();
+    lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
+    lines.push(format!(
+        "Resident (proportional) per rank: {:.1} MB",
+        summary.resident_bytes as f64 / 1e6
+    ));
+    lines.push(format!("Weights: sha256 {}", &summary.weights_sha256));
+    if summary.dropped_spans > 0 {
+        lines.push(format!("{} spans found no room; times are too low", summary.dropped_spans));
+    }
+    lines.join("\n")
+}
+
+const INSUFFICIENT: &str = "Insufficient measured steps. Increase steps or reduce warmup.";
+
+/// The block of the scaling benchmark. Its throughput uses the average step.
+fn scaling_block(config: &TrainConfig, summary: &Summary, outcome: &Outcome) -> String {
+    let mut lines = vec![
+        "=== DDP Scaling Benchmark ===".to_owned(),
+        format!("World size       : {}", config.world_size),
+        "Device           : cpu".to_owned(),
+        format!("Config           : {}", serde_json::json!(config.model)),
+        format!("Warmup steps     : {}", config.warmup_steps),
+        format!("Measured steps   : {} / {}", summary.steps, outcome.num_steps),
+    ];
+    match summary.step_ms_mean {
+        Some(mean) => {
+            let samples = config.global_batch_size as f64 / mean * 1e3;
+            let measured = config.global_batch_size * summary.steps;
+            lines.push(format!("Avg step time    : {mean:.2} ms"));
+            lines.push(format!(
+                "Throughput       : {} samples/s",
+                thousands(samples.round() as u64)
+            ));
+            lines.push(format!("Measured samples : {}", thousands(measured as u64)));
+        }
+        None => lines.push(INSUFFICIENT.to_owned()),
+    }
+    lines.join("\n")
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+fn plural(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number with its thousands separated.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_separated() {
+        let all = [0, 7, 999, 1000, 27_400, 1_234_567].map(thousands);
+        assert_eq!(all, ["0", "7", "999", "1,000", "27,400", "1,234,567"]);
+    }
+}

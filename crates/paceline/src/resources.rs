@@ -1,0 +1,66 @@
+//! What this host has, and what a process of ours uses of it.
+
+use std::fs;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::{Failure, Result};
+
+/// How many cores this process may use.
+pub fn num_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Bytes of memory that a new process could use without swapping, as far as the system tells: what
+/// the kernel calls available, or what the control group leaves, whichever is less.
+pub fn available_bytes() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let group = number("/sys/fs/cgroup/memory.max")
+        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    Some((kib * 1024).min(group.unwrap_or(u64::MAX)))
+}
+
+/// Proportional set size of this process in bytes: its own pages, and its share of shared ones.
+pub fn resident_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Lets the calling thread, and the threads that it starts, run on `threads` cores of its own:
+/// those after the ones of lower local ranks.
+pub fn pin(local_rank: usize, threads: usize) -> Result<()> {
+    let fail = |e: rustix::io::Errno| Failure::io("cannot pin this rank to its cores", e);
+    let allowed = sched_getaffinity(None).map_err(fail)?;
+    let cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+    let mut own = CpuSet::new();
+    for core in cores.skip(local_rank * threads).take(threads) {
+        own.set(core);
+    }
+    sched_setaffinity(None, &own).map_err(fail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_answers() {
+        assert!(available_bytes().unwrap() > 1 << 20);
+        assert!(resident_bytes().unwrap() > 1 << 16);
+        assert!(num_cores() >= 1);
+    }
+
+    #[test]
+    fn a_pinned_thread_has_its_cores_only() {
+        std::thread::spawn(|| {
+            pin(0, 1).unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,74 @@
+//! The folder of a run: its configuration, one line per step, and its summary.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::config::TrainConfig;
+use crate::{Failure, Result};
+
+/// Where run folders are made, below the current folder.
+pub const RUNS: &str = "runs";
+
+/// An open run folder.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    metrics: BufWriter<File>,
+}
+
+/// Makes `runs/<time>-<model>-<strategy>/` with the configuration in it, and returns its path. A
+/// folder that exists is never touched: a number is added to the name instead.
+pub fn create(config: &TrainConfig) -> Result<PathBuf> {
+    let time = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S");
+    let strategy = crate::train::strategy_name(config.strategy);
+    let name = format!("{time}-{}-{strategy}", config.model.name());
+    let fail = |e: std::io::Error| Failure::Usage(format!("the run folder {RUNS}/{name}: {e}"));
+    fs::create_dir_all(RUNS).map_err(fail)?;
+    let names = std::iter::once(name.clone()).chain((2..).map(|n| format!("{name}-{n}")));
+    for name in names {
+        let path = Path::new(RUNS).join(name);
+        match fs::create_dir(&path) {
+            Ok(()) => {
+                write_json(&path.join("config.json"), config)?;
+                return Ok(path);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(fail(e)),
+        }
+    }
+    unreachable!("some number is free")
+}
+
+/// Writes `value` as indented JSON.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let fail =
+        |e: &dyn std::fmt::Display| Failure::io(format!("cannot write {}", path.display()), e);
+    let mut text = serde_json::to_string_pretty(value).map_err(|e| fail(&e))?;
+    text.push('\n');
+    fs::write(path, text).map_err(|e| fail(&e))
+}
+
+impl RunFolder {
+    /// Opens a folder that [`create`] made.
+    pub fn open(path: PathBuf) -> Result<Self> {
+        let file = path.join("metrics.jsonl");
+        let metrics = File::create(&file)
+            .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
+        Ok(Self { path, metrics: BufWriter::new(metrics) })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds a line to `metrics.jsonl`, visible at once to whoever follows the file.
+    pub fn add_metrics(&mut self, line: &impl Serialize) -> Result<()> {
+        let fail = |e: &dyn std::fmt::Display| Failure::io("cannot write metrics.jsonl", e);
+        serde_json::to_writer(&mut self.metrics, line).map_err(|e| fail(&e))?;
+        self.metrics.write_all(b"\n").and_then(|()| self.metrics.flush()).map_err(|e| fail(&e))
+    }
+}
