@@ -24,6 +24,7 @@ mod compute;
 mod error;
 mod real;
 mod simd;
+mod tile;
 
 pub use compute::{Compute, Threads};
 pub use error::KernelError;

@@ -6,6 +6,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
 use crate::account::Account;
 use crate::buffer::Buffer;
 use crate::{Category, DType, MemoryError, Shape, Tensor, Usage};
@@ -13,8 +15,11 @@ use crate::{Category, DType, MemoryError, Shape, Tensor, Usage};
 /// Alignment of every buffer: one cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Blocks of this size and more are aligned to large pages.
+/// Blocks of this size and more are mapped for themselves, at large pages.
 const LARGE_PAGE: usize = 2 << 20;
+
+/// The kernel's unit of mapping.
+const PAGE: usize = 4096;
 
 /// Hands out buffers, takes their memory back when the last user drops them, and keeps the books.
 ///
@@ -44,27 +49,57 @@ unsafe impl Send for Block {}
 
 impl Block {
     fn layout(len_bytes: usize) -> Option<Layout> {
-        let align = if len_bytes >= LARGE_PAGE { LARGE_PAGE } else { ALIGNMENT };
-        Layout::from_size_align(len_bytes, align).ok()
+        Layout::from_size_align(len_bytes, ALIGNMENT).ok()
     }
 
+    /// Zeroed memory from the system; `None` if it has none.
     fn fresh(len_bytes: usize) -> Option<Self> {
+        if len_bytes >= LARGE_PAGE {
+            return Self::mapped(len_bytes);
+        }
         let layout = Self::layout(len_bytes)?;
         // SAFETY: the layout has a size above zero: `take` rounds up to the alignment.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        if len_bytes >= LARGE_PAGE {
-            let advice = rustix::mm::Advice::LinuxHugepage;
-            // SAFETY: the range is the allocation just made; the advice changes no contents. A
-            // kernel without large pages may refuse, which costs speed and nothing else.
-            let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len_bytes, advice) };
-        }
         Some(Self { base, len_bytes })
+    }
+
+    /// A mapping of its own, which begins at a large page and asks for large pages before anything
+    /// is written: on large matrices they save most page-table walks.
+    fn mapped(len_bytes: usize) -> Option<Self> {
+        let room = len_bytes.checked_add(LARGE_PAGE)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory in use.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), room, protection, MapFlags::PRIVATE).ok()?
+        };
+        let lead = start.addr().next_multiple_of(LARGE_PAGE) - start.addr();
+        let base = start.wrapping_byte_add(lead);
+        let kept = len_bytes.next_multiple_of(PAGE);
+        // SAFETY: these are the two ends of the mapping just made that the block does not use. A
+        // failure leaves them mapped and untouched, which takes no memory.
+        unsafe {
+            if lead > 0 {
+                let _ = munmap(start, lead);
+            }
+            if room - lead > kept {
+                let _ = munmap(base.wrapping_byte_add(kept), room - lead - kept);
+            }
+        }
+        // SAFETY: the range is the mapping just made; the advice changes no contents. A kernel
+        // without large pages may refuse, which costs speed and nothing else.
+        let _ = unsafe { madvise(base, kept, Advice::LinuxHugepage) };
+        Some(Self { base: NonNull::new(base.cast())?, len_bytes })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.len_bytes) {
+        if self.len_bytes >= LARGE_PAGE {
+            let kept = self.len_bytes.next_multiple_of(PAGE);
+            // SAFETY: `mapped` made this mapping with this length, and nobody uses the block. A
+            // failure would leak it, which is harmless.
+            let _ = unsafe { munmap(self.base.as_ptr().cast(), kept) };
+        } else if let Some(layout) = Self::layout(self.len_bytes) {
             // SAFETY: `fresh` allocated this block with this very layout.
             unsafe { dealloc(self.base.as_ptr(), layout) }
         }
