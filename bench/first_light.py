@@ -115,9 +115,12 @@ class Paceline:
         return run([self.binary, "--version"], ROOT, timeout_s=30).strip()
 
     def arguments(self, workload: Workload, steps: int) -> list[str]:
+        # Warm-up steps are part of an epoch; an epoch of the synthetic images has at most 64 steps.
+        epochs = -(-(steps + workload.warmup_steps) // 64)
+        steps_per_epoch = -(-(steps + workload.warmup_steps) // epochs)
         return shlex.split(
-            f"train --model {workload.model} --nproc {RANKS} --threads 1 --pin-cores"
-            f" --batch-size {workload.batch_size} --epochs 1 --steps-per-epoch {steps}"
+            f"train --model {workload.model} --nproc {RANKS} --threads 1 --pin-cores --lr 0.01"
+            f" --batch-size {workload.batch_size} --epochs {epochs} --steps-per-epoch {steps_per_epoch}"
             f" --warmup-steps {workload.warmup_steps} --quiet --json step.json"
         )
 
