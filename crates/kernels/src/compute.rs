@@ -77,6 +77,14 @@ impl Threads {
         }
     }
 
+    /// Runs `work` where `rayon`'s current pool is this one.
+    pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            None => work(),
+            Some(pool) => pool.install(work),
+        }
+    }
+
     /// Splits `0..len` into one contiguous range per thread, the first ones longer by at most one.
     pub(crate) fn split(&self, len: usize) -> Vec<std::ops::Range<usize>> {
         let parts = self.count().min(len).max(1);

@@ -24,7 +24,6 @@ mod compute;
 mod error;
 mod real;
 mod simd;
-mod tile;
 
 pub use compute::{Compute, Threads};
 pub use error::KernelError;

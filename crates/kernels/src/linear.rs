@@ -6,7 +6,7 @@ use paceline_memory::{DType, Tensor};
 
 use crate::error::expect_shape;
 use crate::matmul::{Matrix, matmul};
-use crate::{Compute, KernelError, Result, elementwise, reference};
+use crate::{Compute, KernelError, Result, elementwise};
 
 const OP: &str = "linear";
 
@@ -43,21 +43,22 @@ pub fn forward(
     expect_shape(OP, "bias", bias.shape(), [n])?;
     expect_shape(OP, "output", output.shape(), [m, n])?;
     let with_relu = activation == Activation::Relu;
+    macro_rules! product {
+        ($real:ty, $add_bias:expr) => {{
+            let (x, w) = (input.read::<$real>()?, weight.read::<$real>()?);
+            let mut y = output.write::<$real>()?;
+            let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
+            matmul(compute, x, w.transposed(), &mut y, false);
+            $add_bias(&mut y, &bias.read::<$real>()?)
+        }};
+    }
     match input.dtype() {
-        DType::F32 => {
-            let (x, w) = (input.read::<f32>()?, weight.read::<f32>()?);
-            let mut y = output.write::<f32>()?;
-            let w = Matrix::new(&w, n, k).transposed();
-            matmul(compute, Matrix::new(&x, m, k), w, &mut y, false)?;
-            elementwise::add_bias(compute.simd, &mut y, &bias.read::<f32>()?, with_relu);
-        }
-        DType::F64 => {
-            let (x, w) = (input.read::<f64>()?, weight.read::<f64>()?);
-            let mut y = output.write::<f64>()?;
-            let w = Matrix::new(&w, n, k).transposed();
-            reference::matmul(Matrix::new(&x, m, k), w, &mut y, false);
-            elementwise::add_bias_body(&mut y, &bias.read::<f64>()?, with_relu);
-        }
+        DType::F32 => product!(f32, |y: &mut [f32], b: &[f32]| {
+            elementwise::add_bias(compute.simd, y, b, with_relu)
+        }),
+        DType::F64 => product!(f64, |y: &mut [f64], b: &[f64]| {
+            elementwise::add_bias_body(y, b, with_relu)
+        }),
         dtype => return Err(KernelError::DType { op: OP, dtype }),
     }
     Ok(())
@@ -77,23 +78,24 @@ pub fn backward_weight(
     let (m, n, k) = sizes("input", input, d_weight)?;
     expect_shape(OP, "d_output", d_output.shape(), [m, n])?;
     expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
+    macro_rules! product {
+        ($real:ty, $add_rows:expr) => {{
+            let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
+            let (a, b) = (Matrix::new(&dy, m, n).transposed(), Matrix::new(&x, m, k));
+            matmul(compute, a, b, &mut d_weight.write::<$real>()?, accumulate);
+            $add_rows(&dy, &mut d_bias.write::<$real>()?)
+        }};
+    }
     match input.dtype() {
-        DType::F32 => {
-            let (x, dy) = (input.read::<f32>()?, d_output.read::<f32>()?);
-            let (a, b) = (Matrix::new(&dy, m, n).transposed(), Matrix::new(&x, m, k));
-            matmul(compute, a, b, &mut d_weight.write()?, accumulate)?;
-            elementwise::add_rows(compute.simd, &dy, &mut d_bias.write()?, accumulate);
-        }
-        DType::F64 => {
-            let (x, dy) = (input.read::<f64>()?, d_output.read::<f64>()?);
-            let (a, b) = (Matrix::new(&dy, m, n).transposed(), Matrix::new(&x, m, k));
-            reference::matmul(a, b, &mut d_weight.write()?, accumulate);
-            let mut db = d_bias.write::<f64>()?;
+        DType::F32 => product!(f32, |dy: &[f32], db: &mut [f32]| {
+            elementwise::add_rows(compute.simd, dy, db, accumulate)
+        }),
+        DType::F64 => product!(f64, |dy: &[f64], db: &mut [f64]| {
             if !accumulate {
                 db.fill(0.0);
             }
-            elementwise::add_rows_body(&dy, &mut db);
-        }
+            elementwise::add_rows_body(dy, db)
+        }),
         dtype => return Err(KernelError::DType { op: OP, dtype }),
     }
     Ok(())
@@ -108,17 +110,16 @@ pub fn backward_input(
 ) -> Result<()> {
     let (m, n, k) = sizes("d_output", d_output, weight)?;
     expect_shape(OP, "d_input", d_input.shape(), [m, k])?;
+    macro_rules! product {
+        ($real:ty) => {{
+            let (w, dy) = (weight.read::<$real>()?, d_output.read::<$real>()?);
+            let (dy, w) = (Matrix::new(&dy, m, n), Matrix::new(&w, n, k));
+            matmul(compute, dy, w, &mut d_input.write::<$real>()?, false)
+        }};
+    }
     match d_output.dtype() {
-        DType::F32 => {
-            let (w, dy) = (weight.read::<f32>()?, d_output.read::<f32>()?);
-            let (dy, w) = (Matrix::new(&dy, m, n), Matrix::new(&w, n, k));
-            matmul(compute, dy, w, &mut d_input.write()?, false)?;
-        }
-        DType::F64 => {
-            let (w, dy) = (weight.read::<f64>()?, d_output.read::<f64>()?);
-            let (dy, w) = (Matrix::new(&dy, m, n), Matrix::new(&w, n, k));
-            reference::matmul(dy, w, &mut d_input.write()?, false);
-        }
+        DType::F32 => product!(f32),
+        DType::F64 => product!(f64),
         dtype => return Err(KernelError::DType { op: OP, dtype }),
     }
     Ok(())

@@ -5,7 +5,6 @@
 
 use crate::Real;
 use crate::conv2d::Conv2d;
-use crate::matmul::Matrix;
 
 /// Every product of the sum that defines a convolution: `(n, i, j, o)` of the output, the input
 /// element and the weight element.
@@ -124,15 +123,22 @@ fn for_each_window(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, [us
     }
 }
 
-/// `c = a * b`, or `c += a * b` if `accumulate`; `c` is row-major.
-pub fn matmul<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, c: &mut [T], accumulate: bool) {
-    let (k, n) = b.size();
-    for (at, c) in c.iter_mut().enumerate() {
-        let (i, j) = (at / n, at % n);
-        let mut sum = T::default();
-        for p in 0..k {
-            sum += a.at(i, p) * b.at(p, j);
+/// `c (m, n) (+)= a (m, k) * b (k, n)`, all row-major after the caller's index functions.
+pub fn matmul<T: Real>(
+    (m, n, k): (usize, usize, usize),
+    a: impl Fn(usize, usize) -> T,
+    b: impl Fn(usize, usize) -> T,
+    c: &mut [T],
+    accumulate: bool,
+) {
+    for i in 0..m {
+        for j in 0..n {
+            let mut sum = T::default();
+            for p in 0..k {
+                sum += a(i, p) * b(p, j);
+            }
+            let c = &mut c[i * n + j];
+            *c = if accumulate { *c + sum } else { sum };
         }
-        *c = if accumulate { *c + sum } else { sum };
     }
 }

@@ -52,10 +52,6 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
-    unsafe fn add(self, other: Self) -> Self;
-    /// Asks for the cache line at `at`, which may be any address.
-    #[inline(always)]
-    unsafe fn prefetch(_at: *const f32) {}
     /// `self * factor + addend`, rounded once where the processor can.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
 }
@@ -98,16 +94,6 @@ mod x86 {
             // SAFETY: the caller vouches for the processor.
             Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
         }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: the caller vouches for the processor.
-            Self(unsafe { _mm512_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        unsafe fn prefetch(at: *const f32) {
-            // SAFETY: a prefetch never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        }
     }
 
     #[derive(Clone, Copy)]
@@ -141,16 +127,6 @@ mod x86 {
         unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
             // SAFETY: the caller vouches for the processor.
             Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: the caller vouches for the processor.
-            Self(unsafe { _mm256_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        unsafe fn prefetch(at: *const f32) {
-            // SAFETY: a prefetch never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
         }
     }
 }
@@ -188,10 +164,6 @@ unsafe impl Vector for Portable {
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // Rounds twice: a fused form would be a function call on processors without one.
         Self(std::array::from_fn(|i| self.0[i] * factor.0[i] + addend.0[i]))
-    }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
 }
 

@@ -3,7 +3,6 @@
 
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
-use paceline_kernels::matmul::Matrix;
 use paceline_kernels::optimizer::{self, AdamW, Sgd};
 use paceline_kernels::{Compute, SimdLevel, conv_relu_pool, elementwise, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
@@ -188,9 +187,7 @@ fn a_not_a_number_gets_through_pool_and_relu() {
 #[test]
 fn linear_and_its_gradients() {
     for compute in computes() {
-        for (m, n, k) in
-            [(5, 7, 12), (64, 33, 100), (1, 1, 1), (0, 3, 4), (300, 70, 600), (17, 40, 3)]
-        {
+        for (m, n, k) in [(5, 7, 12), (64, 33, 100), (1, 1, 1), (0, 3, 4), (300, 70, 600)] {
             let what = format!("{:?} {m} {n} {k}", compute.simd());
             let a = &compute.allocator;
             let (x, w) = (numbers(1, m * k), numbers(2, n * k));
@@ -198,9 +195,7 @@ fn linear_and_its_gradients() {
             let (xt, wt) = (tensor(a, [m, k], &x), tensor(a, [n, k], &w));
             let (bt, dyt) = (tensor(a, [n], &b), tensor(a, [m, n], &dy));
             let mut y = vec![0.0; m * n];
-            let (xm, wm) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-            let dym = Matrix::new(&dy, m, n);
-            reference::matmul(xm, wm.transposed(), &mut y, false);
+            reference::matmul((m, n, k), |i, p| x[i * k + p], |p, j| w[j * k + p], &mut y, false);
             let linear: Vec<f32> = y.iter().enumerate().map(|(i, y)| y + b[i % n]).collect();
             let cut: Vec<f32> = linear.iter().map(|y| y.max(0.0)).collect();
             let yt = tensor(a, [m, n], &y);
@@ -211,7 +206,7 @@ fn linear_and_its_gradients() {
 
             let (mut dw, mut db) = (numbers(5, n * k), numbers(6, n));
             let (dwt, dbt) = (tensor(a, [n, k], &dw), tensor(a, [n], &db));
-            reference::matmul(dym.transposed(), xm, &mut dw, true);
+            reference::matmul((n, k, m), |j, i| dy[i * n + j], |i, p| x[i * k + p], &mut dw, true);
             for (i, dy) in dy.iter().enumerate() {
                 db[i % n] += dy;
             }
@@ -220,7 +215,7 @@ fn linear_and_its_gradients() {
             assert_close(&dbt, &db, &what);
 
             let mut dx = vec![0.0; m * k];
-            reference::matmul(dym, wm, &mut dx, false);
+            reference::matmul((m, k, n), |i, j| dy[i * n + j], |j, p| w[j * k + p], &mut dx, false);
             let dxt = tensor(a, [m, k], &numbers(7, m * k));
             linear::backward_input(&compute, &wt, &dyt, &dxt).unwrap();
             assert_close(&dxt, &dx, &what);

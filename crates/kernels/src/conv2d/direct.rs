@@ -6,8 +6,8 @@
 use paceline_memory::WriteGuard;
 
 use super::prepare::{Reading, fill_image, pack_panels};
+use super::tile::{self, GradientTile, ProductTile};
 use super::{Conv2d, batches, columns_for};
-use crate::tile::{self, GradientTile, ProductTile, even_parts};
 use crate::{Compute, Result, SimdLevel};
 
 /// A panel of weights of this size stays in the first-level cache (32 KB or more) beside the rest.
@@ -48,6 +48,12 @@ impl Columns {
     fn num_blocks(&self) -> usize {
         self.padded / self.block
     }
+}
+
+/// Splits `len` into parts of at most `most`, as even as can be.
+fn even_parts(len: usize, most: usize) -> impl Iterator<Item = std::ops::Range<usize>> + Clone {
+    let parts = len.div_ceil(most).max(1);
+    (0..parts).map(move |part| part * len / parts..(part + 1) * len / parts)
 }
 
 /// A convolution with fixed weights, ready to run on one prepared image after the other.
@@ -119,12 +125,7 @@ impl Product {
         }
         let most = (PANEL_BYTES / (columns.block * size_of::<f32>())).max(1);
         let tiles: Vec<_> = even_parts(*positions, columns.tall)
-            .map(|part| {
-                (
-                    part.start,
-                    tile::product_kernel(level, part.len(), columns.wide, reading.position_stride),
-                )
-            })
+            .map(|part| (part.start, tile::product_kernel(level, part.len(), columns.wide)))
             .collect();
         for block in 0..columns.num_blocks() {
             for u in 0..reading.kernel_rows {

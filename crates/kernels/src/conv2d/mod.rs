@@ -6,11 +6,12 @@
 //! deep-learning frameworks call convolution.
 //!
 //! Images are computed directly, without the matrix of patches: positions are rows and output
-//! channels columns of register tiles (see `crate::tile`), the order of loops keeps a panel of weights in
+//! channels columns of register tiles (see `tile`), the order of loops keeps a panel of weights in
 //! the first-level cache (see `direct`).
 
 pub(crate) mod direct;
 pub(crate) mod prepare;
+mod tile;
 
 use paceline_memory::{DType, Tensor};
 

@@ -1,4 +1,4 @@
-//! Register tiles: the innermost loops of convolutions and matrix products.
+//! Register tiles: the innermost loops of the convolution.
 //!
 //! A tile holds `P` x `C` registers of running sums and adds, for each of `len` steps, the product
 //! of `P` broadcast values and `C` registers. Both kernels here keep the processor's multiply-add
@@ -11,60 +11,53 @@ use crate::simd::{Portable, Vector};
 
 /// Arguments of a product tile: `sums[p][c] (+)= sum over k < len of x[p, k] * w[k, c]`.
 #[derive(Clone, Copy)]
-pub(crate) struct ProductTile {
+pub(super) struct ProductTile {
     /// First value of the first position; position `p` begins `x_stride` elements later each.
-    pub(crate) x: *const f32,
-    pub(crate) x_stride: usize,
+    pub(super) x: *const f32,
+    pub(super) x_stride: usize,
     /// A panel of weights: `len` rows of `C` registers.
-    pub(crate) w: *const f32,
-    pub(crate) len: usize,
+    pub(super) w: *const f32,
+    pub(super) len: usize,
     /// Sums of the first position; position `p` begins `y_stride` elements later each.
-    pub(crate) y: *mut f32,
-    pub(crate) y_stride: usize,
-    /// Add the sums to what `y` holds instead of overwriting it.
-    pub(crate) accumulate: bool,
+    pub(super) y: *mut f32,
+    pub(super) y_stride: usize,
+    /// Start from what `y` holds instead of zero.
+    pub(super) accumulate: bool,
 }
 
 /// Arguments of a gradient tile: `d_w[t][c] += sum over rows i and columns j of x[i, j, t] * dy[i, j, c]`.
 #[derive(Clone, Copy)]
-pub(crate) struct GradientTile<'a> {
+pub(super) struct GradientTile<'a> {
     /// For each row of positions: its first input value and its first output gradient.
-    pub(crate) rows: &'a [(*const f32, *const f32)],
+    pub(super) rows: &'a [(*const f32, *const f32)],
     /// Added to every row's addresses: the first weight, and the first column.
-    pub(crate) x_offset: usize,
-    pub(crate) dy_offset: usize,
+    pub(super) x_offset: usize,
+    pub(super) dy_offset: usize,
     /// Positions in a row.
-    pub(crate) positions: usize,
-    pub(crate) x_stride: usize,
-    pub(crate) dy_stride: usize,
+    pub(super) positions: usize,
+    pub(super) x_stride: usize,
+    pub(super) dy_stride: usize,
     /// Gradients of the first of the `T` weights; each next one is `d_w_stride` elements on.
-    pub(crate) d_w: *mut f32,
-    pub(crate) d_w_stride: usize,
+    pub(super) d_w: *mut f32,
+    pub(super) d_w_stride: usize,
 }
 
-/// The distance between packed rows of a matrix. This and the usual numbers of channels are known
-/// when the kernels are compiled: addresses then cost no instructions that would take slots from the
-/// multiply-adds.
-pub(crate) const PACKED_STRIDE: usize = 272;
-
-pub(crate) type ProductKernel = unsafe fn(ProductTile);
-pub(crate) type GradientKernel = unsafe fn(GradientTile<'_>);
+pub(super) type ProductKernel = unsafe fn(ProductTile);
+pub(super) type GradientKernel = unsafe fn(GradientTile<'_>);
 
 /// # Safety
 ///
 /// All addresses that the tile describes are valid, `y` for writing, and the processor has `V`.
 #[inline(always)]
-unsafe fn product_body<V: Vector, const P: usize, const C: usize, const STRIDE: usize>(
-    tile: ProductTile,
-) {
-    let x_stride = if STRIDE == 0 { tile.x_stride } else { STRIDE };
+unsafe fn product_body<V: Vector, const P: usize, const C: usize>(tile: ProductTile) {
     // SAFETY: as required of the caller.
     unsafe {
         let mut sums = [[V::zero(); C]; P];
-        // The destination is asked for now and used after the loop, which hides its latency.
-        for p in 0..P {
-            for c in 0..C {
-                V::prefetch(tile.y.add(p * tile.y_stride + c * V::LANES));
+        if tile.accumulate {
+            for (p, row) in sums.iter_mut().enumerate() {
+                for (c, sum) in row.iter_mut().enumerate() {
+                    *sum = V::load(tile.y.add(p * tile.y_stride + c * V::LANES));
+                }
             }
         }
         let mut w = tile.w;
@@ -74,18 +67,16 @@ unsafe fn product_body<V: Vector, const P: usize, const C: usize, const STRIDE: 
                 *register = V::load(w.add(c * V::LANES));
             }
             for (p, row) in sums.iter_mut().enumerate() {
-                let x = V::splat(*tile.x.add(p * x_stride + k));
+                let x = V::splat(*tile.x.add(p * tile.x_stride + k));
                 for (sum, register) in row.iter_mut().zip(panel) {
                     *sum = x.mul_add(register, *sum);
                 }
             }
             w = w.wrapping_add(C * V::LANES);
         }
-        for (p, row) in sums.into_iter().enumerate() {
-            for (c, sum) in row.into_iter().enumerate() {
-                let y = tile.y.add(p * tile.y_stride + c * V::LANES);
-                let sum = if tile.accumulate { V::load(y).add(sum) } else { sum };
-                sum.store(y);
+        for (p, row) in sums.iter().enumerate() {
+            for (c, sum) in row.iter().enumerate() {
+                sum.store(tile.y.add(p * tile.y_stride + c * V::LANES));
             }
         }
     }
@@ -137,11 +128,9 @@ macro_rules! level_kernels {
             use super::*;
 
             $(#[$feature])?
-            unsafe fn product<const P: usize, const C: usize, const STRIDE: usize>(
-                tile: ProductTile,
-            ) {
+            unsafe fn product<const P: usize, const C: usize>(tile: ProductTile) {
                 // SAFETY: as required of the caller, on a processor with this level.
-                unsafe { product_body::<$vector, P, C, STRIDE>(tile) }
+                unsafe { product_body::<$vector, P, C>(tile) }
             }
 
             $(#[$feature])?
@@ -150,31 +139,14 @@ macro_rules! level_kernels {
                 unsafe { gradient_body::<$vector, T, C>(tile) }
             }
 
-            fn product_with<const STRIDE: usize>(
-                tall: usize,
-                wide: usize,
-            ) -> Option<ProductKernel> {
+            pub(super) fn product_kernel(tall: usize, wide: usize) -> Option<ProductKernel> {
                 match (tall, wide) {
-                    $($(($tall, $wide) => Some(product::<$tall, $wide, STRIDE>),)*)*
+                    $($(($tall, $wide) => Some(product::<$tall, $wide>),)*)*
                     _ => None,
                 }
             }
 
-            pub(crate) fn product_kernel(
-                tall: usize,
-                wide: usize,
-                x_stride: usize,
-            ) -> Option<ProductKernel> {
-                match x_stride {
-                    32 => product_with::<32>(tall, wide),
-                    64 => product_with::<64>(tall, wide),
-                    128 => product_with::<128>(tall, wide),
-                    PACKED_STRIDE => product_with::<PACKED_STRIDE>(tall, wide),
-                    _ => product_with::<0>(tall, wide),
-                }
-            }
-
-            pub(crate) fn gradient_kernel(tall: usize, wide: usize) -> Option<GradientKernel> {
+            pub(super) fn gradient_kernel(tall: usize, wide: usize) -> Option<GradientKernel> {
                 match (tall, wide) {
                     $($(($tall, $wide) => Some(gradient::<$tall, $wide>),)*)*
                     _ => None,
@@ -204,7 +176,7 @@ level_kernels!(portable, Portable, [], {
 });
 
 /// The most registers of columns, and for a number of them the most rows of a tile.
-pub(crate) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
+pub(super) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
     match level {
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx512 => (4, |wide| (Avx512::ACCUMULATORS / wide).min(14)),
@@ -215,7 +187,7 @@ pub(crate) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
 }
 
 /// Lanes of a register.
-pub(crate) fn lanes(level: SimdLevel) -> usize {
+pub(super) fn lanes(level: SimdLevel) -> usize {
     match level {
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx512 => Avx512::LANES,
@@ -225,25 +197,20 @@ pub(crate) fn lanes(level: SimdLevel) -> usize {
     }
 }
 
-/// The kernel for a tile within [`limits`] whose positions lie `x_stride` elements apart.
-pub(crate) fn product_kernel(
-    level: SimdLevel,
-    tall: usize,
-    wide: usize,
-    x_stride: usize,
-) -> ProductKernel {
+/// The kernel for a tile within [`limits`].
+pub(super) fn product_kernel(level: SimdLevel, tall: usize, wide: usize) -> ProductKernel {
     let kernel = match level {
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 => avx512::product_kernel(tall, wide, x_stride),
+        SimdLevel::Avx512 => avx512::product_kernel(tall, wide),
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx2 => avx2::product_kernel(tall, wide, x_stride),
-        _ => portable::product_kernel(tall, wide, x_stride),
+        SimdLevel::Avx2 => avx2::product_kernel(tall, wide),
+        _ => portable::product_kernel(tall, wide),
     };
     kernel.expect("every tile within the limits has a kernel")
 }
 
 /// The kernel for a tile within [`limits`].
-pub(crate) fn gradient_kernel(level: SimdLevel, tall: usize, wide: usize) -> GradientKernel {
+pub(super) fn gradient_kernel(level: SimdLevel, tall: usize, wide: usize) -> GradientKernel {
     let kernel = match level {
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx512 => avx512::gradient_kernel(tall, wide),
@@ -252,13 +219,4 @@ pub(crate) fn gradient_kernel(level: SimdLevel, tall: usize, wide: usize) -> Gra
         _ => portable::gradient_kernel(tall, wide),
     };
     kernel.expect("every tile within the limits has a kernel")
-}
-
-/// Splits `len` into parts of at most `most`, as even as can be.
-pub(crate) fn even_parts(
-    len: usize,
-    most: usize,
-) -> impl Iterator<Item = std::ops::Range<usize>> + Clone {
-    let parts = len.div_ceil(most).max(1);
-    (0..parts).map(move |part| part * len / parts..(part + 1) * len / parts)
 }
