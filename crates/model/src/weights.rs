@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use paceline_memory::{DType, ReadGuard, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
+use paceline_memory::{DType, ReadGuard, Shape, Tensor};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize_to_file};
 use sha2::{Digest, Sha256};
 
 use crate::{Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
@@ -51,8 +51,9 @@ pub fn save(
         let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all());
         sync(&partial).map_err(|e| e.to_string())?;
         fs::rename(&partial, path).map_err(|e| e.to_string())?;
-        // The rename itself is on disk only when the folder is.
-        sync(path.parent().unwrap_or(Path::new("."))).map_err(|e| e.to_string())
+        // The rename itself is on disk only when the folder is. A bare file name has the parent "".
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        sync(folder.unwrap_or(Path::new("."))).map_err(|e| e.to_string())
     };
     write().map_err(|reason| {
         let _ = fs::remove_file(&partial);
@@ -150,25 +151,23 @@ impl WeightFile {
         let differs = |reason: String| ModelError::OtherModel { path: self.path.clone(), reason };
         let tensors = self.tensors()?;
         let states = optimizer.state_names();
+        let compare = |what: &str, stored: TensorView, ours: Shape| {
+            let (shape, theirs) = (stored.shape(), stored.dtype());
+            if shape != ours.dims() {
+                let reason = format!("{what} has shape {shape:?} there, and {ours} in this model");
+                return Err(differs(reason));
+            }
+            if theirs != file_dtype(dtype) {
+                let reason = format!("{what} has type {theirs:?} there, and {dtype} in this model");
+                return Err(differs(reason));
+            }
+            Ok(())
+        };
         for param in layout.params() {
             let stored = tensors.tensor(&format!("model.{}", param.name)).map_err(|_| {
                 differs(format!("it has no parameter {}, which this model has", param.name))
             })?;
-            let shape = stored.shape();
-            if shape != param.shape.dims() {
-                let ours = param.shape;
-                return Err(differs(format!(
-                    "parameter {} has shape {shape:?} there, and {ours} in this model",
-                    param.name
-                )));
-            }
-            if stored.dtype() != file_dtype(dtype) {
-                let theirs = stored.dtype();
-                return Err(differs(format!(
-                    "parameter {} has type {theirs:?} there, and {dtype} in this model",
-                    param.name
-                )));
-            }
+            compare(&format!("parameter {}", param.name), stored, param.shape)?;
         }
         let known = |name: &str| {
             let is_param = |name: &str| layout.params().iter().any(|p| p.name == name);
@@ -188,6 +187,13 @@ impl WeightFile {
         if names.len() != layout.params().len() * (1 + states.len()) {
             let reason = format!("it lacks the optimizer state this run needs ({states:?})");
             return Err(differs(reason));
+        }
+        for param in layout.params() {
+            for state in states {
+                let name = format!("optimizer.{state}.{}", param.name);
+                let stored = tensors.tensor(&name).map_err(|e| self.fail(e.to_string()))?;
+                compare(&name, stored, param.shape)?;
+            }
         }
         Ok(())
     }

@@ -1,0 +1,74 @@
+//! Small networks and numbers for the tests of backward passes.
+#![allow(dead_code, reason = "not every test file uses all of it")]
+
+use std::sync::Arc;
+
+use paceline_kernels::linear::Activation;
+use paceline_kernels::{conv2d, pool2d};
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::layers::{Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence};
+use paceline_model::{CnnConfig, LayoutBuilder, Loss, MlpConfig, Model};
+
+/// A convolution: image, channels in and out, kernel, stride, padding.
+pub fn conv(
+    [height, width]: [usize; 2],
+    [c_in, c_out]: [usize; 2],
+    kernel: (usize, usize),
+    stride: usize,
+    padding: usize,
+) -> conv2d::Conv2d {
+    conv2d::Conv2d { height, width, c_in, c_out, kernel, stride, padding }
+}
+
+/// Inputs (n, 9, 8, 2), outputs (n, 5).
+pub fn cnn() -> Model {
+    CnnConfig { image: [9, 8, 2], channels: vec![3, 4], hidden: 6, num_classes: 5 }
+        .build(2)
+        .unwrap()
+}
+
+/// Inputs (n, 6), outputs (n, 3).
+pub fn mlp() -> Model {
+    MlpConfig { input_dim: 6, hidden_dim: 7, output_dim: 3, num_layers: 2 }.build(2).unwrap()
+}
+
+/// Every layer once at least, a sequence within the sequence included. Inputs (n, 9, 9, 2), outputs
+/// (n, 3).
+pub fn every_layer() -> Model {
+    let mut layout = LayoutBuilder::new();
+    let mut network = Sequence::new();
+    layout.unit("conv0");
+    network.push(Conv2d::new(&mut layout, conv([9, 9], [2, 3], (3, 3), 1, 1)).unwrap());
+    network.push(Relu);
+    let pool = pool2d::MaxPool2d { height: 9, width: 9, channels: 3, window: 3, stride: 2 };
+    network.push(MaxPool2d::new(pool).unwrap());
+    layout.unit("conv1");
+    network.push(ConvReluPool::new(&mut layout, conv([4, 4], [3, 4], (3, 3), 1, 1)).unwrap());
+    network.push(Flatten);
+    layout.unit("fc0");
+    network.push(Linear::new(&mut layout, 16, 5, Activation::Relu));
+    let mut tail = Sequence::new();
+    layout.unit("fc1");
+    tail.push(Linear::new(&mut layout, 5, 3, Activation::None));
+    network.push(tail);
+    Model {
+        name: "every layer",
+        network: Box::new(network),
+        layout: Arc::new(layout.finish(3)),
+        loss: Loss::Mse,
+        activation_elems: 0,
+    }
+}
+
+/// A tensor of numbers in -1..1 that look random, the same at every call.
+pub fn numbers(allocator: &Allocator, shape: &[usize], seed: u64) -> Tensor {
+    let tensor = allocator.tensor(DType::F64, shape, Category::Data).unwrap();
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    for x in tensor.write::<f64>().unwrap().iter_mut() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *x = (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
+    }
+    tensor
+}

@@ -1,0 +1,134 @@
+//! Backward passes against finite differences in double precision. Values are compared with
+//! PyTorch's in `pytorch.rs`, and the rules of writing and announcing are in `backward_rules.rs`.
+
+mod common;
+
+use paceline_kernels::Compute;
+use paceline_kernels::linear::Activation;
+use paceline_kernels::pool2d;
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::layers::{Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence};
+use paceline_model::{Context, Layer, Layout, LayoutBuilder, Loss, Storage, gradcheck};
+
+use common::{cnn, conv, every_layer, mlp, numbers};
+
+/// The finite differences have errors of about 1e-9: the rounding of sums up to about ten, 1e-15,
+/// divided by the step of 1e-6. A wrong term is off by the size of a gradient, that is by about one.
+const TOLERANCE: f64 = 1e-8;
+
+/// Seeds for which no kink, a ReLU's zero or a tie of a maximum, lies within a step of an input.
+/// Such a seed fails with an error of the size of a gradient for a single element; take another.
+const SEEDS: [u64; 4] = [1, 2, 3, 4];
+
+fn check(layer: &dyn Layer, layout: &Layout, input_shape: &[usize], what: &str) {
+    for seed in SEEDS {
+        let worst = gradcheck::worst_error(layer, layout, input_shape, seed).unwrap();
+        assert!(worst < TOLERANCE, "{what}, seed {seed}: off by {worst:e}");
+    }
+}
+
+#[test]
+fn conv2d_in_several_geometries() {
+    for geometry in [
+        conv([5, 4], [2, 3], (3, 3), 1, 1),
+        conv([6, 7], [2, 3], (3, 3), 2, 1),
+        conv([4, 3], [3, 2], (1, 1), 1, 0),
+        conv([6, 5], [2, 2], (5, 3), 1, 2),
+        conv([7, 6], [1, 3], (2, 4), 2, 1),
+        // The last row and column are reached by no window.
+        conv([5, 5], [2, 2], (2, 2), 2, 0),
+        conv([3, 7], [2, 2], (1, 3), 3, 0),
+    ] {
+        let mut layout = LayoutBuilder::new();
+        layout.unit("conv");
+        let layer = Conv2d::new(&mut layout, geometry).unwrap();
+        check(&layer, &layout.finish(1), &geometry.input_shape(2), &format!("{geometry:?}"));
+    }
+}
+
+#[test]
+fn conv_relu_pool_in_several_geometries() {
+    for geometry in [
+        conv([6, 4], [2, 3], (3, 3), 1, 1),
+        conv([7, 5], [2, 3], (3, 3), 1, 1),
+        conv([5, 6], [1, 4], (3, 3), 1, 0),
+        conv([9, 8], [2, 2], (3, 5), 2, 2),
+        conv([5, 3], [3, 2], (1, 1), 1, 0),
+    ] {
+        let mut layout = LayoutBuilder::new();
+        layout.unit("conv");
+        let layer = ConvReluPool::new(&mut layout, geometry).unwrap();
+        check(&layer, &layout.finish(1), &geometry.input_shape(2), &format!("{geometry:?}"));
+    }
+}
+
+#[test]
+fn linear_with_and_without_relu() {
+    for activation in [Activation::None, Activation::Relu] {
+        let mut layout = LayoutBuilder::new();
+        layout.unit("fc");
+        let layer = Linear::new(&mut layout, 7, 5, activation);
+        check(&layer, &layout.finish(1), &[4, 7], &format!("{activation:?}"));
+    }
+}
+
+#[test]
+fn layers_without_parameters() {
+    let layout = LayoutBuilder::new().finish(1);
+    for (height, width, window, stride) in [(8, 7, 3, 2), (6, 5, 2, 2), (5, 5, 2, 3), (4, 4, 3, 1)]
+    {
+        let geometry = pool2d::MaxPool2d { height, width, channels: 3, window, stride };
+        let layer = MaxPool2d::new(geometry).unwrap();
+        check(&layer, &layout, &geometry.input_shape(2), &format!("{geometry:?}"));
+    }
+    check(&Relu, &layout, &[3, 11], "ReLU");
+    check(&Flatten, &layout, &[2, 3, 4, 2], "flatten");
+    check(&Sequence::new(), &layout, &[3, 2], "an empty sequence");
+}
+
+#[test]
+fn a_sequence_of_every_layer() {
+    let model = every_layer();
+    check(&*model.network, &model.layout, &[2, 9, 9, 2], "every layer");
+}
+
+#[test]
+fn whole_networks() {
+    let (cnn, mlp) = (cnn(), mlp());
+    check(&*cnn.network, &cnn.layout, &[3, 9, 8, 2], "CNN");
+    check(&*mlp.network, &mlp.layout, &[5, 6], "MLP");
+}
+
+/// Compares `scale` times the finite differences of the loss with its gradient.
+fn check_loss(loss: Loss, output: &Tensor, target: &Tensor, scale: f64) {
+    const STEP: f64 = 1e-6;
+    let compute = Compute::new(1, Allocator::new());
+    let storage_of_nothing = LayoutBuilder::new().finish(1).into();
+    let storage = Storage::host(storage_of_nothing, DType::F64, &compute.allocator).unwrap();
+    let mut ignore = |_| Ok(());
+    let cx = Context::new(&compute, &storage, false, &mut ignore);
+    let (sums, gradient) = loss.differentiate(&cx, output, target, scale).unwrap();
+    assert_eq!(sums, loss.evaluate(output, target).unwrap(), "the scale is the gradient's alone");
+    for (at, gradient) in gradient.read::<f64>().unwrap().iter().enumerate() {
+        let value = output.read::<f64>().unwrap()[at];
+        let side = |offset: f64| {
+            output.write::<f64>().unwrap()[at] = value + offset;
+            loss.evaluate(output, target).unwrap().loss
+        };
+        let difference = scale * (side(STEP) - side(-STEP)) / (2.0 * STEP);
+        output.write::<f64>().unwrap()[at] = value;
+        assert!((gradient - difference).abs() < TOLERANCE, "{loss:?}[{at}]: {gradient}");
+    }
+}
+
+#[test]
+fn losses_by_finite_differences() {
+    let allocator = Allocator::new();
+    for (seed, scale) in [(1, 1.0), (2, 0.25), (3, -3.0)] {
+        let output = numbers(&allocator, &[5, 7], seed);
+        let labels = allocator.tensor(DType::I64, [5], Category::Data).unwrap();
+        labels.write::<i64>().unwrap().copy_from_slice(&[3, 0, 6, 6, 1]);
+        check_loss(Loss::CrossEntropy, &output, &labels, scale);
+        check_loss(Loss::Mse, &output, &numbers(&allocator, &[5, 7], seed + 100), scale);
+    }
+}

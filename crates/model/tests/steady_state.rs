@@ -1,0 +1,67 @@
+//! A training step takes no memory from the system once it has run: every block comes back to the
+//! pool and serves the next step.
+
+use paceline_kernels::Compute;
+use paceline_kernels::optimizer::AdamW;
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::{
+    CnnConfig, Context, MlpConfig, Model, Optimizer, OptimizerConfig, Storage, Which,
+};
+
+const BATCH: usize = 4;
+
+/// Trains for twelve steps and compares the number of blocks after two with that after all. One
+/// thread, because the scratch memory of several depends on how far they overlap.
+fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor) {
+    let allocator = Allocator::new();
+    let compute = Compute::new(1, allocator.clone());
+    let storage = Storage::host(model.layout.clone(), DType::F32, &allocator).unwrap();
+    storage.initialize(1).unwrap();
+    let adamw = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+    let config = OptimizerConfig::AdamW(adamw);
+    let mut optimizer = Optimizer::new(config, &storage, &allocator).unwrap();
+    let inputs = allocator.tensor(DType::F32, inputs, Category::Data).unwrap();
+    inputs.write::<f32>().unwrap().fill(0.5);
+    let targets = targets(&allocator);
+
+    let mut step = || {
+        let mut ready = |_| Ok(());
+        let mut cx = Context::new(&compute, &storage, false, &mut ready);
+        let (output, mut saved) = model.network.forward(&mut cx, inputs.clone()).unwrap();
+        let scale = 1.0 / BATCH as f64;
+        let (_, d_output) = model.loss.differentiate(&cx, &output, &targets, scale).unwrap();
+        drop(output);
+        model.network.backward(&mut cx, &mut saved, d_output, Which::Weight).unwrap();
+        optimizer.step(&compute, &storage).unwrap();
+    };
+    step();
+    step();
+    let after_two = allocator.fresh_blocks();
+    for _ in 0..10 {
+        step();
+    }
+    assert_eq!(allocator.fresh_blocks(), after_two, "{model:?}");
+    let alive = allocator.usage(Category::Activations).current_bytes;
+    assert_eq!(alive, 0, "{model:?} keeps activations after its backward pass");
+}
+
+#[test]
+fn a_cnn_allocates_nothing_after_two_steps() {
+    let config =
+        CnnConfig { image: [12, 12, 3], channels: vec![8, 16], hidden: 32, num_classes: 10 };
+    check(config.build(1).unwrap(), &[BATCH, 12, 12, 3], |allocator| {
+        let labels = allocator.tensor(DType::I64, [BATCH], Category::Data).unwrap();
+        labels.write::<i64>().unwrap().fill(3);
+        labels
+    });
+}
+
+#[test]
+fn an_mlp_allocates_nothing_after_two_steps() {
+    let config = MlpConfig { input_dim: 20, hidden_dim: 48, output_dim: 5, num_layers: 3 };
+    check(config.build(1).unwrap(), &[BATCH, 20], |allocator| {
+        let values = allocator.tensor(DType::F32, [BATCH, 5], Category::Data).unwrap();
+        values.write::<f32>().unwrap().fill(-0.5);
+        values
+    });
+}

@@ -1,0 +1,262 @@
+//! Weight files: what is saved comes back bit by bit, and what is damaged or belongs to another
+//! model or optimizer is refused with a message that says what differs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use paceline_kernels::Compute;
+use paceline_kernels::optimizer::{AdamW, Sgd};
+use paceline_memory::{Allocator, DType};
+use paceline_model::weights::{WeightFile, save};
+use paceline_model::{MlpConfig, ModelError, Optimizer, OptimizerConfig, Storage};
+use tempfile::TempDir;
+
+const SGD: OptimizerConfig =
+    OptimizerConfig::Sgd(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 });
+const PLAIN_SGD: OptimizerConfig =
+    OptimizerConfig::Sgd(Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 });
+const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamW {
+    lr: 0.01,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+    weight_decay: 0.1,
+});
+
+/// Output and hidden width are the same, so that a deeper network begins like this one.
+const SMALL: MlpConfig = MlpConfig { input_dim: 3, hidden_dim: 4, output_dim: 4, num_layers: 1 };
+
+/// Parameters and an optimizer, without a network.
+struct Trainee {
+    compute: Compute,
+    storage: Storage,
+    optimizer: Optimizer,
+}
+
+impl Trainee {
+    fn new(model: &MlpConfig, optimizer: OptimizerConfig, dtype: DType, world_size: usize) -> Self {
+        let compute = Compute::new(1, Allocator::new());
+        let layout = model.build(world_size).unwrap().layout;
+        let storage = Storage::host(layout, dtype, &compute.allocator).unwrap();
+        storage.initialize(7).unwrap();
+        let optimizer = Optimizer::new(optimizer, &storage, &compute.allocator).unwrap();
+        Self { compute, storage, optimizer }
+    }
+
+    /// A step with gradients that differ from step to step, of f32 only.
+    fn step(&mut self) {
+        let factor = 0.1 * (self.optimizer.steps() + 1) as f32;
+        let values = self.storage.values().read::<f32>().unwrap().to_vec();
+        let mut grads = self.storage.grads().write::<f32>().unwrap();
+        grads.iter_mut().zip(values).for_each(|(grad, value)| *grad = factor * value);
+        drop(grads);
+        self.optimizer.step(&self.compute, &self.storage).unwrap();
+    }
+
+    fn save(&self, path: &Path) -> Result<(), ModelError> {
+        save(path, &self.storage, &self.optimizer, &BTreeMap::new())
+    }
+}
+
+/// A trained small network in a file.
+fn saved(optimizer: OptimizerConfig) -> (TempDir, PathBuf) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let mut trainee = Trainee::new(&SMALL, optimizer, DType::F32, 1);
+    trainee.step();
+    trainee.save(&path).unwrap();
+    (folder, path)
+}
+
+fn names_in(folder: &TempDir) -> Vec<String> {
+    let entries = fs::read_dir(folder.path()).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// The message of a file that must be refused, checked to be about the file itself.
+fn refusal(path: &Path) -> String {
+    let error = WeightFile::open(path).unwrap_err();
+    assert!(matches!(error, ModelError::File { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with(&path.display().to_string()), "{text}");
+    text
+}
+
+#[test]
+fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
+    for config in [SGD, PLAIN_SGD, ADAMW] {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("weights.safetensors");
+        let mut first = Trainee::new(&SMALL, config, DType::F32, 1);
+        first.step();
+        first.step();
+        let metadata = BTreeMap::from([("step".into(), "2".into()), ("note".into(), "ä\n".into())]);
+        save(&path, &first.storage, &first.optimizer, &metadata).unwrap();
+
+        // Another number of ranks pads the storage differently; the file knows no padding.
+        let mut second = Trainee::new(&SMALL, config, DType::F32, 3);
+        second.step();
+        let file = WeightFile::open(&path).unwrap();
+        for (key, value) in &metadata {
+            assert_eq!(file.metadata().get(key), Some(value));
+        }
+        file.restore(&second.storage, &second.optimizer).unwrap();
+        second.optimizer.resume_after(2);
+        assert_eq!(second.storage.digest().unwrap(), first.storage.digest().unwrap());
+        // The same optimizer state, since further steps stay the same to the last bit.
+        for _ in 0..3 {
+            first.step();
+            second.step();
+        }
+        assert_eq!(second.storage.digest().unwrap(), first.storage.digest().unwrap(), "{config:?}");
+    }
+}
+
+#[test]
+fn a_file_is_replaced_as_a_whole() {
+    let (folder, path) = saved(SGD);
+    let mut trainee = Trainee::new(&SMALL, SGD, DType::F32, 1);
+    for _ in 0..3 {
+        trainee.step();
+        trainee.save(&path).unwrap();
+        let read = Trainee::new(&SMALL, SGD, DType::F32, 1);
+        WeightFile::open(&path).unwrap().restore(&read.storage, &read.optimizer).unwrap();
+        assert_eq!(read.storage.digest().unwrap(), trainee.storage.digest().unwrap());
+    }
+    assert_eq!(names_in(&folder), ["weights.safetensors"], "nothing is left beside it");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_leaves_nothing_behind() {
+    let folder = TempDir::new().unwrap();
+    let trainee = Trainee::new(&SMALL, SGD, DType::F32, 1);
+    let error = trainee.save(&folder.path().join("missing/weights")).unwrap_err().to_string();
+    assert!(error.contains("missing/weights: cannot be written"), "{error}");
+    // A folder of that name refuses the last step, the rename.
+    let occupied = folder.path().join("occupied");
+    fs::create_dir(&occupied).unwrap();
+    let error = trainee.save(&occupied).unwrap_err().to_string();
+    assert!(error.contains("occupied: cannot be written"), "{error}");
+    assert_eq!(names_in(&folder), ["occupied"]);
+}
+
+#[test]
+fn a_bare_file_name_means_the_current_folder() {
+    let folder = TempDir::new().unwrap();
+    // For the whole process; the other tests here use absolute paths.
+    std::env::set_current_dir(folder.path()).unwrap();
+    let path = Path::new("weights.safetensors");
+    Trainee::new(&SMALL, SGD, DType::F32, 1).save(path).unwrap();
+    WeightFile::open(path).unwrap();
+    assert_eq!(names_in(&folder), ["weights.safetensors"]);
+}
+
+#[test]
+fn a_truncated_file_is_corrupt() {
+    let (_folder, path) = saved(ADAMW);
+    let whole = fs::read(&path).unwrap();
+    for len in [0, 7, 8, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..len]).unwrap();
+        let text = refusal(&path);
+        assert!(text.contains("is corrupt"), "{len} bytes: {text}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_any_tensor_is_noticed() {
+    let (_folder, path) = saved(SGD);
+    let whole = fs::read(&path).unwrap();
+    let header_bytes = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    for at in (8 + header_bytes..whole.len()).step_by(5) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        fs::write(&path, damaged).unwrap();
+        let text = refusal(&path);
+        assert!(text.contains("is corrupt: its contents do not match its digest"), "{text}");
+    }
+}
+
+#[test]
+fn other_files_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("weights");
+    assert!(refusal(&path).contains("cannot be read"));
+    fs::write(&path, "These are the weights of another kind of model entirely.").unwrap();
+    assert!(refusal(&path).contains("is corrupt"));
+    let nothing: [(&str, safetensors::tensor::TensorView); 0] = [];
+    safetensors::serialize_to_file(nothing, None, &path).unwrap();
+    let text = refusal(&path);
+    assert!(text.contains("has no digest, so it is no checkpoint of ours"), "{text}");
+}
+
+/// What `WeightFile` says to a model other than the one in the file. Nothing may have been copied.
+fn difference(path: &Path, model: MlpConfig, optimizer: OptimizerConfig, dtype: DType) -> String {
+    let other = Trainee::new(&model, optimizer, dtype, 1);
+    let before = other.storage.digest().unwrap();
+    let file = WeightFile::open(path).unwrap();
+    let error = file.restore(&other.storage, &other.optimizer).unwrap_err();
+    assert!(matches!(error, ModelError::OtherModel { .. }), "{error}");
+    assert_eq!(other.storage.digest().unwrap(), before);
+    let prefix = format!("{}: ", path.display());
+    error.to_string().strip_prefix(&prefix).expect("it names the file").to_string()
+}
+
+#[test]
+fn another_architecture_is_refused_by_its_first_difference() {
+    let (_folder, path) = saved(SGD);
+    let wider = MlpConfig { hidden_dim: 5, ..SMALL };
+    assert_eq!(
+        difference(&path, wider, SGD, DType::F32),
+        "parameter fc0.weight has shape [4, 3] there, and [5, 3] in this model"
+    );
+    let narrower_output = MlpConfig { output_dim: 2, ..SMALL };
+    assert_eq!(
+        difference(&path, narrower_output, SGD, DType::F32),
+        "parameter fc1.weight has shape [4, 4] there, and [2, 4] in this model"
+    );
+    let deeper = MlpConfig { num_layers: 2, ..SMALL };
+    assert_eq!(
+        difference(&path, deeper, SGD, DType::F32),
+        "it has no parameter fc2.weight, which this model has"
+    );
+    let shallower = MlpConfig { num_layers: 0, output_dim: 4, ..SMALL };
+    assert_eq!(
+        difference(&path, shallower, SGD, DType::F32),
+        "it has model.fc1.bias, which this run has no use for"
+    );
+    assert_eq!(
+        difference(&path, SMALL, SGD, DType::F64),
+        "parameter fc0.weight has type F32 there, and f64 in this model"
+    );
+}
+
+#[test]
+fn another_optimizer_is_refused() {
+    let expect = |saved_by, read_by, reason: &str| {
+        let (_folder, path) = saved(saved_by);
+        assert_eq!(difference(&path, SMALL, read_by, DType::F32), reason);
+    };
+    let lacks = "it lacks the optimizer state this run needs ";
+    expect(PLAIN_SGD, SGD, &format!("{lacks}([\"velocity\"])"));
+    expect(PLAIN_SGD, ADAMW, &format!("{lacks}([\"first_moment\", \"second_moment\"])"));
+    let useless = |name| format!("it has optimizer.{name}.fc0.bias, which this run has no use for");
+    expect(SGD, ADAMW, &useless("velocity"));
+    expect(SGD, PLAIN_SGD, &useless("velocity"));
+    expect(ADAMW, SGD, &useless("first_moment"));
+}
+
+#[test]
+fn optimizer_state_of_another_shape_is_refused() {
+    let (_folder, path) = saved(SGD);
+    let mut bytes = fs::read(&path).unwrap();
+    // The digest is of the contents, so a changed shape in the header leaves it valid.
+    let before = b"\"optimizer.velocity.fc0.weight\":{\"dtype\":\"F32\",\"shape\":[4,3]";
+    let at = bytes.windows(before.len()).position(|window| window == before).unwrap();
+    bytes[at + before.len() - 5..at + before.len()].copy_from_slice(b"[3,4]");
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(
+        difference(&path, SMALL, SGD, DType::F32),
+        "optimizer.velocity.fc0.weight has shape [3, 4] there, and [4, 3] in this model"
+    );
+}

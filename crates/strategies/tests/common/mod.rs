@@ -1,0 +1,128 @@
+//! Small networks, their samples and the training of one rank, for the tests of strategies.
+
+use std::ops::Range;
+
+use paceline_collectives::Group;
+use paceline_kernels::Compute;
+use paceline_kernels::optimizer::Sgd;
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::{CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig};
+use paceline_strategies::{Ddp, MicroBatch, Replica, Result, SimpleDdp, StepLoss, Strategy};
+use paceline_trace::Lane;
+
+#[derive(Clone, Copy, Debug)]
+pub enum Net {
+    Cnn,
+    Mlp,
+}
+
+pub const NETS: [Net; 2] = [Net::Cnn, Net::Mlp];
+
+impl Net {
+    pub fn build(self, world_size: usize) -> Model {
+        match self {
+            Net::Cnn => {
+                let (channels, hidden) = (vec![8, 16], 32);
+                CnnConfig { image: [12, 12, 1], channels, hidden, num_classes: 10 }
+                    .build(world_size)
+            }
+            Net::Mlp => MlpConfig { input_dim: 12, hidden_dim: 24, output_dim: 3, num_layers: 2 }
+                .build(world_size),
+        }
+        .unwrap()
+    }
+
+    /// The share of one rank of the samples with these numbers. Their contents depend on their
+    /// numbers alone, so that every number of ranks sees the same batch.
+    fn share(self, allocator: &Allocator, samples: Range<usize>, group: &Group) -> MicroBatch {
+        let (rank, world_size) = (group.rank(), group.world_size());
+        let (each, longer) = (samples.len() / world_size, samples.len() % world_size);
+        let start = samples.start + rank * each + rank.min(longer);
+        let mine = start..start + each + usize::from(rank < longer);
+        let elems = |elems: usize, salt: usize| -> Vec<f32> {
+            let values = mine.clone().flat_map(|n| (0..elems).map(move |at| number(n, at + salt)));
+            values.collect()
+        };
+        let tensor = |shape: &[usize], elems: Vec<f32>| {
+            let tensor = allocator.tensor(DType::F32, shape, Category::Data).unwrap();
+            tensor.write::<f32>().unwrap().copy_from_slice(&elems);
+            tensor
+        };
+        let (inputs, targets): (Tensor, Tensor) = match self {
+            Net::Cnn => {
+                let labels = allocator.tensor(DType::I64, [mine.len()], Category::Data).unwrap();
+                let numbers = mine.clone().map(|n| (n * 7 % 10) as i64);
+                labels.write::<i64>().unwrap().iter_mut().zip(numbers).for_each(|(l, n)| *l = n);
+                (tensor(&[mine.len(), 12, 12, 1], elems(144, 0)), labels)
+            }
+            Net::Mlp => {
+                (tensor(&[mine.len(), 12], elems(12, 0)), tensor(&[mine.len(), 3], elems(3, 1000)))
+            }
+        };
+        MicroBatch { inputs, targets, global_count: samples.len() }
+    }
+}
+
+/// Element `at` of sample `n`: between -1 and 1, and looks random.
+fn number(n: usize, at: usize) -> f32 {
+    let mut state = (n as u64 * 10_007 + at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    state ^= state >> 29;
+    state = state.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+pub type Make = fn() -> Box<dyn Strategy>;
+
+/// The strategies for several ranks; the small buckets split both networks into several.
+pub const STRATEGIES: [Make; 3] =
+    [|| Box::new(SimpleDdp), || Box::new(Ddp::new(1024)), || Box::new(Ddp::new(64 << 20))];
+
+/// One rank in the middle of its training.
+pub struct Trainer {
+    net: Net,
+    pub replica: Replica,
+    strategy: Box<dyn Strategy>,
+    optimizer: Optimizer,
+    lane: Lane,
+    next_sample: usize,
+}
+
+impl Trainer {
+    pub fn new(net: Net, group: Group, mut strategy: Box<dyn Strategy>) -> Self {
+        let compute = Compute::new(1, Allocator::new());
+        // Only rank 0's seed may count.
+        let seed = 1 + group.rank() as u64;
+        let model = net.build(group.world_size());
+        let replica = Replica::new(model, compute, group, seed).unwrap();
+        strategy.prepare(&replica).unwrap();
+        let config = OptimizerConfig::Sgd(Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 });
+        let allocator = &replica.compute.allocator;
+        let optimizer = Optimizer::new(config, &replica.storage, allocator).unwrap();
+        Self { net, replica, strategy, optimizer, lane: Lane::with_capacity(100), next_sample: 0 }
+    }
+
+    /// A training step on a batch that is made of micro-batches of these sizes.
+    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
+    pub fn step(&mut self, micro_batches: &[usize]) -> Result<StepLoss> {
+        let mut shares = Vec::new();
+        for count in micro_batches {
+            let samples = self.next_sample..self.next_sample + count;
+            let Replica { compute, group, .. } = &self.replica;
+            shares.push(self.net.share(&compute.allocator, samples, group));
+            self.next_sample += count;
+        }
+        self.lane.clear();
+        let loss = self.strategy.train_step(&self.replica, &shares, &mut self.lane)?;
+        self.optimizer.step(&self.replica.compute, &self.replica.storage).unwrap();
+        Ok(loss)
+    }
+}
+
+/// Runs `body` on a thread per rank; results in rank order.
+pub fn on_ranks<R: Send>(world_size: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let groups = Group::threads(world_size).into_iter();
+        let ranks: Vec<_> = groups.map(|group| scope.spawn(|| body(group))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
