@@ -94,6 +94,9 @@ impl Default for Meter {
     }
 }
 
+/// The entry of all categories together, beside those of each.
+pub const TOTAL: &str = "total";
+
 /// What one rank has to say at the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankReport {
@@ -113,7 +116,7 @@ impl RankReport {
         let peak =
             |category: Category| (category.name().to_owned(), allocator.usage(category).peak_bytes);
         let mut peak_bytes: BTreeMap<_, _> = Category::ALL.into_iter().map(peak).collect();
-        peak_bytes.insert("total".into(), allocator.total().peak_bytes);
+        peak_bytes.insert(TOTAL.into(), allocator.total().peak_bytes);
         let resident_bytes = resources::resident_bytes().unwrap_or(0);
         Self { steps, peak_bytes, resident_bytes, dropped_spans: lane.dropped() }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use paceline_collectives::Group;
+use paceline_memory::Category;
 use paceline_model::Model;
 use paceline_strategies::StepLoss;
 use serde::Serialize;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use crate::Result;
 use crate::cli::DeviceName;
 use crate::config::{ModelSettings, TrainConfig};
-use crate::measure::{RankReport, StepTimes, quantile};
+use crate::measure::{RankReport, StepTimes, TOTAL, quantile};
 use crate::train::{EpochSums, strategy_name, transport_name};
 
 /// Without a terminal, a line is printed every so many batches.
@@ -350,11 +351,11 @@ fn summary_block(summary: &Summary, outcome: &Outcome) -> String {
         ));
         lines.push(format!("Communication overhead: {overhead:.2} % of the step is exposed"));
     }
-    let peaks: Vec<String> = summary
-        .peak_bytes
-        .iter()
-        .filter(|(_, bytes)| **bytes > 0)
-        .map(|(category, bytes)| format!("{category} {:.2}", *bytes as f64 / 1e6))
+    let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
+    let peaks: Vec<String> = categories
+        .filter_map(|name| summary.peak_bytes.get(name).map(|bytes| (name, *bytes)))
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(name, bytes)| format!("{name} {:.2}", bytes as f64 / 1e6))
         .collect();
     lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
     lines.push(format!(
