@@ -122,7 +122,8 @@ pub enum OptimizerName {
 
 /// Flags of `paceline train`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES)]
+// With negative numbers allowed, "--lr -1" is answered as a value, not as an unknown flag.
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct TrainArgs {
     /// Model
     #[arg(long, value_enum, default_value_t = ModelName::Cnn, help_heading = "Model")]
