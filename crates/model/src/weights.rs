@@ -41,7 +41,8 @@ pub fn save(
     metadata.insert(DIGEST_KEY.into(), digest);
 
     let mut partial = path.as_os_str().to_owned();
-    partial.push(format!(".partial-{}", std::process::id()));
+    // Always the same name, so that what a killed run left is overwritten and does not pile up.
+    partial.push(".partial");
     let partial = PathBuf::from(partial);
     let write = || -> std::result::Result<(), String> {
         serialize_to_file(entries, Some(metadata), &partial).map_err(|e| e.to_string())?;

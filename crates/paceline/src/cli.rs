@@ -9,7 +9,7 @@ use serde::Serialize;
 
 const EXAMPLES: &str = "\
 Examples:
-  paceline train                                      2 ranks, a CNN, synthetic images, under a minute
+  paceline train                                      2 ranks, a CNN on synthetic images
   paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
   paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar
   paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2

@@ -318,7 +318,7 @@ fn resolve_model(args: &TrainArgs) -> Result<ModelSettings> {
 
 fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result<usize> {
     match (placement, args.nproc) {
-        (Some(placement), Some(nproc)) if !placement.is_ours() => usage(format!(
+        (Some(placement), Some(nproc)) if !placement.is_of_train() => usage(format!(
             "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
              launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
             placement.world_size

@@ -213,7 +213,7 @@ impl Trainer<'_> {
             culprits.join(", ")
         };
         Err(Failure::Run(format!(
-            "the loss of step {step} is not finite on {culprits}, with a learning rate of {lr}; \
+            "the loss of step {step} is not finite on {culprits}, with a learning rate of {lr:?}; \
              training stopped before the optimizer step: lower --lr, or look at the data"
         )))
     }

@@ -239,7 +239,11 @@ fn checkpoints_of_other_runs() {
     refuse(&flags.replace("--batch-size 100", "--batch-size 50"), &batch);
     let enough = ["--resume saved", "1 complete epochs already", "larger --epochs"];
     refused_in(&sandbox, &format!("{flags} --resume saved --epochs 1"), &enough);
-    refused_in(&sandbox, &format!("{flags} --resume nowhere"), &["--resume nowhere", "No such file"]);
+    refused_in(
+        &sandbox,
+        &format!("{flags} --resume nowhere"),
+        &["--resume nowhere", "No such file"],
+    );
 }
 
 #[test]

@@ -15,9 +15,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
         "kernels" | "collectives" | "data" => &["memory", "trace"],
         "model" => &["kernels", "memory", "trace"],
         "strategies" => &["model", "collectives", "kernels", "memory", "trace"],
-        "paceline" => {
-            &["collectives", "data", "kernels", "memory", "model", "strategies", "trace"]
-        }
+        "paceline" => &["collectives", "data", "kernels", "memory", "model", "strategies", "trace"],
         other => panic!("crate {other} is new: say here what it may depend on"),
     }
 }
