@@ -154,19 +154,21 @@ fn two_ranks_without_a_number() {
 #[test]
 fn a_rank_that_fails_ends_the_others_and_is_named() {
     let sandbox = Sandbox::new();
-    // Longer than the launcher repeats, so that the first line is left out.
+    // More on standard output than the launcher repeats, and after the reason at that.
     let script = format!(
-        "if [ $RANK = 1 ]; then sleep 0.3; echo first words; for i in 1 2 3 4 5 6 7 8 9; do \
-         echo line $i; done; echo last words >&2; exit 7; fi; {SLEEP_WITH_CHILD}"
+        "if [ $RANK = 1 ]; then sleep 0.3; echo the reason >&2; for i in 1 2 3 4 5 6 7 8 9 10 11 12; \
+         do echo line $i; done; exit 7; fi; {SLEEP_WITH_CHILD}"
     );
     let mut launcher = Marked::launch(&sandbox, 3, &script);
     let run = launcher.end();
     assert_eq!(run.code, Some(7), "{run:#?}");
     names_only_rank(&run, 1, "exited with code 7");
-    assert!(run.stderr.contains("\n    last words"), "{}", run.stderr);
-    assert!(run.stderr.contains("\n    line 9"), "{}", run.stderr);
-    assert!(!run.stderr.contains("    first words"), "{}", run.stderr);
-    assert!(run.stdout.contains("first words\n"), "{}", run.stdout);
+    let (_, repeated) = run.stderr.split_once("its last lines:\n").unwrap();
+    let repeated: Vec<&str> = repeated.lines().map(str::trim).collect();
+    let mut expected: Vec<String> = (3..=12).map(|i| format!("line {i}")).collect();
+    expected.push("the reason".into());
+    assert_eq!(repeated, expected);
+    assert!(run.stdout.contains("line 1\n"), "{}", run.stdout);
     assert!(run.took < SOON, "took {:?}", run.took);
     launcher.left_nothing();
     assert_eq!(sandbox.contents(), [""; 0]);

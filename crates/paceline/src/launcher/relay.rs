@@ -5,13 +5,17 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How many lines of a failed rank the launcher repeats.
+/// How many lines of each stream of a failed rank the launcher repeats.
 const KEPT: usize = 10;
 
-/// The last lines of one rank.
+type Lines = Arc<Mutex<VecDeque<String>>>;
+
+/// The last lines of one rank. Each stream has its own: they arrive in no particular order, and much
+/// on standard output must not push the reason for a failure out.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastLines {
-    lines: Arc<Mutex<VecDeque<String>>>,
+    stdout: Lines,
+    stderr: Lines,
 }
 
 /// Where lines go.
@@ -26,7 +30,10 @@ pub(super) enum To {
 impl LastLines {
     /// Starts to pass `from` on.
     pub(super) fn relay(&self, from: impl Read + Send + 'static, to: To) {
-        let keeper = self.lines.clone();
+        let keeper = match to {
+            To::Stdout => self.stdout.clone(),
+            To::Stderr { .. } => self.stderr.clone(),
+        };
         std::thread::spawn(move || {
             let mut from = BufReader::new(from);
             let mut line = Vec::new();
@@ -49,15 +56,18 @@ impl LastLines {
         });
     }
 
-    /// The last lines, after a moment in which those already written can arrive.
+    /// The last lines, those of standard error at the end, after a moment in which those already
+    /// written can arrive.
     pub(super) fn get(&self) -> Vec<String> {
         // Each running relay holds one more reference, and drops it at the end of its input.
         for _ in 0..20 {
-            if Arc::strong_count(&self.lines) == 1 {
+            if [&self.stdout, &self.stderr].iter().all(|lines| Arc::strong_count(lines) == 1) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        let get = |lines: &Lines| lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (stdout, stderr) = (get(&self.stdout), get(&self.stderr));
+        stdout.into_iter().chain(stderr).collect()
     }
 }
