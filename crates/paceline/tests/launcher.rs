@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -82,6 +83,16 @@ impl Marked {
         });
     }
 
+    /// The exit code of the launcher itself, whoever still holds its output.
+    fn wait_for_exit(&mut self) -> Option<i32> {
+        let mut code = None;
+        let child = self.child.as_mut().unwrap();
+        wait_until("the launcher's exit", || {
+            child.try_wait().unwrap().map(|status| code = status.code()).is_some()
+        });
+        code
+    }
+
     fn end(&mut self) -> Run {
         Run::wait(self.child.take().unwrap(), self.begin)
     }
@@ -149,6 +160,37 @@ fn ranks_are_told_their_place() {
 fn two_ranks_without_a_number() {
     let run = Sandbox::new().launch(&["--", "sh", "-c", "echo $WORLD_SIZE"]).ok();
     assert_eq!(run.stdout, "2\n2\n");
+}
+
+#[test]
+fn all_that_ranks_print_is_passed_on() {
+    // The launcher once ended with its last rank, and what was still on its way was lost.
+    let sandbox = Sandbox::new();
+    let run = sandbox.launch(&["-n", "4", "--", "seq", "20000"]).ok();
+    assert_eq!(run.stdout.lines().count(), 4 * 20000);
+    assert_eq!(run.stdout.lines().filter(|line| *line == "20000").count(), 4);
+}
+
+#[test]
+fn a_slow_reader_gets_everything() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.paceline();
+    command.args(["launch", "-n", "1", "--", "seq", "50000"]).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // Longer than the launcher waits for output that nobody writes.
+    std::thread::sleep(Duration::from_millis(1500));
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(text.lines().count(), 50000);
+}
+
+#[test]
+fn a_daemon_that_keeps_the_output_open_is_not_waited_for() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::launch(&sandbox, 1, "setsid sleep 1000 & sleep 0.1; echo done");
+    assert_eq!(launcher.wait_for_exit(), Some(0));
+    assert!(launcher.begin.elapsed() < SOON, "took {:?}", launcher.begin.elapsed());
 }
 
 #[test]
