@@ -284,6 +284,22 @@ fn a_killed_launcher_takes_everything_with_it() {
 }
 
 #[test]
+fn a_killed_launcher_takes_its_ranks_with_it_even_without_its_guard() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::launch(&sandbox, 2, "exec sleep 1000");
+    launcher.wait_for("sleep 1000", 2);
+    let all = launcher.processes("");
+    let guard = all.iter().find(|(_, command)| command.contains("__guard")).unwrap().0;
+    signal(guard, Signal::KILL);
+    wait_until("the end of the guard", || {
+        !launcher.processes("").iter().any(|(_, command)| command.contains("__guard"))
+    });
+    signal(launcher.pid(), Signal::KILL);
+    launcher.left_nothing();
+    launcher.end();
+}
+
+#[test]
 fn a_command_that_does_not_exist() {
     let sandbox = Sandbox::new();
     let run = sandbox.launch(&["-n", "2", "--", "no-such-program", "--flag"]);
