@@ -2,7 +2,7 @@
 //!
 //! Tensors are named `model.<parameter>` and `optimizer.<state>.<parameter>` and have the shapes of
 //! the layout, without padding, so a file does not depend on the number of ranks. The metadata holds
-//! what the caller adds, and a SHA-256 of all tensors, in order of their names.
+//! what the caller adds, and a SHA-256 of all that and of all tensors, in order of their names.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -36,15 +36,13 @@ pub fn save(
             entries.insert(format!("optimizer.{state}.{}", param.name), Entry::new(&part)?);
         }
     }
-    let mut hasher = Sha256::new();
-    for entry in entries.values() {
-        hasher.update(&*entry.bytes);
-    }
+    let digest = digest(metadata, entries.iter().map(|(name, entry)| (&**name, &*entry.bytes)));
     let mut metadata: HashMap<String, String> = metadata.clone().into_iter().collect();
-    metadata.insert(DIGEST_KEY.into(), hex(&hasher.finalize()));
+    metadata.insert(DIGEST_KEY.into(), digest);
 
     let mut partial = path.as_os_str().to_owned();
-    partial.push(format!(".partial-{}", std::process::id()));
+    // Always the same name, so that what a killed run left is overwritten and does not pile up.
+    partial.push(".partial");
     let partial = PathBuf::from(partial);
     let write = || -> std::result::Result<(), String> {
         serialize_to_file(entries, Some(metadata), &partial).map_err(|e| e.to_string())?;
@@ -102,6 +100,28 @@ fn file_dtype(dtype: DType) -> Dtype {
     }
 }
 
+/// The digest of a file: of its metadata, but for the digest itself, and of its tensors, which come in
+/// order of their names. Each field goes in after its length, so that none can run into the next.
+fn digest<'a>(
+    metadata: &BTreeMap<String, String>,
+    tensors: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+) -> String {
+    let mut hasher = Sha256::new();
+    let mut add = |field: &[u8]| {
+        hasher.update((field.len() as u64).to_le_bytes());
+        hasher.update(field);
+    };
+    for (key, value) in metadata.iter().filter(|(key, _)| *key != DIGEST_KEY) {
+        add(key.as_bytes());
+        add(value.as_bytes());
+    }
+    for (name, bytes) in tensors {
+        add(name.as_bytes());
+        add(bytes);
+    }
+    hex(&hasher.finalize())
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -125,13 +145,10 @@ impl WeightFile {
         let metadata: BTreeMap<String, String> =
             header.metadata().clone().unwrap_or_default().into_iter().collect();
         let tensors = SafeTensors::deserialize(&bytes).map_err(|e| corrupt(&e))?;
-        let mut names = tensors.names();
-        names.sort_unstable();
-        let mut hasher = Sha256::new();
-        for name in names {
-            hasher.update(tensors.tensor(name).map_err(|e| corrupt(&e))?.data());
-        }
-        let digest = hex(&hasher.finalize());
+        let mut by_name: Vec<_> =
+            tensors.iter().map(|(name, tensor)| (name, tensor.data())).collect();
+        by_name.sort_unstable_by_key(|(name, _)| *name);
+        let digest = digest(&metadata, by_name);
         match metadata.get(DIGEST_KEY) {
             Some(stored) if *stored == digest => {}
             Some(_) => return Err(corrupt(&"its contents do not match its digest")),

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 const EXAMPLES: &str = "\
 Examples:
-  paceline train                                      2 ranks, a CNN, synthetic images, under a minute
+  paceline train                                      2 ranks, a CNN on synthetic images
   paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
   paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar
   paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
@@ -122,7 +122,8 @@ pub enum OptimizerName {
 
 /// Flags of `paceline train`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES)]
+// With negative numbers allowed, "--lr -1" is answered as a value, not as an unknown flag.
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct TrainArgs {
     /// Model
     #[arg(long, value_enum, default_value_t = ModelName::Cnn, help_heading = "Model")]

@@ -12,6 +12,9 @@ use crate::data::{self, DataConfig};
 use crate::environment::Placement;
 use crate::{Failure, Result, checkpoint, launcher, resources};
 
+/// Threads per rank at most. More than any host has cores to give.
+const MAX_THREADS: usize = 1024;
+
 /// What to train.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
@@ -315,7 +318,7 @@ fn resolve_model(args: &TrainArgs) -> Result<ModelSettings> {
 
 fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result<usize> {
     match (placement, args.nproc) {
-        (Some(placement), Some(nproc)) if !placement.is_ours() => usage(format!(
+        (Some(placement), Some(nproc)) if !placement.is_of_train() => usage(format!(
             "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
              launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
             placement.world_size
@@ -333,8 +336,11 @@ fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result
 }
 
 fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usize) -> Result<()> {
-    if args.threads == 0 {
-        return usage("--threads 0: a rank needs at least one thread".into());
+    if !(1..=MAX_THREADS).contains(&args.threads) {
+        return usage(format!(
+            "--threads {}: a rank can have 1 to {MAX_THREADS} threads; pass a number in that range",
+            args.threads
+        ));
     }
     let cores = resources::num_cores();
     if args.pin_cores && world_size * args.threads > cores && placement.is_none() {

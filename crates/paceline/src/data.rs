@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::cli::{DataName, TrainArgs};
 use crate::config::ModelSettings;
-use crate::{Failure, Result};
+use crate::{Failure, Result, resources};
 
 /// Synthetic training images, where no number is given.
 const DEFAULT_SAMPLES: usize = 8192;
@@ -71,10 +71,36 @@ pub fn resolve(
         }
         ModelSettings::Mlp { input_dim, output_dim, .. } => {
             let steps = args.steps_per_epoch.unwrap_or(DEFAULT_STEPS);
-            (steps.checked_mul(global_batch_size), Some((input_dim, output_dim)))
+            let Some(samples) = steps.checked_mul(global_batch_size) else {
+                return usage(format!(
+                    "--steps-per-epoch {steps}: too many for steps of {global_batch_size} samples; \
+                     lower it"
+                ));
+            };
+            (Some(samples), Some((input_dim, output_dim)))
         }
     };
+    if vector_dims.is_none() {
+        check_images_fit(samples)?;
+    }
     Ok(DataConfig { kind, dir, samples, vector_dims })
+}
+
+/// Refuses more synthetic images than fit into memory, before they are made.
+fn check_images_fit(samples: Option<usize>) -> Result<()> {
+    let (Some(samples), Some(available)) = (samples, resources::available_bytes()) else {
+        return Ok(());
+    };
+    let needed = samples as f64 * (SIDE * SIDE * size_of::<f32>()) as f64;
+    if needed <= available as f64 {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "not enough memory for --samples {samples}: the images take about {:.1} GB, and {:.1} GB are \
+         available; lower it",
+        needed / 1e9,
+        available as f64 / 1e9
+    )))
 }
 
 impl DataConfig {

@@ -30,9 +30,10 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Whether our own launcher started this rank.
-    pub fn is_ours(&self) -> bool {
-        !self.secret.is_empty()
+    /// Whether `paceline train` started this rank, so that its own flags were checked and warned
+    /// about before. `paceline launch` is as foreign to a training run as any other launcher.
+    pub fn is_of_train(&self) -> bool {
+        self.run_folder.is_some()
     }
 }
 
@@ -103,7 +104,7 @@ mod tests {
         let placement = placement.unwrap().unwrap();
         assert_eq!((placement.rank, placement.local_rank), (3, 1));
         assert_eq!(placement.master_port, Some(29500));
-        assert!(!placement.is_ours());
+        assert!(!placement.is_of_train());
         assert_eq!(read_from(&[]).unwrap(), None);
     }
 

@@ -15,7 +15,8 @@ use crate::{Failure, Result, train};
 /// of several processes.
 pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     let config = config::resolve(args, placement.as_ref())?;
-    if placement.as_ref().is_none_or(|placement| !placement.is_ours()) {
+    let was_said = |placement: &Placement| placement.is_of_train() || placement.rank > 0;
+    if !placement.as_ref().is_some_and(was_said) {
         for warning in &config.warnings {
             eprintln!("warning: {warning}");
         }

@@ -25,6 +25,9 @@ use crate::{Failure, Result, resources};
 /// Spans that a step may record: a strategy records a few per parameter.
 const LANE_CAPACITY: usize = 1 << 14;
 
+/// Steps whose times find room without allocating.
+const MAX_RESERVED_STEPS: usize = 1 << 20;
+
 /// The name of a strategy, as on the command line.
 pub fn strategy_name(strategy: StrategyName) -> &'static str {
     match strategy {
@@ -123,7 +126,10 @@ impl Trainer<'_> {
         };
         let mut loader = self.loader(dataset, order, progress.epochs, config.epochs as u64)?;
         let mut meter = Meter::new();
-        let mut steps = Vec::with_capacity(config.epochs * config.steps_per_epoch);
+        // Room for all steps, so that measuring does not allocate; within reason, because a run
+        // that is to go on until it is stopped may announce any number of epochs.
+        let num_steps = config.epochs.saturating_mul(config.steps_per_epoch);
+        let mut steps = Vec::with_capacity(num_steps.min(MAX_RESERVED_STEPS));
         let mut last = None;
         let mut made = 0;
         for epoch in progress.epochs..config.epochs as u64 {
@@ -207,7 +213,7 @@ impl Trainer<'_> {
             culprits.join(", ")
         };
         Err(Failure::Run(format!(
-            "the loss of step {step} is not finite on {culprits}, with a learning rate of {lr}; \
+            "the loss of step {step} is not finite on {culprits}, with a learning rate of {lr:?}; \
              training stopped before the optimizer step: lower --lr, or look at the data"
         )))
     }

@@ -23,6 +23,8 @@ const CAUSE_WAIT: Duration = Duration::from_millis(200);
 const POLITE_WAIT: Duration = Duration::from_millis(300);
 /// How long the kernel may take to end them after the other one.
 const KILL_WAIT: Duration = Duration::from_millis(300);
+/// How long the output of an ended rank may stay open without a line.
+const IDLE_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 enum Event {
@@ -146,6 +148,24 @@ fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant) -> u8 {
                     return report(culprit, &ranks[culprit], begin);
                 }
             }
+        }
+    }
+    drain(ranks, events)
+}
+
+/// Waits until the output of ranks that have all succeeded is passed on, however slowly it is read;
+/// but not for a process that has left its group and keeps a rank's output open without using it.
+fn drain(ranks: &[Rank], events: &Receiver<Event>) -> u8 {
+    let mut idle_since = Instant::now();
+    while !ranks.iter().all(|rank| rank.last_lines.is_drained()) {
+        if ranks.iter().any(|rank| rank.last_lines.is_writing()) {
+            idle_since = Instant::now();
+        }
+        if idle_since.elapsed() > IDLE_WAIT {
+            break;
+        }
+        if let Ok(Event::Signal(signal)) = events.recv_timeout(Duration::from_millis(1)) {
+            return 128 + signal as u8;
         }
     }
     0

@@ -2,16 +2,23 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How many lines of a failed rank the launcher repeats.
+/// How many lines of each stream of a failed rank the launcher repeats.
 const KEPT: usize = 10;
 
-/// The last lines of one rank.
+type Lines = Arc<Mutex<VecDeque<String>>>;
+
+/// The last lines of one rank. Each stream has its own: they arrive in no particular order, and much
+/// on standard output must not push the reason for a failure out.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastLines {
-    lines: Arc<Mutex<VecDeque<String>>>,
+    stdout: Lines,
+    stderr: Lines,
+    /// Relays that are writing a line at this moment.
+    writing: Arc<AtomicUsize>,
 }
 
 /// Where lines go.
@@ -26,12 +33,17 @@ pub(super) enum To {
 impl LastLines {
     /// Starts to pass `from` on.
     pub(super) fn relay(&self, from: impl Read + Send + 'static, to: To) {
-        let keeper = self.lines.clone();
+        let keeper = match to {
+            To::Stdout => self.stdout.clone(),
+            To::Stderr { .. } => self.stderr.clone(),
+        };
+        let writing = self.writing.clone();
         std::thread::spawn(move || {
             let mut from = BufReader::new(from);
             let mut line = Vec::new();
             while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned();
+                writing.fetch_add(1, Ordering::SeqCst);
                 // A closed terminal must not stop the rank, so failures to write are ignored.
                 match to {
                     To::Stdout => drop(writeln!(std::io::stdout().lock(), "{text}")),
@@ -39,6 +51,7 @@ impl LastLines {
                         drop(writeln!(std::io::stderr().lock(), "[rank {rank}] {text}"));
                     }
                 }
+                writing.fetch_sub(1, Ordering::SeqCst);
                 let mut kept = keeper.lock().unwrap_or_else(PoisonError::into_inner);
                 if kept.len() == KEPT {
                     kept.pop_front();
@@ -49,15 +62,28 @@ impl LastLines {
         });
     }
 
-    /// The last lines, after a moment in which those already written can arrive.
-    pub(super) fn get(&self) -> Vec<String> {
+    /// Whether everything that the rank wrote has been passed on.
+    pub(super) fn is_drained(&self) -> bool {
         // Each running relay holds one more reference, and drops it at the end of its input.
+        [&self.stdout, &self.stderr].iter().all(|lines| Arc::strong_count(lines) == 1)
+    }
+
+    /// Whether a line is being passed on, to a reader that may be slow.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.load(Ordering::SeqCst) > 0
+    }
+
+    /// The last lines, those of standard error at the end, after a moment in which those already
+    /// written can arrive.
+    pub(super) fn get(&self) -> Vec<String> {
         for _ in 0..20 {
-            if Arc::strong_count(&self.lines) == 1 {
+            if self.is_drained() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        let get = |lines: &Lines| lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (stdout, stderr) = (get(&self.stdout), get(&self.stderr));
+        stdout.into_iter().chain(stderr).collect()
     }
 }

@@ -1,0 +1,257 @@
+//! What the end-to-end tests share: a folder of its own for every test, in which the binary runs
+//! with a clean environment, and data files as they come from the web.
+//!
+//! Nothing here knows what the binary should say.
+#![allow(dead_code)] // Each test binary uses its part.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take here. Reached only when something hangs.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// The smallest CNN and data that still need several steps.
+pub const TINY: &str = "--channels 4 --hidden 8 --samples 200";
+/// The smallest MLP.
+pub const TINY_MLP: &str =
+    "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 1";
+
+/// A folder in which the binary runs.
+pub struct Sandbox {
+    folder: TempDir,
+}
+
+impl Sandbox {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self { folder: TempDir::new().unwrap() }
+    }
+
+    /// The path of `name` in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file, and the folders above it.
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// The binary, to be run here, with nothing that a launcher would have set.
+    pub fn paceline(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+        let foreign = |name: &str| {
+            matches!(name, "RANK" | "WORLD_SIZE")
+                || ["LOCAL_", "MASTER_", "PACELINE_"].iter().any(|p| name.starts_with(p))
+        };
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(foreign))
+        {
+            command.env_remove(name);
+        }
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `paceline train` with these flags, which are separated by spaces.
+    pub fn train(&self, flags: &str) -> Run {
+        self.train_with(flags, &[])
+    }
+
+    /// The same with variables in its environment.
+    pub fn train_with(&self, flags: &str, variables: &[(&str, &str)]) -> Run {
+        let mut command = self.paceline();
+        command.arg("train").args(flags.split_whitespace()).envs(variables.iter().copied());
+        Run::of(command)
+    }
+
+    /// Runs `paceline launch` with these arguments.
+    pub fn launch<S: AsRef<OsStr>>(&self, args: &[S]) -> Run {
+        let mut command = self.paceline();
+        command.arg("launch").args(args);
+        Run::of(command)
+    }
+
+    /// Every file and folder in here, sorted, relative.
+    pub fn contents(&self) -> Vec<String> {
+        fn visit(root: &Path, folder: &Path, found: &mut Vec<String>) {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                found.push(path.strip_prefix(root).unwrap().display().to_string());
+                if path.is_dir() {
+                    visit(root, &path, found);
+                }
+            }
+        }
+        let mut found = Vec::new();
+        visit(self.folder.path(), self.folder.path(), &mut found);
+        found.sort();
+        found
+    }
+
+    /// The only run folder.
+    pub fn run_folder(&self) -> PathBuf {
+        let folders: Vec<_> =
+            fs::read_dir(self.path("runs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(folders.len(), 1, "{folders:?}");
+        folders[0].clone()
+    }
+}
+
+/// What a finished process said, and how it ended.
+#[derive(Debug)]
+pub struct Run {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+    pub took: Duration,
+}
+
+impl Run {
+    /// Runs a command to its end.
+    pub fn of(mut command: Command) -> Self {
+        let begin = Instant::now();
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self::wait(child, begin)
+    }
+
+    /// Waits for a process whose output is piped. One that hangs is killed, and fails the test.
+    pub fn wait(child: Child, begin: Instant) -> Self {
+        let pid = child.id();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(child.wait_with_output()));
+        let Ok(output) = receiver.recv_timeout(LIMIT) else {
+            signal(pid, rustix::process::Signal::KILL);
+            panic!("process {pid} still runs after {LIMIT:?}");
+        };
+        Self::ended(output.unwrap(), begin.elapsed())
+    }
+
+    fn ended(output: Output, took: Duration) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+        Self { code: output.status.code(), stdout, stderr, took }
+    }
+
+    /// Demands success.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        self
+    }
+
+    /// Demands a refusal before anything ran: exit code 2, nothing on standard output, and one
+    /// message that holds all of `words`.
+    #[track_caller]
+    pub fn refused(self, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(2), "{self:#?}");
+        assert_eq!(self.stdout, "", "{self:#?}");
+        let num_messages = self.stderr.matches("error:").count();
+        assert_eq!(num_messages, 1, "one message, please: {self:#?}");
+        // Where the line breaks is up to the width of the terminal.
+        let flat = self.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        for word in words {
+            assert!(flat.contains(word), "no {word:?} in: {}", self.stderr);
+        }
+        self
+    }
+
+    /// The only line of standard output that begins with `start`, without it.
+    #[track_caller]
+    pub fn line(&self, start: &str) -> &str {
+        let lines: Vec<_> =
+            self.stdout.lines().filter_map(|line| line.strip_prefix(start)).collect();
+        assert_eq!(lines.len(), 1, "lines that begin with {start:?} in: {}", self.stdout);
+        lines[0]
+    }
+
+    /// The digest of the final weights.
+    #[track_caller]
+    pub fn weights(&self) -> &str {
+        let digest = self.line("Weights: sha256 ");
+        assert_eq!(digest.len(), 64, "{digest}");
+        digest
+    }
+}
+
+/// Sends a signal to a process. One that is gone is no error.
+pub fn signal(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    let _ = rustix::process::kill_process(pid, signal);
+}
+
+/// Waits until `condition` holds; fails the test, naming `what`, if that takes too long.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_until_for(LIMIT, what, &mut condition);
+}
+
+/// The same with a limit of the caller's.
+#[track_caller]
+pub fn wait_until_for(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < limit, "waited {limit:?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Reads a JSON file.
+pub fn json(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// An IDX file of bytes: the extents, then the items.
+pub fn idx(extents: &[u32], items: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    let mut file = vec![0, 0, 8, extents.len() as u8];
+    extents.iter().for_each(|extent| file.extend(extent.to_be_bytes()));
+    file.extend(items);
+    file
+}
+
+/// `count` images of 28 x 28, each with a bright row that tells its label.
+pub fn idx_images(count: u32) -> Vec<u8> {
+    let pixel = |n: u32, row: u32| if row / 2 == n % 10 { 250 } else { (n * 7 % 40) as u8 };
+    let rows = (0..count).flat_map(|n| (0..28).map(move |row| (n, row)));
+    idx(&[count, 28, 28], rows.flat_map(|(n, row)| [pixel(n, row); 28]))
+}
+
+/// The labels of [`idx_images`].
+pub fn idx_labels(count: u32) -> Vec<u8> {
+    idx(&[count], (0..count).map(|n| (n % 10) as u8))
+}
+
+/// Compresses as `gzip` does.
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// CIFAR-10's binary version with `per_file` training records in each of its five files, and `test`
+/// records for testing.
+pub fn write_cifar10(sandbox: &Sandbox, folder: &str, per_file: usize, test: usize) {
+    let records = |range: std::ops::Range<usize>| -> Vec<u8> {
+        let record = |n: usize| {
+            let label = (n % 10) as u8;
+            std::iter::once(label)
+                .chain((0..3072).map(move |at| if at / 300 == n % 10 { 230 } else { n as u8 }))
+        };
+        range.flat_map(record).collect()
+    };
+    for i in 0..5 {
+        let bytes = records(i * per_file..(i + 1) * per_file);
+        sandbox.write(&format!("{folder}/data_batch_{}.bin", i + 1), &bytes);
+    }
+    sandbox.write(&format!("{folder}/test_batch.bin"), &records(100..100 + test));
+}

@@ -1,0 +1,102 @@
+//! The boundaries between the crates: who may depend on whom, and who may use `unsafe`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The crates that may hold unsafe code.
+const MAY_BE_UNSAFE: [&str; 3] = ["collectives", "kernels", "memory"];
+
+/// What each crate may depend on. `paceline` puts all of them together.
+fn allowed(name: &str) -> &'static [&'static str] {
+    match name {
+        "trace" => &[],
+        "memory" => &["trace"],
+        "kernels" | "collectives" | "data" => &["memory", "trace"],
+        "model" => &["kernels", "memory", "trace"],
+        "strategies" => &["model", "collectives", "kernels", "memory", "trace"],
+        "paceline" => &["collectives", "data", "kernels", "memory", "model", "strategies", "trace"],
+        other => panic!("crate {other} is new: say here what it may depend on"),
+    }
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The folders and manifests of all crates, by name without `paceline-`.
+fn crates() -> BTreeMap<String, (PathBuf, toml::Table)> {
+    let folders = fs::read_dir(workspace().join("crates")).unwrap();
+    let manifest = |folder: PathBuf| {
+        let text = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = text.parse().unwrap();
+        let name = manifest["package"]["name"].as_str().unwrap();
+        (name.trim_start_matches("paceline-").to_owned(), (folder, manifest))
+    };
+    folders.map(|entry| manifest(entry.unwrap().path())).collect()
+}
+
+/// The workspace's crates among the normal dependencies of a manifest, for any target, under
+/// whatever name.
+fn edges(manifest: &toml::Table, names: &BTreeSet<String>) -> BTreeSet<String> {
+    let mut tables: Vec<&toml::Table> =
+        manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().collect();
+    let targets = manifest.get("target").and_then(toml::Value::as_table);
+    for target in targets.into_iter().flat_map(|targets| targets.values()) {
+        tables.extend(target.get("dependencies").and_then(toml::Value::as_table));
+    }
+    let package = |(key, value): (&String, &toml::Value)| {
+        let renamed = value.get("package").and_then(toml::Value::as_str);
+        renamed.unwrap_or(key).trim_start_matches("paceline-").to_owned()
+    };
+    let all = tables.into_iter().flatten().map(package);
+    all.filter(|name| names.contains(name)).collect()
+}
+
+#[test]
+fn crates_depend_on_what_they_may_only() {
+    let crates = crates();
+    let names: BTreeSet<String> = crates.keys().cloned().collect();
+    assert_eq!(names.len(), 8, "{names:?}");
+    let mut num_edges = 0;
+    for (name, (_, manifest)) in &crates {
+        for edge in edges(manifest, &names) {
+            let allowed = allowed(name);
+            assert!(
+                allowed.contains(&edge.as_str()),
+                "{name} must not depend on {edge}, only on {allowed:?}"
+            );
+            num_edges += 1;
+        }
+    }
+    assert!(num_edges > 8, "the manifests were not understood: {num_edges} edges");
+}
+
+#[test]
+fn a_forbidden_edge_is_seen() {
+    let names = ["memory", "kernels"].map(str::to_owned).into();
+    for text in [
+        "[dependencies]\npaceline-kernels = { workspace = true }",
+        "[dependencies.paceline-kernels]\npath = \"../kernels\"",
+        "[dependencies]\nfast = { path = \"../kernels\", package = \"paceline-kernels\" }",
+        "[target.'cfg(unix)'.dependencies]\npaceline-kernels = { workspace = true }",
+    ] {
+        let found = edges(&text.parse().unwrap(), &names);
+        assert_eq!(found, ["kernels".to_owned()].into(), "{text}");
+    }
+}
+
+#[test]
+fn unsafe_code_is_forbidden_elsewhere() {
+    let forbids = |file: &Path| {
+        let text = fs::read_to_string(file).unwrap();
+        text.lines().any(|line| line == "#![forbid(unsafe_code)]")
+    };
+    let lack: Vec<String> = crates()
+        .into_iter()
+        .filter(|(_, (folder, _))| !forbids(&folder.join("src/lib.rs")))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(lack, MAY_BE_UNSAFE);
+    assert!(forbids(&workspace().join("crates/paceline/src/main.rs")));
+}

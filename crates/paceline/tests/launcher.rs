@@ -1,0 +1,413 @@
+//! The launcher: what its ranks are told, and that however a run ends, it ends for all of them.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Run, Sandbox, TINY, signal, wait_until, wait_until_for};
+use rustix::process::Signal;
+
+/// How soon the launcher must have ended after a rank has died. It promises one second; the rest is
+/// for a busy machine. The ranks would go on for many minutes.
+const SOON: Duration = Duration::from_secs(5);
+
+/// A program whose child would live on if only the program itself were stopped.
+const SLEEP_WITH_CHILD: &str = "sleep 1000 & wait";
+
+/// A launcher whose descendants, all of them, carry a mark of their own in their environment.
+struct Marked {
+    mark: String,
+    child: Option<Child>,
+    begin: Instant,
+}
+
+impl Marked {
+    fn start(mut command: Command) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("E2E_MARK={}-{number}-", std::process::id());
+        let (name, value) = mark.split_once('=').unwrap();
+        command.env(name, value).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = Some(command.spawn().unwrap());
+        Self { mark, child, begin: Instant::now() }
+    }
+
+    fn launch(sandbox: &Sandbox, num_ranks: usize, script: &str) -> Self {
+        let mut command = sandbox.paceline();
+        command.args(["launch", "-n", &num_ranks.to_string(), "--", "sh", "-c", script]);
+        Self::start(command)
+    }
+
+    fn train(sandbox: &Sandbox, flags: &str) -> Self {
+        let mut command = sandbox.paceline();
+        command.arg("train").args(flags.split_whitespace());
+        Self::start(command)
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// The living processes that carry the mark and, in their environment, `variable`; with their
+    /// command lines.
+    fn processes(&self, variable: &str) -> Vec<(u32, String)> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            // What has ended meanwhile has nothing to read, and a zombie has nothing left.
+            let read = |name: &str| {
+                let bytes = fs::read(entry.path().join(name)).unwrap_or_default();
+                String::from_utf8_lossy(&bytes).into_owned()
+            };
+            let environment = read("environ");
+            let has = |wanted: &str| environment.split('\0').any(|found| found == wanted);
+            if has(&self.mark) && (variable.is_empty() || has(variable)) {
+                found.push((pid, read("cmdline").replace('\0', " ")));
+            }
+        }
+        found
+    }
+
+    /// Waits until as many processes run whose command line begins with `start`.
+    fn wait_for(&self, start: &str, count: usize) {
+        wait_until(&format!("{count} times {start:?}"), || {
+            let all = self.processes("");
+            all.iter().filter(|(_, command)| command.starts_with(start)).count() == count
+        });
+    }
+
+    /// The exit code of the launcher itself, whoever still holds its output.
+    fn wait_for_exit(&mut self) -> Option<i32> {
+        let mut code = None;
+        let child = self.child.as_mut().unwrap();
+        wait_until("the launcher's exit", || {
+            child.try_wait().unwrap().map(|status| code = status.code()).is_some()
+        });
+        code
+    }
+
+    fn end(&mut self) -> Run {
+        Run::wait(self.child.take().unwrap(), self.begin)
+    }
+
+    /// Demands that no descendant is left.
+    #[track_caller]
+    fn left_nothing(&self) {
+        let mut left = Vec::new();
+        // A killed process is listed for a moment.
+        wait_until_for(SOON, "the end of all ranks and the guard", || {
+            left = self.processes("");
+            if !left.is_empty() {
+                println!("still there: {left:?}");
+            }
+            left.is_empty()
+        });
+    }
+}
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        // A failed test leaves nothing behind either.
+        for (pid, _) in self.processes("") {
+            signal(pid, Signal::KILL);
+        }
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Demands that the launcher named this rank as the culprit, and no other.
+#[track_caller]
+fn names_only_rank(run: &Run, rank: usize, how: &str) {
+    let verdicts: Vec<&str> =
+        run.stderr.lines().filter_map(|line| line.strip_prefix("paceline: ")).collect();
+    let [verdict] = verdicts[..] else { panic!("{run:#?}") };
+    assert!(verdict.starts_with(&format!("rank {rank} (process ")), "{verdict}");
+    assert!(verdict.contains(how), "no {how:?} in {verdict}");
+    assert!(verdict.contains("all ranks were stopped"), "{verdict}");
+}
+
+#[test]
+fn ranks_are_told_their_place() {
+    let sandbox = Sandbox::new();
+    let script = "echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, \
+                  at $MASTER_ADDR $MASTER_PORT, $1; echo aside >&2";
+    let run = sandbox.launch(&["-n", "3", "--", "sh", "-c", script, "sh", "two words"]).ok();
+    let lines: BTreeSet<&str> = run.stdout.lines().collect();
+    let port = run.stdout.split_once("127.0.0.1 ").and_then(|(_, rest)| rest.split_once(','));
+    let port = port.unwrap_or_else(|| panic!("{}", run.stdout)).0;
+    assert!(port.parse::<u16>().is_ok_and(|port| port > 0), "{port:?} in {}", run.stdout);
+    let expected: Vec<String> = (0..3)
+        .map(|rank| format!("rank {rank} of 3, {rank} of 3, at 127.0.0.1 {port}, two words"))
+        .collect();
+    assert_eq!(lines, expected.iter().map(String::as_str).collect());
+    for rank in 0..3 {
+        assert!(run.stderr.contains(&format!("[rank {rank}] aside\n")), "{}", run.stderr);
+    }
+    assert_eq!(sandbox.contents(), [""; 0]);
+}
+
+#[test]
+fn two_ranks_without_a_number() {
+    let run = Sandbox::new().launch(&["--", "sh", "-c", "echo $WORLD_SIZE"]).ok();
+    assert_eq!(run.stdout, "2\n2\n");
+}
+
+#[test]
+fn all_that_ranks_print_is_passed_on() {
+    // The launcher once ended with its last rank, and what was still on its way was lost.
+    let sandbox = Sandbox::new();
+    let run = sandbox.launch(&["-n", "4", "--", "seq", "20000"]).ok();
+    assert_eq!(run.stdout.lines().count(), 4 * 20000);
+    assert_eq!(run.stdout.lines().filter(|line| *line == "20000").count(), 4);
+}
+
+#[test]
+fn a_slow_reader_gets_everything() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.paceline();
+    command.args(["launch", "-n", "1", "--", "seq", "50000"]).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // Longer than the launcher waits for output that nobody writes.
+    std::thread::sleep(Duration::from_millis(1500));
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(text.lines().count(), 50000);
+}
+
+#[test]
+fn a_daemon_that_keeps_the_output_open_is_not_waited_for() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::launch(&sandbox, 1, "setsid sleep 1000 & sleep 0.1; echo done");
+    assert_eq!(launcher.wait_for_exit(), Some(0));
+    assert!(launcher.begin.elapsed() < SOON, "took {:?}", launcher.begin.elapsed());
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_others_and_is_named() {
+    let sandbox = Sandbox::new();
+    // More on standard output than the launcher repeats, and after the reason at that.
+    let script = format!(
+        "if [ $RANK = 1 ]; then sleep 0.3; echo the reason >&2; for i in 1 2 3 4 5 6 7 8 9 10 11 12; \
+         do echo line $i; done; exit 7; fi; {SLEEP_WITH_CHILD}"
+    );
+    let mut launcher = Marked::launch(&sandbox, 3, &script);
+    let run = launcher.end();
+    assert_eq!(run.code, Some(7), "{run:#?}");
+    names_only_rank(&run, 1, "exited with code 7");
+    let (_, repeated) = run.stderr.split_once("its last lines:\n").unwrap();
+    let repeated: Vec<&str> = repeated.lines().map(str::trim).collect();
+    let mut expected: Vec<String> = (3..=12).map(|i| format!("line {i}")).collect();
+    expected.push("the reason".into());
+    assert_eq!(repeated, expected);
+    assert!(run.stdout.contains("line 1\n"), "{}", run.stdout);
+    assert!(run.took < SOON, "took {:?}", run.took);
+    launcher.left_nothing();
+    assert_eq!(sandbox.contents(), [""; 0]);
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_with_its_signal() {
+    for (name, code) in [("KILL", 137), ("SEGV", 139)] {
+        let sandbox = Sandbox::new();
+        let script =
+            format!("if [ $RANK = 2 ]; then sleep 0.3; kill -{name} $$; fi; {SLEEP_WITH_CHILD}");
+        let mut launcher = Marked::launch(&sandbox, 3, &script);
+        let run = launcher.end();
+        assert_eq!(run.code, Some(code), "{run:#?}");
+        names_only_rank(&run, 2, &format!("was killed by SIG{name}"));
+        assert!(run.took < SOON, "took {:?}", run.took);
+        launcher.left_nothing();
+    }
+}
+
+#[test]
+fn what_a_rank_leaves_behind_is_ended_when_it_ends_well() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::launch(&sandbox, 2, "sleep 1000 >/dev/null 2>&1 & exit 0");
+    assert_eq!(launcher.end().code, Some(0));
+    launcher.left_nothing();
+}
+
+#[test]
+fn signals_to_the_launcher_end_all_ranks() {
+    for (sent, name, code) in [(Signal::INT, "SIGINT", 130), (Signal::TERM, "SIGTERM", 143)] {
+        let sandbox = Sandbox::new();
+        let mut launcher = Marked::launch(&sandbox, 3, SLEEP_WITH_CHILD);
+        launcher.wait_for("sleep 1000", 3);
+        let sent_at = Instant::now();
+        signal(launcher.pid(), sent);
+        let run = launcher.end();
+        assert!(sent_at.elapsed() < SOON, "took {:?}", sent_at.elapsed());
+        assert_eq!(run.code, Some(code), "{run:#?}");
+        assert!(run.stderr.contains(&format!("{name}; all ranks were stopped")), "{run:#?}");
+        launcher.left_nothing();
+        assert_eq!(sandbox.contents(), [""; 0]);
+    }
+}
+
+#[test]
+fn ranks_that_will_not_listen_are_ended_too() {
+    let sandbox = Sandbox::new();
+    let script = "trap '' TERM INT HUP; sleep 1000; sleep 1000";
+    let mut launcher = Marked::launch(&sandbox, 2, script);
+    launcher.wait_for("sleep 1000", 2);
+    let sent_at = Instant::now();
+    signal(launcher.pid(), Signal::INT);
+    assert_eq!(launcher.end().code, Some(130));
+    assert!(sent_at.elapsed() < SOON, "took {:?}", sent_at.elapsed());
+    launcher.left_nothing();
+}
+
+#[test]
+fn a_killed_launcher_takes_everything_with_it() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::launch(&sandbox, 3, SLEEP_WITH_CHILD);
+    launcher.wait_for("sleep 1000", 3);
+    // Launcher, guard, and three shells with a child each.
+    let all = launcher.processes("");
+    assert_eq!(all.len(), 8, "{all:?}");
+    signal(launcher.pid(), Signal::KILL);
+    launcher.left_nothing();
+    assert_eq!(launcher.end().code, None);
+    assert_eq!(sandbox.contents(), [""; 0]);
+}
+
+#[test]
+fn a_killed_launcher_takes_its_ranks_with_it_even_without_its_guard() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::launch(&sandbox, 2, "exec sleep 1000");
+    launcher.wait_for("sleep 1000", 2);
+    let all = launcher.processes("");
+    let guard = all.iter().find(|(_, command)| command.contains("__guard")).unwrap().0;
+    signal(guard, Signal::KILL);
+    wait_until("the end of the guard", || {
+        !launcher.processes("").iter().any(|(_, command)| command.contains("__guard"))
+    });
+    signal(launcher.pid(), Signal::KILL);
+    launcher.left_nothing();
+    launcher.end();
+}
+
+#[test]
+fn a_command_that_does_not_exist() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.launch(&["-n", "2", "--", "no-such-program", "--flag"]);
+    assert_eq!(run.code, Some(2), "{run:#?}");
+    let message = "cannot start no-such-program: No such file or directory";
+    assert!(run.stderr.contains(message), "{}", run.stderr);
+    assert!(run.took < SOON, "took {:?}", run.took);
+    assert_eq!(sandbox.contents(), [""; 0]);
+}
+
+/// What the shared-memory transport might have left where shared memory has names.
+fn named_shared_memory() -> Vec<String> {
+    let entries = fs::read_dir("/dev/shm").into_iter().flatten().filter_map(Result::ok);
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.contains("paceline")).collect()
+}
+
+/// Flags of a run that would go on for hours, and saves after every epoch.
+fn endless() -> String {
+    format!("{TINY} --nproc 3 --batch-size 10 --epochs 10000000 --save saved")
+}
+
+/// Waits for a complete checkpoint, so that all ranks are surely at work.
+fn wait_for_checkpoint(sandbox: &Sandbox) {
+    wait_until("a checkpoint", || sandbox.path("saved/checkpoint.safetensors").exists());
+}
+
+/// Demands that the checkpoint is whole, and that training goes on from it.
+#[track_caller]
+fn can_be_resumed(sandbox: &Sandbox) {
+    let flags = format!("{TINY} --nproc 3 --batch-size 10 --resume saved");
+    let refused =
+        sandbox.train(&format!("{flags} --epochs 1")).refused(&["complete epochs already"]);
+    let words: Vec<&str> = refused.stderr.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == "complete").unwrap();
+    let epochs: u64 = words[at - 1].parse().unwrap();
+    let end = epochs + 1;
+    let run = sandbox.train(&format!("{flags} --epochs {end}")).ok();
+    run.line(&format!("Epoch {end}/{end}: "));
+}
+
+#[test]
+fn a_training_rank_that_is_killed_ends_the_run_and_spares_the_checkpoint() {
+    for victim in [1, 0] {
+        let sandbox = Sandbox::new();
+        let mut launcher = Marked::train(&sandbox, &endless());
+        wait_for_checkpoint(&sandbox);
+        let ranks = launcher.processes(&format!("RANK={victim}"));
+        let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
+        let killed_at = Instant::now();
+        signal(pid, Signal::KILL);
+        let run = launcher.end();
+        assert!(killed_at.elapsed() < SOON, "took {:?}", killed_at.elapsed());
+        assert_eq!(run.code, Some(137), "{run:#?}");
+        names_only_rank(&run, victim, "was killed by SIGKILL");
+        launcher.left_nothing();
+        assert_eq!(named_shared_memory(), [""; 0]);
+        can_be_resumed(&sandbox);
+    }
+}
+
+#[test]
+fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::train(&sandbox, &endless());
+    wait_for_checkpoint(&sandbox);
+    let ranks = launcher.processes("RANK=1");
+    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
+    signal(pid, Signal::STOP);
+    let sent_at = Instant::now();
+    signal(launcher.pid(), Signal::INT);
+    assert_eq!(launcher.end().code, Some(130));
+    assert!(sent_at.elapsed() < SOON, "took {:?}", sent_at.elapsed());
+    launcher.left_nothing();
+    can_be_resumed(&sandbox);
+}
+
+#[test]
+fn a_killed_training_launcher_leaves_no_rank() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::train(&sandbox, &endless());
+    wait_for_checkpoint(&sandbox);
+    signal(launcher.pid(), Signal::KILL);
+    launcher.left_nothing();
+    launcher.end();
+    assert_eq!(named_shared_memory(), [""; 0]);
+    can_be_resumed(&sandbox);
+}
+
+#[test]
+fn training_works_under_the_launcher_of_any_program() {
+    let sandbox = Sandbox::new();
+    let binary = env!("CARGO_BIN_EXE_paceline");
+    let train = |more: &[&'static str]| {
+        let mut args = vec!["-n", "2", "--", binary, "train"];
+        args.extend(TINY.split_whitespace().chain(more.iter().copied()));
+        sandbox.launch(&args)
+    };
+    let run = train(&[]).ok();
+    let expected = Sandbox::new().train(&format!("{TINY} --nproc 2")).ok();
+    assert_eq!(run.weights(), expected.weights());
+
+    // Once, from rank 0, though there is no launcher that could have said it before.
+    let run = train(&["--steps-per-epoch", "900"]).ok();
+    assert_eq!(run.stderr.matches("warning: --steps-per-epoch 900").count(), 1, "{}", run.stderr);
+
+    // It was ignored once.
+    let run = train(&["--nproc", "4"]);
+    assert_eq!(run.code, Some(2), "{run:#?}");
+    assert!(run.stderr.contains("--nproc 4 starts ranks of its own"), "{}", run.stderr);
+}
