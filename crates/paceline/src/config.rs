@@ -253,6 +253,11 @@ pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainC
     if config.evaluate && !matches!(config.model, ModelSettings::Mlp { .. }) {
         config.data.open_test(config.seed)?;
     }
+    if placement.is_some_and(Placement::is_of_train) {
+        // The launcher has checked the rest before it started this rank; by now, other ranks may
+        // have taken their memory.
+        return Ok(config);
+    }
     check_memory(&config, &built, dataset.as_ref())?;
     if let Some(folder) = &config.resume {
         checkpoint::check(folder, &config, &built)?;
@@ -343,9 +348,10 @@ fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usiz
         ));
     }
     let cores = resources::num_cores();
-    if args.pin_cores && world_size * args.threads > cores && placement.is_none() {
+    let local_ranks = placement.map_or(world_size, |placement| placement.local_world_size);
+    if args.pin_cores && local_ranks * args.threads > cores {
         return usage(format!(
-            "--pin-cores needs a core for each of {world_size} x {} threads, but there are {cores}; \
+            "--pin-cores needs a core for each of {local_ranks} x {} threads, but there are {cores}; \
              leave it out, or lower --nproc or --threads",
             args.threads
         ));
