@@ -64,17 +64,41 @@ fn relu_backward_body<T: Real>(y: &[T], dy: &[T], dx: &mut [T]) {
 }
 
 multiversion! {
-    /// `row[j] = row[j] + bias[j]` for every row, then ReLU if asked for.
-    pub(crate) fn add_bias(rows: &mut [f32], bias: &[f32], with_relu: bool) = add_bias_body
+    /// `y[i, j] = turned[j, first + i] + bias[j]`, then ReLU if asked for; `turned` is (columns of
+    /// y, `rows`), row-major.
+    pub(crate) fn turn_add_bias(
+        turned: &[f32],
+        rows: usize,
+        first: usize,
+        bias: &[f32],
+        with_relu: bool,
+        y: &mut [f32],
+    ) = turn_add_bias_body
 }
 
 #[inline(always)]
-pub(crate) fn add_bias_body<T: Real>(rows: &mut [T], bias: &[T], with_relu: bool) {
-    for row in rows.chunks_exact_mut(bias.len()) {
-        for (x, b) in row.iter_mut().zip(bias) {
-            let sum = *x + *b;
-            let cut = with_relu && !(sum > T::default() || sum.is_nan());
-            *x = if cut { T::default() } else { sum };
+fn turn_add_bias_body(
+    turned: &[f32],
+    rows: usize,
+    first: usize,
+    bias: &[f32],
+    with_relu: bool,
+    y: &mut [f32],
+) {
+    // Both sides of a square of this side stay in the first-level cache.
+    const SIDE: usize = 32;
+    let columns = bias.len();
+    for (block, y) in y.chunks_mut(SIDE * columns).enumerate() {
+        for j0 in (0..columns).step_by(SIDE) {
+            let js = j0..columns.min(j0 + SIDE);
+            for (i, y) in y.chunks_exact_mut(columns).enumerate() {
+                let i = first + block * SIDE + i;
+                for j in js.clone() {
+                    let sum = turned[j * rows + i] + bias[j];
+                    let is_cut = with_relu && !(sum > 0.0 || sum.is_nan());
+                    y[j] = if is_cut { 0.0 } else { sum };
+                }
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use paceline_memory::{DType, Tensor};
 
+use crate::conv2d::batches;
 use crate::error::expect_shape;
 use crate::matmul::{Matrix, matmul};
 use crate::{Compute, KernelError, Result, elementwise};
@@ -43,25 +44,37 @@ pub fn forward(
     expect_shape(OP, "bias", bias.shape(), [n])?;
     expect_shape(OP, "output", output.shape(), [m, n])?;
     let with_relu = activation == Activation::Relu;
-    macro_rules! product {
-        ($real:ty, $add_bias:expr) => {{
-            let (x, w) = (input.read::<$real>()?, weight.read::<$real>()?);
-            let mut y = output.write::<$real>()?;
+    match input.dtype() {
+        DType::F32 => {
+            let (x, w) = (input.read::<f32>()?, weight.read::<f32>()?);
+            let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
+            // `w x^T` instead of `x w^T`: the large matrix is then read as it lies in memory, which
+            // is worth more than turning the small result round.
+            let mut turned = compute.scratch(m * n)?;
+            matmul(compute, w, x.transposed(), &mut turned, false);
+            let bias = bias.read::<f32>()?;
+            let mut y = output.write::<f32>()?;
+            let items = batches(compute, &mut y, n, m);
+            compute.threads.for_each(items, |(first, y)| {
+                elementwise::turn_add_bias(compute.simd, &turned, m, first, &bias, with_relu, y);
+                Ok(())
+            })
+        }
+        DType::F64 => {
+            let (x, w) = (input.read::<f64>()?, weight.read::<f64>()?);
+            let mut y = output.write::<f64>()?;
             let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
             matmul(compute, x, w.transposed(), &mut y, false);
-            $add_bias(&mut y, &bias.read::<$real>()?)
-        }};
+            let bias = bias.read::<f64>()?;
+            for (at, y) in y.iter_mut().enumerate() {
+                let sum = *y + bias[at % n];
+                let is_cut = with_relu && !(sum > 0.0 || sum.is_nan());
+                *y = if is_cut { 0.0 } else { sum };
+            }
+            Ok(())
+        }
+        dtype => Err(KernelError::DType { op: OP, dtype }),
     }
-    match input.dtype() {
-        DType::F32 => product!(f32, |y: &mut [f32], b: &[f32]| {
-            elementwise::add_bias(compute.simd, y, b, with_relu)
-        }),
-        DType::F64 => product!(f64, |y: &mut [f64], b: &[f64]| {
-            elementwise::add_bias_body(y, b, with_relu)
-        }),
-        dtype => return Err(KernelError::DType { op: OP, dtype }),
-    }
-    Ok(())
 }
 
 /// Gradients of weight and bias from `d_output` (m, n), the gradient before the activation:
