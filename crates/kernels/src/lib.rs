@@ -5,7 +5,7 @@
 //! it overwrites or accumulates. It knows nothing of layers, models or ranks.
 //!
 //! Fast paths exist for f32, chosen at run time by [`SimdLevel`]; beside each stands a plain
-//! implementation in [`reference`], which also computes everything in f64 for checking gradients.
+//! implementation in [`mod@reference`], which also computes everything in f64 for checking gradients.
 //!
 //! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
 //! height, kernel width, channels in, channels out); linear weights are (out, in).
