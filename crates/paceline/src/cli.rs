@@ -128,7 +128,7 @@ pub struct TrainArgs {
     /// Model
     #[arg(long, value_enum, default_value_t = ModelName::Cnn, help_heading = "Model")]
     pub model: ModelName,
-    /// CNN: output channels of each convolution
+    /// CNN: output channels of each convolution [default: 32 64 128]
     #[arg(long, num_args = 1.., value_name = "C", help_heading = "Model", value_parser = size())]
     pub channels: Option<Vec<u64>>,
     /// CNN: width of the hidden layer [default: 512]

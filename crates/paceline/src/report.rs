@@ -1,7 +1,7 @@
 //! What a run says: on the console while it runs and when it ends, and in its summary.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -59,9 +59,11 @@ impl Console {
         if !self.speaks {
             return;
         }
+        // A reader that went away, as `head` does, is no reason to stop training.
+        let print = || drop(writeln!(std::io::stdout(), "{}", text.as_ref()));
         match &self.bar {
-            Some(bar) => bar.suspend(|| println!("{}", text.as_ref())),
-            None => println!("{}", text.as_ref()),
+            Some(bar) => bar.suspend(print),
+            None => print(),
         }
     }
 
