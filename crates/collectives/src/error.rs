@@ -80,6 +80,19 @@ pub enum CollectiveError {
         /// Ranks in the group.
         world_size: usize,
     },
+    /// The root of a gather has no room for what comes, or room of another kind.
+    #[error(
+        "the root of this gather needs a tensor of {expected} elements of {dtype}, got {}",
+        got.as_deref().unwrap_or("none")
+    )]
+    GatherSize {
+        /// Elements that come.
+        expected: usize,
+        /// Their type.
+        dtype: paceline_memory::DType,
+        /// What the root passed.
+        got: Option<String>,
+    },
     /// The element type cannot be reduced.
     #[error("cannot reduce elements of type {0}; use f32 or f64")]
     NotReducible(paceline_memory::DType),

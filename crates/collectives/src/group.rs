@@ -162,13 +162,13 @@ impl Group {
 
     /// Replaces `data` on every rank by the reduction of all ranks' data, in rank order.
     pub fn all_reduce(&self, data: &Tensor, op: ReduceOp) -> Result<OpTimes, CollectiveError> {
-        let (call, claim) = self.tensor_call(OpKind::AllReduce, data, op, 0)?;
+        let (call, claim) = self.tensor_call(OpKind::AllReduce, data, Access::Write, op, 0)?;
         self.worker().run(call, vec![claim])
     }
 
     /// As [`Group::all_reduce`], in the background. `data` stay claimed until it is finished.
     pub fn all_reduce_async(&self, data: &Tensor, op: ReduceOp) -> Result<Work, CollectiveError> {
-        let (call, claim) = self.tensor_call(OpKind::AllReduce, data, op, 0)?;
+        let (call, claim) = self.tensor_call(OpKind::AllReduce, data, Access::Write, op, 0)?;
         Ok(self.worker().submit(call, vec![claim]))
     }
 
@@ -184,9 +184,14 @@ impl Group {
 
     /// Replaces `data` on every rank by the root's.
     pub fn broadcast(&self, data: &Tensor, root: usize) -> Result<OpTimes, CollectiveError> {
-        self.check_rank(root)?;
-        let (call, claim) = self.tensor_call(OpKind::Broadcast, data, ReduceOp::Sum, root)?;
+        let (call, claim) = self.broadcast_call(data, root)?;
         self.worker().run(call, vec![claim])
+    }
+
+    /// As [`Group::broadcast`], in the background. `data` stay claimed until it is finished.
+    pub fn broadcast_async(&self, data: &Tensor, root: usize) -> Result<Work, CollectiveError> {
+        let (call, claim) = self.broadcast_call(data, root)?;
+        Ok(self.worker().submit(call, vec![claim]))
     }
 
     /// As [`Group::broadcast`], for a slice in private memory.
@@ -203,6 +208,35 @@ impl Group {
     pub fn barrier(&self) -> Result<OpTimes, CollectiveError> {
         let call = slice_call::<u8>(OpKind::Barrier, &mut [], ReduceOp::Sum, 0);
         self.worker().run(call, Vec::new())
+    }
+
+    /// As [`Group::barrier`], in the background: finished when every rank has arrived.
+    pub fn barrier_async(&self) -> Result<Work, CollectiveError> {
+        let call = slice_call::<u8>(OpKind::Barrier, &mut [], ReduceOp::Sum, 0);
+        Ok(self.worker().submit(call, Vec::new()))
+    }
+
+    /// Brings every rank's `data`, all of one length, to the root's `gathered`, which is `world_size`
+    /// times as long, in rank order. Only the root passes `gathered`.
+    pub fn gather(
+        &self,
+        data: &Tensor,
+        gathered: Option<&Tensor>,
+        root: usize,
+    ) -> Result<OpTimes, CollectiveError> {
+        let (call, claims) = self.gather_call(data, gathered, root)?;
+        self.worker().run(call, claims)
+    }
+
+    /// As [`Group::gather`], in the background. Both tensors stay claimed until it is finished.
+    pub fn gather_async(
+        &self,
+        data: &Tensor,
+        gathered: Option<&Tensor>,
+        root: usize,
+    ) -> Result<Work, CollectiveError> {
+        let (call, claims) = self.gather_call(data, gathered, root)?;
+        Ok(self.worker().submit(call, claims))
     }
 
     /// Brings every rank's `data`, all of one length, to the root, in rank order. The root gets
@@ -268,18 +302,49 @@ impl Group {
         Err(CollectiveError::NoSuchRank { rank, world_size })
     }
 
+    fn broadcast_call(&self, data: &Tensor, root: usize) -> Result<(Call, Claim), CollectiveError> {
+        self.check_rank(root)?;
+        self.tensor_call(OpKind::Broadcast, data, Access::Write, ReduceOp::Sum, root)
+    }
+
+    fn gather_call(
+        &self,
+        data: &Tensor,
+        gathered: Option<&Tensor>,
+        root: usize,
+    ) -> Result<(Call, Vec<Claim>), CollectiveError> {
+        self.check_rank(root)?;
+        let (mut call, claim) =
+            self.tensor_call(OpKind::Gather, data, Access::Read, ReduceOp::Sum, root)?;
+        let mut claims = vec![claim];
+        if self.rank() == root {
+            let expected = data.num_elems().saturating_mul(self.world_size());
+            let fits = |to: &&Tensor| to.num_elems() == expected && to.dtype() == data.dtype();
+            let to = gathered.filter(fits).ok_or(CollectiveError::GatherSize {
+                expected,
+                dtype: data.dtype(),
+                got: gathered.map(|to| format!("{} of {}", to.num_elems(), to.dtype())),
+            })?;
+            let claim = to.claim(Access::Write, OpKind::Gather.name())?;
+            call.recv = claimed_region(&claim);
+            claims.push(claim);
+        }
+        Ok((call, claims))
+    }
+
     fn tensor_call(
         &self,
         kind: OpKind,
         data: &Tensor,
+        access: Access,
         op: ReduceOp,
         root: usize,
     ) -> Result<(Call, Claim), CollectiveError> {
         if kind == OpKind::AllReduce && !is_reducible(data.dtype()) {
             return Err(CollectiveError::NotReducible(data.dtype()));
         }
-        let claim = data.claim(Access::Write, kind.name())?;
-        let region = Region { base: claim.base().as_ptr(), len_bytes: claim.len_bytes() };
+        let claim = data.claim(access, kind.name())?;
+        let region = claimed_region(&claim);
         let recv = Region::EMPTY;
         Ok((Call { kind, dtype: data.dtype(), op, root, data: region, recv }, claim))
     }
@@ -295,8 +360,13 @@ impl Drop for Group {
     }
 }
 
+fn claimed_region(claim: &Claim) -> Region {
+    Region { base: claim.base().as_ptr(), len_bytes: claim.len_bytes(), is_claimed: true }
+}
+
 fn region_of<T: Element>(data: &mut [T]) -> Region {
-    Region { base: data.as_mut_ptr().cast(), len_bytes: size_of_val(data) }
+    let len_bytes = size_of_val(data);
+    Region { base: data.as_mut_ptr().cast(), len_bytes, is_claimed: false }
 }
 
 /// A call on a slice; the caller keeps the slice borrowed until the call is finished.

@@ -35,6 +35,9 @@ const STAGED: u64 = u64::MAX;
 pub(crate) struct Region {
     pub(crate) base: *mut u8,
     pub(crate) len_bytes: usize,
+    /// Whether peers may work on it in place, where they can reach it: only while it is claimed,
+    /// since a claim can outlive a failed operation and a borrowed slice cannot.
+    pub(crate) is_claimed: bool,
 }
 
 // SAFETY: a region is used by whoever executes the operation, one thread at a time, while its
@@ -44,7 +47,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    pub(crate) const EMPTY: Region = Region { base: std::ptr::null_mut(), len_bytes: 0 };
+    pub(crate) const EMPTY: Region =
+        Region { base: std::ptr::null_mut(), len_bytes: 0, is_claimed: false };
 }
 
 /// One rank's call of an operation.
@@ -219,7 +223,10 @@ impl Trip<'_> {
     ) -> Result<u64, CollectiveError> {
         let Core { rank, control, reach, .. } = self.core;
         let data = self.call.data;
-        let place = reach.locate(*rank, data.base, data.len_bytes);
+        let place = match reach {
+            Reach::Segments(_) if !data.is_claimed => None,
+            _ => reach.locate(*rank, data.base, data.len_bytes),
+        };
         let staging = Place { segment: 0, offset: 0 };
         let stage = match place {
             Some(_) => std::ptr::null_mut(),

@@ -15,7 +15,8 @@ pub struct Matrix<'a, T> {
 impl<'a, T> Matrix<'a, T> {
     /// `elems` as (rows, columns), row-major. Panics if the sizes do not agree.
     pub fn new(elems: &'a [T], rows: usize, columns: usize) -> Self {
-        assert_eq!(elems.len(), rows * columns, "a matrix of {rows} x {columns}");
+        let size = rows.checked_mul(columns);
+        assert_eq!(Some(elems.len()), size, "a matrix of {rows} x {columns}");
         Self { elems, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
@@ -42,7 +43,7 @@ pub fn matmul<T: Real>(
     accumulate: bool,
 ) {
     assert_eq!(a.columns, b.rows, "inner dimensions");
-    assert_eq!(c.len(), a.rows * b.columns, "size of the product");
+    assert_eq!(Some(c.len()), a.rows.checked_mul(b.columns), "size of the product");
     if a.columns == 0 {
         // An empty sum, as a rank without samples has.
         if !accumulate {

@@ -112,9 +112,10 @@ impl Pool {
     }
 
     fn take(&self, len_bytes: usize) -> Result<Block, MemoryError> {
-        let wanted = len_bytes.max(1).next_multiple_of(ALIGNMENT);
+        let refused = || MemoryError::OutOfMemory { bytes: len_bytes };
+        let wanted = len_bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(refused)?;
         let mut free = self.free();
-        if let Some((&size, blocks)) = free.range_mut(wanted..=wanted * 2).next()
+        if let Some((&size, blocks)) = free.range_mut(wanted..=wanted.saturating_mul(2)).next()
             && let Some(block) = blocks.pop()
         {
             if blocks.is_empty() {
@@ -123,7 +124,7 @@ impl Pool {
             return Ok(block);
         }
         drop(free);
-        let block = Block::fresh(wanted).ok_or(MemoryError::OutOfMemory { bytes: len_bytes })?;
+        let block = Block::fresh(wanted).ok_or_else(refused)?;
         self.fresh_blocks.fetch_add(1, Ordering::Relaxed);
         self.reserved_bytes.fetch_add(wanted as u64, Ordering::Relaxed);
         Ok(block)
@@ -155,7 +156,8 @@ impl Allocator {
         category: Category,
     ) -> Result<Tensor, MemoryError> {
         let shape = shape.into();
-        let buffer = self.host(shape.num_elems() * dtype.size_bytes(), category)?;
+        let len_bytes = shape.num_elems().saturating_mul(dtype.size_bytes());
+        let buffer = self.host(len_bytes, category)?;
         Tensor::new(buffer, 0, dtype, shape)
     }
 
@@ -219,7 +221,11 @@ mod tests {
 
     #[test]
     fn an_impossible_request_is_an_error() {
-        let error = Allocator::new().host(usize::MAX / 4, Category::Data).unwrap_err();
-        assert!(matches!(error, MemoryError::OutOfMemory { .. }), "{error}");
+        for len_bytes in [usize::MAX / 4, usize::MAX / 2 + 1, usize::MAX - 1, usize::MAX] {
+            let error = Allocator::new().host(len_bytes, Category::Data).unwrap_err();
+            assert!(matches!(error, MemoryError::OutOfMemory { .. }), "{error}");
+        }
+        let huge = [1 << 40, 1 << 40];
+        assert!(Allocator::new().tensor(DType::F32, huge, Category::Data).is_err());
     }
 }

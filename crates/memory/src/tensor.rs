@@ -21,9 +21,12 @@ impl Shape {
         &self.dims[..self.num_dims]
     }
 
-    /// Product of the extents.
+    /// Product of the extents; the largest number there is where it is larger, which no memory holds.
     pub fn num_elems(&self) -> usize {
-        self.dims().iter().product()
+        if self.dims().contains(&0) {
+            return 0;
+        }
+        self.dims().iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
     }
 }
 
@@ -75,7 +78,8 @@ impl Tensor {
         shape: impl Into<Shape>,
     ) -> Result<Self, MemoryError> {
         let shape = shape.into();
-        let range = start_bytes..start_bytes + shape.num_elems() * dtype.size_bytes();
+        let len_bytes = shape.num_elems().saturating_mul(dtype.size_bytes());
+        let range = start_bytes..start_bytes.saturating_add(len_bytes);
         if range.end > buffer.len_bytes() || !start_bytes.is_multiple_of(dtype.size_bytes()) {
             return Err(MemoryError::OutOfRange { range, len: buffer.len_bytes() });
         }

@@ -13,7 +13,6 @@ use paceline_model::weights::{self, WeightFile};
 use paceline_model::{Model, Optimizer, Storage};
 
 use crate::config::TrainConfig;
-use crate::data::data_name;
 use crate::{Failure, Result};
 
 /// The file's name in its folder.
@@ -36,7 +35,7 @@ fn sampling(config: &TrainConfig) -> Vec<(&'static str, String)> {
         ("--seed", config.seed.to_string()),
         ("--global-batch-size", config.global_batch_size.to_string()),
         ("--steps-per-epoch", config.steps_per_epoch.to_string()),
-        ("--data", data_name(config.data.kind).to_owned()),
+        ("--data", config.data.kind.name().to_owned()),
         ("--samples", config.data.samples.map_or("all".into(), |samples| samples.to_string())),
     ]
 }

@@ -81,6 +81,17 @@ pub enum StrategyName {
     Ddp,
 }
 
+impl StrategyName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            StrategyName::Single => "single",
+            StrategyName::SimpleDdp => "simple_ddp",
+            StrategyName::Ddp => "ddp",
+        }
+    }
+}
+
 /// Which transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -89,6 +100,16 @@ pub enum TransportName {
     Thread,
     /// Ranks are processes that share memory
     Shm,
+}
+
+impl TransportName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            TransportName::Thread => "thread",
+            TransportName::Shm => "shm",
+        }
+    }
 }
 
 /// Which device.
@@ -109,6 +130,17 @@ pub enum DataName {
     Mnist,
     /// Binary batches in --data-dir
     Cifar10,
+}
+
+impl DataName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataName::Synthetic => "synthetic",
+            DataName::Mnist => "mnist",
+            DataName::Cifar10 => "cifar10",
+        }
+    }
 }
 
 /// Which optimizer.

@@ -43,7 +43,7 @@ pub fn resolve(
     let is_synthetic = kind == DataName::Synthetic;
     let usage = |reason: String| Err(Failure::Usage(reason));
     if !is_synthetic && dir.is_none() {
-        let name = data_name(kind);
+        let name = kind.name();
         return usage(format!("--data {name} needs --data-dir, the folder of its files"));
     }
     if is_synthetic && dir.is_some() {
@@ -150,15 +150,6 @@ impl DataConfig {
     /// Whether samples are made anew each time they are read, which takes time.
     pub fn is_generated(&self) -> bool {
         self.vector_dims.is_some()
-    }
-}
-
-/// The name of a data set, as on the command line.
-pub fn data_name(data: DataName) -> &'static str {
-    match data {
-        DataName::Synthetic => "synthetic",
-        DataName::Mnist => "mnist",
-        DataName::Cifar10 => "cifar10",
     }
 }
 

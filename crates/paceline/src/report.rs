@@ -16,7 +16,7 @@ use crate::Result;
 use crate::cli::DeviceName;
 use crate::config::{ModelSettings, TrainConfig};
 use crate::measure::{RankReport, StepTimes, TOTAL, quantile};
-use crate::train::{EpochSums, strategy_name, transport_name};
+use crate::train::EpochSums;
 
 /// Without a terminal, a line is printed every so many batches.
 const LINE_EVERY: usize = 10;
@@ -46,8 +46,8 @@ impl Console {
         let header = format!(
             "paceline train: {}, {} over {}, {} x {}",
             config.model.name(),
-            strategy_name(config.strategy),
-            transport_name(config.transport),
+            config.strategy.name(),
+            config.transport.name(),
             plural(config.world_size, "rank"),
             plural(config.threads, "thread"),
         );
@@ -300,11 +300,11 @@ impl Summary {
         let resident: u64 = reports.iter().map(|report| report.resident_bytes).sum();
         Self {
             model: config.model.name(),
-            strategy: strategy_name(config.strategy),
+            strategy: config.strategy.name(),
             world_size: config.world_size,
             threads: config.threads,
             device: config.device,
-            transport: transport_name(config.transport),
+            transport: config.transport.name(),
             params: outcome.params,
             batch_size: config.batch_size,
             steps: num_steps,

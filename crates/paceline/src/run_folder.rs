@@ -23,7 +23,7 @@ pub struct RunFolder {
 /// folder that exists is never touched: a number is added to the name instead.
 pub fn create(config: &TrainConfig) -> Result<PathBuf> {
     let time = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S");
-    let strategy = crate::train::strategy_name(config.strategy);
+    let strategy = config.strategy.name();
     let name = format!("{time}-{}-{strategy}", config.model.name());
     let fail = |e: std::io::Error| Failure::Usage(format!("the run folder {RUNS}/{name}: {e}"));
     fs::create_dir_all(RUNS).map_err(fail)?;

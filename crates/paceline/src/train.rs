@@ -10,12 +10,12 @@ use paceline_collectives::Group;
 use paceline_data::{Batch, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, Sampler};
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
-use paceline_model::{Context, Optimizer};
-use paceline_strategies::{Ddp, MicroBatch, Replica, SimpleDdp, Single, StepLoss, Strategy, span};
+use paceline_model::Optimizer;
+use paceline_strategies::{Ddp, MicroBatch, Replica, SimpleDdp, Single, StepLoss, Strategy};
 use paceline_trace::{Lane, Span, now_ns};
 
 use crate::checkpoint::{self, Progress};
-use crate::cli::{StrategyName, TransportName};
+use crate::cli::StrategyName;
 use crate::config::{ModelSettings, TrainConfig};
 use crate::measure::{Meter, RankReport, StepTimes};
 use crate::report::{Console, Outcome, StepLine, Summary};
@@ -27,15 +27,6 @@ const LANE_CAPACITY: usize = 1 << 14;
 
 /// Steps whose times find room without allocating.
 const MAX_RESERVED_STEPS: usize = 1 << 20;
-
-/// The name of a strategy, as on the command line.
-pub fn strategy_name(strategy: StrategyName) -> &'static str {
-    match strategy {
-        StrategyName::Single => "single",
-        StrategyName::SimpleDdp => "simple_ddp",
-        StrategyName::Ddp => "ddp",
-    }
-}
 
 fn build_strategy(config: &TrainConfig) -> Box<dyn Strategy> {
     match config.strategy {
@@ -61,14 +52,13 @@ pub fn run_rank(
     let dataset = config.data.open_train(config.seed)?;
     let model = config.model.build(dataset.as_ref(), group.world_size())?;
     console.model(&model);
-    let replica = Replica::new(model, compute, group, config.seed)?;
+    let mut strategy = build_strategy(config);
+    let replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed)?;
     let mut optimizer = Optimizer::new(config.optimizer.config(), &replica.storage, &allocator)?;
     let mut progress = Progress::default();
     if let Some(from) = &config.resume {
         progress = checkpoint::load(from, &replica.storage, &mut optimizer)?;
     }
-    let mut strategy = build_strategy(config);
-    strategy.prepare(&replica)?;
 
     let lane = Lane::with_capacity(LANE_CAPACITY);
     let mut trainer = Trainer { config, replica, optimizer, strategy, lane, console, folder };
@@ -177,13 +167,10 @@ impl Trainer<'_> {
     /// One training step, from the batch to the updated parameters.
     fn step(&mut self, batch: Batch) -> Result<(StepLoss, Span)> {
         let start_ns = now_ns();
-        let Batch { inputs, targets, global_count, .. } = batch;
-        let share = MicroBatch { inputs, targets, global_count };
-        let loss = self.strategy.train_step(&self.replica, &[share], &mut self.lane)?;
+        let shares = [share_of(batch)];
+        let loss = self.strategy.train_step(&self.replica, &shares, &mut self.lane)?;
         if loss.loss.is_finite() {
-            let Replica { compute, storage, .. } = &self.replica;
-            let optimizer = &mut self.optimizer;
-            self.lane.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+            self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.lane)?;
         }
         Ok((loss, Span { start_ns, end_ns: now_ns() }))
     }
@@ -253,21 +240,18 @@ impl Trainer<'_> {
     /// Loss and accuracy over the test set, each sample counted once, summed over the ranks.
     fn evaluate(&mut self) -> Result<EpochSums> {
         let dataset = self.config.data.open_test(self.config.seed)?;
-        let Replica { model, storage, compute, group, .. } = &self.replica;
+        let Replica { compute, group, .. } = &self.replica;
         let (rank, world) = (group.rank(), group.world_size());
         let batch = self.config.global_batch_size;
         let sampler = Sampler::new(dataset.len(), batch, rank, world, Order::Sequential)?;
         let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
         let mut sums = [0.0; 3];
         for batch in Loader::new(dataset, sampler, compute.allocator.clone(), settings)? {
-            let batch = batch?;
-            let mut ignore = |_| Ok(());
-            let mut cx = Context::new(compute, storage, false, &mut ignore);
-            let (output, _) = model.network.forward(&mut cx, batch.inputs)?;
-            let loss = model.loss.evaluate(&output, &batch.targets)?;
+            let share = share_of(batch?);
+            let loss = self.strategy.evaluate(&self.replica, &share)?;
             sums[0] += loss.loss;
             sums[1] += loss.correct as f64;
-            sums[2] += batch.targets.dims()[0] as f64;
+            sums[2] += share.targets.dims()[0] as f64;
         }
         group.all_reduce_slice(&mut sums, paceline_collectives::ReduceOp::Sum)?;
         let [loss, correct, count] = sums;
@@ -311,15 +295,12 @@ impl Trainer<'_> {
     }
 }
 
+fn share_of(batch: Batch) -> MicroBatch {
+    let Batch { inputs, targets, global_count, .. } = batch;
+    MicroBatch { inputs, targets, global_count }
+}
+
 /// Pins the calling thread, if the run asks for it.
 pub fn pin(config: &TrainConfig, local_rank: usize) -> Result<()> {
     if config.pin_cores { resources::pin(local_rank, config.threads) } else { Ok(()) }
-}
-
-/// The name of a transport, as on the command line.
-pub fn transport_name(transport: TransportName) -> &'static str {
-    match transport {
-        TransportName::Thread => "thread",
-        TransportName::Shm => "shm",
-    }
 }

@@ -302,11 +302,14 @@ fn a_killed_launcher_takes_its_ranks_with_it_even_without_its_guard() {
 #[test]
 fn a_command_that_does_not_exist() {
     let sandbox = Sandbox::new();
-    let run = sandbox.launch(&["-n", "2", "--", "no-such-program", "--flag"]);
-    assert_eq!(run.code, Some(2), "{run:#?}");
-    let message = "cannot start no-such-program: No such file or directory";
-    assert!(run.stderr.contains(message), "{}", run.stderr);
-    assert!(run.took < SOON, "took {:?}", run.took);
+    for (program, place) in [("no-such-program", " in PATH"), ("./no-such-program", "")] {
+        let run = sandbox.launch(&["-n", "2", "--", program, "--flag"]);
+        assert_eq!(run.code, Some(2), "{run:#?}");
+        let message = format!("there is no program {program}{place};");
+        assert!(run.stderr.contains(&message), "{}", run.stderr);
+        assert!(!run.stderr.contains("rank"), "no rank was started: {}", run.stderr);
+        assert!(run.took < SOON, "took {:?}", run.took);
+    }
     assert_eq!(sandbox.contents(), [""; 0]);
 }
 

@@ -16,7 +16,7 @@ use paceline_model::{Layout, ParamId};
 use paceline_trace::Lane;
 
 use crate::strategy::span;
-use crate::{Replica, Result, Strategy};
+use crate::{Replica, Result, Strategy, StrategyError};
 
 /// A bucket: gradients that are reduced together.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,7 +46,8 @@ pub struct Ddp {
 const FIRST_BUCKET_BYTES: usize = 1 << 20;
 
 impl Ddp {
-    /// With buckets of about `cap_bytes`, and a first one of at most 1 MiB more than empty.
+    /// A bucket is closed once it holds `cap_bytes`; the first one once it holds 1 MiB, or `cap_bytes`
+    /// if that is less. The parameter that fills a bucket lies in it, however large it is.
     pub fn new(cap_bytes: usize) -> Self {
         Self {
             cap_bytes,
@@ -97,7 +98,11 @@ impl Strategy for Ddp {
     }
 
     fn gradient_ready(&mut self, replica: &Replica, _: &mut Lane, id: ParamId) -> Result<()> {
-        self.buckets[self.bucket_of[id.0]].pending -= 1;
+        let bucket = &mut self.buckets[self.bucket_of[id.0]];
+        bucket.pending = bucket.pending.checked_sub(1).ok_or_else(|| {
+            let name = replica.model.layout.param(id).name.clone();
+            StrategyError::Announcement { name, problem: "more than once" }
+        })?;
         while let Some(bucket) = self.buckets.get(self.next)
             && bucket.pending == 0
         {
@@ -108,8 +113,14 @@ impl Strategy for Ddp {
         Ok(())
     }
 
-    fn finish(&mut self, _: &Replica, lane: &mut Lane) -> Result<()> {
-        debug_assert_eq!(self.next, self.buckets.len(), "every gradient was announced");
+    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+        if self.next < self.buckets.len() {
+            // Training on would let the replicas drift apart without a word.
+            let params = replica.model.layout.params().iter().zip(&self.bucket_of);
+            let missing = params.filter(|(_, bucket)| **bucket == self.next).map(|(p, _)| &*p.name);
+            let name = missing.collect::<Vec<_>>().join(" or ");
+            return Err(StrategyError::Announcement { name, problem: "never" });
+        }
         lane.record(span::EXPOSED, || {
             self.in_flight.drain(..).try_for_each(|work| work.wait().map(drop))
         })?;

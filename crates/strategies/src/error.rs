@@ -20,6 +20,14 @@ pub enum StrategyError {
     /// Memory was refused.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A layer of the model breaks the rule that every gradient is announced exactly once a step.
+    #[error("the gradient of {name} was announced {problem}; a layer must announce each once")]
+    Announcement {
+        /// The parameter, or those among which it is.
+        name: String,
+        /// How often instead.
+        problem: &'static str,
+    },
     /// The strategy cannot work with this number of ranks.
     #[error("strategy {strategy} works with one rank only, not {world_size}")]
     OneRankOnly {

@@ -5,7 +5,7 @@ use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Tensor};
 use paceline_model::{Model, Storage};
 
-use crate::Result;
+use crate::{Result, Strategy};
 
 /// One rank's share of a batch.
 #[derive(Clone, Debug)]
@@ -34,26 +34,23 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// A replica whose gradients and sums the group reduces in place, with parameters as the seed
-    /// gives them on rank 0, everywhere.
-    pub fn new(model: Model, compute: Compute, group: Group, seed: u64) -> Result<Self> {
-        let dtype = DType::F32;
-        let allocator = compute.allocator.clone();
-        let bytes = model.layout.num_bytes(dtype);
-        let values = allocator.host(bytes, Category::Parameters)?;
-        let grads = group.allocate(&allocator, bytes, Category::Gradients)?;
-        let sums = group.allocate(&allocator, 2 * size_of::<f64>(), Category::Communication)?;
+    /// A replica in memory of the strategy's choice, with parameters as the seed gives them on rank
+    /// 0, everywhere; the strategy is ready to train it.
+    pub fn new(
+        strategy: &mut dyn Strategy,
+        model: Model,
+        compute: Compute,
+        group: Group,
+        seed: u64,
+    ) -> Result<Self> {
+        let storage = strategy.backing(&model, &compute, &group)?;
+        let bytes = 2 * size_of::<f64>();
+        let sums = group.allocate(&compute.allocator, bytes, Category::Communication)?;
         let sums = Tensor::new(sums, 0, DType::F64, [2])?;
-        let storage = Storage::new(model.layout.clone(), dtype, values, grads)?;
         storage.initialize(seed)?;
+        group.broadcast(storage.values(), 0)?;
         let replica = Self { model, storage, compute, group, sums };
-        replica.broadcast_parameters()?;
+        strategy.prepare(&replica)?;
         Ok(replica)
-    }
-
-    /// Gives every rank the parameters of rank 0.
-    pub fn broadcast_parameters(&self) -> Result<()> {
-        self.group.broadcast(self.storage.values(), 0)?;
-        Ok(())
     }
 }

@@ -1,7 +1,10 @@
 //! The interface of a strategy, and the training step that most of them share.
 
-use paceline_collectives::ReduceOp;
-use paceline_model::{Context, ParamId, Which};
+use paceline_collectives::{Group, ReduceOp};
+use paceline_kernels::Compute;
+use paceline_kernels::loss::LossSums;
+use paceline_memory::{Category, DType};
+use paceline_model::{Context, Model, Optimizer, ParamId, Storage, Which};
 use paceline_trace::{Lane, Span, now_ns};
 
 use crate::{MicroBatch, Replica, Result};
@@ -38,6 +41,15 @@ pub trait Strategy: Send {
     /// Its name on the command line and in reports.
     fn name(&self) -> &'static str;
 
+    /// Chooses the memory of parameters and gradients, before a replica exists. As it is, every rank
+    /// holds all of both, and gradients lie where peers can reduce them in place.
+    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
+        let bytes = model.layout.num_bytes(DType::F32);
+        let values = compute.allocator.host(bytes, Category::Parameters)?;
+        let grads = group.allocate(&compute.allocator, bytes, Category::Gradients)?;
+        Ok(Storage::new(model.layout.clone(), DType::F32, values, grads)?)
+    }
+
     /// Prepares for training `replica`: plans buckets, allocates. Called once, before the first step.
     fn prepare(&mut self, replica: &Replica) -> Result<()>;
 
@@ -47,6 +59,26 @@ pub trait Strategy: Send {
     /// Called after the last backward pass of a step; when it returns, all gradients are the mean
     /// over the ranks. Records the time it blocks as [`span::EXPOSED`].
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()>;
+
+    /// Updates the parameters from the gradients that a step left. As it is, every rank updates all.
+    fn optimizer_step(
+        &mut self,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+        lane: &mut Lane,
+    ) -> Result<()> {
+        let Replica { compute, storage, .. } = replica;
+        Ok(lane.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
+    }
+
+    /// Sums of loss and correct samples over this rank's share of a batch, without gradients.
+    fn evaluate(&mut self, replica: &Replica, batch: &MicroBatch) -> Result<LossSums> {
+        let Replica { model, compute, storage, .. } = replica;
+        let mut ignore = |_| Ok(());
+        let mut cx = Context::new(compute, storage, false, &mut ignore);
+        let (output, _) = model.network.forward(&mut cx, batch.inputs.clone())?;
+        Ok(model.loss.evaluate(&output, &batch.targets)?)
+    }
 
     /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and
     /// synchronises them.

@@ -2,11 +2,11 @@
 
 mod common;
 
-use paceline_collectives::ReduceOp;
+use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::ParamId;
-use paceline_strategies::{Replica, Result, Single, Strategy, StrategyError};
+use paceline_strategies::{Ddp, Replica, Result, Single, Strategy, StrategyError};
 use paceline_trace::Lane;
 
 use common::{Make, NETS, Net, STRATEGIES, Trainer, on_ranks};
@@ -79,9 +79,23 @@ fn a_peer_that_leaves_is_an_error_of_the_next_step() {
 #[test]
 fn one_rank_strategies_refuse_more() {
     on_ranks(2, |group| {
-        let replica =
-            Replica::new(Net::Mlp.build(2), Compute::new(1, Allocator::new()), group, 1).unwrap();
-        let error = Single.prepare(&replica).unwrap_err();
+        let compute = Compute::new(1, Allocator::new());
+        let error = Replica::new(&mut Single, Net::Mlp.build(2), compute, group, 1).unwrap_err();
         assert_eq!(error.to_string(), "strategy single works with one rank only, not 2");
     });
+}
+
+#[test]
+fn a_gradient_must_be_announced_exactly_once() {
+    let compute = Compute::new(1, Allocator::new());
+    let mut ddp = Ddp::new(1 << 20);
+    let replica = Replica::new(&mut ddp, Net::Mlp.build(1), compute, Group::single(), 1).unwrap();
+    let mut lane = Lane::with_capacity(10);
+    let last = ParamId(replica.model.layout.params().len() - 1);
+    ddp.gradient_ready(&replica, &mut lane, last).unwrap();
+    let error = ddp.finish(&replica, &mut lane).unwrap_err().to_string();
+    assert!(error.contains("was announced never"), "{error}");
+    let mut announce = || ddp.gradient_ready(&replica, &mut lane, last).map_err(|e| e.to_string());
+    let error = (0..100).find_map(|_| announce().err()).unwrap();
+    assert!(error.contains("was announced more than once"), "{error}");
 }

@@ -58,6 +58,24 @@ pub fn every_operation(group: &Group) {
             assert_eq!(part[len - 1], (from * 1000 + len - 1) as i64, "gather of {len}");
         }
     }
+    // The same in the background, on tensors; the root's own data and the gathered ones are apart.
+    let part = Tensor::new(shared.clone(), 0, DType::I64, [50]).unwrap();
+    part.write::<i64>().unwrap().fill(rank as i64);
+    let all = allocator.tensor(DType::I64, [50 * world], Category::Communication).unwrap();
+    let root = world / 2;
+    let to = (rank == root).then_some(&all);
+    let gathered = group.gather_async(&part, to, root).unwrap();
+    let met = group.barrier_async().unwrap();
+    gathered.wait().unwrap();
+    assert!(met.wait().unwrap().queue_ns() < u64::MAX);
+    if rank == root {
+        for (from, part) in all.read::<i64>().unwrap().chunks(50).enumerate() {
+            assert!(part.iter().all(|x| *x == from as i64));
+        }
+        assert!(group.gather(&part, Some(&part), root).is_err() || world == 1);
+    }
+    group.broadcast_async(&part, root).unwrap().wait().unwrap();
+    assert!(part.read::<i64>().unwrap().iter().all(|x| *x == root as i64));
     let objects = group.gather_object(&"x".repeat(rank * 3), world - 1).unwrap();
     if rank == world - 1 {
         let want: Vec<String> = (0..world).map(|r| "x".repeat(r * 3)).collect();

@@ -86,15 +86,12 @@ impl Product {
 
     fn new(
         compute: &Compute,
-        mut reading: Reading,
+        reading: Reading,
         columns: Columns,
         rows: usize,
         positions: usize,
         weight: impl Fn(usize, usize) -> f32,
     ) -> Result<Self> {
-        // The first row of positions may see no more than the last one needs.
-        let last = (rows - 1) * reading.row_step + reading.kernel_rows;
-        reading.live_rows.1 = reading.live_rows.1.min(last);
         let mut panels = compute.scratch(reading.kernel_rows * reading.run * columns.padded)?;
         pack_panels(&reading, &columns, &mut panels, weight);
         Ok(Self { reading, columns, panels, rows, positions })

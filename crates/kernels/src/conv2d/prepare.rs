@@ -140,7 +140,7 @@ fn expand_body(conv: &Conv2d, image: &[f32], to: &mut [f32]) {
             for v in 0..kw {
                 // The positions j whose column j * stride + v - padding lies in the image.
                 let first = padding.saturating_sub(v).div_ceil(stride);
-                let end = (width + padding - v).div_ceil(stride).min(positions);
+                let end = (width + padding).saturating_sub(v).div_ceil(stride).min(positions);
                 // One value of each patch after the other, so that the inner loop is long.
                 for ch in 0..c {
                     let mut at = first * patch + (u * kw + v) * c + ch;

@@ -11,7 +11,9 @@ mod ranks;
 mod relay;
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use paceline_collectives::{MAX_RANKS, Meeting};
@@ -40,12 +42,39 @@ pub struct Launch {
 /// `paceline launch`.
 pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     check_num_ranks("--nproc", args.nproc)?;
+    check_program(&args.command)?;
     launch(&Launch {
         command: args.command.clone(),
         num_ranks: args.nproc,
         variables: Vec::new(),
         rank_0_owns_stdout: false,
     })
+}
+
+/// Looks a program up as starting it would, so that a wrong name is said once and not by every rank.
+fn check_program(command: &[OsString]) -> Result<()> {
+    let Some(program) = command.first() else {
+        return Err(Failure::Usage("launch: no program to start; pass one after --".into()));
+    };
+    let is_program = |path: &Path| {
+        let metadata = path.metadata();
+        metadata.is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    let has_folder = Path::new(program).components().count() > 1;
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let found = if has_folder {
+        is_program(Path::new(program))
+    } else {
+        std::env::split_paths(&search).any(|folder| is_program(&folder.join(program)))
+    };
+    if found {
+        return Ok(());
+    }
+    let place = if has_folder { "" } else { " in PATH" };
+    Err(Failure::Usage(format!(
+        "launch: there is no program {}{place}; check its name and permissions",
+        program.display()
+    )))
 }
 
 /// Checks a number of ranks that the user gave by `flag`.

@@ -53,16 +53,16 @@ pub fn launch(launch: &Launch) -> Result<u8> {
     for rank in 0..launch.num_ranks {
         let variables = rank_variables(rank, launch.num_ranks, port, &secret);
         match start(&own_program, launch, rank, &variables, &sender) {
-            Ok(started) => {
-                let group = started.group.as_raw_nonzero().get();
-                ranks.push(started);
-                guard.watch(group.unsigned_abs())?;
-            }
+            Ok(started) => ranks.push(started),
             Err(error) => {
                 stop(&mut ranks, &events);
                 guard.dismiss();
                 return Err(Failure::io(format!("cannot start rank {rank}"), error));
             }
+        }
+        if let Err(failure) = guard.watch(ranks[rank].group.as_raw_nonzero().get().unsigned_abs()) {
+            stop(&mut ranks, &events);
+            return Err(failure);
         }
     }
     let code = watch(&mut ranks, &events, begin);

@@ -93,8 +93,7 @@ impl Trainer {
         // Only rank 0's seed may count.
         let seed = 1 + group.rank() as u64;
         let model = net.build(group.world_size());
-        let replica = Replica::new(model, compute, group, seed).unwrap();
-        strategy.prepare(&replica).unwrap();
+        let replica = Replica::new(strategy.as_mut(), model, compute, group, seed).unwrap();
         let config = OptimizerConfig::Sgd(Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 });
         let allocator = &replica.compute.allocator;
         let optimizer = Optimizer::new(config, &replica.storage, allocator).unwrap();
