@@ -48,16 +48,17 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// `num_threads` threads; fewer if the system has no room for them.
+    /// `num_threads` threads. Panics if the system has no room for them: computing with fewer would
+    /// change results and times without a word.
     pub fn new(num_threads: usize) -> Self {
         let build = || {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(num_threads)
                 .thread_name(|index| format!("compute-{index}"))
                 .build()
-                .ok()
+                .unwrap_or_else(|e| panic!("no room for {num_threads} threads: {e}"))
         };
-        Self { pool: if num_threads > 1 { build() } else { None } }
+        Self { pool: (num_threads > 1).then(build) }
     }
 
     /// How many there are.

@@ -102,16 +102,6 @@ pub enum TransportName {
     Shm,
 }
 
-impl TransportName {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            TransportName::Thread => "thread",
-            TransportName::Shm => "shm",
-        }
-    }
-}
-
 /// Which device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]

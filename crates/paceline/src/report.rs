@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use paceline_collectives::Group;
+use paceline_collectives::{Group, Transport};
 use paceline_memory::Category;
 use paceline_model::Model;
 use paceline_strategies::StepLoss;
@@ -26,7 +26,6 @@ const LINE_EVERY: usize = 10;
 pub struct Console {
     speaks: bool,
     bar: Option<ProgressBar>,
-    header: String,
     num_epochs: usize,
     has_classes: bool,
 }
@@ -43,16 +42,8 @@ impl Console {
             ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout())
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        let header = format!(
-            "paceline train: {}, {} over {}, {} x {}",
-            config.model.name(),
-            config.strategy.name(),
-            config.transport.name(),
-            plural(config.world_size, "rank"),
-            plural(config.threads, "thread"),
-        );
         let has_classes = matches!(config.model, ModelSettings::Cnn { .. });
-        Self { speaks, bar, header, num_epochs: config.epochs, has_classes }
+        Self { speaks, bar, num_epochs: config.epochs, has_classes }
     }
 
     fn say(&self, text: impl AsRef<str>) {
@@ -67,18 +58,22 @@ impl Console {
         }
     }
 
-    /// One line per rank about where it computes. Every rank calls it.
-    pub fn placement(&self, group: &Group, local_rank: usize) -> Result<()> {
+    /// A line about the run, and one per rank about where it computes. Every rank calls it.
+    pub fn placement(&self, config: &TrainConfig, group: &Group, local_rank: usize) -> Result<()> {
+        self.say(format!(
+            "paceline train: {}, {} over {}, {} x {}",
+            config.model.name(),
+            config.strategy.name(),
+            group.transport().name(),
+            plural(config.world_size, "rank"),
+            plural(config.threads, "thread"),
+        ));
         let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
         let line = format!(
             "[Rank {}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu",
             group.rank()
         );
-        for line in group
-            .gather_object(&line, 0)?
-            .iter()
-            .flat_map(|lines| std::iter::once(&self.header).chain(lines))
-        {
+        for line in group.gather_object(&line, 0)?.into_iter().flatten() {
             self.say(line);
         }
         Ok(())
@@ -221,6 +216,8 @@ impl StepLine {
 /// What training came to.
 #[derive(Debug)]
 pub struct Outcome {
+    /// How the ranks did reach each other; a single one needs no shared memory.
+    pub transport: Transport,
     /// Number of parameters.
     pub params: usize,
     /// Steps made, measured or not.
@@ -304,7 +301,7 @@ impl Summary {
             world_size: config.world_size,
             threads: config.threads,
             device: config.device,
-            transport: config.transport.name(),
+            transport: outcome.transport.name(),
             params: outcome.params,
             batch_size: config.batch_size,
             steps: num_steps,

@@ -45,7 +45,7 @@ pub fn run_rank(
 ) -> Result<()> {
     let begin = Instant::now();
     let console = Console::new(config, group.rank());
-    console.placement(&group, local_rank)?;
+    console.placement(config, &group, local_rank)?;
 
     let allocator = Allocator::new();
     let compute = Compute::new(config.threads, allocator.clone());
@@ -126,6 +126,9 @@ impl Trainer<'_> {
             let epoch_begin = Instant::now();
             let mut sums = EpochSums::default();
             self.console.begin_epoch(epoch, config.steps_per_epoch);
+            // What ranks did together outside of steps (meeting, checkpoints) belongs to none.
+            self.replica.group.drain_records(meter.records());
+            meter.records().clear();
             for batch in 0..config.steps_per_epoch {
                 let asked_ns = now_ns();
                 let Some(loaded) = loader.next() else { break };
@@ -275,6 +278,7 @@ impl Trainer<'_> {
         let sums = evaluation.or(trained.last).unwrap_or_default();
         let has_classes = matches!(self.config.model, ModelSettings::Cnn { .. });
         let outcome = Outcome {
+            transport: group.transport(),
             params: model.layout.num_params(),
             num_steps: trained.num_steps,
             loss: sums.loss / sums.count,
