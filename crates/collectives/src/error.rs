@@ -1,6 +1,5 @@
 //! What can go wrong between ranks.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_memory::MemoryError;
@@ -58,19 +57,36 @@ pub enum CollectiveError {
         /// How long it had waited.
         waited: Duration,
     },
-    /// Two ranks called different operations at the same place of the sequence.
-    #[error("operation #{seq} differs: rank {rank} called {ours}, rank {peer} called {theirs}")]
+    /// Two ranks called operations that do not fit together.
+    #[error(
+        "the ranks disagree: rank {rank} called {ours} as #{seq}, rank {peer} called {theirs} as \
+         #{peer_seq}"
+    )]
     Mismatch {
+        /// One of them; the one that reports, where it is involved.
+        rank: usize,
+        /// The other.
+        peer: usize,
+        /// The place of the call in the first rank's sequence.
+        seq: u32,
+        /// The place of the other call in the other rank's sequence.
+        peer_seq: u32,
+        /// What the first called.
+        ours: String,
+        /// What the other called.
+        theirs: String,
+    },
+    /// All ranks called the same operation, but their counts do not add up.
+    #[error("rank {rank}: the counts of {call} #{seq} do not add up: {reason}")]
+    Counts {
         /// Who reports.
         rank: usize,
-        /// The first rank that called something else.
-        peer: usize,
+        /// What it called.
+        call: String,
         /// Its place in the sequence.
         seq: u32,
-        /// What this rank called.
-        ours: String,
-        /// What the peer called.
-        theirs: String,
+        /// What is wrong.
+        reason: String,
     },
     /// A rank that does not exist.
     #[error("there is no rank {rank} in a group of {world_size}")]
@@ -80,22 +96,31 @@ pub enum CollectiveError {
         /// Ranks in the group.
         world_size: usize,
     },
-    /// The root of a gather has no room for what comes, or room of another kind.
-    #[error(
-        "the root of this gather needs a tensor of {expected} elements of {dtype}, got {}",
-        got.as_deref().unwrap_or("none")
-    )]
-    GatherSize {
-        /// Elements that come.
-        expected: usize,
-        /// Their type.
-        dtype: paceline_memory::DType,
-        /// What the root passed.
-        got: Option<String>,
+    /// A buffer that the operation needs on this rank is missing, or is of the wrong kind or size.
+    #[error("rank {rank}: {op} {reason}")]
+    Buffers {
+        /// Who reports.
+        rank: usize,
+        /// The operation.
+        op: &'static str,
+        /// What is wrong.
+        reason: String,
     },
-    /// The element type cannot be reduced.
-    #[error("cannot reduce elements of type {0}; use f32 or f64")]
-    NotReducible(paceline_memory::DType),
+    /// The link to be emulated is not slower than what lies beneath it.
+    #[error(
+        "cannot emulate a link of {link}: an all-reduce of {bytes} bytes would take {emulated:?} on it \
+         and takes {measured:?} on this transport; a link must be at least 1.25 times as slow"
+    )]
+    Link {
+        /// The link.
+        link: String,
+        /// The size for which it is too fast.
+        bytes: usize,
+        /// The time of the link.
+        emulated: Duration,
+        /// The time of the transport.
+        measured: Duration,
+    },
     /// An earlier operation of this group failed, so its ranks no longer agree.
     #[error("rank {rank}: the group is broken by an earlier error: {cause}")]
     Broken {
@@ -116,16 +141,8 @@ pub enum CollectiveError {
         /// Why not.
         reason: String,
     },
-    /// The meeting file cannot be used.
-    #[error("cannot meet through the file {}: {reason}", path.display())]
-    MeetingFile {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
     /// An object could not be turned into bytes, or back.
-    #[error("cannot gather this object: {0}")]
+    #[error("cannot turn this object into bytes or back: {0}")]
     Object(String),
     /// Memory was refused.
     #[error(transparent)]

@@ -1,93 +1,88 @@
-//! A group of ranks, and the operations it offers.
+//! A group of ranks: how it forms, divides, and ends.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use paceline_memory::{Access, Allocator, Buffer, Category, Claim, DType, Element, Tensor};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use paceline_memory::{Allocator, Buffer, Category, DType, Mapping, Tensor};
 
-use crate::control::{Control, Fate, MAX_RANKS};
-use crate::record::{OpKind, OpRecord, OpTimes};
-use crate::reduce::{ReduceElement, ReduceOp, is_reducible};
-use crate::round::{Call, ControlMemory, Core, Region};
-use crate::segment::Reach;
-use crate::shm::{Links, Monitor};
-use crate::worker::{Work, Worker};
-use crate::{CollectiveError, Meeting};
+use crate::core::Core;
+use crate::cost::{Algorithm, Link};
+use crate::door::{Card, Door};
+use crate::engine::Engine;
+use crate::hybrid::Hybrid;
+use crate::pace::Pace;
+use crate::record::OpRecord;
+use crate::shared::links::{Links, Monitor};
+use crate::shared::{Control, Fate, Reach, Shared};
+use crate::tcp::{NEVER, Tcp};
+use crate::watch::Watch;
+use crate::worker::Worker;
+use crate::{CollectiveError, GroupOptions, Meeting, ReduceOp, Store, Transport};
 
-/// How the ranks reach each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// Ranks are threads of one process.
-    Thread,
-    /// Ranks are processes of one host and share memory.
-    Shm,
-}
-
-impl Transport {
-    /// The name used on the command line and in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Transport::Thread => "thread",
-            Transport::Shm => "shm",
-        }
-    }
-}
-
-/// How a group waits.
-#[derive(Clone, Copy, Debug)]
-pub struct GroupOptions {
-    /// The longest that any operation, or the meeting, may wait for other ranks.
-    pub timeout: Duration,
-    /// How long a blocking operation keeps its core busy before it sleeps. Zero is right where ranks
-    /// share cores.
-    pub spin: Duration,
-}
-
-impl GroupOptions {
-    /// Sixty seconds of patience, and a short spin where each of `local_ranks` has a core.
-    pub fn for_local_ranks(local_ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO };
-        Self { timeout: Duration::from_secs(60), spin }
-    }
-}
+/// The most ranks that a group can have.
+pub const MAX_RANKS: usize = 64;
 
 /// One rank's membership in a group.
 ///
-/// Every rank of a group calls the same operations in the same order. Dropping the group leaves it;
-/// peers that still need this rank then get an error and do not hang.
+/// Every rank of a group calls the same operations in the same order; operations run in the order in
+/// which they were submitted. Dropping the group finishes what was submitted and leaves it; peers
+/// that still need this rank then get an error and do not hang.
 #[derive(Debug)]
 pub struct Group {
     // Ends first, so that what was submitted is finished while the peers can still be reached.
     worker: Option<Worker>,
     core: Arc<Core>,
     transport: Transport,
-    links: Option<Links>,
-    monitor: Option<Monitor>,
+    options: GroupOptions,
+    name: String,
+    ties: Ties,
+    num_splits: AtomicU32,
 }
+
+/// What ties the members together besides the engine.
+#[derive(Debug)]
+enum Ties {
+    Threads(Arc<Hub>),
+    /// Connections to the ranks of this host, and who watches them.
+    Host {
+        links: Links,
+        monitor: Option<Monitor>,
+    },
+    /// The engine's own connections.
+    None,
+}
+
+/// Where threads find the shared state of their sub-groups, by number of the split and colour, until
+/// all members have taken it.
+#[derive(Debug, Default)]
+struct Hub(Mutex<HashMap<(u32, i64), (Lot, usize)>>);
+
+/// What the threads of a group share.
+type Lot = (Arc<Mapping>, Arc<Hub>);
 
 impl Group {
     /// The groups of `world_size` ranks that are threads of this process, in rank order.
     ///
-    /// Panics if `world_size` is zero or above [`MAX_RANKS`].
+    /// Panics if `world_size` is zero or above [`MAX_RANKS`], or if there is no memory for it.
     pub fn threads(world_size: usize) -> Vec<Self> {
         Self::threads_with(world_size, GroupOptions::for_local_ranks(world_size))
     }
 
-    /// As [`Group::threads`], with options.
+    /// As [`Group::threads`], with options. A link among them must be set by every rank itself, with
+    /// [`Group::emulate`].
     pub fn threads_with(world_size: usize, options: GroupOptions) -> Vec<Self> {
         assert!((1..=MAX_RANKS).contains(&world_size), "1 to {MAX_RANKS} ranks");
-        let control = Arc::new(Control::default());
-        (0..world_size)
-            .map(|rank| {
-                let control = ControlMemory::Threads(control.clone());
-                let core = Arc::new(Core::new(rank, world_size, control, Reach::Threads));
-                let worker = Some(Worker::start(core.clone(), options));
-                Self { worker, core, transport: Transport::Thread, links: None, monitor: None }
-            })
-            .collect()
+        let memory = Arc::new(Control::create(0).expect("memory for the shared state of a group"));
+        let hub = Arc::new(Hub::default());
+        let rank = |rank| {
+            let (memory, ties) = (memory.clone(), Ties::Threads(hub.clone()));
+            let engine = Engine::Shared(Shared::new(rank, world_size, memory, Reach::Threads));
+            let transport = Transport::Thread;
+            Self::assemble(rank, world_size, engine, transport, ties, options.clone(), "world")
+        };
+        (0..world_size).map(rank).collect()
     }
 
     /// A group of one.
@@ -95,7 +90,7 @@ impl Group {
         Self::threads(1).remove(0)
     }
 
-    /// Meets the other processes of this host and forms the group with them.
+    /// Meets the other processes of this host and forms a group with them that shares memory.
     ///
     /// Blocks until all `world_size` ranks have come, at most `options.timeout`. Errors when they
     /// do not, when one presents another secret or world size, or when memory cannot be shared.
@@ -105,18 +100,231 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        if rank >= world_size || world_size > MAX_RANKS {
-            return Err(CollectiveError::NoSuchRank { rank, world_size });
+        Self::check_world(rank, world_size)?;
+        let store = Store::open(meeting, rank, world_size, options.timeout)?;
+        let door = Door::open(None, rank)?;
+        let cards = door.swap_at(&store, rank, world_size)?;
+        Self::form_shm(&door, &cards, rank, options, "world")
+    }
+
+    /// Meets the other processes, on this host or others, and forms a group with them over TCP.
+    /// `host` is the address of this host by which the others reach it.
+    ///
+    /// Errors as [`Group::shm`] does.
+    pub fn tcp(
+        meeting: &Meeting,
+        host: &str,
+        rank: usize,
+        world_size: usize,
+        options: GroupOptions,
+    ) -> Result<Self, CollectiveError> {
+        Self::check_world(rank, world_size)?;
+        let store = Store::open(meeting, rank, world_size, options.timeout)?;
+        let door = Door::open(Some(host), rank)?;
+        let cards = door.swap_at(&store, rank, world_size)?;
+        Self::form_tcp(&door, &cards, host, rank, options, "world")
+    }
+
+    /// As [`Group::tcp`], but ranks of one host share memory. Ranks count through the hosts one after
+    /// the other, `local_world_size` on each.
+    pub fn hybrid(
+        meeting: &Meeting,
+        host: &str,
+        rank: usize,
+        world_size: usize,
+        local_world_size: usize,
+        options: GroupOptions,
+    ) -> Result<Self, CollectiveError> {
+        Self::check_world(rank, world_size)?;
+        let store = Store::open(meeting, rank, world_size, options.timeout)?;
+        let door = Door::open(Some(host), rank)?;
+        let cards = door.swap_at(&store, rank, world_size)?;
+        Self::form_hybrid(&door, &cards, host, rank, local_world_size, options, "world")
+    }
+
+    /// Divides the group: ranks that pass the same colour form a new group, in which they keep their
+    /// order. A collective call; ranks that pass `None` take part and get no group.
+    ///
+    /// The new group's operations are independent of this one's. It emulates the same link.
+    pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+        let split = self.num_splits.fetch_add(1, Ordering::Relaxed);
+        let mut colours = vec![0i64; self.world_size()];
+        let own = colour.map_or(-1, i64::from);
+        self.all_gather_slice(&[own], &mut colours)?;
+        let same = |rank: &usize| colours[*rank] == own;
+        let members: Vec<usize> = (0..self.world_size()).filter(same).collect();
+        let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
+        let name = format!("{}/{split}.{own}", self.name);
+        let mut options = self.options.clone();
+        let link = self.core.pace.get().map(|pace| pace.link);
+        options.link = None;
+        let group = match (&self.ties, &self.core.engine) {
+            (Ties::Threads(hub), _) => {
+                if colour.is_none() {
+                    return Ok(None);
+                }
+                let (memory, hub) = hub.meet((split, own), world)?;
+                let engine = Shared::new(rank, world, memory, Reach::Threads);
+                // Numbers of splits count within a group, so each has a hub of its own.
+                let ties = Ties::Threads(hub);
+                let (engine, transport) = (Engine::Shared(engine), self.transport);
+                Self::assemble(rank, world, engine, transport, ties, options, &name)
+            }
+            #[cfg(feature = "mpi")]
+            (_, Engine::Mpi(mpi)) => {
+                let Some(engine) = mpi.split(colour)? else { return Ok(None) };
+                let (engine, transport) = (Engine::Mpi(engine), self.transport);
+                Self::assemble(rank, world, engine, transport, Ties::None, options, &name)
+            }
+            (_, engine) => {
+                let host = match engine {
+                    Engine::Tcp(tcp) => Some(tcp.host()),
+                    Engine::Hybrid(hybrid) => Some(hybrid.host()),
+                    _ => None,
+                };
+                let door = Door::open(host, self.rank())?;
+                let cards = door.swap_within(self, &members)?;
+                if colour.is_none() {
+                    return Ok(None);
+                }
+                // A part of a hybrid group may lie on one host, or unevenly on several.
+                let local = match engine {
+                    Engine::Hybrid(hybrid) => hybrid.local_world(&members).filter(|&n| n > 1),
+                    _ => None,
+                };
+                match (host, local) {
+                    (None, _) => Self::form_shm(&door, &cards, rank, options, &name)?,
+                    (_, Some(local)) if local == world => {
+                        Self::form_shm(&door, &cards, rank, options, &name)?
+                    }
+                    (Some(host), Some(local)) => {
+                        Self::form_hybrid(&door, &cards, host, rank, local, options, &name)?
+                    }
+                    (Some(host), None) => {
+                        Self::form_tcp(&door, &cards, host, rank, options, &name)?
+                    }
+                }
+            }
+        };
+        if let Some(link) = link {
+            // The parent's transport was slow enough, and this one is no faster.
+            group.set_pace(link);
         }
-        let links = Links::connect(meeting, rank, world_size, options.timeout)?;
-        let (control, reach) = links.share_control()?;
-        let core = Arc::new(Core::new(rank, world_size, control, reach));
-        let monitor = Some(Monitor::start(&links, core.clone())?);
-        let worker = Some(Worker::start(core.clone(), options));
-        let transport = Transport::Shm;
-        let group = Self { worker, core, transport, links: Some(links), monitor };
+        Ok(Some(group))
+    }
+
+    fn form_shm(
+        door: &Door,
+        cards: &[Card],
+        rank: usize,
+        options: GroupOptions,
+        name: &str,
+    ) -> Result<Self, CollectiveError> {
+        let world = cards.len();
+        let links = Links::connect(door, cards, rank, options.timeout)?;
+        let (memory, reach) = links.share_control()?;
+        let engine = Engine::Shared(Shared::new(rank, world, memory, reach));
+        let ties = Ties::Host { links, monitor: None };
+        let mut group =
+            Self::assemble(rank, world, engine, Transport::Shm, ties, options.clone(), name);
+        group.start_monitor()?;
         group.barrier()?;
-        Ok(group)
+        group.emulate_if_asked(options.link)
+    }
+
+    fn form_tcp(
+        door: &Door,
+        cards: &[Card],
+        host: &str,
+        rank: usize,
+        options: GroupOptions,
+        name: &str,
+    ) -> Result<Self, CollectiveError> {
+        let world = cards.len();
+        let tcp = Tcp::connect(door, cards, host, rank, &options, |_| true)?;
+        let engine = Engine::Tcp(tcp);
+        let transport = Transport::Tcp;
+        let group =
+            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), name);
+        group.barrier()?;
+        if options.algorithm == Algorithm::Auto && options.link.is_none() {
+            group.choose_algorithm()?;
+        }
+        group.emulate_if_asked(options.link)
+    }
+
+    fn form_hybrid(
+        door: &Door,
+        cards: &[Card],
+        host: &str,
+        rank: usize,
+        local_world: usize,
+        options: GroupOptions,
+        name: &str,
+    ) -> Result<Self, CollectiveError> {
+        let world = cards.len();
+        if local_world == 0 || !world.is_multiple_of(local_world) {
+            let reason = format!(
+                "needs the same number of ranks on every host, got {world} ranks with {local_world} \
+                 on this one; use tcp"
+            );
+            return Err(CollectiveError::Buffers { rank, op: "hybrid", reason });
+        }
+        let (node, local_rank) = (rank / local_world, rank % local_world);
+        let first = node * local_world;
+        let here = &cards[first..first + local_world];
+        let links = Links::connect(door, here, local_rank, options.timeout)?;
+        let (memory, reach) = links.share_control()?;
+        let shared = Shared::new(local_rank, local_world, memory, reach);
+        let is_remote = |peer: usize| peer / local_world != node;
+        let tcp = Tcp::connect(door, cards, host, rank, &options, is_remote)?;
+        let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
+        let ties = Ties::Host { links, monitor: None };
+        let transport = Transport::Hybrid;
+        let mut group = Self::assemble(rank, world, engine, transport, ties, options.clone(), name);
+        group.start_monitor()?;
+        group.barrier()?;
+        group.emulate_if_asked(options.link)
+    }
+
+    fn assemble(
+        rank: usize,
+        world: usize,
+        engine: Engine,
+        transport: Transport,
+        ties: Ties,
+        options: GroupOptions,
+        name: &str,
+    ) -> Self {
+        let (log, dump_folder) = (options.log, options.dump_folder.clone());
+        let watch = Watch { log, dump_folder, group: name.into() };
+        let core = Arc::new(Core::new(rank, world, engine, watch));
+        let worker = Some(Worker::start(core.clone(), options.clone()));
+        let (name, num_splits) = (name.to_owned(), AtomicU32::new(0));
+        Self { worker, core, transport, options, name, ties, num_splits }
+    }
+
+    fn start_monitor(&mut self) -> Result<(), CollectiveError> {
+        if let Ties::Host { links, monitor } = &mut self.ties {
+            let core = self.core.clone();
+            *monitor = Some(Monitor::start(links, move |peer| core.lose(peer))?);
+        }
+        Ok(())
+    }
+
+    fn check_world(rank: usize, world_size: usize) -> Result<(), CollectiveError> {
+        if rank < world_size && world_size <= MAX_RANKS {
+            return Ok(());
+        }
+        Err(CollectiveError::NoSuchRank { rank, world_size })
+    }
+
+    pub(crate) fn check_rank(&self, rank: usize) -> Result<(), CollectiveError> {
+        let world_size = self.world_size();
+        if rank < world_size {
+            return Ok(());
+        }
+        Err(CollectiveError::NoSuchRank { rank, world_size })
     }
 
     /// This rank's number, from 0.
@@ -134,6 +342,16 @@ impl Group {
         self.transport
     }
 
+    /// The link that is emulated, if any.
+    pub fn link(&self) -> Option<Link> {
+        self.core.pace.get().map(|pace| pace.link)
+    }
+
+    /// How this group waits, and what it tells.
+    pub fn options(&self) -> &GroupOptions {
+        &self.options
+    }
+
     /// Allocates zeroed memory on every rank that all operations use in place, without staging. A
     /// collective call: every rank passes the same size. The memory lives as long as the group.
     pub fn allocate(
@@ -142,146 +360,84 @@ impl Group {
         len_bytes: usize,
         category: Category,
     ) -> Result<Buffer, CollectiveError> {
-        let Some(links) = &self.links else {
+        let (Some(shared), Ties::Host { links, .. }) = (self.shared(), &self.ties) else {
             let buffer = allocator.host(len_bytes, category)?;
             let whole = Tensor::new(buffer.clone(), 0, DType::U8, [len_bytes])?;
             whole.write::<u8>()?.fill(0);
             return Ok(buffer);
         };
         let segment = links.share_segment(len_bytes)?;
-        let start = segment.start_bytes + self.rank() * segment.part_bytes;
+        let start = segment.start_bytes + shared.rank * segment.part_bytes;
         let mapping = segment.mapping.clone();
         // SAFETY: this is the only buffer made of this rank's part of a new segment; peers touch it
         // during collective operations only, in ranges that are claimed here for that time.
         let buffer =
             unsafe { Buffer::window(mapping, start..start + len_bytes, category, allocator)? };
-        self.core.reach.add(segment);
+        shared.reach.add(segment);
         self.barrier()?;
         Ok(buffer)
     }
 
-    /// Replaces `data` on every rank by the reduction of all ranks' data, in rank order.
-    pub fn all_reduce(&self, data: &Tensor, op: ReduceOp) -> Result<OpTimes, CollectiveError> {
-        let (call, claim) = self.tensor_call(OpKind::AllReduce, data, Access::Write, op, 0)?;
-        self.worker().run(call, vec![claim])
-    }
-
-    /// As [`Group::all_reduce`], in the background. `data` stay claimed until it is finished.
-    pub fn all_reduce_async(&self, data: &Tensor, op: ReduceOp) -> Result<Work, CollectiveError> {
-        let (call, claim) = self.tensor_call(OpKind::AllReduce, data, Access::Write, op, 0)?;
-        Ok(self.worker().submit(call, vec![claim]))
-    }
-
-    /// As [`Group::all_reduce`], for a slice in private memory: blocking, and staged between
-    /// processes.
-    pub fn all_reduce_slice<T: ReduceElement>(
-        &self,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<OpTimes, CollectiveError> {
-        self.worker().run(slice_call(OpKind::AllReduce, data, op, 0), Vec::new())
-    }
-
-    /// Replaces `data` on every rank by the root's.
-    pub fn broadcast(&self, data: &Tensor, root: usize) -> Result<OpTimes, CollectiveError> {
-        let (call, claim) = self.broadcast_call(data, root)?;
-        self.worker().run(call, vec![claim])
-    }
-
-    /// As [`Group::broadcast`], in the background. `data` stay claimed until it is finished.
-    pub fn broadcast_async(&self, data: &Tensor, root: usize) -> Result<Work, CollectiveError> {
-        let (call, claim) = self.broadcast_call(data, root)?;
-        Ok(self.worker().submit(call, vec![claim]))
-    }
-
-    /// As [`Group::broadcast`], for a slice in private memory.
-    pub fn broadcast_slice<T: Element>(
-        &self,
-        data: &mut [T],
-        root: usize,
-    ) -> Result<OpTimes, CollectiveError> {
-        self.check_rank(root)?;
-        self.worker().run(slice_call(OpKind::Broadcast, data, ReduceOp::Sum, root), Vec::new())
-    }
-
-    /// Returns when every rank has arrived.
-    pub fn barrier(&self) -> Result<OpTimes, CollectiveError> {
-        let call = slice_call::<u8>(OpKind::Barrier, &mut [], ReduceOp::Sum, 0);
-        self.worker().run(call, Vec::new())
-    }
-
-    /// As [`Group::barrier`], in the background: finished when every rank has arrived.
-    pub fn barrier_async(&self) -> Result<Work, CollectiveError> {
-        let call = slice_call::<u8>(OpKind::Barrier, &mut [], ReduceOp::Sum, 0);
-        Ok(self.worker().submit(call, Vec::new()))
-    }
-
-    /// Brings every rank's `data`, all of one length, to the root's `gathered`, which is `world_size`
-    /// times as long, in rank order. Only the root passes `gathered`.
-    pub fn gather(
-        &self,
-        data: &Tensor,
-        gathered: Option<&Tensor>,
-        root: usize,
-    ) -> Result<OpTimes, CollectiveError> {
-        let (call, claims) = self.gather_call(data, gathered, root)?;
-        self.worker().run(call, claims)
-    }
-
-    /// As [`Group::gather`], in the background. Both tensors stay claimed until it is finished.
-    pub fn gather_async(
-        &self,
-        data: &Tensor,
-        gathered: Option<&Tensor>,
-        root: usize,
-    ) -> Result<Work, CollectiveError> {
-        let (call, claims) = self.gather_call(data, gathered, root)?;
-        Ok(self.worker().submit(call, claims))
-    }
-
-    /// Brings every rank's `data`, all of one length, to the root, in rank order. The root gets
-    /// `Some` vector of `world_size * data.len()` elements, the others `None`.
-    pub fn gather_slice<T: Element>(
-        &self,
-        data: &[T],
-        root: usize,
-    ) -> Result<Option<Vec<T>>, CollectiveError> {
-        self.check_rank(root)?;
-        let is_root = self.rank() == root;
-        // The operation reads the data through the same kind of region that others write.
-        let mut sent = data.to_vec();
-        let mut received = Vec::new();
-        if is_root && let Some(&first) = data.first() {
-            received.resize(data.len() * self.world_size(), first);
+    /// Makes every later operation take as long as it would on this link. A collective call.
+    ///
+    /// The transport is measured first; a link that is not at least 1.25 times as slow is refused.
+    pub fn emulate(&self, link: Link) -> Result<(), CollectiveError> {
+        for bytes in [4096, 4_000_000] {
+            let measured = self.measure_all_reduce(bytes)?;
+            let kind = crate::OpKind::AllReduce;
+            let algorithm = self.options.algorithm;
+            let algorithm = algorithm.recommended(kind, self.world_size(), bytes as u64, &link);
+            let emulated = link.time(kind, algorithm, self.world_size(), bytes as u64);
+            if self.world_size() > 1 && emulated < measured.mul_f64(1.25) {
+                let link = link.to_string();
+                return Err(CollectiveError::Link { link, bytes, emulated, measured });
+            }
         }
-        let mut call = slice_call(OpKind::Gather, &mut sent, ReduceOp::Sum, root);
-        call.recv = region_of(&mut received);
-        self.worker().run(call, Vec::new())?;
-        Ok(is_root.then_some(received))
+        self.set_pace(link);
+        Ok(())
     }
 
-    /// Brings one object of each rank to the root, in rank order; objects may differ in size.
-    pub fn gather_object<T: Serialize + DeserializeOwned>(
-        &self,
-        object: &T,
-        root: usize,
-    ) -> Result<Option<Vec<T>>, CollectiveError> {
-        let wrap = |e: postcard::Error| CollectiveError::Object(e.to_string());
-        let bytes = postcard::to_stdvec(object).map_err(wrap)?;
-        // Every rank needs to know the longest, since a gather's parts are of one length; f64 counts
-        // exactly far beyond any memory.
-        let mut longest = [bytes.len() as f64];
-        self.all_reduce_slice(&mut longest, ReduceOp::Max)?;
-        let mut padded = (bytes.len() as u64).to_le_bytes().to_vec();
-        padded.extend_from_slice(&bytes);
-        padded.resize(8 + longest[0] as usize, 0);
-        let Some(gathered) = self.gather_slice(&padded, root)? else { return Ok(None) };
-        let parts = gathered.chunks_exact(padded.len()).map(|part| {
-            let (len, rest) = part.split_first_chunk::<8>().expect("the length comes first");
-            let len = (u64::from_le_bytes(*len) as usize).min(rest.len());
-            postcard::from_bytes(&rest[..len]).map_err(wrap)
-        });
-        Ok(Some(parts.collect::<Result<_, _>>()?))
+    fn set_pace(&self, link: Link) {
+        // A second link would be refused here; the first one stays.
+        let _ = self.core.pace.set(Pace { link, algorithm: self.options.algorithm });
+    }
+
+    fn emulate_if_asked(self, link: Option<Link>) -> Result<Self, CollectiveError> {
+        if let Some(link) = link {
+            self.emulate(link)?;
+        }
+        Ok(self)
+    }
+
+    /// Measures both algorithms and uses rings from the size on from which they are faster.
+    fn choose_algorithm(&self) -> Result<(), CollectiveError> {
+        let Engine::Tcp(tcp) = &self.core.engine else { return Ok(()) };
+        let mut from = NEVER;
+        for bytes in [16_000_000, 1_000_000, 64_000] {
+            tcp.set_ring_from(NEVER);
+            let direct = self.measure_all_reduce(bytes)?;
+            tcp.set_ring_from(0);
+            let ring = self.measure_all_reduce(bytes)?;
+            if ring >= direct {
+                break;
+            }
+            from = bytes as u64;
+        }
+        tcp.set_ring_from(from);
+        Ok(())
+    }
+
+    /// The best of a few all-reduces, as the slowest rank saw it: the same answer on every rank.
+    fn measure_all_reduce(&self, bytes: usize) -> Result<Duration, CollectiveError> {
+        let mut data = vec![0f32; bytes / 4];
+        let mut best = f64::INFINITY;
+        for _ in 0..4 {
+            let times = self.all_reduce_slice(&mut data, ReduceOp::Sum)?;
+            best = best.min(times.move_ns() as f64);
+        }
+        let mut slowest = [best];
+        self.all_reduce_slice(&mut slowest, ReduceOp::Max)?;
+        Ok(Duration::from_nanos(slowest[0] as u64))
     }
 
     /// Moves the records of operations finished since the last call to the end of `out`, the
@@ -290,87 +446,57 @@ impl Group {
         self.core.drain_records(out);
     }
 
-    fn worker(&self) -> &Worker {
+    /// What can write this group's most recent operations out from another thread, when the process
+    /// is told to end.
+    pub fn dumper(&self) -> Dumper {
+        Dumper(self.core.clone())
+    }
+
+    pub(crate) fn worker(&self) -> &Worker {
         self.worker.as_ref().expect("the worker is taken when the group is dropped, not before")
     }
 
-    fn check_rank(&self, rank: usize) -> Result<(), CollectiveError> {
-        let world_size = self.world_size();
-        if rank < world_size {
-            return Ok(());
-        }
-        Err(CollectiveError::NoSuchRank { rank, world_size })
+    fn shared(&self) -> Option<&Shared> {
+        self.core.engine.shared()
     }
+}
 
-    fn broadcast_call(&self, data: &Tensor, root: usize) -> Result<(Call, Claim), CollectiveError> {
-        self.check_rank(root)?;
-        self.tensor_call(OpKind::Broadcast, data, Access::Write, ReduceOp::Sum, root)
+/// Writes a group's most recent operations to its dump folder.
+#[derive(Clone, Debug)]
+pub struct Dumper(Arc<Core>);
+
+impl Dumper {
+    /// Writes the group's operations out, with `cause` as the reason, unless that has happened before.
+    pub fn dump(&self, cause: &str) {
+        self.0.dump(cause);
     }
+}
 
-    fn gather_call(
-        &self,
-        data: &Tensor,
-        gathered: Option<&Tensor>,
-        root: usize,
-    ) -> Result<(Call, Vec<Claim>), CollectiveError> {
-        self.check_rank(root)?;
-        let (mut call, claim) =
-            self.tensor_call(OpKind::Gather, data, Access::Read, ReduceOp::Sum, root)?;
-        let mut claims = vec![claim];
-        if self.rank() == root {
-            let expected = data.num_elems().saturating_mul(self.world_size());
-            let fits = |to: &&Tensor| to.num_elems() == expected && to.dtype() == data.dtype();
-            let to = gathered.filter(fits).ok_or(CollectiveError::GatherSize {
-                expected,
-                dtype: data.dtype(),
-                got: gathered.map(|to| format!("{} of {}", to.num_elems(), to.dtype())),
-            })?;
-            let claim = to.claim(Access::Write, OpKind::Gather.name())?;
-            call.recv = claimed_region(&claim);
-            claims.push(claim);
+impl Hub {
+    /// What the sub-group of `key` shares, which the first of its `world` members makes.
+    fn meet(&self, key: (u32, i64), world: usize) -> Result<Lot, CollectiveError> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (lot, missing) = match waiting.remove(&key) {
+            Some((lot, missing)) => (lot, missing - 1),
+            None => ((Arc::new(Control::create(0)?), Arc::default()), world - 1),
+        };
+        if missing > 0 {
+            waiting.insert(key, (lot.clone(), missing));
         }
-        Ok((call, claims))
-    }
-
-    fn tensor_call(
-        &self,
-        kind: OpKind,
-        data: &Tensor,
-        access: Access,
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<(Call, Claim), CollectiveError> {
-        if kind == OpKind::AllReduce && !is_reducible(data.dtype()) {
-            return Err(CollectiveError::NotReducible(data.dtype()));
-        }
-        let claim = data.claim(access, kind.name())?;
-        let region = claimed_region(&claim);
-        let recv = Region::EMPTY;
-        Ok((Call { kind, dtype: data.dtype(), op, root, data: region, recv }, claim))
+        Ok(lot)
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         drop(self.worker.take());
-        self.core.control.depart(self.rank(), Fate::Left);
-        if let Some(monitor) = self.monitor.take() {
-            monitor.stop(self.links.as_ref());
+        if let Some(shared) = self.shared() {
+            shared.control().depart(shared.rank, Fate::Left);
+        }
+        if let Ties::Host { links, monitor } = &mut self.ties
+            && let Some(monitor) = monitor.take()
+        {
+            monitor.stop(links);
         }
     }
-}
-
-fn claimed_region(claim: &Claim) -> Region {
-    Region { base: claim.base().as_ptr(), len_bytes: claim.len_bytes(), is_claimed: true }
-}
-
-fn region_of<T: Element>(data: &mut [T]) -> Region {
-    let len_bytes = size_of_val(data);
-    Region { base: data.as_mut_ptr().cast(), len_bytes, is_claimed: false }
-}
-
-/// A call on a slice; the caller keeps the slice borrowed until the call is finished.
-fn slice_call<T: Element>(kind: OpKind, data: &mut [T], op: ReduceOp, root: usize) -> Call {
-    let (data, recv) = (region_of(data), Region::EMPTY);
-    Call { kind, dtype: T::DTYPE, op, root, data, recv }
 }

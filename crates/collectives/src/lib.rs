@@ -15,6 +15,9 @@
 //! are processes; memory is anonymous files passed over an authenticated socket). Both sum in rank
 //! order, so both give the same bits.
 //!
+//! Processes meet at a [`Store`] of keys and values, which rank 0 hosts or torchrun's agent serves;
+//! [`Placement`] reads from the environment who they are and where, for every usual launcher.
+//!
 //! ```
 //! use paceline_collectives::{Group, ReduceOp};
 //!
@@ -31,25 +34,40 @@
 //! assert_eq!(sums, [3.0, 3.0]);
 //! ```
 
-mod all_reduce;
-mod barrier;
-mod broadcast;
-mod control;
+mod call;
+mod core;
+mod cost;
+mod door;
+mod engine;
+mod environment;
 mod error;
-mod gather;
 mod group;
+mod hybrid;
 mod meeting;
+mod objects;
+mod ops;
+mod options;
+mod pace;
 mod record;
 mod reduce;
-mod round;
-mod segment;
-mod shm;
+mod shared;
+mod slices;
+mod store;
+mod tcp;
+mod warning;
+mod watch;
 mod worker;
 
-pub use control::MAX_RANKS;
+pub use cost::{Algorithm, Cost, Link, NAMED_LINKS};
+pub use environment::{
+    EnvironmentError, Launcher, Placement, write_consequence_file, write_error_file,
+};
 pub use error::CollectiveError;
-pub use group::{Group, GroupOptions, Transport};
+pub use group::{Dumper, Group, MAX_RANKS};
 pub use meeting::{Meeting, MeetingPoint};
+pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes};
 pub use reduce::{ReduceElement, ReduceOp};
+pub use store::Store;
+pub use watch::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use worker::Work;

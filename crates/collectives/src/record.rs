@@ -3,27 +3,89 @@
 use std::collections::VecDeque;
 
 /// Which operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
     /// Every rank gets the reduction of all inputs.
     AllReduce,
+    /// Every rank gets its share of the reduction of all inputs.
+    ReduceScatter,
+    /// Every rank gets everybody's data, in rank order.
+    AllGather,
     /// Every rank gets the root's data.
     Broadcast,
-    /// The root gets everybody's data.
+    /// The root gets the reduction of all inputs.
+    Reduce,
+    /// The root gets everybody's data, in rank order.
     Gather,
+    /// Every rank gets its share of the root's data.
+    Scatter,
+    /// Every rank gets a block from every rank.
+    AllToAll,
+    /// One rank's data go to another one.
+    Send,
+    /// The other side of a send.
+    Recv,
+    /// A send and a receive at the same time.
+    SendRecv,
     /// Nobody goes on before all have arrived.
     Barrier,
 }
 
 impl OpKind {
-    /// The name used in errors and reports.
+    /// All of them.
+    pub const ALL: [OpKind; 12] = [
+        OpKind::AllReduce,
+        OpKind::ReduceScatter,
+        OpKind::AllGather,
+        OpKind::Broadcast,
+        OpKind::Reduce,
+        OpKind::Gather,
+        OpKind::Scatter,
+        OpKind::AllToAll,
+        OpKind::Send,
+        OpKind::Recv,
+        OpKind::SendRecv,
+        OpKind::Barrier,
+    ];
+
+    /// The name used on the command line, in errors and in reports.
     pub fn name(self) -> &'static str {
         match self {
             OpKind::AllReduce => "all_reduce",
+            OpKind::ReduceScatter => "reduce_scatter",
+            OpKind::AllGather => "all_gather",
             OpKind::Broadcast => "broadcast",
+            OpKind::Reduce => "reduce",
             OpKind::Gather => "gather",
+            OpKind::Scatter => "scatter",
+            OpKind::AllToAll => "all_to_all",
+            OpKind::Send => "send",
+            OpKind::Recv => "recv",
+            OpKind::SendRecv => "send_recv",
             OpKind::Barrier => "barrier",
         }
+    }
+
+    /// Whether it computes with what it moves.
+    pub fn reduces(self) -> bool {
+        matches!(self, OpKind::AllReduce | OpKind::ReduceScatter | OpKind::Reduce)
+    }
+
+    /// Whether it names a rank: a root, or the other side.
+    pub fn has_root(self) -> bool {
+        use OpKind::*;
+        matches!(self, Broadcast | Reduce | Gather | Scatter | Send | Recv | SendRecv)
+    }
+
+    /// Whether only two ranks take part.
+    pub fn is_point_to_point(self) -> bool {
+        matches!(self, OpKind::Send | OpKind::Recv | OpKind::SendRecv)
+    }
+
+    /// Whether each rank sends or receives a part of the whole.
+    pub(crate) fn has_shares(self) -> bool {
+        use OpKind::*;
+        matches!(self, ReduceScatter | AllGather | Gather | Scatter)
     }
 }
 
@@ -57,7 +119,7 @@ impl OpTimes {
     }
 }
 
-/// One finished operation.
+/// One operation.
 #[derive(Clone, Copy, Debug)]
 pub struct OpRecord {
     /// Which operation.
@@ -66,14 +128,15 @@ pub struct OpRecord {
     pub seq: u32,
     /// Size of the message in bytes.
     pub bytes: usize,
-    /// When it happened.
+    /// When it happened; moments that have not come are zero.
     pub times: OpTimes,
 }
 
-/// The most recent records, up to a fixed number.
+/// The most recent records, up to a fixed number, and the operation that is under way.
 #[derive(Debug)]
 pub(crate) struct Ring {
     records: VecDeque<OpRecord>,
+    current: Option<OpRecord>,
 }
 
 /// How many records a ring keeps.
@@ -81,14 +144,25 @@ const RING_CAPACITY: usize = 1000;
 
 impl Ring {
     pub(crate) fn new() -> Self {
-        Self { records: VecDeque::with_capacity(RING_CAPACITY) }
+        Self { records: VecDeque::with_capacity(RING_CAPACITY), current: None }
     }
 
-    pub(crate) fn push(&mut self, record: OpRecord) {
+    pub(crate) fn begin(&mut self, record: OpRecord) {
+        self.current = Some(record);
+    }
+
+    /// The operation under way is finished.
+    pub(crate) fn end(&mut self, times: OpTimes) {
+        let Some(record) = self.current.take() else { return };
         if self.records.len() == RING_CAPACITY {
             self.records.pop_front();
         }
-        self.records.push_back(record);
+        self.records.push_back(OpRecord { times, ..record });
+    }
+
+    /// From the oldest to the one under way.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &OpRecord> {
+        self.records.iter().chain(&self.current)
     }
 
     pub(crate) fn drain_into(&mut self, out: &mut Vec<OpRecord>) {

@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 use paceline_memory::Claim;
 use paceline_trace::now_ns;
 
-use crate::control::Patience;
+use crate::call::Call;
+use crate::core::{Core, Patience};
 use crate::record::OpTimes;
-use crate::round::{Call, Core};
+
 use crate::{CollectiveError, GroupOptions};
 
 /// An asynchronous operation in flight, or finished.
@@ -116,14 +117,11 @@ impl Worker {
             }
             state.busy = true;
         }
+        let turn = Turn(shared);
         let patience = Patience { spin: shared.options.spin, limit: shared.options.timeout };
         let outcome = shared.core.execute(&call, submitted_ns, patience);
+        drop(turn);
         release(claims, &outcome);
-        let mut state = lock(&shared.state);
-        state.busy = false;
-        if !state.jobs.is_empty() {
-            shared.changed.notify_all();
-        }
         outcome
     }
 
@@ -134,6 +132,19 @@ impl Worker {
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
         Work { state }
+    }
+}
+
+/// The right to execute. Given back also by a panic, so that nobody waits for its turn for ever.
+struct Turn<'a>(&'a Shared);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.busy = false;
+        if !state.jobs.is_empty() || state.stop {
+            self.0.changed.notify_all();
+        }
     }
 }
 
@@ -158,9 +169,10 @@ impl Shared {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             };
+            let turn = Turn(self);
             let outcome = self.core.execute(&job.call, job.submitted_ns, patience);
+            drop(turn);
             release(job.claims, &outcome);
-            lock(&self.state).busy = false;
             *lock(&job.state.outcome) = Some(outcome);
             job.state.finished.notify_all();
         }

@@ -5,7 +5,7 @@ mod common;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use paceline_collectives::{CollectiveError, Group, GroupOptions, Meeting};
+use paceline_collectives::{CollectiveError, Group, GroupOptions, Meeting, Placement};
 
 /// Starts `world` copies of this binary that run `scenario` in [`rank_process`].
 fn start(scenario: &str, world: usize, meeting: &[(&str, String)]) -> Vec<Child> {
@@ -40,7 +40,7 @@ fn finish(ranks: Vec<Child>) -> Vec<String> {
 
 /// A port number that no other test of this run uses: nothing listens on it, it is only a name.
 fn port(offset: u16) -> Vec<(&'static str, String)> {
-    let base = 20_000 + (std::process::id() % 3000) as u16 * 10;
+    let base = 10_000 + (std::process::id() % 500) as u16 * 100;
     vec![("MEET_PORT", (base + offset).to_string())]
 }
 
@@ -49,9 +49,12 @@ fn port(offset: u16) -> Vec<(&'static str, String)> {
 fn rank_process() {
     let Ok(scenario) = std::env::var("SCENARIO") else { return };
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
-    let (rank, world) = (number("RANK"), number("WORLD_SIZE"));
+    let placement = Placement::from_env().unwrap().unwrap();
+    let (rank, world) = (placement.rank, placement.world_size);
     let meeting = match std::env::var("MEET_FILE") {
         Ok(path) => Meeting::by_file(path),
+        // Started by hand under a foreign launcher, to try that: with SCENARIO=operations.
+        Err(_) if std::env::var_os("MEET_PORT").is_none() => placement.meeting().unwrap().clone(),
         Err(_) => {
             let secret = if scenario == "imposter" && rank == 1 { "wrong" } else { "right" };
             Meeting::by_port(number("MEET_PORT") as u16, secret)
@@ -61,14 +64,29 @@ fn rank_process() {
     if matches!(scenario.as_str(), "imposter" | "alone") {
         options.timeout = Duration::from_millis(300);
     }
-    let group = Group::shm(&meeting, rank, world, options);
+    let transport = std::env::var("TRANSPORT").unwrap_or_else(|_| "shm".into());
+    let group = match transport.as_str() {
+        "shm" => Group::shm(&meeting, rank, world, options),
+        "tcp" => Group::tcp(&meeting, "127.0.0.1", rank, world, options),
+        "ring" | "auto" => {
+            options.algorithm = transport.parse().unwrap();
+            Group::tcp(&meeting, "127.0.0.1", rank, world, options)
+        }
+        "hybrid" => {
+            let local = number("RANKS_PER_HOST");
+            Group::hybrid(&meeting, "127.0.0.1", rank, world, local, options)
+        }
+        other => panic!("unknown transport {other}"),
+    };
     match scenario.as_str() {
         "operations" => {
             let group = group.unwrap();
-            common::every_operation(&group);
+            common::every_type(&group);
+            common::objects(&group);
             common::operations_keep_their_order(&group);
+            common::groups_divide(&group);
         }
-        "order" => println!("bits {:?}", common::order_sensitive_sum(&group.unwrap())),
+        "order" => println!("bits {:?}", digest(&common::order_sensitive_sums(&group.unwrap()))),
         "death" => {
             let group = group.unwrap();
             group.barrier().unwrap();
@@ -89,10 +107,42 @@ fn rank_process() {
     }
 }
 
+fn over(
+    transport: &str,
+    local_world: usize,
+    mut meeting: Vec<(&'static str, String)>,
+) -> Vec<(&'static str, String)> {
+    meeting.push(("TRANSPORT", transport.into()));
+    meeting.push(("RANKS_PER_HOST", local_world.to_string()));
+    meeting
+}
+
 #[test]
-fn every_operation_between_processes() {
-    for world in [1, 2, 3, 4] {
+fn every_operation_in_shared_memory() {
+    for world in 1..=8 {
         finish(start("operations", world, &port(world as u16)));
+    }
+}
+
+#[test]
+fn every_operation_over_tcp() {
+    for world in 1..=8 {
+        finish(start("operations", world, &over("tcp", 1, port(10 + world as u16))));
+    }
+}
+
+#[test]
+fn every_operation_with_rings() {
+    for world in 2..=5 {
+        finish(start("operations", world, &over("ring", 1, port(20 + world as u16))));
+    }
+    finish(start("operations", 3, &over("auto", 1, port(26))));
+}
+
+#[test]
+fn every_operation_on_emulated_hosts() {
+    for (case, (world, local)) in [(2, 1), (4, 2), (6, 2), (6, 3), (8, 4)].into_iter().enumerate() {
+        finish(start("operations", world, &over("hybrid", local, port(30 + case as u16))));
     }
 }
 
@@ -107,26 +157,37 @@ fn processes_meet_through_a_file_and_remove_it() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// A short name for many bits.
+fn digest(bits: &[u32]) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    bits.hash(&mut hasher);
+    hasher.finish()
+}
+
 #[test]
-fn both_transports_give_the_same_bits() {
-    let outputs = finish(start("order", 3, &port(5)));
-    let threads = Group::threads(3);
-    let expected = std::thread::scope(|scope| {
-        let ranks: Vec<_> = threads
-            .into_iter()
-            .map(|group| scope.spawn(move || common::order_sensitive_sum(&group)))
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
-    });
-    for output in outputs {
-        assert!(output.contains(&format!("bits {expected:?}")));
+fn all_transports_give_the_same_bits() {
+    for (case, world) in [2, 4, 6].into_iter().enumerate() {
+        let expected = std::thread::scope(|scope| {
+            let ranks: Vec<_> = Group::threads(world)
+                .into_iter()
+                .map(|group| scope.spawn(move || digest(&common::order_sensitive_sums(&group))))
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
+        });
+        for (n, transport) in ["shm", "tcp", "hybrid"].into_iter().enumerate() {
+            let meeting = over(transport, world / 2, port(40 + (3 * case + n) as u16));
+            for output in finish(start("order", world, &meeting)) {
+                assert!(output.contains(&format!("bits {expected}")), "{transport}: {output}");
+            }
+        }
     }
 }
 
 #[test]
 fn a_rank_that_dies_is_named_at_once() {
     let begin = Instant::now();
-    for (rank, mut child) in start("death", 3, &port(6)).into_iter().enumerate() {
+    for (rank, mut child) in start("death", 3, &port(96)).into_iter().enumerate() {
         assert_eq!(child.wait().unwrap().success(), rank != 1, "rank {rank}");
     }
     assert!(begin.elapsed() < Duration::from_secs(30));
@@ -134,10 +195,10 @@ fn a_rank_that_dies_is_named_at_once() {
 
 #[test]
 fn strangers_and_missing_ranks_are_named() {
-    let outputs = finish(start("imposter", 2, &port(7)));
+    let outputs = finish(start("imposter", 2, &port(97)));
     assert!(outputs[0].contains("ranks [1] did not come in time"), "{}", outputs[0]);
     assert!(outputs[1].contains("its secret differs"), "{}", outputs[1]);
-    let mut environment = port(8);
+    let mut environment = port(98);
     environment.push(("RANK", "1".into()));
     // Both processes are rank 1, so rank 0 never comes.
     for output in finish(start("alone", 2, &environment)) {

@@ -127,6 +127,11 @@ impl Buffer {
         self.0.len_bytes
     }
 
+    /// Whether the two are the same memory.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The allocator that keeps this buffer's books.
     pub fn allocator(&self) -> &Allocator {
         &self.0.allocator

@@ -1,6 +1,11 @@
 //! Element types.
 
 use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+
+use crate::MemoryError;
 
 /// The type of the elements of a [`Tensor`](crate::Tensor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -9,6 +14,12 @@ pub enum DType {
     F32,
     /// IEEE 754 double precision.
     F64,
+    /// IEEE 754 half precision.
+    F16,
+    /// The upper half of a single: its range with 8 bits of precision.
+    BF16,
+    /// Signed 32-bit integers.
+    I32,
     /// Signed 64-bit integers; class labels.
     I64,
     /// Bytes.
@@ -16,24 +27,61 @@ pub enum DType {
 }
 
 impl DType {
+    /// Every element type.
+    pub const ALL: [DType; 7] =
+        [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U8];
+
     /// Size of one element in bytes.
-    pub fn size_bytes(self) -> usize {
+    pub const fn size_bytes(self) -> usize {
         match self {
-            DType::F32 => 4,
             DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 => 2,
             DType::U8 => 1,
+        }
+    }
+
+    /// Its name here, as in Rust.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::U8 => "u8",
+        }
+    }
+
+    /// Its name in the options and tables of nccl-tests.
+    pub const fn nccl_name(self) -> &'static str {
+        match self {
+            DType::F32 => "float",
+            DType::F64 => "double",
+            DType::F16 => "half",
+            DType::BF16 => "bfloat16",
+            DType::I32 => "int32",
+            DType::I64 => "int64",
+            DType::U8 => "uint8",
         }
     }
 }
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::I64 => "i64",
-            DType::U8 => "u8",
-        })
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = MemoryError;
+
+    /// Takes either name: `f32` or `float`, `bf16` or `bfloat16`.
+    fn from_str(name: &str) -> Result<Self, MemoryError> {
+        let named = |dtype: &DType| dtype.name() == name || dtype.nccl_name() == name;
+        let found = DType::ALL.into_iter().find(named);
+        found.ok_or_else(|| MemoryError::UnknownDType(name.to_owned()))
     }
 }
 
@@ -56,6 +104,18 @@ unsafe impl Element for f32 {
 unsafe impl Element for f64 {
     const DTYPE: DType = DType::F64;
 }
+// SAFETY: as for f32; a transparent wrapper of its 16 bits.
+unsafe impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+}
+// SAFETY: as for f16.
+unsafe impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+// SAFETY: as for f32.
+unsafe impl Element for i32 {
+    const DTYPE: DType = DType::I32;
+}
 // SAFETY: as for f32.
 unsafe impl Element for i64 {
     const DTYPE: DType = DType::I64;
@@ -63,4 +123,36 @@ unsafe impl Element for i64 {
 // SAFETY: as for f32.
 unsafe impl Element for u8 {
     const DTYPE: DType = DType::U8;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_names_of_every_type_are_understood() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.to_string().parse::<DType>().unwrap(), dtype);
+            assert_eq!(dtype.nccl_name().parse::<DType>().unwrap(), dtype);
+        }
+        let error = "float8".parse::<DType>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "unknown element type \"float8\"; use f32, f64, f16, bf16, i32, i64 or u8"
+        );
+    }
+
+    #[test]
+    fn sizes_agree_with_the_types() {
+        fn check<T: Element>() {
+            assert_eq!(T::DTYPE.size_bytes(), size_of::<T>());
+        }
+        check::<f32>();
+        check::<f64>();
+        check::<f16>();
+        check::<bf16>();
+        check::<i32>();
+        check::<i64>();
+        check::<u8>();
+    }
 }

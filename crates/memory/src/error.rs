@@ -39,6 +39,9 @@ pub enum MemoryError {
         /// The tensor's type.
         got: DType,
     },
+    /// No element type has this name.
+    #[error("unknown element type \"{0}\"; use f32, f64, f16, bf16, i32, i64 or u8")]
+    UnknownDType(String),
     /// The new shape has another number of elements.
     #[error("cannot view shape {from} as {to}: the number of elements differs")]
     WrongShape {

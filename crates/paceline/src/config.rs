@@ -326,11 +326,11 @@ fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result
         (Some(placement), Some(nproc)) if !placement.is_of_train() => usage(format!(
             "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
              launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
-            placement.world_size
+            placement.place.world_size
         )),
         (Some(placement), _) => {
-            launcher::check_num_ranks("WORLD_SIZE", placement.world_size)?;
-            Ok(placement.world_size)
+            launcher::check_num_ranks("WORLD_SIZE", placement.place.world_size)?;
+            Ok(placement.place.world_size)
         }
         (None, Some(nproc)) => {
             launcher::check_num_ranks("--nproc", nproc)?;
@@ -348,7 +348,7 @@ fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usiz
         ));
     }
     let cores = resources::num_cores();
-    let local_ranks = placement.map_or(world_size, |placement| placement.local_world_size);
+    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
     if args.pin_cores && local_ranks * args.threads > cores {
         return usage(format!(
             "--pin-cores needs a core for each of {local_ranks} x {} threads, but there are {cores}; \
@@ -364,19 +364,18 @@ fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usiz
                     .into(),
             );
         }
-        if placement.local_world_size != placement.world_size {
+        let place = &placement.place;
+        if !place.is_one_host() {
             return usage(format!(
                 "LOCAL_WORLD_SIZE={} of WORLD_SIZE={}: --transport shm connects the ranks of one \
                  host only",
-                placement.local_world_size, placement.world_size
+                place.local_world_size, place.world_size
             ));
         }
-        if placement.master_port.is_none() && args.init_method == "env://" {
-            return usage(
-                "MASTER_PORT is not set in the environment; a launcher sets it, or pass \
-                 --init-method file:///PATH"
-                    .into(),
-            );
+        if args.init_method == "env://"
+            && let Err(error) = place.meeting()
+        {
+            return usage(format!("{error}, or pass --init-method file:///PATH"));
         }
     }
     Ok(())

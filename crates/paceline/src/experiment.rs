@@ -15,7 +15,7 @@ use crate::{Failure, Result, train};
 /// of several processes.
 pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     let config = config::resolve(args, placement.as_ref())?;
-    let was_said = |placement: &Placement| placement.is_of_train() || placement.rank > 0;
+    let was_said = |placement: &Placement| placement.is_of_train() || placement.place.rank > 0;
     if !placement.as_ref().is_some_and(was_said) {
         for warning in &config.warnings {
             eprintln!("warning: {warning}");
@@ -36,17 +36,15 @@ pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
 
 /// This process is one rank of several.
 fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
-    let &Placement { rank, world_size, local_rank, local_world_size, .. } = placement;
+    let place = &placement.place;
+    let (rank, local_rank) = (place.rank, place.local_rank);
     train::pin(config, local_rank)?;
     let meeting = match &config.init_method {
         InitMethod::File(path) => Meeting::by_file(path),
-        // `config::resolve` has checked that there is a port.
-        InitMethod::Environment => {
-            Meeting::by_port(placement.master_port.unwrap_or_default(), &placement.secret)
-        }
+        InitMethod::Environment => place.meeting()?.clone(),
     };
-    let options = GroupOptions::for_local_ranks(local_world_size);
-    let group = Group::shm(&meeting, rank, world_size, options)?;
+    let options = GroupOptions::for_local_ranks(place.local_world_size);
+    let group = Group::shm(&meeting, rank, place.world_size, options)?;
     let folder = match (rank, &placement.run_folder) {
         (0, Some(folder)) => Some(RunFolder::open(PathBuf::from(folder))?),
         (0, None) => Some(RunFolder::open(run_folder::create(config)?)?),

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use paceline_collectives::CollectiveError;
+use paceline_collectives::{CollectiveError, write_consequence_file, write_error_file};
 use paceline_strategies::StrategyError;
 
 /// The reason why a command ended early.
@@ -27,7 +27,7 @@ pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_CONSEQUENCE: u8 = 3;
 
 impl Failure {
-    /// Says what happened on standard error, and gives the exit code.
+    /// Says what happened on standard error, and to torchrun if that started us; gives the exit code.
     pub fn report(self) -> ExitCode {
         let (code, hint) = match &self {
             Failure::Usage(_) => (EXIT_USAGE, "\n\nFor all flags, try '--help'."),
@@ -35,6 +35,10 @@ impl Failure {
             Failure::Consequence(_) => (EXIT_CONSEQUENCE, ""),
         };
         eprintln!("error: {self}{hint}");
+        match &self {
+            Failure::Usage(message) | Failure::Run(message) => write_error_file(message),
+            Failure::Consequence(message) => write_consequence_file(message),
+        }
         ExitCode::from(code)
     }
 

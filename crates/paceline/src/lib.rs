@@ -7,6 +7,7 @@
 //! Start reading at [`train`], which holds the training loop from top to bottom.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
@@ -14,6 +15,7 @@ pub mod data;
 pub mod environment;
 pub mod experiment;
 pub mod launcher;
+pub mod links;
 pub mod measure;
 pub mod report;
 pub mod resources;

@@ -405,7 +405,7 @@ fn plural(count: usize, what: &str) -> String {
 }
 
 /// A number with its thousands separated.
-fn thousands(number: u64) -> String {
+pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -415,6 +415,29 @@ fn thousands(number: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// A table whose first `num_left` columns are words, set to the left; the others are numbers.
+pub(crate) fn plain_table<const N: usize>(
+    names: [&str; N],
+    num_left: usize,
+    lines: &[[String; N]],
+) -> String {
+    let widths: [usize; N] = std::array::from_fn(|at| {
+        let cells = lines.iter().map(|line| line[at].chars().count());
+        cells.chain([names[at].len()]).max().unwrap_or(0)
+    });
+    let set = |cells: [&str; N]| {
+        let padded: [String; N] = std::array::from_fn(|at| match at < num_left {
+            true => format!("{:<1$}", cells[at], widths[at]),
+            false => format!("{:>1$}", cells[at], widths[at]),
+        });
+        padded.join("  ").trim_end().to_owned()
+    };
+    let rule: [String; N] = widths.map(|width| "-".repeat(width));
+    let head = [set(names), set(rule.each_ref().map(String::as_str))];
+    let body = lines.iter().map(|line| set(line.each_ref().map(String::as_str)));
+    head.into_iter().chain(body).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

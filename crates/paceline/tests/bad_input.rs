@@ -294,9 +294,16 @@ fn variables_of_a_launcher() {
     refuse("--transport thread", &rank("0", "2"), &["--transport thread", "--transport shm"]);
     let no_port = [("RANK", "0"), ("WORLD_SIZE", "2")];
     refuse("", &no_port, &["MASTER_PORT is not set", "--init-method file:///PATH"]);
+    let half_local = [rank("0", "4").as_slice(), &[("LOCAL_WORLD_SIZE", "2")]].concat();
+    refuse("", &half_local, &["LOCAL_WORLD_SIZE is set", "LOCAL_RANK is not"]);
+    let half_mpi = [("OMPI_COMM_WORLD_RANK", "0")];
+    refuse("", &half_mpi, &["OMPI_COMM_WORLD_RANK is set", "OMPI_COMM_WORLD_SIZE is not"]);
     let bad_port = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "99999")];
     refuse("", &bad_port, &["MASTER_PORT=99999", "no port number"]);
-    let two_hosts = [rank("0", "4").as_slice(), &[("LOCAL_WORLD_SIZE", "2")]].concat();
+    let local = [("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
+    let no_host = [rank("0", "4").as_slice(), &local].concat();
+    refuse("", &no_host, &["MASTER_PORT is set", "MASTER_ADDR is not", "several hosts"]);
+    let two_hosts = [rank("0", "4").as_slice(), &local, &[("MASTER_ADDR", "a")]].concat();
     refuse("", &two_hosts, &["LOCAL_WORLD_SIZE=2", "one host only"]);
 }
 

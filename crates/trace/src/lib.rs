@@ -1,11 +1,15 @@
-//! Where the time went: spans on one clock, and arithmetic on sets of time intervals.
+//! Where the time went: spans on one clock, arithmetic on sets of time intervals, and the charts
+//! that show measurements.
 //!
 //! In go names and moments; out come spans per lane, and answers to "how long was A running while
-//! B was". It knows nothing of ranks, layers or devices, and no other crate of this workspace.
+//! B was". Charts take named series of points and become PNG and SVG files. It knows nothing of
+//! ranks, layers or devices, and no other crate of this workspace.
 //!
 //! All moments are nanoseconds of `CLOCK_MONOTONIC`, which every process of a host shares, so
 //! spans of different ranks of one host lie on one time line.
 #![forbid(unsafe_code)]
+
+pub mod plot;
 
 mod clock;
 mod interval;

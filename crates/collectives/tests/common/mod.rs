@@ -1,87 +1,299 @@
 //! What every transport must do, run by each of them.
 
-use paceline_collectives::{Group, ReduceOp};
-use paceline_memory::{Allocator, Category, DType, Tensor};
+use half::{bf16, f16};
+use paceline_collectives::{Group, ReduceElement, ReduceOp};
+use paceline_memory::{Allocator, Buffer, Category, Element, Tensor};
 
-const LENGTHS: [usize; 9] = [0, 1, 2, 3, 7, 100, 4096, 100_003, 600_000];
+pub const LENGTHS: [usize; 8] = [0, 1, 2, 3, 7, 100, 4096, 100_003];
 
-/// The input of `rank` at `index`: small integers, so that sums are exact.
-fn input(rank: usize, index: usize) -> f64 {
-    ((rank * 7 + index * 3) % 31) as f64 - 11.0
+/// An element type whose small integers are exact.
+pub trait Exact: ReduceElement + PartialEq + std::fmt::Debug {
+    fn of(x: i64) -> Self;
 }
 
-fn expected(world: usize, index: usize, op: ReduceOp) -> f64 {
-    let all = (0..world).map(|rank| input(rank, index));
+macro_rules! exact {
+    ($($t:ty => $of:expr),* $(,)?) => {$(
+        impl Exact for $t {
+            fn of(x: i64) -> Self {
+                $of(x)
+            }
+        }
+    )*};
+}
+exact!(
+    f32 => |x| x as f32,
+    f64 => |x| x as f64,
+    f16 => |x| f16::from_f32(x as f32),
+    bf16 => |x| bf16::from_f32(x as f32),
+    i64 => |x| x,
+    i32 => |x| x as i32,
+    u8 => |x| x as u8,
+);
+
+/// The input of `rank` at `index`, so small that every result is exact in every type.
+fn input(op: ReduceOp, world: usize, rank: usize, index: usize) -> i64 {
+    let (r, i) = (rank as i64, index as i64);
+    match op {
+        ReduceOp::Sum | ReduceOp::Min | ReduceOp::Max => (r * 3 + i) % 5,
+        // Three ranks in fifteen double.
+        ReduceOp::Product => 1 + i64::from((r + i) % 5 == 0),
+        // The sum is a multiple of the number of ranks.
+        ReduceOp::Mean => {
+            let lean = i64::from(rank == 0) - i64::from(rank == world - 1);
+            1 + i % 6 + lean
+        }
+    }
+}
+
+fn expected(op: ReduceOp, world: usize, index: usize) -> i64 {
+    let all = (0..world).map(|rank| input(op, world, rank, index));
     match op {
         ReduceOp::Sum => all.sum(),
-        ReduceOp::Mean => all.sum::<f64>() / world as f64,
-        ReduceOp::Max => all.fold(f64::MIN, f64::max),
-        ReduceOp::Min => all.fold(f64::MAX, f64::min),
+        ReduceOp::Mean => all.sum::<i64>() / world as i64,
+        ReduceOp::Min => all.min().unwrap(),
+        ReduceOp::Max => all.max().unwrap(),
+        ReduceOp::Product => all.product(),
     }
 }
 
-/// Calls every operation on every length, in private memory and in place.
-pub fn every_operation(group: &Group) {
-    let (rank, world) = (group.rank(), group.world_size());
+/// What `rank` sends at `index` where nothing is computed.
+fn sent(rank: usize, index: usize) -> i64 {
+    ((rank * 31 + index * 7) % 100) as i64
+}
+
+/// Where the ragged shares of `len` elements begin; early ones are short, and some are empty.
+fn starts(len: usize, world: usize) -> Vec<usize> {
+    (0..=world).map(|rank| len * rank * rank / (world * world)).collect()
+}
+
+fn vector<T: Exact>(len: usize, x: impl Fn(usize) -> i64) -> Vec<T> {
+    (0..len).map(|index| T::of(x(index))).collect()
+}
+
+#[track_caller]
+fn check<T: Exact>(got: &[T], what: &str, want: impl Fn(usize) -> i64) {
+    for (index, x) in got.iter().enumerate() {
+        let want = T::of(want(index));
+        assert_eq!(*x, want, "{what}, {} of {}, element {index}", T::DTYPE, got.len());
+    }
+}
+
+/// Memory in which tensors of any type are laid out one after the other.
+struct Area {
+    buffer: Buffer,
+    used_bytes: std::cell::Cell<usize>,
+}
+
+impl Area {
+    fn put<T: Exact>(&self, contents: &[T]) -> Tensor {
+        let start = self.used_bytes.get();
+        self.used_bytes.set((start + size_of_val(contents)).next_multiple_of(64));
+        let tensor = Tensor::new(self.buffer.clone(), start, T::DTYPE, [contents.len()]).unwrap();
+        tensor.write::<T>().unwrap().copy_from_slice(contents);
+        tensor
+    }
+}
+
+fn read<T: Element>(tensor: &Tensor) -> Vec<T> {
+    tensor.read::<T>().unwrap().to_vec()
+}
+
+/// Every operation on every length with elements of one type: on slices, and on tensors that the
+/// peers may reach, blocking, asynchronous, in place and not.
+pub fn every_operation<T: Exact>(group: &Group) {
     let allocator = Allocator::new();
     let longest = LENGTHS.into_iter().max().unwrap();
-    let shared = group.allocate(&allocator, longest * 8, Category::Gradients).unwrap();
+    let bytes = 4 * (longest + 64) * size_of::<T>();
+    let buffer = group.allocate(&allocator, bytes, Category::Gradients).unwrap();
+    let area = Area { buffer, used_bytes: 0.into() };
     for len in LENGTHS {
-        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min] {
-            let mut private: Vec<f32> = (0..len).map(|i| input(rank, i) as f32).collect();
-            group.all_reduce_slice(&mut private, op).unwrap();
-            let in_place = Tensor::new(shared.clone(), 0, DType::F64, [len]).unwrap();
-            for (i, x) in in_place.write::<f64>().unwrap().iter_mut().enumerate() {
-                *x = input(rank, i);
-            }
-            let work = group.all_reduce_async(&in_place, op).unwrap();
-            let times = work.wait().unwrap();
-            assert!(times.submitted_ns <= times.started_ns);
-            assert!(times.started_ns <= times.present_ns);
-            assert!(times.present_ns <= times.finished_ns);
-            let in_place = in_place.read::<f64>().unwrap();
-            for i in 0..len {
-                let want = expected(world, i, op);
-                assert_eq!(private[i], want as f32, "f32 {op:?} of {len}, element {i}");
-                assert_eq!(in_place[i], want, "f64 {op:?} of {len}, element {i}");
-            }
+        for op in ReduceOp::ALL {
+            area.used_bytes.set(0);
+            reductions::<T>(group, &area, len, op);
         }
-        let root = len % world;
-        let mut data: Vec<i64> = (0..len).map(|i| (rank * 1000 + i) as i64).collect();
-        let gathered = group.gather_slice(&data, root).unwrap();
-        group.broadcast_slice(&mut data, root).unwrap();
-        for (i, x) in data.iter().enumerate() {
-            assert_eq!(*x, (root * 1000 + i) as i64, "broadcast of {len}");
-        }
-        assert_eq!(gathered.is_some(), rank == root);
-        for (from, part) in gathered.iter().flat_map(|g| g.chunks(len.max(1)).enumerate()) {
-            assert_eq!(part[len - 1], (from * 1000 + len - 1) as i64, "gather of {len}");
-        }
+        area.used_bytes.set(0);
+        copies::<T>(group, &area, len);
+        area.used_bytes.set(0);
+        pairs::<T>(group, &area, len);
     }
-    // The same in the background, on tensors; the root's own data and the gathered ones are apart.
-    let part = Tensor::new(shared.clone(), 0, DType::I64, [50]).unwrap();
-    part.write::<i64>().unwrap().fill(rank as i64);
-    let all = allocator.tensor(DType::I64, [50 * world], Category::Communication).unwrap();
-    let root = world / 2;
-    let to = (rank == root).then_some(&all);
-    let gathered = group.gather_async(&part, to, root).unwrap();
-    let met = group.barrier_async().unwrap();
-    gathered.wait().unwrap();
-    assert!(met.wait().unwrap().queue_ns() < u64::MAX);
+}
+
+fn reductions<T: Exact>(group: &Group, area: &Area, len: usize, op: ReduceOp) {
+    let (rank, world) = (group.rank(), group.world_size());
+    let root = len % world;
+    let own = || vector::<T>(len, |i| input(op, world, rank, i));
+    let want = |i| expected(op, world, i);
+    let unchanged = |i| input(op, world, rank, i);
+
+    let mut slice = own();
+    group.all_reduce_slice(&mut slice, op).unwrap();
+    check(&slice, "all_reduce of a slice", want);
+    let (data, result) = (area.put(&own()), area.put(&own()));
+    let times = group.all_reduce_async(&data, op).unwrap().wait().unwrap();
+    check(&read::<T>(&data), "all_reduce", want);
+    assert!(times.submitted_ns <= times.started_ns);
+    assert!(times.started_ns <= times.present_ns);
+    assert!(times.present_ns <= times.finished_ns);
+    data.write::<T>().unwrap().copy_from_slice(&own());
+    group.all_reduce_into(&data, &result, op).unwrap();
+    check(&read::<T>(&result), "all_reduce_into", want);
+    check(&read::<T>(&data), "the input of all_reduce_into", unchanged);
+
+    let at_root = |what, got: &[T]| match rank == root {
+        true => check(got, what, want),
+        false => check(got, what, unchanged),
+    };
+    let mut slice = own();
+    group.reduce_slice(&mut slice, op, root).unwrap();
+    at_root("reduce of a slice", &slice);
+    group.reduce_async(&data, op, root).unwrap().wait().unwrap();
+    at_root("reduce", &read::<T>(&data));
+    data.write::<T>().unwrap().copy_from_slice(&own());
+    group.reduce_into(&data, (rank == root).then_some(&result), op, root).unwrap();
+    check(&read::<T>(&data), "the input of reduce_into", unchanged);
     if rank == root {
-        for (from, part) in all.read::<i64>().unwrap().chunks(50).enumerate() {
-            assert!(part.iter().all(|x| *x == from as i64));
-        }
-        assert!(group.gather(&part, Some(&part), root).is_err() || world == 1);
+        check(&read::<T>(&result), "reduce_into", want);
     }
-    group.broadcast_async(&part, root).unwrap().wait().unwrap();
-    assert!(part.read::<i64>().unwrap().iter().all(|x| *x == root as i64));
-    let objects = group.gather_object(&"x".repeat(rank * 3), world - 1).unwrap();
-    if rank == world - 1 {
-        let want: Vec<String> = (0..world).map(|r| "x".repeat(r * 3)).collect();
-        assert_eq!(objects, Some(want));
+
+    let starts = starts(len, world);
+    let (begin, end) = (starts[rank], starts[rank + 1]);
+    let of_share = |i| want(begin + i);
+    let mut share = vector::<T>(end - begin, |_| 0);
+    group.reduce_scatter_slice(&own(), &mut share, op).unwrap();
+    check(&share, "reduce_scatter of slices", of_share);
+    let share = area.put(&vector::<T>(end - begin, |_| 0));
+    group.reduce_scatter(&data, &share, op).unwrap();
+    check(&read::<T>(&share), "reduce_scatter", of_share);
+    check(&read::<T>(&data), "the input of reduce_scatter", unchanged);
+    let in_place = data.slice(begin..end).unwrap();
+    group.reduce_scatter_async(&data, &in_place, op).unwrap().wait().unwrap();
+    check(&read::<T>(&in_place), "reduce_scatter in place", of_share);
+    group.all_gather_async(&in_place, &data).unwrap().wait().unwrap();
+    check(&read::<T>(&data), "all_gather after reduce_scatter", want);
+}
+
+fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
+    let (rank, world) = (group.rank(), group.world_size());
+    let root = (len + 1) % world;
+    let starts = starts(len, world);
+    let (begin, end) = (starts[rank], starts[rank + 1]);
+    // What the whole holds when each rank's share comes from that rank.
+    let owner = |i: usize| (0..world).rev().find(|&r| starts[r] <= i).unwrap();
+    let by_owner = |i: usize| sent(owner(i), i);
+    let by_root = |i: usize| sent(root, i);
+    let share = vector::<T>(end - begin, |i| sent(rank, begin + i));
+    let whole = |rank| vector::<T>(len, |i| sent(rank, i));
+    let zeros = vec![T::of(0); len];
+
+    let mut slice = whole(rank);
+    group.broadcast_slice(&mut slice, root).unwrap();
+    check(&slice, "broadcast of a slice", by_root);
+    let (data, result) = (area.put(&whole(rank)), area.put(&zeros));
+    group.broadcast_into((rank == root).then_some(&data), &result, root).unwrap();
+    check(&read::<T>(&result), "broadcast_into", by_root);
+    group.broadcast_async(&data, root).unwrap().wait().unwrap();
+    check(&read::<T>(&data), "broadcast", by_root);
+
+    let mut slice = zeros.clone();
+    group.all_gather_slice(&share, &mut slice).unwrap();
+    check(&slice, "all_gather of slices", by_owner);
+    let part = area.put(&share);
+    data.write::<T>().unwrap().fill(T::of(0));
+    group.all_gather(&part, &data).unwrap();
+    check(&read::<T>(&data), "all_gather", by_owner);
+
+    let mut slice = if rank == root { zeros.clone() } else { Vec::new() };
+    group.gather_slice(&share, &mut slice, root).unwrap();
+    check(&slice, "gather of slices", by_owner);
+    data.write::<T>().unwrap().fill(T::of(0));
+    group.gather_async(&part, (rank == root).then_some(&data), root).unwrap().wait().unwrap();
+    check(&read::<T>(&data), "gather", |i| if rank == root { by_owner(i) } else { 0 });
+
+    let mut slice = vec![T::of(0); end - begin];
+    group.scatter_slice(&whole(rank), &mut slice, root).unwrap();
+    check(&slice, "scatter of slices", |i| by_root(begin + i));
+    data.write::<T>().unwrap().copy_from_slice(&whole(rank));
+    group.scatter_async((rank == root).then_some(&data), &part, root).unwrap().wait().unwrap();
+    check(&read::<T>(&part), "scatter", |i| by_root(begin + i));
+
+    // Rank r has the same number of elements for everybody: the length of its share.
+    let counts = vec![end - begin; world];
+    let received_counts: Vec<usize> = (0..world).map(|r| starts[r + 1] - starts[r]).collect();
+    let blocks = vector::<T>(world * (end - begin), |i| sent(rank, i));
+    let from_owner = |i: usize| {
+        let block = starts[owner(i) + 1] - starts[owner(i)];
+        sent(owner(i), rank * block + i - starts[owner(i)])
+    };
+    let mut slice = zeros.clone();
+    group.all_to_all_slice(&blocks, &counts, &mut slice, &received_counts).unwrap();
+    check(&slice, "all_to_all of slices", from_owner);
+    if len <= 4096 {
+        let blocks = area.put(&blocks);
+        group.all_to_all_ragged(&blocks, &counts, &result, &received_counts).unwrap();
+        check(&read::<T>(&result), "all_to_all_ragged", from_owner);
     }
-    group.barrier().unwrap();
+    let even = len / world * world;
+    let (from, to) = (data.slice(0..even).unwrap(), result.slice(0..even).unwrap());
+    group.all_to_all_async(&from, &to).unwrap().wait().unwrap();
+    let block = (len / world).max(1);
+    check(&read::<T>(&to), "all_to_all", |i| sent(i / block, rank * block + i % block));
+}
+
+fn pairs<T: Exact>(group: &Group, area: &Area, len: usize) {
+    let (rank, world) = (group.rank(), group.world_size());
+    let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
+    let own = vector::<T>(len, |i| sent(rank, i));
+    let mut slice = vec![T::of(0); len];
+    group.send_recv_slice(&own, next, &mut slice, previous).unwrap();
+    check(&slice, "send_recv of slices", |i| sent(previous, i));
+    let (data, received) = (area.put(&own), area.put(&slice));
+    group.send_recv_async(&data, previous, &received, next).unwrap().wait().unwrap();
+    check(&read::<T>(&received), "send_recv", |i| sent(next, i));
+    if world == 1 {
+        return;
+    }
+    // A chain: the first rank only sends, the last one only receives.
+    if rank > 0 {
+        group.recv(&received, rank - 1).unwrap();
+        check(&read::<T>(&received), "recv", |i| sent(rank - 1, i));
+    }
+    if rank < world - 1 {
+        group.send_async(&data, rank + 1).unwrap().wait().unwrap();
+    }
+    // Between the ends only, and both ways.
+    if rank == 0 {
+        group.send_slice(&own, world - 1).unwrap();
+        group.recv_slice(&mut slice, world - 1).unwrap();
+        check(&slice, "recv of a slice", |i| sent(world - 1, i));
+    } else if rank == world - 1 {
+        group.recv_slice(&mut slice, 0).unwrap();
+        check(&slice, "recv of a slice", |i| sent(0, i));
+        group.send_slice(&own, 0).unwrap();
+    }
+}
+
+/// All element types.
+pub fn every_type(group: &Group) {
+    every_operation::<f32>(group);
+    every_operation::<f64>(group);
+    every_operation::<f16>(group);
+    every_operation::<bf16>(group);
+    every_operation::<i32>(group);
+    every_operation::<i64>(group);
+    every_operation::<u8>(group);
+}
+
+/// Barriers and objects.
+pub fn objects(group: &Group) {
+    let (rank, world) = (group.rank(), group.world_size());
+    group.barrier_async().unwrap().wait().unwrap();
+    let want: Vec<String> = (0..world).map(|r| "x".repeat(r * 300)).collect();
+    let root = world - 1;
+    let gathered = group.gather_object(&want[rank], root).unwrap();
+    assert_eq!(gathered, (rank == root).then(|| want.clone()));
+    assert_eq!(group.all_gather_object(&want[rank]).unwrap(), want);
+    let object = group.broadcast_object((rank == 0).then_some(&want), 0).unwrap();
+    assert_eq!(object, want);
 }
 
 /// Several operations in flight, one rank late, then a mix of blocking and asynchronous ones.
@@ -89,7 +301,7 @@ pub fn operations_keep_their_order(group: &Group) {
     let (rank, world) = (group.rank(), group.world_size());
     let allocator = Allocator::new();
     let shared = group.allocate(&allocator, 4 * 1000, Category::Gradients).unwrap();
-    let whole = Tensor::new(shared, 0, DType::F32, [1000]).unwrap();
+    let whole = Tensor::new(shared, 0, f32::DTYPE, [1000]).unwrap();
     for round in 0..20 {
         whole.write::<f32>().unwrap().fill((rank + round) as f32);
         if rank == round % world {
@@ -112,11 +324,41 @@ pub fn operations_keep_their_order(group: &Group) {
     }
 }
 
-/// Floating-point sums whose value depends on the order: equal digests mean an equal order.
+/// Even and odd ranks form groups of their own, and these again; the whole group goes on meanwhile.
+pub fn groups_divide(group: &Group) {
+    let (rank, world) = (group.rank(), group.world_size());
+    let half = group.split(Some((rank % 2) as u32)).unwrap().unwrap();
+    assert_eq!(half.rank(), rank / 2);
+    assert_eq!(half.world_size(), if rank % 2 == 0 { world.div_ceil(2) } else { world / 2 });
+    let mut sum = [rank as i64];
+    half.all_reduce_slice(&mut sum, ReduceOp::Sum).unwrap();
+    assert_eq!(sum[0], (0..world).filter(|r| r % 2 == rank % 2).sum::<usize>() as i64);
+    let mut all = [1i64];
+    group.all_reduce_slice(&mut all, ReduceOp::Sum).unwrap();
+    assert_eq!(all[0], world as i64);
+    // Only rank 0 of each half forms a group again.
+    let first = half.split((half.rank() == 0).then_some(7)).unwrap();
+    assert_eq!(first.map(|group| group.world_size()), (half.rank() == 0).then_some(1));
+    every_operation::<f32>(&half);
+    group.barrier().unwrap();
+}
+
+/// Floating-point sums whose value depends on the order: equal bits mean an equal order.
 #[allow(dead_code, reason = "not every test file compares orders")]
-pub fn order_sensitive_sum(group: &Group) -> Vec<u32> {
-    let mut data: Vec<f32> =
-        (0..5000).map(|i| ((i * 37 + group.rank() * 101) % 1009) as f32 * 0.1).collect();
-    group.all_reduce_slice(&mut data, ReduceOp::Mean).unwrap();
-    data.iter().map(|x| x.to_bits()).collect()
+pub fn order_sensitive_sums(group: &Group) -> Vec<u32> {
+    let x = |i: usize| ((i * 37 + group.rank() * 101) % 1009) as f32 * 0.1;
+    let mut bits = Vec::new();
+    for len in [5000, 300_000] {
+        let mut data: Vec<f32> = (0..len).map(x).collect();
+        group.all_reduce_slice(&mut data, ReduceOp::Mean).unwrap();
+        bits.extend(data.iter().map(|x| x.to_bits()));
+        let mut data: Vec<f32> = (0..len).map(x).collect();
+        group.reduce_slice(&mut data, ReduceOp::Sum, 0).unwrap();
+        group.broadcast_slice(&mut data, 0).unwrap();
+        bits.extend(data.iter().map(|x| x.to_bits()));
+        let mut data: Vec<bf16> = (0..len).map(|i| bf16::from_f32(x(i))).collect();
+        group.all_reduce_slice(&mut data, ReduceOp::Sum).unwrap();
+        bits.extend(data.iter().map(|x| u32::from(x.to_bits())));
+    }
+    bits
 }

@@ -78,7 +78,12 @@ fn start(
     events: &Sender<Event>,
 ) -> io::Result<Rank> {
     let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
-    let mut child = Command::new(own_program)
+    let mut command = Command::new(own_program);
+    // Should torchrun have started us, its store is not where our ranks meet.
+    for name in ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK"] {
+        command.env_remove(name);
+    }
+    let mut child = command
         .arg("__rank")
         .arg(std::process::id().to_string())
         .arg("--")

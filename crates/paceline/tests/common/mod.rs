@@ -51,9 +51,19 @@ impl Sandbox {
     /// The binary, to be run here, with nothing that a launcher would have set.
     pub fn paceline(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+        let launchers = [
+            "LOCAL_",
+            "MASTER_",
+            "PACELINE_",
+            "TORCHELASTIC_",
+            "OMPI_",
+            "PMIX_",
+            "PMI_",
+            "MPI_",
+            "SLURM_",
+        ];
         let foreign = |name: &str| {
-            matches!(name, "RANK" | "WORLD_SIZE")
-                || ["LOCAL_", "MASTER_", "PACELINE_"].iter().any(|p| name.starts_with(p))
+            matches!(name, "RANK" | "WORLD_SIZE") || launchers.iter().any(|p| name.starts_with(p))
         };
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(foreign))
         {

@@ -22,11 +22,14 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use paceline_memory::{Mapping, MemoryError};
 use paceline_trace::now_ns;
 use rustix::thread::futex;
 
-/// The most ranks that one host's group can have.
-pub const MAX_RANKS: usize = 64;
+use super::segment::Place;
+use crate::MAX_RANKS;
+use crate::call::{Published, Verdict};
+use crate::core::Patience;
 
 /// A value on a cache line of its own, so that ranks do not slow each other by false sharing.
 #[repr(C, align(64))]
@@ -49,19 +52,103 @@ struct Gate {
 /// The bit of a gate's word that says that it will not open again.
 const CLOSED: u32 = 1;
 
-/// What one rank called in one round, as words that peers compare and resolve.
+/// A place in a rank's memory, in words.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct PlaceWords {
+    /// Index of the segment, or [`STAGED`].
+    segment: AtomicU64,
+    /// Offset or address within it.
+    offset: AtomicU64,
+}
+
+/// The segment number that says that the data lie in private memory, so that they must be staged.
+const STAGED: u64 = u64::MAX;
+
+impl PlaceWords {
+    pub(crate) fn store(&self, place: Option<Place>) {
+        self.segment.store(place.map_or(STAGED, |place| place.segment), Ordering::Relaxed);
+        self.offset.store(place.map_or(0, |place| place.offset), Ordering::Relaxed);
+    }
+
+    pub(crate) fn load(&self) -> Option<Place> {
+        let segment = self.segment.load(Ordering::Relaxed);
+        let offset = self.offset.load(Ordering::Relaxed);
+        (segment != STAGED).then_some(Place { segment, offset })
+    }
+}
+
+/// What one rank called, in words.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct CallWords {
+    signature: AtomicU64,
+    send_count: AtomicU64,
+    recv_count: AtomicU64,
+    overlap: AtomicU64,
+}
+
+impl CallWords {
+    pub(crate) fn store(&self, call: &Published) {
+        self.signature.store(call.signature, Ordering::Relaxed);
+        self.send_count.store(call.send_count, Ordering::Relaxed);
+        self.recv_count.store(call.recv_count, Ordering::Relaxed);
+        self.overlap.store(call.overlap, Ordering::Relaxed);
+    }
+
+    pub(crate) fn load(&self) -> Published {
+        Published {
+            signature: self.signature.load(Ordering::Relaxed),
+            send_count: self.send_count.load(Ordering::Relaxed),
+            recv_count: self.recv_count.load(Ordering::Relaxed),
+            overlap: self.overlap.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What one rank called in one round, for its peers to compare and resolve.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
+    /// The round.
     pub(crate) seq: AtomicU32,
-    /// Operation, element type, reduction and root, packed.
-    pub(crate) signature: AtomicU64,
-    /// Elements in the message.
-    pub(crate) count: AtomicU64,
-    /// Where this rank's data lies: segment ...
-    pub(crate) segment: AtomicU64,
-    /// ... and offset or address within it.
-    pub(crate) offset: AtomicU64,
+    /// 1 from its arrival until this rank has done its part of the round; names who is stopped.
+    pub(crate) working: AtomicU32,
+    /// Its place in the group's sequence of operations.
+    pub(crate) operation: AtomicU32,
+    pub(crate) call: CallWords,
+    pub(crate) send: PlaceWords,
+    pub(crate) recv: PlaceWords,
+}
+
+/// One direction of the traffic between two ranks: the sender's half and the receiver's.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Mail {
+    /// Messages that the sender has begun, and that the receiver has asked for.
+    pub(crate) sent: AtomicU32,
+    pub(crate) asked: AtomicU32,
+    /// Pieces that lie ready, and that the receiver has taken.
+    pub(crate) ready: AtomicU32,
+    pub(crate) taken: AtomicU32,
+    /// The sender's latest round, which tells the half of the staging area that it uses.
+    pub(crate) round: AtomicU32,
+    /// Where the two halves stand in their ranks' sequences.
+    pub(crate) sender_operation: AtomicU32,
+    pub(crate) receiver_operation: AtomicU32,
+    pub(crate) sender: CallWords,
+    pub(crate) receiver: CallWords,
+    /// Where the sender's data lie.
+    pub(crate) place: PlaceWords,
+}
+
+/// Two calls that do not fit together, found by some rank and kept for all to report.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct VerdictWords {
+    ranks: AtomicU64,
+    operations: AtomicU64,
+    calls: [CallWords; 2],
 }
 
 /// The shared state of a group.
@@ -73,12 +160,26 @@ pub(crate) struct Control {
     claimed: Line<AtomicU32>,
     completed: Line<AtomicU32>,
     done: Gate,
-    /// Zero while all is well, else 1 + the first rank that left or was lost.
+    /// Zero while all is well, else 1 + the first rank that left or was lost, or [`CONFLICT`].
     alarm: Line<AtomicU32>,
+    /// Taken by the rank that writes the verdict.
+    accuser: Line<AtomicU32>,
+    verdict: VerdictWords,
     /// Per rank: 0 in the group, 1 left in order, 2 lost.
     fate: [AtomicU32; MAX_RANKS],
+    /// Per rank: counts what others have done that it may be waiting for outside of the gates; the
+    /// futex word of point-to-point operations.
+    bells: [Line<AtomicU32>; MAX_RANKS],
     slots: [[Slot; MAX_RANKS]; 2],
+    /// `[parity][rank][peer]`: elements that a rank sends to and expects from each peer in an
+    /// all-to-all.
+    blocks: [[[[AtomicU64; 2]; MAX_RANKS]; MAX_RANKS]; 2],
+    /// `[sender][receiver]`.
+    mail: [[Mail; MAX_RANKS]; MAX_RANKS],
 }
+
+/// The alarm that says that calls do not fit together.
+const CONFLICT: u32 = u32::MAX;
 
 /// How a rank ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,31 +200,27 @@ pub(crate) enum WaitError {
     TimedOut,
     /// Another rank stopped waiting first.
     GivenUp,
-}
-
-/// How long to wait, and how long to keep the core busy before sleeping.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    pub(crate) spin: Duration,
-    pub(crate) limit: Duration,
-}
-
-impl Default for Control {
-    fn default() -> Self {
-        Self {
-            arrived: Line::default(),
-            present: Gate::default(),
-            claimed: Line::default(),
-            completed: Line::default(),
-            done: Gate::default(),
-            alarm: Line::default(),
-            fate: std::array::from_fn(|_| AtomicU32::new(0)),
-            slots: std::array::from_fn(|_| std::array::from_fn(|_| Slot::default())),
-        }
-    }
+    /// Two calls do not fit together, so nobody can go on.
+    Conflict(Verdict),
 }
 
 impl Control {
+    /// New shared state in memory of its own.
+    pub(crate) fn create(extra_bytes: usize) -> Result<Mapping, MemoryError> {
+        Mapping::create(Self::BYTES + extra_bytes)
+    }
+
+    /// Its size in memory, in whole pages.
+    pub(crate) const BYTES: usize = size_of::<Self>().next_multiple_of(4096);
+
+    /// The state at the start of a mapping that [`Control::create`] made, here or in another process.
+    pub(crate) fn of(mapping: &Mapping) -> &Self {
+        assert!(mapping.len_bytes() >= Self::BYTES, "the mapping was made for shared state");
+        // SAFETY: the mapping is page-aligned and large enough, starts zeroed, and `Control` is made
+        // of atomics, for which zero is valid and which any process may touch at any time.
+        unsafe { mapping.base().cast::<Self>().as_ref() }
+    }
+
     /// The slot of `rank` in round `seq`.
     pub(crate) fn slot(&self, seq: u32, rank: usize) -> &Slot {
         &self.slots[(seq % 2) as usize][rank]
@@ -144,10 +241,22 @@ impl Control {
     }
 
     /// Waits until all ranks have arrived in round `seq`; returns when the last one did.
-    pub(crate) fn wait_present(&self, seq: u32, patience: Patience) -> Result<u64, WaitError> {
-        self.wait(&self.present, seq, patience)
+    /// `is_stuck` is asked now and then whether they still can.
+    pub(crate) fn wait_present(
+        &self,
+        seq: u32,
+        patience: Patience,
+        is_stuck: impl Fn() -> Option<Verdict>,
+    ) -> Result<u64, WaitError> {
+        self.wait(&self.present, seq, patience, is_stuck)
             .or_else(|error| if self.present.close(seq) { Err(error) } else { Ok(()) })?;
         Ok(self.present.opened_ns.load(Ordering::Relaxed))
+    }
+
+    /// The ranks below `world` that have arrived in round `seq` but not done their part.
+    pub(crate) fn working(&self, seq: u32, world: usize) -> Vec<usize> {
+        let is_working = |rank: &usize| self.slot(seq, *rank).working.load(Ordering::Relaxed) != 0;
+        (0..world).filter(is_working).collect()
     }
 
     /// The next unit that nobody has claimed, if any is left of `num_units`.
@@ -170,18 +279,121 @@ impl Control {
 
     /// Waits until all units of round `seq` are completed.
     pub(crate) fn wait_done(&self, seq: u32, patience: Patience) -> Result<(), WaitError> {
-        self.wait(&self.done, seq, patience)
+        self.wait(&self.done, seq, patience, || None)
     }
 
     /// Notes that `rank` is no longer there, and wakes everybody who may wait for it.
     pub(crate) fn depart(&self, rank: usize, fate: Fate) {
         self.fate[rank].store(fate as u32, Ordering::Relaxed);
-        let first = 1 + rank as u32;
-        // Release, so that whoever sees the alarm sees the fate. Only the first departure is kept:
-        // it is the cause of those that follow.
-        let _ = self.alarm.0.compare_exchange(0, first, Ordering::Release, Ordering::Relaxed);
+        self.raise(1 + rank as u32);
+    }
+
+    /// Tells everybody that two calls do not fit together. The first such verdict counts.
+    pub(crate) fn accuse(&self, verdict: &Verdict) {
+        if self.accuser.0.swap(1, Ordering::Relaxed) == 0 {
+            let pack = |low: u64, high: u64| low | high << 32;
+            let [a, b] = verdict.ranks;
+            self.verdict.ranks.store(pack(a as u64, b as u64), Ordering::Relaxed);
+            let [a, b] = verdict.operations;
+            self.verdict.operations.store(pack(a.into(), b.into()), Ordering::Relaxed);
+            for (words, call) in self.verdict.calls.iter().zip(&verdict.calls) {
+                words.store(call);
+            }
+            self.raise(CONFLICT);
+        }
+    }
+
+    fn raise(&self, alarm: u32) {
+        // Release, so that whoever sees the alarm sees its reason. Only the first one is kept: it is
+        // the cause of those that follow.
+        let _ = self.alarm.0.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
         self.present.wake_all();
         self.done.wake_all();
+        for rank in 0..MAX_RANKS {
+            self.ring(rank);
+        }
+    }
+
+    /// Why nobody can go on, if so.
+    pub(crate) fn alarm(&self) -> Option<WaitError> {
+        match self.alarm.0.load(Ordering::Acquire) {
+            0 => None,
+            CONFLICT => {
+                let unpack = |word: u64| [word as u32, (word >> 32) as u32];
+                let ranks = unpack(self.verdict.ranks.load(Ordering::Relaxed));
+                Some(WaitError::Conflict(Verdict {
+                    ranks: ranks.map(|rank| rank as usize),
+                    operations: unpack(self.verdict.operations.load(Ordering::Relaxed)),
+                    calls: std::array::from_fn(|i| self.verdict.calls[i].load()),
+                }))
+            }
+            alarm => {
+                let peer = alarm as usize - 1;
+                let lost = self.fate[peer].load(Ordering::Relaxed) == Fate::Lost as u32;
+                let fate = if lost { Fate::Lost } else { Fate::Left };
+                Some(WaitError::Gone { peer, fate })
+            }
+        }
+    }
+
+    /// The traffic from one rank to another.
+    pub(crate) fn mail(&self, from: usize, to: usize) -> &Mail {
+        &self.mail[from][to]
+    }
+
+    /// Elements that `rank` sends to `peer` in round `seq`, and that it expects of it.
+    pub(crate) fn blocks(&self, seq: u32, rank: usize, peer: usize) -> &[AtomicU64; 2] {
+        &self.blocks[(seq % 2) as usize][rank][peer]
+    }
+
+    /// Wakes `rank` if it waits for a point-to-point operation.
+    pub(crate) fn ring(&self, rank: usize) {
+        let bell = &self.bells[rank].0;
+        bell.fetch_add(1, Ordering::Release);
+        // Fails only for an address that is not mapped, which a reference is.
+        let _ = futex::wake(bell, futex::Flags::empty(), 1);
+    }
+
+    /// Waits until `is_done`, which looks at shared words after whose change this rank's bell rings.
+    /// `is_stuck` is asked now and then whether that can still happen.
+    pub(crate) fn wait_bell(
+        &self,
+        rank: usize,
+        patience: Patience,
+        mut is_done: impl FnMut() -> bool,
+        is_stuck: impl Fn() -> Option<Verdict>,
+    ) -> Result<(), WaitError> {
+        let begin = now_ns();
+        let bell = &self.bells[rank].0;
+        loop {
+            let heard = bell.load(Ordering::Acquire);
+            if is_done() {
+                return Ok(());
+            }
+            let waited = Duration::from_nanos(now_ns() - begin);
+            if waited < patience.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            if let Some(verdict) = is_stuck() {
+                // The peer may have answered before it went on to what looks like the reason.
+                if is_done() {
+                    return Ok(());
+                }
+                self.accuse(&verdict);
+            }
+            if let Some(reason) = self.alarm() {
+                // A rank that left in order may have done its part with its last act.
+                return if is_done() { Ok(()) } else { Err(reason) };
+            }
+            let left = patience.limit.saturating_sub(waited);
+            if left.is_zero() {
+                return Err(WaitError::TimedOut);
+            }
+            let timeout = nap(left);
+            // Whatever ends the nap, the loop looks again.
+            let _ = futex::wait(bell, futex::Flags::empty(), heard, Some(&timeout));
+        }
     }
 
     /// Whether `rank` left in order.
@@ -194,7 +406,13 @@ impl Control {
         (0..world).filter(|&rank| self.slot(seq, rank).seq.load(Ordering::Relaxed) != seq).collect()
     }
 
-    fn wait(&self, gate: &Gate, seq: u32, patience: Patience) -> Result<(), WaitError> {
+    fn wait(
+        &self,
+        gate: &Gate,
+        seq: u32,
+        patience: Patience,
+        is_stuck: impl Fn() -> Option<Verdict>,
+    ) -> Result<(), WaitError> {
         if gate.is_open(seq) {
             return Ok(());
         }
@@ -214,17 +432,18 @@ impl Control {
             }
         }
         loop {
-            let alarm = self.alarm.0.load(Ordering::Acquire);
+            let alarm = self.alarm();
             // The gate is looked at after the alarm: a rank that left in order may have opened it
             // with its last act, and then there is nothing to be alarmed about.
             if gate.is_open(seq) {
                 return Ok(());
             }
-            if alarm != 0 {
-                let peer = alarm as usize - 1;
-                let lost = self.fate[peer].load(Ordering::Relaxed) == Fate::Lost as u32;
-                let fate = if lost { Fate::Lost } else { Fate::Left };
-                return Err(WaitError::Gone { peer, fate });
+            if let Some(reason) = alarm {
+                return Err(reason);
+            }
+            if let Some(verdict) = is_stuck() {
+                self.accuse(&verdict);
+                continue;
             }
             if gate.is_closed() {
                 return Err(WaitError::GivenUp);
@@ -236,6 +455,12 @@ impl Control {
             gate.sleep(seq, Duration::from_nanos(limit_ns - waited));
         }
     }
+}
+
+/// How long to sleep at most before looking again.
+fn nap(at_most: Duration) -> futex::Timespec {
+    let nap = at_most.min(Duration::from_millis(50));
+    futex::Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ }
 }
 
 impl Gate {
@@ -277,8 +502,7 @@ impl Gate {
     fn sleep(&self, seq: u32, at_most: Duration) {
         // An alarm may be raised between the caller's look and the futex wait, and its wake-up lost;
         // so never sleep long in one go.
-        let nap = at_most.min(Duration::from_millis(50));
-        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };
+        let timeout = nap(at_most);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let seen = self.word.load(Ordering::SeqCst);
         if !Self::has_opened(seen, seq) && seen & CLOSED == 0 {
@@ -306,16 +530,17 @@ mod tests {
     fn every_unit_of_every_round_is_done_once_and_seen_by_all() {
         const WORLD: usize = 5;
         const UNITS: u32 = 7;
-        let control = Control::default();
+        let mapping = Control::create(0).unwrap();
+        let control = Control::of(&mapping);
         let total = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for rank in 0..WORLD {
-                let (control, total) = (&control, &total);
+                let total = &total;
                 scope.spawn(move || {
                     for seq in 1..=500u32 {
                         control.slot(seq, rank).seq.store(seq, Ordering::Relaxed);
                         control.arrive(seq, WORLD);
-                        control.wait_present(seq, PATIENT).unwrap();
+                        control.wait_present(seq, PATIENT, || None).unwrap();
                         assert_eq!(control.missing(seq, WORLD), [0usize; 0]);
                         while control.claim_unit(UNITS).is_some() {
                             total.fetch_add(1, Ordering::Relaxed);
@@ -332,16 +557,18 @@ mod tests {
 
     #[test]
     fn a_missing_rank_is_named_and_a_lost_one_noticed() {
-        let control = Control::default();
+        let mapping = Control::create(0).unwrap();
+        let control = Control::of(&mapping);
         control.slot(1, 0).seq.store(1, Ordering::Relaxed);
         control.arrive(1, 3);
         let short = Patience { limit: Duration::from_millis(20), ..PATIENT };
-        assert_eq!(control.wait_present(1, short), Err(WaitError::TimedOut));
+        assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
         assert_eq!(control.missing(1, 3), [1, 2]);
-        let control = &Control::default();
+        let mapping = Control::create(0).unwrap();
+        let control = Control::of(&mapping);
         control.arrive(1, 2);
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(move || control.wait_present(1, PATIENT));
+            let waiter = scope.spawn(move || control.wait_present(1, PATIENT, || None));
             std::thread::sleep(Duration::from_millis(10));
             control.depart(2, Fate::Lost);
             let error = WaitError::Gone { peer: 2, fate: Fate::Lost };
@@ -351,12 +578,13 @@ mod tests {
 
     #[test]
     fn a_gate_that_a_rank_gave_up_on_stays_shut() {
-        let control = Control::default();
+        let mapping = Control::create(0).unwrap();
+        let control = Control::of(&mapping);
         let short = Patience { spin: Duration::ZERO, limit: Duration::from_millis(5) };
         control.arrive(1, 2);
-        assert_eq!(control.wait_present(1, short), Err(WaitError::TimedOut));
+        assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
         control.arrive(1, 2);
-        assert_eq!(control.wait_present(1, PATIENT), Err(WaitError::GivenUp));
+        assert_eq!(control.wait_present(1, PATIENT, || None), Err(WaitError::GivenUp));
     }
 
     #[test]

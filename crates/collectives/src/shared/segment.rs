@@ -13,6 +13,13 @@ pub(crate) struct Place {
     pub(crate) offset: u64,
 }
 
+impl Place {
+    /// The place `len_bytes` further on.
+    pub(crate) fn after(self, len_bytes: usize) -> Self {
+        Self { offset: self.offset + len_bytes as u64, ..self }
+    }
+}
+
 /// One shared mapping with an equal part for every rank.
 #[derive(Debug)]
 pub(crate) struct Segment {

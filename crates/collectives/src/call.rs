@@ -1,0 +1,316 @@
+//! What a rank asks for: one call of an operation, what it publishes of it to the others, and whether
+//! the calls of all ranks fit together.
+//!
+//! Every transport shows each rank what all others called before it moves a byte, so a mistake is
+//! found at once, by all ranks alike, and named. Knows nothing of how bytes move.
+
+use std::ops::Range;
+
+use paceline_memory::DType;
+
+use crate::{OpKind, ReduceOp};
+
+/// A range of this rank's memory, claimed or borrowed for as long as the operation runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) base: *mut u8,
+    pub(crate) len_bytes: usize,
+    /// Whether peers may work on it in place, where they can reach it: only while it is claimed,
+    /// since a claim can outlive a failed operation and a borrowed slice cannot.
+    pub(crate) is_claimed: bool,
+}
+
+// SAFETY: a region is used by whoever executes the operation, one thread at a time, while its
+// memory is claimed (tensors) or borrowed by a caller that is blocked (slices).
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub(crate) const EMPTY: Region =
+        Region { base: std::ptr::null_mut(), len_bytes: 0, is_claimed: true };
+
+    /// Part of the region, which must lie within it.
+    pub(crate) fn part(&self, range: Range<usize>) -> Region {
+        assert!(range.start <= range.end && range.end <= self.len_bytes, "a part lies within");
+        if range.is_empty() {
+            return Region { len_bytes: 0, ..*self };
+        }
+        // SAFETY: the start lies within the region, as was just checked.
+        let base = unsafe { self.base.add(range.start) };
+        Region { base, len_bytes: range.len(), ..*self }
+    }
+}
+
+/// One rank's call of an operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) kind: OpKind,
+    pub(crate) dtype: DType,
+    /// Used by reductions only.
+    pub(crate) op: ReduceOp,
+    /// The root, where there is one; the destination of a send, the source of a receive.
+    pub(crate) root: usize,
+    /// The source of the receiving half of a send-and-receive.
+    pub(crate) from: usize,
+    /// What this rank contributes.
+    pub(crate) send: Region,
+    /// Where this rank wants the result; may be (part of) `send` where the operation allows it.
+    pub(crate) recv: Region,
+    /// Elements to and from each rank, for an all-to-all only.
+    pub(crate) blocks: Option<Box<Blocks>>,
+}
+
+/// How the data of an all-to-all are cut, in elements by rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Blocks {
+    pub(crate) send: Vec<u64>,
+    pub(crate) recv: Vec<u64>,
+}
+
+/// What every rank gets to know of a rank's call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Operation, element type, reduction and root, packed.
+    pub(crate) signature: u64,
+    /// Elements that it sends.
+    pub(crate) send_count: u64,
+    /// Elements that it receives.
+    pub(crate) recv_count: u64,
+    /// 1 + the element of the larger region at which the smaller one begins, if they overlap.
+    pub(crate) overlap: u64,
+}
+
+/// Two calls that do not fit together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) ranks: [usize; 2],
+    pub(crate) operations: [u32; 2],
+    pub(crate) calls: [Published; 2],
+}
+
+/// Why the calls of two ranks do not fit together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Disagreement {
+    /// These two ranks called different things.
+    Calls(usize, usize),
+    /// The counts do not add up, in words.
+    Counts(String),
+}
+
+impl Call {
+    pub(crate) fn new(kind: OpKind, dtype: DType) -> Self {
+        let (send, recv) = (Region::EMPTY, Region::EMPTY);
+        Self { kind, dtype, op: ReduceOp::Sum, root: 0, from: 0, send, recv, blocks: None }
+    }
+
+    /// The size of the message as benchmarks count it: the longer of the two sides.
+    pub(crate) fn message_bytes(&self) -> usize {
+        self.send.len_bytes.max(self.recv.len_bytes)
+    }
+
+    /// What this rank sends to another one, and to whom.
+    pub(crate) fn sending(&self) -> Option<(usize, Region)> {
+        matches!(self.kind, OpKind::Send | OpKind::SendRecv).then_some((self.root, self.send))
+    }
+
+    /// What this rank receives from another one, and from whom.
+    pub(crate) fn receiving(&self) -> Option<(usize, Region)> {
+        match self.kind {
+            OpKind::Recv => Some((self.root, self.recv)),
+            OpKind::SendRecv => Some((self.from, self.recv)),
+            _ => None,
+        }
+    }
+
+    /// Whether the result replaces (part of) the contribution.
+    pub(crate) fn overlap(&self) -> Option<usize> {
+        let (a, b) = (self.send.base as usize, self.recv.base as usize);
+        let disjoint = a + self.send.len_bytes <= b || b + self.recv.len_bytes <= a;
+        (!disjoint).then(|| a.abs_diff(b))
+    }
+
+    pub(crate) fn publish(&self) -> Published {
+        let size = self.dtype.size_bytes();
+        Published {
+            signature: self.signature(),
+            send_count: (self.send.len_bytes / size) as u64,
+            recv_count: (self.recv.len_bytes / size) as u64,
+            overlap: self.overlap().map_or(0, |bytes| 1 + (bytes / size) as u64),
+        }
+    }
+
+    fn signature(&self) -> u64 {
+        let reduces = if self.kind.reduces() { self.op as u8 } else { 0 };
+        let root = if self.kind.has_root() { self.root as u64 } else { 0 };
+        u64::from(self.kind as u8)
+            | u64::from(self.dtype as u8) << 8
+            | u64::from(reduces) << 16
+            | root << 32
+    }
+
+    /// In words, for errors and logs.
+    pub(crate) fn describe(&self) -> String {
+        self.publish().describe()
+    }
+}
+
+impl Published {
+    /// The operation, if the signature holds one.
+    pub(crate) fn kind(&self) -> Option<OpKind> {
+        OpKind::ALL.into_iter().find(|kind| *kind as u8 == self.signature as u8)
+    }
+
+    /// In words: `all_reduce(f32, 12, sum)`.
+    pub(crate) fn describe(&self) -> String {
+        let byte = |at: u32| (self.signature >> at) as u8;
+        let dtype = DType::ALL.into_iter().find(|dtype| *dtype as u8 == byte(8));
+        let op = ReduceOp::ALL.into_iter().find(|op| *op as u8 == byte(16));
+        let (Some(kind), Some(dtype), Some(op)) = (self.kind(), dtype, op) else {
+            return format!("an unknown operation ({:#x})", self.signature);
+        };
+        if kind == OpKind::Barrier {
+            return "barrier()".into();
+        }
+        let (sent, received) = (self.send_count, self.recv_count);
+        let mut text = match kind {
+            OpKind::AllReduce => format!("{}({dtype}, {sent}", kind.name()),
+            OpKind::Send => format!("send({dtype}, {sent}"),
+            OpKind::Recv => format!("recv({dtype}, {received}"),
+            OpKind::SendRecv => format!("send_recv({dtype}, {sent} and {received}"),
+            OpKind::Broadcast => format!("broadcast({dtype}, {received}"),
+            OpKind::Reduce => format!("reduce({dtype}, {sent}"),
+            _ => format!("{}({dtype}, {sent} -> {received}", kind.name()),
+        };
+        if kind.reduces() {
+            text.push_str(&format!(", {}", op.name()));
+        }
+        let rank = self.signature >> 32;
+        match kind {
+            OpKind::Send | OpKind::SendRecv => text.push_str(&format!(", to {rank}")),
+            OpKind::Recv => text.push_str(&format!(", from {rank}")),
+            kind if kind.has_root() => text.push_str(&format!(", root {rank}")),
+            _ => {}
+        }
+        text.push(')');
+        text
+    }
+}
+
+/// Whether the collective calls of all ranks fit together. Every rank passes the same list, so either
+/// all find the same disagreement or none does.
+pub(crate) fn agree(calls: &[Published]) -> Result<(), Disagreement> {
+    let first = &calls[0];
+    if let Some(other) = calls.iter().position(|call| call.signature != first.signature) {
+        return Err(Disagreement::Calls(0, other));
+    }
+    let Some(kind) = first.kind() else { return Err(Disagreement::Calls(0, 0)) };
+    let root = (first.signature >> 32) as usize;
+    let same =
+        |count: fn(&Published) -> u64| match calls.iter().position(|c| count(c) != count(first)) {
+            Some(other) => Err(Disagreement::Calls(0, other)),
+            None => Ok(()),
+        };
+    let sent = calls.iter().map(|call| call.send_count).sum::<u64>();
+    let received = calls.iter().map(|call| call.recv_count).sum::<u64>();
+    let adds_up = |verb: &str, sum: u64, rank: usize, has: u64| {
+        if sum == has {
+            return Ok(());
+        }
+        let (verb, other) =
+            if verb == "send" { ("send", "receives") } else { ("receive", "sends") };
+        let text =
+            format!("all ranks together {verb} {sum} elements, but rank {rank} {other} {has}");
+        Err(Disagreement::Counts(text))
+    };
+    match kind {
+        OpKind::AllReduce | OpKind::Reduce => same(|call| call.send_count)?,
+        OpKind::Broadcast => same(|call| call.recv_count)?,
+        OpKind::AllGather => {
+            same(|call| call.recv_count)?;
+            adds_up("send", sent, 0, first.recv_count)?;
+        }
+        OpKind::ReduceScatter => {
+            same(|call| call.send_count)?;
+            adds_up("receive", received, 0, first.send_count)?;
+        }
+        OpKind::Gather => adds_up("send", sent, root, calls[root].recv_count)?,
+        OpKind::Scatter => adds_up("receive", received, root, calls[root].send_count)?,
+        OpKind::AllToAll | OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
+    }
+    // What lies in place must lie at its own place: elsewhere, peers would read what is being written.
+    let shares = Shares::new(kind, calls);
+    for (rank, call) in calls.iter().enumerate().filter(|(_, call)| call.overlap > 0) {
+        let want = if kind.has_shares() { shares.start(rank) } else { 0 };
+        if call.overlap - 1 != want {
+            return Err(Disagreement::Counts(format!(
+                "rank {rank} works in place at element {}, but its own part begins at {want}",
+                call.overlap - 1
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the blocks of an all-to-all fit together: what each rank sends to each other one is what
+/// that one expects of it.
+pub(crate) fn blocks_agree(
+    world: usize,
+    sent: impl Fn(usize, usize) -> u64,
+    expected: impl Fn(usize, usize) -> u64,
+) -> Result<(), Disagreement> {
+    for from in 0..world {
+        for to in 0..world {
+            let (sent, expected) = (sent(from, to), expected(to, from));
+            if sent != expected {
+                return Err(Disagreement::Counts(format!(
+                    "rank {from} sends {sent} elements to rank {to}, which expects {expected}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Which elements of the whole belong to which rank: one after the other, in rank order.
+#[derive(Clone, Debug)]
+pub(crate) struct Shares {
+    /// `starts[rank]..starts[rank + 1]`, in elements.
+    starts: Vec<u64>,
+}
+
+impl Shares {
+    /// The shares of an operation in which each rank sends or receives its own part.
+    pub(crate) fn new(kind: OpKind, calls: &[Published]) -> Self {
+        let own = |call: &Published| match kind {
+            OpKind::AllGather | OpKind::Gather => call.send_count,
+            _ => call.recv_count,
+        };
+        Self::of(calls.iter().map(own))
+    }
+
+    /// Shares of these sizes.
+    pub(crate) fn of(sizes: impl Iterator<Item = u64>) -> Self {
+        let mut starts = vec![0];
+        for size in sizes {
+            starts.push(starts[starts.len() - 1] + size);
+        }
+        Self { starts }
+    }
+
+    /// `total` elements cut as evenly as they can be: sizes differ by one at most.
+    pub(crate) fn even(total: u64, world: usize) -> Self {
+        let world = world as u64;
+        Self { starts: (0..=world).map(|rank| total * rank / world).collect() }
+    }
+
+    fn start(&self, rank: usize) -> u64 {
+        self.starts[rank]
+    }
+
+    /// The bytes of a rank's share.
+    pub(crate) fn bytes(&self, rank: usize, dtype: DType) -> Range<usize> {
+        let size = dtype.size_bytes();
+        self.starts[rank] as usize * size..self.starts[rank + 1] as usize * size
+    }
+}

@@ -1,0 +1,204 @@
+//! What every rank keeps whatever the transport: the sequence of its operations, their records, and
+//! whether the group is still whole.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use paceline_trace::now_ns;
+
+use crate::CollectiveError;
+use crate::call::{Call, Disagreement, Published, Verdict};
+use crate::engine::Engine;
+use crate::pace::Pace;
+use crate::record::{OpRecord, OpTimes, Ring};
+use crate::shared::Fate;
+use crate::watch::Watch;
+
+/// How long to wait, and how long to keep the core busy before sleeping.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) spin: Duration,
+    pub(crate) limit: Duration,
+}
+
+/// What a rank needs to execute operations. One thread at a time does.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    pub(crate) engine: Engine,
+    /// The emulated link, once there is one.
+    pub(crate) pace: OnceLock<Pace>,
+    watch: Watch,
+    operations: AtomicU32,
+    broken: Mutex<Option<String>>,
+    is_dumped: AtomicBool,
+    ring: Mutex<Ring>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    pub(crate) fn new(rank: usize, world: usize, engine: Engine, watch: Watch) -> Self {
+        Self {
+            rank,
+            world,
+            engine,
+            pace: OnceLock::new(),
+            watch,
+            operations: AtomicU32::new(0),
+            broken: Mutex::new(None),
+            is_dumped: AtomicBool::new(false),
+            ring: Mutex::new(Ring::new()),
+        }
+    }
+
+    /// Executes a call that was submitted at `submitted_ns`.
+    pub(crate) fn execute(
+        &self,
+        call: &Call,
+        submitted_ns: u64,
+        patience: Patience,
+    ) -> Result<OpTimes, CollectiveError> {
+        if let Some(cause) = &*lock(&self.broken) {
+            return Err(CollectiveError::Broken { rank: self.rank, cause: cause.clone() });
+        }
+        let seq = self.operations.fetch_add(1, Ordering::Relaxed);
+        let started_ns = now_ns();
+        let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
+        let record = OpRecord { kind: call.kind, seq, bytes: call.message_bytes(), times };
+        lock(&self.ring).begin(record);
+        self.watch.begins(self, call, seq);
+        let trip =
+            Trip { rank: self.rank, world: self.world, first: 0, call, seq, started_ns, patience };
+        let outcome = self.engine.run(&trip).map(|present_ns| {
+            // A rank that arrives last finds the gate opened a moment before it looked at its clock.
+            let present_ns = present_ns.max(started_ns);
+            if let Some(pace) = self.pace.get() {
+                pace.hold_until_done(call, self.world, present_ns);
+            }
+            OpTimes { submitted_ns, started_ns, present_ns, finished_ns: now_ns() }
+        });
+        match &outcome {
+            Ok(times) => {
+                lock(&self.ring).end(*times);
+                self.watch.ends(self, call, seq, times);
+            }
+            Err(error) => self.fail(error.to_string()),
+        }
+        outcome
+    }
+
+    /// A rank of this host has died, unless it has left in order.
+    pub(crate) fn lose(&self, place: usize) {
+        let Some(shared) = self.engine.shared() else { return };
+        if !shared.control().has_left(place) {
+            shared.control().depart(place, Fate::Lost);
+            // The group is not marked as broken here: the operation that needs the rank says so.
+            let first = self.rank - shared.rank;
+            self.dump(&format!("rank {}: rank {} died", self.rank, first + place));
+        }
+    }
+
+    /// Writes the records out, the first time.
+    pub(crate) fn dump(&self, cause: &str) {
+        if !self.is_dumped.swap(true, Ordering::Relaxed) {
+            self.watch.fails(self, cause, lock(&self.ring).iter());
+        }
+    }
+
+    /// Marks the group as broken, and writes the records out.
+    fn fail(&self, cause: String) {
+        self.dump(&cause);
+        lock(&self.broken).get_or_insert(cause);
+    }
+
+    pub(crate) fn drain_records(&self, out: &mut Vec<OpRecord>) {
+        lock(&self.ring).drain_into(out);
+    }
+}
+
+/// One execution of one call.
+#[derive(Clone, Copy)]
+pub(crate) struct Trip<'a> {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    /// What to add to a rank's number to get the one that users know; zero but within a host of a
+    /// hybrid group.
+    pub(crate) first: usize,
+    pub(crate) call: &'a Call,
+    pub(crate) seq: u32,
+    pub(crate) started_ns: u64,
+    pub(crate) patience: Patience,
+}
+
+impl Trip<'_> {
+    fn waited(&self) -> Duration {
+        Duration::from_nanos(now_ns() - self.started_ns)
+    }
+
+    pub(crate) fn lost(&self, peer: usize) -> CollectiveError {
+        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
+        let (rank, peer) = (self.first + self.rank, self.first + peer);
+        let (seq, waited) = (self.seq, self.waited());
+        CollectiveError::PeerLost { rank, peer, op, seq, bytes, waited }
+    }
+
+    pub(crate) fn left(&self, peer: usize) -> CollectiveError {
+        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
+        let (rank, peer) = (self.first + self.rank, self.first + peer);
+        CollectiveError::PeerLeft { rank, peer, op, seq: self.seq, bytes }
+    }
+
+    pub(crate) fn timed_out(&self, mut missing: Vec<usize>) -> CollectiveError {
+        missing.iter_mut().for_each(|rank| *rank += self.first);
+        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
+        let (rank, seq, waited) = (self.first + self.rank, self.seq, self.waited());
+        CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited }
+    }
+
+    pub(crate) fn given_up(&self) -> CollectiveError {
+        let cause =
+            format!("another rank stopped waiting in {} #{}", self.call.kind.name(), self.seq);
+        CollectiveError::Broken { rank: self.first + self.rank, cause }
+    }
+
+    /// The error for two calls that do not fit together; this rank's own comes first, if it is one.
+    pub(crate) fn conflict(&self, verdict: &Verdict) -> CollectiveError {
+        let own = usize::from(verdict.ranks[1] == self.rank);
+        CollectiveError::Mismatch {
+            rank: self.first + verdict.ranks[own],
+            peer: self.first + verdict.ranks[1 - own],
+            seq: verdict.operations[own],
+            peer_seq: verdict.operations[1 - own],
+            ours: verdict.calls[own].describe(),
+            theirs: verdict.calls[1 - own].describe(),
+        }
+    }
+
+    /// The error for collective calls that do not fit together; `called` gives each rank's call and
+    /// its place in the rank's sequence.
+    pub(crate) fn disagreement(
+        &self,
+        found: Disagreement,
+        called: impl Fn(usize) -> (Published, u32),
+    ) -> CollectiveError {
+        match found {
+            Disagreement::Calls(a, b) => {
+                let ((call_a, seq_a), (call_b, seq_b)) = (called(a), called(b));
+                self.conflict(&Verdict {
+                    ranks: [a, b],
+                    operations: [seq_a, seq_b],
+                    calls: [call_a, call_b],
+                })
+            }
+            Disagreement::Counts(reason) => {
+                let (rank, seq, call) = (self.first + self.rank, self.seq, self.call.describe());
+                CollectiveError::Counts { rank, call, seq, reason }
+            }
+        }
+    }
+}

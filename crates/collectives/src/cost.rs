@@ -1,0 +1,228 @@
+//! What an operation costs on a wire: the model by which links are emulated and times predicted.
+//!
+//! A rank that sends `bytes` in `steps` steps, each waiting for the one before, over a link of latency
+//! `a` and bandwidth `b` (in each direction at once), needs `steps * a + bytes / b`: the Hockney model,
+//! as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+//! MPICH" (2005).
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::OpKind;
+
+/// How an operation is carried out between processes that do not share memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Algorithm {
+    /// Every rank exchanges with every other one at once, and reduces in rank order: two steps, and
+    /// the same bits as in shared memory.
+    #[default]
+    Direct,
+    /// Neighbours pass on partial results in `2 (n-1)` steps. Each rank talks to two others only, but
+    /// each share is summed in an order of its own, so floating-point sums differ in their last bits.
+    Ring,
+    /// Whichever is faster: as measured for a few sizes when the group forms, or, on an emulated link,
+    /// by the cost model. Which one it is may differ from run to run, and with it the last bits.
+    Auto,
+}
+
+impl Algorithm {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::Direct => "direct",
+            Algorithm::Ring => "ring",
+            Algorithm::Auto => "auto",
+        }
+    }
+
+    /// The algorithm that the cost model recommends for a message of `bytes` bytes, where it is left
+    /// open. The two move the same bytes, and direct never has more steps; what the model does not
+    /// know is how a network takes `n-1` streams into one rank, which only a measurement tells.
+    pub fn recommended(self, kind: OpKind, world: usize, bytes: u64, link: &Link) -> Algorithm {
+        if kind != OpKind::AllReduce || world < 2 {
+            return Algorithm::Direct;
+        }
+        let time = |algorithm| link.time(kind, algorithm, world, bytes);
+        match self {
+            Algorithm::Auto if time(Algorithm::Ring) < time(Algorithm::Direct) => Algorithm::Ring,
+            Algorithm::Ring => Algorithm::Ring,
+            _ => Algorithm::Direct,
+        }
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Algorithm::Direct, Algorithm::Ring, Algorithm::Auto];
+        let found = all.into_iter().find(|algorithm| algorithm.name() == text);
+        found.ok_or_else(|| format!("there is no algorithm {text:?}; use direct, ring or auto"))
+    }
+}
+
+/// Steps, and bytes that the busiest rank sends or receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Messages that have to wait for one another.
+    pub steps: u32,
+    /// Bytes through the busiest rank, in its busier direction.
+    pub bytes: u64,
+}
+
+impl Cost {
+    /// The cost of an operation whose message (the longer of what a rank sends and receives, as
+    /// benchmarks count it) has `bytes` bytes.
+    pub fn of(kind: OpKind, algorithm: Algorithm, world: usize, bytes: u64) -> Self {
+        let others = world as u64 - 1;
+        if others == 0 {
+            return Self { steps: 0, bytes: 0 };
+        }
+        // Rounded up: the largest share counts.
+        let share = (u128::from(bytes) * u128::from(others)).div_ceil(world as u128) as u64;
+        let is_ring = algorithm == Algorithm::Ring;
+        let (steps, bytes) = match kind {
+            OpKind::AllReduce if is_ring => (2 * others, 2 * share),
+            // Scattered and gathered again, so that no rank sends the whole to everybody.
+            OpKind::AllReduce | OpKind::Broadcast | OpKind::Reduce => (2, 2 * share),
+            OpKind::ReduceScatter
+            | OpKind::AllGather
+            | OpKind::Gather
+            | OpKind::Scatter
+            | OpKind::AllToAll => (1, share),
+            OpKind::Send | OpKind::Recv | OpKind::SendRecv => (1, bytes),
+            OpKind::Barrier => (1, 0),
+        };
+        Self { steps: steps as u32, bytes }
+    }
+}
+
+/// A link between ranks: the same between any two, and in both directions at once.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// Bytes per second in each direction.
+    pub bytes_per_s: f64,
+    /// Seconds from sending a byte to receiving it.
+    pub latency_s: f64,
+}
+
+/// Links with a name: (name, GB/s per direction, latency in microseconds, what it is). Bandwidths are
+/// nominal, latencies what well-tuned systems reach.
+pub const NAMED_LINKS: [(&str, f64, f64, &str); 7] = [
+    ("1gbe", 0.125, 50.0, "Gigabit Ethernet"),
+    ("10gbe", 1.25, 20.0, "10 Gbit/s Ethernet"),
+    ("25gbe", 3.125, 10.0, "25 Gbit/s Ethernet"),
+    ("100gbe", 12.5, 5.0, "100 Gbit/s Ethernet"),
+    ("hdr", 25.0, 1.5, "InfiniBand HDR, 200 Gbit/s"),
+    ("pcie4", 32.0, 2.0, "PCI Express 4.0 x16"),
+    ("nvlink4", 450.0, 1.0, "NVLink 4, 18 lanes of an H100"),
+];
+
+impl Link {
+    /// How long an operation takes on this link.
+    pub fn time(&self, kind: OpKind, algorithm: Algorithm, world: usize, bytes: u64) -> Duration {
+        let cost = Cost::of(kind, algorithm, world, bytes);
+        let seconds = f64::from(cost.steps) * self.latency_s + cost.bytes as f64 / self.bytes_per_s;
+        Duration::from_secs_f64(seconds)
+    }
+}
+
+/// A number and the scale of its unit, which is one of these, case-insensitive.
+fn quantity(text: &str, units: &[(&str, f64)]) -> Option<(f64, f64)> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic())?;
+    let (number, unit) = text.split_at(split);
+    let scale = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit.trim()))?.1;
+    let number: f64 = number.trim().parse().ok()?;
+    (number.is_finite() && number >= 0.0).then_some((number, scale))
+}
+
+impl FromStr for Link {
+    type Err = String;
+
+    /// A name (`10gbe`), or bandwidth and latency: `10gbit,50us`, `1.2GB/s,5us`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((_, gb_per_s, latency_us, _)) =
+            NAMED_LINKS.iter().find(|(name, ..)| name.eq_ignore_ascii_case(text))
+        {
+            return Ok(Self { bytes_per_s: gb_per_s * 1e9, latency_s: latency_us * 1e-6 });
+        }
+        const BANDWIDTHS: [(&str, f64); 7] = [
+            ("kbit", 1e3 / 8.0),
+            ("mbit", 1e6 / 8.0),
+            ("gbit", 1e9 / 8.0),
+            ("tbit", 1e12 / 8.0),
+            ("kB/s", 1e3),
+            ("MB/s", 1e6),
+            ("GB/s", 1e9),
+        ];
+        const TIMES: [(&str, f64); 4] = [("ns", 1e9), ("us", 1e6), ("ms", 1e3), ("s", 1.0)];
+        let parsed = text.split_once(',').and_then(|(bandwidth, latency)| {
+            let (number, bytes) = quantity(bandwidth.trim(), &BANDWIDTHS)?;
+            let bytes_per_s = number * bytes;
+            // Divided, since 1e-6 is no exact number and 1e6 is.
+            let (number, per_s) = quantity(latency.trim(), &TIMES)?;
+            let latency_s = number / per_s;
+            (bytes_per_s > 0.0).then_some(Self { bytes_per_s, latency_s })
+        });
+        parsed.ok_or_else(|| {
+            let names: Vec<&str> = NAMED_LINKS.iter().map(|(name, ..)| *name).collect();
+            format!(
+                "{text:?} is no link; use BANDWIDTH,LATENCY as in 10gbit,50us or 1.2GB/s,5us, or one \
+                 of {}",
+                names.join(", ")
+            )
+        })
+    }
+}
+
+impl std::fmt::Display for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gbit = self.bytes_per_s * 8e-9;
+        write!(f, "{gbit} Gbit/s, {:.1} us", self.latency_s * 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_a_name_or_two_numbers() {
+        let link: Link = "10gbit,50us".parse().unwrap();
+        assert_eq!(link, Link { bytes_per_s: 1.25e9, latency_s: 50e-6 });
+        assert_eq!("10GbE".parse::<Link>().unwrap().bytes_per_s, 1.25e9);
+        assert_eq!("1.5 GB/s, 2ms".parse::<Link>().unwrap().latency_s, 2e-3);
+        for bad in ["", "10gbit", "0gbit,1us", "-1gbit,1us", "10gbit,50", "fast,1us", "1gbit,nanus"]
+        {
+            let error = bad.parse::<Link>().unwrap_err();
+            assert!(error.contains("as in 10gbit,50us"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_all_reduce_of_two_ranks_moves_the_message_once() {
+        let link: Link = "10gbit,50us".parse().unwrap();
+        let time = |world, bytes| {
+            link.time(OpKind::AllReduce, Algorithm::Direct, world, bytes).as_secs_f64()
+        };
+        assert!((time(2, 125_000_000) - 0.1001).abs() < 1e-9);
+        assert!((time(4, 125_000_000) - 0.1501).abs() < 1e-9);
+        assert_eq!(time(1, 125_000_000), 0.0);
+        let ring = Cost::of(OpKind::AllReduce, Algorithm::Ring, 4, 100);
+        assert_eq!(ring, Cost { steps: 6, bytes: 150 });
+    }
+
+    #[test]
+    fn a_ring_is_never_recommended_but_kept_when_asked_for() {
+        let link: Link = "10gbe".parse().unwrap();
+        for bytes in [0, 1000, 1 << 30] {
+            let of = |asked: Algorithm, kind| asked.recommended(kind, 8, bytes, &link);
+            assert_eq!(of(Algorithm::Auto, OpKind::AllReduce), Algorithm::Direct);
+            assert_eq!(of(Algorithm::Ring, OpKind::AllReduce), Algorithm::Ring);
+            assert_eq!(of(Algorithm::Ring, OpKind::Broadcast), Algorithm::Direct);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The transports behind one door.
+
+use paceline_trace::now_ns;
+
+use crate::call::Disagreement;
+use crate::core::Trip;
+use crate::hybrid::Hybrid;
+#[cfg(feature = "mpi")]
+use crate::mpi::Mpi;
+use crate::shared::Shared;
+use crate::tcp::Tcp;
+use crate::{CollectiveError, OpKind};
+
+/// What carries operations out.
+#[derive(Debug)]
+pub(crate) enum Engine {
+    /// Threads of one process, or processes of one host.
+    Shared(Shared),
+    /// Processes anywhere, over sockets.
+    Tcp(Tcp),
+    /// Shared memory within a host, sockets between hosts.
+    Hybrid(Hybrid),
+    /// An MPI library.
+    #[cfg(feature = "mpi")]
+    Mpi(Mpi),
+}
+
+impl Engine {
+    /// The state that the ranks of this host share, if they do.
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        match self {
+            Engine::Shared(shared) => Some(shared),
+            Engine::Hybrid(hybrid) => Some(hybrid.local()),
+            _ => None,
+        }
+    }
+
+    /// Carries a call out. Returns the moment when the last rank had arrived, as far as this rank can
+    /// tell.
+    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
+        let call = trip.call;
+        if call.kind == OpKind::SendRecv && (call.root, call.from) == (trip.rank, trip.rank) {
+            return send_to_self(trip);
+        }
+        match self {
+            Engine::Shared(shared) => shared.run(trip),
+            Engine::Tcp(tcp) => tcp.run(trip),
+            Engine::Hybrid(hybrid) => hybrid.run(trip),
+            #[cfg(feature = "mpi")]
+            Engine::Mpi(mpi) => mpi.run(trip),
+        }
+    }
+}
+
+fn send_to_self(trip: &Trip) -> Result<u64, CollectiveError> {
+    let (send, recv) = (trip.call.send, trip.call.recv);
+    if send.len_bytes != recv.len_bytes {
+        let reason = "sends itself another number of elements than it receives".into();
+        return Err(trip.disagreement(Disagreement::Counts(reason), |_| unreachable!()));
+    }
+    // SAFETY: both sides belong to this call, are of one length, and lie apart, as was checked when it
+    // was made.
+    unsafe { std::ptr::copy_nonoverlapping(send.base, recv.base, send.len_bytes) };
+    Ok(now_ns())
+}

@@ -1,0 +1,157 @@
+//! Broadcast, all-gather, gather, scatter and all-to-all over hosts.
+//!
+//! | operation | between hosts | within a host |
+//! |---|---|---|
+//! | broadcast | the root sends to its rail: `S` to each other host | broadcast from the rail's rank |
+//! | all-gather | each rank's share to its rail: once to each other host | all-gather, host by host |
+//! | gather, scatter, all-to-all | each block straight from rank to rank | the same among its ranks |
+
+use super::{Hybrid, Met};
+use crate::call::{Blocks, Call, Region, Shares};
+use crate::core::Trip;
+use crate::tcp::{Inner, blocks, explain};
+use crate::{CollectiveError, OpKind};
+use paceline_memory::DType;
+
+impl Hybrid {
+    pub(super) fn broadcast(&self, inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
+        let call = trip.call;
+        let place = call.root % self.local.world;
+        let is_root = trip.rank == call.root;
+        if self.local.rank == place {
+            for peer in self.rail() {
+                // SAFETY: the caller holds the memory until the operation is over or the mesh is
+                // cleared, and only the root's contents are sent.
+                unsafe {
+                    if is_root {
+                        inner.mesh.send(peer, call.send.base, call.send.len_bytes);
+                    } else if peer == call.root {
+                        inner.mesh.recv(peer, call.recv.base, call.recv.len_bytes);
+                    }
+                }
+            }
+            wait_all(inner, trip)?;
+        }
+        let send = match (self.local.rank == place, is_root) {
+            (true, true) => call.send,
+            (true, false) => call.recv,
+            (false, _) => Region::EMPTY,
+        };
+        let within = Call { root: place, send, ..call.clone() };
+        self.local.run(&self.within_host(trip, &within)).map(drop)
+    }
+
+    pub(super) fn all_gather(
+        &self,
+        inner: &mut Inner,
+        trip: &Trip,
+        met: &Met,
+    ) -> Result<(), CollectiveError> {
+        let call = trip.call;
+        let shares = Shares::new(call.kind, &met.calls);
+        let share = |rank: usize| call.recv.part(shares.bytes(rank, call.dtype));
+        for peer in self.rail() {
+            let incoming = share(peer);
+            // SAFETY: as for the broadcast; every share has a place of its own.
+            unsafe {
+                inner.mesh.send(peer, call.send.base, call.send.len_bytes);
+                inner.mesh.recv(peer, incoming.base, incoming.len_bytes);
+            }
+        }
+        let own = self.node();
+        // This host's shares while the others' are on their way.
+        for node in std::iter::once(own).chain((0..self.num_hosts()).filter(|&node| node != own)) {
+            if node != own {
+                wait_all(inner, trip)?;
+            }
+            let ranks = self.ranks_of(node);
+            let (first, last) = (ranks.start, ranks.end - 1);
+            let whole = shares.bytes(first, call.dtype).start..shares.bytes(last, call.dtype).end;
+            let send = if node == own { call.send } else { share(self.on_rail(node)) };
+            let within = Call { send, recv: call.recv.part(whole), ..call.clone() };
+            self.local.run(&self.within_host(trip, &within))?;
+        }
+        wait_all(inner, trip)
+    }
+
+    /// Gather, scatter and all-to-all.
+    pub(super) fn direct(
+        &self,
+        inner: &mut Inner,
+        trip: &Trip,
+        met: &Met,
+    ) -> Result<(), CollectiveError> {
+        let call = trip.call;
+        let here = self.ranks_of(self.node());
+        let dtype = call.dtype;
+        let part = |region: &Region, shares: &Shares| {
+            region
+                .part(shares.bytes(here.start, dtype).start..shares.bytes(here.end - 1, dtype).end)
+        };
+        let shares = Shares::new(call.kind, &met.calls);
+        let has_root = here.contains(&call.root);
+        let within = match call.kind {
+            OpKind::AllToAll => {
+                let to_all = Shares::of(met.sent[trip.rank].iter().copied());
+                let from_all = Shares::of(met.sent.iter().map(|row| row[trip.rank]));
+                let blocks = Blocks {
+                    send: here.clone().map(|to| met.sent[trip.rank][to]).collect(),
+                    recv: here.clone().map(|from| met.sent[from][trip.rank]).collect(),
+                };
+                let (send, recv) = (part(&call.send, &to_all), part(&call.recv, &from_all));
+                Some(Call { send, recv, blocks: Some(Box::new(blocks)), ..call.clone() })
+            }
+            _ if !has_root => None,
+            kind => {
+                let root = call.root - here.start;
+                let (mut send, mut recv) = (call.send, call.recv);
+                if trip.rank == call.root {
+                    match kind {
+                        OpKind::Gather => recv = part(&recv, &shares),
+                        _ => send = part(&send, &shares),
+                    }
+                }
+                Some(Call { root, send, recv, ..call.clone() })
+            }
+        };
+        blocks::run(inner, trip, &met.calls, &met.sent, || match &within {
+            Some(within) => self.local.run(&self.within_host(trip, within)).map(drop),
+            None => Ok(()),
+        })
+    }
+
+    /// One row of words per rank, of all ranks: through the host, then along the rail.
+    pub(super) fn all_rows(
+        &self,
+        inner: &mut Inner,
+        trip: &Trip,
+        own: &[u64],
+        rail: &mut [usize],
+    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
+        let own: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut here = vec![0u8; own.len() * self.local.world];
+        let region = |bytes: &mut [u8]| Region {
+            base: bytes.as_mut_ptr(),
+            len_bytes: bytes.len(),
+            is_claimed: false,
+        };
+        let mut sent = own.clone();
+        let (send, recv) = (region(&mut sent), region(&mut here));
+        let call = Call { send, recv, ..Call::new(OpKind::AllGather, DType::U8) };
+        self.local.run(&self.within_host(trip, &call))?;
+        let there = crate::tcp::meet::swap(inner, trip, rail, &here)?;
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let rows = (0..self.num_hosts()).flat_map(|node| {
+            let all = match node == self.node() {
+                true => &here[..],
+                false => &there[self.on_rail(node) * here.len()..][..here.len()],
+            };
+            all.chunks_exact(own.len()).map(|row| row.chunks_exact(8).map(word).collect())
+        });
+        Ok(rows.collect())
+    }
+}
+
+pub(super) fn wait_all(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
+    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+}

@@ -1,0 +1,242 @@
+//! All-reduce, reduce and reduce-scatter over hosts, in rank order: a running prefix from host to
+//! host.
+//!
+//! Each rail is responsible for a slice of the message. Chunk by chunk, a rank of the first host
+//! reduces its slice of all its host's data and sends the running result (in f32 for f16 and bf16) to
+//! the next host, which goes on where it stopped; the last host finishes it. Then the result travels
+//! back (all-reduce) or straight to those who want it.
+//!
+//! Steps: `2 (h-1)` between `h` hosts, overlapping chunk by chunk. Bytes: `S` out of and into each
+//! host in either direction, a `1/k` of it through each of its `k` ranks; within a host, every rank
+//! reads its slice of all `k` ranks' data. Order of summation: rank 0, 1, 2, ..., for each element.
+
+use std::ops::Range;
+
+use paceline_memory::DType;
+
+use super::copies::wait_all;
+use super::{Hybrid, Met};
+use crate::call::{Call, Region, Shares};
+use crate::core::Trip;
+use crate::reduce::Reduction;
+use crate::shared::pull::{Cut, pull};
+use crate::tcp::mesh::Ticket;
+use crate::tcp::{Inner, explain};
+use crate::{CollectiveError, OpKind};
+
+/// Elements that are handed on at a time, per rail.
+const CHUNK_ELEMS: usize = 64 << 10;
+
+/// How a reduction is cut.
+struct Cuts {
+    /// Which elements each rail is responsible for.
+    slices: Vec<Range<usize>>,
+    num_chunks: usize,
+}
+
+impl Cuts {
+    fn new(elems: u64, rails: usize) -> Self {
+        let shares = Shares::even(elems, rails);
+        let slices: Vec<Range<usize>> =
+            (0..rails).map(|rail| shares.bytes(rail, DType::U8)).collect();
+        let longest = slices.iter().map(Range::len).max().unwrap_or(0);
+        Self { slices, num_chunks: longest.div_ceil(CHUNK_ELEMS) }
+    }
+
+    /// The elements of a chunk within a rail's slice.
+    fn within(&self, rail: usize, chunk: usize) -> Range<usize> {
+        let len = self.slices[rail].len();
+        len.min(chunk * CHUNK_ELEMS)..len.min((chunk + 1) * CHUNK_ELEMS)
+    }
+}
+
+impl Hybrid {
+    pub(super) fn reduce(
+        &self,
+        inner: &mut Inner,
+        trip: &Trip,
+        met: &Met,
+    ) -> Result<(), CollectiveError> {
+        let call = trip.call;
+        let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: trip.world };
+        let (size, running_size) =
+            (call.dtype.size_bytes(), reduction.running_dtype().size_bytes());
+        let cuts = Cuts::new(met.calls[0].send_count, self.local.world);
+        let own = cuts.slices[self.local.rank].clone();
+        let (node, last) = (self.node(), self.num_hosts() - 1);
+        let running_bytes = (own.len() * running_size).next_multiple_of(64);
+        let scratch = inner.scratch.get(running_bytes + own.len() * size);
+        let running = scratch.part(0..own.len() * running_size);
+        // Where this rank's slice of the result goes: to its place, or aside to be sent on.
+        let result = match call.kind {
+            OpKind::AllReduce => call.recv.part(own.start * size..own.end * size),
+            _ => scratch.part(running_bytes..running_bytes + own.len() * size),
+        };
+        let chunk_of = |region: &Region, chunk: usize, size: usize| {
+            let range = cuts.within(self.local.rank, chunk);
+            region.part(range.start * size..range.end * size)
+        };
+        let chunks = 0..cuts.num_chunks;
+        let prefixes: Vec<Ticket> = match node {
+            0 => Vec::new(),
+            _ => self.post(
+                inner,
+                node - 1,
+                chunks.clone().map(|c| chunk_of(&running, c, running_size)),
+            ),
+        };
+        let results: Vec<Ticket> = match call.kind {
+            OpKind::AllReduce if node < last => {
+                self.post(inner, node + 1, chunks.clone().map(|c| chunk_of(&result, c, size)))
+            }
+            _ => Vec::new(),
+        };
+        for chunk in chunks.clone() {
+            if let Some(&prefix) = prefixes.get(chunk) {
+                wait(inner, trip, prefix)?;
+            }
+            let to = chunk_of(&running, chunk, running_size);
+            self.accumulate(trip, &cuts, chunk, node == 0, &reduction, to)?;
+            if node < last {
+                // SAFETY: the scratch memory lives as long as the mesh, and this chunk of it is done.
+                let ticket =
+                    unsafe { inner.mesh.send(self.on_rail(node + 1), to.base, to.len_bytes) };
+                // Only what has left can be waited for by others while this rank waits for its host.
+                wait(inner, trip, ticket)?;
+                continue;
+            }
+            let finished = chunk_of(&result, chunk, size);
+            // SAFETY: the running result is complete, and lies apart from where it is finished.
+            unsafe { reduction.finish(to.base, &[finished.base], finished.len_bytes / size) };
+            if call.kind == OpKind::AllReduce && node > 0 {
+                // SAFETY: the caller holds the memory until the operation is over or the mesh cleared.
+                unsafe {
+                    inner.mesh.send(self.on_rail(node - 1), finished.base, finished.len_bytes)
+                };
+            }
+        }
+        if call.kind != OpKind::AllReduce {
+            return self.deliver(inner, trip, met, &cuts, result);
+        }
+        for (chunk, &ticket) in results.iter().enumerate() {
+            wait(inner, trip, ticket)?;
+            if node > 0 {
+                let finished = chunk_of(&result, chunk, size);
+                // SAFETY: as above; the chunk has arrived and is not written any more.
+                unsafe {
+                    inner.mesh.send(self.on_rail(node - 1), finished.base, finished.len_bytes)
+                };
+            }
+        }
+        wait_all(inner, trip)?;
+        // Every rank of the host has its slice in place.
+        let within = Call { kind: OpKind::AllGather, send: result, ..call.clone() };
+        self.local.run(&self.within_host(trip, &within)).map(drop)
+    }
+
+    /// Posts for chunks from the rank on this rail of another host.
+    fn post(
+        &self,
+        inner: &mut Inner,
+        node: usize,
+        chunks: impl Iterator<Item = Region>,
+    ) -> Vec<Ticket> {
+        let from = self.on_rail(node);
+        chunks
+            .map(|chunk| {
+                // SAFETY: the chunks are scratch memory, or belong to the slice of the caller's
+                // result that is this rank's alone: its own contribution there is in the prefix by
+                // the time the result comes back.
+                unsafe { inner.mesh.recv(from, chunk.base, chunk.len_bytes) }
+            })
+            .collect()
+    }
+
+    /// Adds one chunk of all this host's data to the running result.
+    fn accumulate(
+        &self,
+        trip: &Trip,
+        cuts: &Cuts,
+        chunk: usize,
+        is_fresh: bool,
+        reduction: &Reduction,
+        running: Region,
+    ) -> Result<(), CollectiveError> {
+        let call = trip.call;
+        let within = self.within_host(trip, call);
+        let met = self.local.show(&within)?;
+        let size = call.dtype.size_bytes();
+        let running_size = reduction.running_dtype().size_bytes();
+        let block = |_, reader: usize| {
+            let (start, range) = (cuts.slices[reader].start, cuts.within(reader, chunk));
+            (start + range.start) * size..(start + range.end) * size
+        };
+        pull(&self.local, &within, &met, Cut::Blocks, block, |window| {
+            let (sources, range) = window.of_all();
+            if range.is_empty() {
+                return;
+            }
+            let elems = range.start / size..range.end / size;
+            let to = running.part(elems.start * running_size..elems.end * running_size);
+            // SAFETY: the sources are valid for the range and nobody writes there: each rank's result
+            // goes to its own slice, which only it reads. The running result is this rank's alone.
+            unsafe { reduction.accumulate(is_fresh, sources, to.base, elems.len()) };
+        })
+    }
+
+    /// From the last host, where the slices lie finished, to the ranks that want them: each its share
+    /// (reduce-scatter), or the root all (reduce).
+    fn deliver(
+        &self,
+        inner: &mut Inner,
+        trip: &Trip,
+        met: &Met,
+        cuts: &Cuts,
+        result: Region,
+    ) -> Result<(), CollectiveError> {
+        let call = trip.call;
+        let size = call.dtype.size_bytes();
+        let shares = Shares::of(met.calls.iter().map(|call| call.recv_count));
+        let last = self.ranks_of(self.num_hosts() - 1);
+        // What a rank wants of a rail's slice: its bytes within the slice, and within the rank's share.
+        let overlap = |rail: usize, wanted: usize| {
+            let share = shares.bytes(wanted, DType::U8);
+            let slice = &cuts.slices[rail];
+            let both = slice.start.max(share.start)..slice.end.min(share.end);
+            if both.is_empty() {
+                return (0..0, 0..0);
+            }
+            let within = |start: usize| (both.start - start) * size..(both.end - start) * size;
+            (within(slice.start), within(share.start))
+        };
+        if !last.contains(&trip.rank) {
+            for (rail, source) in last.clone().enumerate() {
+                let to = call.recv.part(overlap(rail, trip.rank).1);
+                // SAFETY: the caller holds the memory; the slices' parts of a share lie apart.
+                unsafe { inner.mesh.recv(source, to.base, to.len_bytes) };
+            }
+            return wait_all(inner, trip);
+        }
+        for wanted in (0..trip.world).filter(|wanted| !last.contains(wanted)) {
+            let part = result.part(overlap(self.local.rank, wanted).0);
+            // SAFETY: the scratch memory lives as long as the mesh.
+            unsafe { inner.mesh.send(wanted, part.base, part.len_bytes) };
+        }
+        wait_all(inner, trip)?;
+        let within = Call { send: result, ..call.clone() };
+        let within = self.within_host(trip, &within);
+        let met = self.local.show(&within)?;
+        let block = |rail: usize, reader: usize| overlap(rail, last.start + reader).0;
+        pull(&self.local, &within, &met, Cut::Blocks, block, |window| {
+            for rail in 0..self.local.world {
+                let to = call.recv.part(overlap(rail, trip.rank).1);
+                // SAFETY: the receiving side is this rank's own, and the parts fill it exactly.
+                unsafe { window.copy(rail, to.base) };
+            }
+        })
+    }
+}
+
+fn wait(inner: &mut Inner, trip: &Trip, ticket: Ticket) -> Result<(), CollectiveError> {
+    inner.mesh.wait(&[ticket], trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+}

@@ -1,0 +1,73 @@
+//! Objects of any size that can be serialised, between ranks that need not know the sizes.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{CollectiveError, Group};
+
+fn wrap(error: postcard::Error) -> CollectiveError {
+    CollectiveError::Object(error.to_string())
+}
+
+impl Group {
+    /// Brings one object of each rank to the root, in rank order; objects may differ in size.
+    pub fn gather_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: &T,
+        root: usize,
+    ) -> Result<Option<Vec<T>>, CollectiveError> {
+        let bytes = postcard::to_stdvec(object).map_err(wrap)?;
+        let lengths = self.lengths(bytes.len())?;
+        let is_root = self.rank() == root;
+        let mut gathered = vec![0u8; if is_root { lengths.iter().sum() } else { 0 }];
+        self.gather_slice(&bytes, &mut gathered, root)?;
+        if is_root { parse(&gathered, &lengths).map(Some) } else { Ok(None) }
+    }
+
+    /// Gives every rank one object of each rank, in rank order; objects may differ in size.
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: &T,
+    ) -> Result<Vec<T>, CollectiveError> {
+        let bytes = postcard::to_stdvec(object).map_err(wrap)?;
+        let lengths = self.lengths(bytes.len())?;
+        let mut gathered = vec![0u8; lengths.iter().sum()];
+        self.all_gather_slice(&bytes, &mut gathered)?;
+        parse(&gathered, &lengths)
+    }
+
+    /// Gives every rank the root's object. Only the root passes one.
+    pub fn broadcast_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: Option<&T>,
+        root: usize,
+    ) -> Result<T, CollectiveError> {
+        let is_root = self.rank() == root;
+        // A root without an object takes part with an empty one, so that the others do not wait.
+        let object =
+            object.filter(|_| is_root).map(postcard::to_stdvec).transpose().map_err(wrap)?;
+        let mut bytes = object.unwrap_or_default();
+        let mut length = [bytes.len() as u64 as i64];
+        self.broadcast_slice(&mut length, root)?;
+        bytes.resize(length[0] as usize, 0);
+        self.broadcast_slice(&mut bytes, root)?;
+        postcard::from_bytes(&bytes).map_err(wrap)
+    }
+
+    /// How many bytes each rank has.
+    fn lengths(&self, own: usize) -> Result<Vec<usize>, CollectiveError> {
+        let mut lengths = vec![0i64; self.world_size()];
+        self.all_gather_slice(&[own as i64], &mut lengths)?;
+        Ok(lengths.into_iter().map(|length| length as usize).collect())
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8], lengths: &[usize]) -> Result<Vec<T>, CollectiveError> {
+    let mut rest = bytes;
+    let parts = lengths.iter().map(|&length| {
+        let (part, after) = rest.split_at(length);
+        rest = after;
+        postcard::from_bytes(part).map_err(wrap)
+    });
+    parts.collect()
+}

@@ -1,0 +1,397 @@
+//! The operations on tensors, blocking and asynchronous.
+//!
+//! Every rank of the group calls the same ones in the same order. An asynchronous operation claims
+//! what it reads and writes until it is finished; touching claimed memory is an error, not a race.
+
+use paceline_memory::{Access, Claim, Tensor};
+
+use crate::call::{Blocks, Call, Region};
+use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Work};
+
+type Outcome = Result<OpTimes, CollectiveError>;
+type Submitted = Result<Work, CollectiveError>;
+type Prepared = Result<(Call, Vec<Claim>), CollectiveError>;
+
+impl Group {
+    /// Replaces `data` on every rank by the reduction of all ranks' data, in rank order.
+    pub fn all_reduce(&self, data: &Tensor, op: ReduceOp) -> Outcome {
+        self.run(self.prepare(OpKind::AllReduce, Some(data), Some(data), op, 0)?)
+    }
+
+    /// As [`Group::all_reduce`], in the background.
+    pub fn all_reduce_async(&self, data: &Tensor, op: ReduceOp) -> Submitted {
+        self.submit(self.prepare(OpKind::AllReduce, Some(data), Some(data), op, 0)?)
+    }
+
+    /// As [`Group::all_reduce`], but `data` stays as it is and the result goes to `result`, which is
+    /// as long.
+    pub fn all_reduce_into(&self, data: &Tensor, result: &Tensor, op: ReduceOp) -> Outcome {
+        self.same_length(OpKind::AllReduce, data, result)?;
+        self.run(self.prepare(OpKind::AllReduce, Some(data), Some(result), op, 0)?)
+    }
+
+    /// Replaces the root's `data` by the reduction of all ranks' data; the others' stay.
+    pub fn reduce(&self, data: &Tensor, op: ReduceOp, root: usize) -> Outcome {
+        self.run(self.reduce_call(data, Some(data), op, root)?)
+    }
+
+    /// As [`Group::reduce`], in the background.
+    pub fn reduce_async(&self, data: &Tensor, op: ReduceOp, root: usize) -> Submitted {
+        self.submit(self.reduce_call(data, Some(data), op, root)?)
+    }
+
+    /// As [`Group::reduce`], but the root's `data` stays too, and the result goes to its `result`.
+    pub fn reduce_into(
+        &self,
+        data: &Tensor,
+        result: Option<&Tensor>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Outcome {
+        if let Some(result) = result.filter(|_| self.rank() == root) {
+            self.same_length(OpKind::Reduce, data, result)?;
+        }
+        self.run(self.reduce_call(data, result, op, root)?)
+    }
+
+    /// Replaces `data` on every rank by the root's.
+    pub fn broadcast(&self, data: &Tensor, root: usize) -> Outcome {
+        self.run(self.broadcast_call(Some(data), data, root)?)
+    }
+
+    /// As [`Group::broadcast`], in the background.
+    pub fn broadcast_async(&self, data: &Tensor, root: usize) -> Submitted {
+        self.submit(self.broadcast_call(Some(data), data, root)?)
+    }
+
+    /// As [`Group::broadcast`], from the root's `data` to every rank's `result`.
+    pub fn broadcast_into(&self, data: Option<&Tensor>, result: &Tensor, root: usize) -> Outcome {
+        if let Some(data) = data.filter(|_| self.rank() == root) {
+            self.same_length(OpKind::Broadcast, data, result)?;
+        }
+        self.run(self.broadcast_call(data, result, root)?)
+    }
+
+    /// Gives every rank its share of the reduction of all ranks' `data`. Shares follow each other in
+    /// rank order, each as long as that rank's `share`; together they are as long as `data`. A share
+    /// may lie in place, within `data`.
+    pub fn reduce_scatter(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Outcome {
+        self.run(self.prepare(OpKind::ReduceScatter, Some(data), Some(share), op, 0)?)
+    }
+
+    /// As [`Group::reduce_scatter`], in the background.
+    pub fn reduce_scatter_async(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Submitted {
+        self.submit(self.prepare(OpKind::ReduceScatter, Some(data), Some(share), op, 0)?)
+    }
+
+    /// Gives every rank all ranks' `share`s, one after the other in rank order, in `gathered`. Shares
+    /// may differ in length, and may lie in place, within `gathered`.
+    pub fn all_gather(&self, share: &Tensor, gathered: &Tensor) -> Outcome {
+        self.run(self.prepare(OpKind::AllGather, Some(share), Some(gathered), ReduceOp::Sum, 0)?)
+    }
+
+    /// As [`Group::all_gather`], in the background.
+    pub fn all_gather_async(&self, share: &Tensor, gathered: &Tensor) -> Submitted {
+        self.submit(self.prepare(
+            OpKind::AllGather,
+            Some(share),
+            Some(gathered),
+            ReduceOp::Sum,
+            0,
+        )?)
+    }
+
+    /// Gives the root all ranks' `share`s, one after the other in rank order, in `gathered`, which
+    /// only the root needs. Shares may differ in length; the root's may lie in place.
+    pub fn gather(&self, share: &Tensor, gathered: Option<&Tensor>, root: usize) -> Outcome {
+        self.run(self.rooted(OpKind::Gather, Some(share), gathered, root)?)
+    }
+
+    /// As [`Group::gather`], in the background.
+    pub fn gather_async(
+        &self,
+        share: &Tensor,
+        gathered: Option<&Tensor>,
+        root: usize,
+    ) -> Submitted {
+        self.submit(self.rooted(OpKind::Gather, Some(share), gathered, root)?)
+    }
+
+    /// Gives every rank its share of the root's `data`, which only the root needs. Shares follow each
+    /// other in rank order, each as long as that rank's `share`; the root's may lie in place.
+    pub fn scatter(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Outcome {
+        self.run(self.rooted(OpKind::Scatter, data, Some(share), root)?)
+    }
+
+    /// As [`Group::scatter`], in the background.
+    pub fn scatter_async(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Submitted {
+        self.submit(self.rooted(OpKind::Scatter, data, Some(share), root)?)
+    }
+
+    /// Sends an even block of `data` to every rank, and receives one of each in `received`, which is
+    /// as long and lies elsewhere.
+    pub fn all_to_all(&self, data: &Tensor, received: &Tensor) -> Outcome {
+        self.run(self.all_to_all_call(data, None, received, None)?)
+    }
+
+    /// As [`Group::all_to_all`], in the background.
+    pub fn all_to_all_async(&self, data: &Tensor, received: &Tensor) -> Submitted {
+        self.submit(self.all_to_all_call(data, None, received, None)?)
+    }
+
+    /// As [`Group::all_to_all`] with blocks of any length: `counts[r]` elements of `data` go to rank
+    /// `r`, and `received_counts[r]` elements come from it.
+    pub fn all_to_all_ragged(
+        &self,
+        data: &Tensor,
+        counts: &[usize],
+        received: &Tensor,
+        received_counts: &[usize],
+    ) -> Outcome {
+        self.run(self.all_to_all_call(data, Some(counts), received, Some(received_counts))?)
+    }
+
+    /// Sends `data` to rank `to`, which receives as many. Returns when they have arrived there.
+    pub fn send(&self, data: &Tensor, to: usize) -> Outcome {
+        self.run(self.pair(OpKind::Send, Some((data, to)), None)?)
+    }
+
+    /// As [`Group::send`], in the background.
+    pub fn send_async(&self, data: &Tensor, to: usize) -> Submitted {
+        self.submit(self.pair(OpKind::Send, Some((data, to)), None)?)
+    }
+
+    /// Receives `data` from rank `from`, which sends as many.
+    pub fn recv(&self, data: &Tensor, from: usize) -> Outcome {
+        self.run(self.pair(OpKind::Recv, None, Some((data, from)))?)
+    }
+
+    /// As [`Group::recv`], in the background.
+    pub fn recv_async(&self, data: &Tensor, from: usize) -> Submitted {
+        self.submit(self.pair(OpKind::Recv, None, Some((data, from)))?)
+    }
+
+    /// Sends and receives at the same time: two ranks can exchange data, and many can pass theirs
+    /// round a ring, without waiting for each other in a circle.
+    pub fn send_recv(&self, data: &Tensor, to: usize, received: &Tensor, from: usize) -> Outcome {
+        self.run(self.pair(OpKind::SendRecv, Some((data, to)), Some((received, from)))?)
+    }
+
+    /// As [`Group::send_recv`], in the background.
+    pub fn send_recv_async(
+        &self,
+        data: &Tensor,
+        to: usize,
+        received: &Tensor,
+        from: usize,
+    ) -> Submitted {
+        self.submit(self.pair(OpKind::SendRecv, Some((data, to)), Some((received, from)))?)
+    }
+
+    /// Returns when every rank has arrived.
+    pub fn barrier(&self) -> Outcome {
+        self.run((Call::new(OpKind::Barrier, paceline_memory::DType::U8), Vec::new()))
+    }
+
+    /// As [`Group::barrier`], in the background: finished when every rank has arrived.
+    pub fn barrier_async(&self) -> Submitted {
+        self.submit((Call::new(OpKind::Barrier, paceline_memory::DType::U8), Vec::new()))
+    }
+
+    fn reduce_call(
+        &self,
+        data: &Tensor,
+        result: Option<&Tensor>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Prepared {
+        self.check_rank(root)?;
+        let result = self.at_root(OpKind::Reduce, result, root)?;
+        self.prepare(OpKind::Reduce, Some(data), result, op, root)
+    }
+
+    fn broadcast_call(&self, data: Option<&Tensor>, result: &Tensor, root: usize) -> Prepared {
+        self.check_rank(root)?;
+        let data = self.at_root(OpKind::Broadcast, data, root)?;
+        self.prepare(OpKind::Broadcast, data, Some(result), ReduceOp::Sum, root)
+    }
+
+    fn rooted(
+        &self,
+        kind: OpKind,
+        send: Option<&Tensor>,
+        recv: Option<&Tensor>,
+        root: usize,
+    ) -> Prepared {
+        self.check_rank(root)?;
+        let (send, recv) = match kind {
+            OpKind::Gather => (send, self.at_root(kind, recv, root)?),
+            _ => (self.at_root(kind, send, root)?, recv),
+        };
+        self.prepare(kind, send, recv, ReduceOp::Sum, root)
+    }
+
+    /// What the root has to pass; what other ranks pass there is not looked at.
+    fn at_root<'a>(
+        &self,
+        kind: OpKind,
+        tensor: Option<&'a Tensor>,
+        root: usize,
+    ) -> Result<Option<&'a Tensor>, CollectiveError> {
+        if self.rank() != root {
+            return Ok(None);
+        }
+        match tensor {
+            Some(_) => Ok(tensor),
+            None => self.refuse(kind, "needs a tensor for the whole on the root"),
+        }
+    }
+
+    fn all_to_all_call(
+        &self,
+        data: &Tensor,
+        counts: Option<&[usize]>,
+        received: &Tensor,
+        received_counts: Option<&[usize]>,
+    ) -> Prepared {
+        let kind = OpKind::AllToAll;
+        let cut = |tensor: &Tensor, counts: Option<&[usize]>| {
+            let (world, elems) = (self.world_size(), tensor.num_elems());
+            match counts {
+                None if elems.is_multiple_of(world) => Ok(vec![(elems / world) as u64; world]),
+                None => {
+                    let reason = format!("cannot cut {elems} elements into {world} even blocks");
+                    self.refuse(kind, reason)
+                }
+                Some(counts) if counts.len() == world && counts.iter().sum::<usize>() == elems => {
+                    Ok(counts.iter().map(|&count| count as u64).collect())
+                }
+                Some(counts) => {
+                    let reason =
+                        format!("got counts {counts:?} for {world} ranks and {elems} elements");
+                    self.refuse(kind, reason)
+                }
+            }
+        };
+        let blocks = Blocks { send: cut(data, counts)?, recv: cut(received, received_counts)? };
+        let (mut call, claims) =
+            self.prepare(kind, Some(data), Some(received), ReduceOp::Sum, 0)?;
+        if call.overlap().is_some() {
+            return self.refuse(kind, "cannot work in place");
+        }
+        call.blocks = Some(Box::new(blocks));
+        Ok((call, claims))
+    }
+
+    fn pair(
+        &self,
+        kind: OpKind,
+        send: Option<(&Tensor, usize)>,
+        recv: Option<(&Tensor, usize)>,
+    ) -> Prepared {
+        let (to, from) = (send.map(|(_, to)| to), recv.map(|(_, from)| from));
+        self.check_pair(kind, to, from)?;
+        let (send, recv) = (send.map(|(data, _)| data), recv.map(|(data, _)| data));
+        let (mut call, claims) = self.prepare(kind, send, recv, ReduceOp::Sum, 0)?;
+        if call.overlap().is_some() {
+            return self.refuse(kind, "needs two tensors that lie apart");
+        }
+        call.root = to.or(from).unwrap_or(0);
+        call.from = from.unwrap_or(0);
+        Ok((call, claims))
+    }
+
+    pub(crate) fn check_pair(
+        &self,
+        kind: OpKind,
+        to: Option<usize>,
+        from: Option<usize>,
+    ) -> Result<(), CollectiveError> {
+        for peer in [to, from].into_iter().flatten() {
+            self.check_rank(peer)?;
+            if peer == self.rank() && to != from {
+                return self.refuse(kind, "names this very rank on one side only");
+            }
+        }
+        Ok(())
+    }
+
+    fn same_length(&self, kind: OpKind, a: &Tensor, b: &Tensor) -> Result<(), CollectiveError> {
+        if a.num_elems() == b.num_elems() {
+            return Ok(());
+        }
+        let (a, b) = (a.num_elems(), b.num_elems());
+        self.refuse(kind, format!("needs a result as long as the data, got {b} for {a} elements"))
+    }
+
+    /// Claims what a call needs: one claim where the two sides share memory, since one may lie within
+    /// the other.
+    fn prepare(
+        &self,
+        kind: OpKind,
+        send: Option<&Tensor>,
+        recv: Option<&Tensor>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Prepared {
+        let Some(dtype) = send.or(recv).map(Tensor::dtype) else {
+            unreachable!("every operation has data on one side at least")
+        };
+        let mut call = Call { op, root, ..Call::new(kind, dtype) };
+        let mut claims = Vec::with_capacity(2);
+        if let (Some(send), Some(recv)) = (send, recv) {
+            if send.dtype() != recv.dtype() {
+                let reason = format!("got both {} and {}", send.dtype(), recv.dtype());
+                return self.refuse(kind, reason);
+            }
+            let (a, b) = (send.byte_range(), recv.byte_range());
+            let is_shared =
+                send.buffer().is_same(recv.buffer()) && a.start < b.end && b.start < a.end;
+            if is_shared {
+                let (outer, inner) = if a.len() >= b.len() { (send, &b) } else { (recv, &a) };
+                let whole = outer.byte_range();
+                if inner.start < whole.start || whole.end < inner.end {
+                    return self.refuse(kind, "got two tensors that overlap in part");
+                }
+                let claim = outer.claim(Access::Write, kind.name())?;
+                let region = claimed_region(&claim);
+                let part = |range: &std::ops::Range<usize>| {
+                    region.part(range.start - whole.start..range.end - whole.start)
+                };
+                (call.send, call.recv) = (part(&a), part(&b));
+                return Ok((call, vec![claim]));
+            }
+        }
+        if let Some(send) = send {
+            let claim = send.claim(Access::Read, kind.name())?;
+            call.send = claimed_region(&claim);
+            claims.push(claim);
+        }
+        if let Some(recv) = recv {
+            let claim = recv.claim(Access::Write, kind.name())?;
+            call.recv = claimed_region(&claim);
+            claims.push(claim);
+        }
+        Ok((call, claims))
+    }
+
+    pub(crate) fn refuse<T>(
+        &self,
+        kind: OpKind,
+        reason: impl Into<String>,
+    ) -> Result<T, CollectiveError> {
+        Err(CollectiveError::Buffers { rank: self.rank(), op: kind.name(), reason: reason.into() })
+    }
+
+    fn run(&self, (call, claims): (Call, Vec<Claim>)) -> Outcome {
+        self.worker().run(call, claims)
+    }
+
+    fn submit(&self, (call, claims): (Call, Vec<Claim>)) -> Submitted {
+        Ok(self.worker().submit(call, claims))
+    }
+}
+
+fn claimed_region(claim: &Claim) -> Region {
+    Region { base: claim.base().as_ptr(), len_bytes: claim.len_bytes(), is_claimed: true }
+}

@@ -1,0 +1,72 @@
+//! How a group reaches its members, waits for them, and tells about itself.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::cost::{Algorithm, Link};
+use crate::watch::{COMM_LOG, CommLog, DUMP_FOLDER};
+
+/// How the ranks reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Ranks are threads of one process.
+    Thread,
+    /// Ranks are processes of one host and share memory.
+    Shm,
+    /// Ranks are processes anywhere and use sockets.
+    Tcp,
+    /// Shared memory within a host, sockets between hosts.
+    Hybrid,
+    /// An MPI library carries the bytes.
+    Mpi,
+}
+
+impl Transport {
+    /// The name used on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Thread => "thread",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Hybrid => "hybrid",
+            Transport::Mpi => "mpi",
+        }
+    }
+}
+
+/// How a group waits, and what it tells.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    /// The longest that any operation, or the meeting, may wait for other ranks.
+    pub timeout: Duration,
+    /// How long a blocking operation keeps its core busy before it sleeps. Zero is right where ranks
+    /// share cores.
+    pub spin: Duration,
+    /// How all-reduce works between processes that do not share memory.
+    pub algorithm: Algorithm,
+    /// A slower link to be emulated.
+    pub link: Option<Link>,
+    /// What is logged of each operation.
+    pub log: CommLog,
+    /// Where the most recent operations are written when the group fails.
+    pub dump_folder: Option<PathBuf>,
+}
+
+impl GroupOptions {
+    /// Sixty seconds of patience, and a short spin where each of `local_ranks` has a core. The log
+    /// and the dump folder are taken from the environment (`PACELINE_COMM_LOG`, which a value that is
+    /// no level leaves off, and `PACELINE_DUMP_FOLDER`).
+    pub fn for_local_ranks(local_ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO };
+        let log = std::env::var(COMM_LOG).ok().and_then(|level| level.parse().ok());
+        Self {
+            timeout: Duration::from_secs(60),
+            spin,
+            algorithm: Algorithm::default(),
+            link: None,
+            log: log.unwrap_or_default(),
+            dump_folder: std::env::var_os(DUMP_FOLDER).map(PathBuf::from),
+        }
+    }
+}

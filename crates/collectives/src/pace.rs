@@ -1,0 +1,58 @@
+//! An emulated link: operations end when they would on a slower wire.
+//!
+//! From the moment when all ranks are present, the operation is held until the time is over that the
+//! cost model gives for its bytes and steps. The thread that executes it sleeps meanwhile, so that
+//! compute goes on beside it, as beside a network card.
+
+use std::cell::Cell;
+use std::num::NonZero;
+use std::time::Duration;
+
+use paceline_trace::now_ns;
+use rustix::thread::{ClockId, clock_nanosleep_absolute, set_current_timer_slack};
+use rustix::time::Timespec;
+
+use crate::call::Call;
+use crate::cost::{Algorithm, Link};
+
+/// A link to be emulated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) link: Link,
+    pub(crate) algorithm: Algorithm,
+}
+
+impl Pace {
+    /// How long a call takes on the link.
+    fn time(&self, call: &Call, world: usize) -> Duration {
+        let bytes = call.message_bytes() as u64;
+        let algorithm = self.algorithm.recommended(call.kind, world, bytes, &self.link);
+        self.link.time(call.kind, algorithm, world, bytes)
+    }
+
+    /// Sleeps until a call for which all ranks were present at `present_ns` would be done.
+    pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) {
+        sleep_until(present_ns + self.time(call, world).as_nanos() as u64);
+    }
+}
+
+thread_local! {
+    static IS_PRECISE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sleeps until a moment of `CLOCK_MONOTONIC`.
+fn sleep_until(moment_ns: u64) {
+    if now_ns() >= moment_ns {
+        return;
+    }
+    if !IS_PRECISE.replace(true) {
+        // The kernel may otherwise be 50 us late. Refused, the sleep is that much less precise.
+        let _ = set_current_timer_slack(NonZero::new(1));
+    }
+    let moment = Timespec {
+        tv_sec: (moment_ns / 1_000_000_000) as i64,
+        tv_nsec: (moment_ns % 1_000_000_000) as _,
+    };
+    // A signal may end the sleep early.
+    while clock_nanosleep_absolute(ClockId::Monotonic, &moment).is_err() {}
+}

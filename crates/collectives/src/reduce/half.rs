@@ -1,0 +1,107 @@
+//! Conversions between f32 and the two 16-bit types, with the same bits at every vector level.
+//!
+//! All round to nearest, ties to even, and keep what fits of a NaN, made quiet, as the crate `half`
+//! and the processors do.
+
+use half::{bf16, f16};
+
+use super::Level;
+
+/// Exact. A signalling NaN stays one until it is narrowed or computed with, which spares a
+/// comparison here and changes no result.
+#[inline(always)]
+pub(super) fn widen_bf16(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+/// As `bf16::from_f32`, without branches.
+#[inline(always)]
+pub(super) fn narrow_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let upper = bits >> 16;
+    // Carries into the upper half if the lower is more than one half of its unit, or exactly one
+    // half and the upper is odd. A carry out of the largest finite value gives infinity, as it must.
+    let rounded = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
+    let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
+    bf16::from_bits(if is_nan { upper | 0x40 } else { rounded } as u16)
+}
+
+/// Converts all of `from`; `to` is as long. The processor has `level`.
+pub(super) fn widen_f16(level: Level, from: &[f16], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len(), "one result for each value");
+    let done = match level {
+        Level::Portable => 0,
+        // SAFETY: the processor has the level that the loops run at, and the lengths agree.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { x86::widen_avx2(from, to) },
+        // SAFETY: as for AVX2.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { x86::widen_avx512(from, to) },
+    };
+    for (x, y) in from[done..].iter().zip(&mut to[done..]) {
+        *y = x.to_f32_const();
+    }
+}
+
+/// Converts all of `from`; `to` is as long. The processor has `level`.
+pub(super) fn narrow_f16(level: Level, from: &[f32], to: &mut [f16]) {
+    assert_eq!(from.len(), to.len(), "one result for each value");
+    let done = match level {
+        Level::Portable => 0,
+        // SAFETY: the processor has the level that the loops run at, and the lengths agree.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { x86::narrow_avx2(from, to) },
+        // SAFETY: as for AVX2.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { x86::narrow_avx512(from, to) },
+    };
+    for (x, y) in from[done..].iter().zip(&mut to[done..]) {
+        *y = f16::from_f32_const(*x);
+    }
+}
+
+/// Each converts as many whole vectors as there are, and returns the number of values done.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use half::f16;
+
+    /// To nearest, ties to even, whatever mode the processor is in.
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+    macro_rules! conversion {
+        ($name:ident, $features:literal, $lanes:literal, $from:ty, $to:ty, |$x:ident, $y:ident| $convert:expr) => {
+            /// # Safety
+            ///
+            /// The processor has the features, and `to` is at least as long as `from`.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $name(from: &[$from], to: &mut [$to]) -> usize {
+                let done = from.len() / $lanes * $lanes;
+                for start in (0..done).step_by($lanes) {
+                    // SAFETY: the vector of values from `start` on lies within both slices, and
+                    // these loads and stores need no alignment. f16 is its 16 bits.
+                    unsafe {
+                        let $x = from.as_ptr().add(start);
+                        let $y = to.as_mut_ptr().add(start);
+                        $convert
+                    }
+                }
+                done
+            }
+        };
+    }
+
+    conversion!(widen_avx2, "avx2,f16c", 8, f16, f32, |x, y| {
+        _mm256_storeu_ps(y, _mm256_cvtph_ps(_mm_loadu_si128(x.cast())))
+    });
+    conversion!(narrow_avx2, "avx2,f16c", 8, f32, f16, |x, y| {
+        _mm_storeu_si128(y.cast(), _mm256_cvtps_ph::<NEAREST>(_mm256_loadu_ps(x)))
+    });
+    conversion!(widen_avx512, "avx512f", 16, f16, f32, |x, y| {
+        _mm512_storeu_ps(y, _mm512_cvtph_ps(_mm256_loadu_si256(x.cast())))
+    });
+    conversion!(narrow_avx512, "avx512f", 16, f32, f16, |x, y| {
+        _mm256_storeu_si256(y.cast(), _mm512_cvtps_ph::<NEAREST>(_mm512_loadu_ps(x)))
+    });
+}

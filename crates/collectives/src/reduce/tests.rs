@@ -1,0 +1,382 @@
+//! Every type, operation, number of inputs and length against a plain loop over scalars.
+
+use ::half::{bf16, f16};
+use paceline_memory::DType;
+
+use super::half::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
+use super::{Level, ReduceOp, Reduction, Task};
+
+const LENGTHS: [usize; 10] = [0, 1, 2, 3, 7, 100, 1023, 1024, 1025, 4099];
+
+/// Bytes that start on a boundary of 64 bytes, as buffers do.
+struct Region {
+    words: Vec<u64>,
+    start: usize,
+    len_bytes: usize,
+}
+
+impl Region {
+    fn new(bytes: &[u8]) -> Self {
+        let words = vec![0u64; bytes.len() / 8 + 9];
+        let start = words.as_ptr().align_offset(64) * 8;
+        let mut region = Region { words, start, len_bytes: bytes.len() };
+        region.bytes_mut().copy_from_slice(bytes);
+        region
+    }
+
+    fn zeroed(len_bytes: usize) -> Self {
+        Region::new(&vec![0; len_bytes])
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the vector was made large enough for this range, and any byte is a value.
+        unsafe { std::slice::from_raw_parts(self.input(), self.len_bytes) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `bytes`.
+        unsafe { std::slice::from_raw_parts_mut(self.output(), self.len_bytes) }
+    }
+
+    fn input(&self) -> *const u8 {
+        self.words.as_ptr().cast::<u8>().wrapping_add(self.start)
+    }
+
+    fn output(&mut self) -> *mut u8 {
+        self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.start)
+    }
+}
+
+impl Clone for Region {
+    fn clone(&self) -> Self {
+        // Another vector begins at another distance from its boundary.
+        Region::new(self.bytes())
+    }
+}
+
+/// A generator of bits that look random (xorshift64*).
+struct Bits(u64);
+
+impl Bits {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+}
+
+/// One element: mostly a number of moderate size, now and then an extreme. There is one NaN only,
+/// since which of two comes out of a sum is not defined.
+fn element(dtype: DType, bits: &mut Bits) -> Vec<u8> {
+    let random = bits.next();
+    let specials = [f64::NAN, f64::INFINITY, -0.0, 0.0, 1e-7, 6e4, -6e4, 1e-42, f64::MAX];
+    let float = match bits.next() % 64 {
+        at @ 0..9 => specials[at as usize],
+        _ => (random >> 40) as f64 / f64::from(1 << 22) - 2.0,
+    };
+    match dtype {
+        DType::F32 => (float as f32).to_ne_bytes().to_vec(),
+        DType::F64 => float.to_ne_bytes().to_vec(),
+        DType::F16 => f16::from_f32_const(float as f32).to_ne_bytes().to_vec(),
+        DType::BF16 => bf16::from_f32(float as f32).to_ne_bytes().to_vec(),
+        DType::I32 => (random as i32 >> (random >> 59)).to_ne_bytes().to_vec(),
+        DType::I64 => (random as i64 >> (bits.next() % 64)).to_ne_bytes().to_vec(),
+        DType::U8 => vec![random as u8],
+    }
+}
+
+fn inputs(dtype: DType, count: usize, elems: usize) -> Vec<Region> {
+    let mut bits = Bits(0x9E37_79B9_7F4A_7C15 + count as u64 * 31 + elems as u64);
+    let region = |_| {
+        let bytes: Vec<u8> = (0..elems).flat_map(|_| element(dtype, &mut bits)).collect();
+        Region::new(&bytes)
+    };
+    (0..count).map(region).collect()
+}
+
+/// The values of one element of every rank, in rank order.
+fn column<const N: usize>(inputs: &[Region], at: usize) -> impl Iterator<Item = [u8; N]> {
+    inputs.iter().map(move |input| input.bytes()[at * N..][..N].try_into().unwrap())
+}
+
+/// The reference: one element after the other, one rank after the other.
+fn reference(Reduction { dtype, op, ranks }: Reduction, inputs: &[Region]) -> Vec<u8> {
+    let elems = inputs[0].len_bytes / dtype.size_bytes();
+    macro_rules! floats {
+        ($float:ty, $running:ty, $widen:expr, $narrow:expr) => {{
+            let combine = |x: $running, y: $running| match op {
+                ReduceOp::Sum | ReduceOp::Mean => x + y,
+                ReduceOp::Product => x * y,
+                ReduceOp::Min | ReduceOp::Max if x.is_nan() => x,
+                ReduceOp::Min | ReduceOp::Max if y.is_nan() => y,
+                ReduceOp::Min => [x, y][usize::from(y < x)],
+                ReduceOp::Max => [x, y][usize::from(y > x)],
+            };
+            let element = |at| {
+                let values = column(inputs, at).map(|bytes| $widen(<$float>::from_ne_bytes(bytes)));
+                let result = values.reduce(combine).unwrap();
+                let divisor = if op == ReduceOp::Mean { ranks as $running } else { 1.0 };
+                $narrow(result / divisor).to_ne_bytes()
+            };
+            (0..elems).flat_map(element).collect()
+        }};
+    }
+    macro_rules! integers {
+        ($integer:ty) => {{
+            let combine = |x: $integer, y: $integer| match op {
+                ReduceOp::Sum | ReduceOp::Mean => x.wrapping_add(y),
+                ReduceOp::Product => x.wrapping_mul(y),
+                ReduceOp::Min => x.min(y),
+                ReduceOp::Max => x.max(y),
+            };
+            let element = |at| {
+                let values = column(inputs, at).map(<$integer>::from_ne_bytes);
+                let result = values.reduce(combine).unwrap();
+                let divisor = if op == ReduceOp::Mean { ranks as $integer } else { 1 };
+                (result / divisor).to_ne_bytes()
+            };
+            (0..elems).flat_map(element).collect()
+        }};
+    }
+    match dtype {
+        DType::F32 => floats!(f32, f32, |x| x, |x: f32| x),
+        DType::F64 => floats!(f64, f64, |x| x, |x: f64| x),
+        DType::F16 => floats!(f16, f32, f16::to_f32_const, f16::from_f32_const),
+        DType::BF16 => floats!(bf16, f32, bf16::to_f32, bf16::from_f32),
+        DType::I32 => integers!(i32),
+        DType::I64 => integers!(i64),
+        DType::U8 => integers!(u8),
+    }
+}
+
+/// Whether the bits are the same, where they are defined: of sums and products that are NaN, only
+/// that they are NaN.
+fn agree(Reduction { dtype, op, .. }: Reduction, got: &[u8], want: &[u8]) -> bool {
+    let is_nan = |bytes: &[u8]| match dtype {
+        DType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::F64 => f64::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::F16 => f16::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::BF16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::I32 | DType::I64 | DType::U8 => false,
+    };
+    let either_nan = !matches!(op, ReduceOp::Min | ReduceOp::Max);
+    let size = dtype.size_bytes();
+    got.len() == want.len()
+        && got
+            .chunks_exact(size)
+            .zip(want.chunks_exact(size))
+            .all(|(got, want)| got == want || either_nan && is_nan(got) && is_nan(want))
+}
+
+/// The levels of this machine; says which are not tested.
+fn levels() -> Vec<Level> {
+    let (available, missing): (Vec<Level>, Vec<Level>) =
+        Level::ALL.iter().partition(|level| level.is_available());
+    for level in missing {
+        println!("skipped: this processor has no {level:?}");
+    }
+    available
+}
+
+/// Calls `check` with every reduction, its inputs and the expected result.
+fn every_case(check: impl Fn(Reduction, &[Region], &[u8], &str)) {
+    for dtype in DType::ALL {
+        for count in 1..=9 {
+            for elems in LENGTHS {
+                let inputs = inputs(dtype, count, elems);
+                for op in ReduceOp::ALL {
+                    let reduction = Reduction { dtype, op, ranks: count };
+                    let case = format!("{} of {count} x {elems} {dtype}", op.name());
+                    check(reduction, &inputs, &reference(reduction, &inputs), &case);
+                }
+            }
+        }
+    }
+}
+
+fn addresses(inputs: &[Region]) -> Vec<*const u8> {
+    inputs.iter().map(Region::input).collect()
+}
+
+/// Runs the reduction on copies of `before`, of which the first `num_inputs` are the inputs, and
+/// returns what `outputs` (indices into `before`) hold then.
+fn run(
+    reduction: Reduction,
+    level: Level,
+    before: &[Region],
+    num_inputs: usize,
+    outputs: &[usize],
+) -> Vec<Region> {
+    let mut regions: Vec<Region> = before.to_vec();
+    let elems = regions[0].len_bytes / reduction.dtype.size_bytes();
+    let all: Vec<*mut u8> = regions.iter_mut().map(Region::output).collect();
+    let inputs: Vec<*const u8> = all[..num_inputs].iter().map(|at| at.cast_const()).collect();
+    let chosen: Vec<*mut u8> = outputs.iter().map(|&at| all[at]).collect();
+    let task = Task::Run { inputs: &inputs, outputs: &chosen };
+    // SAFETY: all regions are `elems` long, aligned and distinct, and the level was asked for.
+    unsafe { reduction.perform(level, task, elems) };
+    for at in (0..regions.len()).filter(|at| !outputs.contains(at)) {
+        assert_eq!(regions[at].bytes(), before[at].bytes(), "region {at} is no output");
+    }
+    let mut regions: Vec<Option<Region>> = regions.into_iter().map(Some).collect();
+    outputs.iter().map(|&at| regions[at].take().unwrap()).collect()
+}
+
+#[test]
+fn every_level_computes_what_a_plain_loop_does() {
+    let levels = levels();
+    every_case(|reduction, inputs, want, case| {
+        let count = inputs.len();
+        let mut regions = inputs.to_vec();
+        regions.extend([(); 3].map(|()| Region::zeroed(want.len())));
+        let in_place: Vec<usize> = (0..count).collect();
+        let reversed: Vec<usize> = (0..count).rev().collect();
+        let (one, several) = ([count], [count, count + 1, count + 2]);
+        // The first output is new and a later one is an input; and the other way round.
+        let (new_first, new_last) = ([count, 0], [count - 1, count + 2]);
+        for &level in &levels {
+            for outputs in [&in_place[..], &reversed, &one, &several, &new_first, &new_last] {
+                for result in run(reduction, level, &regions, count, outputs) {
+                    let same = agree(reduction, result.bytes(), want);
+                    assert!(same, "{case} at {level:?} into {outputs:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_running_result_ends_with_the_same_bits() {
+    let levels = levels();
+    every_case(|reduction, inputs, want, case| {
+        let (size, running_size) =
+            (reduction.dtype.size_bytes(), reduction.running_dtype().size_bytes());
+        let elems = want.len() / size;
+        let addresses = addresses(inputs);
+        // Each input by itself, all at once, and halves.
+        for step in [1, inputs.len(), inputs.len().div_ceil(2)] {
+            for &level in &levels {
+                let mut running = Region::zeroed(elems * running_size);
+                let mut results = [Region::zeroed(want.len()), Region::zeroed(want.len())];
+                for (at, inputs) in addresses.chunks(step).enumerate() {
+                    let running = running.output();
+                    let task = Task::Accumulate { fresh: at == 0, inputs, running };
+                    // SAFETY: all regions hold `elems` elements, are aligned and distinct.
+                    unsafe { reduction.perform(level, task, elems) };
+                }
+                let outputs = results.each_mut().map(Region::output);
+                let task = Task::Finish { running: running.input(), outputs: &outputs };
+                // SAFETY: as above.
+                unsafe { reduction.perform(level, task, elems) };
+                let mut results = results.to_vec();
+                if size == running_size {
+                    let outputs = [running.output()];
+                    let task = Task::Finish { running: running.input(), outputs: &outputs };
+                    // SAFETY: as above; in place, with types of one size.
+                    unsafe { reduction.perform(level, task, elems) };
+                    results.push(running);
+                }
+                for result in results {
+                    let same = agree(reduction, result.bytes(), want);
+                    assert!(same, "{case} at {level:?} by {step}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn the_public_way_in_takes_the_best_level() {
+    let inputs = inputs(DType::F16, 5, 1025);
+    let reduction = Reduction { dtype: DType::F16, op: ReduceOp::Mean, ranks: 5 };
+    let want = reference(reduction, &inputs);
+    let (mut whole, mut split) = (Region::zeroed(want.len()), Region::zeroed(want.len()));
+    let mut running = Region::zeroed(want.len() * 2);
+    let addresses = addresses(&inputs);
+    // SAFETY: all regions hold 1025 elements, are aligned and distinct.
+    unsafe {
+        reduction.run(&addresses, &[whole.output()], 1025);
+        reduction.accumulate(true, &addresses[..2], running.output(), 1025);
+        reduction.accumulate(false, &addresses[2..], running.output(), 1025);
+        reduction.finish(running.input(), &[split.output()], 1025);
+    }
+    assert!(agree(reduction, whole.bytes(), &want));
+    assert!(agree(reduction, split.bytes(), &want));
+}
+
+#[test]
+fn means_of_integers_are_truncated_toward_zero() {
+    let mean = |dtype, ranks, bytes: &[u8]| {
+        let (input, mut output) = (Region::new(bytes), Region::zeroed(bytes.len()));
+        let reduction = Reduction { dtype, op: ReduceOp::Mean, ranks };
+        let elems = bytes.len() / dtype.size_bytes();
+        // SAFETY: both regions hold `elems` elements, are aligned and distinct.
+        unsafe { reduction.run(&[input.input()], &[output.output()], elems) };
+        output.bytes().to_vec()
+    };
+    let mut bits = Bits(7);
+    for ranks in (1..=64).chain([127, 128, 129, 255]) {
+        let mut wide = vec![i64::MIN, i64::MIN + 1, i64::MAX, -7, -1, 0, 1, 7];
+        wide.extend((0..1000).map(|_| bits.next() as i64 >> (bits.next() % 64)));
+        // Multiples of the divisor and their neighbours, where rounding would show.
+        let mut narrow = vec![i32::MIN, i32::MIN + 1, i32::MAX, -7, -1, 0, 1, 7];
+        let multiples = (0..1000).map(|_| bits.next() as i32 / ranks as i32 * ranks as i32);
+        narrow.extend(multiples.flat_map(|x| [x.saturating_sub(1), x, x.saturating_add(1)]));
+        let bytes: Vec<u8> = (0..=255).collect();
+        let flat = |x: &[i64]| x.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
+        let want: Vec<i64> = wide.iter().map(|x| x / ranks as i64).collect();
+        assert_eq!(mean(DType::I64, ranks, &flat(&wide)), flat(&want));
+        let flat = |x: &[i32]| x.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
+        let want: Vec<i32> = narrow.iter().map(|x| x / ranks as i32).collect();
+        assert_eq!(mean(DType::I32, ranks, &flat(&narrow)), flat(&want));
+        let want: Vec<u8> = bytes.iter().map(|x| x / ranks as u8).collect();
+        assert_eq!(mean(DType::U8, ranks, &bytes), want);
+    }
+}
+
+/// The bits of f32 worth converting: every sign, exponent and upper fraction with lower fractions
+/// around the ties of both 16-bit types, and a million at random.
+fn f32_bits() -> impl Iterator<Item = u32> {
+    let lower = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
+    let systematic = (0..=0xFFFF_u32).flat_map(move |upper| lower.map(|lower| upper << 16 | lower));
+    let mut bits = Bits(1);
+    systematic.chain((0..1_000_000).map(move |_| bits.next() as u32))
+}
+
+#[test]
+fn bf16_is_converted_as_by_half() {
+    for bits in 0..=u16::MAX {
+        let x = bf16::from_bits(bits);
+        // Signalling NaN are made quiet a step later than `half` does.
+        let quiet = if x.is_nan() { 0x40_0000 } else { 0 };
+        assert_eq!(widen_bf16(x).to_bits() | quiet, x.to_f32().to_bits(), "{bits:#x}");
+        let again = bf16::from_f32(x.to_f32());
+        assert_eq!(narrow_bf16(widen_bf16(x)).to_bits(), again.to_bits(), "{bits:#x}");
+    }
+    for bits in f32_bits() {
+        let x = f32::from_bits(bits);
+        assert_eq!(narrow_bf16(x).to_bits(), bf16::from_f32(x).to_bits(), "{bits:#x}");
+    }
+}
+
+#[test]
+fn f16_is_converted_as_by_half_at_every_level() {
+    let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    let singles: Vec<f32> = f32_bits().map(f32::from_bits).collect();
+    for level in levels() {
+        // One value less than whole vectors, so that there is a remainder.
+        let halves = &halves[1..];
+        let mut wide = vec![0.0; halves.len()];
+        widen_f16(level, halves, &mut wide);
+        for (x, y) in halves.iter().zip(&wide) {
+            assert_eq!(y.to_bits(), x.to_f32_const().to_bits(), "{level:?} {:#x}", x.to_bits());
+        }
+        let mut narrow = vec![f16::ZERO; singles.len()];
+        narrow_f16(level, &singles, &mut narrow);
+        for (x, y) in singles.iter().zip(&narrow) {
+            let want = f16::from_f32_const(*x).to_bits();
+            assert_eq!(y.to_bits(), want, "{level:?} {:#x}", x.to_bits());
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! All-reduce, direct: every element is reduced in rank order and written to every rank at once.
+//!
+//! Steps: gate, units, gate. Each rank reads and writes its own share of every rank's data: `S`
+//! bytes read and `S` written per rank for a message of `S` bytes, the least there can be when
+//! every rank keeps a copy of its own. Order of summation: rank 0, 1, 2, ..., for each element,
+//! whichever rank happens to do the unit.
+//!
+//! Staged (private memory of processes): in pieces of a quarter of a megabyte, each copied in (`S` more
+//! bytes), reduced in the staging areas, which stay in the cache, and copied out (`S` more). Two
+//! ranks reduce straight into their private memory instead, both the whole of it, without the second
+//! gate and the copy out.
+
+use super::control::PlaceWords;
+use super::round::Met;
+use super::{HALF_BYTES, Shared};
+use crate::CollectiveError;
+use crate::core::Trip;
+use crate::reduce::Reduction;
+use crate::shared::control::Slot;
+
+/// Bytes that are claimed at a time: small enough to share out a megabyte, large enough that
+/// claiming (one atomic addition) costs nothing beside the work.
+const UNIT_BYTES: usize = 64 << 10;
+
+pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
+    reduce_to(shared, trip, 0..shared.world)
+}
+
+/// Reduces all ranks' data to the ranks of `targets`.
+pub(super) fn reduce_to(
+    shared: &Shared,
+    trip: &Trip,
+    targets: std::ops::Range<usize>,
+) -> Result<u64, CollectiveError> {
+    let met = shared.meet(trip)?;
+    let len_bytes = trip.call.send.len_bytes;
+    if len_bytes == 0 {
+        return Ok(met.present_ns);
+    }
+    let job = Job { shared, trip, targets };
+    if met.is_anyone_staged {
+        job.staged(&met)?
+    } else {
+        job.in_place(&met)?
+    }
+    Ok(met.present_ns)
+}
+
+struct Job<'a> {
+    shared: &'a Shared,
+    trip: &'a Trip<'a>,
+    targets: std::ops::Range<usize>,
+}
+
+impl Job<'_> {
+    fn in_place(&self, met: &Met) -> Result<(), CollectiveError> {
+        let len_bytes = self.trip.call.send.len_bytes;
+        let inputs =
+            self.places(met.round, 0..self.shared.world, |slot| &slot.send, 0, len_bytes)?;
+        let outputs =
+            self.places(met.round, self.targets.clone(), |slot| &slot.recv, 0, len_bytes)?;
+        self.reduce_units(met.round, &inputs, &outputs, len_bytes)
+    }
+
+    /// The addresses of `len_bytes` bytes of the data of `ranks`, `start` bytes into the message.
+    fn places(
+        &self,
+        round: u32,
+        ranks: std::ops::Range<usize>,
+        side: impl Fn(&Slot) -> &PlaceWords,
+        start: usize,
+        len_bytes: usize,
+    ) -> Result<Vec<*mut u8>, CollectiveError> {
+        let Self { shared, trip, .. } = self;
+        let address = |rank| match side(shared.control().slot(round, rank)).load() {
+            None => Ok(shared.stage(rank, round)),
+            Some(place) => shared.resolve(trip, rank, Some(place.after(start)), len_bytes),
+        };
+        ranks.map(address).collect()
+    }
+
+    /// Claims units until none is left, and waits until all are done.
+    fn reduce_units(
+        &self,
+        round: u32,
+        inputs: &[*mut u8],
+        outputs: &[*mut u8],
+        len_bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        let Self { shared, trip, .. } = self;
+        let control = shared.control();
+        let num_units = len_bytes.div_ceil(UNIT_BYTES) as u32;
+        while let Some(unit) = control.claim_unit(num_units) {
+            let begin = unit as usize * UNIT_BYTES;
+            let unit_bytes = UNIT_BYTES.min(len_bytes - begin);
+            // SAFETY: the unit lies within every region, whose owners have claimed or borrowed them
+            // and wait for the second gate; a claimed unit is this rank's alone.
+            unsafe { self.reduce(inputs, outputs, begin, unit_bytes) };
+            control.complete_unit(round, num_units);
+        }
+        shared.done_with(round);
+        shared.wait_done(trip, round)
+    }
+
+    /// # Safety
+    ///
+    /// Bytes `begin..begin + len_bytes` of every input and output are valid, aligned for the element
+    /// type, and nobody else writes to them.
+    unsafe fn reduce(
+        &self,
+        inputs: &[*mut u8],
+        outputs: &[*mut u8],
+        begin: usize,
+        len_bytes: usize,
+    ) {
+        let call = self.trip.call;
+        let mut regions = [std::ptr::null_mut(); 2 * crate::MAX_RANKS];
+        let (to, rest) = regions.split_at_mut(outputs.len());
+        let from = &mut rest[..inputs.len()];
+        for (at, base) in to.iter_mut().chain(&mut *from).zip(outputs.iter().chain(inputs)) {
+            // SAFETY: the unit lies within every region, as required of the caller.
+            *at = unsafe { base.add(begin) };
+        }
+        let mut sources = [std::ptr::null(); crate::MAX_RANKS];
+        for (source, from) in sources.iter_mut().zip(&*from) {
+            *source = from.cast_const();
+        }
+        let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: self.shared.world };
+        let elems = len_bytes / call.dtype.size_bytes();
+        // SAFETY: as required of the caller; different ranks' regions do not overlap, and a rank's
+        // own two are the same or apart, as was checked when they met.
+        unsafe { reduction.run(&sources[..inputs.len()], to, elems) };
+    }
+
+    fn staged(&self, first: &Met) -> Result<(), CollectiveError> {
+        let Self { shared, trip, targets } = self;
+        let (rank, world, call) = (shared.rank, shared.world, trip.call);
+        let is_staged = |rank| shared.control().slot(first.round, rank).send.load().is_none();
+        let is_target = targets.contains(&rank);
+        let is_private = world == 2 && (0..world).all(is_staged);
+        for start in (0..call.send.len_bytes).step_by(HALF_BYTES) {
+            let len_bytes = HALF_BYTES.min(call.send.len_bytes - start);
+            let round = shared.next_round();
+            if is_staged(rank) {
+                // SAFETY: both are valid for the piece; nobody reads this half any more, since all
+                // have arrived in the round after the one that used it last.
+                unsafe {
+                    let from = call.send.base.add(start);
+                    std::ptr::copy_nonoverlapping(from, shared.stage(rank, round), len_bytes);
+                }
+            }
+            shared.arrive(trip, round);
+            shared.wait_present(trip, round)?;
+            let inputs = self.places(round, 0..world, |slot| &slot.send, start, len_bytes)?;
+            if is_private {
+                if is_target {
+                    // SAFETY: the staged pieces stay as they are until all have arrived in the next
+                    // round but one, and the result goes to memory of this rank alone.
+                    unsafe { self.reduce(&inputs, &[call.recv.base.add(start)], 0, len_bytes) };
+                }
+                continue;
+            }
+            let outputs =
+                self.places(round, targets.clone(), |slot| &slot.recv, start, len_bytes)?;
+            self.reduce_units(round, &inputs, &outputs, len_bytes)?;
+            if is_staged(rank) && is_target {
+                // SAFETY: all units are done, and nobody writes to this half before this rank
+                // arrives again.
+                unsafe {
+                    let stage = shared.stage(rank, round);
+                    std::ptr::copy_nonoverlapping(stage, call.recv.base.add(start), len_bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+}

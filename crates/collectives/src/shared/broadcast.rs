@@ -1,0 +1,20 @@
+//! Broadcast: every rank copies the root's data.
+//!
+//! Steps: gate, copy, gate. Every rank but the root reads and writes `S` bytes. Nothing is summed.
+
+use super::Shared;
+use super::pull::{Cut, pull};
+use crate::CollectiveError;
+use crate::core::Trip;
+
+pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
+    let met = shared.meet(trip)?;
+    let call = trip.call;
+    let whole = 0..call.recv.len_bytes;
+    let block = |source, _| if source == call.root { whole.clone() } else { 0..0 };
+    pull(shared, trip, &met, Cut::Whole, block, |window| {
+        // SAFETY: the receiving side is this rank's own, and as long on every rank.
+        unsafe { window.copy(call.root, call.recv.base) };
+    })?;
+    Ok(met.present_ns)
+}

@@ -1,0 +1,26 @@
+//! Gather: the root copies every rank's data, in rank order; lengths may differ.
+//!
+//! Steps: gate, the root copies, gate. The root reads and writes `S` bytes for a result of `S`; the
+//! others only wait. Nothing is summed.
+
+use super::Shared;
+use super::pull::{Cut, pull};
+use crate::CollectiveError;
+use crate::core::Trip;
+
+pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
+    let met = shared.meet(trip)?;
+    let (call, shares) = (trip.call, met.shares());
+    let block = |source, _| 0..shares.bytes(source, call.dtype).len();
+    pull(shared, trip, &met, Cut::Whole, block, |window| {
+        if shared.rank != call.root {
+            return;
+        }
+        for source in 0..shared.world {
+            let own = call.recv.part(shares.bytes(source, call.dtype));
+            // SAFETY: the receiving side is the root's own, and the shares fill it exactly.
+            unsafe { window.copy(source, own.base) };
+        }
+    })?;
+    Ok(met.present_ns)
+}

@@ -1,0 +1,213 @@
+//! Processes of one host: how they share memory, and notice each other's death.
+//!
+//! Every rank is connected to rank 0 by an abstract Unix socket, which has no name in any file system.
+//! Rank 0 makes anonymous memory files and passes their descriptors along. The sockets stay open:
+//! when one closes and its rank has not left in order, that rank is dead.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use paceline_memory::{Mapping, MemoryError};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::{Control, Reach, STAGING_BYTES, Segment};
+use crate::CollectiveError;
+use crate::door::{Card, Door, Side};
+
+/// Parts of a segment begin at large pages, so that ranks never share one.
+const PART_ALIGNMENT: usize = 2 << 20;
+
+/// The connections of one rank: rank 0 has one to every other rank, in rank order; the others have
+/// one to rank 0.
+#[derive(Debug)]
+pub(crate) struct Links {
+    rank: usize,
+    world: usize,
+    streams: Vec<UnixStream>,
+}
+
+impl Links {
+    /// Connects the ranks of this host, for at most `limit`.
+    pub(crate) fn connect(
+        door: &Door,
+        cards: &[Card],
+        rank: usize,
+        limit: Duration,
+    ) -> Result<Self, CollectiveError> {
+        let world = cards.len();
+        let others: Vec<usize> = (1..world).collect();
+        let (from, to) = if rank == 0 { (&others[..], &[][..]) } else { (&[][..], &[0][..]) };
+        let sockets = door.connect(Side::Local, cards, rank, (from, to), limit)?;
+        let streams: Vec<UnixStream> =
+            sockets.into_iter().flatten().map(UnixStream::from).collect();
+        let links = Self { rank, world, streams };
+        for stream in &links.streams {
+            stream.set_read_timeout(Some(limit)).map_err(|e| links.fail(e.to_string()))?;
+        }
+        Ok(links)
+    }
+
+    /// Shares the control state and the staging segment.
+    pub(crate) fn share_control(&self) -> Result<(Arc<Mapping>, Reach), CollectiveError> {
+        let start_bytes = Control::BYTES;
+        let mapping = Arc::new(self.share(start_bytes + self.world * STAGING_BYTES)?);
+        let staging = Segment { mapping: mapping.clone(), start_bytes, part_bytes: STAGING_BYTES };
+        Ok((mapping, Reach::Segments(vec![staging].into())))
+    }
+
+    /// Shares a new segment with `len_bytes` bytes for every rank.
+    pub(crate) fn share_segment(&self, len_bytes: usize) -> Result<Segment, CollectiveError> {
+        let alignment = if len_bytes >= PART_ALIGNMENT { PART_ALIGNMENT } else { 4096 };
+        let part_bytes = len_bytes.max(1).next_multiple_of(alignment);
+        let mapping = Arc::new(self.share(self.world * part_bytes)?);
+        Ok(Segment { mapping, start_bytes: 0, part_bytes })
+    }
+
+    /// Rank 0 makes a mapping and passes it to everybody.
+    fn share(&self, len_bytes: usize) -> Result<Mapping, CollectiveError> {
+        if self.rank == 0 {
+            let made = Mapping::create(len_bytes);
+            // A failure is passed on too: the others must not wait for what will not come.
+            for stream in &self.streams {
+                self.send_file(stream, made.as_ref().ok(), len_bytes)?;
+            }
+            return Ok(made?);
+        }
+        let file = self.receive_file(&self.streams[0], len_bytes)?;
+        Ok(Mapping::from_file(file, len_bytes)?)
+    }
+
+    fn send_file(
+        &self,
+        stream: &UnixStream,
+        mapping: Option<&Mapping>,
+        len_bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        let message = (len_bytes as u64).to_le_bytes();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let files: Vec<_> = mapping.map(Mapping::file).into_iter().collect();
+        if !files.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        }
+        sendmsg(stream, &[IoSlice::new(&message)], &mut ancillary, SendFlags::NOSIGNAL)
+            .map_err(|e| self.fail(format!("passing memory to a rank failed: {e}")))?;
+        Ok(())
+    }
+
+    fn receive_file(
+        &self,
+        stream: &UnixStream,
+        len_bytes: usize,
+    ) -> Result<OwnedFd, CollectiveError> {
+        let mut message = [0u8; 8];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut message)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL,
+        )
+        .map_err(|e| self.fail(format!("no memory came from rank 0: {e}")))?;
+        if received.bytes == 0 {
+            return Err(self.fail("rank 0 ended before it passed its memory on".into()));
+        }
+        if u64::from_le_bytes(message) != len_bytes as u64 {
+            let theirs = u64::from_le_bytes(message);
+            let reason = format!("rank 0 shares {theirs} bytes where this rank wants {len_bytes}");
+            return Err(self.fail(reason));
+        }
+        let file = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        file.ok_or_else(|| MemoryError::OutOfMemory { bytes: len_bytes }.into())
+    }
+
+    fn fail(&self, reason: String) -> CollectiveError {
+        let (rank, world_size) = (self.rank, self.world);
+        CollectiveError::Meeting { rank, world_size, place: "shared memory".into(), reason }
+    }
+
+    /// The rank at the other end of stream `index`.
+    fn peer(&self, index: usize) -> usize {
+        if self.rank == 0 { index + 1 } else { 0 }
+    }
+}
+
+/// The thread that watches the connections and raises the alarm when a rank dies.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    closing: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Monitor {
+    /// Calls `lost` with the rank (within this host) whose connection closes.
+    pub(crate) fn start(
+        links: &Links,
+        lost: impl Fn(usize) + Send + 'static,
+    ) -> Result<Self, CollectiveError> {
+        let closing = Arc::new(AtomicBool::new(false));
+        let streams = links
+            .streams
+            .iter()
+            .enumerate()
+            .map(|(index, stream)| Ok((links.peer(index), stream.try_clone()?)))
+            .collect::<std::io::Result<Vec<_>>>()
+            .map_err(|e| links.fail(e.to_string()))?;
+        let thread = {
+            let closing = closing.clone();
+            std::thread::Builder::new()
+                .name(format!("peers-{}", links.rank))
+                .spawn(move || watch(streams, &lost, &closing))
+                .map_err(|e| links.fail(format!("no thread to watch the peers: {e}")))?
+        };
+        Ok(Self { closing, thread })
+    }
+
+    /// Ends the watch; closing the connections wakes it.
+    pub(crate) fn stop(self, links: &Links) {
+        self.closing.store(true, Ordering::Relaxed);
+        for stream in &links.streams {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = self.thread.join();
+    }
+}
+
+fn watch(mut streams: Vec<(usize, UnixStream)>, lost: &dyn Fn(usize), closing: &AtomicBool) {
+    while !streams.is_empty() {
+        // Hang-ups only: what is sent on these connections is for others to read.
+        let mut fds: Vec<PollFd> =
+            streams.iter().map(|(_, stream)| PollFd::new(stream, PollFlags::RDHUP)).collect();
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+            Ok(_) => {}
+        }
+        let closed: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if closing.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut closed = closed.into_iter();
+        streams.retain(|(peer, _)| {
+            let is_closed = closed.next().unwrap_or(false);
+            if is_closed {
+                lost(*peer);
+            }
+            !is_closed
+        });
+    }
+}

@@ -1,0 +1,79 @@
+//! Ranks that share memory: threads of one process, or processes of one host.
+//!
+//! All ranks look at one [`Control`] block: they meet at its gates, read there what the others called
+//! and where their data lie, and then work on each other's memory directly. Reductions are shared
+//! out in units that any rank may claim; everything else each rank copies for itself from where it
+//! lies. Every element is reduced in rank order, so all transports give the same bits.
+//!
+//! Memory that peers cannot reach (a `Vec` of another process) goes through a staging area, half of
+//! it at a time: while peers read one half, the owner fills the other, so one gate a piece is enough.
+
+mod all_gather;
+mod all_reduce;
+mod all_to_all;
+mod barrier;
+mod broadcast;
+mod control;
+mod gather;
+pub(crate) mod links;
+mod point_to_point;
+pub(crate) mod pull;
+mod reduce;
+mod reduce_scatter;
+mod round;
+mod scatter;
+mod segment;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use paceline_memory::Mapping;
+
+pub(crate) use control::{Control, Fate};
+pub(crate) use segment::{Reach, Segment};
+
+use crate::core::Trip;
+use crate::{CollectiveError, OpKind};
+
+/// Staging area of each rank, in bytes.
+pub(crate) const STAGING_BYTES: usize = 512 << 10;
+
+/// What is staged at a time.
+const HALF_BYTES: usize = STAGING_BYTES / 2;
+
+/// One rank's view of the shared state.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    memory: Arc<Mapping>,
+    pub(crate) reach: Reach,
+    rounds: AtomicU32,
+}
+
+impl Shared {
+    /// `memory` begins with the group's [`Control`].
+    pub(crate) fn new(rank: usize, world: usize, memory: Arc<Mapping>, reach: Reach) -> Self {
+        Self { rank, world, memory, reach, rounds: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        Control::of(&self.memory)
+    }
+
+    /// Carries a call out. Returns when the last rank arrived.
+    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
+        match trip.call.kind {
+            OpKind::AllReduce => all_reduce::run(self, trip),
+            OpKind::ReduceScatter => reduce_scatter::run(self, trip),
+            OpKind::AllGather => all_gather::run(self, trip),
+            OpKind::Broadcast => broadcast::run(self, trip),
+            OpKind::Reduce => reduce::run(self, trip),
+            OpKind::Gather => gather::run(self, trip),
+            OpKind::Scatter => scatter::run(self, trip),
+            OpKind::AllToAll => all_to_all::run(self, trip),
+            OpKind::Send | OpKind::Recv | OpKind::SendRecv => point_to_point::run(self, trip),
+            OpKind::Barrier => barrier::run(self, trip),
+        }
+    }
+}

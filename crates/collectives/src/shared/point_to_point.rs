@@ -1,0 +1,287 @@
+//! Send, receive, and both at once: two ranks meet, and the receiver copies.
+//!
+//! Steps: both announce what they want and look at what the other wants; then the receiver copies
+//! straight from the sender's memory, or, where it cannot reach that, piece by piece from the
+//! sender's staging area. `S` bytes read and written. A send is finished when the receiver has all.
+
+use std::sync::atomic::Ordering;
+
+use paceline_trace::now_ns;
+
+use super::control::{Mail, WaitError};
+use super::segment::Place;
+use super::{HALF_BYTES, Shared};
+use crate::call::{Published, Region, Verdict};
+use crate::core::Trip;
+use crate::{CollectiveError, OpKind};
+
+/// Half of what is free of the staging area: one piece is filled while the other is read.
+const PIECE_BYTES: usize = HALF_BYTES / 2;
+
+pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
+    let mut sender = trip.call.sending().map(|(to, data)| Sender::announce(shared, trip, to, data));
+    let mut receiver =
+        trip.call.receiving().map(|(from, data)| Receiver::announce(shared, trip, from, data));
+    let is_met = || {
+        sender.as_ref().is_none_or(Sender::is_expected)
+            && receiver.as_ref().is_none_or(Receiver::is_expected)
+    };
+    wait(shared, trip, is_met, || {
+        let to = sender.as_ref().filter(|half| !half.is_expected()).map(|half| half.to);
+        let from = receiver.as_ref().filter(|half| !half.is_expected()).map(|half| half.from);
+        to.into_iter().chain(from).find_map(|peer| shared.is_elsewhere(trip, peer))
+    })?;
+    let present_ns = now_ns();
+    if let Some(half) = &mut receiver {
+        half.place = half.mail.place.load();
+    }
+    let differs = sender.as_ref().and_then(|half| half.disagreement(shared, trip));
+    let differs = differs.or_else(|| receiver.as_ref()?.disagreement(shared, trip));
+    if let Some(verdict) = differs {
+        shared.control().accuse(&verdict);
+        let reason = shared.control().alarm().unwrap_or(WaitError::Conflict(verdict));
+        return Err(shared.explain(trip, reason, Vec::new));
+    }
+    loop {
+        let is_sent = sender.as_mut().is_none_or(|half| half.step(shared));
+        let is_received = match &mut receiver {
+            Some(half) => half.step(shared, trip)?,
+            None => true,
+        };
+        if is_sent && is_received {
+            return Ok(present_ns);
+        }
+        let can_go_on = || {
+            let sender = sender.as_ref().filter(|_| !is_sent);
+            let receiver = receiver.as_ref().filter(|_| !is_received);
+            sender.is_some_and(Sender::can_go_on) || receiver.is_some_and(Receiver::can_go_on)
+        };
+        // Both sides have met, so the other one will do its part.
+        wait(shared, trip, can_go_on, || None)?;
+    }
+}
+
+fn wait(
+    shared: &Shared,
+    trip: &Trip,
+    is_done: impl FnMut() -> bool,
+    is_stuck: impl Fn() -> Option<Verdict>,
+) -> Result<(), CollectiveError> {
+    let outcome = shared.control().wait_bell(shared.rank, trip.patience, is_done, is_stuck);
+    outcome.map_err(|error| {
+        let peers = [trip.call.sending(), trip.call.receiving()];
+        shared.explain(trip, error, || peers.into_iter().flatten().map(|half| half.0).collect())
+    })
+}
+
+impl Shared {
+    /// What a peer called that keeps it from ever answering this rank's message: a collective that
+    /// needs this rank too, or a message that this rank would have to answer first.
+    fn is_elsewhere(&self, trip: &Trip, peer: usize) -> Option<Verdict> {
+        let (operation, call) = match self.ahead(peer) {
+            Some(slot) => (slot.operation.load(Ordering::Relaxed), slot.call.load()),
+            None => self.unanswered(peer)?,
+        };
+        Some(Verdict {
+            ranks: [self.rank, peer],
+            operations: [trip.seq, operation],
+            calls: [trip.call.publish(), call],
+        })
+    }
+
+    /// The message to or from this rank that a peer waits for and this rank has not called.
+    pub(super) fn unanswered(&self, peer: usize) -> Option<(u32, Published)> {
+        let (incoming, outgoing) =
+            (self.control().mail(peer, self.rank), self.control().mail(self.rank, peer));
+        let begun =
+            |mail: &Mail| (mail.sent.load(Ordering::Acquire), mail.asked.load(Ordering::Acquire));
+        let (sent, asked) = begun(incoming);
+        if sent.wrapping_sub(asked) as i32 > 0 {
+            return Some((
+                incoming.sender_operation.load(Ordering::Relaxed),
+                incoming.sender.load(),
+            ));
+        }
+        let (sent, asked) = begun(outgoing);
+        (asked.wrapping_sub(sent) as i32 > 0).then(|| {
+            (outgoing.receiver_operation.load(Ordering::Relaxed), outgoing.receiver.load())
+        })
+    }
+}
+
+/// What a half shows of its call: a send-and-receive shows each side the half that concerns it.
+fn half(trip: &Trip, kind: OpKind, peer: usize) -> Published {
+    let mut call = trip.call.clone();
+    (call.kind, call.root) = (kind, peer);
+    call.publish()
+}
+
+fn fit(sender: &Published, receiver: &Published) -> bool {
+    let dtype = |call: &Published| (call.signature >> 8) as u8;
+    dtype(sender) == dtype(receiver) && sender.send_count == receiver.recv_count
+}
+
+struct Sender<'a> {
+    mail: &'a Mail,
+    to: usize,
+    data: Region,
+    message: u32,
+    /// Pieces made ready before this message.
+    first: u32,
+    is_staged: bool,
+}
+
+impl<'a> Sender<'a> {
+    fn announce(shared: &'a Shared, trip: &Trip, to: usize, data: Region) -> Self {
+        let mail = shared.control().mail(shared.rank, to);
+        let place = shared.locate(&data);
+        mail.sender.store(&half(trip, OpKind::Send, to));
+        mail.sender_operation.store(trip.seq, Ordering::Relaxed);
+        mail.place.store(place);
+        let message = mail.sent.load(Ordering::Relaxed).wrapping_add(1);
+        let first = mail.ready.load(Ordering::Relaxed);
+        // Release: who sees the count sees the call.
+        mail.sent.store(message, Ordering::Release);
+        shared.control().ring(to);
+        Self { mail, to, data, message, first, is_staged: place.is_none() }
+    }
+
+    fn is_expected(&self) -> bool {
+        self.mail.asked.load(Ordering::Acquire).wrapping_sub(self.message) as i32 >= 0
+    }
+
+    fn disagreement(&self, shared: &Shared, trip: &Trip) -> Option<Verdict> {
+        let (ours, theirs) = (self.mail.sender.load(), self.mail.receiver.load());
+        let operation = self.mail.receiver_operation.load(Ordering::Relaxed);
+        (!fit(&ours, &theirs)).then_some(Verdict {
+            ranks: [shared.rank, self.to],
+            operations: [trip.seq, operation],
+            calls: [ours, theirs],
+        })
+    }
+
+    fn num_pieces(&self) -> u32 {
+        num_pieces(self.data.len_bytes, self.is_staged)
+    }
+
+    fn progress(&self) -> (u32, u32) {
+        let ready = self.mail.ready.load(Ordering::Relaxed).wrapping_sub(self.first);
+        (ready, self.mail.taken.load(Ordering::Acquire).wrapping_sub(self.first))
+    }
+
+    fn can_go_on(&self) -> bool {
+        let (ready, taken) = self.progress();
+        taken == self.num_pieces() || (ready < self.num_pieces() && ready - taken < 2)
+    }
+
+    /// Makes ready what it can; true when the receiver has taken all.
+    fn step(&mut self, shared: &Shared) -> bool {
+        loop {
+            let (ready, taken) = self.progress();
+            if ready == self.num_pieces() || ready - taken == 2 {
+                return taken == self.num_pieces();
+            }
+            if self.is_staged {
+                let start = ready as usize * PIECE_BYTES;
+                let piece = self.data.part(start..self.data.len_bytes.min(start + PIECE_BYTES));
+                let stage = piece_stage(shared, shared.rank, shared.latest_round(), ready);
+                // SAFETY: both are valid for the piece; the receiver has taken what lay there, and
+                // the half of the staging area is free of collective operations: all have arrived
+                // in the latest round, which used the other half.
+                unsafe { std::ptr::copy_nonoverlapping(piece.base, stage, piece.len_bytes) };
+            }
+            self.mail.round.store(shared.latest_round(), Ordering::Relaxed);
+            self.mail.ready.fetch_add(1, Ordering::Release);
+            shared.control().ring(self.to);
+        }
+    }
+}
+
+struct Receiver<'a> {
+    mail: &'a Mail,
+    from: usize,
+    data: Region,
+    message: u32,
+    first: u32,
+    /// Where the sender's data lie, once both have met: the sender may announce its next message
+    /// as soon as this one is taken.
+    place: Option<Place>,
+}
+
+impl<'a> Receiver<'a> {
+    fn announce(shared: &'a Shared, trip: &Trip, from: usize, data: Region) -> Self {
+        let mail = shared.control().mail(from, shared.rank);
+        mail.receiver.store(&half(trip, OpKind::Recv, from));
+        mail.receiver_operation.store(trip.seq, Ordering::Relaxed);
+        let message = mail.asked.load(Ordering::Relaxed).wrapping_add(1);
+        let first = mail.taken.load(Ordering::Relaxed);
+        mail.asked.store(message, Ordering::Release);
+        shared.control().ring(from);
+        Self { mail, from, data, message, first, place: None }
+    }
+
+    fn is_expected(&self) -> bool {
+        self.mail.sent.load(Ordering::Acquire).wrapping_sub(self.message) as i32 >= 0
+    }
+
+    fn disagreement(&self, shared: &Shared, trip: &Trip) -> Option<Verdict> {
+        let (ours, theirs) = (self.mail.receiver.load(), self.mail.sender.load());
+        let operation = self.mail.sender_operation.load(Ordering::Relaxed);
+        (!fit(&theirs, &ours)).then_some(Verdict {
+            ranks: [shared.rank, self.from],
+            operations: [trip.seq, operation],
+            calls: [ours, theirs],
+        })
+    }
+
+    fn progress(&self) -> (u32, u32) {
+        let ready = self.mail.ready.load(Ordering::Acquire).wrapping_sub(self.first);
+        (ready, self.mail.taken.load(Ordering::Relaxed).wrapping_sub(self.first))
+    }
+
+    fn can_go_on(&self) -> bool {
+        let (ready, taken) = self.progress();
+        ready > taken
+    }
+
+    /// Takes what is ready; true when it has all.
+    fn step(&mut self, shared: &Shared, trip: &Trip) -> Result<bool, CollectiveError> {
+        let place = self.place;
+        let num_pieces = num_pieces(self.data.len_bytes, place.is_none());
+        loop {
+            let (ready, taken) = self.progress();
+            if ready == taken {
+                return Ok(taken == num_pieces);
+            }
+            let (from, piece) = match place {
+                Some(place) => {
+                    let len_bytes = self.data.len_bytes;
+                    (shared.resolve(trip, self.from, Some(place), len_bytes)?, self.data)
+                }
+                None => {
+                    let start = taken as usize * PIECE_BYTES;
+                    let round = self.mail.round.load(Ordering::Relaxed);
+                    let end = self.data.len_bytes.min(start + PIECE_BYTES);
+                    (piece_stage(shared, self.from, round, taken), self.data.part(start..end))
+                }
+            };
+            // SAFETY: the sender keeps the piece as it is until it is taken, the receiving side is
+            // this rank's own, and they do not overlap, being of different ranks.
+            unsafe { std::ptr::copy_nonoverlapping(from, piece.base, piece.len_bytes) };
+            self.mail.taken.fetch_add(1, Ordering::Release);
+            shared.control().ring(self.from);
+        }
+    }
+}
+
+/// An empty message is one empty piece, so that the sender learns that it was received.
+fn num_pieces(len_bytes: usize, is_staged: bool) -> u32 {
+    if is_staged { len_bytes.div_ceil(PIECE_BYTES) as u32 } else { 1 }
+}
+
+/// Where a piece of a message is staged by a rank whose latest round is `round`.
+fn piece_stage(shared: &Shared, rank: usize, round: u32, piece: u32) -> *mut u8 {
+    let half = shared.stage(rank, round.wrapping_add(1));
+    // SAFETY: two pieces fill half a staging area.
+    unsafe { half.add((piece % 2) as usize * PIECE_BYTES) }
+}

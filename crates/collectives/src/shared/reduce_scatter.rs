@@ -1,0 +1,28 @@
+//! Reduce-scatter: every rank reduces its own share of all ranks' data.
+//!
+//! Steps: gate, reduce, gate. Each rank reads `S` bytes (its share of every rank's) and writes its
+//! share, for a message of `S` bytes. Order of summation: rank 0, 1, 2, ..., for each element.
+
+use super::Shared;
+use super::pull::{Cut, pull};
+use crate::CollectiveError;
+use crate::core::Trip;
+use crate::reduce::Reduction;
+
+pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
+    let met = shared.meet(trip)?;
+    let (call, shares) = (trip.call, met.shares());
+    let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: shared.world };
+    let block = |_, reader| shares.bytes(reader, call.dtype);
+    pull(shared, trip, &met, Cut::Blocks, block, |window| {
+        let (sources, range) = window.of_all();
+        if range.is_empty() {
+            return;
+        }
+        let elems = range.len() / call.dtype.size_bytes();
+        // SAFETY: every source is valid for the range and nobody writes to it; the receiving side is
+        // this rank's own, and either apart from its data or just this share of them.
+        unsafe { reduction.run(sources, &[call.recv.base.add(range.start)], elems) };
+    })?;
+    Ok(met.present_ns)
+}

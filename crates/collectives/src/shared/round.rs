@@ -1,0 +1,211 @@
+//! One round of the shared state machine: arrive, meet, compare, and finish.
+//!
+//! Knows the order of events on a rank; what happens between the gates is the business of the file
+//! of each operation.
+
+use std::sync::atomic::Ordering;
+
+use super::control::{Slot, WaitError};
+use super::segment::Place;
+use super::{Fate, HALF_BYTES, STAGING_BYTES, Shared};
+use crate::call::{Published, Region, Shares, Verdict, agree, blocks_agree};
+use crate::core::{Patience, Trip};
+use crate::{CollectiveError, OpKind};
+
+/// What a rank knows once all have met.
+pub(crate) struct Met {
+    pub(super) round: u32,
+    pub(crate) present_ns: u64,
+    /// What each rank called, and as which of its operations.
+    pub(crate) calls: Vec<Published>,
+    pub(crate) operations: Vec<u32>,
+    /// Whether any rank's data must be staged.
+    pub(super) is_anyone_staged: bool,
+}
+
+impl Met {
+    /// Which elements belong to which rank.
+    pub(super) fn shares(&self) -> Shares {
+        let kind = self.calls[0].kind().expect("calls that agree are of a known kind");
+        Shares::new(kind, &self.calls)
+    }
+}
+
+impl Shared {
+    /// Shows what this rank calls, waits until all others have done so, and compares. Moves nothing.
+    pub(super) fn meet(&self, trip: &Trip) -> Result<Met, CollectiveError> {
+        let met = self.show(trip)?;
+        // All ranks see the same slots, so either all find a disagreement or none does.
+        let outcome = agree(&met.calls).and_then(|()| {
+            if trip.call.blocks.is_none() {
+                return Ok(());
+            }
+            let words = |from, to| self.control().blocks(met.round, from, to);
+            blocks_agree(
+                self.world,
+                |from, to| words(from, to)[0].load(Ordering::Relaxed),
+                |to, from| words(to, from)[1].load(Ordering::Relaxed),
+            )
+        });
+        let called = |rank: usize| (met.calls[rank], met.operations[rank]);
+        outcome.map_err(|found| trip.disagreement(found, called))?;
+        Ok(met)
+    }
+
+    /// As [`Shared::meet`], without comparing.
+    pub(crate) fn show(&self, trip: &Trip) -> Result<Met, CollectiveError> {
+        let round = self.next_round();
+        if let Some(blocks) = &trip.call.blocks {
+            for (peer, (&sent, &expected)) in blocks.send.iter().zip(&blocks.recv).enumerate() {
+                let words = self.control().blocks(round, self.rank, peer);
+                words[0].store(sent, Ordering::Relaxed);
+                words[1].store(expected, Ordering::Relaxed);
+            }
+        }
+        self.arrive(trip, round);
+        let present_ns = self.wait_present(trip, round)?;
+        let slots = (0..self.world).map(|peer| self.control().slot(round, peer));
+        Ok(Met {
+            round,
+            present_ns,
+            calls: slots.clone().map(|slot| slot.call.load()).collect(),
+            operations: slots.clone().map(|slot| slot.operation.load(Ordering::Relaxed)).collect(),
+            is_anyone_staged: slots.clone().any(|slot| slot.send.load().is_none()),
+        })
+    }
+
+    /// The number of this rank's next round.
+    pub(super) fn next_round(&self) -> u32 {
+        self.rounds.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// The number of the latest round that this rank arrived in.
+    pub(super) fn latest_round(&self) -> u32 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
+    /// Arrives in `round` with what this rank called and where its data lie.
+    pub(super) fn arrive(&self, trip: &Trip, round: u32) {
+        let slot = self.control().slot(round, self.rank);
+        slot.call.store(&trip.call.publish());
+        let (send, recv) = (self.locate(&trip.call.send), self.locate(&trip.call.recv));
+        // Where peers write to the receiving side too, a rank works in place as a whole or not at all.
+        let is_shared_out =
+            matches!(trip.call.kind, OpKind::AllReduce | OpKind::Reduce | OpKind::AllGather);
+        slot.send.store(send.filter(|_| recv.is_some() || !is_shared_out));
+        slot.recv.store(recv.filter(|_| send.is_some()));
+        slot.operation.store(trip.seq, Ordering::Relaxed);
+        slot.working.store(1, Ordering::Relaxed);
+        // Release: who sees the round here sees the rest of the slot, also before the gate opens.
+        slot.seq.store(round, Ordering::Release);
+        self.control().arrive(round, self.world);
+    }
+
+    pub(super) fn locate(&self, region: &Region) -> Option<Place> {
+        if region.len_bytes == 0 {
+            return Some(Place { segment: 0, offset: 0 });
+        }
+        match self.reach {
+            super::Reach::Segments(_) if !region.is_claimed => None,
+            _ => self.reach.locate(self.rank, region.base, region.len_bytes),
+        }
+    }
+
+    pub(super) fn wait_present(&self, trip: &Trip, round: u32) -> Result<u64, CollectiveError> {
+        let is_stuck = || self.who_waits_for_me_elsewhere(round);
+        let outcome = self.control().wait_present(round, trip.patience, is_stuck);
+        outcome.map_err(|error| {
+            self.explain(trip, error, || self.control().missing(round, self.world))
+        })
+    }
+
+    /// Ends this rank's part of the round, and waits until all ranks have done theirs: from then on
+    /// nobody touches this rank's memory.
+    pub(super) fn finish(&self, trip: &Trip, round: u32) -> Result<(), CollectiveError> {
+        self.done_with(round);
+        self.control().complete_unit(round, self.world as u32);
+        self.wait_done(trip, round)
+    }
+
+    /// This rank has done its part of the round.
+    pub(super) fn done_with(&self, round: u32) {
+        self.control().slot(round, self.rank).working.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn wait_done(&self, trip: &Trip, round: u32) -> Result<(), CollectiveError> {
+        // Threads that have arrived finish what they do, and their memory is borrowed until then; a
+        // process may die or be stopped in the middle of it.
+        let limit = match self.reach {
+            super::Reach::Threads => std::time::Duration::MAX,
+            super::Reach::Segments(_) => trip.patience.limit,
+        };
+        let patience = Patience { limit, ..trip.patience };
+        self.control().wait_done(round, patience).map_err(|error| {
+            self.explain(trip, error, || self.control().working(round, self.world))
+        })
+    }
+
+    pub(super) fn explain(
+        &self,
+        trip: &Trip,
+        error: WaitError,
+        missing: impl FnOnce() -> Vec<usize>,
+    ) -> CollectiveError {
+        match error {
+            WaitError::Gone { peer, fate: Fate::Lost } => trip.lost(peer),
+            WaitError::Gone { peer, fate: Fate::Left } => trip.left(peer),
+            WaitError::TimedOut => trip.timed_out(missing()),
+            WaitError::GivenUp => trip.given_up(),
+            WaitError::Conflict(verdict) => trip.conflict(&verdict),
+        }
+    }
+
+    /// A rank that has not arrived because it waits for a message to or from this rank, which this
+    /// rank cannot answer while it waits here.
+    fn who_waits_for_me_elsewhere(&self, round: u32) -> Option<Verdict> {
+        let control = self.control();
+        let own = control.slot(round, self.rank);
+        control.missing(round, self.world).into_iter().find_map(|peer| {
+            let (operation, call) = self.unanswered(peer)?;
+            Some(Verdict {
+                ranks: [self.rank, peer],
+                operations: [own.operation.load(Ordering::Relaxed), operation],
+                calls: [own.call.load(), call],
+            })
+        })
+    }
+
+    /// The slot of a peer that has arrived in the round after this rank's latest one.
+    pub(super) fn ahead(&self, peer: usize) -> Option<&Slot> {
+        let next = self.latest_round().wrapping_add(1);
+        let slot = self.control().slot(next, peer);
+        (slot.seq.load(Ordering::Acquire) == next).then_some(slot)
+    }
+
+    /// Address in this process of `len_bytes` bytes at `place` in memory of `rank`.
+    pub(super) fn resolve(
+        &self,
+        trip: &Trip,
+        rank: usize,
+        place: Option<Place>,
+        len_bytes: usize,
+    ) -> Result<*mut u8, CollectiveError> {
+        if len_bytes == 0 {
+            return Ok(std::ptr::null_mut());
+        }
+        let address = place.and_then(|place| self.reach.resolve(rank, place, len_bytes));
+        address.ok_or_else(|| CollectiveError::Buffers {
+            rank: self.rank,
+            op: trip.call.kind.name(),
+            reason: format!("cannot reach the data of rank {rank} ({place:?}, {len_bytes} bytes)"),
+        })
+    }
+
+    /// The half of a rank's staging area that belongs to `round`.
+    pub(super) fn stage(&self, rank: usize, round: u32) -> *mut u8 {
+        let offset = (round % 2) as usize * HALF_BYTES;
+        let place = Place { segment: 0, offset: offset as u64 };
+        let stage = self.reach.resolve(rank, place, STAGING_BYTES - offset);
+        stage.expect("only processes stage, and their first segment is for that")
+    }
+}

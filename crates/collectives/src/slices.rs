@@ -1,0 +1,142 @@
+//! The operations on plain slices: blocking, and staged between processes.
+
+use paceline_memory::Element;
+
+use crate::call::{Blocks, Call, Region};
+use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceElement, ReduceOp};
+
+type Outcome = Result<OpTimes, CollectiveError>;
+
+impl Group {
+    /// As [`Group::all_reduce`], for a slice in private memory.
+    pub fn all_reduce_slice<T: ReduceElement>(&self, data: &mut [T], op: ReduceOp) -> Outcome {
+        let region = written(data);
+        let call = Call::new(OpKind::AllReduce, T::DTYPE);
+        self.run_slice(Call { op, send: region, recv: region, ..call })
+    }
+
+    /// As [`Group::reduce`], for a slice in private memory.
+    pub fn reduce_slice<T: ReduceElement>(
+        &self,
+        data: &mut [T],
+        op: ReduceOp,
+        root: usize,
+    ) -> Outcome {
+        self.check_rank(root)?;
+        let send = written(data);
+        let recv = if self.rank() == root { send } else { Region::EMPTY };
+        self.run_slice(Call { op, root, send, recv, ..Call::new(OpKind::Reduce, T::DTYPE) })
+    }
+
+    /// As [`Group::broadcast`], for a slice in private memory.
+    pub fn broadcast_slice<T: Element>(&self, data: &mut [T], root: usize) -> Outcome {
+        self.check_rank(root)?;
+        let recv = written(data);
+        let send = if self.rank() == root { recv } else { Region::EMPTY };
+        self.run_slice(Call { root, send, recv, ..Call::new(OpKind::Broadcast, T::DTYPE) })
+    }
+
+    /// As [`Group::reduce_scatter`], for slices in private memory.
+    pub fn reduce_scatter_slice<T: ReduceElement>(
+        &self,
+        data: &[T],
+        share: &mut [T],
+        op: ReduceOp,
+    ) -> Outcome {
+        let (send, recv) = (read(data), written(share));
+        self.run_slice(Call { op, send, recv, ..Call::new(OpKind::ReduceScatter, T::DTYPE) })
+    }
+
+    /// As [`Group::all_gather`], for slices in private memory.
+    pub fn all_gather_slice<T: Element>(&self, share: &[T], gathered: &mut [T]) -> Outcome {
+        let (send, recv) = (read(share), written(gathered));
+        self.run_slice(Call { send, recv, ..Call::new(OpKind::AllGather, T::DTYPE) })
+    }
+
+    /// As [`Group::gather`], for slices in private memory; `gathered` is not looked at but on the
+    /// root, and may be empty elsewhere.
+    pub fn gather_slice<T: Element>(
+        &self,
+        share: &[T],
+        gathered: &mut [T],
+        root: usize,
+    ) -> Outcome {
+        self.check_rank(root)?;
+        let recv = if self.rank() == root { written(gathered) } else { Region::EMPTY };
+        let call = Call::new(OpKind::Gather, T::DTYPE);
+        self.run_slice(Call { root, send: read(share), recv, ..call })
+    }
+
+    /// As [`Group::scatter`], for slices in private memory; `data` is not looked at but on the root,
+    /// and may be empty elsewhere.
+    pub fn scatter_slice<T: Element>(&self, data: &[T], share: &mut [T], root: usize) -> Outcome {
+        self.check_rank(root)?;
+        let send = if self.rank() == root { read(data) } else { Region::EMPTY };
+        let call = Call::new(OpKind::Scatter, T::DTYPE);
+        self.run_slice(Call { root, send, recv: written(share), ..call })
+    }
+
+    /// As [`Group::all_to_all_ragged`], for slices in private memory.
+    pub fn all_to_all_slice<T: Element>(
+        &self,
+        data: &[T],
+        counts: &[usize],
+        received: &mut [T],
+        received_counts: &[usize],
+    ) -> Outcome {
+        let kind = OpKind::AllToAll;
+        for (counts, elems) in [(counts, data.len()), (received_counts, received.len())] {
+            if counts.len() != self.world_size() || counts.iter().sum::<usize>() != elems {
+                return self.refuse(kind, format!("got counts {counts:?} for {elems} elements"));
+            }
+        }
+        let cut = |counts: &[usize]| counts.iter().map(|&count| count as u64).collect();
+        let blocks = Blocks { send: cut(counts), recv: cut(received_counts) };
+        let (send, recv) = (read(data), written(received));
+        let blocks = Some(Box::new(blocks));
+        self.run_slice(Call { send, recv, blocks, ..Call::new(kind, T::DTYPE) })
+    }
+
+    /// As [`Group::send`], for a slice in private memory.
+    pub fn send_slice<T: Element>(&self, data: &[T], to: usize) -> Outcome {
+        self.check_pair(OpKind::Send, Some(to), None)?;
+        let call = Call::new(OpKind::Send, T::DTYPE);
+        self.run_slice(Call { root: to, send: read(data), ..call })
+    }
+
+    /// As [`Group::recv`], for a slice in private memory.
+    pub fn recv_slice<T: Element>(&self, data: &mut [T], from: usize) -> Outcome {
+        self.check_pair(OpKind::Recv, None, Some(from))?;
+        let call = Call::new(OpKind::Recv, T::DTYPE);
+        self.run_slice(Call { root: from, from, recv: written(data), ..call })
+    }
+
+    /// As [`Group::send_recv`], for slices in private memory.
+    pub fn send_recv_slice<T: Element>(
+        &self,
+        data: &[T],
+        to: usize,
+        received: &mut [T],
+        from: usize,
+    ) -> Outcome {
+        self.check_pair(OpKind::SendRecv, Some(to), Some(from))?;
+        let (send, recv) = (read(data), written(received));
+        self.run_slice(Call { root: to, from, send, recv, ..Call::new(OpKind::SendRecv, T::DTYPE) })
+    }
+
+    /// The caller keeps the slices borrowed until the call is finished.
+    fn run_slice(&self, call: Call) -> Outcome {
+        self.worker().run(call, Vec::new())
+    }
+}
+
+fn written<T: Element>(data: &mut [T]) -> Region {
+    let len_bytes = size_of_val(data);
+    Region { base: data.as_mut_ptr().cast(), len_bytes, is_claimed: false }
+}
+
+/// A region that operations only read: none writes to the sending side unless both sides are one.
+fn read<T: Element>(data: &[T]) -> Region {
+    let len_bytes = size_of_val(data);
+    Region { base: data.as_ptr().cast_mut().cast(), len_bytes, is_claimed: false }
+}

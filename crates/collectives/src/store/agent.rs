@@ -1,0 +1,232 @@
+//! A client of the store that torchrun's agent serves, PyTorch's TCPStore.
+//!
+//! The protocol: a connection begins with the query VALIDATE and a number; then each query is a byte
+//! followed by its arguments. Strings and values carry their length in eight bytes, numbers are
+//! little-endian, of eight bytes. A value is read by waiting for its key and then getting it, since a
+//! get of a missing key is either empty or the end of the connection. Both of PyTorch's servers (its
+//! own loop and libuv) speak it. Queries that older servers lack are not used.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use super::address::Address;
+use super::client::Failed;
+use super::socket::{receive, transmit};
+use crate::Meeting;
+
+/// The longest value; PyTorch's server closes the connection on longer ones.
+pub(crate) const MAX_VALUE_BYTES: usize = 8 << 20;
+
+/// Where rank 0 leaves the run's secret.
+const SECRET_KEY: &str = "secret";
+
+const MAGIC: u32 = 0x3C85_F7CE;
+
+const VALIDATE: u8 = 0;
+const SET: u8 = 1;
+const GET: u8 = 3;
+const ADD: u8 = 4;
+const CHECK: u8 = 5;
+const WAIT: u8 = 6;
+const CANCEL_WAIT: u8 = 12;
+
+/// Answers to WAIT and CANCEL_WAIT.
+const STOP_WAITING: u8 = 0;
+const WAIT_CANCELED: u8 = 1;
+/// Answer to CHECK.
+const READY: u8 = 0;
+
+/// How long the agent may take for an answer that needs nobody else.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// Meets the other ranks at the agent's store. The environment holds no secret there: rank 0 makes
+/// one and leaves it in the store.
+pub(crate) fn meet(
+    address: &Address,
+    round: &str,
+    rank: usize,
+    world: usize,
+    deadline: Instant,
+) -> Result<(Connection, String), Failed> {
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let mut store =
+        Connection::join(address, round, rank, world, deadline).map_err(Failed::Other)?;
+    if rank == 0 {
+        store.set(SECRET_KEY, Meeting::fresh_secret().as_bytes())?;
+    }
+    store.arrive(rank, world, left())?;
+    let secret = store.get(SECRET_KEY, left().max(ANSWER_LIMIT))?;
+    let secret = String::from_utf8(secret);
+    Ok((store, secret.map_err(|_| Failed::Other("the secret there is no text".into()))?))
+}
+
+/// A connection to the agent's store.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// `None` after an error: question and answer may no longer belong together.
+    socket: Option<OwnedFd>,
+    prefix: String,
+}
+
+impl Connection {
+    /// Connects, and finds out whether what answers is such a store. All keys begin with `round`
+    /// and with how many times this rank has come in it: a round whose ranks come again, since
+    /// torchrun gathered them anew after other hosts joined or left, finds nothing of the last time.
+    pub(crate) fn join(
+        address: &Address,
+        round: &str,
+        rank: usize,
+        world: usize,
+        deadline: Instant,
+    ) -> Result<Self, String> {
+        let socket = loop {
+            match address.connect(deadline) {
+                Ok(socket) => break socket,
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(format!("torchrun's agent cannot be reached: {error}"));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let mut hello = vec![VALIDATE];
+        hello.extend_from_slice(&MAGIC.to_le_bytes());
+        transmit(&socket, &hello, Instant::now() + ANSWER_LIMIT)
+            .map_err(|error| format!("torchrun's agent does not listen: {error}"))?;
+        let prefix = format!("/paceline/{round}/{world}/");
+        let mut connection = Self { socket: Some(socket), prefix };
+        let attempt = connection.add(&format!("attempts/{rank}"), 1);
+        let attempt = attempt.map_err(|failed| match failed {
+            Failed::Other(reason) => format!("what answers there is no PyTorch store: {reason}"),
+            Failed::TimedOut(_) => "what listens there does not answer".into(),
+        })?;
+        connection.prefix += &format!("{attempt}/");
+        Ok(connection)
+    }
+
+    pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<(), Failed> {
+        let mut query = self.query(SET, key);
+        query.extend_from_slice(&(value.len() as u64).to_le_bytes());
+        query.extend_from_slice(value);
+        self.exchange(|socket| transmit(socket, &query, Instant::now() + ANSWER_LIMIT))
+    }
+
+    pub(crate) fn add(&mut self, key: &str, amount: i64) -> Result<i64, Failed> {
+        let mut query = self.query(ADD, key);
+        query.extend_from_slice(&amount.to_le_bytes());
+        self.exchange(|socket| Ok(i64::from_le_bytes(ask(socket, &query)?)))
+    }
+
+    /// Waits for the key, at most `limit`.
+    pub(crate) fn get(&mut self, key: &str, limit: Duration) -> Result<Vec<u8>, Failed> {
+        if !self.wait(&[key.to_owned()], limit)? {
+            return Err(Failed::TimedOut(Vec::new()));
+        }
+        let query = self.query(GET, key);
+        self.exchange(|socket| {
+            let len = u64::from_le_bytes(ask(socket, &query)?);
+            if len > MAX_VALUE_BYTES as u64 {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a value is too long"));
+            }
+            let mut value = vec![0; len as usize];
+            receive(socket, &mut value, Some(Instant::now() + ANSWER_LIMIT))?;
+            Ok(value)
+        })
+    }
+
+    /// Waits until each of `world` ranks has said that it is here, at most `limit`.
+    pub(crate) fn arrive(
+        &mut self,
+        rank: usize,
+        world: usize,
+        limit: Duration,
+    ) -> Result<(), Failed> {
+        let key = |rank: usize| format!("here/{rank}");
+        self.set(&key(rank), b"1")?;
+        let keys: Vec<String> = (0..world).map(key).collect();
+        if self.wait(&keys, limit)? {
+            return Ok(());
+        }
+        let mut missing = Vec::new();
+        for (rank, key) in keys.iter().enumerate() {
+            let query = self.key_list(CHECK, std::slice::from_ref(key));
+            let [is_there] = self.exchange(|socket| ask(socket, &query))?;
+            if is_there != READY {
+                missing.push(rank);
+            }
+        }
+        Err(Failed::TimedOut(missing))
+    }
+
+    /// Whether all keys were there in time.
+    fn wait(&mut self, keys: &[String], limit: Duration) -> Result<bool, Failed> {
+        let query = self.key_list(WAIT, keys);
+        self.exchange(|socket| {
+            transmit(socket, &query, Instant::now() + ANSWER_LIMIT)?;
+            let mut answer = [0u8];
+            match receive(socket, &mut answer, Instant::now().checked_add(limit)) {
+                Ok(()) if answer == [STOP_WAITING] => return Ok(true),
+                Ok(()) => return Err(unexpected()),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                Err(error) => return Err(error),
+            }
+            // The keys may come while the wait is called off; then both answers are sent.
+            let [mut answer] = ask(socket, &[CANCEL_WAIT])?;
+            let came = answer == STOP_WAITING;
+            if came {
+                [answer] = ask(socket, &[])?;
+            }
+            if answer == WAIT_CANCELED { Ok(came) } else { Err(unexpected()) }
+        })
+    }
+
+    fn query(&self, query: u8, key: &str) -> Vec<u8> {
+        let mut bytes = vec![query];
+        self.append_key(&mut bytes, key);
+        bytes
+    }
+
+    fn key_list(&self, query: u8, keys: &[String]) -> Vec<u8> {
+        let mut bytes = vec![query];
+        bytes.extend_from_slice(&(keys.len() as u64).to_le_bytes());
+        for key in keys {
+            self.append_key(&mut bytes, key);
+        }
+        bytes
+    }
+
+    fn append_key(&self, bytes: &mut Vec<u8>, key: &str) {
+        let len = (self.prefix.len() + key.len()) as u64;
+        bytes.extend_from_slice(&len.to_le_bytes());
+        bytes.extend_from_slice(self.prefix.as_bytes());
+        bytes.extend_from_slice(key.as_bytes());
+    }
+
+    fn exchange<T>(
+        &mut self,
+        exchange: impl FnOnce(&OwnedFd) -> io::Result<T>,
+    ) -> Result<T, Failed> {
+        let socket = self.socket.take().ok_or_else(|| {
+            Failed::Other("the connection to the store was lost by an earlier error".into())
+        })?;
+        let outcome = exchange(&socket).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => Failed::Other("it closed the connection".into()),
+            _ => Failed::Other(error.to_string()),
+        })?;
+        self.socket = Some(socket);
+        Ok(outcome)
+    }
+}
+
+/// Sends a query and reads an answer of `N` bytes.
+fn ask<const N: usize>(socket: &OwnedFd, query: &[u8]) -> io::Result<[u8; N]> {
+    let deadline = Instant::now() + ANSWER_LIMIT;
+    let mut answer = [0u8; N];
+    transmit(socket, query, deadline)?;
+    receive(socket, &mut answer, Some(deadline))?;
+    Ok(answer)
+}
+
+fn unexpected() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it gave an unknown answer")
+}

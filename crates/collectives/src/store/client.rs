@@ -1,0 +1,123 @@
+//! A rank's connection to our own store's server.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use super::address::Address;
+use super::hello::{Refusal, Verdict, say_hello};
+use super::wire::{Answer, Request, read_answer, send_request};
+
+/// How much longer than the server may wait this side waits for its answer.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Instants have an end; nobody waits for so long.
+pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Addresses to try, the secret to present, and whether a server found there may be one of an
+/// earlier run.
+#[derive(Debug)]
+pub(crate) struct Candidates {
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) secret: String,
+    pub(crate) may_be_stale: bool,
+}
+
+/// What did not come to be.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// The time was over; which ranks were missing, if ranks were waited for.
+    TimedOut(Vec<usize>),
+    Other(String),
+}
+
+/// An admitted connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// `None` after an error: question and answer may no longer belong together.
+    socket: Option<OwnedFd>,
+}
+
+impl Connection {
+    /// Tries what `find` gives until rank 0 is there. Also gives the secret that was right.
+    pub(crate) fn join(
+        find: impl Fn() -> Result<Candidates, String>,
+        rank: usize,
+        world: usize,
+        deadline: Instant,
+    ) -> Result<(Self, String), String> {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let reason = match find() {
+                Ok(candidates) => match candidates.try_all(rank, world, deadline) {
+                    Ok(socket) => return Ok((Self { socket: Some(socket) }, candidates.secret)),
+                    Err(Refusal::Final(Verdict::WrongSecret | Verdict::WrongWorld))
+                        if candidates.may_be_stale =>
+                    {
+                        "the server there is of another run".into()
+                    }
+                    Err(Refusal::NotYet(reason)) => reason,
+                    Err(refusal) => return Err(refusal.reason(rank, world)),
+                },
+                Err(reason) => reason,
+            };
+            if Instant::now() + pause >= deadline {
+                return Err(format!("rank 0 did not come in time ({reason})"));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+
+    /// Asks and waits for the answer, which the server may take `limit` for.
+    pub(crate) fn request(
+        &mut self,
+        request: &Request,
+        limit: Duration,
+    ) -> Result<Vec<u8>, Failed> {
+        let socket = self.socket.take().ok_or_else(|| {
+            Failed::Other("the connection to the store was lost by an earlier error".into())
+        })?;
+        let deadline = Instant::now() + limit + GRACE;
+        let answer = send_request(&socket, request, deadline)
+            .and_then(|()| read_answer(&socket, deadline))
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe => {
+                    Failed::Other("rank 0, which hosts it, ended".into())
+                }
+                _ => Failed::Other(format!("the store does not answer: {error}")),
+            })?;
+        self.socket = Some(socket);
+        match answer {
+            Answer::Done(payload) => Ok(payload),
+            Answer::TimedOut(ranks) => {
+                let (ranks, _) = ranks.as_chunks::<4>();
+                let ranks = ranks.iter().map(|rank| u32::from_le_bytes(*rank) as usize);
+                Err(Failed::TimedOut(ranks.collect()))
+            }
+            Answer::Refused(reason) => {
+                Err(Failed::Other(String::from_utf8_lossy(&reason).into_owned()))
+            }
+        }
+    }
+}
+
+impl Candidates {
+    fn try_all(&self, rank: usize, world: usize, deadline: Instant) -> Result<OwnedFd, Refusal> {
+        let mut last = Refusal::NotYet("it has no address that this host can use".into());
+        for address in &self.addresses {
+            let tried = address.connect(deadline).map_err(Refusal::not_yet).and_then(|socket| {
+                say_hello(&socket, rank, world, &self.secret)?;
+                Ok(socket)
+            });
+            match tried {
+                Ok(socket) => return Ok(socket),
+                Err(refusal @ Refusal::Final(_)) => return Err(refusal),
+                Err(refusal) => last = refusal,
+            }
+        }
+        Err(last)
+    }
+}

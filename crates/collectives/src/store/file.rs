@@ -1,0 +1,160 @@
+//! The meeting file: rank 0's addresses and the run's secret, for ranks that see the same folder.
+//!
+//! The file only says where to look. Whether rank 0 lives is seen by connecting, so what a run that
+//! died has left behind is never joined.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, UdpSocket};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::address::Address;
+
+const FIRST_LINE: &str = "paceline meeting 2";
+/// More than any meeting file has.
+const MAX_FILE_BYTES: u64 = 64 << 10;
+
+/// What a meeting file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Tells the hosts apart, and a host before and after it was started anew.
+    pub(crate) boot: String,
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) secret: String,
+}
+
+impl Published {
+    /// Writes the file: readable by this user only, and visible only when complete. Replaces what an
+    /// earlier run left there.
+    pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
+        let mut text = format!("{FIRST_LINE}\nsecret {}\nboot {}\n", self.secret, self.boot);
+        for address in &self.addresses {
+            text += &match address {
+                Address::Local(name) => format!("local {name}\n"),
+                Address::Tcp(host, port) => format!("tcp {port} {host}\n"),
+            };
+        }
+        text += "end\n";
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(format!(".{}", std::process::id()));
+        let write = || {
+            let mut options = OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&partial)?;
+            file.write_all(text.as_bytes())?;
+            std::fs::rename(&partial, path)
+        };
+        write().inspect_err(|_| {
+            let _ = std::fs::remove_file(&partial);
+        })
+    }
+
+    /// Reads the file. The error says what is wrong with it, for as long as it stays so.
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+        let read = || -> io::Result<(u32, String)> {
+            let file = File::open(path)?;
+            let owner = file.metadata()?.uid();
+            let mut text = String::new();
+            file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
+            Ok((owner, text))
+        };
+        let (owner, text) = read().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => "no meeting file is there".into(),
+            _ => format!("the meeting file cannot be read: {error}"),
+        })?;
+        if owner != rustix::process::geteuid().as_raw() {
+            return Err("the meeting file belongs to another user".into());
+        }
+        Self::parse(&text).ok_or_else(|| "what is there is no meeting file".into())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        if lines.next() != Some(FIRST_LINE) {
+            return None;
+        }
+        let mut found = Self { boot: String::new(), addresses: Vec::new(), secret: String::new() };
+        for line in lines {
+            let (key, value) = line.split_once(' ').unwrap_or((line, ""));
+            match key {
+                "secret" => found.secret = value.into(),
+                "boot" => found.boot = value.into(),
+                "local" => found.addresses.push(Address::Local(value.into())),
+                "tcp" => {
+                    let (port, host) = value.split_once(' ')?;
+                    found.addresses.push(Address::Tcp(host.into(), port.parse().ok()?));
+                }
+                "end" => return (!found.secret.is_empty()).then_some(found),
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// The addresses that this host can use, best first.
+    pub(crate) fn reachable(&self) -> Vec<Address> {
+        let is_same_host = !self.boot.is_empty() && self.boot == boot_id();
+        // A container of the same host may have a network of its own: the other ways stay.
+        let usable = |address: &&Address| is_same_host || matches!(address, Address::Tcp(..));
+        self.addresses.iter().filter(usable).cloned().collect()
+    }
+}
+
+/// What tells this host from others; empty if unknown.
+pub(crate) fn boot_id() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.trim().into()
+}
+
+/// The names by which other hosts may know this one.
+pub(crate) fn own_hosts() -> Vec<String> {
+    let mut hosts = Vec::new();
+    // No packet is sent: the kernel only says which of our addresses it would send it from.
+    let route = || -> io::Result<IpAddr> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect("192.0.2.1:9")?;
+        Ok(socket.local_addr()?.ip())
+    };
+    if let Ok(ip) = route() {
+        hosts.push(ip.to_string());
+    }
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if !name.is_empty() && !name.contains(char::is_whitespace) {
+        hosts.push(name);
+    }
+    hosts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published() -> Published {
+        let addresses = vec![Address::Local("paceline-abc".into()), Address::Tcp("::1".into(), 7)];
+        Published { boot: boot_id(), addresses, secret: "s3".into() }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("meet");
+        published().write(&path).unwrap();
+        assert_eq!(Published::read(&path).unwrap(), published());
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn other_hosts_use_tcp_only() {
+        assert_eq!(published().reachable(), published().addresses);
+        let elsewhere = Published { boot: "another".into(), ..published() };
+        assert_eq!(elsewhere.reachable(), [Address::Tcp("::1".into(), 7)]);
+    }
+
+    #[test]
+    fn other_and_half_files_are_none() {
+        for text in ["", "paceline-long-gone\nsecret\n", "paceline meeting 2\nsecret s\nboot b\n"] {
+            assert_eq!(Published::parse(text), None, "{text:?}");
+        }
+    }
+}

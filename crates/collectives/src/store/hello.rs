@@ -1,0 +1,143 @@
+//! How two ranks recognise each other on a new connection.
+//!
+//! The one that connects sends a hello of fixed size: magic, rank, world size, secret. The one that
+//! listens answers with a magic of its own, so that neither an echo nor another program is taken for
+//! a rank, and a verdict. Used for the store and for the connections that are made through it.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::socket::{receive, transmit};
+
+/// Length of a hello's secret in bytes; shorter ones are padded with zeros.
+pub(crate) const SECRET_BYTES: usize = 64;
+
+const MAGIC: [u8; 8] = *b"pacelin2";
+const ANSWER_MAGIC: [u8; 8] = *b"2nilecap";
+const HELLO_BYTES: usize = 8 + 4 + 4 + SECRET_BYTES;
+const ANSWER_BYTES: usize = 8 + 1;
+
+/// How long the answer may take. Rank 0 looks at every connection at once, but may have to wait for
+/// a core.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// The verdict on a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Welcome,
+    WrongSecret,
+    WrongWorld,
+    RankTaken,
+}
+
+impl Verdict {
+    const ALL: [Self; 4] = [Self::Welcome, Self::WrongSecret, Self::WrongWorld, Self::RankTaken];
+}
+
+/// Who is at the other end, as it says, and what it knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hello {
+    pub(crate) rank: usize,
+    /// [`Verdict::Welcome`], unless secret or world size differ.
+    pub(crate) verdict: Verdict,
+}
+
+/// Why a connection did not come to be.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Trying again may help.
+    NotYet(String),
+    /// It will not.
+    Final(Verdict),
+}
+
+impl Refusal {
+    pub(crate) fn not_yet(error: impl std::fmt::Display) -> Self {
+        Self::NotYet(error.to_string())
+    }
+
+    /// For the rank that was refused.
+    pub(crate) fn reason(self, rank: usize, world: usize) -> String {
+        match self {
+            Self::NotYet(reason) => reason,
+            Self::Final(Verdict::WrongSecret) => {
+                "rank 0 there belongs to another run (its secret differs)".into()
+            }
+            Self::Final(Verdict::WrongWorld) => {
+                format!("rank 0 expects another world size than {world}")
+            }
+            Self::Final(_) => format!("another process has already come as rank {rank}"),
+        }
+    }
+}
+
+/// Says hello and waits for the verdict.
+pub(crate) fn say_hello(
+    socket: impl AsFd,
+    rank: usize,
+    world: usize,
+    secret: &str,
+) -> Result<(), Refusal> {
+    let deadline = Instant::now() + ANSWER_LIMIT;
+    let mut hello = Vec::with_capacity(HELLO_BYTES);
+    hello.extend_from_slice(&MAGIC);
+    hello.extend_from_slice(&(rank as u32).to_le_bytes());
+    hello.extend_from_slice(&(world as u32).to_le_bytes());
+    hello.extend_from_slice(&padded(secret));
+    let mut answer = [0; ANSWER_BYTES];
+    transmit(&socket, &hello, deadline)
+        .and_then(|()| receive(&socket, &mut answer, Some(deadline)))
+        .map_err(|error| Refusal::NotYet(format!("what listens there does not answer: {error}")))?;
+    let verdict = Verdict::ALL.get(usize::from(answer[8]));
+    match verdict.filter(|_| answer[..8] == ANSWER_MAGIC) {
+        Some(Verdict::Welcome) => Ok(()),
+        Some(&refusal) => Err(Refusal::Final(refusal)),
+        None => Err(Refusal::NotYet("what listens there is another program".into())),
+    }
+}
+
+/// Reads a hello; an error if this is none of ours, or slow.
+pub(crate) fn read_hello(
+    socket: impl AsFd,
+    world: usize,
+    secret: &str,
+    deadline: Instant,
+) -> io::Result<Hello> {
+    let mut hello = [0u8; HELLO_BYTES];
+    // The magic is looked at first: a stranger with a shorter message should not wait for the limit.
+    receive(&socket, &mut hello[..8], Some(deadline))?;
+    if hello[..8] != MAGIC {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak as ranks do"));
+    }
+    receive(&socket, &mut hello[8..], Some(deadline))?;
+    let number = |at: usize| hello[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | *b as usize);
+    // Every byte is looked at, so that the time taken tells nothing about the secret.
+    let differs = hello[16..].iter().zip(padded(secret)).fold(0, |acc, (a, b)| acc | (a ^ b));
+    let verdict = match (std::hint::black_box(differs), number(12)) {
+        (0, their_world) if their_world == world => Verdict::Welcome,
+        (0, _) => Verdict::WrongWorld,
+        _ => Verdict::WrongSecret,
+    };
+    Ok(Hello { rank: number(8), verdict })
+}
+
+/// Tells the verdict.
+pub(crate) fn answer_hello(
+    socket: impl AsFd,
+    verdict: Verdict,
+    deadline: Instant,
+) -> io::Result<()> {
+    let mut answer = ANSWER_MAGIC.to_vec();
+    answer.push(verdict as u8);
+    transmit(socket, &answer, deadline)
+}
+
+/// A secret as the fixed-size field of a hello.
+fn padded(secret: &str) -> [u8; SECRET_BYTES] {
+    let mut bytes = [0; SECRET_BYTES];
+    for (to, from) in bytes.iter_mut().zip(secret.bytes()) {
+        *to = from;
+    }
+    bytes
+}

@@ -1,0 +1,302 @@
+//! The store's server, which rank 0 hosts unless somebody else does.
+//!
+//! One thread accepts connections until all ranks have come, then nobody listens any more: what
+//! connects later, perhaps the next run of the same name, cannot end up here. Every connection has a
+//! thread of its own, so that a slow stranger holds nobody up. Knows nothing of what keys mean.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::address::Listener;
+use super::hello::{Verdict, answer_hello, read_hello};
+use super::wire::{Answer, MESSAGE_LIMIT, Request, read_request, send_answer};
+use crate::warning::warn;
+
+/// How long a new connection may take to say hello.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// How many connections may be about to say hello; more are turned away at once.
+const MAX_STRANGERS: usize = 128;
+/// How many strangers are mentioned before the server only counts them.
+const MAX_WARNINGS: usize = 16;
+/// A connection's thread does little.
+const STACK_BYTES: usize = 128 << 10;
+
+#[derive(Debug, Default)]
+struct State {
+    values: HashMap<String, Vec<u8>>,
+    /// Which ranks are here.
+    joined: Vec<bool>,
+    /// Which ranks have been here.
+    seen: Vec<bool>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    world: usize,
+    secret: String,
+    state: Mutex<State>,
+    changed: Condvar,
+    num_strangers: AtomicUsize,
+    num_warnings: AtomicUsize,
+    /// Shut down when nobody else is to come.
+    closing: UnixStream,
+}
+
+/// The running server. Dropping it ends the listening; ranks that have come are answered as long as
+/// the process lives.
+#[derive(Debug)]
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    pub(crate) fn start(listeners: Vec<Listener>, world: usize, secret: &str) -> io::Result<Self> {
+        for listener in &listeners {
+            listener.set_nonblocking()?;
+        }
+        let (closing, closed) = UnixStream::pair()?;
+        let (joined, seen) = (vec![false; world], vec![false; world]);
+        let state = Mutex::new(State { joined, seen, ..State::default() });
+        let shared = Arc::new(Shared {
+            world,
+            secret: secret.to_owned(),
+            state,
+            changed: Condvar::new(),
+            num_strangers: 0.into(),
+            num_warnings: 0.into(),
+            closing,
+        });
+        let accepting = {
+            let shared = shared.clone();
+            thread("store", move || accept_all(&listeners, &closed, &shared))?
+        };
+        Ok(Self { shared, accepting: Some(accepting) })
+    }
+
+    /// Waits until nobody listens any more, which is soon once all ranks have come.
+    pub(crate) fn finish_meeting(&mut self) {
+        self.shared.close();
+        if let Some(thread) = self.accepting.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.finish_meeting();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is whole between any two statements, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        let _ = self.closing.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Waits until `ready` gives something, at most so long.
+    fn wait_for<T>(&self, limit: Duration, ready: impl Fn(&State) -> Option<T>) -> Option<T> {
+        let deadline = Instant::now().checked_add(limit);
+        let mut state = self.lock();
+        loop {
+            let found = ready(&state);
+            if found.is_some() {
+                return found;
+            }
+            let now = Instant::now();
+            let left = deadline.map_or(MESSAGE_LIMIT, |end| end.saturating_duration_since(now));
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn refuse(&self, who: &str, why: impl std::fmt::Display) {
+        let num_warnings = self.num_warnings.fetch_add(1, Ordering::Relaxed) + 1;
+        if num_warnings <= MAX_WARNINGS {
+            warn(&format!("refused a connection from {who}: {why}"));
+        }
+        if num_warnings == MAX_WARNINGS {
+            warn("further refused connections are not mentioned");
+        }
+    }
+
+    fn answer(&self, request: Request) -> Answer {
+        match request {
+            Request::Set { key, value } => {
+                self.lock().values.insert(key, value);
+                self.changed.notify_all();
+                Answer::Done(Vec::new())
+            }
+            Request::Get { key, limit } => {
+                let value = self.wait_for(limit, |state| state.values.get(&key).cloned());
+                value.map_or(Answer::TimedOut(Vec::new()), Answer::Done)
+            }
+            Request::Add { key, amount } => self.add(key, amount),
+            Request::Arrive { limit } => {
+                let all = |state: &State| state.joined.iter().all(|&is_here| is_here).then_some(());
+                if self.wait_for(limit, all).is_some() {
+                    return Answer::Done(Vec::new());
+                }
+                Answer::TimedOut(missing(&self.lock()))
+            }
+        }
+    }
+
+    /// Counters are kept as decimal text, as torchrun's store keeps them, so that reading one by its
+    /// key gives the same everywhere.
+    fn add(&self, key: String, amount: i64) -> Answer {
+        let mut state = self.lock();
+        let value = state.values.entry(key).or_insert_with(|| b"0".to_vec());
+        let old = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+        let Some(new) = old.and_then(|old| old.checked_add(amount)) else {
+            return Answer::Refused(b"the key holds no number, or too large a one".to_vec());
+        };
+        *value = new.to_string().into_bytes();
+        let answer = Answer::Done(value.clone());
+        drop(state);
+        self.changed.notify_all();
+        answer
+    }
+}
+
+/// The ranks to blame when the time is over, four bytes each: those that never came. Who came and
+/// gave up because of them is not to blame, unless nobody else is.
+fn missing(state: &State) -> Vec<u8> {
+    let bytes_of = |here: &[bool]| -> Vec<u8> {
+        let ranks = here.iter().enumerate().filter(|(_, is_here)| !**is_here);
+        ranks.flat_map(|(rank, _)| (rank as u32).to_le_bytes()).collect()
+    };
+    if state.seen.contains(&false) { bytes_of(&state.seen) } else { bytes_of(&state.joined) }
+}
+
+fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<Shared>) {
+    loop {
+        let mut fds: Vec<PollFd> = listeners
+            .iter()
+            .map(|listener| PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN))
+            .chain([PollFd::new(closed, PollFlags::IN)])
+            .collect();
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return warn(&format!("the store cannot listen any more: {error}")),
+            Ok(_) => {}
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if ready[listeners.len()] {
+            return;
+        }
+        for (listener, _) in listeners.iter().zip(&ready).filter(|(_, ready)| **ready) {
+            let (socket, who) = match listener.accept() {
+                Ok((Some(socket), who)) => (socket, who),
+                Ok((None, who)) => {
+                    shared.refuse(&who, "only processes of the same user may join");
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(_) => {
+                    // Too many open files, or the connection is gone; others may come.
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            let served = shared.clone();
+            if shared.num_strangers.fetch_add(1, Ordering::Relaxed) >= MAX_STRANGERS
+                || thread("store-peer", move || serve(socket, &who, &served)).is_err()
+            {
+                shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
+    let admitted = admit(&socket, who, shared);
+    shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
+    let Some(rank) = admitted else { return };
+    while let Ok(request) = read_request(&socket) {
+        if send_answer(&socket, &shared.answer(request)).is_err() {
+            break;
+        }
+    }
+    let mut state = shared.lock();
+    // Until all have come, a rank that went may come again.
+    if !state.joined.iter().all(|&is_here| is_here) {
+        state.joined[rank] = false;
+    }
+}
+
+/// The rank that has come; `None` if it may not.
+fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
+    let deadline = Instant::now() + HELLO_LIMIT;
+    let hello = match read_hello(socket, shared.world, &shared.secret, deadline) {
+        Ok(hello) => hello,
+        Err(error) => {
+            let why = match error.kind() {
+                io::ErrorKind::UnexpectedEof => "it hung up before it said who it is".into(),
+                io::ErrorKind::TimedOut => "it did not say who it is".into(),
+                _ => error.to_string(),
+            };
+            shared.refuse(who, why);
+            return None;
+        }
+    };
+    let rank = hello.rank;
+    let verdict = {
+        let mut state = shared.lock();
+        if state.joined.iter().all(|&is_here| is_here) {
+            // It came while the listener closed, so it means another run; it will try again there.
+            return None;
+        }
+        match (hello.verdict, state.joined.get_mut(rank)) {
+            (Verdict::Welcome, Some(is_here)) if !*is_here => {
+                *is_here = true;
+                state.seen[rank] = true;
+                Verdict::Welcome
+            }
+            (Verdict::Welcome, _) => Verdict::RankTaken,
+            (refusal, _) => refusal,
+        }
+    };
+    let answered = answer_hello(socket, verdict, deadline);
+    if verdict != Verdict::Welcome {
+        let why = match verdict {
+            Verdict::WrongSecret => "its secret differs",
+            Verdict::WrongWorld => "it expects another world size",
+            _ => "that rank is here already, or beyond the world size",
+        };
+        shared.refuse(&format!("{who} as rank {rank}"), why);
+        return None;
+    }
+    let mut state = shared.lock();
+    if answered.is_err() {
+        state.joined[rank] = false;
+        return None;
+    }
+    let is_last = state.joined.iter().all(|&is_here| is_here);
+    drop(state);
+    if is_last {
+        shared.close();
+    }
+    shared.changed.notify_all();
+    Some(rank)
+}
+
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(body)
+}

@@ -1,0 +1,63 @@
+//! Reading and writing sockets with a time limit on the whole message.
+//!
+//! A limit per call would let a peer that sends one byte at a time go on for ever. Knows nothing of
+//! what the bytes mean.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_peercred};
+
+/// Fills `bytes` from the socket; without a deadline, waits as long as it takes.
+pub(crate) fn receive(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    deadline: Option<Instant>,
+) -> io::Result<()> {
+    let socket = socket.as_fd();
+    let mut done = 0;
+    while done < bytes.len() {
+        match recv(socket, &mut bytes[done..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((received, _)) => done += received,
+            Err(Errno::AGAIN) => wait(socket, PollFlags::IN, deadline)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `bytes` to the socket before the deadline.
+pub(crate) fn transmit(socket: impl AsFd, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    let socket = socket.as_fd();
+    let mut done = 0;
+    while done < bytes.len() {
+        match send(socket, &bytes[done..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => done += sent,
+            Err(Errno::AGAIN) => wait(socket, PollFlags::OUT, Some(deadline))?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn wait(socket: BorrowedFd<'_>, flags: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // A limit too long for the kernel's type is none.
+    let limit = left.and_then(|left| Timespec::try_from(left).ok());
+    match poll(&mut [PollFd::from_borrowed_fd(socket, flags)], limit.as_ref()) {
+        Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the process at the other end of a Unix socket belongs to our user.
+pub(crate) fn is_same_user(socket: impl AsFd) -> bool {
+    socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}

@@ -1,0 +1,306 @@
+//! Meetings of every kind, with threads as ranks, and what strangers may do to them.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::Path;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(400);
+
+/// Runs `body` on `world` ranks that meet there.
+fn ranks<T: Send>(
+    meeting: &Meeting,
+    world: usize,
+    body: impl Fn(usize, Store) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let body = &body;
+            scope.spawn(move || body(rank, Store::open(meeting, rank, world, LIMIT).unwrap()))
+        };
+        let threads: Vec<_> = (0..world).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// What every store must do.
+pub(super) fn exercise(meeting: &Meeting) {
+    let secrets = ranks(meeting, 8, |rank, store| {
+        // So that the others wait for a key that is not there yet.
+        if rank == 3 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        store.set(&format!("key/{rank}"), &vec![rank as u8; 3000 * rank]).unwrap();
+        for peer in 0..8 {
+            assert_eq!(store.get(&format!("key/{peer}")).unwrap(), vec![peer as u8; 3000 * peer]);
+        }
+        let number = store.add("number", 1).unwrap();
+        let back = store.add("sum", rank as i64 - 10).unwrap();
+        assert!(back < 0);
+        assert_eq!(store.add("counted", 1 << 40).unwrap() % (1 << 40), 0);
+        if number == 8 {
+            store.set("all", b"").unwrap();
+        }
+        assert_eq!(store.get("all").unwrap(), b"");
+        assert_eq!(store.get("number").unwrap(), b"8");
+        assert_eq!(store.get("sum").unwrap(), b"-52");
+        let too_long = store.set(&"k".repeat(2000), b"").unwrap_err().to_string();
+        assert!(too_long.contains("a key of 2000 bytes is too long"), "{too_long}");
+        store.secret().to_owned()
+    });
+    assert!(secrets.iter().all(|secret| *secret == secrets[0]));
+}
+
+fn error(meeting: &Meeting, rank: usize, world: usize) -> String {
+    Store::open(meeting, rank, world, SHORT).unwrap_err().to_string()
+}
+
+fn unused_name() -> String {
+    format!("paceline-test-{}", Meeting::fresh_secret())
+}
+
+fn unused_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn local() -> Meeting {
+    Meeting::by_name(unused_name(), "right")
+}
+
+fn tcp() -> Meeting {
+    Meeting::by_tcp("127.0.0.1", unused_port(), "right")
+}
+
+#[test]
+fn by_a_local_socket_again_and_again() {
+    let meeting = local();
+    for _ in 0..5 {
+        exercise(&meeting);
+    }
+}
+
+#[test]
+fn by_tcp_again_and_again() {
+    let meeting = tcp();
+    for _ in 0..5 {
+        exercise(&meeting);
+    }
+}
+
+#[test]
+fn by_tcp_on_all_interfaces() {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if resolves(&host) {
+        exercise(&Meeting::by_tcp(host, unused_port(), ""));
+    } else {
+        println!("skipped: this host does not know its own name");
+    }
+}
+
+fn resolves(host: &str) -> bool {
+    use std::net::ToSocketAddrs;
+    (host, 0).to_socket_addrs().is_ok_and(|mut found| found.next().is_some())
+}
+
+#[test]
+fn by_a_file_that_is_removed_when_all_are_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meet");
+    for stale in ["paceline-long-gone\nsecret\n", "", "paceline meeting 2\nsecret s\nend\n"] {
+        std::fs::write(&path, stale).unwrap();
+        exercise(&Meeting::by_file(&path));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meet");
+    let meeting = Meeting::by_file(&path);
+    // Another run lives where the file points, as when its port was given out anew.
+    let other = local();
+    let MeetingPoint::Local { name } = other.point.clone() else { unreachable!() };
+    std::thread::scope(|scope| {
+        scope.spawn(|| Store::open(&other, 0, 2, Duration::from_secs(2)).unwrap_err());
+        let stale = file::Published {
+            boot: file::boot_id(),
+            addresses: vec![Address::Local(name)],
+            secret: "of an earlier run".into(),
+        };
+        stale.write(&path).unwrap();
+        let joining = scope.spawn(|| Store::open(&meeting, 1, 2, LIMIT));
+        std::thread::sleep(Duration::from_millis(100));
+        let host = Store::open(&meeting, 0, 2, LIMIT).unwrap();
+        host.set("key", b"value").unwrap();
+        assert_eq!(joining.join().unwrap().unwrap().get("key").unwrap(), b"value");
+    });
+}
+
+#[test]
+fn a_file_leads_other_hosts_to_the_port() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meet");
+    let meeting = Meeting::by_file(&path);
+    std::thread::scope(|scope| {
+        let host = scope.spawn(|| Store::open(&meeting, 0, 2, LIMIT).unwrap());
+        let far = folder.path().join("far");
+        let published = loop {
+            match file::Published::read(&path) {
+                Ok(published) => break published,
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        file::Published { boot: "another host".into(), ..published }.write(&far).unwrap();
+        let store = Store::open(&Meeting::by_file(&far), 1, 2, LIMIT).unwrap();
+        host.join().unwrap().set("key", b"value").unwrap();
+        assert_eq!(store.get("key").unwrap(), b"value");
+    });
+    assert!(!Path::new(&path).exists());
+}
+
+#[test]
+fn who_may_not_join_is_told_why() {
+    for meeting in [local(), tcp()] {
+        std::thread::scope(|scope| {
+            let host = scope.spawn(|| Store::open(&meeting, 0, 3, Duration::from_secs(3)));
+            let first = scope.spawn(|| Store::open(&meeting, 1, 3, Duration::from_secs(3)));
+            std::thread::sleep(Duration::from_millis(300));
+            let wrong = Meeting { secret: "wrong".into(), ..meeting.clone() };
+            let message = error(&wrong, 2, 3);
+            assert!(message.contains("its secret differs"), "{message}");
+            let message = error(&meeting, 2, 4);
+            assert!(message.contains("another world size than 4"), "{message}");
+            let message = error(&meeting, 1, 3);
+            assert!(message.contains("already come as rank 1"), "{message}");
+            // Both that came know who did not.
+            for came in [host, first] {
+                let message = came.join().unwrap().unwrap_err().to_string();
+                assert!(message.contains("ranks [2] did not come in time"), "{message}");
+            }
+        });
+        let message = error(&meeting, 1, 2);
+        assert!(message.contains("rank 0 did not come in time"), "{message}");
+    }
+}
+
+#[test]
+fn a_key_that_nobody_sets_is_named_and_harms_nothing() {
+    let meeting = local();
+    let store = Store::open(&meeting, 0, 1, SHORT).unwrap();
+    let message = store.get("nobody's").unwrap_err().to_string();
+    assert!(message.contains("nobody has set the key \"nobody's\""), "{message}");
+    store.set("text", b"no number").unwrap();
+    let message = store.add("text", 1).unwrap_err().to_string();
+    assert!(message.contains("holds no number"), "{message}");
+    assert_eq!(store.get("text").unwrap(), b"no number");
+}
+
+#[test]
+fn who_waits_for_ever_may() {
+    let store = Store::open(&local(), 0, 1, Duration::MAX).unwrap();
+    store.set("key", b"value").unwrap();
+    assert_eq!(store.get("key").unwrap(), b"value");
+}
+
+#[test]
+fn rank_0s_handle_may_go_first() {
+    let meeting = tcp();
+    ranks(&meeting, 3, |rank, store| {
+        if rank == 0 {
+            store.set("last words", b"bye").unwrap();
+        } else {
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(store.get("last words").unwrap(), b"bye");
+        }
+    });
+}
+
+#[test]
+fn a_port_in_use_is_said() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let meeting = Meeting::by_tcp("127.0.0.1", port, "s");
+    let message = error(&meeting, 0, 2);
+    assert!(message.contains("in use by another program"), "{message}");
+    // And to the others, whether that program echoes or hangs up.
+    let echo = std::thread::spawn(move || {
+        for mut stream in listener.incoming().take(200).flatten() {
+            let mut bytes = [0u8; 80];
+            if stream.read_exact(&mut bytes).is_ok() {
+                let _ = stream.write_all(&bytes);
+            }
+        }
+    });
+    let message = error(&meeting, 1, 2);
+    assert!(message.contains("another program"), "{message}");
+    drop(echo);
+}
+
+/// Strangers of every kind at the place, while three ranks meet there.
+fn with_strangers<S: Read + Write + Send>(meeting: &Meeting, connect: impl Fn() -> S + Sync) {
+    std::thread::scope(|scope| {
+        let host = scope.spawn(|| Store::open(meeting, 0, 3, LIMIT).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        let slow: Vec<S> = (0..20).map(|_| connect()).collect();
+        for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], b"pacelin2", b"x"] {
+            let _ = connect().write_all(garbage);
+        }
+        let mut trickling = connect();
+        let begin = Instant::now();
+        let others: Vec<_> = (1..3)
+            .map(|rank| scope.spawn(move || Store::open(meeting, rank, 3, LIMIT).unwrap()))
+            .collect();
+        let _ = trickling.write_all(b"p");
+        let mut stores = vec![host.join().unwrap()];
+        stores.extend(others.into_iter().map(|rank| rank.join().unwrap()));
+        assert!(begin.elapsed() < Duration::from_secs(10), "the strangers held the ranks up");
+        stores[1].set("key", b"value").unwrap();
+        assert_eq!(stores[2].get("key").unwrap(), b"value");
+        drop(slow);
+    });
+}
+
+#[test]
+fn strangers_do_no_harm() {
+    let meeting = tcp();
+    let MeetingPoint::Tcp { port, .. } = meeting.point else { unreachable!() };
+    with_strangers(&meeting, || TcpStream::connect(("127.0.0.1", port)).unwrap());
+    let meeting = local();
+    let MeetingPoint::Local { name } = meeting.point.clone() else { unreachable!() };
+    with_strangers(&meeting, || {
+        UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap()
+    });
+}
+
+/// One that knows the secret, but then speaks of lengths that nobody should allocate.
+#[test]
+fn huge_lengths_end_the_connection_only() {
+    let meeting = tcp();
+    let MeetingPoint::Tcp { port, .. } = meeting.point else { unreachable!() };
+    std::thread::scope(|scope| {
+        let host = scope.spawn(|| Store::open(&meeting, 0, 3, LIMIT).unwrap());
+        for header in [[0xff; 17], [0x7f; 17]] {
+            // Until rank 0 listens, and until it has noticed that the one before is gone.
+            let mut stream = loop {
+                let stream = TcpStream::connect(("127.0.0.1", port));
+                match stream.map(|stream| (say_hello(&stream, 1, 3, "right"), stream)) {
+                    Ok((Ok(()), stream)) => break stream,
+                    _ => std::thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            let _ = stream.write_all(&header);
+            assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "it hung up");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        let join = |rank| Store::open(&meeting, rank, 3, LIMIT).unwrap();
+        let second = scope.spawn(move || join(2));
+        join(1).set("key", b"value").unwrap();
+        assert_eq!(second.join().unwrap().get("key").unwrap(), b"value");
+        assert_eq!(host.join().unwrap().get("key").unwrap(), b"value");
+    });
+}

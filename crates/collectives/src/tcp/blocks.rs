@@ -1,0 +1,62 @@
+//! All-gather, gather, scatter and all-to-all: blocks that go straight from the rank that has them to
+//! the rank that wants them.
+//!
+//! Steps: 1. For a whole of `S` bytes the busiest rank sends or receives `(n-1)/n S` (the root alone,
+//! for gather and scatter). Nothing is summed.
+
+use super::{Inner, explain};
+use crate::call::{Published, Region, Shares};
+use crate::core::Trip;
+use crate::{CollectiveError, OpKind};
+
+/// Exchanges the blocks of all connected ranks; `meanwhile` is called while they are on their way.
+/// `sent` has the elements that each rank sends to each, for an all-to-all.
+pub(crate) fn run(
+    inner: &mut Inner,
+    trip: &Trip,
+    calls: &[Published],
+    sent: &[Vec<u64>],
+    meanwhile: impl FnOnce() -> Result<(), CollectiveError>,
+) -> Result<(), CollectiveError> {
+    let call = trip.call;
+    let (rank, root) = (trip.rank, call.root);
+    let shares = Shares::new(call.kind, calls);
+    let columns = (call.kind == OpKind::AllToAll).then(|| {
+        let to_all = Shares::of(sent[rank].iter().copied());
+        let from_all = Shares::of(sent.iter().map(|row| row[rank]));
+        (to_all, from_all)
+    });
+    let share = |peer: usize| shares.bytes(peer, call.dtype);
+    // What this rank sends to a peer, and where it wants what comes from there.
+    let send = |peer: usize| match (call.kind, &columns) {
+        (OpKind::AllToAll, Some((to_all, _))) => call.send.part(to_all.bytes(peer, call.dtype)),
+        (OpKind::Scatter, _) if rank == root => call.send.part(share(peer)),
+        (OpKind::AllGather, _) => call.send,
+        (OpKind::Gather, _) if peer == root => call.send,
+        _ => Region::EMPTY,
+    };
+    let recv = |peer: usize| match (call.kind, &columns) {
+        (OpKind::AllToAll, Some((_, from_all))) => call.recv.part(from_all.bytes(peer, call.dtype)),
+        (OpKind::Scatter, _) if peer == root => call.recv,
+        (OpKind::AllGather, _) => call.recv.part(share(peer)),
+        (OpKind::Gather, _) if rank == root => call.recv.part(share(peer)),
+        _ => Region::EMPTY,
+    };
+    let peers: Vec<usize> = inner.mesh.peers().collect();
+    for peer in peers {
+        let (out, incoming) = (send(peer), recv(peer));
+        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared;
+        // blocks of different peers lie apart, and so does what is sent from what is received.
+        unsafe {
+            inner.mesh.send(peer, out.base, out.len_bytes);
+            inner.mesh.recv(peer, incoming.base, incoming.len_bytes);
+        }
+    }
+    let (own, target) = (send(rank), recv(rank));
+    if !std::ptr::eq(own.base, target.base) {
+        // SAFETY: a rank's own block is as long on both sides, which lie apart or are the same.
+        unsafe { std::ptr::copy_nonoverlapping(own.base, target.base, own.len_bytes) };
+    }
+    meanwhile()?;
+    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+}

@@ -1,0 +1,104 @@
+//! What ranks tell each other at the start of every operation, and when they go.
+
+use crate::call::{Published, Verdict};
+
+/// Words of a header; on the wire each has eight bytes, little-endian.
+const WORDS: usize = 11;
+
+/// Bytes of a header.
+pub(crate) const HEADER_BYTES: usize = WORDS * 8;
+
+const MAGIC: u64 = u32::from_le_bytes(*b"pace") as u64;
+
+const CALL: u64 = 1;
+const LEAVES: u64 = 2;
+const CONFLICT: u64 = 3;
+
+/// What a header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Header {
+    /// This rank has begun an operation.
+    Call { operation: u32, call: Published },
+    /// This rank leaves the group in order.
+    Leaves,
+    /// Two calls do not fit together, so this rank has given up.
+    Conflict(Verdict),
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut words = [0u64; WORDS];
+        let call_words =
+            |call: &Published| [call.signature, call.send_count, call.recv_count, call.overlap];
+        let tag = match self {
+            Header::Call { operation, call } => {
+                words[2] = u64::from(*operation);
+                words[3..7].copy_from_slice(&call_words(call));
+                CALL
+            }
+            Header::Leaves => LEAVES,
+            Header::Conflict(verdict) => {
+                words[1] = verdict.ranks[0] as u64 | (verdict.ranks[1] as u64) << 32;
+                words[2] =
+                    u64::from(verdict.operations[0]) | u64::from(verdict.operations[1]) << 32;
+                words[3..7].copy_from_slice(&call_words(&verdict.calls[0]));
+                words[7..11].copy_from_slice(&call_words(&verdict.calls[1]));
+                CONFLICT
+            }
+        };
+        words[0] = MAGIC | tag << 32;
+        let mut bytes = [0; HEADER_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// `None` for what is no header.
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let mut words = [0u64; WORDS];
+        for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(from.try_into().ok()?);
+        }
+        let call = |at: usize| Published {
+            signature: words[at],
+            send_count: words[at + 1],
+            recv_count: words[at + 2],
+            overlap: words[at + 3],
+        };
+        if words[0] as u32 != MAGIC as u32 {
+            return None;
+        }
+        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        match words[0] >> 32 {
+            CALL => Some(Header::Call { operation: words[2] as u32, call: call(3) }),
+            LEAVES => Some(Header::Leaves),
+            CONFLICT => Some(Header::Conflict(Verdict {
+                ranks: halves(words[1]).map(|rank| rank as usize),
+                operations: halves(words[2]),
+                calls: [call(3), call(7)],
+            })),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_the_wire() {
+        let call = |n| Published { signature: n, send_count: n + 1, recv_count: n + 2, overlap: n };
+        let verdict =
+            Verdict { ranks: [3, 61], operations: [7, 8], calls: [call(1), call(1 << 40)] };
+        for header in [
+            Header::Call { operation: u32::MAX, call: call(9) },
+            Header::Leaves,
+            Header::Conflict(verdict),
+        ] {
+            assert_eq!(Header::decode(&header.encode()), Some(header));
+        }
+        assert_eq!(Header::decode(&[0; HEADER_BYTES]), None);
+    }
+}

@@ -1,0 +1,314 @@
+//! One connection to every other rank, and the bytes that are on their way through them.
+//!
+//! Sends and receives are posted with the memory that they use, and move whenever somebody waits for
+//! any of them: all connections, in both directions at once, so that two ranks with much to say to
+//! each other never block. Each direction of a connection keeps its order. Knows nothing of what the
+//! bytes mean.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use paceline_trace::now_ns;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::core::Patience;
+
+/// Pieces that one system call moves at most.
+const MAX_VECTOR: usize = 16;
+
+/// Memory that is on its way out or awaited.
+#[derive(Debug)]
+struct Piece {
+    base: *mut u8,
+    len_bytes: usize,
+}
+
+/// One direction of a connection.
+#[derive(Debug, Default)]
+struct Lane {
+    pieces: VecDeque<Piece>,
+    posted_bytes: u64,
+    moved_bytes: u64,
+    /// When bytes last moved.
+    moved_ns: u64,
+}
+
+#[derive(Debug)]
+struct Wire {
+    stream: TcpStream,
+    out: Lane,
+    incoming: Lane,
+}
+
+/// Connections by rank; there is none to this rank itself, nor to ranks that are reached otherwise.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    wires: Vec<Option<Wire>>,
+}
+
+// SAFETY: the pieces point to memory that the operation under way has claimed or borrowed for as long
+// as it runs, and the mesh is used by the thread that executes it, one at a time.
+unsafe impl Send for Mesh {}
+
+/// How far a connection must have got for something posted to be done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) peer: usize,
+    mark: u64,
+    is_send: bool,
+}
+
+/// Why waiting ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interruption {
+    /// The connection to this rank is gone.
+    Lost(usize),
+    /// The time is over.
+    TimedOut,
+}
+
+impl Mesh {
+    /// Takes over connected streams. Errors when one cannot be set up.
+    pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> std::io::Result<Self> {
+        let wire = |stream: TcpStream| {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            Ok(Wire { stream, out: Lane::default(), incoming: Lane::default() })
+        };
+        let wires = streams.into_iter().map(|stream| stream.map(wire).transpose());
+        Ok(Self { wires: wires.collect::<std::io::Result<_>>()? })
+    }
+
+    /// The ranks that there are connections to.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.wires.iter().enumerate().filter_map(|(peer, wire)| wire.as_ref().map(|_| peer))
+    }
+
+    /// Posts bytes to be sent to `peer`.
+    ///
+    /// # Safety
+    ///
+    /// They stay valid and unchanged until the ticket is done or the mesh is cleared.
+    pub(crate) unsafe fn send(&mut self, peer: usize, base: *const u8, len_bytes: usize) -> Ticket {
+        let lane = &mut self.wire(peer).out;
+        let mark = lane.post(base.cast_mut(), len_bytes);
+        Ticket { peer, mark, is_send: true }
+    }
+
+    /// Posts memory for the next bytes from `peer`.
+    ///
+    /// # Safety
+    ///
+    /// It stays valid, and belongs to this operation alone, until the ticket is done or the mesh is
+    /// cleared.
+    pub(crate) unsafe fn recv(&mut self, peer: usize, base: *mut u8, len_bytes: usize) -> Ticket {
+        let lane = &mut self.wire(peer).incoming;
+        let mark = lane.post(base, len_bytes);
+        Ticket { peer, mark, is_send: false }
+    }
+
+    fn wire(&mut self, peer: usize) -> &mut Wire {
+        self.wires[peer].as_mut().expect("there is a connection to every peer that is asked for")
+    }
+
+    /// Whether what the ticket stands for has moved completely.
+    pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
+        let wire = self.wires[ticket.peer].as_ref().expect("tickets are of connected peers");
+        let lane = if ticket.is_send { &wire.out } else { &wire.incoming };
+        lane.moved_bytes >= ticket.mark
+    }
+
+    /// Moves bytes until all tickets are done.
+    pub(crate) fn wait(
+        &mut self,
+        tickets: &[Ticket],
+        patience: Patience,
+    ) -> Result<(), Interruption> {
+        self.wait_until(patience, |mesh| tickets.iter().all(|&ticket| mesh.is_done(ticket)))
+    }
+
+    /// Moves bytes until nothing is posted any more.
+    pub(crate) fn wait_all(&mut self, patience: Patience) -> Result<(), Interruption> {
+        self.wait_until(patience, |mesh| {
+            let mut wires = mesh.wires.iter().flatten();
+            wires.all(|wire| wire.out.pieces.is_empty() && wire.incoming.pieces.is_empty())
+        })
+    }
+
+    fn wait_until(
+        &mut self,
+        patience: Patience,
+        is_done: impl Fn(&Self) -> bool,
+    ) -> Result<(), Interruption> {
+        let begin = now_ns();
+        let mut idle_since = begin;
+        loop {
+            if is_done(self) {
+                return Ok(());
+            }
+            if self.progress()? {
+                idle_since = 0;
+                continue;
+            }
+            let now = now_ns();
+            if idle_since == 0 {
+                idle_since = now;
+            }
+            let left = patience.limit.saturating_sub(Duration::from_nanos(now - begin));
+            if left.is_zero() {
+                return Err(Interruption::TimedOut);
+            }
+            if Duration::from_nanos(now - idle_since) >= patience.spin {
+                self.sleep(left)?;
+            }
+        }
+    }
+
+    /// Moves what can be moved at once; whether anything was.
+    fn progress(&mut self) -> Result<bool, Interruption> {
+        let mut has_moved = false;
+        for (peer, wire) in self.wires.iter_mut().enumerate() {
+            let Some(wire) = wire else { continue };
+            for is_send in [true, false] {
+                match wire.step(is_send) {
+                    Ok(moved) => has_moved |= moved,
+                    Err(_) => return Err(Interruption::Lost(peer)),
+                }
+            }
+        }
+        Ok(has_moved)
+    }
+
+    /// Sleeps until some connection can go on.
+    fn sleep(&self, at_most: Duration) -> Result<(), Interruption> {
+        let interest = |wire: &Wire| {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, !wire.incoming.pieces.is_empty());
+            flags.set(PollFlags::OUT, !wire.out.pieces.is_empty());
+            flags
+        };
+        let busy = self.wires.iter().flatten().map(|wire| (wire, interest(wire)));
+        let mut fds: Vec<PollFd> = busy
+            .filter(|(_, flags)| !flags.is_empty())
+            .map(|(wire, flags)| PollFd::new(&wire.stream, flags))
+            .collect();
+        let limit = at_most.min(Duration::from_secs(1));
+        let timeout =
+            Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos() as _ };
+        // Whatever ends the sleep, the caller looks again.
+        let _ = poll(&mut fds, Some(&timeout));
+        Ok(())
+    }
+
+    /// The peers from which something is awaited, those that have been silent longest first.
+    pub(crate) fn awaited(&self) -> Vec<usize> {
+        let mut awaited: Vec<(u64, usize)> = self
+            .peers()
+            .filter_map(|peer| {
+                let wire = self.wires[peer].as_ref()?;
+                (!wire.incoming.pieces.is_empty()).then_some((wire.incoming.moved_ns, peer))
+            })
+            .collect();
+        awaited.sort_unstable();
+        awaited.into_iter().map(|(_, peer)| peer).collect()
+    }
+
+    /// Forgets what is posted: the memory is no longer used. The connections are good for nothing
+    /// but a last word afterwards.
+    pub(crate) fn clear(&mut self) {
+        for wire in self.wires.iter_mut().flatten() {
+            wire.out.pieces.clear();
+            wire.incoming.pieces.clear();
+        }
+    }
+
+    /// Says a last word to every peer, as far as it can be said at once.
+    pub(crate) fn say_to_all(&mut self, word: &[u8]) {
+        for wire in self.wires.iter_mut().flatten() {
+            use std::io::Write;
+            // Half of something else is on its way there, which nothing sensible can follow.
+            if wire.out.moved_bytes == wire.out.posted_bytes {
+                let _ = wire.stream.write(word);
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn post(&mut self, base: *mut u8, len_bytes: usize) -> u64 {
+        if len_bytes > 0 {
+            self.pieces.push_back(Piece { base, len_bytes });
+            self.posted_bytes += len_bytes as u64;
+        }
+        self.posted_bytes
+    }
+
+    fn advance(&mut self, mut bytes: usize) {
+        self.moved_bytes += bytes as u64;
+        self.moved_ns = now_ns();
+        while let Some(piece) = self.pieces.front_mut() {
+            if bytes < piece.len_bytes {
+                // SAFETY: the rest of the piece lies behind the part that has moved.
+                piece.base = unsafe { piece.base.add(bytes) };
+                piece.len_bytes -= bytes;
+                return;
+            }
+            bytes -= piece.len_bytes;
+            self.pieces.pop_front();
+        }
+    }
+}
+
+impl Wire {
+    /// One system call in one direction, if anything is posted there; whether bytes moved.
+    fn step(&mut self, is_send: bool) -> std::io::Result<bool> {
+        let lane = if is_send { &mut self.out } else { &mut self.incoming };
+        if lane.pieces.is_empty() {
+            return Ok(false);
+        }
+        let pieces = lane.pieces.iter().take(MAX_VECTOR);
+        let outcome = if is_send {
+            let mut vector: [IoSlice; MAX_VECTOR] = std::array::from_fn(|_| IoSlice::new(&[]));
+            let mut count = 0;
+            for (slot, piece) in vector.iter_mut().zip(pieces) {
+                // SAFETY: posted memory is valid and unchanged until it has moved.
+                let bytes = unsafe { std::slice::from_raw_parts(piece.base, piece.len_bytes) };
+                *slot = IoSlice::new(bytes);
+                count += 1;
+            }
+            rustix::net::sendmsg(
+                &self.stream,
+                &vector[..count],
+                &mut rustix::net::SendAncillaryBuffer::default(),
+                rustix::net::SendFlags::NOSIGNAL,
+            )
+        } else {
+            let mut vector: [IoSliceMut; MAX_VECTOR] =
+                std::array::from_fn(|_| IoSliceMut::new(&mut []));
+            let mut count = 0;
+            for (slot, piece) in vector.iter_mut().zip(pieces) {
+                // SAFETY: posted memory is valid and this operation's alone until it has moved.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(piece.base, piece.len_bytes) };
+                *slot = IoSliceMut::new(bytes);
+                count += 1;
+            }
+            let flags = rustix::net::RecvFlags::empty();
+            let mut ancillary = rustix::net::RecvAncillaryBuffer::default();
+            let vector = &mut vector[..count];
+            rustix::net::recvmsg(&self.stream, vector, &mut ancillary, flags).map(|got| got.bytes)
+        };
+        match outcome.map_err(std::io::Error::from) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => {
+                lane.advance(bytes);
+                Ok(true)
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}

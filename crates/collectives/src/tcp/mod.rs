@@ -1,0 +1,132 @@
+//! Ranks that are connected by sockets, wherever they are.
+//!
+//! Every operation begins with a header to and from every other rank, together with the first data
+//! where those do not depend on the answer. So all ranks see what all others called before they
+//! wait for data, and know when the last one arrived. A wire direction carries the data of one
+//! operation after the other, in order.
+//!
+//! This transport is for learning, small clusters and emulation; NCCL and MPI carry the bytes of
+//! large ones.
+
+pub(crate) mod blocks;
+mod connect;
+pub(crate) mod header;
+pub(crate) mod meet;
+pub(crate) mod mesh;
+pub(crate) mod point_to_point;
+mod ring;
+mod sharded;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub(crate) use header::Header;
+pub(crate) use mesh::{Interruption, Mesh};
+
+use crate::call::Region;
+use crate::core::Trip;
+use crate::{CollectiveError, OpKind};
+
+/// One rank's connections and what it needs to use them.
+#[derive(Debug)]
+pub(crate) struct Tcp {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    host: String,
+    /// Messages from this size on go round a ring.
+    ring_from_bytes: AtomicU64,
+    inner: Mutex<Inner>,
+}
+
+/// The connections, and memory that is used again by every operation.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) mesh: Mesh,
+    pub(crate) scratch: Scratch,
+}
+
+/// Memory for data that are on their way, aligned for every element type.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch(Vec<[u64; 8]>);
+
+impl Scratch {
+    /// At least `len_bytes` bytes, with any contents, until the next call.
+    pub(crate) fn get(&mut self, len_bytes: usize) -> Region {
+        let lines = len_bytes.div_ceil(64);
+        if self.0.len() < lines {
+            self.0.resize(lines, [0; 8]);
+        }
+        Region { base: self.0.as_mut_ptr().cast(), len_bytes, is_claimed: false }
+    }
+}
+
+/// The size that no message has.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+impl Tcp {
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Sets the size in bytes from which an all-reduce goes round a ring; the same on every rank.
+    pub(crate) fn set_ring_from(&self, bytes: u64) {
+        self.ring_from_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries a call out. Returns when the last rank arrived, as far as its header tells.
+    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
+        let inner = &mut *self.inner();
+        let outcome = self.dispatch(inner, trip);
+        if outcome.is_err() {
+            inner.mesh.clear();
+        }
+        outcome
+    }
+
+    fn dispatch(&self, inner: &mut Inner, trip: &Trip) -> Result<u64, CollectiveError> {
+        let kind = trip.call.kind;
+        match kind {
+            OpKind::Send | OpKind::Recv | OpKind::SendRecv => {
+                return point_to_point::run(inner, trip, || Ok(()));
+            }
+            _ => {}
+        }
+        let met = meet::meet(inner, trip)?;
+        match kind {
+            OpKind::AllReduce => {
+                let from_bytes = self.ring_from_bytes.load(Ordering::Relaxed);
+                let has_neighbours = inner.mesh.peers().next().is_some();
+                if has_neighbours && trip.call.message_bytes() as u64 >= from_bytes {
+                    ring::all_reduce(inner, trip)?;
+                } else {
+                    sharded::run(inner, trip)?;
+                }
+            }
+            OpKind::Broadcast | OpKind::Reduce => sharded::run(inner, trip)?,
+            OpKind::ReduceScatter => sharded::reduce_scatter(inner, trip, &met.shares())?,
+            OpKind::AllGather | OpKind::Gather | OpKind::Scatter | OpKind::AllToAll => {
+                blocks::run(inner, trip, &met.calls, &met.sent, || Ok(()))?;
+            }
+            OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
+        }
+        Ok(met.present_ns)
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.inner().mesh.say_to_all(&Header::Leaves.encode());
+    }
+}
+
+/// The error for an interrupted operation.
+pub(crate) fn explain(mesh: &Mesh, trip: &Trip, why: Interruption) -> CollectiveError {
+    match why {
+        Interruption::Lost(peer) => trip.lost(peer),
+        Interruption::TimedOut => trip.timed_out(mesh.awaited()),
+    }
+}

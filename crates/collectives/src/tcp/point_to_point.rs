@@ -1,0 +1,103 @@
+//! Send, receive, and both at once: the data follow the sender's header at once; the receiver's
+//! header says what it expects.
+//!
+//! Steps: 1, `S` bytes. A send is finished when the data have left this rank's memory and the
+//! receiver has asked for them, so that both sides know whether they fit together.
+
+use paceline_trace::now_ns;
+
+use super::header::{HEADER_BYTES, Header};
+use super::{Inner, explain, meet};
+use crate::call::{Call, Published, Region, Verdict};
+use crate::core::Trip;
+use crate::tcp::mesh::Ticket;
+use crate::{CollectiveError, OpKind};
+
+/// Carries out those halves of the call whose other side is connected; `meanwhile` is called once
+/// they are on their way.
+pub(crate) fn run(
+    inner: &mut Inner,
+    trip: &Trip,
+    meanwhile: impl FnOnce() -> Result<(), CollectiveError>,
+) -> Result<u64, CollectiveError> {
+    let is_connected = |half: &(usize, Region)| inner.mesh.peers().any(|peer| peer == half.0);
+    let sending = trip.call.sending().filter(is_connected);
+    let receiving = trip.call.receiving().filter(is_connected);
+    let mut headers = Vec::new();
+    let mut awaited: Vec<(usize, OpKind)> = Vec::new();
+    for (kind, half) in [(OpKind::Send, sending), (OpKind::Recv, receiving)] {
+        let Some((peer, _)) = half else { continue };
+        let call = Call { kind, root: peer, ..trip.call.clone() }.publish();
+        headers.push((kind, peer, call, Header::Call { operation: trip.seq, call }.encode()));
+        awaited.push((peer, if kind == OpKind::Send { OpKind::Recv } else { OpKind::Send }));
+    }
+    for (kind, peer, _, header) in &headers {
+        // SAFETY: headers and data outlive the operation, or the mesh is cleared before they go.
+        unsafe { inner.mesh.send(*peer, header.as_ptr(), HEADER_BYTES) };
+        if let (OpKind::Send, Some((_, data))) = (kind, sending) {
+            // SAFETY: as above.
+            unsafe { inner.mesh.send(*peer, data.base, data.len_bytes) };
+        }
+    }
+    meanwhile()?;
+    let mut present_ns = trip.started_ns;
+    // A peer may answer the two halves in either order.
+    while let Some(&(peer, _)) = awaited.first() {
+        let mut answer = [0u8; HEADER_BYTES];
+        // SAFETY: the answer outlives the wait, or the mesh is cleared before it goes.
+        let ticket = unsafe { inner.mesh.recv(peer, answer.as_mut_ptr(), HEADER_BYTES) };
+        wait(inner, trip, ticket)?;
+        present_ns = now_ns();
+        let (operation, theirs) = meet::read(inner, trip, peer, &answer)?;
+        let is_answer =
+            |(from, kind): &(usize, OpKind)| *from == peer && theirs.kind() == Some(*kind);
+        let Some(at) = awaited.iter().position(is_answer) else {
+            return Err(conflict(inner, trip, peer, trip.call.publish(), operation, theirs));
+        };
+        let (_, their_kind) = awaited.remove(at);
+        let is_for = if their_kind == OpKind::Recv { OpKind::Send } else { OpKind::Recv };
+        let ours = headers.iter().find(|(kind, ..)| *kind == is_for).map(|(_, _, call, _)| *call);
+        let ours = ours.unwrap_or_default();
+        let (sender, receiver) =
+            if is_for == OpKind::Send { (&ours, &theirs) } else { (&theirs, &ours) };
+        let dtype = |call: &Published| (call.signature >> 8) as u8;
+        if dtype(sender) != dtype(receiver) || sender.send_count != receiver.recv_count {
+            return Err(conflict(inner, trip, peer, ours, operation, theirs));
+        }
+        if let (OpKind::Recv, Some((_, Region { base, len_bytes, .. }))) = (is_for, receiving) {
+            // SAFETY: the caller holds the memory until the operation is over or the mesh cleared.
+            let ticket = unsafe { inner.mesh.recv(peer, base, len_bytes) };
+            wait(inner, trip, ticket)?;
+        }
+    }
+    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))?;
+    Ok(present_ns)
+}
+
+/// The error for two calls that do not fit together, which all other ranks get to know too.
+fn conflict(
+    inner: &mut Inner,
+    trip: &Trip,
+    peer: usize,
+    ours: Published,
+    operation: u32,
+    theirs: Published,
+) -> CollectiveError {
+    let verdict = Verdict {
+        ranks: [trip.rank, peer],
+        operations: [trip.seq, operation],
+        calls: [ours, theirs],
+    };
+    inner.mesh.clear();
+    inner.mesh.say_to_all(&Header::Conflict(verdict).encode());
+    trip.conflict(&verdict)
+}
+
+fn wait(inner: &mut Inner, trip: &Trip, ticket: Ticket) -> Result<(), CollectiveError> {
+    let outcome = inner.mesh.wait(&[ticket], trip.patience);
+    outcome.map_err(|why| {
+        let error = explain(&inner.mesh, trip, why);
+        inner.mesh.clear();
+        error
+    })
+}

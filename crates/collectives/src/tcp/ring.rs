@@ -1,0 +1,83 @@
+//! All-reduce round a ring (Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters
+//! of Workstations", 2009).
+//!
+//! Steps: `2 (n-1)`, `2 (n-1)/n S` bytes sent per rank, to one neighbour only. In the first half of
+//! the steps each share travels round the ring and collects every rank's part; in the second half
+//! the sums travel on. Blocks are passed on as soon as they are done, so the steps overlap.
+//!
+//! Order of summation: share `j` begins at rank `j` and ends at rank `j-1`, an order of its own for
+//! each share, so floating-point sums differ in their last bits from those of the other transports,
+//! and f16 and bf16 are rounded at every step.
+
+use super::{Inner, explain};
+use crate::CollectiveError;
+use crate::call::Shares;
+use crate::core::Trip;
+use crate::reduce::{ReduceOp, Reduction};
+
+/// Bytes that are passed on at a time.
+const BLOCK_BYTES: usize = 256 << 10;
+
+pub(super) fn all_reduce(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
+    let (call, n, rank) = (trip.call, trip.world, trip.rank);
+    let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
+    let size = call.dtype.size_bytes();
+    let shares = Shares::even(call.publish().send_count, n);
+    let share = |index: usize| shares.bytes(index % n, call.dtype);
+    let longest = (0..n).map(|index| share(index).len()).max().unwrap_or(0);
+    let slot_bytes = BLOCK_BYTES.min(longest.next_multiple_of(64));
+    let scratch = inner.scratch.get(2 * slot_bytes);
+    let part = call.send.part(share(rank));
+    // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
+    unsafe { inner.mesh.send(next, part.base, part.len_bytes) };
+    // What comes, in order: which share, and whether it still has to be added to.
+    let incoming = (0..2 * n - 2).map(|step| (step, share(rank + 2 * n - 1 - step)));
+    let blocks: Vec<(usize, std::ops::Range<usize>)> = incoming
+        .flat_map(|(step, range)| {
+            let starts = range.clone().step_by(BLOCK_BYTES);
+            starts.map(move |start| (step, start..range.end.min(start + BLOCK_BYTES)))
+        })
+        .collect();
+    let mut tickets = Vec::with_capacity(blocks.len());
+    for (index, (step, range)) in blocks.iter().enumerate() {
+        while tickets.len() < blocks.len().min(index + 2) {
+            let (step, range) = &blocks[tickets.len()];
+            let to = if *step < n - 1 {
+                let at = tickets.len() % 2 * slot_bytes;
+                scratch.part(at..at + range.len())
+            } else {
+                call.recv.part(range.clone())
+            };
+            // SAFETY: as above; a slot is free again when its block has been added, two blocks ago,
+            // and a finished share replaces one that this rank has passed on long before: it has
+            // come all the way round.
+            tickets.push(unsafe { inner.mesh.recv(previous, to.base, to.len_bytes) });
+        }
+        wait(inner, trip, &tickets[index])?;
+        let target = call.recv.part(range.clone());
+        if *step < n - 1 {
+            let slot = scratch.part(index % 2 * slot_bytes..index % 2 * slot_bytes + range.len());
+            let is_last = *step == n - 2;
+            // A mean is a sum until the last rank divides it.
+            let op = if call.op == ReduceOp::Mean && !is_last { ReduceOp::Sum } else { call.op };
+            let reduction = Reduction { dtype: call.dtype, op, ranks: n };
+            let inputs = [slot.base.cast_const(), call.send.part(range.clone()).base.cast_const()];
+            // SAFETY: the block has arrived, and the result goes where this rank's part lay, or to
+            // memory apart from it.
+            unsafe { reduction.run(&inputs, &[target.base], range.len() / size) };
+        }
+        if *step < 2 * n - 3 {
+            // SAFETY: as above; what is passed on stays as it is until it has come round.
+            unsafe { inner.mesh.send(next, target.base, target.len_bytes) };
+        }
+    }
+    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+}
+
+fn wait(
+    inner: &mut Inner,
+    trip: &Trip,
+    ticket: &super::mesh::Ticket,
+) -> Result<(), CollectiveError> {
+    inner.mesh.wait(&[*ticket], trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+}

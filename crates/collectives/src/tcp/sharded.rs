@@ -1,0 +1,192 @@
+//! All-reduce, broadcast, reduce and reduce-scatter, direct: every rank is responsible for a share.
+//!
+//! First each rank gets its share from those who have it: from all ranks, in blocks that it reduces
+//! in rank order as soon as all have arrived, or from the root alone. Then it sends the finished
+//! blocks to those who want them. The two phases overlap block by block.
+//!
+//! | operation | steps | bytes sent by the busiest rank (S = message, n ranks) | order of summation |
+//! |---|---|---|---|
+//! | all-reduce | 2 | 2 (n-1)/n S | rank 0, 1, 2, ... for each element |
+//! | reduce | 2 | (n-1)/n S out, and 2 (n-1)/n S into the root | rank 0, 1, 2, ... |
+//! | broadcast | 2 | 2 (n-1)/n S out of the root | - |
+//! | reduce-scatter | 1 | (n-1)/n S | rank 0, 1, 2, ... |
+
+use super::{Inner, explain};
+use crate::call::{Region, Shares};
+use crate::core::Trip;
+use crate::reduce::Reduction;
+use crate::tcp::mesh::Ticket;
+use crate::{CollectiveError, OpKind};
+
+/// Room for incoming blocks: a few of them from every peer stay in the second-level cache.
+const ROOM_BYTES: usize = 1 << 20;
+
+/// Blocks that are awaited from every peer at a time.
+const AHEAD: usize = 2;
+
+/// All-reduce, reduce and broadcast.
+pub(super) fn run(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
+    let call = trip.call;
+    let (rank, root) = (trip.rank, call.root);
+    let shares = Shares::even(call.publish().recv_count.max(call.publish().send_count), trip.world);
+    let wants = |peer: usize| match call.kind {
+        OpKind::Reduce => peer == root,
+        OpKind::Broadcast => peer != root,
+        _ => true,
+    };
+    let has = |peer: usize| call.kind != OpKind::Broadcast || peer == root;
+    let share = |peer: usize| shares.bytes(peer, call.dtype);
+    let peers: Vec<usize> = inner.mesh.peers().collect();
+    if has(rank) {
+        for &peer in &peers {
+            let part = call.send.part(share(peer));
+            // SAFETY: the caller holds the memory until the operation is over or the mesh cleared.
+            unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
+        }
+    }
+    let own = share(rank);
+    if call.kind == OpKind::Broadcast {
+        let from = if rank == root { call.send } else { call.recv };
+        let part = from.part(own);
+        let ticket = (rank != root).then(|| {
+            // SAFETY: as above; the share comes from the root alone.
+            unsafe { inner.mesh.recv(root, part.base, part.len_bytes) }
+        });
+        post_finished(inner, trip, &peers, |peer| {
+            call.recv.part(if wants(rank) { share(peer) } else { 0..0 })
+        });
+        if let Some(ticket) = ticket {
+            wait(inner, trip, &[ticket])?;
+        }
+        for &peer in peers.iter().filter(|&&peer| wants(peer)) {
+            // SAFETY: as above; the share is complete, and nobody writes to it any more.
+            unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
+        }
+        if rank == root && !std::ptr::eq(call.send.base, call.recv.base) {
+            // SAFETY: the root's two sides are of one length and lie apart.
+            unsafe {
+                std::ptr::copy_nonoverlapping(call.send.base, call.recv.base, call.send.len_bytes);
+            }
+        }
+        return wait_all(inner, trip);
+    }
+    // The share of a reduce is finished in scratch memory, but for the root's own.
+    let target = if wants(rank) { Some(call.recv.part(own.clone())) } else { None };
+    let finished = |mesh: &mut Inner, block: Region| {
+        for &peer in peers.iter().filter(|&&peer| wants(peer)) {
+            // SAFETY: as above; a finished block stays as it is until the operation is over.
+            unsafe { mesh.mesh.send(peer, block.base, block.len_bytes) };
+        }
+    };
+    let expect = |mesh: &mut Inner| {
+        post_finished(mesh, trip, &peers, |peer| {
+            call.recv.part(if wants(rank) { share(peer) } else { 0..0 })
+        });
+    };
+    reduce_share(inner, trip, call.send.part(own), target, expect, finished)
+}
+
+/// Reduce-scatter: the first phase alone.
+pub(super) fn reduce_scatter(
+    inner: &mut Inner,
+    trip: &Trip,
+    shares: &Shares,
+) -> Result<(), CollectiveError> {
+    let call = trip.call;
+    let peers: Vec<usize> = inner.mesh.peers().collect();
+    for peer in peers {
+        let part = call.send.part(shares.bytes(peer, call.dtype));
+        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared; in
+        // place, this rank's result goes to its own share, which is sent to nobody.
+        unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
+    }
+    let own = call.send.part(shares.bytes(trip.rank, call.dtype));
+    reduce_share(inner, trip, own, Some(call.recv), |_| {}, |_, _| {})
+}
+
+/// Receives all peers' contributions to this rank's share block by block and reduces them with its
+/// own. `expect` is called once the last contribution has been posted for, `finished` with every
+/// block that is done.
+fn reduce_share(
+    inner: &mut Inner,
+    trip: &Trip,
+    own: Region,
+    target: Option<Region>,
+    expect: impl Fn(&mut Inner),
+    finished: impl Fn(&mut Inner, Region),
+) -> Result<(), CollectiveError> {
+    let call = trip.call;
+    let peers: Vec<usize> = inner.mesh.peers().collect();
+    let size = call.dtype.size_bytes();
+    let block_bytes =
+        (ROOM_BYTES / (AHEAD * peers.len().max(1))).clamp(16 << 10, 256 << 10) / 64 * 64;
+    let num_blocks = own.len_bytes.div_ceil(block_bytes);
+    let room_bytes = AHEAD * peers.len() * block_bytes;
+    let own_bytes = if target.is_some() { 0 } else { own.len_bytes };
+    let scratch = inner.scratch.get(room_bytes + own_bytes);
+    let target = target.unwrap_or_else(|| scratch.part(room_bytes..room_bytes + own_bytes));
+    let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: trip.world };
+    let block = |index: usize| index * block_bytes..own.len_bytes.min((index + 1) * block_bytes);
+    let slot = |index: usize, peer: usize| {
+        let at = (index % AHEAD * peers.len() + peer) * block_bytes;
+        scratch.part(at..at + block(index).len())
+    };
+    let mut tickets: Vec<Vec<Ticket>> = Vec::with_capacity(num_blocks);
+    let post = |inner: &mut Inner, tickets: &mut Vec<Vec<Ticket>>| {
+        let index = tickets.len();
+        if index < num_blocks {
+            let mut posted = Vec::with_capacity(peers.len());
+            for (at, &peer) in peers.iter().enumerate() {
+                let part = slot(index, at);
+                // SAFETY: the scratch memory lives as long as the mesh, and the slot is free: the
+                // block that was there before has been reduced.
+                posted.push(unsafe { inner.mesh.recv(peer, part.base, part.len_bytes) });
+            }
+            tickets.push(posted);
+        }
+        if index + 1 == num_blocks {
+            expect(inner);
+        }
+    };
+    if num_blocks == 0 {
+        expect(inner);
+    }
+    for _ in 0..AHEAD {
+        post(inner, &mut tickets);
+    }
+    for index in 0..num_blocks {
+        wait(inner, trip, &tickets[index])?;
+        let mut inputs = [std::ptr::null(); crate::MAX_RANKS];
+        let own_block = own.part(block(index));
+        inputs[trip.rank] = own_block.base.cast_const();
+        for (at, &peer) in peers.iter().enumerate() {
+            inputs[peer] = slot(index, at).base.cast_const();
+        }
+        let output = target.part(block(index));
+        // SAFETY: all inputs have arrived, blocks are multiples of the element size and aligned, and
+        // the output is the own input itself or lies apart from all of them.
+        unsafe { reduction.run(&inputs[..trip.world], &[output.base], output.len_bytes / size) };
+        finished(inner, output);
+        post(inner, &mut tickets);
+    }
+    wait_all(inner, trip)
+}
+
+/// Posts for the finished shares of all peers.
+fn post_finished(inner: &mut Inner, trip: &Trip, peers: &[usize], part: impl Fn(usize) -> Region) {
+    for &peer in peers.iter().filter(|&&peer| peer != trip.rank) {
+        let part = part(peer);
+        // SAFETY: the caller holds the memory until the operation is over or the mesh cleared. What
+        // this rank still has to send of the same place has left by the time anything arrives
+        // there: it is what the peer makes the finished share of.
+        unsafe { inner.mesh.recv(peer, part.base, part.len_bytes) };
+    }
+}
+
+fn wait(inner: &mut Inner, trip: &Trip, tickets: &[Ticket]) -> Result<(), CollectiveError> {
+    inner.mesh.wait(tickets, trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+}
+
+fn wait_all(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
+    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+}

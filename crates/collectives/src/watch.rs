@@ -1,0 +1,144 @@
+//! What a group tells about itself while it runs: a log of operations, and, when it fails, the most
+//! recent ones on file.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::call::Call;
+use crate::core::Core;
+use crate::record::{OpRecord, OpTimes};
+
+/// How much of the communication is logged, on standard error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CommLog {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Every operation, when it is finished, with its times.
+    Info,
+    /// Also when it starts.
+    Trace,
+}
+
+impl std::str::FromStr for CommLog {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" | "off" => Ok(CommLog::Off),
+            "info" => Ok(CommLog::Info),
+            "trace" => Ok(CommLog::Trace),
+            _ => Err(format!("{text:?} is no level of logging; use off, info or trace")),
+        }
+    }
+}
+
+/// The variable that holds the level of logging.
+pub const COMM_LOG: &str = "PACELINE_COMM_LOG";
+/// The variable that names the folder for the most recent operations of a group that fails.
+pub const DUMP_FOLDER: &str = "PACELINE_DUMP_FOLDER";
+
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) log: CommLog,
+    pub(crate) dump_folder: Option<PathBuf>,
+    /// What to call the group: `world`, or `world/1` for its second sub-group.
+    pub(crate) group: String,
+}
+
+/// One line of a dump.
+#[derive(Serialize)]
+struct Line {
+    seq: u32,
+    op: &'static str,
+    bytes: usize,
+    state: &'static str,
+    submitted_ns: u64,
+    started_ns: u64,
+    present_ns: u64,
+    finished_ns: u64,
+}
+
+/// The first line of a dump.
+#[derive(Serialize)]
+struct Head<'a> {
+    rank: usize,
+    world_size: usize,
+    group: &'a str,
+    process: u32,
+    cause: &'a str,
+    dumped_ns: u64,
+}
+
+impl Watch {
+    pub(crate) fn begins(&self, core: &Core, call: &Call, seq: u32) {
+        if self.log == CommLog::Trace {
+            self.say(format!(
+                "rank {} {} #{seq} {} starts",
+                core.rank,
+                self.group,
+                call.describe()
+            ));
+        }
+    }
+
+    pub(crate) fn ends(&self, core: &Core, call: &Call, seq: u32, times: &OpTimes) {
+        if self.log >= CommLog::Info {
+            let us = |ns: u64| ns as f64 / 1e3;
+            self.say(format!(
+                "rank {} {} #{seq} {} queued {:.1} us, waited {:.1} us, moved {} bytes in {:.1} us",
+                core.rank,
+                self.group,
+                call.describe(),
+                us(times.queue_ns()),
+                us(times.wait_ns()),
+                call.message_bytes(),
+                us(times.move_ns()),
+            ));
+        }
+    }
+
+    /// Writes the records to the dump folder, one JSON object per line.
+    pub(crate) fn fails<'a>(
+        &self,
+        core: &Core,
+        cause: &str,
+        records: impl Iterator<Item = &'a OpRecord>,
+    ) {
+        if self.log >= CommLog::Info {
+            self.say(format!("rank {} {} failed: {cause}", core.rank, self.group));
+        }
+        let Some(folder) = &self.dump_folder else { return };
+        let head = Head {
+            rank: core.rank,
+            world_size: core.world,
+            group: &self.group,
+            process: std::process::id(),
+            cause,
+            dumped_ns: paceline_trace::now_ns(),
+        };
+        let mut text = serde_json::to_string(&head).unwrap_or_default();
+        for record in records {
+            let OpTimes { submitted_ns, started_ns, present_ns, finished_ns } = record.times;
+            let state = if finished_ns == 0 { "running" } else { "finished" };
+            let (op, bytes, seq) = (record.kind.name(), record.bytes, record.seq);
+            let line =
+                Line { seq, op, bytes, state, submitted_ns, started_ns, present_ns, finished_ns };
+            let _ = write!(text, "\n{}", serde_json::to_string(&line).unwrap_or_default());
+        }
+        text.push('\n');
+        let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), core.rank);
+        // The folder may be gone, or full: the error that is being reported matters more.
+        if let Err(error) = std::fs::write(folder.join(&name), text) {
+            self.say(format!("cannot write {}: {error}", folder.join(name).display()));
+        }
+    }
+
+    fn say(&self, line: String) {
+        // A closed standard error must not stop the communication.
+        let _ = writeln!(std::io::stderr().lock(), "comm: {line}");
+    }
+}

@@ -1,0 +1,95 @@
+//! `--style lines`: two lines per configuration while it is measured, and a closing table.
+//!
+//! The form and its formula are those of a published write-up of all-reduce over PyTorch. It divides
+//! twice the size by the time and by 2^30 and calls the result GB/s, whatever the number of ranks; so
+//! do these lines, to be laid beside it. The other styles say GiB/s for that.
+
+use super::result::{Row, Skipped, effective_bandwidth_gib_s};
+use crate::report::plain_table;
+
+/// The line before a configuration is measured.
+pub fn config_line(transport: &str, nproc: usize, bytes: u64) -> String {
+    format!("Config: Backend={transport}, Processes={nproc}, Size={}MB", megabytes(bytes))
+}
+
+/// The line after it: the time, which is our median, and the effective bandwidth (in GiB/s, see the
+/// head of this file). A row without any timing says so.
+pub fn result_line(row: &Row) -> String {
+    match numbers(row) {
+        Some((ms, bandwidth)) => {
+            format!("-> Avg Time: {ms:.4} ms | Effective Bandwidth: {bandwidth:.2} GB/s")
+        }
+        None => "-> not measured".to_owned(),
+    }
+}
+
+/// The line in place of it for a configuration that was not measured.
+pub fn skipped_line(skipped: &Skipped) -> String {
+    format!("-> Skipped: {}", skipped.reason)
+}
+
+/// The closing table, with what was skipped below it.
+pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
+    let line = |row: &Row| {
+        let (ms, bandwidth) = numbers(row)?;
+        let (ms, bandwidth) = (format!("{ms:.4}"), format!("{bandwidth:.2}"));
+        let size = megabytes(row.bytes);
+        Some([row.transport.clone(), row.nproc.to_string(), size, ms, bandwidth])
+    };
+    let lines: Vec<[String; 5]> = rows.iter().filter_map(line).collect();
+    let names = ["Backend", "Processes", "Size (MB)", "Avg Time (ms)", "Bandwidth (GB/s)"];
+    let mut text = plain_table(names, 1, &lines);
+    for Skipped { transport, nproc, bytes, reason } in skipped {
+        let size = bytes.map_or("all sizes".to_owned(), |bytes| format!("{} MB", megabytes(bytes)));
+        text += &format!("\nSkipped: {transport}, {nproc} processes, {size}: {reason}");
+    }
+    text
+}
+
+/// Milliseconds and effective bandwidth.
+fn numbers(row: &Row) -> Option<(f64, f64)> {
+    let us = row.timing()?.median_us;
+    Some((us / 1e3, effective_bandwidth_gib_s(row.bytes, us)))
+}
+
+/// The size in MB of 1e6 bytes, without needless zeros.
+fn megabytes(bytes: u64) -> String {
+    (bytes as f64 / 1e6).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::samples;
+
+    #[test]
+    fn the_lines_have_their_exact_form() {
+        assert_eq!(config_line("shm", 2, 1_000_000), "Config: Backend=shm, Processes=2, Size=1MB");
+        assert_eq!(
+            config_line("shm", 2, 4096),
+            "Config: Backend=shm, Processes=2, Size=0.004096MB"
+        );
+        let mut row = samples::row(2, 1_000_000, 432.1);
+        assert_eq!(result_line(&row), "-> Avg Time: 0.4321 ms | Effective Bandwidth: 4.31 GB/s");
+        (row.out_of_place, row.in_place) = (None, None);
+        assert_eq!(result_line(&row), "-> not measured");
+    }
+
+    #[test]
+    fn the_table_closes_the_run() {
+        let rows = [
+            samples::row(2, 1_000_000, 432.1),
+            samples::row(4, 100_000_000, 61_234.5),
+            samples::row(4, 1_024_000_000, 654_321.0),
+        ];
+        let text = result_table(&rows, &samples::report(Vec::new()).skipped);
+        insta::assert_snapshot!(text, @r"
+        Backend  Processes  Size (MB)  Avg Time (ms)  Bandwidth (GB/s)
+        -------  ---------  ---------  -------------  ----------------
+        shm              2          1         0.4321              4.31
+        shm              4        100        61.2345              3.04
+        shm              4       1024       654.3210              2.92
+        Skipped: shm, 6 processes, 1024 MB: 6 ranks need 12.3 GB, 8.0 GB are free
+        ");
+    }
+}

@@ -1,0 +1,219 @@
+//! What a benchmark found, and the formulas by which times become bandwidths. It knows neither how
+//! times are taken nor how they are shown.
+//!
+//! GB/s are 1e9 bytes per second, GiB/s are 2^30.
+
+use serde::{Deserialize, Serialize};
+
+/// The times of one operation on one size. Each is the slowest rank's.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Timing {
+    /// Median in microseconds; all bandwidths are computed from it.
+    pub median_us: f64,
+    /// 99th percentile in microseconds.
+    pub p99_us: f64,
+    /// Longest in microseconds.
+    pub max_us: f64,
+    /// Size over time, in GB/s.
+    pub alg_bw: f64,
+    /// `alg_bw` times [`bus_factor`], in GB/s: what each link carries, whatever the operation.
+    pub bus_bw: f64,
+    /// Elements with a wrong result; `None` where nobody looked.
+    pub wrong: Option<u64>,
+}
+
+impl Timing {
+    /// The timing of an operation on `bytes` whose [`bus_factor`] is `factor`.
+    pub fn new(
+        bytes: u64,
+        factor: f64,
+        (median_us, p99_us, max_us): (f64, f64, f64),
+        wrong: Option<u64>,
+    ) -> Self {
+        let alg_bw = alg_bandwidth_gb_s(bytes, median_us);
+        Self { median_us, p99_us, max_us, alg_bw, bus_bw: alg_bw * factor, wrong }
+    }
+}
+
+/// One line of the table: an operation on one size, with one transport and number of ranks.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Row {
+    /// How the ranks reached each other.
+    pub transport: String,
+    /// How the operation was done.
+    pub algorithm: String,
+    /// Number of ranks.
+    pub nproc: usize,
+    /// The operation, such as `all_reduce`.
+    pub op: String,
+    /// The size S of the formulas. For operations that gather or scatter, of the whole array.
+    pub bytes: u64,
+    /// Elements that a rank puts in.
+    pub count: u64,
+    /// Our name of the element type, such as `f32`.
+    pub dtype: String,
+    /// How elements are combined, for operations that do.
+    pub redop: Option<String>,
+    /// The root, for operations that have one.
+    pub root: Option<usize>,
+    /// With separate input and output.
+    pub out_of_place: Option<Timing>,
+    /// With the output in the place of the input.
+    pub in_place: Option<Timing>,
+    /// What a model of the link says the time should be, in microseconds.
+    pub predicted_us: Option<f64>,
+    /// Bytes moved through memory, over time, as a part of the machine's memory bandwidth.
+    pub memory_fraction: Option<f64>,
+}
+
+impl Row {
+    /// The timing that stands for the row where there is room for one: out of place if that was
+    /// measured, otherwise in place.
+    pub fn timing(&self) -> Option<&Timing> {
+        self.out_of_place.as_ref().or(self.in_place.as_ref())
+    }
+
+    /// Both timings, as far as they were taken.
+    pub fn timings(&self) -> impl Iterator<Item = &Timing> {
+        self.out_of_place.iter().chain(&self.in_place)
+    }
+}
+
+/// A configuration that was not measured.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Skipped {
+    /// How the ranks would have reached each other.
+    pub transport: String,
+    /// Number of ranks.
+    pub nproc: usize,
+    /// The size; `None` if no size was measured.
+    pub bytes: Option<u64>,
+    /// Why not.
+    pub reason: String,
+}
+
+/// All that a benchmark found, and where.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct BenchReport {
+    /// The machine, in words.
+    pub machine: String,
+    /// When.
+    pub date: String,
+    /// The command line.
+    pub command: String,
+    /// The link that predictions are for.
+    pub link: Option<String>,
+    /// What this machine's memory delivers, in GB/s.
+    pub memory_bandwidth_gb_s: Option<f64>,
+    /// What was measured.
+    pub rows: Vec<Row>,
+    /// What was not.
+    pub skipped: Vec<Skipped>,
+}
+
+/// What stands for the row's program in tables and charts: the transport, and the algorithm too where
+/// `rows` have several with that transport.
+pub fn program_name(row: &Row, rows: &[Row]) -> String {
+    let same = rows.iter().filter(|other| other.transport == row.transport);
+    match same.into_iter().any(|other| other.algorithm != row.algorithm) {
+        true => format!("{} {}", row.transport, row.algorithm),
+        false => row.transport.clone(),
+    }
+}
+
+/// Size over time in GB/s: `S / t`.
+pub fn alg_bandwidth_gb_s(bytes: u64, time_us: f64) -> f64 {
+    bytes as f64 / time_us / 1e3
+}
+
+/// By what the algorithm's bandwidth is multiplied to give the bus bandwidth, for `n` ranks:
+/// `2(n-1)/n` for an all-reduce; `(n-1)/n` for a reduce-scatter, all-gather, all-to-all, gather and
+/// scatter; 1 for a broadcast, a reduce and a send with its receive. `None` for other names.
+pub fn bus_factor(op: &str, n: usize) -> Option<f64> {
+    let others = n.saturating_sub(1) as f64 / n.max(1) as f64;
+    match op {
+        "all_reduce" => Some(2.0 * others),
+        "reduce_scatter" | "all_gather" | "all_to_all" | "gather" | "scatter" => Some(others),
+        "broadcast" | "reduce" | "send_recv" => Some(1.0),
+        _ => None,
+    }
+}
+
+/// The published "effective bandwidth" in GiB/s: `2 S / t`, whatever the number of ranks. It equals
+/// the bus bandwidth of an all-reduce, up to its unit, only in the limit of many ranks.
+pub fn effective_bandwidth_gib_s(bytes: u64, time_us: f64) -> f64 {
+    const GIB: f64 = (1_u64 << 30) as f64;
+    2.0 * bytes as f64 / (time_us * 1e-6) / GIB
+}
+
+/// The time that a link of this bandwidth needs, in microseconds: `S x bus factor / bandwidth`.
+pub fn predicted_us(bytes: u64, factor: f64, link_gb_s: f64) -> f64 {
+    bytes as f64 * factor / link_gb_s / 1e3
+}
+
+/// The mean bus bandwidth over the out-of-place and in-place timings of all rows, each with the same
+/// weight; 0 if there is none.
+pub fn average_bus_bandwidth(rows: &[Row]) -> f64 {
+    let all = || rows.iter().flat_map(Row::timings);
+    all().map(|timing| timing.bus_bw).sum::<f64>() / all().count().max(1) as f64
+}
+
+/// How many timings had wrong results.
+pub fn num_failed(rows: &[Row]) -> usize {
+    rows.iter().flat_map(Row::timings).filter(|timing| timing.wrong.unwrap_or(0) > 0).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::samples;
+
+    #[test]
+    fn bandwidths_follow_their_formulas() {
+        // 1 GB in 0.1 s.
+        assert_eq!(alg_bandwidth_gb_s(1_000_000_000, 1e5), 10.0);
+        assert!((effective_bandwidth_gib_s(1 << 30, 1e6) - 2.0).abs() < 1e-12);
+        // 100 MB at 1.25 GB/s between 4 ranks.
+        assert!((predicted_us(100_000_000, 1.5, 1.25) - 120_000.0).abs() < 1e-6);
+        let timing = Timing::new(1_000_000_000, 1.5, (1e5, 2e5, 3e5), None);
+        assert_eq!((timing.alg_bw, timing.bus_bw), (10.0, 15.0));
+    }
+
+    #[test]
+    fn the_bus_factor_depends_on_operation_and_ranks() {
+        for (op, at_1, at_2, at_4) in [
+            ("all_reduce", 0.0, 1.0, 1.5),
+            ("reduce_scatter", 0.0, 0.5, 0.75),
+            ("all_gather", 0.0, 0.5, 0.75),
+            ("all_to_all", 0.0, 0.5, 0.75),
+            ("gather", 0.0, 0.5, 0.75),
+            ("scatter", 0.0, 0.5, 0.75),
+            ("broadcast", 1.0, 1.0, 1.0),
+            ("reduce", 1.0, 1.0, 1.0),
+            ("send_recv", 1.0, 1.0, 1.0),
+        ] {
+            let factors = [1, 2, 4].map(|n| bus_factor(op, n));
+            assert_eq!(factors, [Some(at_1), Some(at_2), Some(at_4)], "{op}");
+        }
+        assert_eq!(bus_factor("all_reduse", 2), None);
+    }
+
+    #[test]
+    fn the_average_weighs_every_timing_alike() {
+        let mut rows = vec![samples::row(2, 1000, 100.0), samples::row(2, 2000, 100.0)];
+        // 0.01 and 0.02 GB/s, both out of place and in place.
+        assert!((average_bus_bandwidth(&rows) - 0.015).abs() < 1e-12);
+        rows[1].in_place = None;
+        assert!((average_bus_bandwidth(&rows) - 0.04 / 3.0).abs() < 1e-12);
+        assert_eq!(average_bus_bandwidth(&[]), 0.0);
+    }
+
+    #[test]
+    fn a_failure_is_a_timing_with_wrong_elements() {
+        let mut row = samples::row(2, 1000, 100.0);
+        assert_eq!(num_failed(std::slice::from_ref(&row)), 0);
+        row.in_place.as_mut().unwrap().wrong = Some(12);
+        row.out_of_place.as_mut().unwrap().wrong = None;
+        assert_eq!(num_failed(&[row]), 1);
+    }
+}

@@ -1,0 +1,174 @@
+//! Draws a chart with rectangles, lines and text, onto whatever back end is given.
+//!
+//! The legend stands in a column of its own at the right, so it can cover no line.
+
+use plotters::coord::Shift;
+use plotters::element::{PathElement, Text};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{FontTransform, TextStyle};
+
+use super::axis::Scale;
+use super::line::{line, marker, stroke};
+use super::{LineChart, SIZE, Series};
+
+pub(super) type Area<DB> = DrawingArea<DB, Shift>;
+pub(super) type Outcome<DB> = Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;
+
+const INK: RGBColor = RGBColor(40, 40, 40);
+const GREY: RGBColor = RGBColor(110, 110, 110);
+const GRID: RGBColor = RGBColor(214, 214, 214);
+const FAINT: RGBColor = RGBColor(238, 238, 238);
+
+const TITLE: i32 = 32;
+const LABEL: i32 = 23;
+const SMALL: i32 = 20;
+
+/// Sides of the field in which the lines lie; the legend decides the right one.
+const LEFT: i32 = 120;
+const TOP: i32 = 92;
+const BOTTOM: i32 = SIZE.1 as i32 - 92;
+
+/// In the legend, the length of a line's sample and the largest distance between entries.
+const SAMPLE: i32 = 48;
+const ENTRY: i32 = 34;
+
+/// What is drawn on.
+#[derive(Clone, Copy)]
+pub(super) struct Medium {
+    /// By what every length is multiplied.
+    pub k: i32,
+    /// Whether the drawing library places the letters itself. For an SVG the viewer does.
+    pub is_bitmap: bool,
+}
+
+/// Draws `chart`.
+pub(super) fn chart<DB: DrawingBackend>(
+    area: &Area<DB>,
+    chart: &LineChart,
+    medium: Medium,
+) -> Outcome<DB> {
+    let k = medium.k;
+    area.fill(&WHITE)?;
+    let names = chart.series.iter().map(|series| width(area, &series.name, SMALL * k));
+    let legend = names.max().unwrap_or(0) / k + SAMPLE + 48;
+    // However long the names are, the lines keep half of the chart.
+    let right = (SIZE.0 as i32 - legend).max(SIZE.0 as i32 / 2);
+    let points = || chart.series.iter().flat_map(Series::drawable);
+    let field = Field {
+        x: Scale::new(points().map(|(x, _)| x)),
+        y: Scale::new(points().map(|(_, y)| y)),
+        right,
+        medium,
+    };
+    field.grid(area, chart)?;
+    for series in &chart.series {
+        let pixels: Vec<(f64, f64)> = series.drawable().map(|point| field.pixel(point)).collect();
+        line(area, series, &pixels, k)?;
+    }
+    let distance = ENTRY.min((BOTTOM - TOP) / chart.series.len().max(1) as i32);
+    for (at, series) in chart.series.iter().enumerate() {
+        let (x, y) = (right + 22, TOP + 14 + at as i32 * distance);
+        let ends = [(x * k) as f64, ((x + SAMPLE) * k) as f64].map(|x| (x, (y * k) as f64));
+        stroke(area, series, &ends, k)?;
+        marker(area, series, ((x + SAMPLE / 2) * k, y * k), k)?;
+        let place = ((x + SAMPLE + 10) * k, y * k);
+        text(area, medium, &series.name, place, SMALL, INK, (HPos::Left, VPos::Center))?;
+    }
+    Ok(())
+}
+
+/// The field of the lines, and what its places mean.
+struct Field {
+    x: Scale,
+    y: Scale,
+    right: i32,
+    medium: Medium,
+}
+
+impl Field {
+    fn pixel(&self, (x, y): (f64, f64)) -> (f64, f64) {
+        let k = f64::from(self.medium.k);
+        let width = f64::from(self.right - LEFT);
+        let height = f64::from(BOTTOM - TOP);
+        let (x, y) = (self.x.position(x) * width, self.y.position(y) * height);
+        ((f64::from(LEFT) + x) * k, (f64::from(BOTTOM) - y) * k)
+    }
+
+    /// Everything but the lines and the legend.
+    fn grid<DB: DrawingBackend>(&self, area: &Area<DB>, chart: &LineChart) -> Outcome<DB> {
+        let (medium, k) = (self.medium, self.medium.k);
+        let middle = ((LEFT + self.right) / 2 * k, (TOP + BOTTOM) / 2 * k);
+        let (left, right, top, bottom) = (LEFT * k, self.right * k, TOP * k, BOTTOM * k);
+        for (ticks, colour) in [(&self.x.minor, FAINT), (&self.x.major, GRID)] {
+            for x in ticks.iter().map(|&tick| left + along(&self.x, tick, right - left)) {
+                let style = colour.stroke_width(k as u32);
+                area.draw(&PathElement::new(vec![(x, top), (x, bottom)], style))?;
+            }
+        }
+        for (ticks, colour) in [(&self.y.minor, FAINT), (&self.y.major, GRID)] {
+            for y in ticks.iter().map(|&tick| bottom - along(&self.y, tick, bottom - top)) {
+                let style = colour.stroke_width(k as u32);
+                area.draw(&PathElement::new(vec![(left, y), (right, y)], style))?;
+            }
+        }
+        let frame = GREY.stroke_width(k as u32);
+        // Not a rectangle, whose stroke the SVG back end keeps at one unit.
+        let corners = vec![(left, top), (right, top), (right, bottom), (left, bottom), (left, top)];
+        area.draw(&PathElement::new(corners, frame))?;
+        for &tick in &self.x.major {
+            let place = (left + along(&self.x, tick, right - left), bottom + 10 * k);
+            let name = chart.x.unit.tick(tick);
+            text(area, medium, &name, place, SMALL, INK, (HPos::Center, VPos::Top))?;
+        }
+        for &tick in &self.y.major {
+            let place = (left - 10 * k, bottom - along(&self.y, tick, bottom - top));
+            let name = chart.y.unit.tick(tick);
+            text(area, medium, &name, place, SMALL, INK, (HPos::Right, VPos::Center))?;
+        }
+        let title = (left, 22 * k);
+        text(area, medium, &chart.title, title, TITLE, INK, (HPos::Left, VPos::Top))?;
+        let below = (left, 60 * k);
+        text(area, medium, &chart.subtitle, below, SMALL, GREY, (HPos::Left, VPos::Top))?;
+        let label = format!("{}{}", chart.x.label, chart.x.unit.suffix());
+        let place = (middle.0, bottom + 46 * k);
+        text(area, medium, &label, place, LABEL, INK, (HPos::Center, VPos::Top))?;
+        let label = format!("{}{}", chart.y.label, chart.y.unit.suffix());
+        let font = ("sans-serif", LABEL * k).into_font().transform(FontTransform::Rotate270);
+        let style = TextStyle::from(font).color(&INK).pos(Pos::new(HPos::Center, VPos::Center));
+        area.draw(&Text::new(label, (26 * k, middle.1), style))
+    }
+}
+
+/// How far along an axis of `length` pixels a tick lies.
+fn along(scale: &Scale, tick: f64, length: i32) -> i32 {
+    (scale.position(tick) * f64::from(length)).round() as i32
+}
+
+fn width<DB: DrawingBackend>(area: &Area<DB>, words: &str, size: i32) -> i32 {
+    let style = TextStyle::from(("sans-serif", size).into_font());
+    area.estimate_text_size(words, &style).map_or(0, |(width, _)| width as i32)
+}
+
+/// Text at a place in pixels, with `size` before it is multiplied.
+fn text<DB: DrawingBackend>(
+    area: &Area<DB>,
+    medium: Medium,
+    words: &str,
+    (x, y): (i32, i32),
+    size: i32,
+    colour: RGBColor,
+    (horizontal, vertical): (HPos, VPos),
+) -> Outcome<DB> {
+    let size = size * medium.k;
+    // On a bitmap the library sets text higher than it says. These parts of the size, found from its
+    // placing of the base line and the font's height of capitals, put capitals where they belong.
+    let lower = match vertical {
+        _ if !medium.is_bitmap => 0,
+        VPos::Center => size * 21 / 100,
+        _ => size * 13 / 100,
+    };
+    let font = ("sans-serif", size).into_font();
+    let style = TextStyle::from(font).color(&colour).pos(Pos::new(horizontal, vertical));
+    area.draw(&Text::new(words.to_owned(), (x, y + lower), style))
+}
