@@ -308,9 +308,14 @@ impl Shares {
         self.starts[rank]
     }
 
+    /// The elements of a rank's share.
+    pub(crate) fn elements(&self, rank: usize) -> Range<usize> {
+        self.starts[rank] as usize..self.starts[rank + 1] as usize
+    }
+
     /// The bytes of a rank's share.
     pub(crate) fn bytes(&self, rank: usize, dtype: DType) -> Range<usize> {
-        let size = dtype.size_bytes();
-        self.starts[rank] as usize * size..self.starts[rank + 1] as usize * size
+        let (size, elements) = (dtype.size_bytes(), self.elements(rank));
+        elements.start * size..elements.end * size
     }
 }

@@ -1,7 +1,7 @@
 //! What every rank keeps whatever the transport: the sequence of its operations, their records, and
 //! whether the group is still whole.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -33,7 +33,8 @@ pub(crate) struct Core {
     watch: Watch,
     operations: AtomicU32,
     broken: Mutex<Option<String>>,
-    is_dumped: AtomicBool,
+    /// Held while the records are written.
+    is_dumped: Mutex<bool>,
     ring: Mutex<Ring>,
 }
 
@@ -51,7 +52,7 @@ impl Core {
             watch,
             operations: AtomicU32::new(0),
             broken: Mutex::new(None),
-            is_dumped: AtomicBool::new(false),
+            is_dumped: Mutex::new(false),
             ring: Mutex::new(Ring::new()),
         }
     }
@@ -105,13 +106,17 @@ impl Core {
 
     /// Writes the records out, the first time.
     pub(crate) fn dump(&self, cause: &str) {
-        if !self.is_dumped.swap(true, Ordering::Relaxed) {
+        let mut is_dumped = lock(&self.is_dumped);
+        if !*is_dumped {
+            *is_dumped = true;
             self.watch.fails(self, cause, lock(&self.ring).iter());
         }
     }
 
-    /// Marks the group as broken, and writes the records out.
+    /// Marks the group as broken, and writes the records out: again, if somebody noticed before this
+    /// operation began, so that it is among them.
     fn fail(&self, cause: String) {
+        *lock(&self.is_dumped) = false;
         self.dump(&cause);
         lock(&self.broken).get_or_insert(cause);
     }
@@ -160,9 +165,13 @@ impl Trip<'_> {
         CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited }
     }
 
-    pub(crate) fn given_up(&self) -> CollectiveError {
-        let cause =
-            format!("another rank stopped waiting in {} #{}", self.call.kind.name(), self.seq);
+    /// The error after another rank's time was over; `missing` are those that are still awaited.
+    pub(crate) fn given_up(&self, mut missing: Vec<usize>) -> CollectiveError {
+        missing.iter_mut().for_each(|rank| *rank += self.first);
+        let (op, seq) = (self.call.kind.name(), self.seq);
+        let cause = format!(
+            "another rank stopped waiting in {op} #{seq}, where ranks {missing:?} are missing"
+        );
         CollectiveError::Broken { rank: self.first + self.rank, cause }
     }
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use paceline_memory::MemoryError;
 
+use crate::EnvironmentError;
+
 /// An error of a collective operation, or of meeting the other ranks.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CollectiveError {
@@ -141,9 +143,24 @@ pub enum CollectiveError {
         /// Why not.
         reason: String,
     },
+    /// The MPI library refused, or failed.
+    #[error("rank {rank}: the MPI library failed in {op} #{seq}: {reason}")]
+    Mpi {
+        /// Who reports; 0 before it has a number.
+        rank: usize,
+        /// The operation, or `init` or `split`.
+        op: &'static str,
+        /// Its place in the sequence.
+        seq: u32,
+        /// What the library says.
+        reason: String,
+    },
     /// An object could not be turned into bytes, or back.
     #[error("cannot turn this object into bytes or back: {0}")]
     Object(String),
+    /// The environment does not say, or says wrongly, who the ranks are and how they connect.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
     /// Memory was refused.
     #[error(transparent)]
     Memory(#[from] std::sync::Arc<MemoryError>),

@@ -12,6 +12,8 @@ use crate::cost::{Algorithm, Link};
 use crate::door::{Card, Door};
 use crate::engine::Engine;
 use crate::hybrid::Hybrid;
+#[cfg(feature = "mpi")]
+use crate::mpi::Mpi;
 use crate::pace::Pace;
 use crate::record::OpRecord;
 use crate::shared::links::{Links, Monitor};
@@ -142,6 +144,25 @@ impl Group {
         Self::form_hybrid(&door, &cards, host, rank, local_world_size, options, "world")
     }
 
+    /// Forms a group of all ranks that an MPI launcher has started, whose library carries the bytes.
+    ///
+    /// MPI itself knows the rank and the number of ranks. It is started by the first group, and ended
+    /// by the last one of this process that is dropped, which waits for all ranks; after that, the
+    /// process cannot form another one. So a rank that has failed by itself says why before it drops
+    /// its group, or ends the process without that, and the launcher ends the others. Errors when the
+    /// library cannot be used.
+    #[cfg(feature = "mpi")]
+    pub fn mpi(options: GroupOptions) -> Result<Self, CollectiveError> {
+        let engine = Mpi::open()?;
+        let (rank, world) = (engine.rank, engine.world);
+        Self::check_world(rank, world)?;
+        let (engine, transport) = (Engine::Mpi(engine), Transport::Mpi);
+        let group =
+            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), "world");
+        group.barrier()?;
+        group.emulate_if_asked(options.link)
+    }
+
     /// Divides the group: ranks that pass the same colour form a new group, in which they keep their
     /// order. A collective call; ranks that pass `None` take part and get no group.
     ///
@@ -172,7 +193,8 @@ impl Group {
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
-                let Some(engine) = mpi.split(colour)? else { return Ok(None) };
+                // Members have their first one's number as colour: MPI's has fewer bits than ours.
+                let Some(engine) = mpi.split(colour.map(|_| members[0]))? else { return Ok(None) };
                 let (engine, transport) = (Engine::Mpi(engine), self.transport);
                 Self::assemble(rank, world, engine, transport, Ties::None, options, &name)
             }
@@ -213,7 +235,7 @@ impl Group {
         Ok(Some(group))
     }
 
-    fn form_shm(
+    pub(crate) fn form_shm(
         door: &Door,
         cards: &[Card],
         rank: usize,
@@ -232,7 +254,7 @@ impl Group {
         group.emulate_if_asked(options.link)
     }
 
-    fn form_tcp(
+    pub(crate) fn form_tcp(
         door: &Door,
         cards: &[Card],
         host: &str,
@@ -253,7 +275,7 @@ impl Group {
         group.emulate_if_asked(options.link)
     }
 
-    fn form_hybrid(
+    pub(crate) fn form_hybrid(
         door: &Door,
         cards: &[Card],
         host: &str,
@@ -312,7 +334,7 @@ impl Group {
         Ok(())
     }
 
-    fn check_world(rank: usize, world_size: usize) -> Result<(), CollectiveError> {
+    pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<(), CollectiveError> {
         if rank < world_size && world_size <= MAX_RANKS {
             return Ok(());
         }
@@ -402,7 +424,7 @@ impl Group {
         let _ = self.core.pace.set(Pace { link, algorithm: self.options.algorithm });
     }
 
-    fn emulate_if_asked(self, link: Option<Link>) -> Result<Self, CollectiveError> {
+    pub(crate) fn emulate_if_asked(self, link: Option<Link>) -> Result<Self, CollectiveError> {
         if let Some(link) = link {
             self.emulate(link)?;
         }
@@ -431,7 +453,9 @@ impl Group {
     fn measure_all_reduce(&self, bytes: usize) -> Result<Duration, CollectiveError> {
         let mut data = vec![0f32; bytes / 4];
         let mut best = f64::INFINITY;
-        for _ in 0..4 {
+        // Small messages are done before a busy host has looked round, so they get more chances.
+        let rounds = if bytes < 100_000 { 100 } else { 6 };
+        for _ in 0..rounds {
             let times = self.all_reduce_slice(&mut data, ReduceOp::Sum)?;
             best = best.min(times.move_ns() as f64);
         }
@@ -490,6 +514,10 @@ impl Hub {
 impl Drop for Group {
     fn drop(&mut self) {
         drop(self.worker.take());
+        #[cfg(feature = "mpi")]
+        if let Engine::Mpi(mpi) = &self.core.engine {
+            mpi.close();
+        }
         if let Some(shared) = self.shared() {
             shared.control().depart(shared.rank, Fate::Left);
         }

@@ -57,7 +57,7 @@ impl GroupOptions {
     /// and the dump folder are taken from the environment (`PACELINE_COMM_LOG`, which a value that is
     /// no level leaves off, and `PACELINE_DUMP_FOLDER`).
     pub fn for_local_ranks(local_ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = num_cores(local_ranks);
         let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO };
         let log = std::env::var(COMM_LOG).ok().and_then(|level| level.parse().ok());
         Self {
@@ -69,4 +69,17 @@ impl GroupOptions {
             dump_folder: std::env::var_os(DUMP_FOLDER).map(PathBuf::from),
         }
     }
+}
+
+/// Cores for `local_ranks` ranks. A rank that its launcher has bound to one core is not the only one:
+/// the others have cores of their own, if the host has as many.
+fn num_cores(local_ranks: usize) -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+    if allowed > 1 {
+        return allowed;
+    }
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let last = online.trim().rsplit(['-', ',']).next().and_then(|last| last.parse().ok());
+    let online = last.map_or(1, |last: usize| last + 1);
+    if online >= local_ranks { online } else { allowed }
 }

@@ -160,9 +160,11 @@ impl Ring {
         self.records.push_back(OpRecord { times, ..record });
     }
 
-    /// From the oldest to the one under way.
+    /// From the oldest to the one under way, as many as are kept at most.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &OpRecord> {
-        self.records.iter().chain(&self.current)
+        let num_records = self.records.len() + usize::from(self.current.is_some());
+        let surplus = num_records.saturating_sub(RING_CAPACITY);
+        self.records.iter().chain(&self.current).skip(surplus)
     }
 
     pub(crate) fn drain_into(&mut self, out: &mut Vec<OpRecord>) {

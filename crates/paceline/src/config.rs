@@ -8,8 +8,10 @@ use paceline_model::{CnnConfig, MlpConfig, Model, ModelError, OptimizerConfig};
 use serde::Serialize;
 
 use crate::cli::{DeviceName, ModelName, OptimizerName, StrategyName, TrainArgs, TransportName};
+use crate::comm::{self, CommConfig};
 use crate::data::{self, DataConfig};
 use crate::environment::Placement;
+use crate::outputs::{check_file, check_folder};
 use crate::{Failure, Result, checkpoint, launcher, resources};
 
 /// Threads per rank at most. More than any host has cores to give.
@@ -128,6 +130,8 @@ pub struct TrainConfig {
     pub strategy: StrategyName,
     /// How ranks reach each other.
     pub transport: TransportName,
+    /// How ranks talk to each other.
+    pub comm: CommConfig,
     /// Where to compute.
     pub device: DeviceName,
     /// Number of ranks.
@@ -187,6 +191,7 @@ pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainC
     let model = resolve_model(args)?;
     let world_size = resolve_world_size(args, placement)?;
     check_ranks(args, placement, world_size)?;
+    let comm = resolve_comm(args, placement, world_size)?;
     let strategy = args.strategy.unwrap_or(match world_size {
         1 => StrategyName::Single,
         _ => StrategyName::Ddp,
@@ -229,6 +234,7 @@ pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainC
         model,
         strategy,
         transport: args.transport,
+        comm,
         device: args.device,
         world_size,
         threads: args.threads,
@@ -357,21 +363,8 @@ fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usiz
         ));
     }
     if let Some(placement) = placement {
-        if args.transport == TransportName::Thread {
-            return usage(
-                "--transport thread runs all ranks in one process, but a launcher has started this \
-                 one as a rank of several; use --transport shm"
-                    .into(),
-            );
-        }
         let place = &placement.place;
-        if !place.is_one_host() {
-            return usage(format!(
-                "LOCAL_WORLD_SIZE={} of WORLD_SIZE={}: --transport shm connects the ranks of one \
-                 host only",
-                place.local_world_size, place.world_size
-            ));
-        }
+        placement.check_transport(Some(args.transport))?;
         if args.init_method == "env://"
             && let Err(error) = place.meeting()
         {
@@ -379,6 +372,22 @@ fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usiz
         }
     }
     Ok(())
+}
+
+fn resolve_comm(
+    args: &TrainArgs,
+    placement: Option<&Placement>,
+    world_size: usize,
+) -> Result<CommConfig> {
+    let comm = comm::resolve(&args.comm, &[args.transport])?;
+    let is_one_host = placement.is_none_or(|placement| placement.place.is_one_host());
+    // A single rank that this command has not got from a launcher needs no transport at all.
+    let connects = world_size > 1 || placement.is_some();
+    let refusal = comm.refusal(args.transport, world_size).filter(|_| is_one_host && connects);
+    match refusal {
+        Some(reason) => usage(format!("--transport {}: {reason}", args.transport.name())),
+        None => Ok(comm),
+    }
 }
 
 fn resolve_init_method(text: &str) -> Result<InitMethod> {
@@ -459,35 +468,7 @@ fn check_outputs(config: &TrainConfig) -> Result<()> {
         check_folder("--save", folder, "pass a folder that you can write to")?;
     }
     if let Some(file) = &config.json {
-        if file.is_dir() {
-            return usage(format!("--json {} is a folder; pass a file", file.display()));
-        }
-        let folder = match file.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        if !folder.is_dir() {
-            return usage(format!("--json {}: its folder does not exist", file.display()));
-        }
-        check_folder("--json", folder, "pass a file that you can write to")?;
+        check_file("--json", file)?;
     }
     Ok(())
-}
-
-/// Whether files can be made in `folder`, or in the nearest folder above it that exists. Leaves
-/// nothing behind.
-fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
-    let absolute = std::path::absolute(folder)
-        .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.display())))?;
-    let existing = absolute.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    let probe = existing.join(format!(".paceline-probe-{}", std::process::id()));
-    let written = if existing.is_dir() {
-        std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe))
-    } else {
-        Err(std::io::ErrorKind::NotADirectory.into())
-    };
-    written.map_err(|e| {
-        let (folder, existing) = (folder.display(), existing.display());
-        Failure::Usage(format!("{what} {folder}: cannot write to {existing} ({e}); {fix}"))
-    })
 }

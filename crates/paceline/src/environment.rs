@@ -4,12 +4,15 @@
 
 use paceline_collectives::EnvironmentError;
 
+use crate::cli::TransportName;
 use crate::{Failure, Result};
 
 /// The variable that carries the run's secret.
 pub const SECRET: &str = "PACELINE_SECRET";
 /// The variable that carries the run folder.
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
+/// The variable that marks the ranks of `paceline check`.
+pub const CHECK: &str = "PACELINE_CHECK";
 
 /// This process's place among the ranks, and the run it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,8 @@ pub struct Placement {
     pub place: paceline_collectives::Placement,
     /// The run folder that our launcher made.
     pub run_folder: Option<String>,
+    /// Whether `paceline check` started this rank.
+    pub is_of_check: bool,
 }
 
 impl Placement {
@@ -26,13 +31,40 @@ impl Placement {
     pub fn is_of_train(&self) -> bool {
         self.run_folder.is_some()
     }
+
+    /// The transport of ranks that name none.
+    pub fn default_transport(&self) -> TransportName {
+        if self.place.is_one_host() { TransportName::Shm } else { TransportName::Tcp }
+    }
+
+    /// Checks whether ranks that a launcher has started as processes can use a transport.
+    pub fn check_transport(&self, transport: Option<TransportName>) -> Result<()> {
+        let place = &self.place;
+        match transport {
+            Some(TransportName::Thread) => Err(Failure::Usage(
+                "--transport thread runs all ranks in one process, but a launcher has started this \
+                 one as a rank of several; use --transport shm"
+                    .into(),
+            )),
+            Some(TransportName::Shm) if !place.is_one_host() => Err(Failure::Usage(format!(
+                "LOCAL_WORLD_SIZE={} of WORLD_SIZE={}: --transport shm connects the ranks of one \
+                 host only; use --transport tcp or hybrid",
+                place.local_world_size, place.world_size
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Reads the placement; `None` if no launcher set one. A half-set one is an error that names the
 /// missing variable.
 pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>> {
     let place = paceline_collectives::Placement::from_lookup(&variable)?;
-    Ok(place.map(|place| Placement { place, run_folder: variable(RUN_FOLDER) }))
+    Ok(place.map(|place| Placement {
+        place,
+        run_folder: variable(RUN_FOLDER),
+        is_of_check: variable(CHECK).is_some(),
+    }))
 }
 
 impl From<EnvironmentError> for Failure {

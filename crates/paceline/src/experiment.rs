@@ -1,15 +1,17 @@
 //! From the command line to running ranks.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
-use paceline_collectives::{Group, GroupOptions, Meeting};
+use paceline_collectives::{Group, Meeting};
 
 use crate::cli::{TrainArgs, TransportName};
 use crate::config::{self, InitMethod, TrainConfig};
+use crate::connect::connect;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Launch};
 use crate::run_folder::{self, RunFolder};
-use crate::{Failure, Result, train};
+use crate::{Failure, Result, threads, train};
 
 /// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
@@ -37,46 +39,30 @@ pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
 /// This process is one rank of several.
 fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
     let place = &placement.place;
-    let (rank, local_rank) = (place.rank, place.local_rank);
-    train::pin(config, local_rank)?;
     let meeting = match &config.init_method {
         InitMethod::File(path) => Meeting::by_file(path),
         InitMethod::Environment => place.meeting()?.clone(),
     };
-    let options = GroupOptions::for_local_ranks(place.local_world_size);
-    let group = Group::shm(&meeting, rank, place.world_size, options)?;
-    let folder = match (rank, &placement.run_folder) {
+    let pinned = config.pin_cores.then_some(config.threads);
+    let group = connect(config.transport, &config.comm, &meeting, place, pinned)?;
+    let folder = match (place.rank, &placement.run_folder) {
         (0, Some(folder)) => Some(RunFolder::open(PathBuf::from(folder))?),
         (0, None) => Some(RunFolder::open(run_folder::create(config)?)?),
         _ => None,
     };
-    train::run_rank(config, group, local_rank, folder)
+    train::run_rank(config, group, place.local_rank, folder)
 }
 
 /// All ranks are threads of this process.
 fn run_threads(config: &TrainConfig) -> Result<()> {
-    let mut folder = Some(RunFolder::open(run_folder::create(config)?)?);
-    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = Group::threads(config.world_size)
-            .into_iter()
-            .map(|group| {
-                let (rank, folder) = (group.rank(), folder.take());
-                scope.spawn(move || {
-                    train::pin(config, rank)?;
-                    train::run_rank(config, group, rank, folder)
-                })
-            })
-            .collect();
-        let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<()>>)| {
-            let panicked = |_| Err(Failure::Run(format!("rank {rank} panicked (see above)")));
-            thread.join().unwrap_or_else(panicked)
-        };
-        ranks.into_iter().enumerate().map(join).collect()
-    });
-    // The rank that failed by itself says more than those that failed with it.
-    let is_consequence = |failure: &Failure| matches!(failure, Failure::Consequence(_));
-    let failures = outcomes.into_iter().filter_map(Result::err);
-    failures.min_by_key(is_consequence).map_or(Ok(()), Err)
+    let folder = Mutex::new(Some(RunFolder::open(run_folder::create(config)?)?));
+    threads::run(config.world_size, config.comm.options(config.world_size), |group| {
+        let rank = group.rank();
+        let take = || folder.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let folder = if rank == 0 { take() } else { None };
+        train::pin(config, rank)?;
+        train::run_rank(config, group, rank, folder)
+    })
 }
 
 /// Starts one process per rank, with the flags of this one.
@@ -89,7 +75,8 @@ fn launch_processes(config: &TrainConfig) -> Result<u8> {
     launcher::launch(&Launch {
         command,
         num_ranks: config.world_size,
-        variables: vec![(environment::RUN_FOLDER, folder.into_os_string())],
+        variables: vec![(environment::RUN_FOLDER, folder.clone().into_os_string())],
         rank_0_owns_stdout: true,
+        dump_folder: Some(folder),
     })
 }

@@ -8,21 +8,27 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod check;
 pub mod checkpoint;
 pub mod cli;
+pub mod comm;
 pub mod config;
+pub mod costs;
 pub mod data;
 pub mod environment;
 pub mod experiment;
 pub mod launcher;
 pub mod links;
 pub mod measure;
+pub mod outputs;
 pub mod report;
 pub mod resources;
 pub mod run_folder;
 pub mod train;
 
+mod connect;
 mod failure;
+mod threads;
 
 pub use failure::Failure;
 

@@ -5,13 +5,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use paceline::cli::{Cli, Command};
-use paceline::{environment, experiment, launcher};
+use paceline::{bench, check, costs, environment, experiment, launcher};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    let place = || environment::read(|name| std::env::var(name).ok());
     let outcome = match cli.command {
-        Command::Train(args) => environment::read(|name| std::env::var(name).ok())
-            .and_then(|placement| experiment::train(&args, placement)),
+        Command::Train(args) => place().and_then(|place| experiment::train(&args, place)),
+        Command::Bench(args) => place().and_then(|place| bench::sweep::bench(&args, place)),
+        Command::Check(args) => place().and_then(|place| check::check(&args, place)),
+        Command::Links(args) => costs::links_command(&args),
         Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
         Command::Guard => launcher::guard_groups(),

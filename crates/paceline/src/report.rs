@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use paceline_collectives::{Group, Transport};
+use paceline_collectives::{Group, Link, Transport};
 use paceline_memory::Category;
 use paceline_model::Model;
 use paceline_strategies::StepLoss;
@@ -61,18 +61,15 @@ impl Console {
     /// A line about the run, and one per rank about where it computes. Every rank calls it.
     pub fn placement(&self, config: &TrainConfig, group: &Group, local_rank: usize) -> Result<()> {
         self.say(format!(
-            "paceline train: {}, {} over {}, {} x {}",
+            "paceline train: {}, {} over {}, {} x {}{}",
             config.model.name(),
             config.strategy.name(),
             group.transport().name(),
             plural(config.world_size, "rank"),
             plural(config.threads, "thread"),
+            group.link().map_or(String::new(), |link| format!(", on an emulated link of {link}")),
         ));
-        let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
-        let line = format!(
-            "[Rank {}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu",
-            group.rank()
-        );
+        let line = placement_line(group.rank(), local_rank);
         for line in group.gather_object(&line, 0)?.into_iter().flatten() {
             self.say(line);
         }
@@ -218,6 +215,8 @@ impl StepLine {
 pub struct Outcome {
     /// How the ranks did reach each other; a single one needs no shared memory.
     pub transport: Transport,
+    /// The link that was emulated.
+    pub link: Option<Link>,
     /// Number of parameters.
     pub params: usize,
     /// Steps made, measured or not.
@@ -243,6 +242,8 @@ pub struct Summary {
     threads: usize,
     device: DeviceName,
     transport: &'static str,
+    /// The link that was emulated.
+    link: Option<String>,
     params: usize,
     /// Per rank.
     batch_size: usize,
@@ -302,6 +303,7 @@ impl Summary {
             threads: config.threads,
             device: config.device,
             transport: outcome.transport.name(),
+            link: outcome.link.map(|link| link.to_string()),
             params: outcome.params,
             batch_size: config.batch_size,
             steps: num_steps,
@@ -402,6 +404,24 @@ fn ms(ns: u64) -> f64 {
 
 fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Where a rank computes.
+pub(crate) fn placement_line(rank: usize, local_rank: usize) -> String {
+    let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
+    format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu")
+}
+
+/// Lines of as many cells each, set to the right in columns.
+pub(crate) fn plain_lines(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |at: usize| rows.iter().filter_map(|row| Some(row.get(at)?.len())).max();
+    let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// A number with its thousands separated.

@@ -23,11 +23,54 @@ pub fn available_bytes() -> Option<u64> {
     Some((kib * 1024).min(group.unwrap_or(u64::MAX)))
 }
 
+/// Bytes that the control group of this process allows it, if it sets a limit.
+pub fn memory_limit_bytes() -> Option<u64> {
+    fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
+}
+
 /// Proportional set size of this process in bytes: its own pages, and its share of shared ones.
 pub fn resident_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Size of the largest cache of the first core, in bytes.
+pub fn last_level_cache_bytes() -> Option<usize> {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let size = |folder: fs::DirEntry| {
+        let text = fs::read_to_string(folder.path().join("size")).ok()?;
+        let kib: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+        Some(kib * 1024)
+    };
+    caches.filter_map(std::result::Result::ok).filter_map(size).max()
+}
+
+/// This machine in a few words: its processor, cores that this process may use, and memory.
+pub fn machine() -> String {
+    let field = |path: &str, name: &str| {
+        let text = fs::read_to_string(path).ok()?;
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let processor = field("/proc/cpuinfo", "model name").unwrap_or("unknown processor".into());
+    let cores = num_cores();
+    let memory = field("/proc/meminfo", "MemTotal")
+        .and_then(|text| text.strip_suffix("kB")?.trim().parse::<u64>().ok())
+        .map_or(String::new(), |kib| format!(", {:.1} GB", kib as f64 * 1024.0 / 1e9));
+    format!("{processor}, {cores} core{}{memory}", if cores == 1 { "" } else { "s" })
+}
+
+/// The cores that the calling thread may run on, as in `0-3,8`.
+pub fn core_list() -> Option<String> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+    let ranges = cores.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [only] => only.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    });
+    Some(ranges.collect::<Vec<_>>().join(","))
 }
 
 /// Lets the calling thread, and the threads that it starts, run on `threads` cores of its own:

@@ -279,6 +279,7 @@ impl Trainer<'_> {
         let has_classes = matches!(self.config.model, ModelSettings::Cnn { .. });
         let outcome = Outcome {
             transport: group.transport(),
+            link: group.link(),
             params: model.layout.num_params(),
             num_steps: trained.num_steps,
             loss: sums.loss / sums.count,

@@ -48,6 +48,23 @@ fn ranks() {
 }
 
 #[test]
+fn communication() {
+    for value in ["0", "-1", "nan", "inf", "1e300"] {
+        refused(&format!("--timeout {value}"), &["--timeout", "seconds above zero"]);
+    }
+    refused("--timeout soon", &["'soon'", "--timeout"]);
+    refused("--link nonsense", &["--link", "\"nonsense\" is no link", "10gbit,50us", "nvlink4"]);
+    refused("--algorithm magic", &["--algorithm", "direct, ring or auto"]);
+    refused("--algorithm ring", &["--algorithm ring", "--transport tcp only"]);
+    refused("--comm-log loud", &["--comm-log", "off, info or trace"]);
+    refused_with(&Sandbox::new(), "", &[("PACELINE_COMM_LOG", "loud")], &["PACELINE_COMM_LOG"]);
+    refused("--hosts 2", &["--hosts", "hybrid only"]);
+    refused("--host a", &["--host", "tcp and hybrid only"]);
+    refused("--transport hybrid --hosts 0", &["--hosts 0", "1 or more"]);
+    refused("--transport hybrid --nproc 3", &["3 ranks", "2 hosts", "--hosts"]);
+}
+
+#[test]
 fn the_launchers_own_flags() {
     let sandbox = Sandbox::new();
     sandbox.launch(&["-n", "0", "--", "true"]).refused(&["--nproc 0", "1 to 64"]);
@@ -61,7 +78,7 @@ fn names_that_do_not_exist_are_answered_with_those_that_do() {
     refused("--strategy magic", &["'magic'", "--strategy", "single, simple_ddp, ddp"]);
     refused("--data imagenet", &["'imagenet'", "--data", "synthetic, mnist, cifar10"]);
     refused("--optimizer lion", &["'lion'", "--optimizer", "sgd, adamw"]);
-    refused("--transport pigeon", &["'pigeon'", "--transport", "thread, shm"]);
+    refused("--transport pigeon", &["'pigeon'", "--transport", "thread, shm, tcp"]);
     refused("--device abacus", &["'abacus'", "--device", "cpu"]);
     refused("--epoch 3", &["'--epoch'", "'--epochs'"]);
 }

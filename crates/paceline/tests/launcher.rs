@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ impl Marked {
     fn launch(sandbox: &Sandbox, num_ranks: usize, script: &str) -> Self {
         let mut command = sandbox.paceline();
         command.args(["launch", "-n", &num_ranks.to_string(), "--", "sh", "-c", script]);
+        // What it should remove again, it has to remove here.
+        command.env("TMPDIR", sandbox.path(""));
         Self::start(command)
     }
 
@@ -325,6 +328,11 @@ fn endless() -> String {
     format!("{TINY} --nproc 3 --batch-size 10 --epochs 10000000 --save saved")
 }
 
+/// What a rank has written about its last operations.
+fn dump(folder: &Path, rank: usize) -> Option<String> {
+    fs::read_to_string(folder.join(format!("world-rank{rank}.jsonl"))).ok()
+}
+
 /// Waits for a complete checkpoint, so that all ranks are surely at work.
 fn wait_for_checkpoint(sandbox: &Sandbox) {
     wait_until("a checkpoint", || sandbox.path("saved/checkpoint.safetensors").exists());
@@ -360,8 +368,79 @@ fn a_training_rank_that_is_killed_ends_the_run_and_spares_the_checkpoint() {
         names_only_rank(&run, victim, "was killed by SIGKILL");
         launcher.left_nothing();
         assert_eq!(named_shared_memory(), [""; 0]);
+        let folder = sandbox.run_folder();
+        let place =
+            format!("their last operations are in {}", folder.canonicalize().unwrap().display());
+        assert!(run.stderr.contains(&place), "{}", run.stderr);
+        let dumps: Vec<_> = (0..3).map(|rank| dump(&folder, rank)).collect();
+        for (rank, dump) in dumps.iter().enumerate() {
+            let Some(dump) = dump else { continue };
+            assert!(dump.contains("\"op\":\"all_reduce\""), "rank {rank}: {dump}");
+            assert!(dump.contains(&format!("rank {victim} died")), "rank {rank}: {dump}");
+        }
+        assert_eq!(dumps[victim], None);
+        assert_eq!(dumps.iter().flatten().count(), 2, "{dumps:?}");
+        fs::remove_dir_all(sandbox.path("runs")).unwrap();
         can_be_resumed(&sandbox);
     }
+}
+
+/// A launcher whose temporary folder is `tmp` in the sandbox.
+fn with_temporary_folder(sandbox: &Sandbox, args: &str) -> Command {
+    fs::create_dir_all(sandbox.path("tmp")).unwrap();
+    let mut command = sandbox.paceline();
+    command.args(args.split_whitespace()).env("TMPDIR", sandbox.path("tmp"));
+    command
+}
+
+#[test]
+fn a_run_that_ends_well_leaves_nothing_among_temporary_files() {
+    for args in [
+        "launch -n 2 -- true",
+        "launch -n 1 -- false",
+        "bench all_reduce --nproc 2 -b 1K -e 1K -n 2",
+        "check --nproc 2",
+    ] {
+        let sandbox = Sandbox::new();
+        Run::of(with_temporary_folder(&sandbox, args));
+        assert_eq!(sandbox.contents(), ["tmp"], "{args}");
+    }
+}
+
+#[test]
+fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
+    let sandbox = Sandbox::new();
+    let args = "bench all_reduce --nproc 3 -b 1M -e 1M -n 1000000 -w 1000000";
+    let mut launcher = Marked::start(with_temporary_folder(&sandbox, args));
+    launcher.wait_for(env!("CARGO_BIN_EXE_paceline"), 5);
+    // The ranks are at work once they have met; there is no other sign of it.
+    std::thread::sleep(Duration::from_secs(2));
+    let ranks = launcher.processes("RANK=1");
+    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
+    signal(pid, Signal::KILL);
+    let run = launcher.end();
+    assert_eq!(run.code, Some(137), "{run:#?}");
+    names_only_rank(&run, 1, "was killed by SIGKILL");
+    launcher.left_nothing();
+    let folders: Vec<_> = fs::read_dir(sandbox.path("tmp")).unwrap().collect();
+    let [Ok(folder)] = &folders[..] else { panic!("{folders:?}") };
+    assert!(run.stderr.contains(&folder.path().display().to_string()), "{}", run.stderr);
+    for rank in [0, 2] {
+        let dump = dump(&folder.path(), rank).unwrap();
+        assert!(dump.contains("rank 1 died"), "{dump}");
+    }
+}
+
+#[test]
+fn a_killed_launcher_leaves_nothing_among_temporary_files() {
+    let sandbox = Sandbox::new();
+    let args = "launch -n 2 -- sleep 1000";
+    let mut launcher = Marked::start(with_temporary_folder(&sandbox, args));
+    launcher.wait_for("sleep 1000", 2);
+    signal(launcher.pid(), Signal::KILL);
+    launcher.left_nothing();
+    launcher.end();
+    assert_eq!(sandbox.contents(), ["tmp"]);
 }
 
 #[test]
@@ -377,6 +456,12 @@ fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
     assert_eq!(launcher.end().code, Some(130));
     assert!(sent_at.elapsed() < SOON, "took {:?}", sent_at.elapsed());
     launcher.left_nothing();
+    // Those that can still hear write down what they were doing.
+    for rank in [0, 2] {
+        let dump = dump(&sandbox.run_folder(), rank).unwrap();
+        assert!(dump.contains("\"cause\":\"ended by the launcher\""), "{dump}");
+    }
+    assert_eq!(dump(&sandbox.run_folder(), 1), None);
     can_be_resumed(&sandbox);
 }
 

@@ -9,13 +9,14 @@ use common::{Run, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, w
 use serde_json::Value;
 
 /// What `summary.json` holds: all of it, and nothing else.
-const SUMMARY_KEYS: [&str; 23] = [
+const SUMMARY_KEYS: [&str; 24] = [
     "model",
     "strategy",
     "world_size",
     "threads",
     "device",
     "transport",
+    "link",
     "params",
     "batch_size",
     "steps",
@@ -170,7 +171,7 @@ fn strategies_and_transports_end_with_the_same_weights() {
     for nproc in [2, 4] {
         let mut digests = Vec::new();
         for strategy in ["simple_ddp", "ddp"] {
-            for transport in ["thread", "shm"] {
+            for transport in ["thread", "shm", "tcp", "hybrid"] {
                 let flags = format!(
                     "--channels 4 --hidden 8 --samples 202 --global-batch-size 30 --epochs 3 \
                      --momentum 0.9 --nproc {nproc} --strategy {strategy} --transport {transport}"
@@ -186,6 +187,37 @@ fn strategies_and_transports_end_with_the_same_weights() {
         }
         assert!(digests.iter().all(|(digest, ..)| *digest == digests[0].0), "{digests:?}");
     }
+}
+
+#[test]
+fn a_run_on_an_emulated_link_says_so() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --nproc 2 --epochs 1 --transport tcp --timeout 30");
+    let run = sandbox.train(&format!("{flags} --link 1gbit,20ms")).ok();
+    let head = "paceline train: cnn, ddp over tcp, 2 ranks x 1 thread, on an emulated link of ";
+    assert_eq!(run.line(head), "1 Gbit/s, 20000.0 us");
+    assert_eq!(run.weights(), weights_of(&format!("{TINY} --nproc 2 --epochs 1")));
+    let summary = json(&sandbox.run_folder().join("summary.json"));
+    assert_eq!(
+        (&summary["transport"], &summary["link"]),
+        (&"tcp".into(), &"1 Gbit/s, 20000.0 us".into())
+    );
+    let config = json(&sandbox.run_folder().join("config.json"));
+    assert_eq!((&config["transport"], &config["comm"]["timeout_s"]), (&"tcp".into(), &30.0.into()));
+    assert_eq!(config["comm"]["link"]["bytes_per_s"], 1.25e8);
+}
+
+#[test]
+fn communication_is_logged_when_asked_for() {
+    let logged = |flags: &str, level: &str| {
+        let flags = format!("{TINY} --nproc 2 --epochs 1 {flags}");
+        Sandbox::new().train_with(&flags, &[("PACELINE_COMM_LOG", level)]).ok().stderr
+    };
+    assert!(!logged("", "").contains("comm: "));
+    let by_variable = logged("", "info");
+    assert!(by_variable.contains("all_reduce(") && by_variable.contains(" bytes in "));
+    // The flag counts more than the variable.
+    assert!(logged("--comm-log trace", "off").contains(" starts\n"));
 }
 
 #[test]
@@ -442,10 +474,13 @@ fn help_opens_with_examples() {
       paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
       paceline train --save ckpt --epochs 2               then: --resume ckpt --epochs 4
       paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
+      paceline bench all_reduce -b 1K -e 64M -f 4         how fast ranks exchange data
+      paceline check --nproc 4                            does everything here work?
+      paceline links --model cnn                          what a link costs a model
 
     Train a model on several ranks
     ");
-    for heading in ["Model:", "Ranks:", "Training:", "Data:", "Output:"] {
+    for heading in ["Model:", "Ranks:", "Communication:", "Training:", "Data:", "Output:"] {
         assert!(run.stdout.lines().any(|line| line == heading), "no {heading}");
     }
 }

@@ -99,6 +99,14 @@ pub enum EnvironmentError {
         /// What it holds.
         value: String,
     },
+    /// A transport that there is not, or that cannot connect these ranks.
+    #[error("PACELINE_TRANSPORT={value:?} in the environment: {advice}")]
+    Transport {
+        /// What it holds.
+        value: String,
+        /// What is wrong, and what to do.
+        advice: String,
+    },
     /// The environment does not say where the ranks meet.
     #[error("{0}")]
     NoMeeting(String),

@@ -15,7 +15,7 @@ use crate::call::{Call, Published, agree, blocks_agree};
 use crate::core::Trip;
 use crate::shared::Shared;
 use crate::tcp::header::{HEADER_BYTES, Header};
-use crate::tcp::{Inner, Tcp, meet, point_to_point};
+use crate::tcp::{Inner, Tcp, give_up, meet, point_to_point};
 use crate::{CollectiveError, OpKind};
 
 /// One rank's view of its host and of the other hosts.
@@ -86,8 +86,8 @@ impl Hybrid {
     pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
         let inner = &mut *self.tcp.inner();
         let outcome = self.dispatch(inner, trip);
-        if outcome.is_err() {
-            inner.mesh.clear();
+        if let Err(error) = &outcome {
+            give_up(&mut inner.mesh, error);
         }
         outcome
     }

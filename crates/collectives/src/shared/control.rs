@@ -17,40 +17,19 @@
 //! stays shut, and no peer will ever touch the memory that the rank takes back.
 //!
 //! It lives in memory that may be shared between processes, consists of atomics only (valid when
-//! zeroed), and knows nothing of what the units do.
+//! zeroed), and knows nothing of what the units do. How ranks wait is in `gates.rs` and `mail.rs`,
+//! which loom checks.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use paceline_memory::{Mapping, MemoryError};
-use paceline_trace::now_ns;
-use rustix::thread::futex;
 
+use super::gates::{Bell, Gates, Line};
+use super::mail::Counts;
 use super::segment::Place;
 use crate::MAX_RANKS;
 use crate::call::{Published, Verdict};
 use crate::core::Patience;
-
-/// A value on a cache line of its own, so that ranks do not slow each other by false sharing.
-#[repr(C, align(64))]
-#[derive(Debug, Default)]
-pub(crate) struct Line<T>(pub T);
-
-/// A gate that opens once per round.
-#[repr(C, align(64))]
-#[derive(Debug, Default)]
-struct Gate {
-    /// The latest round for which it has opened, shifted left by one, and [`CLOSED`]; also the
-    /// futex word.
-    word: AtomicU32,
-    /// Ranks asleep on the futex word, so that opening costs no system call when all are awake.
-    sleepers: AtomicU32,
-    /// When it last opened, `CLOCK_MONOTONIC` nanoseconds.
-    opened_ns: AtomicU64,
-}
-
-/// The bit of a gate's word that says that it will not open again.
-const CLOSED: u32 = 1;
 
 /// A place in a rank's memory, in words.
 #[repr(C)]
@@ -125,12 +104,11 @@ pub(crate) struct Slot {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
-    /// Messages that the sender has begun, and that the receiver has asked for.
-    pub(crate) sent: AtomicU32,
-    pub(crate) asked: AtomicU32,
-    /// Pieces that lie ready, and that the receiver has taken.
-    pub(crate) ready: AtomicU32,
-    pub(crate) taken: AtomicU32,
+    pub(crate) counts: Counts,
+    /// 1 while the receiver reads the sender's memory; and 1 + the message, modulo 2^32, that the sender
+    /// has withdrawn. Whoever sets one of them then looks at the other.
+    pub(crate) is_reading: AtomicU32,
+    pub(crate) withdrawn: AtomicU32,
     /// The sender's latest round, which tells the half of the staging area that it uses.
     pub(crate) round: AtomicU32,
     /// Where the two halves stand in their ranks' sequences.
@@ -155,21 +133,17 @@ pub(crate) struct VerdictWords {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Control {
-    arrived: Line<AtomicU32>,
-    present: Gate,
-    claimed: Line<AtomicU32>,
-    completed: Line<AtomicU32>,
-    done: Gate,
-    /// Zero while all is well, else 1 + the first rank that left or was lost, or [`CONFLICT`].
+    gates: Gates,
+    /// Zero while all is well, else 1 + the first rank that left or was lost, [`CONFLICT`], or
+    /// [`GIVEN_UP`].
     alarm: Line<AtomicU32>,
     /// Taken by the rank that writes the verdict.
     accuser: Line<AtomicU32>,
     verdict: VerdictWords,
     /// Per rank: 0 in the group, 1 left in order, 2 lost.
     fate: [AtomicU32; MAX_RANKS],
-    /// Per rank: counts what others have done that it may be waiting for outside of the gates; the
-    /// futex word of point-to-point operations.
-    bells: [Line<AtomicU32>; MAX_RANKS],
+    /// Per rank: counts what others have done that it may be waiting for outside of the gates.
+    bells: [Bell; MAX_RANKS],
     slots: [[Slot; MAX_RANKS]; 2],
     /// `[parity][rank][peer]`: elements that a rank sends to and expects from each peer in an
     /// all-to-all.
@@ -180,6 +154,9 @@ pub(crate) struct Control {
 
 /// The alarm that says that calls do not fit together.
 const CONFLICT: u32 = u32::MAX;
+
+/// The alarm that says that some rank has stopped waiting for others.
+const GIVEN_UP: u32 = u32::MAX - 1;
 
 /// How a rank ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,16 +205,7 @@ impl Control {
 
     /// Arrives at the first gate of round `seq`. The caller has filled its slot.
     pub(crate) fn arrive(&self, seq: u32, world: usize) {
-        // AcqRel: the last one to arrive sees every slot, and passes that on by opening the gate.
-        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == world as u32 {
-            self.arrived.0.store(0, Ordering::Relaxed);
-            self.claimed.0.store(0, Ordering::Relaxed);
-            self.completed.0.store(0, Ordering::Relaxed);
-            // Rounds without units leave the second gate as it was; brought up to date here, it can
-            // never fall so far behind that it seems to be ahead.
-            self.done.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
-            self.present.open(seq);
-        }
+        self.gates.arrive(seq, world);
     }
 
     /// Waits until all ranks have arrived in round `seq`; returns when the last one did.
@@ -248,43 +216,37 @@ impl Control {
         patience: Patience,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<u64, WaitError> {
-        self.wait(&self.present, seq, patience, is_stuck)
-            .or_else(|error| if self.present.close(seq) { Err(error) } else { Ok(()) })?;
-        Ok(self.present.opened_ns.load(Ordering::Relaxed))
+        let has_accused = || is_stuck().inspect(|verdict| self.accuse(verdict)).is_some();
+        let outcome = self.gates.wait_present(seq, patience, || self.alarm(), has_accused);
+        outcome.inspect_err(|error| self.give_up(*error))
     }
 
     /// The ranks below `world` that have arrived in round `seq` but not done their part.
     pub(crate) fn working(&self, seq: u32, world: usize) -> Vec<usize> {
-        let is_working = |rank: &usize| self.slot(seq, *rank).working.load(Ordering::Relaxed) != 0;
+        let is_working = |rank: &usize| self.slot(seq, *rank).working.load(Ordering::Acquire) != 0;
         (0..world).filter(is_working).collect()
     }
 
     /// The next unit that nobody has claimed, if any is left of `num_units`.
     pub(crate) fn claim_unit(&self, num_units: u32) -> Option<u32> {
-        // Stop early when all are taken: the counter must not run away in a long wait.
-        if self.claimed.0.load(Ordering::Relaxed) >= num_units {
-            return None;
-        }
-        let unit = self.claimed.0.fetch_add(1, Ordering::Relaxed);
-        (unit < num_units).then_some(unit)
+        self.gates.claim_unit(num_units)
     }
 
     /// Reports a claimed unit as completed; the last one opens the second gate.
     pub(crate) fn complete_unit(&self, seq: u32, num_units: u32) {
-        // AcqRel: whoever completes the last unit has all earlier units' writes before it.
-        if self.completed.0.fetch_add(1, Ordering::AcqRel) + 1 == num_units {
-            self.done.open(seq);
-        }
+        self.gates.complete_unit(seq, num_units);
     }
 
     /// Waits until all units of round `seq` are completed.
     pub(crate) fn wait_done(&self, seq: u32, patience: Patience) -> Result<(), WaitError> {
-        self.wait(&self.done, seq, patience, || None)
+        let outcome = self.gates.wait_done(seq, patience, || self.alarm());
+        outcome.inspect_err(|error| self.give_up(*error))
     }
 
     /// Notes that `rank` is no longer there, and wakes everybody who may wait for it.
     pub(crate) fn depart(&self, rank: usize, fate: Fate) {
-        self.fate[rank].store(fate as u32, Ordering::Relaxed);
+        // Release: a rank that has gone touches nothing any more.
+        self.fate[rank].store(fate as u32, Ordering::Release);
         self.raise(1 + rank as u32);
     }
 
@@ -303,12 +265,19 @@ impl Control {
         }
     }
 
+    /// Lets the others know at once that this rank no longer waits: they would blame it for leaving
+    /// otherwise.
+    fn give_up(&self, error: WaitError) {
+        if error == WaitError::TimedOut {
+            self.raise(GIVEN_UP);
+        }
+    }
+
     fn raise(&self, alarm: u32) {
         // Release, so that whoever sees the alarm sees its reason. Only the first one is kept: it is
         // the cause of those that follow.
         let _ = self.alarm.0.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
-        self.present.wake_all();
-        self.done.wake_all();
+        self.gates.wake_all();
         for rank in 0..MAX_RANKS {
             self.ring(rank);
         }
@@ -318,6 +287,7 @@ impl Control {
     pub(crate) fn alarm(&self) -> Option<WaitError> {
         match self.alarm.0.load(Ordering::Acquire) {
             0 => None,
+            GIVEN_UP => Some(WaitError::GivenUp),
             CONFLICT => {
                 let unpack = |word: u64| [word as u32, (word >> 32) as u32];
                 let ranks = unpack(self.verdict.ranks.load(Ordering::Relaxed));
@@ -348,10 +318,7 @@ impl Control {
 
     /// Wakes `rank` if it waits for a point-to-point operation.
     pub(crate) fn ring(&self, rank: usize) {
-        let bell = &self.bells[rank].0;
-        bell.fetch_add(1, Ordering::Release);
-        // Fails only for an address that is not mapped, which a reference is.
-        let _ = futex::wake(bell, futex::Flags::empty(), 1);
+        self.bells[rank].ring();
     }
 
     /// Waits until `is_done`, which looks at shared words after whose change this rank's bell rings.
@@ -360,40 +327,11 @@ impl Control {
         &self,
         rank: usize,
         patience: Patience,
-        mut is_done: impl FnMut() -> bool,
+        is_done: impl FnMut() -> bool,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<(), WaitError> {
-        let begin = now_ns();
-        let bell = &self.bells[rank].0;
-        loop {
-            let heard = bell.load(Ordering::Acquire);
-            if is_done() {
-                return Ok(());
-            }
-            let waited = Duration::from_nanos(now_ns() - begin);
-            if waited < patience.spin {
-                std::hint::spin_loop();
-                continue;
-            }
-            if let Some(verdict) = is_stuck() {
-                // The peer may have answered before it went on to what looks like the reason.
-                if is_done() {
-                    return Ok(());
-                }
-                self.accuse(&verdict);
-            }
-            if let Some(reason) = self.alarm() {
-                // A rank that left in order may have done its part with its last act.
-                return if is_done() { Ok(()) } else { Err(reason) };
-            }
-            let left = patience.limit.saturating_sub(waited);
-            if left.is_zero() {
-                return Err(WaitError::TimedOut);
-            }
-            let timeout = nap(left);
-            // Whatever ends the nap, the loop looks again.
-            let _ = futex::wait(bell, futex::Flags::empty(), heard, Some(&timeout));
-        }
+        let accuse = |verdict: &Verdict| self.accuse(verdict);
+        self.bells[rank].wait(patience, is_done, || self.alarm(), is_stuck, accuse)
     }
 
     /// Whether `rank` left in order.
@@ -401,127 +339,22 @@ impl Control {
         self.fate[rank].load(Ordering::Relaxed) == Fate::Left as u32
     }
 
+    /// Whether `rank` is no longer in the group.
+    pub(crate) fn is_gone(&self, rank: usize) -> bool {
+        self.fate[rank].load(Ordering::Acquire) != 0
+    }
+
     /// The ranks below `world` that have not arrived in round `seq`.
     pub(crate) fn missing(&self, seq: u32, world: usize) -> Vec<usize> {
         (0..world).filter(|&rank| self.slot(seq, rank).seq.load(Ordering::Relaxed) != seq).collect()
     }
-
-    fn wait(
-        &self,
-        gate: &Gate,
-        seq: u32,
-        patience: Patience,
-        is_stuck: impl Fn() -> Option<Verdict>,
-    ) -> Result<(), WaitError> {
-        if gate.is_open(seq) {
-            return Ok(());
-        }
-        let begin = now_ns();
-        let spin_ns = patience.spin.as_nanos() as u64;
-        let limit_ns = u64::try_from(patience.limit.as_nanos()).unwrap_or(u64::MAX);
-        loop {
-            let waited = now_ns() - begin;
-            if waited >= spin_ns {
-                break;
-            }
-            for _ in 0..32 {
-                if gate.is_open(seq) {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
-            }
-        }
-        loop {
-            let alarm = self.alarm();
-            // The gate is looked at after the alarm: a rank that left in order may have opened it
-            // with its last act, and then there is nothing to be alarmed about.
-            if gate.is_open(seq) {
-                return Ok(());
-            }
-            if let Some(reason) = alarm {
-                return Err(reason);
-            }
-            if let Some(verdict) = is_stuck() {
-                self.accuse(&verdict);
-                continue;
-            }
-            if gate.is_closed() {
-                return Err(WaitError::GivenUp);
-            }
-            let waited = now_ns() - begin;
-            if waited >= limit_ns {
-                return Err(WaitError::TimedOut);
-            }
-            gate.sleep(seq, Duration::from_nanos(limit_ns - waited));
-        }
-    }
 }
 
-/// How long to sleep at most before looking again.
-fn nap(at_most: Duration) -> futex::Timespec {
-    let nap = at_most.min(Duration::from_millis(50));
-    futex::Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ }
-}
-
-impl Gate {
-    /// Rounds wrap around; a rank is never more than one behind, so the sign of the difference
-    /// tells whether the round has come.
-    fn has_opened(word: u32, seq: u32) -> bool {
-        (word & !CLOSED).wrapping_sub(seq << 1) as i32 >= 0
-    }
-
-    fn is_open(&self, seq: u32) -> bool {
-        Self::has_opened(self.word.load(Ordering::Acquire), seq)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.word.load(Ordering::Acquire) & CLOSED != 0
-    }
-
-    /// Opens the gate for round `seq`, unless it has been closed.
-    fn open(&self, seq: u32) {
-        self.opened_ns.store(now_ns(), Ordering::Relaxed);
-        let before = self.word.load(Ordering::Relaxed);
-        // SeqCst on both sides (here: open, then look for sleepers; in `sleep`: announce, then look
-        // at the gate), so that not both can miss each other. Only `close` can interfere, once.
-        let _ = (before & CLOSED == 0).then(|| {
-            self.word.compare_exchange(before, seq << 1, Ordering::SeqCst, Ordering::Relaxed)
-        });
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.wake_all();
-        }
-    }
-
-    /// Shuts the gate for good, and wakes everybody; false if it had opened for `seq` before.
-    fn close(&self, seq: u32) -> bool {
-        let before = self.word.fetch_or(CLOSED, Ordering::AcqRel);
-        self.wake_all();
-        !Self::has_opened(before, seq)
-    }
-
-    fn sleep(&self, seq: u32, at_most: Duration) {
-        // An alarm may be raised between the caller's look and the futex wait, and its wake-up lost;
-        // so never sleep long in one go.
-        let timeout = nap(at_most);
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let seen = self.word.load(Ordering::SeqCst);
-        if !Self::has_opened(seen, seq) && seen & CLOSED == 0 {
-            // Whatever ends the nap, the caller looks again.
-            let _ = futex::wait(&self.word, futex::Flags::empty(), seen, Some(&timeout));
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    fn wake_all(&self) {
-        // Fails only for an address that is not mapped, which a reference is.
-        let _ = futex::wake(&self.word, futex::Flags::empty(), i32::MAX as u32);
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     const PATIENT: Patience =
         Patience { spin: Duration::from_micros(5), limit: Duration::from_secs(30) };
@@ -585,15 +418,5 @@ mod tests {
         assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
         control.arrive(1, 2);
         assert_eq!(control.wait_present(1, PATIENT, || None), Err(WaitError::GivenUp));
-    }
-
-    #[test]
-    fn rounds_wrap_around() {
-        for seq in [u32::MAX - 1, u32::MAX, 0, 1, i32::MAX as u32, 1 << 31] {
-            assert!(Gate::has_opened(seq << 1, seq));
-            assert!(Gate::has_opened((seq << 1) | CLOSED, seq));
-            assert!(Gate::has_opened(seq.wrapping_add(1) << 1, seq));
-            assert!(!Gate::has_opened(seq.wrapping_sub(1) << 1, seq));
-        }
     }
 }

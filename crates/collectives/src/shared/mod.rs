@@ -14,8 +14,12 @@ mod all_to_all;
 mod barrier;
 mod broadcast;
 mod control;
+mod gates;
 mod gather;
 pub(crate) mod links;
+mod mail;
+#[cfg(all(test, loom))]
+mod models;
 mod point_to_point;
 pub(crate) mod pull;
 mod reduce;
@@ -23,6 +27,7 @@ mod reduce_scatter;
 mod round;
 mod scatter;
 mod segment;
+mod sync;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -63,7 +68,7 @@ impl Shared {
 
     /// Carries a call out. Returns when the last rank arrived.
     pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
-        match trip.call.kind {
+        let outcome = match trip.call.kind {
             OpKind::AllReduce => all_reduce::run(self, trip),
             OpKind::ReduceScatter => reduce_scatter::run(self, trip),
             OpKind::AllGather => all_gather::run(self, trip),
@@ -74,6 +79,10 @@ impl Shared {
             OpKind::AllToAll => all_to_all::run(self, trip),
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => point_to_point::run(self, trip),
             OpKind::Barrier => barrier::run(self, trip),
+        };
+        if outcome.is_err() && matches!(self.reach, Reach::Threads) {
+            self.outlast();
         }
+        outcome
     }
 }

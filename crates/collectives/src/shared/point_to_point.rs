@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use paceline_trace::now_ns;
 
 use super::control::{Mail, WaitError};
+use super::mail::{MAX_READY, Message};
 use super::segment::Place;
 use super::{HALF_BYTES, Shared};
 use crate::call::{Published, Region, Verdict};
@@ -57,7 +58,12 @@ pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> 
             sender.is_some_and(Sender::can_go_on) || receiver.is_some_and(Receiver::can_go_on)
         };
         // Both sides have met, so the other one will do its part.
-        wait(shared, trip, can_go_on, || None)?;
+        if let Err(error) = wait(shared, trip, can_go_on, || None) {
+            if let Some(half) = sender.filter(|_| !is_sent) {
+                half.withdraw(shared);
+            }
+            return Err(error);
+        }
     }
 }
 
@@ -93,16 +99,14 @@ impl Shared {
     pub(super) fn unanswered(&self, peer: usize) -> Option<(u32, Published)> {
         let (incoming, outgoing) =
             (self.control().mail(peer, self.rank), self.control().mail(self.rank, peer));
-        let begun =
-            |mail: &Mail| (mail.sent.load(Ordering::Acquire), mail.asked.load(Ordering::Acquire));
-        let (sent, asked) = begun(incoming);
+        let (sent, asked) = incoming.counts.begun();
         if sent.wrapping_sub(asked) as i32 > 0 {
             return Some((
                 incoming.sender_operation.load(Ordering::Relaxed),
                 incoming.sender.load(),
             ));
         }
-        let (sent, asked) = begun(outgoing);
+        let (sent, asked) = outgoing.counts.begun();
         (asked.wrapping_sub(sent) as i32 > 0).then(|| {
             (outgoing.receiver_operation.load(Ordering::Relaxed), outgoing.receiver.load())
         })
@@ -125,9 +129,7 @@ struct Sender<'a> {
     mail: &'a Mail,
     to: usize,
     data: Region,
-    message: u32,
-    /// Pieces made ready before this message.
-    first: u32,
+    message: Message,
     is_staged: bool,
 }
 
@@ -138,16 +140,13 @@ impl<'a> Sender<'a> {
         mail.sender.store(&half(trip, OpKind::Send, to));
         mail.sender_operation.store(trip.seq, Ordering::Relaxed);
         mail.place.store(place);
-        let message = mail.sent.load(Ordering::Relaxed).wrapping_add(1);
-        let first = mail.ready.load(Ordering::Relaxed);
-        // Release: who sees the count sees the call.
-        mail.sent.store(message, Ordering::Release);
+        let message = mail.counts.send();
         shared.control().ring(to);
-        Self { mail, to, data, message, first, is_staged: place.is_none() }
+        Self { mail, to, data, message, is_staged: place.is_none() }
     }
 
     fn is_expected(&self) -> bool {
-        self.mail.asked.load(Ordering::Acquire).wrapping_sub(self.message) as i32 >= 0
+        self.mail.counts.is_asked(self.message)
     }
 
     fn disagreement(&self, shared: &Shared, trip: &Trip) -> Option<Verdict> {
@@ -160,25 +159,38 @@ impl<'a> Sender<'a> {
         })
     }
 
+    /// After a failure the memory goes back to its owner, so the receiver must not read it any more.
+    fn withdraw(&self, shared: &Shared) {
+        let number = self.message.number().wrapping_add(1);
+        self.mail.withdrawn.store(number, Ordering::SeqCst);
+        // Between processes the receiver reads what outlives the operation, and may be stopped.
+        let is_thread = matches!(shared.reach, super::Reach::Threads);
+        while is_thread && self.mail.is_reading.load(Ordering::SeqCst) != 0 {
+            if shared.control().is_gone(self.to) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
     fn num_pieces(&self) -> u32 {
         num_pieces(self.data.len_bytes, self.is_staged)
     }
 
     fn progress(&self) -> (u32, u32) {
-        let ready = self.mail.ready.load(Ordering::Relaxed).wrapping_sub(self.first);
-        (ready, self.mail.taken.load(Ordering::Acquire).wrapping_sub(self.first))
+        self.mail.counts.sender_progress(self.message)
     }
 
     fn can_go_on(&self) -> bool {
         let (ready, taken) = self.progress();
-        taken == self.num_pieces() || (ready < self.num_pieces() && ready - taken < 2)
+        taken == self.num_pieces() || (ready < self.num_pieces() && ready - taken < MAX_READY)
     }
 
     /// Makes ready what it can; true when the receiver has taken all.
     fn step(&mut self, shared: &Shared) -> bool {
         loop {
             let (ready, taken) = self.progress();
-            if ready == self.num_pieces() || ready - taken == 2 {
+            if ready == self.num_pieces() || ready - taken == MAX_READY {
                 return taken == self.num_pieces();
             }
             if self.is_staged {
@@ -191,7 +203,7 @@ impl<'a> Sender<'a> {
                 unsafe { std::ptr::copy_nonoverlapping(piece.base, stage, piece.len_bytes) };
             }
             self.mail.round.store(shared.latest_round(), Ordering::Relaxed);
-            self.mail.ready.fetch_add(1, Ordering::Release);
+            self.mail.counts.add_ready();
             shared.control().ring(self.to);
         }
     }
@@ -201,8 +213,7 @@ struct Receiver<'a> {
     mail: &'a Mail,
     from: usize,
     data: Region,
-    message: u32,
-    first: u32,
+    message: Message,
     /// Where the sender's data lie, once both have met: the sender may announce its next message
     /// as soon as this one is taken.
     place: Option<Place>,
@@ -213,15 +224,13 @@ impl<'a> Receiver<'a> {
         let mail = shared.control().mail(from, shared.rank);
         mail.receiver.store(&half(trip, OpKind::Recv, from));
         mail.receiver_operation.store(trip.seq, Ordering::Relaxed);
-        let message = mail.asked.load(Ordering::Relaxed).wrapping_add(1);
-        let first = mail.taken.load(Ordering::Relaxed);
-        mail.asked.store(message, Ordering::Release);
+        let message = mail.counts.ask();
         shared.control().ring(from);
-        Self { mail, from, data, message, first, place: None }
+        Self { mail, from, data, message, place: None }
     }
 
     fn is_expected(&self) -> bool {
-        self.mail.sent.load(Ordering::Acquire).wrapping_sub(self.message) as i32 >= 0
+        self.mail.counts.is_sent(self.message)
     }
 
     fn disagreement(&self, shared: &Shared, trip: &Trip) -> Option<Verdict> {
@@ -235,8 +244,7 @@ impl<'a> Receiver<'a> {
     }
 
     fn progress(&self) -> (u32, u32) {
-        let ready = self.mail.ready.load(Ordering::Acquire).wrapping_sub(self.first);
-        (ready, self.mail.taken.load(Ordering::Relaxed).wrapping_sub(self.first))
+        self.mail.counts.receiver_progress(self.message)
     }
 
     fn can_go_on(&self) -> bool {
@@ -265,10 +273,22 @@ impl<'a> Receiver<'a> {
                     (piece_stage(shared, self.from, round, taken), self.data.part(start..end))
                 }
             };
-            // SAFETY: the sender keeps the piece as it is until it is taken, the receiving side is
-            // this rank's own, and they do not overlap, being of different ranks.
-            unsafe { std::ptr::copy_nonoverlapping(from, piece.base, piece.len_bytes) };
-            self.mail.taken.fetch_add(1, Ordering::Release);
+            // SeqCst, as in `withdraw`: of the two sides, one at least sees what the other has set.
+            self.mail.is_reading.store(1, Ordering::SeqCst);
+            let is_withdrawn =
+                self.mail.withdrawn.load(Ordering::SeqCst) == self.message.number().wrapping_add(1);
+            if !is_withdrawn {
+                // SAFETY: the sender keeps the piece as it is until it is taken or this rank has
+                // ceased to read; the receiving side is this rank's own; and they do not overlap,
+                // being of different ranks.
+                unsafe { std::ptr::copy_nonoverlapping(from, piece.base, piece.len_bytes) };
+            }
+            self.mail.is_reading.store(0, Ordering::SeqCst);
+            if is_withdrawn {
+                let reason = shared.control().alarm().unwrap_or(WaitError::GivenUp);
+                return Err(shared.explain(trip, reason, || vec![self.from]));
+            }
+            self.mail.counts.add_taken();
             shared.control().ring(self.from);
         }
     }

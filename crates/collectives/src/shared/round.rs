@@ -129,7 +129,23 @@ impl Shared {
 
     /// This rank has done its part of the round.
     pub(super) fn done_with(&self, round: u32) {
-        self.control().slot(round, self.rank).working.store(0, Ordering::Relaxed);
+        // Release: whoever sees this finds this rank's hands off its memory.
+        self.control().slot(round, self.rank).working.store(0, Ordering::Release);
+    }
+
+    /// After a failure between threads, waits until no other one works on this rank's memory, which
+    /// goes back to its owner now. Each of them is either about to see the failure too, or about to
+    /// finish; whoever has not arrived in this round never will.
+    pub(super) fn outlast(&self) {
+        let round = self.latest_round();
+        self.done_with(round);
+        let is_at_work = |&peer: &usize| {
+            let slot = self.control().slot(round, peer);
+            slot.seq.load(Ordering::Acquire) == round && !self.control().is_gone(peer)
+        };
+        while self.control().working(round, self.world).iter().any(is_at_work) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     pub(super) fn wait_done(&self, trip: &Trip, round: u32) -> Result<(), CollectiveError> {
@@ -155,7 +171,7 @@ impl Shared {
             WaitError::Gone { peer, fate: Fate::Lost } => trip.lost(peer),
             WaitError::Gone { peer, fate: Fate::Left } => trip.left(peer),
             WaitError::TimedOut => trip.timed_out(missing()),
-            WaitError::GivenUp => trip.given_up(),
+            WaitError::GivenUp => trip.given_up(missing()),
             WaitError::Conflict(verdict) => trip.conflict(&verdict),
         }
     }

@@ -15,6 +15,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::core::Patience;
 
+/// How long a rank that gives up waits at most for its peers to notice.
+const GRACE_NS: u64 = 100_000_000;
+
+/// How long a dead rank's host may take to say so.
+const PROBE_NS: u64 = 20_000_000;
+
 /// Pieces that one system call moves at most.
 const MAX_VECTOR: usize = 16;
 
@@ -46,6 +52,8 @@ struct Wire {
 #[derive(Debug)]
 pub(crate) struct Mesh {
     wires: Vec<Option<Wire>>,
+    /// An operation has failed half-way, so peers may take what comes now for its data.
+    is_over: bool,
 }
 
 // SAFETY: the pieces point to memory that the operation under way has claimed or borrowed for as long
@@ -61,10 +69,12 @@ pub(crate) struct Ticket {
 }
 
 /// Why waiting ended early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
-    /// The connection to this rank is gone.
+    /// The connection to this rank is gone, and so is the rank.
     Lost(usize),
+    /// Another rank has given up, while these were still awaited.
+    GivenUp(Vec<usize>),
     /// The time is over.
     TimedOut,
 }
@@ -78,7 +88,7 @@ impl Mesh {
             Ok(Wire { stream, out: Lane::default(), incoming: Lane::default() })
         };
         let wires = streams.into_iter().map(|stream| stream.map(wire).transpose());
-        Ok(Self { wires: wires.collect::<std::io::Result<_>>()? })
+        Ok(Self { wires: wires.collect::<std::io::Result<_>>()?, is_over: false })
     }
 
     /// The ranks that there are connections to.
@@ -169,16 +179,62 @@ impl Mesh {
     /// Moves what can be moved at once; whether anything was.
     fn progress(&mut self) -> Result<bool, Interruption> {
         let mut has_moved = false;
-        for (peer, wire) in self.wires.iter_mut().enumerate() {
-            let Some(wire) = wire else { continue };
+        for peer in 0..self.wires.len() {
             for is_send in [true, false] {
+                let Some(wire) = &mut self.wires[peer] else { continue };
                 match wire.step(is_send) {
                     Ok(moved) => has_moved |= moved,
-                    Err(_) => return Err(Interruption::Lost(peer)),
+                    Err(_) => return Err(self.why_gone(peer)),
                 }
             }
         }
         Ok(has_moved)
+    }
+
+    /// What to make of the end of the connection to `peer`: it has died, or only given up because of
+    /// another one. Who has given up has just stopped sending and still listens, for a moment; a
+    /// byte to one that is dead is answered with a reset.
+    fn why_gone(&self, peer: usize) -> Interruption {
+        let ended: Vec<(usize, &Wire)> = self
+            .peers()
+            .filter_map(|peer| Some((peer, self.wires[peer].as_ref()?)))
+            .filter(|(other, wire)| *other == peer || (wire.has_ended() && !wire.is_unread()))
+            .collect();
+        for (_, wire) in &ended {
+            // The operation is over, so one byte more or less does not matter.
+            let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+            let _ = rustix::net::send(&wire.stream, &[0], flags);
+        }
+        let deadline = now_ns() + PROBE_NS;
+        loop {
+            let is_dead = |(_, wire): &&(usize, &Wire)| wire.is_reset();
+            if let Some((dead, _)) = ended.iter().find(is_dead) {
+                return Interruption::Lost(*dead);
+            }
+            if now_ns() >= deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut missing = self.awaited();
+        missing.retain(|rank| !ended.iter().any(|(other, _)| other == rank));
+        Interruption::GivenUp(missing)
+    }
+
+    /// Stops sending, so that all peers notice that this rank gives up, and stays a moment, so that
+    /// they see that it is not dead. What is posted is forgotten.
+    pub(crate) fn give_up(&mut self) {
+        self.clear();
+        for wire in self.wires.iter().flatten() {
+            // A connection that is gone needs no end.
+            let _ = wire.stream.shutdown(std::net::Shutdown::Write);
+        }
+        let deadline = now_ns() + GRACE_NS;
+        while now_ns() < deadline && !self.wires.iter().flatten().all(Wire::has_ended) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Those that noticed last may still be asking who is alive.
+        std::thread::sleep(Duration::from_nanos(PROBE_NS));
     }
 
     /// Sleeps until some connection can go on.
@@ -218,9 +274,17 @@ impl Mesh {
     /// Forgets what is posted: the memory is no longer used. The connections are good for nothing
     /// but a last word afterwards.
     pub(crate) fn clear(&mut self) {
+        self.is_over = true;
         for wire in self.wires.iter_mut().flatten() {
             wire.out.pieces.clear();
             wire.incoming.pieces.clear();
+        }
+    }
+
+    /// Says goodbye to every peer, unless an operation has failed.
+    pub(crate) fn say_goodbye(&mut self, word: &[u8]) {
+        if !self.is_over {
+            self.say_to_all(word);
         }
     }
 
@@ -262,6 +326,30 @@ impl Lane {
 }
 
 impl Wire {
+    fn has(&self, flags: PollFlags) -> bool {
+        let mut fds = [PollFd::new(&self.stream, flags)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An error means that nothing is known.
+        poll(&mut fds, Some(&at_once)).is_ok_and(|num_ready| num_ready > 0)
+    }
+
+    /// Whether nothing more will be sent from the other end.
+    fn has_ended(&self) -> bool {
+        self.has(PollFlags::RDHUP)
+    }
+
+    /// Whether the other end no longer exists: asked about nothing, the system still reports that.
+    fn is_reset(&self) -> bool {
+        self.has(PollFlags::empty())
+    }
+
+    /// Whether bytes lie there to be read: the goodbye of a rank that has left in order.
+    fn is_unread(&self) -> bool {
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        let received = rustix::net::recv(&self.stream, &mut [0u8], flags);
+        self.incoming.pieces.is_empty() && received.is_ok_and(|(received, _)| received > 0)
+    }
+
     /// One system call in one direction, if anything is posted there; whether bytes moved.
     fn step(&mut self, is_send: bool) -> std::io::Result<bool> {
         let lane = if is_send { &mut self.out } else { &mut self.incoming };

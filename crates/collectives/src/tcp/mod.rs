@@ -1,8 +1,7 @@
 //! Ranks that are connected by sockets, wherever they are.
 //!
-//! Every operation begins with a header to and from every other rank, together with the first data
-//! where those do not depend on the answer. So all ranks see what all others called before they
-//! wait for data, and know when the last one arrived. A wire direction carries the data of one
+//! Every operation begins with a header to and from every other rank, so all ranks see what all others
+//! called before they move data, and know when the last one arrived. A wire direction carries the data of one
 //! operation after the other, in order.
 //!
 //! This transport is for learning, small clusters and emulation; NCCL and MPI carry the bytes of
@@ -81,8 +80,8 @@ impl Tcp {
     pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
         let inner = &mut *self.inner();
         let outcome = self.dispatch(inner, trip);
-        if outcome.is_err() {
-            inner.mesh.clear();
+        if let Err(error) = &outcome {
+            give_up(&mut inner.mesh, error);
         }
         outcome
     }
@@ -119,7 +118,16 @@ impl Tcp {
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        self.inner().mesh.say_to_all(&Header::Leaves.encode());
+        self.inner().mesh.say_goodbye(&Header::Leaves.encode());
+    }
+}
+
+/// Forgets what is posted after a failed operation. Calls that do not fit together have been named to
+/// all peers; otherwise they learn here that this rank gives up.
+pub(crate) fn give_up(mesh: &mut Mesh, error: &CollectiveError) {
+    match error {
+        CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. } => mesh.clear(),
+        _ => mesh.give_up(),
     }
 }
 
@@ -127,6 +135,7 @@ impl Drop for Tcp {
 pub(crate) fn explain(mesh: &Mesh, trip: &Trip, why: Interruption) -> CollectiveError {
     match why {
         Interruption::Lost(peer) => trip.lost(peer),
+        Interruption::GivenUp(missing) => trip.given_up(missing),
         Interruption::TimedOut => trip.timed_out(mesh.awaited()),
     }
 }

@@ -48,7 +48,7 @@ pub struct Row {
     pub op: String,
     /// The size S of the formulas. For operations that gather or scatter, of the whole array.
     pub bytes: u64,
-    /// Elements that a rank puts in.
+    /// Elements as nccl-tests counts them: of a share, where ranks have shares, else of the whole.
     pub count: u64,
     /// Our name of the element type, such as `f32`.
     pub dtype: String,
@@ -62,7 +62,8 @@ pub struct Row {
     pub in_place: Option<Timing>,
     /// What a model of the link says the time should be, in microseconds.
     pub predicted_us: Option<f64>,
-    /// Bytes moved through memory, over time, as a part of the machine's memory bandwidth.
+    /// Bytes read and written by all ranks, over time, as a part of the machine's memory bandwidth.
+    /// Above 1 where the data stay in the caches.
     pub memory_fraction: Option<f64>,
 }
 
@@ -103,7 +104,7 @@ pub struct BenchReport {
     pub command: String,
     /// The link that predictions are for.
     pub link: Option<String>,
-    /// What this machine's memory delivers, in GB/s.
+    /// What this machine's memory delivers, in GB/s: the most that any configuration measured.
     pub memory_bandwidth_gb_s: Option<f64>,
     /// What was measured.
     pub rows: Vec<Row>,
@@ -155,7 +156,8 @@ pub fn predicted_us(bytes: u64, factor: f64, link_gb_s: f64) -> f64 {
 /// weight; 0 if there is none.
 pub fn average_bus_bandwidth(rows: &[Row]) -> f64 {
     let all = || rows.iter().flat_map(Row::timings);
-    all().map(|timing| timing.bus_bw).sum::<f64>() / all().count().max(1) as f64
+    // Folded from zero, because the sum of nothing is -0.
+    all().map(|timing| timing.bus_bw).fold(0.0, |a, b| a + b) / all().count().max(1) as f64
 }
 
 /// How many timings had wrong results.

@@ -34,8 +34,8 @@ pub fn header(columns: Columns) -> String {
             [
                 "# p99, max  of the out-of-place times; of the in-place ones where there are no others",
                 "# eff.bw    = 2 x size / time, in GiB/s (2^30 B), with any number of ranks",
-                "# predicted = size x busbw / algbw / bandwidth of the link",
-                "# %mem      = 100 x bytes moved through memory / time / memory bandwidth",
+                "# predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link",
+                "# %mem      = 100 x bytes read and written / time / memory bandwidth; more than 100 in caches",
                 "#",
             ]
             .map(str::to_owned),
@@ -209,8 +209,8 @@ mod tests {
         #|
         # p99, max  of the out-of-place times; of the in-place ones where there are no others|
         # eff.bw    = 2 x size / time, in GiB/s (2^30 B), with any number of ranks|
-        # predicted = size x busbw / algbw / bandwidth of the link|
-        # %mem      = 100 x bytes moved through memory / time / memory bandwidth|
+        # predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link|
+        # %mem      = 100 x bytes read and written / time / memory bandwidth; more than 100 in caches|
         #|
         #                                                              out-of-place                       in-place          |
         #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong       p99      max   eff.bw  predicted    %mem|

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -11,6 +12,9 @@ use crate::{Failure, Result};
 /// What the launcher says when it has ended everything itself.
 const FAREWELL: &str = "done";
 
+/// What comes before a folder.
+const FOLDER: &str = "folder ";
+
 /// The launcher's end.
 #[derive(Debug)]
 pub(super) struct Guard {
@@ -19,7 +23,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn start(own_program: &std::path::Path) -> Result<Self> {
+    pub(super) fn start(own_program: &Path) -> Result<Self> {
         // In a group of its own, so that Ctrl-C in the terminal does not end it before its time.
         let mut child = Command::new(own_program)
             .arg("__guard")
@@ -39,6 +43,12 @@ impl Guard {
         writeln!(self.pipe, "{group}").map_err(|e| Failure::io("the guard process is gone", e))
     }
 
+    /// Adds a folder that the guard removes.
+    pub(super) fn watch_folder(&mut self, folder: &Path) -> Result<()> {
+        writeln!(self.pipe, "{FOLDER}{}", folder.display())
+            .map_err(|e| Failure::io("the guard process is gone", e))
+    }
+
     /// Ends the guard: nothing is left to watch.
     pub(super) fn dismiss(mut self) {
         // If it is gone already, so much the better.
@@ -48,20 +58,25 @@ impl Guard {
     }
 }
 
-/// `paceline __guard`: reads process groups, one per line, and kills them if the pipe closes without
-/// a farewell.
+/// `paceline __guard`: reads process groups and temporary folders, one per line; kills the ones and
+/// removes the others if the pipe closes without a farewell.
 pub fn guard_groups() -> Result<u8> {
     let mut groups = Vec::new();
+    let mut folders = Vec::new();
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         match line.parse().ok().and_then(Pid::from_raw) {
             Some(group) => groups.push(group),
             None if line == FAREWELL => return Ok(0),
-            None => {}
+            None => folders.extend(line.strip_prefix(FOLDER).map(PathBuf::from)),
         }
     }
     for group in groups {
         // A group that has ended by itself is no error.
         let _ = kill_process_group(group, Signal::KILL);
+    }
+    for folder in folders {
+        // It holds nothing but what ranks wrote while they were killed.
+        let _ = std::fs::remove_dir_all(folder);
     }
     Ok(0)
 }

@@ -7,22 +7,24 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use paceline_collectives::DUMP_FOLDER;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::dumps::Dumps;
 use super::guard::Guard;
 use super::relay::{LastLines, To};
 use super::{Launch, meeting_point, rank_variables};
 use crate::failure::EXIT_CONSEQUENCE;
 use crate::{Failure, Result};
 
-/// After a failure that another rank must have caused, how long to wait for that rank's own end.
-const CAUSE_WAIT: Duration = Duration::from_millis(200);
+/// After the first failure, how long the others may take to notice it and to end by themselves.
+const GRACE: Duration = Duration::from_millis(150);
 /// How long ranks may take to end after the polite signal.
-const POLITE_WAIT: Duration = Duration::from_millis(300);
+const POLITE_WAIT: Duration = Duration::from_millis(350);
 /// How long the kernel may take to end them after the other one.
-const KILL_WAIT: Duration = Duration::from_millis(300);
+const KILL_WAIT: Duration = Duration::from_millis(200);
 /// How long the output of an ended rank may stay open without a line.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 
@@ -48,24 +50,35 @@ pub fn launch(launch: &Launch) -> Result<u8> {
     let (sender, events) = channel();
     forward_signals(sender.clone())?;
     let mut guard = Guard::start(&own_program)?;
+    let dumps = Dumps::new(launch.dump_folder.as_deref())?;
+    if let Some(folder) = dumps.temporary() {
+        guard.watch_folder(folder)?;
+    }
     let begin = Instant::now();
     let mut ranks = Vec::new();
     for rank in 0..launch.num_ranks {
         let variables = rank_variables(rank, launch.num_ranks, port, &secret);
-        match start(&own_program, launch, rank, &variables, &sender) {
+        match start(&own_program, launch, rank, &variables, dumps.folder(), &sender) {
             Ok(started) => ranks.push(started),
             Err(error) => {
-                stop(&mut ranks, &events);
+                stop(&mut ranks, &events, Instant::now());
+                dumps.discard();
                 guard.dismiss();
                 return Err(Failure::io(format!("cannot start rank {rank}"), error));
             }
         }
         if let Err(failure) = guard.watch(ranks[rank].group.as_raw_nonzero().get().unsigned_abs()) {
-            stop(&mut ranks, &events);
+            stop(&mut ranks, &events, Instant::now());
+            dumps.discard();
             return Err(failure);
         }
     }
-    let code = watch(&mut ranks, &events, begin);
+    let code = watch(&mut ranks, &events, begin, &dumps);
+    if code == 0 {
+        dumps.discard();
+    } else {
+        dumps.keep_if_any();
+    }
     guard.dismiss();
     Ok(code)
 }
@@ -75,6 +88,7 @@ fn start(
     launch: &Launch,
     rank: usize,
     variables: &[(&str, String)],
+    dump_folder: &Path,
     events: &Sender<Event>,
 ) -> io::Result<Rank> {
     let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
@@ -89,6 +103,7 @@ fn start(
         .arg("--")
         .args(&launch.command)
         .envs(variables.iter().map(|(name, value)| (name, value)))
+        .env(DUMP_FOLDER, dump_folder)
         .envs(launch.variables.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(if owns_stdout { Stdio::inherit() } else { Stdio::piped() })
@@ -136,21 +151,22 @@ fn forward_signals(events: Sender<Event>) -> Result<()> {
     Ok(())
 }
 
-fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant) -> u8 {
+fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant, dumps: &Dumps) -> u8 {
     while ranks.iter().any(|rank| rank.ended.is_none()) {
         let Ok(event) = events.recv() else { break };
         match event {
             Event::Signal(signal) => {
-                stop(ranks, events);
-                say(&format!("{}; all ranks were stopped", signal_name(signal)));
+                stop(ranks, events, Instant::now());
+                let dumped = if dumps.has_any() { place_of(dumps) } else { String::new() };
+                say(&format!("{}; all ranks were stopped{dumped}", signal_name(signal)));
                 return 128 + signal as u8;
             }
             Event::Ended { rank, status, at } => {
                 ranks[rank].ended = Some((status, at));
                 if !status.success() {
-                    let culprit = find_cause(rank, ranks, events);
-                    stop(ranks, events);
-                    return report(culprit, &ranks[culprit], begin);
+                    let culprit = find_cause(rank, ranks, events, at + GRACE);
+                    stop(ranks, events, at + GRACE);
+                    return report(culprit, &ranks[culprit], begin, dumps);
                 }
             }
         }
@@ -177,44 +193,48 @@ fn drain(ranks: &[Rank], events: &Receiver<Event>) -> u8 {
 }
 
 /// The rank to blame: the first to fail, unless it says itself that another one was the cause.
-fn find_cause(first: usize, ranks: &mut [Rank], events: &Receiver<Event>) -> usize {
-    let deadline = Instant::now() + CAUSE_WAIT;
+/// Meanwhile, until `deadline`, the others may notice the failure and end by themselves.
+fn find_cause(
+    first: usize,
+    ranks: &mut [Rank],
+    events: &Receiver<Event>,
+    deadline: Instant,
+) -> usize {
+    await_ends(ranks, events, deadline);
     let is_cause = |status: &ExitStatus| {
         !status.success() && status.code() != Some(i32::from(EXIT_CONSEQUENCE))
     };
-    loop {
-        let cause = (0..ranks.len())
-            .filter(|&rank| ranks[rank].ended.is_some_and(|(status, _)| is_cause(&status)))
-            .min_by_key(|&rank| ranks[rank].ended.map(|(_, at)| at));
-        if let Some(cause) = cause {
-            return cause;
-        }
+    let failed = |rank: &usize| ranks[*rank].ended.filter(|(status, _)| is_cause(status));
+    let causes = (0..ranks.len()).filter_map(|rank| Some((failed(&rank)?.1, rank)));
+    causes.min().map_or(first, |(_, rank)| rank)
+}
+
+/// Takes note of ranks that end, until all have or it is too late. A signal meanwhile changes nothing:
+/// the end is near.
+fn await_ends(ranks: &mut [Rank], events: &Receiver<Event>, deadline: Instant) {
+    while ranks.iter().any(|rank| rank.ended.is_none()) {
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Event::Ended { rank, status, at }) => ranks[rank].ended = Some((status, at)),
-            Ok(Event::Signal(_)) | Err(_) => return first,
+            Ok(Event::Signal(_)) => {}
+            Err(_) => return,
         }
     }
 }
 
-/// Ends all ranks that still run: politely first, then not.
-fn stop(ranks: &mut [Rank], events: &Receiver<Event>) {
+/// Ends all ranks that still run: politely at `begin`, then not.
+fn stop(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant) {
+    let mut deadline = begin;
     for (signal, patience) in [(Signal::TERM, POLITE_WAIT), (Signal::KILL, KILL_WAIT)] {
         for rank in ranks.iter().filter(|rank| rank.ended.is_none()) {
             // A group that ends at this very moment is no error.
             let _ = kill_process_group(rank.group, signal);
         }
-        let deadline = Instant::now() + patience;
-        while ranks.iter().any(|rank| rank.ended.is_none()) {
-            match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Event::Ended { rank, status, at }) => ranks[rank].ended = Some((status, at)),
-                Ok(Event::Signal(_)) => {}
-                Err(_) => break,
-            }
-        }
+        deadline += patience;
+        await_ends(ranks, events, deadline);
     }
 }
 
-fn report(culprit: usize, rank: &Rank, begin: Instant) -> u8 {
+fn report(culprit: usize, rank: &Rank, begin: Instant, dumps: &Dumps) -> u8 {
     let Some((status, at)) = rank.ended else { return 1 };
     let (how, code) = match (status.code(), status.signal()) {
         (Some(code), _) => (format!("exited with code {code}"), code as u8),
@@ -227,6 +247,9 @@ fn report(culprit: usize, rank: &Rank, begin: Instant) -> u8 {
     let pid = rank.group.as_raw_nonzero();
     let mut text =
         format!("rank {culprit} (process {pid}) {how} after {after:.1} s; all ranks were stopped");
+    if dumps.has_any() {
+        text += &place_of(dumps);
+    }
     let lines = rank.last_lines.get();
     if !lines.is_empty() {
         text.push_str("; its last lines:");
@@ -237,6 +260,11 @@ fn report(culprit: usize, rank: &Rank, begin: Instant) -> u8 {
     }
     say(&text);
     code
+}
+
+/// For the end of a message.
+fn place_of(dumps: &Dumps) -> String {
+    format!("; their last operations are in {}", dumps.folder().display())
 }
 
 fn say(text: &str) {

@@ -1,146 +1,12 @@
-//! The command line, as `clap` sees it. What the flags mean together is decided in
-//! [`config`](crate::config).
+//! Flags of `paceline train`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
+use clap::Args;
 
-const EXAMPLES: &str = "\
-Examples:
-  paceline train                                      2 ranks, a CNN on synthetic images
-  paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
-  paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar
-  paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
-  paceline train --save ckpt --epochs 2               then: --resume ckpt --epochs 4
-  paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
-";
-
-/// Distributed training that shows where every millisecond and megabyte goes.
-#[derive(Debug, Parser)]
-#[command(name = "paceline", version, before_help = EXAMPLES, max_term_width = 100)]
-pub struct Cli {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-/// The commands.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Train a model on several ranks
-    Train(Box<TrainArgs>),
-    /// Start N copies of any program as the ranks of a run
-    Launch(LaunchArgs),
-    /// What the launcher starts as each rank: ties its life to the launcher's, then becomes COMMAND
-    #[command(name = "__rank", hide = true)]
-    Rank {
-        /// Process number of the launcher.
-        parent: u32,
-        /// The program and its arguments.
-        #[arg(last = true, required = true)]
-        command: Vec<OsString>,
-    },
-    /// What ends the ranks' process groups when the launcher itself is killed
-    #[command(name = "__guard", hide = true)]
-    Guard,
-}
-
-/// Flags of `paceline launch`.
-#[derive(Debug, Args)]
-pub struct LaunchArgs {
-    /// How many copies
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 2)]
-    pub nproc: usize,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub command: Vec<OsString>,
-}
-
-/// Which model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ModelName {
-    /// Convolutions with ReLU and pooling, one hidden layer
-    Cnn,
-    /// Linear layers with ReLU
-    Mlp,
-}
-
-/// Which strategy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[value(rename_all = "snake_case")]
-#[serde(rename_all = "snake_case")]
-pub enum StrategyName {
-    /// One rank, no communication
-    Single,
-    /// After backward, one blocking all-reduce per parameter
-    SimpleDdp,
-    /// Buckets that are reduced during backward
-    #[value(alias = "pytorch_ddp")]
-    Ddp,
-}
-
-impl StrategyName {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            StrategyName::Single => "single",
-            StrategyName::SimpleDdp => "simple_ddp",
-            StrategyName::Ddp => "ddp",
-        }
-    }
-}
-
-/// Which transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TransportName {
-    /// Ranks are threads of one process
-    Thread,
-    /// Ranks are processes that share memory
-    Shm,
-}
-
-/// Which device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceName {
-    /// The processor
-    Cpu,
-}
-
-/// Which data set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DataName {
-    /// Made from the seed: learnable 28x28 images for the CNN, normal vectors for the MLP
-    Synthetic,
-    /// IDX files, plain or gzip, in --data-dir
-    Mnist,
-    /// Binary batches in --data-dir
-    Cifar10,
-}
-
-impl DataName {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            DataName::Synthetic => "synthetic",
-            DataName::Mnist => "mnist",
-            DataName::Cifar10 => "cifar10",
-        }
-    }
-}
-
-/// Which optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OptimizerName {
-    /// Stochastic gradient descent
-    Sgd,
-    /// Adam with decoupled weight decay
-    Adamw,
-}
+use super::{
+    CommArgs, DataName, DeviceName, EXAMPLES, ModelName, OptimizerName, StrategyName, TransportName,
+};
 
 /// Flags of `paceline train`.
 #[derive(Debug, Args)]
@@ -184,6 +50,9 @@ pub struct TrainArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu, help_heading = "Ranks")]
     pub device: DeviceName,
+    /// How the ranks talk to each other.
+    #[command(flatten)]
+    pub comm: CommArgs,
     /// Bucket size of ddp in MB [default: 25, or 50 for the MLP]
     #[arg(long, value_name = "MB", help_heading = "Ranks")]
     pub bucket_cap_mb: Option<f64>,
@@ -256,6 +125,6 @@ pub struct TrainArgs {
 }
 
 /// A width of a layer: large enough for anything real, small enough that products of two fit.
-fn size() -> clap::builder::RangedU64ValueParser {
+pub(super) fn size() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(..=1 << 20)
 }

@@ -1,0 +1,90 @@
+"""PyTorch's all-reduce over Gloo on the CPU: one process of one thread per rank, in place.
+
+    python bench/peer/all_reduce.py --ranks 2 --sizes 1000000,10000000
+
+Ranks meet at a barrier before every all-reduce. Prints one line of JSON per size: the median of each
+rank, and of those the largest.
+"""
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time PyTorch's all-reduce over Gloo.")
+    parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--sizes", default="1000000,10000000,100000000", help="bytes, whole numbers of floats")
+    parser.add_argument("--warmup", type=int, default=5, help="untimed all-reduces per size (default: 5)")
+    parser.add_argument("--iterations", type=int, default=20, help="timed all-reduces per size (default: 20)")
+    arguments = parser.parse_args()
+    arguments.sizes = [int(size) for size in arguments.sizes.split(",")]
+    if any(size < 4 or size % 4 for size in arguments.sizes):
+        parser.error("--sizes must be multiples of 4, the bytes of a float")
+    if arguments.ranks < 2 or arguments.iterations < 1 or arguments.warmup < 0:
+        parser.error("--ranks must be at least 2, --iterations at least 1, --warmup not negative")
+    return arguments
+
+
+def measure(rank: int, ranks: int, size: int, warmup: int, iterations: int) -> float:
+    """Seconds of the slowest rank's median."""
+    data = torch.empty(size // 4)
+    seconds: list[float] = []
+    for _ in range(warmup + iterations):
+        data.fill_(rank + 1.0)
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(data)
+        seconds.append(time.perf_counter() - begin)
+    if not bool((data == ranks * (ranks + 1) / 2).all()):
+        raise RuntimeError(f"the all-reduce of {size} bytes gave a wrong sum on rank {rank}")
+    medians = [0.0] * ranks
+    dist.all_gather_object(medians, statistics.median(seconds[warmup:]))
+    return max(medians)
+
+
+def run_rank(rank: int, arguments: argparse.Namespace, store_port: int) -> None:
+    ranks = arguments.ranks
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= ranks:
+        os.sched_setaffinity(0, {cores[rank]})
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    for size in arguments.sizes:
+        seconds = measure(rank, ranks, size, arguments.warmup, arguments.iterations)
+        algbw = size / seconds / 1e9
+        if rank == 0:
+            print(json.dumps({
+                "side": "torch-gloo",
+                "version": torch.__version__,
+                "ranks": ranks,
+                "bytes": size,
+                "ms": round(seconds * 1e3, 5),
+                "algbw": round(algbw, 4),
+                "busbw": round(algbw * 2 * (ranks - 1) / ranks, 4),
+            }), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    # PyTorch 2.15 sometimes aborts in a destructor after the work is done, so run none (see step.py).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # The operating system chooses the port, and this process holds it: no other can take it meanwhile.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mp.spawn(run_rank, (arguments, store.port), arguments.ranks)
+
+
+if __name__ == "__main__":
+    main()

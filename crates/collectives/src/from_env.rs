@@ -1,0 +1,285 @@
+//! A group from what the launcher has set: who the ranks are, where they meet, and which transport
+//! suits them.
+//!
+//! In goes the environment, out comes a group. Before any connection is made, every rank shows the
+//! others, through the store, which transport it was asked for and where it is, so that all choose
+//! the same one. Knows nothing of how the transports work.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+use serde::{Deserialize, Serialize};
+
+use crate::door::Door;
+use crate::{
+    CollectiveError, EnvironmentError, Group, GroupOptions, Meeting, MeetingPoint, Placement,
+    Store, Transport,
+};
+
+/// The variable that names the transport, for ranks that some launcher has started.
+pub const TRANSPORT: &str = "PACELINE_TRANSPORT";
+
+/// What a rank tells the others before they choose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Spot {
+    /// The transport that its environment names; empty if none.
+    wish: String,
+    local_rank: usize,
+    local_world: usize,
+    /// This host's address on the way to the meeting.
+    own: IpAddr,
+    /// The meeting's address as this host sees it.
+    meeting: IpAddr,
+}
+
+impl Group {
+    /// The group of all ranks that a launcher has started: `paceline launch`, torchrun, mpirun, srun,
+    /// or whoever sets RANK and WORLD_SIZE (see [`Placement`]). Without any launcher, a group of one.
+    ///
+    /// PACELINE_TRANSPORT chooses how the ranks reach each other: `shm`, `tcp`, `hybrid` or `mpi`, the
+    /// same for all. If it is not set, ranks of one host share memory; on several hosts with the same
+    /// number of ranks, more than one on each, it is `hybrid`, and otherwise `tcp`. Without `options`
+    /// they are [`GroupOptions::for_local_ranks`].
+    ///
+    /// Errors when variables are set that do not fit together, when the transport cannot connect
+    /// these ranks, or when they do not all come within the time limit.
+    pub fn from_env(options: Option<GroupOptions>) -> Result<Self, CollectiveError> {
+        let wish = wish(std::env::var(TRANSPORT).ok().as_deref())?;
+        let Some(place) = Placement::from_env()? else {
+            return Self::alone(options);
+        };
+        let options =
+            options.unwrap_or_else(|| GroupOptions::for_local_ranks(place.local_world_size));
+        if wish == Some(Transport::Mpi) {
+            return Self::by_mpi(options);
+        }
+        let (rank, world) = (place.rank, place.world_size);
+        Self::check_world(rank, world)?;
+        if world == 1 && wish.is_none() {
+            return Self::alone(Some(options));
+        }
+        let meeting = place.meeting()?;
+        let own = Spot::of(&place, meeting, wish)?;
+        let store = Store::open(meeting, rank, world, options.timeout)?;
+        let spots = own.swap_at(&store, rank, world)?;
+        let transport = choose(&spots, wish)?;
+        let host = address(&spots, rank).to_string();
+        let door = Door::open((transport != Transport::Shm).then_some(&*host), rank)?;
+        let cards = door.swap_at(&store, rank, world)?;
+        match transport {
+            Transport::Shm => Self::form_shm(&door, &cards, rank, options, "world"),
+            Transport::Hybrid => {
+                let local_world = place.local_world_size;
+                Self::form_hybrid(&door, &cards, &host, rank, local_world, options, "world")
+            }
+            _ => Self::form_tcp(&door, &cards, &host, rank, options, "world"),
+        }
+    }
+
+    fn alone(options: Option<GroupOptions>) -> Result<Self, CollectiveError> {
+        let mut options = options.unwrap_or_else(|| GroupOptions::for_local_ranks(1));
+        let link = options.link.take();
+        let group = Self::threads_with(1, options).remove(0);
+        group.emulate_if_asked(link)
+    }
+
+    #[cfg(feature = "mpi")]
+    fn by_mpi(options: GroupOptions) -> Result<Self, CollectiveError> {
+        Self::mpi(options)
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn by_mpi(_: GroupOptions) -> Result<Self, CollectiveError> {
+        let advice = "this program was built without it; build it with the cargo feature `mpi` of \
+                      paceline-collectives, or unset the variable";
+        Err(refusal("mpi", advice).into())
+    }
+}
+
+impl Spot {
+    fn of(
+        place: &Placement,
+        meeting: &Meeting,
+        wish: Option<Transport>,
+    ) -> Result<Self, CollectiveError> {
+        let (own, there) = route(meeting).map_err(|reason| CollectiveError::Meeting {
+            rank: place.rank,
+            world_size: place.world_size,
+            place: meeting.place(),
+            reason,
+        })?;
+        Ok(Self {
+            wish: wish.map_or(String::new(), |wish| wish.name().into()),
+            local_rank: place.local_rank,
+            local_world: place.local_world_size,
+            own,
+            meeting: there,
+        })
+    }
+
+    /// Everybody's, in rank order.
+    fn swap_at(
+        &self,
+        store: &Store,
+        rank: usize,
+        world: usize,
+    ) -> Result<Vec<Self>, CollectiveError> {
+        let wrap = |e: postcard::Error| CollectiveError::Object(e.to_string());
+        store.set(&format!("spot/{rank}"), &postcard::to_stdvec(self).map_err(wrap)?)?;
+        let spot = |peer| postcard::from_bytes(&store.get(&format!("spot/{peer}"))?).map_err(wrap);
+        (0..world).map(spot).collect()
+    }
+}
+
+/// The transport that the variable names.
+fn wish(value: Option<&str>) -> Result<Option<Transport>, EnvironmentError> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    match value {
+        "shm" => Ok(Some(Transport::Shm)),
+        "tcp" => Ok(Some(Transport::Tcp)),
+        "hybrid" => Ok(Some(Transport::Hybrid)),
+        "mpi" => Ok(Some(Transport::Mpi)),
+        "thread" => Err(refusal(
+            value,
+            "it connects the threads of one process, and these ranks are processes; use shm, tcp, \
+             hybrid or mpi",
+        )),
+        _ => Err(refusal(value, "there is no such transport; use shm, tcp, hybrid or mpi")),
+    }
+}
+
+fn refusal(value: &str, advice: &str) -> EnvironmentError {
+    EnvironmentError::Transport { value: value.into(), advice: advice.into() }
+}
+
+/// The transport for ranks at these spots: the same answer, or the same error, on all of them.
+fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport, EnvironmentError> {
+    let other = spots.iter().position(|spot| spot.wish != spots[0].wish);
+    if let Some(other) = other {
+        let advice = format!(
+            "rank 0 has {:?} and rank {other} has {:?} there; set the same for all, or for none",
+            spots[0].wish, spots[other].wish
+        );
+        return Err(refusal(&spots[other].wish, &advice));
+    }
+    let world = spots.len();
+    let is_one_host = spots.iter().all(|spot| spot.local_world == world);
+    let local = spots[0].local_world;
+    let is_even = world.is_multiple_of(local)
+        && spots
+            .iter()
+            .enumerate()
+            .all(|(rank, spot)| spot.local_world == local && spot.local_rank == rank % local);
+    match wish {
+        Some(Transport::Shm) if !is_one_host => Err(refusal(
+            "shm",
+            "the ranks are on several hosts, which share no memory; use hybrid or tcp",
+        )),
+        Some(Transport::Hybrid) if !is_even => Err(refusal(
+            "hybrid",
+            "it needs the same number of ranks on every host, counted host by host; use tcp",
+        )),
+        Some(wish) => Ok(wish),
+        None if is_one_host => Ok(Transport::Shm),
+        None if is_even && local > 1 => Ok(Transport::Hybrid),
+        None => Ok(Transport::Tcp),
+    }
+}
+
+/// The address by which the others reach `rank`.
+///
+/// The host where the ranks meet may know itself by a loopback address only, as its own file of host
+/// names often has it. The others see it from outside.
+fn address(spots: &[Spot], rank: usize) -> IpAddr {
+    let own = spots[rank].own;
+    let from_outside = spots.iter().map(|spot| spot.meeting).find(|ip| !ip.is_loopback());
+    if own.is_loopback() { from_outside.unwrap_or(own) } else { own }
+}
+
+/// This host's address on the way to the meeting, and the meeting's. No packet is sent.
+fn route(meeting: &Meeting) -> Result<(IpAddr, IpAddr), String> {
+    let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+    let (host, port) = match &meeting.point {
+        MeetingPoint::Tcp { host, port } | MeetingPoint::Agent { host, port, .. } => (host, *port),
+        // These are of this host; the environment never names a file.
+        MeetingPoint::Local { .. } | MeetingPoint::File(_) => return Ok((loopback, loopback)),
+    };
+    let through = |target: SocketAddr| {
+        let any = match target {
+            SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect(target)?;
+        Ok::<_, std::io::Error>((socket.local_addr()?.ip(), target.ip()))
+    };
+    let mut last = "the name has no address".to_owned();
+    for target in (host.as_str(), port).to_socket_addrs().map_err(|e| e.to_string())? {
+        match through(target) {
+            Ok(found) => return Ok(found),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(format!("this host has no way to {host}: {last}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    /// The spots of ranks on hosts with these numbers of ranks.
+    fn spots(hosts: &[usize]) -> Vec<Spot> {
+        let on = |&local_world: &usize| {
+            (0..local_world).map(move |local_rank| Spot {
+                wish: String::new(),
+                local_rank,
+                local_world,
+                own: HERE,
+                meeting: HERE,
+            })
+        };
+        hosts.iter().flat_map(on).collect()
+    }
+
+    #[test]
+    fn the_hosts_decide_unless_the_variable_does() {
+        assert_eq!(choose(&spots(&[3]), None), Ok(Transport::Shm));
+        assert_eq!(choose(&spots(&[2, 2, 2]), None), Ok(Transport::Hybrid));
+        assert_eq!(choose(&spots(&[1, 1]), None), Ok(Transport::Tcp));
+        assert_eq!(choose(&spots(&[3, 1]), None), Ok(Transport::Tcp));
+        assert_eq!(choose(&spots(&[3]), Some(Transport::Tcp)), Ok(Transport::Tcp));
+        // Dealt out one host at a time, ranks do not count through the hosts.
+        let dealt: Vec<Spot> = [0, 2, 1, 3].map(|rank| spots(&[2, 2])[rank].clone()).into();
+        assert_eq!(choose(&dealt, None), Ok(Transport::Tcp));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_way_out() {
+        let says = |outcome: Result<_, EnvironmentError>| outcome.unwrap_err().to_string();
+        let error = says(choose(&spots(&[2, 2]), Some(Transport::Shm)));
+        assert!(error.contains("PACELINE_TRANSPORT=\"shm\"") && error.contains("use hybrid"));
+        let error = says(choose(&spots(&[3, 1]), Some(Transport::Hybrid)));
+        assert!(error.contains("same number of ranks"), "{error}");
+        let mut torn = spots(&[2]);
+        torn[1].wish = "tcp".into();
+        let error = says(choose(&torn, None));
+        assert!(error.contains("rank 0 has \"\" and rank 1 has \"tcp\""), "{error}");
+        assert!(wish(Some("thread")).unwrap_err().to_string().contains("use shm"));
+        assert!(wish(Some("pigeon")).unwrap_err().to_string().contains("no such transport"));
+        assert_eq!((wish(None), wish(Some(""))), (Ok(None), Ok(None)));
+    }
+
+    #[test]
+    fn a_host_that_knows_itself_by_loopback_only_is_seen_from_outside() {
+        let outside = IpAddr::from([10, 0, 0, 1]);
+        let mut spots = spots(&[1, 1]);
+        assert_eq!(address(&spots, 0), HERE);
+        (spots[1].own, spots[1].meeting) = ([10, 0, 0, 2].into(), outside);
+        assert_eq!(address(&spots, 0), outside);
+        assert_eq!(address(&spots, 1), IpAddr::from([10, 0, 0, 2]));
+        let local = Meeting::by_tcp("127.0.0.1", 9, "");
+        assert_eq!(route(&local), Ok((HERE, HERE)));
+        assert_eq!(route(&Meeting::by_port(9, "")), Ok((HERE, HERE)));
+    }
+}

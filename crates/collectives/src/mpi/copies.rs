@@ -1,0 +1,199 @@
+//! Broadcast, all-gather, gather, scatter and all-to-all.
+
+use std::ffi::c_int;
+
+use mpi_sys as ffi;
+
+use super::flight::{Comm, Flight, MOST, Tag, address};
+use super::library::datatype;
+use super::meet::Met;
+use super::{Inner, copy_region, room, stage, windows, within};
+use crate::call::{Region, Shares};
+use crate::core::Trip;
+use crate::{CollectiveError, OpKind};
+
+pub(super) fn broadcast(
+    comm: &Comm,
+    inner: &mut Inner,
+    trip: &Trip,
+) -> Result<(), CollectiveError> {
+    let call = trip.call;
+    let size = call.dtype.size_bytes();
+    let data = room(call.recv, &mut inner.receiving);
+    if trip.rank == call.root {
+        copy_region(call.send, data);
+    }
+    for window in windows(data.len_bytes / size) {
+        let part = address(data.part(window.start * size..window.end * size));
+        let (len, root) = (window.len() as c_int, call.root as c_int);
+        // SAFETY: the region is claimed or the engine's own, and all ranks have agreed on its length.
+        unsafe {
+            comm.carry_out(trip, |comm, request| {
+                ffi::MPI_Ibcast(part, len, datatype(call.dtype), root, comm, request)
+            })?;
+        }
+    }
+    copy_region(data, call.recv);
+    Ok(())
+}
+
+/// All-gather and gather.
+pub(super) fn gather(
+    comm: &Comm,
+    inner: &mut Inner,
+    trip: &Trip,
+    met: &Met,
+) -> Result<(), CollectiveError> {
+    let (call, rank) = (trip.call, trip.rank);
+    let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
+    let shares = met.shares();
+    let is_root = call.kind == OpKind::AllGather || rank == call.root;
+    let whole = room(call.recv, &mut inner.receiving);
+    let is_in_place = match call.kind {
+        // The standard wants all ranks to say so, or none.
+        OpKind::AllGather => met.calls.iter().all(|call| call.overlap > 0 || call.send_count == 0),
+        _ => is_root && call.overlap().is_some(),
+    };
+    let in_place = comm.library.in_place().filter(|_| is_in_place);
+    let send = match in_place {
+        Some(_) => {
+            copy_region(call.send, whole.part(shares.bytes(rank, call.dtype)));
+            Region::EMPTY
+        }
+        None => {
+            let is_apart = call.overlap().is_none() && call.send.is_claimed;
+            stage(Region { is_claimed: is_apart, ..call.send }, &mut inner.sending)
+        }
+    };
+    for window in windows(shares.elements(trip.world - 1).end) {
+        inner.cut(&shares, trip.world, &window);
+        let own = share_part(&shares, rank, &window);
+        let send = match in_place {
+            Some(address) => address,
+            None => address(part(send, own, size)).cast_const(),
+        };
+        let len = inner.counts[rank];
+        let to = if is_root { part(whole, window.clone(), size) } else { Region::EMPTY };
+        let (to, root) = (address(to), call.root as c_int);
+        let (counts, starts) = (inner.counts.as_ptr(), inner.starts.as_ptr());
+        // SAFETY: the regions are claimed or the engine's own, as the counts are, and long enough; all
+        // ranks have agreed on the counts, and cut alike.
+        unsafe {
+            comm.carry_out(trip, |comm, request| match call.kind {
+                OpKind::AllGather => {
+                    ffi::MPI_Iallgatherv(send, len, type_, to, counts, starts, type_, comm, request)
+                }
+                _ => ffi::MPI_Igatherv(
+                    send, len, type_, to, counts, starts, type_, root, comm, request,
+                ),
+            })?;
+        }
+    }
+    if is_root {
+        copy_region(whole, call.recv);
+    }
+    Ok(())
+}
+
+pub(super) fn scatter(
+    comm: &Comm,
+    inner: &mut Inner,
+    trip: &Trip,
+    met: &Met,
+) -> Result<(), CollectiveError> {
+    let (call, rank) = (trip.call, trip.rank);
+    let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
+    let shares = met.shares();
+    let whole = stage(call.send, &mut inner.sending);
+    // The library wants both sides apart, so a share that lies in the whole comes beside it first.
+    let is_apart = call.overlap().is_none() && call.recv.is_claimed;
+    let share = room(Region { is_claimed: is_apart, ..call.recv }, &mut inner.receiving);
+    for window in windows(shares.elements(trip.world - 1).end) {
+        inner.cut(&shares, trip.world, &window);
+        let is_root = rank == call.root;
+        let from = if is_root { part(whole, window.clone(), size) } else { Region::EMPTY };
+        let from = address(from).cast_const();
+        let to = address(part(share, share_part(&shares, rank, &window), size));
+        let (len, root) = (inner.counts[rank], call.root as c_int);
+        let (counts, starts) = (inner.counts.as_ptr(), inner.starts.as_ptr());
+        // SAFETY: as for `gather`.
+        unsafe {
+            comm.carry_out(trip, |comm, request| {
+                ffi::MPI_Iscatterv(from, counts, starts, type_, to, len, type_, root, comm, request)
+            })?;
+        }
+    }
+    copy_region(share, call.recv);
+    Ok(())
+}
+
+pub(super) fn all_to_all(
+    comm: &Comm,
+    inner: &mut Inner,
+    trip: &Trip,
+    met: &Met,
+) -> Result<(), CollectiveError> {
+    let (call, rank) = (trip.call, trip.rank);
+    let (type_, sent) = (datatype(call.dtype), &met.sent);
+    let send = stage(call.send, &mut inner.sending);
+    let recv = room(call.recv, &mut inner.receiving);
+    let to_all = Shares::of(sent[rank].iter().copied());
+    let from_all = Shares::of(sent.iter().map(|row| row[rank]));
+    // Every rank answers this alike, since all know all counts.
+    let column = |rank: usize| sent.iter().map(|row| row[rank]).sum::<u64>();
+    let longest = (0..trip.world).map(|r| sent[r].iter().sum::<u64>().max(column(r))).max();
+    if longest.is_some_and(|longest| longest <= MOST as u64) {
+        let numbers = |shares: &Shares, f: fn(std::ops::Range<usize>) -> usize| {
+            (0..trip.world).map(move |r| f(shares.elements(r)) as c_int).collect::<Vec<_>>()
+        };
+        let both = |f| [numbers(&to_all, f), numbers(&from_all, f)].concat();
+        inner.counts = both(|elements| elements.len());
+        inner.starts = both(|elements| elements.start);
+        let (send_counts, recv_counts) = inner.counts.split_at(trip.world);
+        let (send_starts, recv_starts) = inner.starts.split_at(trip.world);
+        let (from, to) = (address(send).cast_const(), address(recv));
+        let (sc, ss) = (send_counts.as_ptr(), send_starts.as_ptr());
+        let (rc, rs) = (recv_counts.as_ptr(), recv_starts.as_ptr());
+        // SAFETY: as for `gather`.
+        unsafe {
+            comm.carry_out(trip, |comm, request| {
+                ffi::MPI_Ialltoallv(from, sc, ss, type_, to, rc, rs, type_, comm, request)
+            })?;
+        }
+    } else {
+        // The library cannot count so many elements at once, so blocks go one by one, in parts.
+        let mut flight = Flight::new();
+        let out = |peer| send.part(to_all.bytes(peer, call.dtype));
+        let incoming = |peer| recv.part(from_all.bytes(peer, call.dtype));
+        for peer in (0..trip.world).filter(|&peer| peer != rank) {
+            let with = (peer, Tag::Data);
+            // SAFETY: the regions are claimed or the engine's own.
+            unsafe {
+                comm.recv(trip, &mut flight, with, (incoming(peer), call.dtype))?;
+                comm.send(trip, &mut flight, with, (out(peer), call.dtype))?;
+            }
+        }
+        copy_region(out(rank), incoming(rank));
+        comm.land(trip, &mut flight)?;
+    }
+    copy_region(recv, call.recv);
+    Ok(())
+}
+
+/// The elements of a rank's share within a window, counted from the share's beginning.
+fn share_part(
+    shares: &Shares,
+    rank: usize,
+    window: &std::ops::Range<usize>,
+) -> std::ops::Range<usize> {
+    let (share, part) = (shares.elements(rank), within(shares, rank, window));
+    match part.is_empty() {
+        true => 0..0,
+        false => part.start - share.start..part.end - share.start,
+    }
+}
+
+/// Elements of a region.
+fn part(region: Region, elements: std::ops::Range<usize>, size: usize) -> Region {
+    region.part(elements.start * size..elements.end * size)
+}

@@ -1,0 +1,283 @@
+//! Transfers in the air: a communicator, and waiting for what was begun on it.
+
+use std::ffi::{c_int, c_void};
+use std::time::{Duration, Instant};
+
+use mpi_sys as ffi;
+use paceline_memory::DType;
+
+use super::library::{Library, datatype};
+use crate::CollectiveError;
+use crate::call::Region;
+use crate::core::Trip;
+
+/// The most elements of one transfer, whose counts and displacements are C's `int`. Builds with
+/// assertions cut earlier, so that tests see it.
+pub(super) const MOST: usize = if cfg!(debug_assertions) { 1 << 15 } else { i32::MAX as usize };
+
+/// Tells transfers between two ranks apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tag {
+    Header = 1,
+    Data = 2,
+}
+
+/// A communicator of our own.
+#[derive(Debug)]
+pub(super) struct Comm {
+    pub(super) handle: ffi::MPI_Comm,
+    pub(super) library: Library,
+    /// Whether a transfer was left in the air.
+    is_abandoned: bool,
+}
+
+// SAFETY: handles belong to the process, not to a thread, and calls are made one at a time wherever
+// the library needs that.
+unsafe impl Send for Comm {}
+
+/// What was begun and is not known to be finished.
+pub(super) struct Flight {
+    /// With the peer that a time-out names.
+    requests: Vec<(Option<usize>, ffi::MPI_Request)>,
+}
+
+impl Comm {
+    /// A duplicate of the communicator of all ranks, so that nobody else's messages come between.
+    pub(super) fn world(library: Library) -> Result<Self, String> {
+        // SAFETY: this is a constant of the library.
+        let world = unsafe { ffi::RSMPI_COMM_WORLD };
+        let mut handle = world;
+        // SAFETY: the library runs; all ranks do this first of all.
+        library.call(|| unsafe { ffi::MPI_Comm_dup(world, &mut handle) })?;
+        Self::own(handle, library)
+    }
+
+    fn own(handle: ffi::MPI_Comm, library: Library) -> Result<Self, String> {
+        // Errors come back as codes. Otherwise the library would end the process.
+        // SAFETY: the communicator is a new one of our own.
+        let quiet = || unsafe { ffi::MPI_Comm_set_errhandler(handle, ffi::RSMPI_ERRORS_RETURN) };
+        library.call(quiet)?;
+        Ok(Self { handle, library, is_abandoned: false })
+    }
+
+    /// This rank and the number of ranks.
+    pub(super) fn place(&self) -> Result<(usize, usize), String> {
+        let (mut rank, mut world) = (0, 0);
+        // SAFETY: the communicator is valid.
+        self.library.call(|| unsafe { ffi::MPI_Comm_rank(self.handle, &mut rank) })?;
+        // SAFETY: as above.
+        self.library.call(|| unsafe { ffi::MPI_Comm_size(self.handle, &mut world) })?;
+        Ok((rank as usize, world as usize))
+    }
+
+    /// The communicator of the ranks that pass the same colour, in their order. All ranks do this.
+    pub(super) fn split(&self, colour: Option<usize>, rank: usize) -> Result<Option<Self>, String> {
+        // SAFETY: these are constants of the library.
+        let (undefined, null) = unsafe { (ffi::RSMPI_UNDEFINED, ffi::RSMPI_COMM_NULL) };
+        let number = colour.map_or(undefined, |colour| colour as c_int);
+        let mut handle = null;
+        // SAFETY: the communicator is valid, and the answer outlives the call.
+        self.library.call(|| unsafe {
+            ffi::MPI_Comm_split(self.handle, number, rank as c_int, &mut handle)
+        })?;
+        match colour {
+            Some(_) => Self::own(handle, self.library.share()).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Begins a transfer by `start`.
+    ///
+    /// # Safety
+    ///
+    /// Memory that the transfer uses stays until the flight has landed, or for good if that fails.
+    unsafe fn begin(
+        &self,
+        trip: &Trip,
+        flight: &mut Flight,
+        peer: Option<usize>,
+        start: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
+    ) -> Result<(), CollectiveError> {
+        // SAFETY: this is a constant of the library.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let begun = self.library.call(|| start(&mut request));
+        begun.map_err(|reason| failed(trip, reason))?;
+        flight.requests.push((peer, request));
+        Ok(())
+    }
+
+    /// Sends a region to a peer.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Comm::begin`].
+    pub(super) unsafe fn send(
+        &self,
+        trip: &Trip,
+        flight: &mut Flight,
+        (peer, tag): (usize, Tag),
+        (region, dtype): (Region, DType),
+    ) -> Result<(), CollectiveError> {
+        for part in parts(region, dtype) {
+            let (base, elems) = (address(part), (part.len_bytes / dtype.size_bytes()) as c_int);
+            // SAFETY: as required of the caller; the part lies within the region. Headers wait for
+            // who sends, not for who receives.
+            unsafe {
+                self.begin(trip, flight, None, |request| {
+                    let (to, tag) = (peer as c_int, tag as c_int);
+                    ffi::MPI_Isend(base, elems, datatype(dtype), to, tag, self.handle, request)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives a region from a peer.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Comm::begin`].
+    pub(super) unsafe fn recv(
+        &self,
+        trip: &Trip,
+        flight: &mut Flight,
+        (peer, tag): (usize, Tag),
+        (region, dtype): (Region, DType),
+    ) -> Result<(), CollectiveError> {
+        let awaited = (tag == Tag::Header).then_some(peer);
+        for part in parts(region, dtype) {
+            let (base, elems) = (address(part), (part.len_bytes / dtype.size_bytes()) as c_int);
+            // SAFETY: as required of the caller; the part lies within the region.
+            unsafe {
+                self.begin(trip, flight, awaited, |request| {
+                    let (from, tag) = (peer as c_int, tag as c_int);
+                    ffi::MPI_Irecv(base, elems, datatype(dtype), from, tag, self.handle, request)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out one transfer of all ranks, which `start` begins.
+    ///
+    /// # Safety
+    ///
+    /// Memory that it uses stays until this returns, or for good if it fails.
+    pub(super) unsafe fn carry_out(
+        &self,
+        trip: &Trip,
+        start: impl FnOnce(ffi::MPI_Comm, *mut ffi::MPI_Request) -> c_int,
+    ) -> Result<(), CollectiveError> {
+        let mut flight = Flight::new();
+        // SAFETY: as required of the caller.
+        unsafe { self.begin(trip, &mut flight, None, |request| start(self.handle, request))? };
+        self.land(trip, &mut flight)
+    }
+
+    /// As [`Comm::carry_out`], by a call that returns when the transfer is finished, whenever that is.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Comm::carry_out`].
+    pub(super) unsafe fn carry_out_blocking(
+        &self,
+        trip: &Trip,
+        transfer: impl FnOnce(ffi::MPI_Comm) -> c_int,
+    ) -> Result<(), CollectiveError> {
+        let carried = self.library.call(|| transfer(self.handle));
+        carried.map_err(|reason| failed(trip, reason))
+    }
+
+    /// Waits until everything begun is finished, at most for the time limit.
+    ///
+    /// The library moves data only while it is called, so this asks again and again. It gives the core
+    /// away in between, and sleeps when the wait gets long.
+    pub(super) fn land(&self, trip: &Trip, flight: &mut Flight) -> Result<(), CollectiveError> {
+        let begin = Instant::now();
+        let mut nap = Duration::from_micros(20);
+        loop {
+            let mut at = 0;
+            while let Some((_, request)) = flight.requests.get_mut(at) {
+                let mut is_done = 0;
+                // SAFETY: the request is one that was begun and is not finished.
+                let tested = self.library.call(|| unsafe {
+                    ffi::MPI_Test(request, &mut is_done, ffi::RSMPI_STATUS_IGNORE)
+                });
+                tested.map_err(|reason| failed(trip, reason))?;
+                match is_done {
+                    0 => at += 1,
+                    _ => drop(flight.requests.swap_remove(at)),
+                }
+            }
+            if flight.requests.is_empty() {
+                return Ok(());
+            }
+            let waited = begin.elapsed();
+            if waited > trip.patience.limit {
+                let mut missing: Vec<usize> =
+                    flight.requests.iter().filter_map(|(peer, _)| *peer).collect();
+                missing.sort_unstable();
+                missing.dedup();
+                return Err(trip.timed_out(missing));
+            }
+            if waited < trip.patience.spin {
+                std::hint::spin_loop();
+            } else if waited < YIELDING {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(nap);
+                nap = (2 * nap).min(LONGEST_NAP);
+            }
+        }
+    }
+
+    /// Remembers that a transfer may be in the air for good.
+    pub(super) fn abandon(&mut self) {
+        self.is_abandoned = true;
+        Library::abandon();
+    }
+}
+
+/// How long a wait only offers the core to others before it sleeps.
+const YIELDING: Duration = Duration::from_millis(2);
+
+const LONGEST_NAP: Duration = Duration::from_micros(500);
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        if !self.is_abandoned && !std::thread::panicking() {
+            // SAFETY: nothing is in the air, and nobody uses the communicator after this. Refused, it
+            // stays until the process ends.
+            let _ = self.library.call(|| unsafe { ffi::MPI_Comm_free(&mut self.handle) });
+        }
+    }
+}
+
+impl Flight {
+    pub(super) fn new() -> Self {
+        Self { requests: Vec::new() }
+    }
+}
+
+/// The library's refusal as an error of the operation.
+pub(super) fn failed(trip: &Trip, reason: String) -> CollectiveError {
+    let (rank, op, seq) = (trip.first + trip.rank, trip.call.kind.name(), trip.seq);
+    CollectiveError::Mpi { rank, op, seq, reason }
+}
+
+/// Where nothing is. The address of an empty slice may be one that has a meaning of its own to MPI.
+static NOTHING: u64 = 0;
+
+pub(super) fn address(region: Region) -> *mut c_void {
+    match region.len_bytes {
+        0 => (&raw const NOTHING).cast_mut().cast(),
+        _ => region.base.cast(),
+    }
+}
+
+/// The region in parts that one transfer can carry.
+fn parts(region: Region, dtype: DType) -> impl Iterator<Item = Region> {
+    let most_bytes = MOST * dtype.size_bytes();
+    let starts = (0..region.len_bytes).step_by(most_bytes);
+    starts.map(move |start| region.part(start..(start + most_bytes).min(region.len_bytes)))
+}

@@ -1,0 +1,251 @@
+//! The MPI library of this process: who starts it, from which threads it may be called, and who ends
+//! it.
+//!
+//! MPI can be started once in the life of a process. The first group starts it, and the last one that
+//! is dropped ends it; afterwards there is no way back, and asking for another group is an error. A
+//! program that has started MPI itself also ends it itself.
+//!
+//! Ending MPI waits for all ranks. After a failure that leaves a transfer in the air, and while the
+//! thread panics, it is therefore left out: the process then ends without it, which `mpirun` takes as
+//! the failure that it is, and it ends the other ranks.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mpi_sys as ffi;
+use paceline_memory::DType;
+
+use crate::ReduceOp;
+use crate::reduce::Reduction;
+
+/// Where the process stands with MPI.
+#[derive(Debug)]
+enum Stage {
+    Before,
+    Running { users: usize, started_by_us: bool, facts: Facts },
+    After,
+}
+
+static STAGE: Mutex<Stage> = Mutex::new(Stage::Before);
+
+/// Whether a transfer was left in the air.
+static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
+
+/// Taken for each call where the library does not allow two threads at a time. No call that is made
+/// under it waits for other ranks, but for those that form and divide groups.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// What does not change while the library runs.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    /// Whether threads may call at the same time.
+    is_concurrent: bool,
+    /// The address that stands for "in place", where it is known.
+    in_place: Option<usize>,
+    /// Smaller and larger of f32, smaller and larger of f64.
+    extremes: [ffi::MPI_Op; 4],
+}
+
+// SAFETY: handles of operations belong to the process, not to a thread.
+unsafe impl Send for Facts {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Facts {}
+
+/// A right to use the library, which stays as long as one of these is left.
+#[derive(Debug)]
+pub(super) struct Library {
+    facts: Facts,
+}
+
+fn stage() -> MutexGuard<'static, Stage> {
+    STAGE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Library {
+    /// Starts MPI, unless it runs already.
+    pub(super) fn open() -> Result<Self, String> {
+        let mut stage = stage();
+        match &mut *stage {
+            Stage::Running { users, facts, .. } => {
+                *users += 1;
+                return Ok(Self { facts: *facts });
+            }
+            Stage::After => return Err("MPI has ended, and cannot be started twice".into()),
+            Stage::Before => {}
+        }
+        let (mut was_started, mut level) = (0, 0);
+        // SAFETY: this may be asked at any time; the answers outlive the calls. Nobody else starts
+        // MPI meanwhile but by a program's own mistake, which the library reports.
+        unsafe {
+            check(ffi::MPI_Initialized(&mut was_started))?;
+            if was_started == 0 {
+                let wanted = ffi::RSMPI_THREAD_MULTIPLE;
+                let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
+                check(ffi::MPI_Init_thread(argc, argv, wanted, &mut level))?;
+            } else {
+                check(ffi::MPI_Query_thread(&mut level))?;
+            }
+        }
+        // SAFETY: these are constants of the library.
+        let (serialized, multiple) =
+            unsafe { (ffi::RSMPI_THREAD_SERIALIZED, ffi::RSMPI_THREAD_MULTIPLE) };
+        if level < serialized {
+            return Err(
+                "this MPI library cannot be called from more than one thread, which needs \
+                 MPI_THREAD_SERIALIZED"
+                    .into(),
+            );
+        }
+        let extremes = [
+            user_operation(combine::<false, false>)?,
+            user_operation(combine::<false, true>)?,
+            user_operation(combine::<true, false>)?,
+            user_operation(combine::<true, true>)?,
+        ];
+        let facts = Facts { is_concurrent: level >= multiple, in_place: in_place()?, extremes };
+        *stage = Stage::Running { users: 1, started_by_us: was_started == 0, facts };
+        Ok(Self { facts })
+    }
+
+    /// One more right to use it.
+    pub(super) fn share(&self) -> Self {
+        if let Stage::Running { users, .. } = &mut *stage() {
+            *users += 1;
+        }
+        Self { facts: self.facts }
+    }
+
+    /// Whether several threads may call at the same time.
+    pub(super) fn is_concurrent(&self) -> bool {
+        self.facts.is_concurrent
+    }
+
+    /// Makes one call of the library. Errors with the library's own words.
+    pub(super) fn call(&self, function: impl FnOnce() -> c_int) -> Result<(), String> {
+        let _turn = (!self.facts.is_concurrent)
+            .then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        check(function())
+    }
+
+    /// What stands for "in place" as a sending buffer. Bindings do not have it, since it is a macro
+    /// with a cast, so it goes by the name of the library.
+    pub(super) fn in_place(&self) -> Option<*const c_void> {
+        self.facts.in_place.map(std::ptr::without_provenance)
+    }
+
+    /// The library's operation on values of [`Reduction::running_dtype`]. A mean is a sum here.
+    ///
+    /// The standard does not say what the smaller of a number and NaN is, so for floats we bring our
+    /// own comparison.
+    pub(super) fn operation(&self, dtype: DType, op: ReduceOp) -> ffi::MPI_Op {
+        let [f32_min, f32_max, f64_min, f64_max] = self.facts.extremes;
+        // SAFETY: these are constants of the library.
+        unsafe {
+            match (op, dtype) {
+                (ReduceOp::Sum | ReduceOp::Mean, _) => ffi::RSMPI_SUM,
+                (ReduceOp::Product, _) => ffi::RSMPI_PROD,
+                (ReduceOp::Min, DType::F32) => f32_min,
+                (ReduceOp::Max, DType::F32) => f32_max,
+                (ReduceOp::Min, DType::F64) => f64_min,
+                (ReduceOp::Max, DType::F64) => f64_max,
+                (ReduceOp::Min, _) => ffi::RSMPI_MIN,
+                (ReduceOp::Max, _) => ffi::RSMPI_MAX,
+            }
+        }
+    }
+
+    /// Remembers that a transfer was left in the air.
+    pub(super) fn abandon() {
+        IS_ABANDONED.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        let mut stage = stage();
+        let Stage::Running { users, started_by_us, .. } = &mut *stage else { return };
+        *users -= 1;
+        if *users > 0 || !*started_by_us {
+            return;
+        }
+        *stage = Stage::After;
+        if !IS_ABANDONED.load(Ordering::Relaxed) && !std::thread::panicking() {
+            // SAFETY: this was the last user, and we started the library. If it cannot end in order,
+            // the process ends all the same.
+            unsafe { ffi::MPI_Finalize() };
+        }
+    }
+}
+
+/// An element type for the library; the 16-bit floats are only moved, so their bits are enough.
+pub(super) fn datatype(dtype: DType) -> ffi::MPI_Datatype {
+    // SAFETY: these are constants of the library.
+    unsafe {
+        match dtype {
+            DType::F32 => ffi::RSMPI_FLOAT,
+            DType::F64 => ffi::RSMPI_DOUBLE,
+            DType::F16 | DType::BF16 => ffi::RSMPI_UINT16_T,
+            DType::I32 => ffi::RSMPI_INT32_T,
+            DType::I64 => ffi::RSMPI_INT64_T,
+            DType::U8 => ffi::RSMPI_UINT8_T,
+        }
+    }
+}
+
+fn check(code: c_int) -> Result<(), String> {
+    if code == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut text = [0u8; ffi::MPI_MAX_ERROR_STRING as usize];
+    let mut len = 0;
+    // SAFETY: the text is as long as the library may want it.
+    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut len) };
+    let is_told = told == ffi::MPI_SUCCESS as c_int && len > 0;
+    let text = String::from_utf8_lossy(&text[..len.max(0) as usize]).into_owned();
+    Err(if is_told { text } else { format!("error {code}") })
+}
+
+fn in_place() -> Result<Option<usize>, String> {
+    let mut text = vec![0u8; ffi::MPI_MAX_LIBRARY_VERSION_STRING as usize];
+    let mut len = 0;
+    // SAFETY: the text is as long as the library may want it.
+    check(unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast::<c_char>(), &mut len) })?;
+    let name = String::from_utf8_lossy(&text[..len.max(0) as usize]).to_uppercase();
+    if name.contains("OPEN MPI") {
+        return Ok(Some(1));
+    }
+    let is_mpich = ["MPICH", "INTEL", "MVAPICH"].iter().any(|family| name.contains(family));
+    Ok(is_mpich.then_some(usize::MAX))
+}
+
+type Combine = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut ffi::MPI_Datatype);
+
+fn user_operation(function: Combine) -> Result<ffi::MPI_Op, String> {
+    let mut operation = std::mem::MaybeUninit::uninit();
+    // SAFETY: the function keeps the library's rules, and the handle is there after success.
+    unsafe {
+        check(ffi::MPI_Op_create(Some(function), 1, operation.as_mut_ptr()))?;
+        Ok(operation.assume_init())
+    }
+}
+
+/// Combines `inout` with `input`, element by element: the larger (or smaller) of f32 (or f64).
+///
+/// # Safety
+///
+/// The library calls it with `len` elements of the type on each side.
+unsafe extern "C" fn combine<const IS_F64: bool, const IS_MAX: bool>(
+    input: *mut c_void,
+    inout: *mut c_void,
+    len: *mut c_int,
+    _datatype: *mut ffi::MPI_Datatype,
+) {
+    let dtype = if IS_F64 { DType::F64 } else { DType::F32 };
+    let op = if IS_MAX { ReduceOp::Max } else { ReduceOp::Min };
+    let reduction = Reduction { dtype, op, ranks: 1 };
+    // SAFETY: as required of the caller; the two sides lie apart, as the standard promises.
+    unsafe {
+        reduction.accumulate(false, &[input.cast_const().cast()], inout.cast(), *len as usize);
+    }
+}

@@ -1,0 +1,191 @@
+//! An MPI library carries the bytes.
+//!
+//! Every operation begins with headers between each two ranks that have to do with each other
+//! (`meet`), so that all ranks see what all others called and know when the last one arrived. Then the
+//! library's own collective operation follows. Copies are begun and then tested until the time limit;
+//! reductions block, since those are much faster (`reductions`): for them the limit holds for the
+//! meeting of the ranks alone.
+//!
+//! | operation | steps and bytes | order of summation |
+//! |---|---|---|
+//! | all-reduce, reduce, reduce-scatter | chosen by the MPI library | chosen by the MPI library |
+//! | broadcast, all-gather, gather, scatter, all-to-all | chosen by the MPI library | - |
+//! | send, receive | 1, `S` | - |
+//! | barrier | 1 | - |
+//!
+//! To that come the headers: one step, 88 bytes to each other rank (and for an all-to-all another one,
+//! of 16 bytes per rank).
+//!
+//! MPI does not promise an order of summation, so sums of floats may differ in their last bits from
+//! those of the other transports, and from one number of ranks, length or library to another. What
+//! holds as everywhere: f16 and bf16 are combined in f32, which also travels, and rounded once; a mean
+//! is a sum divided once; integers wrap; the smallest and largest of floats are NaN if any is NaN.
+//!
+//! Memory that a caller has only lent is staged, and an operation that fails with a transfer in the air
+//! leaves its staging memory to the library for good, since MPI cannot take a transfer back. What was
+//! claimed stays claimed then. A rank that leaves is not told apart from one that is late.
+
+mod copies;
+mod flight;
+mod library;
+mod meet;
+mod point_to_point;
+mod reductions;
+
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use flight::{Comm, MOST};
+use library::Library;
+
+use crate::call::{Region, Shares};
+use crate::core::Trip;
+use crate::tcp::Scratch;
+use crate::{CollectiveError, OpKind};
+
+/// One rank's membership in a communicator.
+#[derive(Debug)]
+pub(crate) struct Mpi {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// None once the group has been dropped.
+    comm: Option<Comm>,
+    inner: Inner,
+}
+
+/// Memory that is used again by every operation. Transfers use this and claimed memory only.
+#[derive(Debug, Default)]
+struct Inner {
+    outgoing: Scratch,
+    incoming: Scratch,
+    sending: Scratch,
+    receiving: Scratch,
+    counts: Vec<c_int>,
+    starts: Vec<c_int>,
+}
+
+impl Mpi {
+    /// All ranks that the launcher has started.
+    pub(crate) fn open() -> Result<Self, CollectiveError> {
+        let fail = |reason| CollectiveError::Mpi { rank: 0, op: "init", seq: 0, reason };
+        let comm = Library::open().and_then(Comm::world).map_err(fail)?;
+        Self::new(comm).map_err(fail)
+    }
+
+    fn new(comm: Comm) -> Result<Self, String> {
+        let (rank, world) = comm.place()?;
+        let state = State { comm: Some(comm), inner: Inner::default() };
+        Ok(Self { rank, world, state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ranks that pass the same colour. All ranks call this after they have met, since the library
+    /// waits for them without a limit here.
+    pub(crate) fn split(&self, colour: Option<usize>) -> Result<Option<Self>, CollectiveError> {
+        let fail = |reason| CollectiveError::Mpi { rank: self.rank, op: "split", seq: 0, reason };
+        let state = self.state();
+        let comm = state.comm.as_ref().expect("a group that is used has its communicator");
+        let part = comm.split(colour, self.rank).map_err(fail)?;
+        part.map(Self::new).transpose().map_err(fail)
+    }
+
+    /// Gives the communicator back. The records of its operations can still be read after that.
+    pub(crate) fn close(&self) {
+        self.state().comm = None;
+    }
+
+    /// Carries a call out. Returns when the last rank arrived, as far as its header tells.
+    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
+        let State { comm, inner } = &mut *self.state();
+        let comm = comm.as_mut().expect("a group that is used has its communicator");
+        let outcome = dispatch(comm, inner, trip);
+        if let Err(error) = &outcome {
+            // Headers of all ranks that do not fit together have all arrived: nothing is in the air.
+            let is_found =
+                matches!(error, CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. });
+            if !is_found || trip.call.kind.is_point_to_point() {
+                std::mem::forget(std::mem::take(inner));
+                comm.abandon();
+            }
+        }
+        outcome
+    }
+}
+
+fn dispatch(comm: &Comm, inner: &mut Inner, trip: &Trip) -> Result<u64, CollectiveError> {
+    let kind = trip.call.kind;
+    if kind.is_point_to_point() {
+        return point_to_point::run(comm, inner, trip);
+    }
+    let met = meet::meet(comm, inner, trip)?;
+    match kind {
+        OpKind::AllReduce | OpKind::Reduce | OpKind::ReduceScatter => {
+            reductions::run(comm, inner, trip, &met)?;
+        }
+        OpKind::Broadcast => copies::broadcast(comm, inner, trip)?,
+        OpKind::AllGather | OpKind::Gather => copies::gather(comm, inner, trip, &met)?,
+        OpKind::Scatter => copies::scatter(comm, inner, trip, &met)?,
+        OpKind::AllToAll => copies::all_to_all(comm, inner, trip, &met)?,
+        OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
+    }
+    Ok(met.present_ns)
+}
+
+/// What a transfer may read for as long as it takes: the region, or a copy of one that is only lent.
+fn stage(region: Region, scratch: &mut Scratch) -> Region {
+    if region.is_claimed {
+        return region;
+    }
+    let copy = scratch.get(region.len_bytes);
+    copy_region(region, copy);
+    copy
+}
+
+/// Where a transfer may write for as long as it takes: the region, or as much room elsewhere.
+fn room(region: Region, scratch: &mut Scratch) -> Region {
+    if region.is_claimed { region } else { scratch.get(region.len_bytes) }
+}
+
+/// Copies all of a region to the beginning of another one, unless it is there already.
+fn copy_region(from: Region, to: Region) {
+    assert!(from.len_bytes <= to.len_bytes, "there is room for all of it");
+    if from.len_bytes > 0 && !std::ptr::eq(from.base, to.base) {
+        // SAFETY: both regions are held by this operation, which does nothing else with them now, and
+        // two regions of one call lie apart or begin at the same place (or one is ours).
+        unsafe { std::ptr::copy_nonoverlapping(from.base, to.base, from.len_bytes) };
+    }
+}
+
+/// The whole in parts whose elements and places can be counted by C's `int`.
+fn windows(elems: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..elems).step_by(MOST).map(move |start| start..(start + MOST).min(elems))
+}
+
+/// The elements of a rank's share within a window; an empty range at either end where there are none.
+fn within(shares: &Shares, rank: usize, window: &Range<usize>) -> Range<usize> {
+    let share = shares.elements(rank);
+    let place = |at: usize| at.clamp(window.start, window.end);
+    place(share.start)..place(share.end)
+}
+
+impl Inner {
+    /// Counts and starts of all ranks' shares within a window, for the library to read.
+    fn cut(&mut self, shares: &Shares, world: usize, window: &Range<usize>) {
+        self.counts.clear();
+        self.starts.clear();
+        for rank in 0..world {
+            let elements = within(shares, rank, window);
+            self.counts.push(elements.len() as c_int);
+            self.starts.push((elements.start - window.start) as c_int);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! How the ranks of a group wait for each other: two gates, a counter of units, and bells.
+//!
+//! [`Control`](super::control::Control) tells what a round is and keeps these in memory that may be
+//! shared between processes: atomics only, valid when zeroed. Knows nothing of calls or data.
+//!
+//! `models.rs` checks this file with loom:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p paceline-collectives --release --lib loom
+//! ```
+
+use std::time::Duration;
+
+use super::control::WaitError;
+use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now_ns, spin_loop};
+use crate::call::Verdict;
+use crate::core::Patience;
+
+/// A value on a cache line of its own, so that ranks do not slow each other by false sharing.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Line<T>(pub T);
+
+/// A gate that opens once per round.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    /// The latest round for which it has opened, shifted left by one, and [`CLOSED`].
+    word: Word,
+    /// Ranks asleep on the word, so that opening costs no system call when all are awake.
+    sleepers: AtomicU32,
+    /// When it last opened, `CLOCK_MONOTONIC` nanoseconds.
+    opened_ns: AtomicU64,
+}
+
+/// The bit of a gate's word that says that it will not open again.
+const CLOSED: u32 = 1;
+
+/// The gates of a group, and the units between them.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(super) struct Gates {
+    arrived: Line<AtomicU32>,
+    present: Gate,
+    claimed: Line<AtomicU32>,
+    completed: Line<AtomicU32>,
+    done: Gate,
+}
+
+// Processes of different builds never meet, but a model must not change what ranks share.
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Gates>() == 5 * 64 && size_of::<Bell>() == 64);
+
+impl Gates {
+    /// Arrives at the first gate of round `seq`.
+    pub(super) fn arrive(&self, seq: u32, world: usize) {
+        // AcqRel: the last one to arrive sees every slot, and passes that on by opening the gate.
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == world as u32 {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            self.claimed.0.store(0, Ordering::Relaxed);
+            self.completed.0.store(0, Ordering::Relaxed);
+            // Rounds without units leave the second gate as it was; brought up to date here, it can
+            // never fall so far behind that it seems to be ahead.
+            self.done.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
+            self.present.open(seq);
+        }
+    }
+
+    /// Waits until all ranks have arrived in round `seq`; returns when the last one did. Shuts the
+    /// gate for good otherwise.
+    pub(super) fn wait_present(
+        &self,
+        seq: u32,
+        patience: Patience,
+        alarm: impl Fn() -> Option<WaitError>,
+        has_accused: impl Fn() -> bool,
+    ) -> Result<u64, WaitError> {
+        self.present
+            .wait(seq, patience, alarm, has_accused)
+            .or_else(|error| if self.present.close(seq) { Err(error) } else { Ok(()) })?;
+        Ok(self.present.opened_ns.load(Ordering::Relaxed))
+    }
+
+    /// The next unit that nobody has claimed, if any is left of `num_units`.
+    pub(super) fn claim_unit(&self, num_units: u32) -> Option<u32> {
+        // Stop early when all are taken: the counter must not run away in a long wait.
+        if self.claimed.0.load(Ordering::Relaxed) >= num_units {
+            return None;
+        }
+        let unit = self.claimed.0.fetch_add(1, Ordering::Relaxed);
+        (unit < num_units).then_some(unit)
+    }
+
+    /// Reports a claimed unit as completed; the last one opens the second gate.
+    pub(super) fn complete_unit(&self, seq: u32, num_units: u32) {
+        // AcqRel: whoever completes the last unit has all earlier units' writes before it.
+        if self.completed.0.fetch_add(1, Ordering::AcqRel) + 1 == num_units {
+            self.done.open(seq);
+        }
+    }
+
+    /// Waits until all units of round `seq` are completed.
+    pub(super) fn wait_done(
+        &self,
+        seq: u32,
+        patience: Patience,
+        alarm: impl Fn() -> Option<WaitError>,
+    ) -> Result<(), WaitError> {
+        self.done.wait(seq, patience, alarm, || false)
+    }
+
+    /// Wakes everybody, to look for the reason.
+    pub(super) fn wake_all(&self) {
+        self.present.wake_all();
+        self.done.wake_all();
+    }
+}
+
+impl Gate {
+    /// Waits until the gate has opened for round `seq`. `alarm` says why it never will;
+    /// `has_accused` looks for a reason now and then, and raises the alarm if there is one.
+    fn wait(
+        &self,
+        seq: u32,
+        patience: Patience,
+        alarm: impl Fn() -> Option<WaitError>,
+        has_accused: impl Fn() -> bool,
+    ) -> Result<(), WaitError> {
+        if self.is_open(seq) {
+            return Ok(());
+        }
+        let begin = now_ns();
+        let spin_ns = patience.spin.as_nanos() as u64;
+        let limit_ns = u64::try_from(patience.limit.as_nanos()).unwrap_or(u64::MAX);
+        loop {
+            let waited = now_ns() - begin;
+            if waited >= spin_ns {
+                break;
+            }
+            for _ in 0..32 {
+                if self.is_open(seq) {
+                    return Ok(());
+                }
+                spin_loop();
+            }
+        }
+        loop {
+            let alarm = alarm();
+            // The gate is looked at after the alarm: a rank that left in order may have opened it
+            // with its last act, and then there is nothing to be alarmed about.
+            if self.is_open(seq) {
+                return Ok(());
+            }
+            if let Some(reason) = alarm {
+                return Err(reason);
+            }
+            if has_accused() {
+                continue;
+            }
+            if self.is_closed() {
+                return Err(WaitError::GivenUp);
+            }
+            let waited = now_ns() - begin;
+            if waited >= limit_ns {
+                return Err(WaitError::TimedOut);
+            }
+            self.sleep(seq, Duration::from_nanos(limit_ns - waited));
+        }
+    }
+
+    /// Rounds wrap around; a rank is never more than one behind, so the sign of the difference
+    /// tells whether the round has come.
+    fn has_opened(word: u32, seq: u32) -> bool {
+        (word & !CLOSED).wrapping_sub(seq << 1) as i32 >= 0
+    }
+
+    fn is_open(&self, seq: u32) -> bool {
+        Self::has_opened(self.word.load(Ordering::Acquire), seq)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.word.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// Opens the gate for round `seq`, unless it has been closed.
+    fn open(&self, seq: u32) {
+        self.opened_ns.store(now_ns(), Ordering::Relaxed);
+        let before = self.word.load(Ordering::Relaxed);
+        // SeqCst on both sides (here: open, then look for sleepers; in `sleep`: announce, then look
+        // at the gate), so that not both can miss each other. Only `close` can interfere, once.
+        let _ = (before & CLOSED == 0).then(|| {
+            self.word.compare_exchange(before, seq << 1, Ordering::SeqCst, Ordering::Relaxed)
+        });
+        before_looking_back();
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wake_all();
+        }
+    }
+
+    /// Shuts the gate for good, and wakes everybody; false if it had opened for `seq` before.
+    fn close(&self, seq: u32) -> bool {
+        let before = self.word.fetch_or(CLOSED, Ordering::AcqRel);
+        self.wake_all();
+        !Self::has_opened(before, seq)
+    }
+
+    fn sleep(&self, seq: u32, at_most: Duration) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        before_looking_back();
+        let seen = self.word.load(Ordering::SeqCst);
+        if !Self::has_opened(seen, seq) && seen & CLOSED == 0 {
+            self.word.sleep(seen, at_most);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wake_all(&self) {
+        self.word.wake(i32::MAX as u32);
+    }
+}
+
+/// Counts what others have done that one rank may be waiting for outside of the gates.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(super) struct Bell(Word);
+
+impl Bell {
+    /// Wakes the rank if it waits. The caller has done before what it shall see.
+    pub(super) fn ring(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+        self.0.wake(1);
+    }
+
+    /// Waits until `is_done`, which looks at shared words after whose change the bell rings. `alarm`
+    /// says why that never happens; `stuck` looks for a reason now and then, for `accuse` to report.
+    pub(super) fn wait(
+        &self,
+        patience: Patience,
+        mut is_done: impl FnMut() -> bool,
+        alarm: impl Fn() -> Option<WaitError>,
+        stuck: impl Fn() -> Option<Verdict>,
+        accuse: impl Fn(&Verdict),
+    ) -> Result<(), WaitError> {
+        let begin = now_ns();
+        loop {
+            let heard = self.0.load(Ordering::Acquire);
+            if is_done() {
+                return Ok(());
+            }
+            let waited = Duration::from_nanos(now_ns() - begin);
+            if waited < patience.spin {
+                spin_loop();
+                continue;
+            }
+            if let Some(verdict) = stuck() {
+                // The peer may have answered before it went on to what looks like the reason.
+                if is_done() {
+                    return Ok(());
+                }
+                accuse(&verdict);
+            }
+            if let Some(reason) = alarm() {
+                // A rank that left in order may have done its part with its last act.
+                return if is_done() { Ok(()) } else { Err(reason) };
+            }
+            let left = patience.limit.saturating_sub(waited);
+            if left.is_zero() {
+                return Err(WaitError::TimedOut);
+            }
+            self.0.sleep(heard, left);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_wrap_around() {
+        for seq in [u32::MAX - 1, u32::MAX, 0, 1, i32::MAX as u32, 1 << 31] {
+            assert!(Gate::has_opened(seq << 1, seq));
+            assert!(Gate::has_opened((seq << 1) | CLOSED, seq));
+            assert!(Gate::has_opened(seq.wrapping_add(1) << 1, seq));
+            assert!(!Gate::has_opened(seq.wrapping_sub(1) << 1, seq));
+        }
+    }
+}

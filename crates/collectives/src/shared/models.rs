@@ -1,0 +1,304 @@
+//! Models of how ranks wait for each other, for loom to run in every order of events.
+//!
+//! Loom runs each model again and again, with the ranks interleaved at every atomic access and with
+//! every value that the memory orders allow a load to see. Plain data are in cells that report an
+//! access that is not ordered after another rank's. In all models sleep ends only by being woken, so a
+//! lost wake-up is a deadlock. Those of two ranks run again with sleep that may end at any time; two
+//! sleepers of that kind would take turns for ever.
+//!
+//! Where a model is too large for all orders, the number of times that a rank is interrupted while
+//! it could have gone on is bounded; waiting does not count. `LOOM_MAX_PREEMPTIONS` sets another bound.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::thread;
+
+use super::control::WaitError;
+use super::gates::{Bell, Gates};
+use super::mail::{Counts, MAX_READY};
+use super::sync::{AtomicU32, Ordering, SLEEP, Sleep};
+use crate::core::Patience;
+
+const PATIENT: Patience = Patience { spin: Duration::ZERO, limit: Duration::MAX };
+const IMPATIENT: Patience = Patience { spin: Duration::ZERO, limit: Duration::ZERO };
+
+/// Plain data that ranks share; loom reports two accesses that race.
+#[derive(Default)]
+struct Data(UnsafeCell<u32>);
+
+// SAFETY: loom ends the model where two ranks might use the cell at once.
+unsafe impl Sync for Data {}
+// SAFETY: as for `Sync`.
+unsafe impl Send for Data {}
+
+impl Data {
+    fn get(&self) -> u32 {
+        // SAFETY: loom checks that nobody writes meanwhile.
+        self.0.with(|value| unsafe { *value })
+    }
+
+    fn set(&self, to: u32) {
+        // SAFETY: loom checks that nobody else uses it meanwhile.
+        self.0.with_mut(|value| unsafe { *value = to });
+    }
+}
+
+/// Runs a model with `world` ranks on what `make` makes, in all orders with at most `preemptions`.
+fn check<T: Send + Sync + 'static>(
+    world: usize,
+    preemptions: Option<usize>,
+    make: impl Fn() -> T + Copy + Send + Sync + 'static,
+    rank: impl Fn(&T, usize) + Copy + Send + Sync + 'static,
+    afterwards: impl Fn(&T) + Copy + Send + Sync + 'static,
+) {
+    let kinds = [Sleep::UntilWoken, Sleep::AnyTime];
+    for sleep in &kinds[..if world == 2 { 2 } else { 1 }] {
+        SLEEP.set(*sleep);
+        let mut builder = Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(preemptions);
+        builder.max_branches = 10_000;
+        builder.check(move || {
+            let shared = Arc::new(make());
+            let others: Vec<_> = (1..world)
+                .map(|number| {
+                    let shared = shared.clone();
+                    thread::spawn(move || rank(&shared, number))
+                })
+                .collect();
+            rank(&shared, 0);
+            for other in others {
+                other.join().expect("a panic of a rank ends the model itself");
+            }
+            afterwards(&shared);
+        });
+    }
+}
+
+const MAX_WORLD: usize = 3;
+const UNITS: u32 = 2;
+
+/// What ranks share in rounds of work.
+#[derive(Default)]
+struct Room {
+    gates: Gates,
+    slots: [[Data; MAX_WORLD]; 2],
+    units: [Data; UNITS as usize],
+}
+
+impl Room {
+    /// One round as an all-reduce has it: show, meet, look, work, meet.
+    fn work(&self, rank: usize, world: usize, seq: u32) {
+        let slots = &self.slots[(seq % 2) as usize];
+        slots[rank].set(100 * seq + rank as u32);
+        self.gates.arrive(seq, world);
+        self.gates.wait_present(seq, PATIENT, || None, || false).unwrap();
+        for (peer, slot) in slots[..world].iter().enumerate() {
+            assert_eq!(slot.get(), 100 * seq + peer as u32);
+        }
+        while let Some(unit) = self.gates.claim_unit(UNITS) {
+            let unit = &self.units[unit as usize];
+            unit.set(unit.get() + 1);
+            self.gates.complete_unit(seq, UNITS);
+        }
+        self.gates.wait_done(seq, PATIENT, || None).unwrap();
+        for unit in &self.units {
+            assert_eq!(unit.get(), seq, "a unit is done once a round, and before the second gate");
+        }
+    }
+}
+
+#[test]
+fn loom_two_ranks_work_for_two_rounds() {
+    let rank = |room: &Room, rank| (1..=2).for_each(|seq| room.work(rank, 2, seq));
+    check(2, Some(3), Room::default, rank, |_| ());
+}
+
+#[test]
+fn loom_three_ranks_work_for_one_round() {
+    check(3, Some(2), Room::default, |room, rank| room.work(rank, 3, 1), |_| ());
+}
+
+#[test]
+fn loom_three_ranks_work_for_two_rounds() {
+    let rank = |room: &Room, rank| (1..=2).for_each(|seq| room.work(rank, 3, seq));
+    check(3, Some(1), Room::default, rank, |_| ());
+}
+
+#[test]
+fn loom_two_ranks_meet_without_work_for_three_rounds() {
+    // As pieces of staged data do: what was shown in a round is read until the next but one.
+    let rank = |room: &Room, rank: usize| {
+        for seq in 1..=3 {
+            let slots = &room.slots[(seq % 2) as usize];
+            slots[rank].set(100 * seq + rank as u32);
+            room.gates.arrive(seq, 2);
+            room.gates.wait_present(seq, PATIENT, || None, || false).unwrap();
+            assert_eq!(slots[1 - rank].get(), 100 * seq + 1 - rank as u32);
+        }
+    };
+    check(2, Some(3), Room::default, rank, |_| ());
+}
+
+/// What a rank found at the first gate: 1 all met, 2 its time was over, 3 another's was.
+#[derive(Default)]
+struct Meeting {
+    gates: Gates,
+    found: [Data; MAX_WORLD],
+}
+
+fn meet(meeting: &Meeting, rank: usize, world: usize, patience: Patience) {
+    meeting.gates.arrive(1, world);
+    let found = match meeting.gates.wait_present(1, patience, || None, || false) {
+        Ok(_) => 1,
+        Err(WaitError::TimedOut) => 2,
+        Err(WaitError::GivenUp) => 3,
+        Err(other) => panic!("{other:?}"),
+    };
+    meeting.found[rank].set(found);
+}
+
+#[test]
+fn loom_a_gate_opens_for_all_or_is_given_up_by_all() {
+    let impatient_first = |meeting: &Meeting, rank| {
+        meet(meeting, rank, 2, if rank == 0 { IMPATIENT } else { PATIENT });
+    };
+    check(2, None, Meeting::default, impatient_first, |meeting| {
+        let found = [meeting.found[0].get(), meeting.found[1].get()];
+        assert!(matches!(found, [1, 1] | [2, 3]), "{found:?}");
+    });
+    let impatient = |meeting: &Meeting, rank| meet(meeting, rank, 2, IMPATIENT);
+    check(2, None, Meeting::default, impatient, |meeting| {
+        let found = [meeting.found[0].get(), meeting.found[1].get()];
+        assert!(matches!(found, [1, 1] | [2, 2] | [2, 3] | [3, 2]), "{found:?}");
+    });
+}
+
+#[test]
+fn loom_a_gate_that_is_given_up_wakes_a_sleeper() {
+    // A third rank never comes.
+    let impatient_first = |meeting: &Meeting, rank| {
+        meet(meeting, rank, 3, if rank == 0 { IMPATIENT } else { PATIENT });
+    };
+    check(2, None, Meeting::default, impatient_first, |meeting| {
+        assert_eq!([meeting.found[0].get(), meeting.found[1].get()], [2, 3]);
+    });
+}
+
+#[test]
+fn loom_a_gate_among_three_opens_for_all_or_is_given_up_by_all() {
+    let impatient_first = |meeting: &Meeting, rank| {
+        meet(meeting, rank, 3, if rank == 0 { IMPATIENT } else { PATIENT });
+    };
+    check(3, Some(2), Meeting::default, impatient_first, |meeting| {
+        let found = [0, 1, 2].map(|rank: usize| meeting.found[rank].get());
+        assert!(matches!(found, [1, 1, 1] | [2, 3, 3]), "{found:?}");
+    });
+}
+
+/// A word that a bell tells of, and the data behind the word.
+#[derive(Default)]
+struct Errand {
+    bell: Bell,
+    words: [AtomicU32; 2],
+    data: [Data; 2],
+}
+
+#[test]
+fn loom_a_bell_is_heard() {
+    // Two ranks ring the same bell; the third waits for both.
+    let rank = |errand: &Errand, rank: usize| {
+        if let Some(caller) = rank.checked_sub(1) {
+            errand.data[caller].set(7);
+            errand.words[caller].store(1, Ordering::Release);
+            errand.bell.ring();
+            return;
+        }
+        let is_done = || errand.words.iter().all(|word| word.load(Ordering::Acquire) == 1);
+        errand.bell.wait(PATIENT, is_done, || None, || None, |_| ()).unwrap();
+        assert_eq!([0, 1].map(|caller: usize| errand.data[caller].get()), [7, 7]);
+    };
+    check(3, Some(3), Errand::default, rank, |_| ());
+}
+
+/// A mail box with two places for pieces, what each side says of its message, and a bell each.
+#[derive(Default)]
+struct Box {
+    counts: Counts,
+    bells: [Bell; 2],
+    pieces: [Data; MAX_READY as usize],
+    said: [Data; 2],
+}
+
+impl Box {
+    fn wait(&self, rank: usize, is_done: impl Fn() -> bool) {
+        self.bells[rank].wait(PATIENT, is_done, || None, || None, |_| ()).unwrap();
+    }
+
+    /// Sends a message of `num_pieces` as `point_to_point.rs` does, each piece in its place.
+    fn send(&self, number: u32, num_pieces: u32) {
+        self.said[0].set(10 * number);
+        let message = self.counts.send();
+        self.bells[1].ring();
+        self.wait(0, || self.counts.is_asked(message));
+        assert_eq!(self.said[1].get(), 10 * number + 1);
+        loop {
+            let (ready, taken) = self.counts.sender_progress(message);
+            if taken == num_pieces {
+                return;
+            }
+            if ready == num_pieces || ready - taken == MAX_READY {
+                self.wait(0, || {
+                    let (ready, taken) = self.counts.sender_progress(message);
+                    taken == num_pieces || (ready < num_pieces && ready - taken < MAX_READY)
+                });
+                continue;
+            }
+            self.pieces[(ready % MAX_READY) as usize].set(100 * number + ready);
+            self.counts.add_ready();
+            self.bells[1].ring();
+        }
+    }
+
+    fn receive(&self, number: u32, num_pieces: u32) {
+        self.said[1].set(10 * number + 1);
+        let message = self.counts.ask();
+        self.bells[0].ring();
+        self.wait(1, || self.counts.is_sent(message));
+        assert_eq!(self.said[0].get(), 10 * number);
+        loop {
+            let (ready, taken) = self.counts.receiver_progress(message);
+            if taken == num_pieces {
+                return;
+            }
+            if ready == taken {
+                self.wait(1, || {
+                    let (ready, taken) = self.counts.receiver_progress(message);
+                    ready > taken
+                });
+                continue;
+            }
+            assert_eq!(self.pieces[(taken % MAX_READY) as usize].get(), 100 * number + taken);
+            self.counts.add_taken();
+            self.bells[0].ring();
+        }
+    }
+}
+
+#[test]
+fn loom_two_messages_of_one_piece_arrive() {
+    let rank = |mail: &Box, rank| {
+        for number in 1..=2 {
+            if rank == 0 { mail.send(number, 1) } else { mail.receive(number, 1) }
+        }
+    };
+    check(2, Some(2), Box::default, rank, |_| ());
+}
+
+#[test]
+fn loom_a_message_of_three_pieces_arrives() {
+    let rank = |mail: &Box, rank| if rank == 0 { mail.send(1, 3) } else { mail.receive(1, 3) };
+    check(2, Some(2), Box::default, rank, |_| ());
+}

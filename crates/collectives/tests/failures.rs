@@ -1,0 +1,458 @@
+//! What ranks say when calls do not fit together, when a rank dies or is stopped, and when strangers
+//! find a door.
+//!
+//! Limits are so long that no rank ends by one, but where a rank is stopped: what else ends an
+//! operation must do so by itself. A rank that hangs is killed after a minute and its test fails.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use paceline_collectives::{CollectiveError, DUMP_FOLDER, Group, GroupOptions, Meeting, ReduceOp};
+use rustix::process::{Pid, Signal, getpid, kill_process};
+
+const WORLD: usize = 3;
+/// The rank that dies or is stopped.
+const VICTIM: usize = 1;
+/// No test waits this long.
+const NEVER: Duration = Duration::from_secs(3600);
+/// The limit of operations where a rank is stopped; the ranks must meet within it too.
+const SHORT: Duration = Duration::from_secs(5);
+/// When a process counts as hanging.
+const HANGS: Duration = Duration::from_secs(60);
+/// Elements of an operation that takes a while.
+const MANY: usize = 4 << 20;
+
+/// Calls that do not fit together, and what the ranks must say of them.
+const CONFLICTS: [(&str, &[&str]); 12] = [
+    ("operations", &["rank 1 called broadcast(f32, 10, root 0) as #2", "all_reduce(f32, 12, sum)"]),
+    ("counts", &["rank 2 called all_reduce(f32, 11, sum) as #2", "all_reduce(f32, 12, sum)"]),
+    ("types", &["rank 1 called all_reduce(f64, 12, sum) as #2", "all_reduce(f32, 12, sum)"]),
+    ("reductions", &["rank 2 called all_reduce(f32, 12, max) as #2", "all_reduce(f32, 12, sum)"]),
+    ("roots", &["rank 2 called broadcast(f32, 10, root 1) as #2", "broadcast(f32, 10, root 0)"]),
+    ("orders", &["rank 1 called all_reduce(f32, 12, sum) as #2", "barrier() as #2"]),
+    ("send and barrier", &["rank 0 called send(f32, 10, to 1) as #2", "rank 1 called barrier()"]),
+    ("receive and barrier", &["rank 1 called recv(f32, 10, from 2) as #2", "called barrier()"]),
+    (
+        "two sends",
+        &["rank 0 called send(f32, 10, to 1) as #2", "rank 1 called send(f32, 10, to 0)"],
+    ),
+    ("long sends", &["rank 0 called send(f32, 4194304, to 1)", "rank 1 called send(f32, 4194304"]),
+    (
+        "messages",
+        &["rank 0 called send(f32, 10, to 1) as #2", "rank 1 called recv(f32, 9, from 0)"],
+    ),
+    ("shares", &["all_gather(f32, ", "do not add up: all ranks together send 9 elements"]),
+];
+
+/// Makes this rank's part of calls that do not fit together.
+fn conflict(group: &Group, case: &str) -> CollectiveError {
+    let mut data = [1f32; 12];
+    let mut reduce =
+        |len: usize, op| group.all_reduce_slice(&mut data[..len], op).map(|_| ()).map_err(Some);
+    let sum = ReduceOp::Sum;
+    let barrier = || group.barrier().map(|_| ()).map_err(Some);
+    let send = |len, to| group.send_slice(&vec![1f32; len], to).map(|_| ()).map_err(Some);
+    let recv = |len, from| group.recv_slice(&mut vec![1f32; len], from).map(|_| ()).map_err(Some);
+    let broadcast = |root| group.broadcast_slice(&mut [1f32; 10], root).map(|_| ()).map_err(Some);
+    let outcome = match (case, group.rank()) {
+        ("operations", 1) => broadcast(0),
+        ("counts", 2) => reduce(11, sum),
+        ("types", 1) => group.all_reduce_slice(&mut [1f64; 12], sum).map(|_| ()).map_err(Some),
+        ("reductions", 2) => reduce(12, ReduceOp::Max),
+        ("operations" | "counts" | "types" | "reductions", _) => reduce(12, sum),
+        ("roots", 2) => broadcast(1),
+        ("roots", _) => broadcast(0),
+        ("orders", 1) => reduce(12, sum).and_then(|()| barrier()),
+        ("orders", _) => barrier().and_then(|()| reduce(12, sum)),
+        ("send and barrier" | "two sends" | "messages", 0) => send(10, 1),
+        ("receive and barrier", 1) => recv(10, 2),
+        ("two sends", 1) => send(10, 0),
+        ("long sends", 0) => send(MANY, 1),
+        ("long sends", 1) => send(MANY, 0),
+        ("messages", 1) => recv(9, 0),
+        // The other rank or ranks wait for the two that quarrel.
+        (
+            "send and barrier" | "receive and barrier" | "two sends" | "long sends" | "messages",
+            _,
+        ) => barrier(),
+        ("shares", rank) => {
+            let share = vec![1f32; rank + 2];
+            group.all_gather_slice(&share, &mut [0f32; 8]).map(|_| ()).map_err(Some)
+        }
+        (other, _) => panic!("unknown case {other}"),
+    };
+    outcome.expect_err("calls that do not fit together").expect("an error")
+}
+
+fn check_conflict(group: &Group, case: &str) {
+    let error = conflict(group, case);
+    let text = error.to_string();
+    match (case, &error) {
+        ("shares", CollectiveError::Counts { .. }) => {}
+        (_, CollectiveError::Mismatch { .. }) if case != "shares" => {}
+        _ => panic!("{case}: rank {} has {text}", group.rank()),
+    }
+    let (_, parts) = CONFLICTS.iter().find(|(name, _)| *name == case).unwrap();
+    for part in *parts {
+        assert!(text.contains(part), "{case}: rank {} has {text}, not {part}", group.rank());
+    }
+    is_broken(group);
+}
+
+fn is_broken(group: &Group) {
+    let error = group.barrier().unwrap_err();
+    assert!(matches!(error, CollectiveError::Broken { .. }), "after an error: {error}");
+}
+
+#[test]
+#[ignore = "the body of the processes that the other tests start"]
+fn rank_process() {
+    let Ok(scenario) = std::env::var("SCENARIO") else { return };
+    let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
+    let rank = number("RANK");
+    let meeting = Meeting::by_file(std::env::var("MEET_FILE").unwrap());
+    let mut options = GroupOptions::for_local_ranks(WORLD);
+    options.timeout = if scenario.contains("stopped") { SHORT } else { NEVER };
+    let group = match std::env::var("TRANSPORT").unwrap().as_str() {
+        "shm" => Group::shm(&meeting, rank, WORLD, options),
+        "tcp" => Group::tcp(&meeting, "127.0.0.1", rank, WORLD, options),
+        other => panic!("unknown transport {other}"),
+    };
+    let group = group.unwrap();
+    match scenario.as_str() {
+        "dies outside" => {
+            for _ in 0..1200 {
+                group.barrier().unwrap();
+            }
+            if rank == VICTIM {
+                kill_process(getpid(), Signal::KILL).unwrap();
+            }
+            let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
+            lost(&error, 1201, 4000);
+            is_broken(&group);
+        }
+        "dies inside" => {
+            let (error, seq) = work_until_error(&group);
+            lost(&error, seq, 4 * MANY);
+            is_broken(&group);
+        }
+        "is stopped before" => {
+            group.barrier().unwrap();
+            if rank == VICTIM {
+                println!("ready");
+                kill_process(getpid(), Signal::STOP).unwrap();
+            }
+            let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
+            stopped(&error, 2, 4000);
+            is_broken(&group);
+        }
+        "is stopped inside" => {
+            let (error, seq) = work_until_error(&group);
+            stopped(&error, seq, 4 * MANY);
+            is_broken(&group);
+        }
+        "strangers" => {
+            let end = std::env::var("END_FILE").unwrap();
+            loop {
+                let part = group.split(Some(0)).unwrap().unwrap();
+                let mut is_enough = [i32::from(rank == 0 && Path::new(&end).exists())];
+                part.broadcast_slice(&mut is_enough, 0).unwrap();
+                if is_enough == [1] {
+                    break;
+                }
+            }
+        }
+        case => {
+            group.barrier().unwrap();
+            check_conflict(&group, case);
+        }
+    }
+}
+
+/// Reduces until it fails; the error, and the number of the operation that failed.
+fn work_until_error(group: &Group) -> (CollectiveError, u32) {
+    let mut data = vec![0f32; MANY];
+    // The first one is the barrier with which the group formed.
+    for seq in 1.. {
+        if seq == 5 && group.rank() == VICTIM {
+            println!("ready");
+        }
+        if let Err(error) = group.all_reduce_slice(&mut data, ReduceOp::Sum) {
+            return (error, seq);
+        }
+    }
+    unreachable!("the numbers do not end")
+}
+
+fn lost(error: &CollectiveError, at: u32, size: usize) {
+    let CollectiveError::PeerLost { peer: VICTIM, op: "all_reduce", seq, bytes, .. } = error else {
+        panic!("{error}");
+    };
+    assert_eq!((*seq, *bytes), (at, size), "{error}");
+}
+
+fn stopped(error: &CollectiveError, at: u32, size: usize) {
+    match error {
+        CollectiveError::TimedOut { missing, op: "all_reduce", seq, bytes, waited, .. } => {
+            assert!(missing.contains(&VICTIM), "{error}");
+            assert_eq!((*seq, *bytes), (at, size), "{error}");
+            assert!(*waited >= SHORT, "{error}");
+        }
+        // Another rank's time was over first.
+        CollectiveError::Broken { cause, .. } => {
+            assert!(cause.contains(&format!("all_reduce #{at}")), "{error}");
+            assert!(cause.contains(&format!("ranks [{VICTIM}")), "{error}");
+        }
+        _ => panic!("{error}"),
+    }
+}
+
+/// Processes of one test, and the folder where they meet and write.
+struct Run {
+    ranks: Vec<Child>,
+    folder: tempfile::TempDir,
+}
+
+impl Run {
+    fn start(scenario: &str, transport: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let start = |rank: usize| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["rank_process", "--exact", "--nocapture", "--ignored"])
+                .env("SCENARIO", scenario)
+                .env("TRANSPORT", transport)
+                .env("RANK", rank.to_string())
+                .env("MEET_FILE", folder.path().join("meet"))
+                .env("END_FILE", folder.path().join("end"))
+                .env(DUMP_FOLDER, folder.path())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        Self { ranks: (0..WORLD).map(start).collect(), folder }
+    }
+
+    /// Waits until the victim says that it is ready, and a little longer.
+    fn wait_ready(&mut self, pause: Duration) {
+        let stdout = self.ranks[VICTIM].stdout.as_mut().unwrap();
+        let mut lines = BufReader::new(stdout).lines();
+        let ready = lines.by_ref().any(|line| line.is_ok_and(|line| line.ends_with("ready")));
+        assert!(ready, "the victim ended early");
+        std::thread::sleep(pause);
+    }
+
+    fn signal_victim(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.ranks[VICTIM]), signal).unwrap();
+    }
+
+    /// Waits for those of `ranks`, ends the others, and returns what each wrote to standard error.
+    fn finish(&mut self, ranks: &[usize]) -> Vec<String> {
+        let deadline = Instant::now() + HANGS;
+        let mut hanging = ranks.to_vec();
+        while !hanging.is_empty() && Instant::now() < deadline {
+            hanging.retain(|&rank| self.ranks[rank].try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for rank in &mut self.ranks {
+            // It may have ended.
+            let _ = rank.kill();
+        }
+        let mut outputs = Vec::new();
+        for &rank in ranks {
+            let child = &mut self.ranks[rank];
+            let status = child.wait().unwrap();
+            let mut text = String::new();
+            child.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
+            assert!(!hanging.contains(&rank), "rank {rank} hangs: {text}");
+            assert!(status.success(), "rank {rank}: {text}");
+            outputs.push(text);
+        }
+        outputs
+    }
+
+    /// The dumps of `ranks`, and of nobody else: their last line is the operation under way.
+    fn check_dumps(&self, ranks: &[usize], operation: &str) {
+        for rank in 0..WORLD {
+            let path = self.folder.path().join(format!("world-rank{rank}.jsonl"));
+            assert_eq!(path.exists(), ranks.contains(&rank), "{}", path.display());
+            if !path.exists() {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<serde_json::Value> =
+                text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            assert_eq!(lines[0]["rank"], rank);
+            assert!((2..=1001).contains(&lines.len()), "{} lines", lines.len());
+            let last = &lines[lines.len() - 1];
+            assert_eq!((&last["op"], &last["state"]), (&operation.into(), &"running".into()));
+            let is_finished = |line: &serde_json::Value| line["state"] == "finished";
+            assert!(lines[1..lines.len() - 1].iter().all(is_finished));
+            let seq = |line: &serde_json::Value| line["seq"].as_u64().unwrap();
+            assert!(lines[1..].windows(2).all(|pair| seq(&pair[0]) + 1 == seq(&pair[1])));
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+const SURVIVORS: [usize; 2] = [0, 2];
+
+#[test]
+fn conflicts_are_named_by_every_thread() {
+    for (case, _) in CONFLICTS {
+        let mut options = GroupOptions::for_local_ranks(WORLD);
+        options.timeout = NEVER;
+        std::thread::scope(|scope| {
+            for group in Group::threads_with(WORLD, options) {
+                scope.spawn(move || {
+                    // Processes have met once before, in a barrier.
+                    group.barrier().unwrap();
+                    group.barrier().unwrap();
+                    check_conflict(&group, case);
+                });
+            }
+        });
+    }
+}
+
+fn conflicts_over(transport: &str) {
+    for (case, _) in CONFLICTS {
+        let mut run = Run::start(case, transport);
+        run.finish(&[0, 1, 2]);
+        let operation = |rank: usize| {
+            let path = run.folder.path().join(format!("world-rank{rank}.jsonl"));
+            let text = std::fs::read_to_string(path).unwrap();
+            assert!(text.lines().last().unwrap().contains(r#""state":"running""#), "{text}");
+        };
+        (0..WORLD).for_each(operation);
+    }
+}
+
+#[test]
+fn conflicts_are_named_by_every_process_in_shared_memory() {
+    conflicts_over("shm");
+}
+
+#[test]
+fn conflicts_are_named_by_every_process_over_tcp() {
+    conflicts_over("tcp");
+}
+
+#[test]
+fn a_rank_that_dies_outside_of_an_operation_is_named() {
+    for transport in ["shm", "tcp"] {
+        let mut run = Run::start("dies outside", transport);
+        run.finish(&SURVIVORS);
+        run.check_dumps(&SURVIVORS, "all_reduce");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_inside_of_an_operation_is_named() {
+    for transport in ["shm", "tcp"] {
+        for pause_ms in [0, 3, 7, 20] {
+            let mut run = Run::start("dies inside", transport);
+            run.wait_ready(Duration::from_millis(pause_ms));
+            run.signal_victim(Signal::KILL);
+            run.finish(&SURVIVORS);
+            run.check_dumps(&SURVIVORS, "all_reduce");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_before_it_arrives_is_named_at_the_limit() {
+    for transport in ["shm", "tcp"] {
+        let mut run = Run::start("is stopped before", transport);
+        run.wait_ready(Duration::ZERO);
+        run.finish(&SURVIVORS);
+        run.check_dumps(&SURVIVORS, "all_reduce");
+    }
+}
+
+fn stopped_inside(transport: &str) {
+    for pause_ms in [0, 5, 13] {
+        let mut run = Run::start("is stopped inside", transport);
+        run.wait_ready(Duration::from_millis(pause_ms));
+        run.signal_victim(Signal::STOP);
+        run.finish(&SURVIVORS);
+        run.check_dumps(&SURVIVORS, "all_reduce");
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_in_shared_memory_is_named_at_the_limit() {
+    stopped_inside("shm");
+}
+
+#[test]
+fn a_rank_that_is_stopped_over_tcp_is_named_at_the_limit() {
+    stopped_inside("tcp");
+}
+
+/// The ports on which a process listens now.
+fn listening_ports(process: u32) -> Vec<u16> {
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    let sockets: Vec<String> = targets.map(|target| target.display().to_string()).collect();
+    let table = std::fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap_or_default();
+    let rows = table.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
+    // Local address, state (0A is listening), inode.
+    rows.filter(|row| row.len() > 9 && row[3] == "0A")
+        .filter(|row| sockets.contains(&format!("socket:[{}]", row[9])))
+        .filter_map(|row| u16::from_str_radix(row[1].rsplit(':').next()?, 16).ok())
+        .collect()
+}
+
+#[test]
+fn strangers_at_the_door_do_no_harm() {
+    let mut run = Run::start("strangers", "tcp");
+    let processes: Vec<u32> = run.ranks.iter().map(Child::id).collect();
+    let end = run.folder.path().join("end");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut held = Vec::new();
+            let mut num_calls = 0;
+            // Whoever forms groups all the time has a door open now and then.
+            while num_calls < 20 && !is_over.load(Ordering::Relaxed) {
+                for port in processes.iter().flat_map(|&process| listening_ports(process)) {
+                    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+                    let Ok(mut stranger) = TcpStream::connect(address) else { continue };
+                    let garbage: Vec<u8> =
+                        (0..5000u32).map(|i| ((i * i * 31) >> 3) as u8).collect();
+                    let words: &[u8] = match num_calls % 4 {
+                        0 => &garbage,
+                        1 => b"GET / HTTP/1.1\r\n\r\n",
+                        2 => &[],
+                        _ => b"p",
+                    };
+                    // The door may be shut in their face.
+                    let _ = stranger.write_all(words);
+                    num_calls += 1;
+                    if num_calls % 3 == 0 {
+                        held.push(stranger);
+                    }
+                }
+            }
+            std::fs::write(&end, "").unwrap();
+        });
+        let outputs = run.finish(&[0, 1, 2]);
+        is_over.store(true, Ordering::Relaxed);
+        let num_refused: usize =
+            outputs.iter().map(|text| text.matches("turned away").count()).sum();
+        assert!(num_refused > 0, "{outputs:?}");
+    });
+}

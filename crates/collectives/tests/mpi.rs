@@ -1,0 +1,207 @@
+//! The `mpi` transport: each rank is a process that `mpirun` starts from this very test binary.
+
+#![cfg(feature = "mpi")]
+
+mod common;
+
+use std::process::Command;
+use std::time::Duration;
+
+use half::f16;
+use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp, Transport};
+
+/// Runs `world` copies of this binary with `scenario` in [`rank_process`], and returns whether all
+/// went well and what they said. None where there is no `mpirun`.
+fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
+    let output = Command::new("mpirun")
+        .args(["-n", &world.to_string()])
+        .arg(std::env::current_exe().unwrap())
+        .args(["rank_process", "--exact", "--nocapture", "--ignored"])
+        .env("SCENARIO", scenario)
+        // Both families of MPI know this limit, in seconds, beyond which a test has failed.
+        .env("MPIEXEC_TIMEOUT", "300")
+        // Open MPI refuses more ranks than cores, and root, unless it is told.
+        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        .envs(["OMPI_", "PRTE_"].map(|by| (format!("{by}ALLOW_RUN_AS_ROOT"), "1")))
+        .envs(["OMPI_", "PRTE_"].map(|by| (format!("{by}ALLOW_RUN_AS_ROOT_CONFIRM"), "1")))
+        .output();
+    match output {
+        Ok(output) => {
+            let text = [output.stdout, output.stderr].concat();
+            Some((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
+        }
+        Err(error) => {
+            println!("skipped: cannot run mpirun: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+#[ignore = "the body of the processes that the other tests start"]
+fn rank_process() {
+    let Ok(scenario) = std::env::var("SCENARIO") else { return };
+    // The number of ranks is not known before MPI runs; two is enough to tell whether they share.
+    let mut options = GroupOptions::for_local_ranks(2);
+    if matches!(scenario.as_str(), "absence" | "pair_absence") {
+        options.timeout = Duration::from_millis(300);
+    }
+    if scenario == "link" {
+        options.link = Some(SLOW);
+    }
+    let group = Group::mpi(options).unwrap();
+    let (rank, world) = (group.rank(), group.world_size());
+    assert_eq!(group.transport(), Transport::Mpi);
+    match scenario.as_str() {
+        "operations" => {
+            common::every_type(&group);
+            common::objects(&group);
+            common::operations_keep_their_order(&group);
+            common::groups_divide(&group);
+            extremes_keep_nan(&group);
+            drop(group);
+            let error = Group::mpi(GroupOptions::for_local_ranks(2)).unwrap_err().to_string();
+            assert!(error.contains("cannot be started twice"), "{error}");
+        }
+        "link" => {
+            let mut data = vec![rank as f32; 25_000];
+            let times = group.all_reduce_slice(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(group.link(), Some(SLOW));
+            // Two ranks send half of it twice, in two steps.
+            assert!(times.move_ns() >= 4_000_000 + 10_000_000, "{times:?}");
+            let part = group.split(Some(0)).unwrap().unwrap();
+            assert_eq!(part.link(), Some(SLOW));
+        }
+        "other_length" => {
+            let mut data = vec![0f32; 10 + usize::from(rank == 1)];
+            mismatch(rank, group.all_reduce_slice(&mut data, ReduceOp::Sum).unwrap_err());
+        }
+        "other_operation" => {
+            let outcome = match rank {
+                0 => group.barrier(),
+                _ => group.broadcast_slice(&mut [1u8, 2], 0),
+            };
+            mismatch(rank, outcome.unwrap_err());
+        }
+        "pair_in_between" => {
+            let outcome = match rank {
+                1 => group.send_slice(&[1i32, 2, 3], 0),
+                _ => group.barrier(),
+            };
+            mismatch(rank, outcome.unwrap_err());
+            await_the_end();
+        }
+        "other_pair" => {
+            let outcome = match rank {
+                0 => group.send_slice(&[1i32, 2, 3], 1),
+                1 => group.recv_slice(&mut [0i32; 4], 0),
+                _ => group.barrier(),
+            };
+            mismatch(rank, outcome.unwrap_err());
+            await_the_end();
+        }
+        "other_counts" => {
+            let share = vec![1f64; rank + 1];
+            let error = group.all_gather_slice(&share, &mut vec![0f64; world]).unwrap_err();
+            println!("rank {rank} says: {error}");
+        }
+        "absence" | "pair_absence" if rank == 1 => await_the_end(),
+        "absence" => {
+            let error = group.barrier().unwrap_err();
+            println!("rank {rank} says: {error}");
+            assert!(matches!(&error, CollectiveError::TimedOut { missing, .. } if *missing == [1]));
+            let error = group.barrier().unwrap_err();
+            assert!(matches!(error, CollectiveError::Broken { .. }), "{error}");
+            await_the_end();
+        }
+        "pair_absence" => {
+            if rank == 0 {
+                let error = group.recv_slice(&mut [0u8; 5], 1).unwrap_err();
+                println!("rank {rank} says: {error}");
+            }
+            await_the_end();
+        }
+        other => panic!("unknown scenario {other}"),
+    }
+}
+
+/// 10 MB/s and 2 ms.
+const SLOW: Link = Link { bytes_per_s: 1e7, latency_s: 2e-3 };
+
+/// The smallest and the largest of numbers and one NaN, wherever it comes from, is NaN.
+fn extremes_keep_nan(group: &Group) {
+    let (rank, world) = (group.rank(), group.world_size());
+    for op in [ReduceOp::Min, ReduceOp::Max] {
+        for from in 0..world {
+            let x = |i: usize| if rank == from && i == 1 { f32::NAN } else { i as f32 };
+            let mut singles: Vec<f32> = (0..3).map(x).collect();
+            let mut doubles: Vec<f64> = (0..3).map(|i| x(i).into()).collect();
+            let mut halves: Vec<f16> = (0..3).map(|i| f16::from_f32(x(i))).collect();
+            group.all_reduce_slice(&mut singles, op).unwrap();
+            group.all_reduce_slice(&mut doubles, op).unwrap();
+            group.all_reduce_slice(&mut halves, op).unwrap();
+            for i in 0..3 {
+                let halves = f64::from(halves[i]);
+                for result in [f64::from(singles[i]), doubles[i], halves] {
+                    assert!(if i == 1 { result.is_nan() } else { result == i as f64 }, "{result}");
+                }
+            }
+        }
+    }
+}
+
+fn mismatch(rank: usize, error: CollectiveError) {
+    assert!(matches!(error, CollectiveError::Mismatch { .. }), "rank {rank}: {error}");
+    println!("rank {rank} says: {error}");
+}
+
+/// A rank that ends without having ended MPI takes the others with it, so all wait until each has
+/// said what it has to say.
+fn await_the_end() {
+    std::thread::sleep(Duration::from_secs(2));
+}
+
+#[track_caller]
+fn all_say(scenario: &str, world: usize, ranks: &[usize], what: &str) {
+    let Some((_, text)) = mpirun(scenario, world) else { return };
+    for rank in ranks {
+        let said = format!("rank {rank} says: ");
+        let line = text.lines().find_map(|line| line.split_once(&said));
+        assert!(line.is_some_and(|(_, error)| error.contains(what)), "rank {rank}: {text}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn every_operation_by_mpi() {
+    for world in 1..=4 {
+        let Some((is_fine, text)) = mpirun("operations", world) else { return };
+        assert!(is_fine, "{world} ranks: {text}");
+    }
+}
+
+#[test]
+fn a_slower_link_is_emulated() {
+    let Some((is_fine, text)) = mpirun("link", 2) else { return };
+    assert!(is_fine, "{text}");
+}
+
+#[test]
+fn different_calls_are_named_on_every_rank() {
+    all_say("other_length", 3, &[0, 1, 2], "rank 1 called all_reduce(f32, 11, sum) as #1");
+    all_say("other_operation", 3, &[0, 1, 2], "rank 1 called broadcast(u8, 2, root 0) as #1");
+    all_say("other_counts", 2, &[0, 1], "all ranks together send 3 elements");
+}
+
+#[test]
+fn pairs_that_do_not_fit_are_named_on_every_rank() {
+    all_say("pair_in_between", 3, &[0, 1, 2], "rank 1 called send(i32, 3, to 0) as #1");
+    all_say("other_pair", 3, &[0, 1, 2], "rank 1 called recv(i32, 4, from 0) as #1");
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_named() {
+    all_say("absence", 3, &[0, 2], "timed out");
+    all_say("pair_absence", 2, &[0], "waiting for ranks [1]");
+}

@@ -1,0 +1,223 @@
+//! The one call that is timed: which part of which buffer it reads and writes, out of place and in
+//! place, and whether its result is right.
+//!
+//! A rank has two buffers, `a` and `b`, each as long as the whole message. Out of place, an operation
+//! reads `a` and writes `b`; in place it works within `b`, where a rank's share lies in rank order.
+
+use std::ops::Range;
+
+use paceline_collectives::{CollectiveError, Group, OpKind, ReduceOp};
+use paceline_memory::{DType, MemoryError, Tensor};
+
+use super::pattern::Pattern;
+use crate::Result;
+
+/// What to call, and with what.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation {
+    /// The operation.
+    pub kind: OpKind,
+    /// How it combines elements, if it does.
+    pub redop: ReduceOp,
+    /// Its root, if it has one.
+    pub root: usize,
+    /// Type of the elements.
+    pub dtype: DType,
+}
+
+impl Operation {
+    /// Whether it combines elements.
+    pub fn is_reduction(&self) -> bool {
+        matches!(self.kind, OpKind::AllReduce | OpKind::ReduceScatter | OpKind::Reduce)
+    }
+
+    /// Whether it has a root.
+    pub fn has_root(&self) -> bool {
+        use OpKind::{Broadcast, Gather, Reduce, Scatter};
+        matches!(self.kind, Broadcast | Reduce | Gather | Scatter)
+    }
+
+    /// Whether its message is cut into a share per rank.
+    pub fn has_shares(&self) -> bool {
+        use OpKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        matches!(self.kind, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
+    }
+
+    /// Whether it can write its result over its input.
+    pub fn has_in_place(&self) -> bool {
+        !matches!(self.kind, OpKind::AllToAll | OpKind::SendRecv | OpKind::Barrier)
+    }
+
+    /// Elements of the whole message, for a size that was asked for: shares are even, and none is
+    /// empty.
+    pub fn elements(&self, bytes: u64, world: usize) -> usize {
+        let elements = bytes as usize / self.dtype.size_bytes();
+        if self.has_shares() { (elements / world).max(1) * world } else { elements }
+    }
+
+    fn input(&self, rank: usize) -> Pattern {
+        Pattern::input(self.dtype, self.is_reduction().then_some(self.redop), rank)
+    }
+}
+
+/// A call that can be made again and again.
+#[derive(Debug)]
+pub struct Exchange<'a> {
+    operation: Operation,
+    group: &'a Group,
+    in_place: bool,
+    /// The whole message: where results go, or come from in place.
+    b: Tensor,
+    /// What the call reads.
+    send: Tensor,
+    /// What the call writes.
+    recv: Tensor,
+    share: usize,
+}
+
+impl<'a> Exchange<'a> {
+    /// The call on the first `elements` elements of both buffers, which are of the operation's type.
+    pub fn new(
+        operation: Operation,
+        group: &'a Group,
+        (a, b): (&Tensor, &Tensor),
+        elements: usize,
+        in_place: bool,
+    ) -> std::result::Result<Self, MemoryError> {
+        let (a, b) = (a.slice(0..elements)?, b.slice(0..elements)?);
+        let share = elements / group.world_size();
+        let own = group.rank() * share..(group.rank() + 1) * share;
+        let (sends_share, receives_share) = match operation.kind {
+            OpKind::AllGather | OpKind::Gather => (true, false),
+            OpKind::ReduceScatter | OpKind::Scatter => (false, true),
+            _ => (false, false),
+        };
+        let source = if in_place { &b } else { &a };
+        let part = |whole: &Tensor| whole.slice(if in_place { own.clone() } else { 0..share });
+        let send = if sends_share { part(source)? } else { source.clone() };
+        let recv = if receives_share { part(&b)? } else { b.clone() };
+        Ok(Self { operation, group, in_place, b, send, recv, share })
+    }
+
+    /// Makes the call.
+    pub fn call(&self) -> std::result::Result<(), CollectiveError> {
+        let Self { group, send, recv, in_place, .. } = self;
+        let Operation { kind, redop, root, .. } = self.operation;
+        let (rank, world) = (group.rank(), group.world_size());
+        let times = match kind {
+            OpKind::AllReduce if *in_place => group.all_reduce(recv, redop),
+            OpKind::AllReduce => group.all_reduce_into(send, recv, redop),
+            OpKind::Reduce if *in_place => group.reduce(recv, redop, root),
+            OpKind::Reduce => group.reduce_into(send, Some(recv), redop, root),
+            OpKind::Broadcast if *in_place => group.broadcast(recv, root),
+            OpKind::Broadcast => group.broadcast_into(Some(send), recv, root),
+            OpKind::ReduceScatter => group.reduce_scatter(send, recv, redop),
+            OpKind::AllGather => group.all_gather(send, recv),
+            OpKind::Gather => group.gather(send, Some(recv), root),
+            OpKind::Scatter => group.scatter(Some(send), recv, root),
+            OpKind::AllToAll => group.all_to_all(send, recv),
+            OpKind::Send | OpKind::Recv | OpKind::SendRecv => {
+                group.send_recv(send, (rank + 1) % world, recv, (rank + world - 1) % world)
+            }
+            OpKind::Barrier => group.barrier(),
+        };
+        times.map(drop)
+    }
+
+    /// Writes the input, and something else wherever the result will be.
+    pub fn fill(&self) -> Result<()> {
+        const POISON: u8 = 0xA5;
+        self.b.as_bytes().write::<u8>()?.fill(POISON);
+        let input = self.operation.input(self.group.rank());
+        input.fill(&mut self.send.as_bytes().write::<u8>()?, 0);
+        Ok(())
+    }
+
+    /// Elements of this rank's result that are wrong, after one call on what [`Exchange::fill`] wrote.
+    pub fn count_wrong(&self) -> Result<u64> {
+        let elem_bytes = self.operation.dtype.size_bytes();
+        let result = self.recv.as_bytes();
+        let result = result.read::<u8>()?;
+        let wrong = |(range, pattern, start): (Range<usize>, Pattern, usize)| {
+            let bytes = &result[range.start * elem_bytes..range.end * elem_bytes];
+            pattern.count_wrong(bytes, start)
+        };
+        Ok(self.expected().into_iter().map(wrong).sum())
+    }
+
+    /// Ranges of the result, and from where on they repeat which pattern.
+    fn expected(&self) -> Vec<(Range<usize>, Pattern, usize)> {
+        let (operation, share) = (&self.operation, self.share);
+        let (rank, world) = (self.group.rank(), self.group.world_size());
+        let whole = 0..self.recv.num_elems();
+        let reduced = || Pattern::reduced(operation.dtype, operation.redop, world);
+        let one_of_each = |start: usize| {
+            (0..world)
+                .map(|from| (from * share..(from + 1) * share, operation.input(from), start))
+                .collect()
+        };
+        match operation.kind {
+            OpKind::Reduce | OpKind::Gather if rank != operation.root => Vec::new(),
+            OpKind::AllReduce | OpKind::Reduce => vec![(whole, reduced(), 0)],
+            OpKind::ReduceScatter => vec![(whole, reduced(), rank * share)],
+            OpKind::Broadcast => vec![(whole, operation.input(operation.root), 0)],
+            OpKind::Scatter => vec![(whole, operation.input(operation.root), rank * share)],
+            OpKind::AllGather | OpKind::Gather => one_of_each(0),
+            OpKind::AllToAll => one_of_each(rank * share),
+            OpKind::Send | OpKind::Recv | OpKind::SendRecv => {
+                vec![(whole, operation.input((rank + world - 1) % world), 0)]
+            }
+            OpKind::Barrier => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_collectives::GroupOptions;
+    use paceline_memory::{Allocator, Category};
+
+    /// Wrong elements of all ranks after one call, and after none.
+    fn wrong(operation: Operation, world: usize, elements: usize, in_place: bool) -> [u64; 2] {
+        crate::threads::run(world, GroupOptions::for_local_ranks(world), |group| {
+            let allocator = Allocator::new();
+            let buffer = || allocator.tensor(operation.dtype, [elements], Category::Data);
+            let (a, b) = (buffer()?, buffer()?);
+            let exchange = Exchange::new(operation, &group, (&a, &b), elements, in_place)?;
+            exchange.fill()?;
+            group.barrier()?;
+            let before = exchange.count_wrong()?;
+            exchange.call()?;
+            let mut wrong = [exchange.count_wrong()? as i64, before as i64];
+            group.all_reduce_slice(&mut wrong, ReduceOp::Sum)?;
+            Ok(wrong.map(|wrong| wrong as u64))
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn every_operation_is_checked() {
+        for kind in OpKind::ALL {
+            if matches!(kind, OpKind::Send | OpKind::Recv | OpKind::Barrier) {
+                continue;
+            }
+            for (dtype, redop) in [
+                (DType::F32, ReduceOp::Sum),
+                (DType::BF16, ReduceOp::Mean),
+                (DType::U8, ReduceOp::Product),
+                (DType::I64, ReduceOp::Max),
+            ] {
+                let operation = Operation { kind, redop, root: 1, dtype };
+                for in_place in [false, true] {
+                    if in_place && !operation.has_in_place() {
+                        continue;
+                    }
+                    let [after, before] = wrong(operation, 3, 3000, in_place);
+                    assert_eq!(after, 0, "{kind:?} {dtype} {redop:?} in place: {in_place}");
+                    assert!(before > 500, "{kind:?} {dtype} {redop:?} in place: {in_place}");
+                }
+            }
+        }
+    }
+}

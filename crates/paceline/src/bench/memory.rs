@@ -1,0 +1,77 @@
+//! What the machine's memory delivers when all ranks use it at once, and how much an operation has to
+//! read and write there at least.
+
+use std::time::Instant;
+
+use paceline_collectives::{Group, OpKind, ReduceOp};
+
+use crate::{Result, resources};
+
+/// Copies of which the best counts.
+const ROUNDS: usize = 4;
+
+/// A rank's buffer where the size of the cache is not known, and at most.
+const BUFFER_BYTES: (usize, usize) = (32 << 20, 256 << 20);
+
+/// GB/s that all ranks together read and write while each copies one large array of its own to
+/// another; `None` where the memory has no room for that. A collective call.
+///
+/// Each array is as large as the last-level cache, so that all of them together are far larger. What
+/// a processor reads only because it is about to overwrite it is not counted.
+pub fn bandwidth_gb_s(group: &Group) -> Result<Option<f64>> {
+    let cache = resources::last_level_cache_bytes().unwrap_or(BUFFER_BYTES.0);
+    let len = cache.clamp(BUFFER_BYTES.0, BUFFER_BYTES.1);
+    // Rank 0 decides for all: what is available changes from one look to the next.
+    let needed = (2 * len * group.world_size()) as u64;
+    let fits = resources::available_bytes().is_none_or(|available| needed < available / 2);
+    if !group.broadcast_object(Some(&fits), 0)? {
+        return Ok(None);
+    }
+    let (source, mut target) = (vec![1_u8; len], vec![2_u8; len]);
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        group.barrier()?;
+        let begin = Instant::now();
+        target.copy_from_slice(&source);
+        let mut seconds = [begin.elapsed().as_secs_f64()];
+        std::hint::black_box(&mut target);
+        group.all_reduce_slice(&mut seconds, ReduceOp::Max)?;
+        best = best.min(seconds[0]);
+    }
+    Ok(Some(needed as f64 / best / 1e9))
+}
+
+/// Bytes that `world` ranks which share memory read and write together, out of place, for a message
+/// of `bytes` bytes: see the files of the transport for each operation.
+pub fn bytes_touched(kind: OpKind, world: usize, bytes: u64) -> u64 {
+    let world = world as u64;
+    match kind {
+        OpKind::AllReduce
+        | OpKind::Broadcast
+        | OpKind::AllGather
+        | OpKind::AllToAll
+        | OpKind::Send
+        | OpKind::Recv
+        | OpKind::SendRecv => 2 * world * bytes,
+        OpKind::ReduceScatter | OpKind::Reduce => (world + 1) * bytes,
+        OpKind::Gather | OpKind::Scatter => 2 * bytes,
+        OpKind::Barrier => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_collectives::GroupOptions;
+
+    #[test]
+    fn memory_delivers_something_that_all_ranks_agree_on() {
+        let found = crate::threads::run(2, GroupOptions::for_local_ranks(2), |group| {
+            let found = bandwidth_gb_s(&group)?;
+            Ok(group.all_gather_object(&found)?)
+        });
+        let found = found.unwrap();
+        assert_eq!(found[0], found[1]);
+        assert!(found[0].is_none_or(|bandwidth| bandwidth > 0.01), "{found:?}");
+    }
+}

@@ -1,0 +1,136 @@
+//! How fast any two ranks are, measured while the others wait.
+
+use std::time::Instant;
+
+use paceline_collectives::Group;
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::{Answers, Verdict};
+use crate::Result;
+use crate::measure::quantile;
+use crate::report::plain_lines;
+
+/// There and back so often, for the latency.
+const PINGS: usize = 50;
+/// Bytes of a large message, and how often it is sent.
+const LARGE_BYTES: usize = 16_000_000;
+const LARGE_ROUNDS: usize = 3;
+/// The first message of each size touches memory for the first time, and does not count.
+const UNCOUNTED: usize = 1;
+
+/// What one rank finds towards another one.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Way {
+    from: usize,
+    to: usize,
+    latency_us: f64,
+    gb_s: f64,
+}
+
+/// Measures every pair in both directions. A collective call.
+pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
+    let (rank, world) = (group.rank(), group.world_size());
+    if world == 1 {
+        answers.add(Verdict::Ok, "links", "one rank, no links");
+        return Ok(());
+    }
+    let allocator = Allocator::new();
+    let large = group.allocate(&allocator, LARGE_BYTES, Category::Communication)?;
+    let large = Tensor::new(large, 0, DType::U8, [LARGE_BYTES])?;
+    let mut own = Vec::new();
+    for from in 0..world {
+        for to in (0..world).filter(|&to| to != from) {
+            group.barrier()?;
+            if rank == from {
+                own.push(measure(group, &large, from, to)?);
+            } else if rank == to {
+                answer(group, &large, from)?;
+            }
+        }
+    }
+    let Some(ways) = group.gather_object(&own, 0)? else { return Ok(()) };
+    let ways: Vec<Way> = ways.concat();
+    let (Some(slowest), Some(fastest)) = (
+        ways.iter().min_by(|a, b| a.gb_s.total_cmp(&b.gb_s)),
+        ways.iter().max_by(|a, b| a.gb_s.total_cmp(&b.gb_s)),
+    ) else {
+        return Ok(());
+    };
+    let longest = ways.iter().map(|way| way.latency_us).fold(0.0, f64::max);
+    let text = format!(
+        "latency {longest:.1} us at most, {:.2} to {:.2} GB/s between all pairs",
+        slowest.gb_s, fastest.gb_s
+    );
+    // Ranks that take turns on a core differ that much by chance.
+    let verdict = if slowest.gb_s < fastest.gb_s / 4.0 { Verdict::Warn } else { Verdict::Ok };
+    answers.add(verdict, "links", &text);
+    answers.explain("latency of 8 bytes in us (half of a round trip), from row to column:");
+    answers.explain(&matrix(&ways, world, |way| format!("{:.1}", way.latency_us)));
+    answers.explain("GB/s of 16 MB, from row to column:");
+    answers.explain(&matrix(&ways, world, |way| format!("{:.2}", way.gb_s)));
+    Ok(())
+}
+
+fn measure(group: &Group, large: &Tensor, from: usize, to: usize) -> Result<Way> {
+    let mut trips = Vec::with_capacity(PINGS);
+    let mut back = [0_i64];
+    for at in 0..UNCOUNTED + PINGS {
+        let begin = Instant::now();
+        group.send_slice(&[at as i64], to)?;
+        group.recv_slice(&mut back, to)?;
+        trips.push(begin.elapsed().as_nanos() as u64);
+    }
+    let mut times = Vec::with_capacity(LARGE_ROUNDS);
+    for _ in 0..UNCOUNTED + LARGE_ROUNDS {
+        let begin = Instant::now();
+        group.send(large, to)?;
+        times.push(begin.elapsed().as_nanos() as u64);
+    }
+    let latency_us = quantile(&trips[UNCOUNTED..], 0.5) as f64 / 2e3;
+    let gb_s = LARGE_BYTES as f64 / quantile(&times[UNCOUNTED..], 0.5) as f64;
+    Ok(Way { from, to, latency_us, gb_s })
+}
+
+fn answer(group: &Group, large: &Tensor, from: usize) -> Result<()> {
+    let mut data = [0_i64];
+    for _ in 0..UNCOUNTED + PINGS {
+        group.recv_slice(&mut data, from)?;
+        group.send_slice(&data, from)?;
+    }
+    for _ in 0..UNCOUNTED + LARGE_ROUNDS {
+        group.recv(large, from)?;
+    }
+    Ok(())
+}
+
+/// One row and column per rank.
+fn matrix(ways: &[Way], world: usize, cell: impl Fn(&Way) -> String) -> String {
+    let ranks = (0..world).map(|rank| format!("rank {rank}"));
+    let head: Vec<String> = std::iter::once(String::new()).chain(ranks).collect();
+    let row = |from: usize| {
+        let cells = (0..world).map(|to| {
+            let way = ways.iter().find(|way| (way.from, way.to) == (from, to));
+            way.map_or("-".to_owned(), &cell)
+        });
+        std::iter::once(format!("rank {from}")).chain(cells).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain((0..world).map(row)).collect();
+    plain_lines(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_stand_in_a_matrix() {
+        let way = |from, to, latency_us| Way { from, to, latency_us, gb_s: 1.0 };
+        let ways = [way(0, 1, 1.25), way(1, 0, 10.5)];
+        insta::assert_snapshot!(matrix(&ways, 2, |way| format!("{:.1}", way.latency_us)), @r"
+                rank 0  rank 1
+        rank 0       -     1.2
+        rank 1    10.5       -
+        ");
+    }
+}

@@ -1,0 +1,28 @@
+//! Flags about communication that several commands have. What they mean is decided in
+//! [`comm`](crate::comm).
+
+use clap::Args;
+
+/// Flags about communication.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Communication")]
+pub struct CommArgs {
+    /// Seconds that an operation, or the meeting, may wait for other ranks
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, allow_negative_numbers = true)]
+    pub timeout: f64,
+    /// Emulate a slower link: BANDWIDTH,LATENCY as in 10gbit,50us, or a name as 10gbe
+    #[arg(long, value_name = "LINK")]
+    pub link: Option<String>,
+    /// How tcp reduces: direct, ring, or auto (by the cost model)
+    #[arg(long, value_name = "NAME", default_value = "direct")]
+    pub algorithm: String,
+    /// Log each operation on standard error: off, info or trace [default: $PACELINE_COMM_LOG, or off]
+    #[arg(long, value_name = "LEVEL")]
+    pub comm_log: Option<String>,
+    /// Hosts that the ranks of this one stand for, with --transport hybrid [default: 2]
+    #[arg(long, value_name = "H")]
+    pub hosts: Option<usize>,
+    /// Address of this host for the others [default: that of the interface towards rank 0]
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+}

@@ -1,0 +1,55 @@
+//! Flags of `paceline links`.
+
+use clap::Args;
+
+use super::ModelName;
+use super::train::size;
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline links                                      what links deliver
+  paceline links --params 11e6,25.6e6 --compute-ms 50 --nproc 8    what models would spend
+  paceline links --model cnn --channels 32 64 --link 1gbe --measure
+";
+
+/// Flags of `paceline links`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct LinksArgs {
+    /// Numbers of parameters, separated by commas: what would they spend on communication?
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "model")]
+    pub params: Vec<f64>,
+    /// The same for a model, with its true number of parameters
+    #[arg(long, value_enum)]
+    pub model: Option<ModelName>,
+    /// CNN: output channels of each convolution [default: 32 64 128]
+    #[arg(long, num_args = 1.., value_name = "C", value_parser = size())]
+    pub channels: Option<Vec<u64>>,
+    /// CNN: width of the hidden layer [default: 512]
+    #[arg(long, value_name = "N", value_parser = size())]
+    pub hidden: Option<u64>,
+    /// MLP: inputs [default: 4096]
+    #[arg(long, value_name = "N", value_parser = size())]
+    pub input_dim: Option<u64>,
+    /// MLP: width of the hidden layers [default: 4096]
+    #[arg(long, value_name = "N", value_parser = size())]
+    pub hidden_dim: Option<u64>,
+    /// MLP: outputs [default: 2048]
+    #[arg(long, value_name = "N", value_parser = size())]
+    pub output_dim: Option<u64>,
+    /// MLP: hidden layers [default: 3]
+    #[arg(long, value_name = "N")]
+    pub num_layers: Option<usize>,
+    /// The link
+    #[arg(long, value_name = "LINK", default_value = "10gbit,50us")]
+    pub link: String,
+    /// Ranks that add up their gradients [default: 2]
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub nproc: usize,
+    /// Computing time of a step in milliseconds [default: measured, with --model]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub compute_ms: Option<f64>,
+    /// All-reduce as many bytes over shared memory on the emulated link, and print the time beside
+    #[arg(long)]
+    pub measure: bool,
+}

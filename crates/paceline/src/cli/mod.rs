@@ -1,0 +1,182 @@
+//! The command line, as `clap` sees it. What the flags mean together is decided in
+//! [`config`](crate::config).
+
+mod bench;
+mod check;
+mod comm;
+mod links;
+mod train;
+
+use std::ffi::OsString;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+pub use bench::{BenchArgs, ColumnsName, OpName, RedopName, StyleName};
+pub use check::CheckArgs;
+pub use comm::CommArgs;
+pub use links::LinksArgs;
+pub use train::TrainArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline train                                      2 ranks, a CNN on synthetic images
+  paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
+  paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar
+  paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
+  paceline train --save ckpt --epochs 2               then: --resume ckpt --epochs 4
+  paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
+  paceline bench all_reduce -b 1K -e 64M -f 4         how fast ranks exchange data
+  paceline check --nproc 4                            does everything here work?
+  paceline links --model cnn                          what a link costs a model
+";
+
+/// Distributed training that shows where every millisecond and megabyte goes.
+#[derive(Debug, Parser)]
+#[command(name = "paceline", version, before_help = EXAMPLES, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model on several ranks
+    Train(Box<TrainArgs>),
+    /// Start N copies of any program as the ranks of a run
+    Launch(LaunchArgs),
+    /// Measure how fast the ranks exchange data
+    Bench(Box<BenchArgs>),
+    /// Check that ranks can start, see their devices, and reach each other
+    Check(CheckArgs),
+    /// Print what links deliver, and what a model would spend on communication over one
+    Links(Box<LinksArgs>),
+    /// What the launcher starts as each rank: ties its life to the launcher's, then becomes COMMAND
+    #[command(name = "__rank", hide = true)]
+    Rank {
+        /// Process number of the launcher.
+        parent: u32,
+        /// The program and its arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// What ends the ranks' process groups when the launcher itself is killed
+    #[command(name = "__guard", hide = true)]
+    Guard,
+}
+
+/// Flags of `paceline launch`.
+#[derive(Debug, Args)]
+pub struct LaunchArgs {
+    /// How many copies
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 2)]
+    pub nproc: usize,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// Which model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelName {
+    /// Convolutions with ReLU and pooling, one hidden layer
+    Cnn,
+    /// Linear layers with ReLU
+    Mlp,
+}
+
+/// Which strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[value(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum StrategyName {
+    /// One rank, no communication
+    Single,
+    /// After backward, one blocking all-reduce per parameter
+    SimpleDdp,
+    /// Buckets that are reduced during backward
+    #[value(alias = "pytorch_ddp")]
+    Ddp,
+}
+
+impl StrategyName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            StrategyName::Single => "single",
+            StrategyName::SimpleDdp => "simple_ddp",
+            StrategyName::Ddp => "ddp",
+        }
+    }
+}
+
+/// Which transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransportName {
+    /// Ranks are threads of one process
+    Thread,
+    /// Ranks are processes of one host that share memory
+    Shm,
+    /// Ranks are processes anywhere that use sockets
+    Tcp,
+    /// Shared memory within a host, sockets between hosts
+    Hybrid,
+    /// An MPI library carries the bytes
+    Mpi,
+}
+
+impl TransportName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            TransportName::Thread => "thread",
+            TransportName::Shm => "shm",
+            TransportName::Tcp => "tcp",
+            TransportName::Hybrid => "hybrid",
+            TransportName::Mpi => "mpi",
+        }
+    }
+}
+
+/// Which device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceName {
+    /// The processor
+    Cpu,
+}
+
+/// Which data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataName {
+    /// Made from the seed: learnable 28x28 images for the CNN, normal vectors for the MLP
+    Synthetic,
+    /// IDX files, plain or gzip, in --data-dir
+    Mnist,
+    /// Binary batches in --data-dir
+    Cifar10,
+}
+
+impl DataName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataName::Synthetic => "synthetic",
+            DataName::Mnist => "mnist",
+            DataName::Cifar10 => "cifar10",
+        }
+    }
+}
+
+/// Which optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerName {
+    /// Stochastic gradient descent
+    Sgd,
+    /// Adam with decoupled weight decay
+    Adamw,
+}

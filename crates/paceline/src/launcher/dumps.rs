@@ -1,0 +1,71 @@
+//! The folder to which ranks write their last operations when a run fails.
+
+use std::path::{Path, PathBuf};
+
+use paceline_collectives::{DUMP_FOLDER, Meeting};
+use rustix::fs::{Mode, mkdir};
+
+use crate::{Failure, Result};
+
+/// How dumps end.
+const EXTENSION: &str = "jsonl";
+
+/// Where dumps of a run go.
+#[derive(Debug)]
+pub(super) struct Dumps {
+    folder: PathBuf,
+    /// Made for this run, to be removed unless it is needed.
+    is_ours: bool,
+}
+
+impl Dumps {
+    /// The folder that the run has, or that the user has named, or a fresh one.
+    pub(super) fn new(of_run: Option<&Path>) -> Result<Self> {
+        let named = || std::env::var_os(DUMP_FOLDER).map(PathBuf::from);
+        if let Some(folder) = named().or_else(|| of_run.map(Path::to_owned)) {
+            // Ranks may run elsewhere.
+            let folder = std::path::absolute(&folder).unwrap_or(folder);
+            return Ok(Self { folder, is_ours: false });
+        }
+        let folder = std::env::temp_dir().join(format!("paceline-{}", Meeting::fresh_secret()));
+        mkdir(&folder, Mode::RWXU).map_err(|e| {
+            Failure::io(format!("cannot make {} for reports of failures", folder.display()), e)
+        })?;
+        Ok(Self { folder, is_ours: true })
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folder to be removed should the launcher itself be killed.
+    pub(super) fn temporary(&self) -> Option<&Path> {
+        self.is_ours.then_some(self.folder.as_path())
+    }
+
+    /// Whether a rank has written its operations.
+    pub(super) fn has_any(&self) -> bool {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten();
+        entries.filter_map(std::result::Result::ok).any(|entry| {
+            let path = entry.path();
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            name.contains("-rank") && path.extension().is_some_and(|end| end == EXTENSION)
+        })
+    }
+
+    /// Removes what a run that ended well does not need.
+    pub(super) fn discard(self) {
+        if self.is_ours {
+            // Left behind, it would be an empty folder among temporary files.
+            let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+
+    /// Removes the folder if nothing was written to it.
+    pub(super) fn keep_if_any(self) {
+        if self.is_ours {
+            // Fails where there is something in it, which is the point.
+            let _ = std::fs::remove_dir(&self.folder);
+        }
+    }
+}

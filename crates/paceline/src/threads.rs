@@ -1,0 +1,49 @@
+//! Ranks as threads of this process.
+
+use paceline_collectives::{Group, GroupOptions};
+
+use crate::{Failure, Result};
+
+/// Runs `rank` with the group of each of `world_size` ranks, and gives what rank 0 returns. An
+/// emulated link of `options` is set up first.
+///
+/// Of several failures the one is reported that is not the consequence of another.
+pub(crate) fn run<T: Send>(
+    world_size: usize,
+    options: GroupOptions,
+    rank: impl Fn(Group) -> Result<T> + Sync,
+) -> Result<T> {
+    let link = options.link;
+    let run_rank = |group: Group| {
+        if let Some(link) = link {
+            group.emulate(link)?;
+        }
+        rank(group)
+    };
+    let outcomes: Vec<Result<T>> = std::thread::scope(|scope| {
+        let run_rank = &run_rank;
+        let ranks: Vec<_> = Group::threads_with(world_size, options)
+            .into_iter()
+            .map(|group| scope.spawn(move || run_rank(group)))
+            .collect();
+        let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<T>>)| {
+            let panicked = |_| Err(Failure::Run(format!("rank {rank} panicked (see above)")));
+            thread.join().unwrap_or_else(panicked)
+        };
+        ranks.into_iter().enumerate().map(join).collect()
+    });
+    let mut results = Vec::with_capacity(world_size);
+    let mut failures = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(result) => results.push(result),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    // The rank that failed by itself says more than those that failed with it.
+    let is_consequence = |failure: &Failure| matches!(failure, Failure::Consequence(_));
+    match failures.into_iter().min_by_key(is_consequence) {
+        Some(failure) => Err(failure),
+        None => Ok(results.swap_remove(0)),
+    }
+}

@@ -1,0 +1,107 @@
+//! `paceline check` and `paceline links`.
+
+mod common;
+
+use common::{Run, Sandbox};
+
+fn run(args: &str) -> Run {
+    let mut command = Sandbox::new().paceline();
+    // The folder is gone, and not needed.
+    command.current_dir("/").args(args.split_whitespace());
+    Run::of(command)
+}
+
+#[test]
+fn every_question_is_answered() {
+    for transport in ["thread", "shm", "tcp", "hybrid"] {
+        let run = run(&format!("check --nproc 2 --transport {transport} --timeout 20")).ok();
+        let group = run.line("ok    group: ");
+        assert!(group.starts_with(&format!("2 ranks met over {transport} in ")), "{group}");
+        for rank in 0..2 {
+            let device = run.line(&format!("ok    device: [Rank {rank}] CUDA_VISIBLE_DEVICES="));
+            assert!(device.contains(&format!("LOCAL_RANK={rank}, device=cpu, cores ")), "{device}");
+        }
+        for question in ["memory", "locked memory", "open files", "clock", "links", "all-reduce"] {
+            let answers = run.stdout.lines().filter(|line| {
+                line.get(6..).is_some_and(|rest| rest.starts_with(&format!("{question}: ")))
+            });
+            assert_eq!(answers.count(), 1, "{question} in {}", run.stdout);
+        }
+        assert_eq!(run.stdout.matches("      rank 1 ").count(), 2, "two matrices: {}", run.stdout);
+        assert!(!run.stdout.contains("FAIL"), "{}", run.stdout);
+    }
+}
+
+#[test]
+fn ranks_that_share_cores_are_warned() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if cores >= 8 {
+        println!("skipped: so many ranks would take long");
+        return;
+    }
+    let run = run(&format!("check --nproc {} --transport thread", cores + 1)).ok();
+    run.line(&format!("warn  device: {} ranks share {cores} cores of this host", cores + 1));
+}
+
+#[test]
+fn ranks_of_another_launcher_are_checked() {
+    let binary = env!("CARGO_BIN_EXE_paceline");
+    let run = run(&format!("launch -n 2 -- {binary} check")).ok();
+    run.line("ok    group: 2 ranks met over shm in ");
+}
+
+#[test]
+fn what_cannot_be_checked_is_refused() {
+    run("check --nproc 0").refused(&["--nproc 0", "1 to 64"]);
+    run("check --transport mpi").refused(&["--transport mpi", "without MPI"]);
+    run("check --timeout -3").refused(&["--timeout -3", "seconds above zero"]);
+}
+
+#[test]
+fn links_are_listed() {
+    let run = run("links").ok();
+    let hdr = run.line("hdr ");
+    assert!(hdr.contains("200 Gbit/s") && hdr.contains(" 25 "), "{hdr}");
+    run.line("Link     Note");
+}
+
+#[test]
+fn models_are_priced() {
+    let run = run("links --params 1e6,25.6e6 --compute-ms 50 --link 10gbit,50us --nproc 4").ok();
+    // 102.4 MB x 1.5 / 1.25 GB/s.
+    let line: Vec<&str> = run.stdout.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(line, ["given", "25,600,000", "102.40", "50.000", "122.880", "71.1"]);
+}
+
+#[test]
+fn a_model_has_its_true_count_and_its_measured_time() {
+    let mut command = Sandbox::new().paceline();
+    let sandbox = Sandbox::new();
+    let flags = "links --model cnn --channels 8 16 --hidden 32 --link 1gbit,20ms --measure";
+    command.current_dir(sandbox.path("")).args(flags.split_whitespace());
+    let run = Run::of(command).ok();
+    let lines: Vec<Vec<&str>> = run
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("cnn "))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let [overhead, measured] = &lines[..] else { panic!("{}", run.stdout) };
+    // 3x3x1x8 + 8, 3x3x8x16 + 16, 784x32 + 32, 32x10 + 10.
+    assert_eq!(overhead[1], "26,698");
+    assert!(overhead[3].parse::<f64>().unwrap() > 0.0, "{overhead:?}");
+    // 2 steps of 20 ms, and 106,792 bytes at 125 MB/s.
+    assert_eq!(measured[2], "40.854");
+    assert!(measured[3].parse::<f64>().unwrap() >= 40.854, "{measured:?}");
+    assert_eq!(sandbox.contents(), [""; 0]);
+}
+
+#[test]
+fn links_refuse_what_makes_no_sense() {
+    run("links --link slow").refused(&["--link", "is no link"]);
+    run("links --params 0 --compute-ms 1").refused(&["--params 0", "whole number"]);
+    run("links --params 5").refused(&["--params needs --compute-ms"]);
+    run("links --hidden 3").refused(&["--hidden needs --model"]);
+    run("links --measure").refused(&["--measure", "need --params or --model"]);
+    run("links --params 5 --compute-ms nan").refused(&["--compute-ms", "milliseconds"]);
+}
