@@ -18,26 +18,21 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from common import ROOT, Record, RunFailed, commit, machine, run, shown
 
 RANKS = 2
 PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "step.py"
-ROOT = PEER_SCRIPT.parents[2]
 START_SECONDS = 300  # what a run may take beyond the steps that are timed
 MIN_STEPS = 5
 MIB = 1 << 20
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,10 +49,6 @@ WORKLOADS = (
     Workload("cnn", "3 convolutions of 32, 64, 128 channels on 28 x 28, hidden 512", 64, 10, 1.7, 0.333),
     Workload("mlp", "4096, 3 hidden layers of 4096, output 2048", 256, 3, 1.5, 0.70),
 )
-
-
-class RunFailed(Exception):
-    """A run that gave no result; the message says which and why."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,32 +70,6 @@ def parse_arguments() -> argparse.Namespace:
     if not arguments.peer_python.is_file():
         parser.error(f"--peer-python {arguments.peer_python}: no such file; bench/README.md says how to set it up")
     return arguments
-
-
-def shown(path: Path) -> str:
-    """A path as a reader of the results can use it: relative to the repository, else its name."""
-    path = Path(os.path.abspath(path))
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
-
-
-def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
-    """Standard output of a command, which is stopped with all its ranks when it takes too long."""
-    name = shown(Path(command[0]))
-    process = subprocess.Popen(
-        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise RunFailed(f"{name} took more than {timeout_s:.0f} s") from None
-        raise
-    if process.returncode != 0:
-        last_lines = " | ".join(errors.strip().splitlines()[-3:])
-        raise RunFailed(f"{name} ended with {process.returncode}: {last_lines}".replace(f"{ROOT}/", ""))
-    return output
 
 
 class Paceline:
@@ -233,28 +198,6 @@ def ratios_of(key: str, ours: list[Record], theirs: list[Record]) -> Record:
         "ratios": ratios,
         "ratio_median": statistics.median(ratios),
     }
-
-
-def machine() -> Record:
-    def first(path: str, key: str) -> str:
-        lines = Path(path).read_text().splitlines()
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "unknown")
-
-    return {
-        "cpu": first("/proc/cpuinfo", "model name"),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": first("/proc/meminfo", "MemTotal"),
-        "kernel": platform.release(),
-    }
-
-
-def commit() -> str:
-    """The commit that is checked out, marked when the working tree differs from it."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def table(models: Sequence[Record]) -> str:

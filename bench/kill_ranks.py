@@ -8,7 +8,8 @@
 Each trial starts `endless` (all-reduces of random sizes) by `paceline launch`, waits until all ranks
 work, and signals one of them. What counts: every other rank names the dead one, the operation, its
 number and its bytes, within a second (of the time limit, for a stopped rank); the launcher ends with a
-code that is not 0; no process, socket, shared memory or file is left.
+code that is not 0; each of the others has written its last operations; no process, socket, shared memory
+or other file is left.
 
 With `--launcher none` the script starts the ranks itself, so that nobody ends the others before they
 have said all: this shows the library alone.
@@ -20,7 +21,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import random
 import re
 import secrets
@@ -32,6 +32,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+from common import commit, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 # A trial that takes longer hangs.
@@ -136,9 +138,12 @@ class Trial:
                 os.kill(process, signal.SIGKILL)
             for reader in readers:
                 reader.join(HANGS_S)
-            left = {"processes": len(processes), "files": len(os.listdir(folder))}
+            # The operations of those that survived stay on purpose, in a folder that the launcher names.
+            dumps = {dump.name for dump in Path(folder).glob("paceline-*/*.jsonl")}
+            files = [file for file in Path(folder).rglob("*") if file.is_file() and file.suffix != ".jsonl"]
+            left = {"processes": len(processes), "files": len(files)}
             left |= left_outside(before)
-        return self.verdict(is_ready, signalled, ended, codes, left)
+        return self.verdict(is_ready, signalled, ended, codes, left, dumps)
 
     def wait(self, started: list[subprocess.Popen], signalled: float) -> tuple[list, float]:
         """Waits for what was started, but not for a rank that this script has stopped itself."""
@@ -156,7 +161,7 @@ class Trial:
             child.wait()
         return [child.returncode for child in awaited], ended
 
-    def verdict(self, is_ready: bool, signalled: float, ended: float, codes: list, left: dict) -> dict:
+    def verdict(self, is_ready: bool, signalled: float, ended: float, codes: list, left: dict, dumps: set) -> dict:
         others = [rank for rank in range(self.arguments.ranks) if rank != self.victim]
         due = STOP_LIMIT_S if self.arguments.stop else 0
         reports = {
@@ -180,6 +185,8 @@ class Trial:
                 wrong.append(f"rank {rank} named rank {report['victim']}")
             elif report["after_s"] > due + BAR_S:
                 wrong.append(f"rank {rank} took {report['after_s']} s")
+            if self.arguments.launcher == "paceline" and f"world-rank{rank}.jsonl" not in dumps:
+                wrong.append(f"rank {rank} left no record of its operations")
         if any(code == 0 for code in codes):
             wrong.append("an exit code is 0")
         if ended - signalled > HANGS_S:
@@ -247,16 +254,6 @@ def processes_of(token: str) -> list[int]:
                 # It has ended, or belongs to somebody else.
                 continue
     return found
-
-
-def machine() -> dict:
-    cpu = next(line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
-    return {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release()}
-
-
-def commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def summary(trials: list[dict]) -> dict:

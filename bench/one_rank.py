@@ -14,14 +14,14 @@ is needed.
 import argparse
 import datetime
 import json
-import os
-import platform
 import re
 import shlex
 import statistics
 import subprocess
 import tempfile
 from pathlib import Path
+
+from common import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 BAR = 1.05
@@ -40,11 +40,6 @@ def probe(command: str, core: int) -> float:
         ["taskset", "-c", str(core), *shlex.split(command)], check=True, capture_output=True, text=True
     ).stdout
     return float(re.search(r"\bstep\s+([0-9.]+)", line).group(1))
-
-
-def machine() -> dict:
-    cpu = next(line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
-    return {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release()}
 
 
 def main() -> None:

@@ -64,6 +64,7 @@ def run_rank(rank: int, arguments: argparse.Namespace, store_port: int) -> None:
             print(json.dumps({
                 "side": "torch-gloo",
                 "version": torch.__version__,
+                "op": "all_reduce",
                 "ranks": ranks,
                 "bytes": size,
                 "ms": round(seconds * 1e3, 5),

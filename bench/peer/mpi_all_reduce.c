@@ -83,8 +83,8 @@ int main(int argc, char **argv) {
         double seconds = measure(rank, ranks, bytes, warmup, iterations, in_place);
         double algbw = bytes / seconds / 1e9;
         if (rank == 0) {
-            printf("{\"side\": \"mpi\", \"version\": \"%s\", \"in_place\": %s, \"ranks\": %d, \"bytes\": %ld, "
-                   "\"ms\": %.5f, \"algbw\": %.4f, \"busbw\": %.4f}\n",
+            printf("{\"side\": \"mpi\", \"version\": \"%s\", \"op\": \"all_reduce\", \"in_place\": %s, "
+                   "\"ranks\": %d, \"bytes\": %ld, \"ms\": %.5f, \"algbw\": %.4f, \"busbw\": %.4f}\n",
                    version, in_place ? "true" : "false", ranks, bytes, seconds * 1e3, algbw,
                    algbw * 2 * (ranks - 1) / ranks);
             fflush(stdout);

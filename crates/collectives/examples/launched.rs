@@ -30,10 +30,10 @@ fn run() -> Result<(), CollectiveError> {
     let group = Group::from_env(None)?;
     let line = match Placement::from_env()? {
         Some(place) => format!(
-            "rank {} of {}, the {}. of {} on its host, was started by {:?} and is connected by {}",
+            "rank {} of {} (local rank {} of {}): started by {:?}, connected by {}",
             place.rank,
             place.world_size,
-            place.local_rank + 1,
+            place.local_rank,
             place.local_world_size,
             place.launcher,
             group.transport().name(),

@@ -421,7 +421,7 @@ impl Group {
 
     fn set_pace(&self, link: Link) {
         // A second link would be refused here; the first one stays.
-        let _ = self.core.pace.set(Pace { link, algorithm: self.options.algorithm });
+        let _ = self.core.pace.set(Pace::new(link, self.options.algorithm));
     }
 
     pub(crate) fn emulate_if_asked(self, link: Option<Link>) -> Result<Self, CollectiveError> {
@@ -449,14 +449,16 @@ impl Group {
         Ok(())
     }
 
-    /// The best of a few all-reduces, as the slowest rank saw it: the same answer on every rank.
+    /// The best of a few all-reduces in place, as the slowest rank saw it: the same answer on every
+    /// rank.
     fn measure_all_reduce(&self, bytes: usize) -> Result<Duration, CollectiveError> {
-        let mut data = vec![0f32; bytes / 4];
+        let buffer = self.allocate(&Allocator::new(), bytes, Category::Communication)?;
+        let data = Tensor::new(buffer, 0, DType::F32, [bytes / 4])?;
         let mut best = f64::INFINITY;
         // Small messages are done before a busy host has looked round, so they get more chances.
         let rounds = if bytes < 100_000 { 100 } else { 6 };
         for _ in 0..rounds {
-            let times = self.all_reduce_slice(&mut data, ReduceOp::Sum)?;
+            let times = self.all_reduce(&data, ReduceOp::Sum)?;
             best = best.min(times.move_ns() as f64);
         }
         let mut slowest = [best];
@@ -464,10 +466,10 @@ impl Group {
         Ok(Duration::from_nanos(slowest[0] as u64))
     }
 
-    /// Moves the records of operations finished since the last call to the end of `out`, the
-    /// thousand most recent ones at most.
-    pub fn drain_records(&self, out: &mut Vec<OpRecord>) {
-        self.core.drain_records(out);
+    /// Adds the records of operations finished since the last call to the end of `out`, the thousand
+    /// most recent ones at most.
+    pub fn fresh_records(&self, out: &mut Vec<OpRecord>) {
+        self.core.fresh_records(out);
     }
 
     /// What can write this group's most recent operations out from another thread, when the process

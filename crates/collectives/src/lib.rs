@@ -121,7 +121,7 @@
 //!
 //! [`Group::allocate`] gives memory that the ranks of a host share: `shm` and `hybrid` work on it in
 //! place, with the bytes of the table. A `Vec` of another process can be reached by nobody else, so the
-//! operations on slices are staged: each rank copies half a megabyte at a time to a place that all
+//! operations on slices are staged: each rank copies a quarter of a megabyte at a time to a place that all
 //! can reach, while the peers work on the half before. An all-reduce of two ranks then reads and
 //! writes `S` once more, and of more than two ranks twice. Threads, and ranks connected by `tcp`, use
 //! either kind of memory directly.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cost::{Algorithm, Link};
+use crate::warning::warn;
 use crate::watch::{COMM_LOG, CommLog, DUMP_FOLDER};
 
 /// How the ranks reach each other.
@@ -54,12 +55,15 @@ pub struct GroupOptions {
 
 impl GroupOptions {
     /// Sixty seconds of patience, and a short spin where each of `local_ranks` has a core. The log
-    /// and the dump folder are taken from the environment (`PACELINE_COMM_LOG`, which a value that is
-    /// no level leaves off, and `PACELINE_DUMP_FOLDER`).
+    /// and the dump folder are taken from the environment (`PACELINE_COMM_LOG`; a value that is no
+    /// level is mentioned and leaves the log off; and `PACELINE_DUMP_FOLDER`).
     pub fn for_local_ranks(local_ranks: usize) -> Self {
         let cores = num_cores(local_ranks);
         let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO };
-        let log = std::env::var(COMM_LOG).ok().and_then(|level| level.parse().ok());
+        let log = std::env::var(COMM_LOG).ok().and_then(|level| {
+            let level = level.parse();
+            level.inspect_err(|reason| warn(&format!("{COMM_LOG}: {reason}"))).ok()
+        });
         Self {
             timeout: Duration::from_secs(60),
             spin,

@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use paceline_trace::now_ns;
@@ -14,15 +15,25 @@ use rustix::time::Timespec;
 
 use crate::call::Call;
 use crate::cost::{Algorithm, Link};
+use crate::warning::warn;
 
 /// A link to be emulated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) link: Link,
     pub(crate) algorithm: Algorithm,
+    /// Whether it has been said that the transport cannot keep up.
+    has_warned: AtomicBool,
 }
 
+/// By how much an operation may outlast the link before that is said.
+const LATE: f64 = 1.05;
+
 impl Pace {
+    pub(crate) fn new(link: Link, algorithm: Algorithm) -> Self {
+        Self { link, algorithm, has_warned: AtomicBool::new(false) }
+    }
+
     /// How long a call takes on the link.
     fn time(&self, call: &Call, world: usize) -> Duration {
         let bytes = call.message_bytes() as u64;
@@ -30,9 +41,21 @@ impl Pace {
         self.link.time(call.kind, algorithm, world, bytes)
     }
 
-    /// Sleeps until a call for which all ranks were present at `present_ns` would be done.
+    /// Sleeps until a call for which all ranks were present at `present_ns` would be done. Says so,
+    /// once, if that moment has passed: then the time is the transport's and not the link's.
     pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) {
-        sleep_until(present_ns + self.time(call, world).as_nanos() as u64);
+        let time = self.time(call, world);
+        let taken = Duration::from_nanos(now_ns().saturating_sub(present_ns));
+        let is_late = taken > time.mul_f64(LATE) && taken > time + Duration::from_micros(100);
+        if is_late && !self.has_warned.swap(true, Ordering::Relaxed) {
+            warn(&format!(
+                "{} took {taken:?} on this transport, longer than the {time:?} of the emulated link \
+                 ({}); this operation, and perhaps others, show the transport's own time",
+                call.describe(),
+                self.link
+            ));
+        }
+        sleep_until(present_ns + time.as_nanos() as u64);
     }
 }
 

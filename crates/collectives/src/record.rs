@@ -136,6 +136,8 @@ pub struct OpRecord {
 #[derive(Debug)]
 pub(crate) struct Ring {
     records: VecDeque<OpRecord>,
+    /// How many of them, at the end, nobody has asked for.
+    num_fresh: usize,
     current: Option<OpRecord>,
 }
 
@@ -144,7 +146,7 @@ const RING_CAPACITY: usize = 1000;
 
 impl Ring {
     pub(crate) fn new() -> Self {
-        Self { records: VecDeque::with_capacity(RING_CAPACITY), current: None }
+        Self { records: VecDeque::with_capacity(RING_CAPACITY), num_fresh: 0, current: None }
     }
 
     pub(crate) fn begin(&mut self, record: OpRecord) {
@@ -158,6 +160,7 @@ impl Ring {
             self.records.pop_front();
         }
         self.records.push_back(OpRecord { times, ..record });
+        self.num_fresh = self.records.len().min(self.num_fresh + 1);
     }
 
     /// From the oldest to the one under way, as many as are kept at most.
@@ -167,7 +170,10 @@ impl Ring {
         self.records.iter().chain(&self.current).skip(surplus)
     }
 
-    pub(crate) fn drain_into(&mut self, out: &mut Vec<OpRecord>) {
-        out.extend(self.records.drain(..));
+    /// Those that nobody has asked for; they stay here too.
+    pub(crate) fn fresh_into(&mut self, out: &mut Vec<OpRecord>) {
+        let known = self.records.len() - self.num_fresh;
+        out.extend(self.records.range(known..));
+        self.num_fresh = 0;
     }
 }

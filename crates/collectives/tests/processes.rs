@@ -133,15 +133,17 @@ fn every_operation_over_tcp() {
 
 #[test]
 fn every_operation_with_rings() {
-    for world in 2..=5 {
+    for world in 2..=8 {
         finish(start("operations", world, &over("ring", 1, port(20 + world as u16))));
     }
-    finish(start("operations", 3, &over("auto", 1, port(26))));
+    finish(start("operations", 3, &over("auto", 1, port(29))));
 }
 
 #[test]
 fn every_operation_on_emulated_hosts() {
-    for (case, (world, local)) in [(2, 1), (4, 2), (6, 2), (6, 3), (8, 4)].into_iter().enumerate() {
+    for (case, (world, local)) in
+        [(2, 1), (3, 1), (4, 2), (5, 1), (6, 2), (6, 3), (7, 1), (8, 4)].into_iter().enumerate()
+    {
         finish(start("operations", world, &over("hybrid", local, port(30 + case as u16))));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use paceline_collectives::{CollectiveError, write_consequence_file, write_error_file};
+use paceline_collectives::{CollectiveError, Placement, write_consequence_file, write_error_file};
 use paceline_strategies::StrategyError;
 
 /// The reason why a command ended early.
@@ -17,6 +17,9 @@ pub enum Failure {
     /// This rank ended only because another one failed; that one says why.
     #[error("{0}")]
     Consequence(String),
+    /// The link cannot be emulated. All ranks find that together, so the first one speaks for them.
+    #[error("{0}")]
+    Link(String),
 }
 
 /// Exit code of a rank that failed by itself.
@@ -29,14 +32,19 @@ pub const EXIT_CONSEQUENCE: u8 = 3;
 impl Failure {
     /// Says what happened on standard error, and to torchrun if that started us; gives the exit code.
     pub fn report(self) -> ExitCode {
+        if matches!(self, Failure::Link(_)) && !is_first_rank() {
+            return ExitCode::from(EXIT_CONSEQUENCE);
+        }
         let (code, hint) = match &self {
             Failure::Usage(_) => (EXIT_USAGE, "\n\nFor all flags, try '--help'."),
-            Failure::Run(_) => (EXIT_RUN, ""),
+            Failure::Run(_) | Failure::Link(_) => (EXIT_RUN, ""),
             Failure::Consequence(_) => (EXIT_CONSEQUENCE, ""),
         };
         eprintln!("error: {self}{hint}");
         match &self {
-            Failure::Usage(message) | Failure::Run(message) => write_error_file(message),
+            Failure::Usage(message) | Failure::Run(message) | Failure::Link(message) => {
+                write_error_file(message);
+            }
             Failure::Consequence(message) => write_consequence_file(message),
         }
         ExitCode::from(code)
@@ -46,6 +54,11 @@ impl Failure {
     pub fn io(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
         Failure::Run(format!("{what}: {error}"))
     }
+}
+
+/// Whether this process is rank 0, or no rank.
+fn is_first_rank() -> bool {
+    Placement::from_env().ok().flatten().is_none_or(|place| place.rank == 0)
 }
 
 impl From<StrategyError> for Failure {
@@ -59,7 +72,9 @@ impl From<StrategyError> for Failure {
 
 impl From<CollectiveError> for Failure {
     fn from(error: CollectiveError) -> Self {
-        if error.is_consequence() {
+        if let CollectiveError::Link { .. } = &error {
+            Failure::Link(format!("{error}; pass a slower --link, or a faster --transport"))
+        } else if error.is_consequence() {
             Failure::Consequence(error.to_string())
         } else {
             Failure::Run(error.to_string())

@@ -52,7 +52,7 @@ impl Meter {
         Self { records: Vec::with_capacity(1000) }
     }
 
-    /// Where a group's records of the step go: see `Group::drain_records`.
+    /// Where a group's records of the step go: see `Group::fresh_records`.
     pub fn records(&mut self) -> &mut Vec<OpRecord> {
         &mut self.records
     }

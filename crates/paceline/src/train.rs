@@ -127,7 +127,7 @@ impl Trainer<'_> {
             let mut sums = EpochSums::default();
             self.console.begin_epoch(epoch, config.steps_per_epoch);
             // What ranks did together outside of steps (meeting, checkpoints) belongs to none.
-            self.replica.group.drain_records(meter.records());
+            self.replica.group.fresh_records(meter.records());
             meter.records().clear();
             for batch in 0..config.steps_per_epoch {
                 let asked_ns = now_ns();
@@ -141,7 +141,7 @@ impl Trainer<'_> {
                 progress.steps += 1;
                 made += 1;
                 sums.add(&loss);
-                self.replica.group.drain_records(meter.records());
+                self.replica.group.fresh_records(meter.records());
                 let times = meter.take(whole, data_ns, &mut self.lane);
                 if made > config.warmup_steps as u64 {
                     steps.push(times);

@@ -132,7 +132,7 @@ fn what_the_memory_cannot_hold_is_skipped_with_the_reason() {
     let run = bench(&format!("broadcast {SHORT} --size-mb 1,100000000 --transport thread")).ok();
     assert_eq!(rows(&run).len(), 1);
     let skipped = run.line("# skipped 100000000000000 B over thread between ");
-    assert!(skipped.contains(" ranks need ") && skipped.ends_with(" are free"), "{skipped}");
+    assert!(skipped.contains(" ranks need ") && skipped.ends_with(" may be used"), "{skipped}");
 }
 
 #[test]
@@ -147,6 +147,27 @@ fn a_link_gives_predictions_and_is_kept_to() {
         assert_eq!(row["predicted_us"].as_f64().unwrap().round(), 40_800.0);
         assert!(row["out_of_place"]["time"].as_f64().unwrap() >= 40_800.0);
     }
+}
+
+#[test]
+fn the_algorithm_is_named() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "all_reduce {SHORT} --transport tcp,hybrid --nproc 2 --algorithm ring -b 1K -e 1K \
+         --columns extended -J run.json"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    assert!(
+        run.line("# 2 ranks over tcp").contains("; algorithm ring (not in rank order"),
+        "{}",
+        run.stdout
+    );
+    assert!(run.line("# 2 ranks over hybrid").ends_with("; algorithm prefix"), "{}", run.stdout);
+    run.line("# predicted = ");
+    let report = json(&sandbox.path("run.json"));
+    let algorithms: Vec<&Value> =
+        report["results"].as_array().unwrap().iter().map(|row| &row["algorithm"]).collect();
+    assert_eq!(algorithms, ["ring", "prefix"]);
 }
 
 #[test]
@@ -183,9 +204,16 @@ fn ranks_of_another_launcher_measure_together() {
 
 #[test]
 fn a_link_that_is_too_fast_is_refused() {
-    let run = bench("all_reduce --link nvlink4 --nproc 2 -b 1K -e 1K");
+    let flags = "all_reduce --link nvlink4 --nproc 2 -b 1K -e 1K --transport thread,shm";
+    let run = bench(flags);
     assert_eq!(run.code, Some(1), "{run:#?}");
-    assert!(run.stderr.contains("cannot emulate a link of 3600 Gbit/s"), "{}", run.stderr);
+    for transport in ["thread", "shm"] {
+        let skipped = run.line(&format!("# skipped all sizes over {transport} between 2 ranks: "));
+        assert!(skipped.starts_with("cannot emulate a link of 3600 Gbit/s"), "{skipped}");
+        assert!(skipped.ends_with("; pass a slower --link, or a faster --transport"), "{skipped}");
+    }
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    assert!(run.stderr.contains("nothing was measured"), "{}", run.stderr);
 }
 
 #[test]
@@ -198,6 +226,9 @@ fn bad_flags_are_refused_before_anything_runs() {
         ("", ["<OP>", "not provided"]),
         ("all_reduce -b 2M -e 1M", ["-b", "larger than the last"]),
         ("all_reduce -b 2", ["-b 2", "less than one element"]),
+        ("all_reduce -b -1", ["-b -1", "a number of bytes"]),
+        ("all_reduce -n -1", ["'-1'", "--iters"]),
+        ("all_reduce --size-mb -1", ["--size-mb -1", "a number of MB"]),
         ("all_reduce -b nine", ["-b nine", "1K, 32M"]),
         ("all_reduce -f 1", ["-f 1", "would not grow"]),
         ("all_reduce -i 0", ["-i 0", "would not grow"]),

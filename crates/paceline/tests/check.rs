@@ -58,6 +58,17 @@ fn what_cannot_be_checked_is_refused() {
 }
 
 #[test]
+fn a_link_that_is_too_fast_fails() {
+    for transport in ["thread", "shm"] {
+        let run = run(&format!("check --nproc 2 --transport {transport} --link nvlink4"));
+        assert_eq!(run.code, Some(1), "{run:#?}");
+        let group = run.line("FAIL  group: ");
+        assert!(group.starts_with("cannot emulate a link of 3600 Gbit/s"), "{group}");
+        assert!(!run.stderr.contains("rank 1"), "{}", run.stderr);
+    }
+}
+
+#[test]
 fn links_are_listed() {
     let run = run("links").ok();
     let hdr = run.line("hdr ");
@@ -100,6 +111,7 @@ fn a_model_has_its_true_count_and_its_measured_time() {
 fn links_refuse_what_makes_no_sense() {
     run("links --link slow").refused(&["--link", "is no link"]);
     run("links --params 0 --compute-ms 1").refused(&["--params 0", "whole number"]);
+    run("links --params x").refused(&["'x'", "--params", "such as 11e6"]);
     run("links --params 5").refused(&["--params needs --compute-ms"]);
     run("links --hidden 3").refused(&["--hidden needs --model"]);
     run("links --measure").refused(&["--measure", "need --params or --model"]);

@@ -18,10 +18,10 @@ fn operations_per_step() {
             let counts = on_ranks(2, |group| {
                 let mut trainer = Trainer::new(net, group, make());
                 let mut records = Vec::new();
-                trainer.replica.group.drain_records(&mut records);
+                trainer.replica.group.fresh_records(&mut records);
                 records.clear();
                 trainer.step(&[4, 3]).unwrap();
-                trainer.replica.group.drain_records(&mut records);
+                trainer.replica.group.fresh_records(&mut records);
                 records.len()
             });
             assert_eq!(counts[0], counts[1]);

@@ -151,9 +151,12 @@ impl Job<'_> {
             }
             shared.arrive(trip, round);
             shared.wait_present(trip, round)?;
-            let inputs = self.places(round, 0..world, |slot| &slot.send, start, len_bytes)?;
+            let mut inputs = self.places(round, 0..world, |slot| &slot.send, start, len_bytes)?;
             if is_private {
                 if is_target {
+                    // SAFETY: the piece lies within this rank's data. Read there, its lines do not
+                    // have to come back from the peer, which reads the staged copy.
+                    inputs[rank] = unsafe { call.send.base.add(start) };
                     // SAFETY: the staged pieces stay as they are until all have arrived in the next
                     // round but one, and the result goes to memory of this rank alone.
                     unsafe { self.reduce(&inputs, &[call.recv.base.add(start)], 0, len_bytes) };

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::core::Patience;
 
 /// How long a rank that gives up waits at most for its peers to notice.
-const GRACE_NS: u64 = 100_000_000;
+const GRACE_NS: u64 = 60_000_000;
 
 /// How long a dead rank's host may take to say so.
 const PROBE_NS: u64 = 20_000_000;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_trace::plot::{Axis, LineChart, Series as Line, Stroke, Unit};
 
-use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, program_name};
+use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
 use super::series::Series;
 use crate::{Failure, Result};
 
@@ -82,7 +82,7 @@ fn chart(
     series.retain(|line| line.points.iter().any(|&(_, y)| y > 0.0));
     let op = report.rows.first().map_or("", |row| &row.op);
     LineChart {
-        title: format!("{op}: {what} by size"),
+        title: format!("{op}, {}: {what} by size", place(&report.rows)),
         subtitle: format!("{}, {}", report.machine, report.date),
         x: Axis { label: "Size".to_owned(), unit: Unit::Bytes },
         y,
@@ -161,6 +161,7 @@ mod tests {
             ]
         );
         assert!(chart.series.iter().all(|line| line.points.len() == 8));
+        assert_eq!(chart.title, "all_reduce, in place: time by size");
     }
 
     #[test]

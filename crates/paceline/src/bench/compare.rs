@@ -1,6 +1,6 @@
 //! Our report beside the measurements of others, per number of ranks and size.
 
-use super::result::{BenchReport, program_name};
+use super::result::{BenchReport, place, program_name};
 use super::series::Series;
 use crate::report::plain_table;
 
@@ -29,7 +29,8 @@ pub fn table(report: &BenchReport, compared: &[Series]) -> String {
     if lines.is_empty() {
         return "Nothing to compare: no operation, number of ranks and size in common".to_owned();
     }
-    let names = ["Ours", "Theirs", "Ranks", "Size (B)", "Ours (ms)", "Theirs (ms)", "Theirs/ours"];
+    let ours = format!("Ours, {} (ms)", place(&report.rows));
+    let names = ["Ours", "Theirs", "Ranks", "Size (B)", &ours, "Theirs (ms)", "Theirs/ours"];
     plain_table(names, 2, &lines)
 }
 
@@ -51,10 +52,10 @@ mod tests {
         ]);
         let text = table(&report, &[gloo(&[(1_000_000, 3600.0), (100_000_000, 95_000.0)])]);
         insta::assert_snapshot!(text, @r"
-        Ours  Theirs      Ranks   Size (B)  Ours (ms)  Theirs (ms)  Theirs/ours
-        ----  ----------  -----  ---------  ---------  -----------  -----------
-        shm   torch-gloo      2    1000000     0.2500       3.6000        14.40
-        shm   torch-gloo      2  100000000    25.0000      95.0000         3.80
+        Ours  Theirs      Ranks   Size (B)  Ours, in place (ms)  Theirs (ms)  Theirs/ours
+        ----  ----------  -----  ---------  -------------------  -----------  -----------
+        shm   torch-gloo      2    1000000               0.2500       3.6000        14.40
+        shm   torch-gloo      2  100000000              25.0000      95.0000         3.80
         ");
     }
 

@@ -4,7 +4,7 @@
 //! twice the size by the time and by 2^30 and calls the result GB/s, whatever the number of ranks; so
 //! do these lines, to be laid beside it. The other styles say GiB/s for that.
 
-use super::result::{Row, Skipped, effective_bandwidth_gib_s};
+use super::result::{Row, Skipped, effective_bandwidth_gib_s, place};
 use crate::report::plain_table;
 
 /// The line before a configuration is measured.
@@ -28,7 +28,7 @@ pub fn skipped_line(skipped: &Skipped) -> String {
     format!("-> Skipped: {}", skipped.reason)
 }
 
-/// The closing table, with what was skipped below it.
+/// The closing table, with where results lay and what was skipped below it.
 pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
     let line = |row: &Row| {
         let (ms, bandwidth) = numbers(row)?;
@@ -39,6 +39,9 @@ pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
     let lines: Vec<[String; 5]> = rows.iter().filter_map(line).collect();
     let names = ["Backend", "Processes", "Size (MB)", "Avg Time (ms)", "Bandwidth (GB/s)"];
     let mut text = plain_table(names, 1, &lines);
+    if !rows.is_empty() {
+        text += &format!("\nTimes are medians, {}.", place(rows));
+    }
     for Skipped { transport, nproc, bytes, reason } in skipped {
         let size = bytes.map_or("all sizes".to_owned(), |bytes| format!("{} MB", megabytes(bytes)));
         text += &format!("\nSkipped: {transport}, {nproc} processes, {size}: {reason}");
@@ -89,7 +92,8 @@ mod tests {
         shm              2          1         0.4321              4.31
         shm              4        100        61.2345              3.04
         shm              4       1024       654.3210              2.92
-        Skipped: shm, 6 processes, 1024 MB: 6 ranks need 12.3 GB, 8.0 GB are free
+        Times are medians, in place.
+        Skipped: shm, 6 processes, 1024 MB: 6 ranks need 12.3 GB, 8.0 GB may be used
         ");
     }
 }

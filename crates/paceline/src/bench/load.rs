@@ -93,11 +93,16 @@ fn from_line(line: &Value) -> std::result::Result<Measured, String> {
     let nproc = line.get("ranks").and_then(Value::as_u64).filter(|&n| n > 0);
     let bytes = line.get("bytes").and_then(Value::as_u64).filter(|&n| n > 0);
     let ms = line.get("ms").and_then(Value::as_f64).filter(|&ms| ms > 0.0);
+    // A time is laid beside ours in place unless the line says that it is no such.
+    let is_in_place = line.get("in_place").and_then(Value::as_bool).unwrap_or(true);
+    let name = if is_in_place { name.to_owned() } else { format!("{name}, out of place") };
+    // These programs began with all-reduces, and did not name them.
+    let op = line.get("op").and_then(Value::as_str).unwrap_or("all_reduce");
     Ok(Measured {
-        name: name.to_owned(),
+        name,
         algorithm: None,
         nproc: nproc.ok_or(lacks("ranks"))? as usize,
-        op: line.get("op").and_then(Value::as_str).map(str::to_owned),
+        op: Some(op.to_owned()),
         bytes: bytes.ok_or(lacks("bytes"))?,
         time_us: ms.ok_or(lacks("ms"))? * 1e3,
     })
@@ -115,7 +120,7 @@ fn from_result(document: &Value, row: &Value) -> Option<Measured> {
         nproc: nproc.or_else(devices)?,
         op: word("op"),
         bytes: row.get("size").and_then(Value::as_u64)?,
-        time_us: time("out_of_place").or_else(|| time("in_place"))?,
+        time_us: time("in_place").or_else(|| time("out_of_place"))?,
     })
 }
 
@@ -204,6 +209,12 @@ mod tests {
             [(1000, 1000.0), (2000, 2000.0)]
         );
         assert_eq!(points(line(1000, 3.6)), [(1000, 3600.0)], "a single line");
+        let series = loaded(&line(1000, 3.6)).unwrap();
+        assert_eq!(series[0].op.as_deref(), Some("all_reduce"), "what such lines began with");
+        let other = line(1000, 3.6).replace("}", ", \"op\": \"gather\", \"in_place\": false}");
+        let series = loaded(&other).unwrap();
+        assert_eq!(series[0].op.as_deref(), Some("gather"));
+        assert_eq!(series[0].name, "torch-gloo, out of place");
         let rounds = [3.0, 1.0, 9.0].map(|ms| line(1000, ms)).concat();
         assert_eq!(points(rounds), [(1000, 3000.0)], "the median of several rounds");
     }
@@ -215,7 +226,7 @@ mod tests {
             {"size":2048,"out_of_place":null,"in_place":{"time":14.0}}]}"#;
         let series = loaded(text).unwrap();
         assert_eq!((series[0].name.as_str(), series[0].nproc), ("nccl-tests", 2));
-        assert_eq!(series[0].points, [(1024, 12.5), (2048, 14.0)]);
+        assert_eq!(series[0].points, [(1024, 13.0), (2048, 14.0)]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use paceline_collectives::{Link, OpKind};
+use paceline_collectives::OpKind;
 use paceline_memory::DType;
 
 use super::exchange::Operation;
@@ -22,9 +22,6 @@ const SWEEP_MB: [u64; 4] = [1, 10, 100, 1024];
 
 /// Iterations at most: their times are kept, for every rank.
 const MAX_ITERS: usize = 1_000_000;
-
-/// Where an algorithm does not depend on the link.
-pub(super) const ANY_LINK: Link = Link { bytes_per_s: 1e9, latency_s: 0.0 };
 
 /// What is to be measured, and where it goes.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use paceline_collectives::{Algorithm, Group, ReduceOp};
+use paceline_collectives::{Algorithm, Group, OpKind, ReduceOp};
 use paceline_memory::{Allocator, Category, Tensor};
 
 use super::exchange::{Exchange, Operation};
@@ -70,7 +70,7 @@ pub fn measure(
         });
         listener.row(Row {
             transport: transport.name().to_owned(),
-            algorithm: algorithm(plan, transport, group, bytes),
+            algorithm: algorithm(plan, transport).to_owned(),
             nproc: world,
             op: operation.kind.name().to_owned(),
             bytes,
@@ -123,20 +123,18 @@ fn count_wrong(exchange: &Exchange<'_>, group: &Group) -> Result<u64> {
 }
 
 /// How the transport carries the operation out, in a word.
-fn algorithm(plan: &Plan, transport: TransportName, group: &Group, bytes: u64) -> String {
-    let algorithm = group.options().algorithm;
-    let name = match (transport, algorithm) {
-        (TransportName::Tcp, Algorithm::Auto) => Algorithm::Auto.name(),
-        (TransportName::Tcp, Algorithm::Ring) => {
-            let (kind, world) = (plan.operation.kind, group.world_size());
-            // Without "auto", the link is not looked at.
-            let link = group.link().unwrap_or(super::plan::ANY_LINK);
-            algorithm.recommended(kind, world, bytes, &link).name()
-        }
-        (TransportName::Thread | TransportName::Shm, _) if plan.private => "private",
-        _ => Algorithm::Direct.name(),
-    };
-    name.to_owned()
+pub(super) fn algorithm(plan: &Plan, transport: TransportName) -> &'static str {
+    let (operation, direct) = (&plan.operation, Algorithm::Direct.name());
+    match transport {
+        TransportName::Thread | TransportName::Shm if plan.private => "private",
+        TransportName::Thread | TransportName::Shm => direct,
+        // Other operations have no rings.
+        TransportName::Tcp if operation.kind == OpKind::AllReduce => plan.comm.algorithm.name(),
+        TransportName::Tcp => direct,
+        TransportName::Hybrid if operation.is_reduction() => "prefix",
+        TransportName::Hybrid => direct,
+        TransportName::Mpi => "library",
+    }
 }
 
 /// What the emulated link should need.

@@ -68,10 +68,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// The timing that stands for the row where there is room for one: out of place if that was
-    /// measured, otherwise in place.
+    /// The timing that stands for the row where there is room for one: in place if that was measured,
+    /// as training reduces its gradients and other programs are timed, otherwise out of place.
     pub fn timing(&self) -> Option<&Timing> {
-        self.out_of_place.as_ref().or(self.in_place.as_ref())
+        self.in_place.as_ref().or(self.out_of_place.as_ref())
     }
 
     /// Both timings, as far as they were taken.
@@ -110,6 +110,16 @@ pub struct BenchReport {
     pub rows: Vec<Row>,
     /// What was not.
     pub skipped: Vec<Skipped>,
+}
+
+/// Where the results of [`Row::timing`] lie, for the heads of tables and charts.
+pub fn place(rows: &[Row]) -> &'static str {
+    let num_in_place = rows.iter().filter(|row| row.in_place.is_some()).count();
+    match num_in_place {
+        0 => "out of place",
+        all if all == rows.len() => "in place",
+        _ => "in place where possible",
+    }
 }
 
 /// What stands for the row's program in tables and charts: the transport, and the algorithm too where
@@ -198,6 +208,18 @@ mod tests {
             assert_eq!(factors, [Some(at_1), Some(at_2), Some(at_4)], "{op}");
         }
         assert_eq!(bus_factor("all_reduse", 2), None);
+    }
+
+    #[test]
+    fn the_time_in_place_stands_for_the_row() {
+        let mut rows = vec![samples::row(2, 8, 6.0), samples::row(2, 16, 6.0)];
+        rows[0].in_place.as_mut().unwrap().median_us = 5.0;
+        assert_eq!(rows[0].timing().unwrap().median_us, 5.0);
+        assert_eq!(place(&rows), "in place");
+        rows[0].in_place = None;
+        assert_eq!(rows[0].timing().unwrap().median_us, 6.0);
+        assert_eq!(place(&rows), "in place where possible");
+        assert_eq!(place(&rows[..1]), "out of place");
     }
 
     #[test]

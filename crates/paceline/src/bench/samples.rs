@@ -36,7 +36,7 @@ pub fn report(rows: Vec<Row>) -> BenchReport {
             transport: "shm".to_owned(),
             nproc: 6,
             bytes: Some(1_024_000_000),
-            reason: "6 ranks need 12.3 GB, 8.0 GB are free".to_owned(),
+            reason: "6 ranks need 12.3 GB, 8.0 GB may be used".to_owned(),
         }],
     }
 }

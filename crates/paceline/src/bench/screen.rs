@@ -18,6 +18,13 @@ pub struct Screen {
 }
 
 impl Screen {
+    /// The first configuration is about to begin.
+    pub fn opens(&self) {
+        if let (StyleName::Table, Some(legend)) = (self.style, table::legend(self.columns)) {
+            say(&legend);
+        }
+    }
+
     /// A configuration begins, without these sizes; `about` says in words how it is measured.
     pub fn configuration(&self, transport: &str, nproc: usize, about: &str, skipped: &[Skipped]) {
         match self.style {

@@ -9,7 +9,7 @@ pub struct Series {
     pub name: String,
     /// Number of ranks.
     pub nproc: usize,
-    /// The operation, where the file names it.
+    /// The operation; `None` for the files of nccl-tests, which do not name it.
     pub op: Option<String>,
     /// Sizes in bytes, ascending, and times in microseconds.
     pub points: Vec<(u64, f64)>,

@@ -16,14 +16,15 @@ use serde::{Deserialize, Serialize};
 
 use super::fitting::Fitting;
 use super::plan::{self, Plan};
-use super::rank::{Listener, measure};
+use super::rank::{Listener, algorithm, measure};
 use super::result::{BenchReport, Row, Skipped, num_failed};
 use super::screen::{Screen, say};
 use super::{charts, compare, csv, json};
 use crate::cli::{BenchArgs, TransportName};
 use crate::connect::connect;
 use crate::environment::Placement;
-use crate::launcher::{self, Launch};
+use crate::failure::EXIT_RUN;
+use crate::launcher::{self, Ended, Launch};
 use crate::{Failure, Result, resources, threads};
 
 /// The variable by which the ranks of a sweep learn what they are to measure.
@@ -45,6 +46,8 @@ struct Job {
 enum Line {
     Row(Box<Row>),
     MemoryBandwidth(f64),
+    /// Why nothing can be measured on the emulated link.
+    Refused(String),
 }
 
 /// The rows of one configuration, as they come.
@@ -56,6 +59,7 @@ struct Reporter {
     file: Option<File>,
     rows: Vec<Row>,
     memory_bandwidth_gb_s: Option<f64>,
+    refused: Option<String>,
 }
 
 impl Reporter {
@@ -69,6 +73,7 @@ impl Reporter {
         match line {
             Line::Row(row) => self.rows.push(*row),
             Line::MemoryBandwidth(gb_s) => self.memory_bandwidth_gb_s = Some(gb_s),
+            Line::Refused(reason) => self.refused = Some(reason),
         }
     }
 }
@@ -126,14 +131,18 @@ fn join(plan: &Plan, transport: TransportName, placement: &Placement) -> Result<
 
 /// A rank that this command has started in another process.
 fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> {
-    let group = join(plan, job.transport, placement)?;
     let mut reporter = Reporter::default();
-    if group.rank() == 0 {
-        reporter.screen =
-            (!job.is_quiet).then(|| (screen(plan), job.transport, group.world_size()));
+    let place = &placement.place;
+    if place.rank == 0 {
+        reporter.screen = (!job.is_quiet).then(|| (screen(plan), job.transport, place.world_size));
         let opened = File::options().append(true).open(&job.lines);
         reporter.file = Some(opened.map_err(|e| Failure::io("cannot pass rows on", e))?);
     }
+    let group = match join(plan, job.transport, placement) {
+        // All ranks find this together, and the process above them says it, so none has failed.
+        Err(Failure::Link(reason)) => return reporter.write(&Line::Refused(reason)).map(|()| 0),
+        joined => joined?,
+    };
     measure(plan, job.transport, &job.sizes, &group, &mut reporter)?;
     Ok(0)
 }
@@ -150,7 +159,9 @@ fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     let mut reporter = Reporter::default();
     if is_first {
         reporter.screen = Some((screen(plan), transport, nproc));
-        screen(plan).configuration(transport.name(), nproc, &about(plan), &fitting.skipped);
+        screen(plan).opens();
+        let about = about(plan, transport);
+        screen(plan).configuration(transport.name(), nproc, &about, &fitting.skipped);
         report.skipped = fitting.skipped;
     }
     measure(plan, transport, &sizes, &group, &mut reporter)?;
@@ -168,6 +179,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
     let screen = screen(plan);
     let mut report = new_report(plan);
     let mut code = 0;
+    screen.opens();
     for &transport in &plan.transports {
         for &nproc in &plan.nprocs {
             let skip = |bytes, reason| Skipped {
@@ -188,34 +200,60 @@ fn as_parent(plan: &Plan) -> Result<u8> {
                 report.skipped.extend(skipped);
                 continue;
             }
-            screen.configuration(transport.name(), nproc, &about(plan), &skipped);
+            screen.configuration(transport.name(), nproc, &about(plan, transport), &skipped);
             report.skipped.extend(skipped);
-            let (reporter, ended) = match transport {
-                TransportName::Thread => (in_threads(plan, &sizes, nproc)?, 0),
-                _ => in_processes(transport, &sizes, nproc)?,
+            let (reporter, failure) = match transport {
+                TransportName::Thread => {
+                    let (reporter, failure) = in_threads(plan, &sizes, nproc);
+                    (reporter, failure.map(|reason| (reason, EXIT_RUN)))
+                }
+                _ => {
+                    let (reporter, ended) = in_processes(transport, &sizes, nproc)?;
+                    if let Some(signal) = ended.signal {
+                        // Somebody wants us to end.
+                        return Ok(128 + signal as u8);
+                    }
+                    let failed = || Some((why_failed(ended.code)?, ended.code));
+                    let refused = reporter.refused.clone().map(|reason| (reason, EXIT_RUN));
+                    (reporter, refused.or_else(failed))
+                }
             };
             screen.configuration_ends(&reporter.rows, plan.operation.kind.name());
             report.rows.extend(reporter.rows);
             let best =
                 report.memory_bandwidth_gb_s.into_iter().chain(reporter.memory_bandwidth_gb_s);
             report.memory_bandwidth_gb_s = best.reduce(f64::max);
-            if ended > 128 {
-                // Somebody wants us to end, or a rank crashed.
-                return Ok(ended);
-            }
-            if ended > 0 {
-                code = ended;
-                let reason = format!("a rank failed with exit code {ended}; see above");
-                report.skipped.push(skip(None, reason));
+            if let Some((reason, its_code)) = failure {
+                code = its_code;
+                let skipped = skip(None, reason);
+                screen.skipped(&skipped);
+                report.skipped.push(skipped);
             }
         }
+    }
+    if report.rows.is_empty() && code > EXIT_RUN {
+        // The launcher has said which rank it was; its code says how it ended.
+        screen.ends(&report);
+        return Ok(code);
     }
     let finished = finish(plan, &report)?;
     Ok(if code == 0 { finished } else { code })
 }
 
-fn in_threads(plan: &Plan, sizes: &[u64], nproc: usize) -> Result<Reporter> {
-    threads::run(nproc, plan.comm.options(nproc), |group| {
+/// Why ranks that are processes failed, if they did; they have said more themselves.
+fn why_failed(code: u8) -> Option<String> {
+    let how = match code {
+        0 => return None,
+        // By the custom of shells.
+        129.. => format!("was killed by signal {}", code - 128),
+        _ => format!("exited with code {code}"),
+    };
+    Some(format!("a rank {how}; what it said is on standard error"))
+}
+
+/// What ranks that are threads find, or why they failed.
+fn in_threads(plan: &Plan, sizes: &[u64], nproc: usize) -> (Reporter, Option<String>) {
+    let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {
         let rank = group.rank();
         if plan.pin_cores {
             resources::pin(rank, 1)?;
@@ -225,32 +263,41 @@ fn in_threads(plan: &Plan, sizes: &[u64], nproc: usize) -> Result<Reporter> {
         let mut reporter = Reporter { screen, ..Reporter::default() };
         measure(plan, transport, sizes, &group, &mut reporter)?;
         Ok(reporter)
-    })
+    });
+    match outcome {
+        Ok(reporter) => (reporter, None),
+        Err(failure) => (Reporter::default(), Some(failure.to_string())),
+    }
 }
 
 /// Measures `args`, a command line of `paceline bench`, over shared memory for other commands, and
 /// prints nothing.
 pub(crate) fn rows_of(args: &[String], sizes: &[u64], nproc: usize) -> Result<Vec<Row>> {
     let args = args.iter().map(OsString::from).collect();
-    let (reporter, code) = launch(args, TransportName::Shm, sizes, nproc, true)?;
-    match code {
-        0 => Ok(reporter.rows),
-        _ => Err(Failure::Run(format!("a rank failed with exit code {code}; see above"))),
+    let (reporter, ended) = launch(args, TransportName::Shm, sizes, nproc, true)?;
+    match (reporter.refused, why_failed(ended.code)) {
+        (Some(reason), _) => Err(Failure::Link(reason)),
+        (None, Some(reason)) => Err(Failure::Run(reason)),
+        (None, None) => Ok(reporter.rows),
     }
 }
 
-fn in_processes(transport: TransportName, sizes: &[u64], nproc: usize) -> Result<(Reporter, u8)> {
+fn in_processes(
+    transport: TransportName,
+    sizes: &[u64],
+    nproc: usize,
+) -> Result<(Reporter, Ended)> {
     launch(std::env::args_os().skip(1).collect(), transport, sizes, nproc, false)
 }
 
-/// The rows that ranks with these arguments find, and the exit code of the launcher.
+/// The rows that ranks with these arguments find, and how the launch of them ended.
 fn launch(
     args: Vec<OsString>,
     transport: TransportName,
     sizes: &[u64],
     nproc: usize,
     is_quiet: bool,
-) -> Result<(Reporter, u8)> {
+) -> Result<(Reporter, Ended)> {
     let own_program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
     let lines = memfd_create("rows", MemfdFlags::CLOEXEC)
@@ -260,7 +307,7 @@ fn launch(
     let job = serde_json::to_string(&job).map_err(|e| Failure::io("a job is no text", e))?;
     let mut command = vec![own_program.into_os_string()];
     command.extend(args);
-    let code = launcher::launch(&Launch {
+    let ended = launcher::launch_one_of_many(&Launch {
         command,
         num_ranks: nproc,
         variables: vec![(JOB, job.into())],
@@ -275,7 +322,7 @@ fn launch(
             reporter.add(line);
         }
     }
-    Ok((reporter, code))
+    Ok((reporter, ended))
 }
 
 /// Why a configuration cannot run at all.
@@ -288,13 +335,18 @@ fn refusal(plan: &Plan, transport: TransportName, nproc: usize) -> Option<String
 }
 
 /// How a configuration is measured, in words after its transport.
-fn about(plan: &Plan) -> String {
+fn about(plan: &Plan, transport: TransportName) -> String {
     let mut words = format!(
         ": medians of {} iterations after {}, each the slowest rank's",
         plan.iters, plan.warmup_iters
     );
     if plan.private {
         words += "; private buffers";
+    }
+    let name = algorithm(plan, transport);
+    words += &format!("; algorithm {name}");
+    if plan.operation.is_reduction() && matches!(name, "ring" | "auto" | "library") {
+        words += " (not in rank order: the last bits of sums may differ)";
     }
     if let Some(link) = plan.comm.link {
         words += &format!("; on an emulated link of {link}");

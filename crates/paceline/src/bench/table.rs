@@ -26,21 +26,20 @@ const STANDARD_WIDTH: usize = 118;
 /// Where one of the two timings is missing, as wide as the original's gap.
 const NO_TIMING: &str = "                                ";
 
+/// What the columns mean that are not the original's, once for all tables.
+pub fn legend(columns: Columns) -> Option<String> {
+    let lines = [
+        "# p99, max  of the in-place times; of the out-of-place ones where there are no others",
+        "# eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), with any number of ranks",
+        "# predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link",
+        "# %mem      = 100 x bytes read and written / out-of-place time / memory bandwidth; > 100 in caches",
+    ];
+    (columns == Columns::Extended).then(|| lines.join("\n"))
+}
+
 /// The lines above the rows.
 pub fn header(columns: Columns) -> String {
     let mut lines = vec!["#".to_owned()];
-    if columns == Columns::Extended {
-        lines.extend(
-            [
-                "# p99, max  of the out-of-place times; of the in-place ones where there are no others",
-                "# eff.bw    = 2 x size / time, in GiB/s (2^30 B), with any number of ranks",
-                "# predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link",
-                "# %mem      = 100 x bytes read and written / time / memory bandwidth; more than 100 in caches",
-                "#",
-            ]
-            .map(str::to_owned),
-        );
-    }
     let none = "";
     let above = format!(
         "# {none:>10}  {none:>12}  {none:>8}  {none:>6}  {none:>6}           out-of-place          \
@@ -202,15 +201,14 @@ mod tests {
         lacking.in_place = None;
         let mut unchecked = samples::row(2, 4, 5.0);
         unchecked.out_of_place.as_mut().unwrap().wrong = None;
-        let mut lines = vec![header(Columns::Extended)];
+        let mut lines = vec![legend(Columns::Extended).unwrap(), header(Columns::Extended)];
         let rows = [full, lacking, unchecked];
         lines.extend(rows.iter().map(|row| print_row(Columns::Extended, row)));
         insta::assert_snapshot!(marked(&lines), @r"
-        #|
-        # p99, max  of the out-of-place times; of the in-place ones where there are no others|
-        # eff.bw    = 2 x size / time, in GiB/s (2^30 B), with any number of ranks|
+        # p99, max  of the in-place times; of the out-of-place ones where there are no others|
+        # eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), with any number of ranks|
         # predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link|
-        # %mem      = 100 x bytes read and written / time / memory bandwidth; more than 100 in caches|
+        # %mem      = 100 x bytes read and written / out-of-place time / memory bandwidth; > 100 in caches|
         #|
         #                                                              out-of-place                       in-place          |
         #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong       p99      max   eff.bw  predicted    %mem|
@@ -236,7 +234,7 @@ mod tests {
         assert_eq!(
             print_skipped(skipped),
             "# skipped 1024000000 B over shm between 6 ranks: \
-             6 ranks need 12.3 GB, 8.0 GB are free"
+             6 ranks need 12.3 GB, 8.0 GB may be used"
         );
     }
 }

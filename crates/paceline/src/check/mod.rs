@@ -76,11 +76,16 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     }
     if transport == TransportName::Thread {
         let begin = Instant::now();
-        let has_failed = threads::run(world, comm.options(world), |group| {
+        let asked = threads::run(world, comm.options(world), |group| {
             let rank = group.rank();
             ask(&group, begin, rank, world)
-        })?;
-        return Ok(u8::from(has_failed));
+        });
+        // A link is refused before anything is asked.
+        if let Err(Failure::Link(reason)) = &asked {
+            let mut answers = Answers { speaks: true, has_failed: false };
+            answers.add(Verdict::Fail, "group", reason);
+        }
+        return asked.map(u8::from);
     }
     let own_program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;

@@ -115,7 +115,8 @@ pub enum ColumnsName {
 
 /// Flags of `paceline bench`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES)]
+// With negative numbers allowed, "-b -1" is answered as a value, not as an unknown flag.
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct BenchArgs {
     /// The operation
     #[arg(value_name = "OP")]
@@ -139,7 +140,7 @@ pub struct BenchArgs {
     /// From one size to the next, as a factor [default: 2]
     #[arg(short = 'f', long, value_name = "N", help_heading = "Sizes")]
     pub stepfactor: Option<u64>,
-    /// These sizes, in MB of 1e6 bytes
+    /// These sizes, in MB of 1e6 bytes, separated by commas
     #[arg(
         long,
         value_name = "MB",

@@ -22,7 +22,7 @@ Prints one line per question, and ends with code 0 if none of them is answered w
 
 /// Flags of `paceline check`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct CheckArgs {
     /// Ranks on this host [default: 2, or the number of cores if smaller]
     #[arg(long, value_name = "N")]

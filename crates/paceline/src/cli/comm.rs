@@ -13,7 +13,8 @@ pub struct CommArgs {
     /// Emulate a slower link: BANDWIDTH,LATENCY as in 10gbit,50us, or a name as 10gbe
     #[arg(long, value_name = "LINK")]
     pub link: Option<String>,
-    /// How tcp reduces: direct, ring, or auto (by the cost model)
+    /// How tcp reduces: direct, ring, or auto: the faster one, measured when the group forms (by the
+    /// cost model on an emulated link)
     #[arg(long, value_name = "NAME", default_value = "direct")]
     pub algorithm: String,
     /// Log each operation on standard error: off, info or trace [default: $PACELINE_COMM_LOG, or off]

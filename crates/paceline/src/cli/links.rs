@@ -14,10 +14,16 @@ Examples:
 
 /// Flags of `paceline links`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct LinksArgs {
     /// Numbers of parameters, separated by commas: what would they spend on communication?
-    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "model")]
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        value_parser = num_params,
+        conflicts_with = "model"
+    )]
     pub params: Vec<f64>,
     /// The same for a model, with its true number of parameters
     #[arg(long, value_enum)]
@@ -43,13 +49,18 @@ pub struct LinksArgs {
     /// The link
     #[arg(long, value_name = "LINK", default_value = "10gbit,50us")]
     pub link: String,
-    /// Ranks that add up their gradients [default: 2]
+    /// Ranks that add up their gradients
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub nproc: usize,
     /// Computing time of a step in milliseconds [default: measured, with --model]
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "MS")]
     pub compute_ms: Option<f64>,
     /// All-reduce as many bytes over shared memory on the emulated link, and print the time beside
     #[arg(long)]
     pub measure: bool,
+}
+
+/// A number of parameters, of which people know the power of ten.
+fn num_params(text: &str) -> Result<f64, String> {
+    text.trim().parse().map_err(|_| "give a number such as 11e6 or 25600000".to_owned())
 }

@@ -69,6 +69,7 @@ pub enum Command {
 
 /// Flags of `paceline launch`.
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub struct LaunchArgs {
     /// How many copies
     #[arg(short = 'n', long, value_name = "N", default_value_t = 2)]

@@ -1,6 +1,6 @@
 //! Starts the ranks of a run on this host, and ends them together.
 //!
-//! Each rank is a process in a group of its own. When one fails, the others have 150 ms to notice, to
+//! Each rank is a process in a group of its own. When one fails, the others have 200 ms to notice, to
 //! write their last operations down and to end by themselves; then they are asked to, 350 ms later
 //! made to, and 700 ms after the failure all are gone. The launcher says which rank it was, how it
 //! ended, what it said last, and where the operations are. When the launcher is killed,
@@ -26,7 +26,7 @@ use crate::cli::LaunchArgs;
 use crate::{Failure, Result, environment};
 
 pub use guard::guard_groups;
-pub use ranks::launch;
+pub use ranks::{Ended, launch, launch_one_of_many};
 
 /// What to start, how often.
 #[derive(Debug)]

@@ -4,13 +4,16 @@ use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_collectives::DUMP_FOLDER;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use super::dumps::Dumps;
 use super::guard::Guard;
@@ -20,13 +23,29 @@ use crate::failure::EXIT_CONSEQUENCE;
 use crate::{Failure, Result};
 
 /// After the first failure, how long the others may take to notice it and to end by themselves.
-const GRACE: Duration = Duration::from_millis(150);
+const GRACE: Duration = Duration::from_millis(200);
 /// How long ranks may take to end after the polite signal.
-const POLITE_WAIT: Duration = Duration::from_millis(350);
+const POLITE_WAIT: Duration = Duration::from_millis(300);
 /// How long the kernel may take to end them after the other one.
 const KILL_WAIT: Duration = Duration::from_millis(200);
 /// How long the output of an ended rank may stay open without a line.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// The same after a failure, when the launcher has something to say itself.
+const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(100);
+
+/// Who is told of signals: the launch that is under way.
+static LISTENER: Mutex<Option<Sender<Event>>> = Mutex::new(None);
+/// The last signal that came during a launch; 0 before any.
+static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+/// How a launch ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// The code to exit with.
+    pub code: u8,
+    /// The signal by which somebody asked this process to end, whatever the ranks did.
+    pub signal: Option<i32>,
+}
 
 #[derive(Debug)]
 enum Event {
@@ -44,6 +63,11 @@ struct Rank {
 /// Starts the ranks and waits for them. Returns 0 when all succeed; otherwise stops the rest, says
 /// on standard error what happened, and returns the code to exit with.
 pub fn launch(launch: &Launch) -> Result<u8> {
+    Ok(launch_one_of_many(launch)?.code)
+}
+
+/// The same, for a command that may go on when ranks fail, but not when it is asked to end.
+pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
     let (port, secret) = meeting_point()?;
@@ -80,7 +104,8 @@ pub fn launch(launch: &Launch) -> Result<u8> {
         dumps.keep_if_any();
     }
     guard.dismiss();
-    Ok(code)
+    let signal = Some(LAST_SIGNAL.load(Ordering::SeqCst)).filter(|&signal| signal != 0);
+    Ok(Ended { code, signal })
 }
 
 fn start(
@@ -138,17 +163,29 @@ fn wait_for(rank: usize, mut child: Child, events: &Sender<Event>) {
     }
 }
 
+/// From now on `events` gets the signals that ask us to end. Where no launch listens any more, they do
+/// what they would do without us.
 fn forward_signals(events: Sender<Event>) -> Result<()> {
+    let is_first = listener().replace(events).is_none();
+    if !is_first {
+        return Ok(());
+    }
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|e| Failure::io("cannot listen for signals", e))?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
-            if events.send(Event::Signal(signal)).is_err() {
-                break;
+            let events = listener();
+            LAST_SIGNAL.store(signal, Ordering::SeqCst);
+            if events.as_ref().is_none_or(|events| events.send(Event::Signal(signal)).is_err()) {
+                let _ = emulate_default_handler(signal);
             }
         }
     });
     Ok(())
+}
+
+fn listener() -> MutexGuard<'static, Option<Sender<Event>>> {
+    LISTENER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant, dumps: &Dumps) -> u8 {
@@ -166,23 +203,25 @@ fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant, dumps: &D
                 if !status.success() {
                     let culprit = find_cause(rank, ranks, events, at + GRACE);
                     stop(ranks, events, at + GRACE);
+                    // What the others said of the failure comes before the launcher's own words.
+                    drain(ranks, events, LAST_OUTPUT_WAIT);
                     return report(culprit, &ranks[culprit], begin, dumps);
                 }
             }
         }
     }
-    drain(ranks, events)
+    drain(ranks, events, IDLE_WAIT)
 }
 
-/// Waits until the output of ranks that have all succeeded is passed on, however slowly it is read;
-/// but not for a process that has left its group and keeps a rank's output open without using it.
-fn drain(ranks: &[Rank], events: &Receiver<Event>) -> u8 {
+/// Waits until the output of ranks that have all ended is passed on, however slowly it is read; but
+/// not for a process that has left its group and keeps a rank's output open without using it.
+fn drain(ranks: &[Rank], events: &Receiver<Event>, idle_wait: Duration) -> u8 {
     let mut idle_since = Instant::now();
     while !ranks.iter().all(|rank| rank.last_lines.is_drained()) {
         if ranks.iter().any(|rank| rank.last_lines.is_writing()) {
             idle_since = Instant::now();
         }
-        if idle_since.elapsed() > IDLE_WAIT {
+        if idle_since.elapsed() > idle_wait {
             break;
         }
         if let Ok(Event::Signal(signal)) = events.recv_timeout(Duration::from_millis(1)) {

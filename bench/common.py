@@ -1,0 +1,64 @@
+"""What the benchmark scripts share: running a program, and saying where and on what it ran."""
+import os
+import platform
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+Record = dict[str, Any]
+
+
+class RunFailed(Exception):
+    """A run that gave no result; the message says which and why."""
+
+
+def shown(path: Path) -> str:
+    """A path as a reader of the results can use it: relative to the repository, else its name."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
+    """Standard output of a command, which is stopped with all its ranks when it takes too long."""
+    name = shown(Path(command[0]))
+    process = subprocess.Popen(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RunFailed(f"{name} took more than {timeout_s:.0f} s") from None
+        raise
+    if process.returncode != 0:
+        last_lines = " | ".join(errors.strip().splitlines()[-3:])
+        raise RunFailed(f"{name} ended with {process.returncode}: {last_lines}".replace(f"{ROOT}/", ""))
+    return output
+
+
+def machine() -> Record:
+    def first(path: str, key: str) -> str:
+        lines = Path(path).read_text().splitlines()
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "unknown")
+
+    return {
+        "cpu": first("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": first("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+    }
+
+
+def commit() -> str:
+    """The commit that is checked out, marked when the working tree differs from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
