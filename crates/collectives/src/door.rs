@@ -34,7 +34,7 @@ pub(crate) struct Card {
 /// What a rank listens on.
 #[derive(Debug)]
 pub(crate) struct Door {
-    local: Option<Listener>,
+    local: Listener,
     tcp: Option<Listener>,
     card: Card,
 }
@@ -75,7 +75,7 @@ impl Door {
             }
             None => None,
         };
-        Ok(Self { local: Some(local), tcp, card })
+        Ok(Self { local, tcp, card })
     }
 
     /// Everybody's cards, in rank order, through the store.
@@ -135,8 +135,8 @@ impl Door {
             connections[peer] = Some(connected.map_err(|reason| fail(place(), reason))?);
         }
         let listener = match side {
-            Side::Local => &self.local,
-            Side::Tcp => &self.tcp,
+            Side::Local => Some(&self.local),
+            Side::Tcp => self.tcp.as_ref(),
         };
         if let Some(listener) = listener {
             self.let_in(listener, from, &mut connections, deadline)

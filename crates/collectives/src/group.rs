@@ -102,10 +102,7 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        Self::check_world(rank, world_size)?;
-        let store = Store::open(meeting, rank, world_size, options.timeout)?;
-        let door = Door::open(None, rank)?;
-        let cards = door.swap_at(&store, rank, world_size)?;
+        let (door, cards) = Self::meet(meeting, None, rank, world_size, &options)?;
         Self::form_shm(&door, &cards, rank, options, "world")
     }
 
@@ -120,10 +117,7 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        Self::check_world(rank, world_size)?;
-        let store = Store::open(meeting, rank, world_size, options.timeout)?;
-        let door = Door::open(Some(host), rank)?;
-        let cards = door.swap_at(&store, rank, world_size)?;
+        let (door, cards) = Self::meet(meeting, Some(host), rank, world_size, &options)?;
         Self::form_tcp(&door, &cards, host, rank, options, "world")
     }
 
@@ -137,10 +131,7 @@ impl Group {
         local_world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        Self::check_world(rank, world_size)?;
-        let store = Store::open(meeting, rank, world_size, options.timeout)?;
-        let door = Door::open(Some(host), rank)?;
-        let cards = door.swap_at(&store, rank, world_size)?;
+        let (door, cards) = Self::meet(meeting, Some(host), rank, world_size, &options)?;
         Self::form_hybrid(&door, &cards, host, rank, local_world_size, options, "world")
     }
 
@@ -332,6 +323,22 @@ impl Group {
             *monitor = Some(Monitor::start(links, move |peer| core.lose(peer))?);
         }
         Ok(())
+    }
+
+    /// Where all ranks can be reached, and this rank's own door. The store may close when this
+    /// returns: rank 0 answers the others for as long as its process lives.
+    fn meet(
+        meeting: &Meeting,
+        host: Option<&str>,
+        rank: usize,
+        world_size: usize,
+        options: &GroupOptions,
+    ) -> Result<(Door, Vec<Card>), CollectiveError> {
+        Self::check_world(rank, world_size)?;
+        let store = Store::open(meeting, rank, world_size, options.timeout)?;
+        let door = Door::open(host, rank)?;
+        let cards = door.swap_at(&store, rank, world_size)?;
+        Ok((door, cards))
     }
 
     pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<(), CollectiveError> {

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use mpi_sys as ffi;
 
 use super::flight::{Comm, Flight, MOST, Tag, address};
-use super::library::datatype;
 use super::meet::Met;
+use super::runtime::datatype;
 use super::{Inner, copy_region, room, stage, windows, within};
 use crate::call::{Region, Shares};
 use crate::core::Trip;
@@ -54,7 +54,7 @@ pub(super) fn gather(
         OpKind::AllGather => met.calls.iter().all(|call| call.overlap > 0 || call.send_count == 0),
         _ => is_root && call.overlap().is_some(),
     };
-    let in_place = comm.library.in_place().filter(|_| is_in_place);
+    let in_place = comm.runtime.in_place().filter(|_| is_in_place);
     let send = match in_place {
         Some(_) => {
             copy_region(call.send, whole.part(shares.bytes(rank, call.dtype)));

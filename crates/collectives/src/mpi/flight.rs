@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use mpi_sys as ffi;
 use paceline_memory::DType;
 
-use super::library::{Library, datatype};
+use super::runtime::{Runtime, datatype};
 use crate::CollectiveError;
 use crate::call::Region;
 use crate::core::Trip;
@@ -26,7 +26,7 @@ pub(super) enum Tag {
 #[derive(Debug)]
 pub(super) struct Comm {
     pub(super) handle: ffi::MPI_Comm,
-    pub(super) library: Library,
+    pub(super) runtime: Runtime,
     /// Whether a transfer was left in the air.
     is_abandoned: bool,
 }
@@ -43,30 +43,30 @@ pub(super) struct Flight {
 
 impl Comm {
     /// A duplicate of the communicator of all ranks, so that nobody else's messages come between.
-    pub(super) fn world(library: Library) -> Result<Self, String> {
+    pub(super) fn world(runtime: Runtime) -> Result<Self, String> {
         // SAFETY: this is a constant of the library.
         let world = unsafe { ffi::RSMPI_COMM_WORLD };
         let mut handle = world;
         // SAFETY: the library runs; all ranks do this first of all.
-        library.call(|| unsafe { ffi::MPI_Comm_dup(world, &mut handle) })?;
-        Self::own(handle, library)
+        runtime.call(|| unsafe { ffi::MPI_Comm_dup(world, &mut handle) })?;
+        Self::own(handle, runtime)
     }
 
-    fn own(handle: ffi::MPI_Comm, library: Library) -> Result<Self, String> {
+    fn own(handle: ffi::MPI_Comm, runtime: Runtime) -> Result<Self, String> {
         // Errors come back as codes. Otherwise the library would end the process.
         // SAFETY: the communicator is a new one of our own.
         let quiet = || unsafe { ffi::MPI_Comm_set_errhandler(handle, ffi::RSMPI_ERRORS_RETURN) };
-        library.call(quiet)?;
-        Ok(Self { handle, library, is_abandoned: false })
+        runtime.call(quiet)?;
+        Ok(Self { handle, runtime, is_abandoned: false })
     }
 
     /// This rank and the number of ranks.
     pub(super) fn place(&self) -> Result<(usize, usize), String> {
         let (mut rank, mut world) = (0, 0);
         // SAFETY: the communicator is valid.
-        self.library.call(|| unsafe { ffi::MPI_Comm_rank(self.handle, &mut rank) })?;
+        self.runtime.call(|| unsafe { ffi::MPI_Comm_rank(self.handle, &mut rank) })?;
         // SAFETY: as above.
-        self.library.call(|| unsafe { ffi::MPI_Comm_size(self.handle, &mut world) })?;
+        self.runtime.call(|| unsafe { ffi::MPI_Comm_size(self.handle, &mut world) })?;
         Ok((rank as usize, world as usize))
     }
 
@@ -77,11 +77,11 @@ impl Comm {
         let number = colour.map_or(undefined, |colour| colour as c_int);
         let mut handle = null;
         // SAFETY: the communicator is valid, and the answer outlives the call.
-        self.library.call(|| unsafe {
+        self.runtime.call(|| unsafe {
             ffi::MPI_Comm_split(self.handle, number, rank as c_int, &mut handle)
         })?;
         match colour {
-            Some(_) => Self::own(handle, self.library.share()).map(Some),
+            Some(_) => Self::own(handle, self.runtime.share()).map(Some),
             None => Ok(None),
         }
     }
@@ -100,7 +100,7 @@ impl Comm {
     ) -> Result<(), CollectiveError> {
         // SAFETY: this is a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        let begun = self.library.call(|| start(&mut request));
+        let begun = self.runtime.call(|| start(&mut request));
         begun.map_err(|reason| failed(trip, reason))?;
         flight.requests.push((peer, request));
         Ok(())
@@ -184,7 +184,7 @@ impl Comm {
         trip: &Trip,
         transfer: impl FnOnce(ffi::MPI_Comm) -> c_int,
     ) -> Result<(), CollectiveError> {
-        let carried = self.library.call(|| transfer(self.handle));
+        let carried = self.runtime.call(|| transfer(self.handle));
         carried.map_err(|reason| failed(trip, reason))
     }
 
@@ -200,7 +200,7 @@ impl Comm {
             while let Some((_, request)) = flight.requests.get_mut(at) {
                 let mut is_done = 0;
                 // SAFETY: the request is one that was begun and is not finished.
-                let tested = self.library.call(|| unsafe {
+                let tested = self.runtime.call(|| unsafe {
                     ffi::MPI_Test(request, &mut is_done, ffi::RSMPI_STATUS_IGNORE)
                 });
                 tested.map_err(|reason| failed(trip, reason))?;
@@ -234,7 +234,7 @@ impl Comm {
     /// Remembers that a transfer may be in the air for good.
     pub(super) fn abandon(&mut self) {
         self.is_abandoned = true;
-        Library::abandon();
+        Runtime::abandon();
     }
 }
 
@@ -248,7 +248,7 @@ impl Drop for Comm {
         if !self.is_abandoned && !std::thread::panicking() {
             // SAFETY: nothing is in the air, and nobody uses the communicator after this. Refused, it
             // stays until the process ends.
-            let _ = self.library.call(|| unsafe { ffi::MPI_Comm_free(&mut self.handle) });
+            let _ = self.runtime.call(|| unsafe { ffi::MPI_Comm_free(&mut self.handle) });
         }
     }
 }

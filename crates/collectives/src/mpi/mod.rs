@@ -27,17 +27,17 @@
 
 mod copies;
 mod flight;
-mod library;
 mod meet;
 mod point_to_point;
 mod reductions;
+mod runtime;
 
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flight::{Comm, MOST};
-use library::Library;
+use runtime::Runtime;
 
 use crate::call::{Region, Shares};
 use crate::core::Trip;
@@ -74,7 +74,7 @@ impl Mpi {
     /// All ranks that the launcher has started.
     pub(crate) fn open() -> Result<Self, CollectiveError> {
         let fail = |reason| CollectiveError::Mpi { rank: 0, op: "init", seq: 0, reason };
-        let comm = Library::open().and_then(Comm::world).map_err(fail)?;
+        let comm = Runtime::open().and_then(Comm::world).map_err(fail)?;
         Self::new(comm).map_err(fail)
     }
 

@@ -11,8 +11,8 @@ use std::ffi::{c_int, c_void};
 use mpi_sys as ffi;
 
 use super::flight::{Comm, address};
-use super::library::datatype;
 use super::meet::Met;
+use super::runtime::datatype;
 use super::{Inner, copy_region, room, stage, windows, within};
 use crate::call::Region;
 use crate::core::Trip;
@@ -36,11 +36,11 @@ pub(super) fn run(
     let call = trip.call;
     let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: trip.world };
     let running = reduction.running_dtype();
-    let (type_, op) = (datatype(running), comm.library.operation(running, call.op));
+    let (type_, op) = (datatype(running), comm.runtime.operation(running, call.op));
     let elems = call.send.len_bytes / call.dtype.size_bytes();
     let recv_elems = call.recv.len_bytes / call.dtype.size_bytes();
     let sides = prepare(comm, inner, trip, met, &reduction);
-    let in_place = comm.library.in_place().unwrap_or_default();
+    let in_place = comm.runtime.in_place().unwrap_or_default();
     let bytes = |from: usize, len: usize| {
         let size = running.size_bytes();
         from * size..(from + len) * size
@@ -74,7 +74,7 @@ pub(super) fn run(
         // SAFETY: the regions are claimed or the engine's own, as the counts are, and long enough; all
         // ranks have agreed on the counts, and cut alike.
         unsafe {
-            if comm.library.is_concurrent() {
+            if comm.runtime.is_concurrent() {
                 comm.carry_out_blocking(trip, |comm| match call.kind {
                     OpKind::AllReduce => ffi::MPI_Allreduce(send, result, len, type_, op, comm),
                     OpKind::Reduce => ffi::MPI_Reduce(send, result, len, type_, op, root, comm),
@@ -121,7 +121,7 @@ fn prepare(comm: &Comm, inner: &mut Inner, trip: &Trip, met: &Met, reduction: &R
         OpKind::Reduce => call.overlap().is_some(),
         _ => false,
     };
-    if is_in_place && comm.library.in_place().is_some() {
+    if is_in_place && comm.runtime.in_place().is_some() {
         let result = room(call.recv, &mut inner.receiving);
         copy_region(call.send, result);
         return Sides { send: None, result };

@@ -54,7 +54,7 @@ unsafe impl Sync for Facts {}
 
 /// A right to use the library, which stays as long as one of these is left.
 #[derive(Debug)]
-pub(super) struct Library {
+pub(super) struct Runtime {
     facts: Facts,
 }
 
@@ -62,7 +62,7 @@ fn stage() -> MutexGuard<'static, Stage> {
     STAGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Library {
+impl Runtime {
     /// Starts MPI, unless it runs already.
     pub(super) fn open() -> Result<Self, String> {
         let mut stage = stage();
@@ -161,7 +161,7 @@ impl Library {
     }
 }
 
-impl Drop for Library {
+impl Drop for Runtime {
     fn drop(&mut self) {
         let mut stage = stage();
         let Stage::Running { users, started_by_us, .. } = &mut *stage else { return };
