@@ -145,6 +145,10 @@ fn rank_process() {
             if rank == VICTIM {
                 println!("ready");
                 kill_process(getpid(), Signal::STOP).unwrap();
+                // The signal stops some thread first, and this one a moment later.
+                loop {
+                    std::thread::park();
+                }
             }
             let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
             stopped(&error, 2, 4000);

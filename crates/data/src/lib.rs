@@ -63,6 +63,7 @@ mod loader;
 mod mnist;
 mod random;
 mod sampler;
+mod subset;
 mod synthetic_images;
 mod synthetic_regression;
 
@@ -73,5 +74,6 @@ pub use error::DataError;
 pub use loader::{Loader, LoaderConfig, Prefetch};
 pub use mnist::Mnist;
 pub use sampler::{EpochPlan, Order, Sampler, Share};
+pub use subset::Subset;
 pub use synthetic_images::{SyntheticImages, SyntheticImagesConfig};
 pub use synthetic_regression::SyntheticRegression;

@@ -43,6 +43,16 @@ pub enum KernelError {
         /// How many classes there are.
         num_classes: usize,
     },
+    /// An index beyond the elements.
+    #[error("{op}: index {index} is not among {len} elements")]
+    Index {
+        /// The operation.
+        op: &'static str,
+        /// The index.
+        index: i64,
+        /// How many elements there are.
+        len: usize,
+    },
     /// Memory was refused.
     #[error(transparent)]
     Memory(#[from] MemoryError),

@@ -10,15 +10,19 @@
 //! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
 //! height, kernel width, channels in, channels out); linear weights are (out, in).
 
+pub mod batch_norm;
+pub mod cast;
 pub mod conv2d;
 pub mod conv_relu_pool;
 pub mod elementwise;
 pub mod linear;
 pub mod loss;
 pub mod matmul;
+pub mod norm;
 pub mod optimizer;
 pub mod pool2d;
 pub mod reference;
+pub mod top_k;
 
 mod compute;
 mod error;

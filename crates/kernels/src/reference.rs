@@ -4,7 +4,9 @@
 //! f64 tensors are computed by them, which is what gradient checks use.
 
 use crate::Real;
+use crate::batch_norm::BatchNorm;
 use crate::conv2d::Conv2d;
+use crate::linear::Activation;
 
 /// Every product of the sum that defines a convolution: `(n, i, j, o)` of the output, the input
 /// element and the weight element.
@@ -140,5 +142,80 @@ pub fn matmul<T: Real>(
             let c = &mut c[i * n + j];
             *c = if accumulate { *c + sum } else { sum };
         }
+    }
+}
+
+/// Mean, variance and count of the values of channel `c`, the variance from a second pass.
+fn moments<T: Real>(x: &[T], channels: usize, c: usize) -> (T, T, T) {
+    let values = || x.iter().skip(c).step_by(channels);
+    let (mut sum, mut squares) = (T::default(), T::default());
+    let count = T::from_f64((x.len() / channels) as f64);
+    values().for_each(|x| sum += *x);
+    let mean = sum / count;
+    values().for_each(|x| squares += (*x - mean) * (*x - mean));
+    (mean, squares / count, count)
+}
+
+/// Batch normalization with the statistics of the batch; ReLU on top if asked for.
+pub fn batch_norm_forward<T: Real>(
+    config: &BatchNorm,
+    x: &[T],
+    weight: &[T],
+    bias: &[T],
+    y: &mut [T],
+) {
+    for c in 0..config.channels {
+        let (mean, variance, _) = moments(x, config.channels, c);
+        let std = (variance + T::from_f64(config.eps)).sqrt();
+        for at in (c..x.len()).step_by(config.channels) {
+            let z = (x[at] - mean) / std * weight[c] + bias[c];
+            let passes = config.activation == Activation::None || z > T::default() || z.is_nan();
+            y[at] = if passes { z } else { T::default() };
+        }
+    }
+}
+
+/// Adds the gradients of weight and bias to `dw` and `db`, and writes the gradient of the input; `y`
+/// is what [`batch_norm_forward`] gave.
+#[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
+pub fn batch_norm_backward<T: Real>(
+    config: &BatchNorm,
+    x: &[T],
+    y: &[T],
+    weight: &[T],
+    dy: &[T],
+    dw: &mut [T],
+    db: &mut [T],
+    dx: &mut [T],
+) {
+    for c in 0..config.channels {
+        let (mean, variance, count) = moments(x, config.channels, c);
+        let std = (variance + T::from_f64(config.eps)).sqrt();
+        let with_relu = config.activation == Activation::Relu;
+        let dz = |at: usize| if with_relu && y[at] == T::default() { T::default() } else { dy[at] };
+        let x_hat = |at: usize| (x[at] - mean) / std;
+        let places = || (c..x.len()).step_by(config.channels);
+        let (mut sum, mut product) = (T::default(), T::default());
+        for at in places() {
+            sum += dz(at);
+            product += dz(at) * x_hat(at);
+        }
+        for at in places() {
+            dx[at] = weight[c] / std * (dz(at) - sum / count - x_hat(at) * product / count);
+        }
+        dw[c] += product;
+        db[c] += sum;
+    }
+}
+
+/// The sum of the squares, one after the other, in f64.
+pub fn sum_of_squares<T: Real>(x: &[T]) -> f64 {
+    x.iter().fold(0.0, |sum, x| sum + x.to_f64() * x.to_f64())
+}
+
+/// `x = factor * x`.
+pub fn scale<T: Real>(x: &mut [T], factor: T) {
+    for x in x {
+        *x = factor * *x;
     }
 }

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use paceline_kernels::conv2d::Conv2d;
 use paceline_kernels::linear::Activation;
+use paceline_kernels::pool2d;
 
-use crate::layers::{ConvReluPool, Flatten, Linear, Sequence};
+use crate::layers;
+use crate::layers::{BatchNorm, ConvReluPool, Flatten, Linear, MaxPool2d, Sequence};
 use crate::{LayoutBuilder, Loss, Model, ModelError, Result};
 
 /// Convolutions (3x3, padding 1) each with ReLU and a 2x2 max-pool, then a hidden layer with ReLU,
-/// then one logit per class.
+/// then one logit per class. If asked for, batch normalization comes between convolution and ReLU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CnnConfig {
     /// Height, width and channels of the images.
@@ -20,6 +22,11 @@ pub struct CnnConfig {
     pub hidden: usize,
     /// Classes to tell apart.
     pub num_classes: usize,
+    /// Whether batch normalization follows each convolution.
+    pub batch_norm: bool,
+    /// Whether there is a second head that the loss does not use, as is left over when a network is
+    /// taken for another task. Its parameters get no gradient.
+    pub unused_head: bool,
 }
 
 impl CnnConfig {
@@ -46,7 +53,23 @@ impl CnnConfig {
             }
             layout.unit(format!("conv{at}"));
             let geometry = Conv2d::same3x3(height, width, c_in, c_out);
-            network.push(ConvReluPool::new(&mut layout, geometry)?);
+            if self.batch_norm {
+                network.push(layers::Conv2d::new(&mut layout, geometry)?);
+                layout.unit(format!("bn{at}"));
+                network.push(BatchNorm::new(&mut layout, c_out, Activation::Relu));
+                let (window, stride) = (2, 2);
+                network.push(MaxPool2d::new(pool2d::MaxPool2d {
+                    height,
+                    width,
+                    channels: c_out,
+                    window,
+                    stride,
+                })?);
+                // The normalization keeps the image before the pool.
+                activation_elems += height * width * c_out;
+            } else {
+                network.push(ConvReluPool::new(&mut layout, geometry)?);
+            }
             (height, width, c_in) = (height / 2, width / 2, c_out);
             activation_elems += height * width * c_out;
         }
@@ -56,6 +79,10 @@ impl CnnConfig {
         network.push(Linear::new(&mut layout, flat, self.hidden, Activation::Relu));
         layout.unit("fc1");
         network.push(Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None));
+        if self.unused_head {
+            layout.unit("unused_head");
+            Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None);
+        }
         Ok(Model {
             name: "cnn",
             network: Box::new(network),

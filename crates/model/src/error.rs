@@ -19,6 +19,14 @@ pub enum ModelError {
         /// How many there are.
         found: usize,
     },
+    /// A layer announces gradients otherwise than its layout says.
+    #[error("the gradient of {name} was announced {problem}; a layer must announce each use once")]
+    Announcement {
+        /// The parameter.
+        name: String,
+        /// How often instead.
+        problem: &'static str,
+    },
     /// Whoever was told that a gradient is ready failed.
     #[error("{0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),

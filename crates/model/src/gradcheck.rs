@@ -7,7 +7,7 @@ use paceline_memory::{Allocator, Category, DType, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{Context, Layer, Layout, ParamId, Result, Storage, Which};
+use crate::{Context, GradientBooks, Layer, Layout, ParamId, Result, Storage, Which};
 
 /// Step of the central differences. Their error is of second order in it, so about 1e-12 for
 /// functions of size one, and rounding adds about 1e-16 / 1e-6: results agree to about 1e-9 unless
@@ -42,7 +42,8 @@ pub fn worst_error(
         announced.push(id);
         Ok(())
     };
-    let mut cx = Context::new(&compute, &storage, false, &mut ready);
+    let mut books = GradientBooks::new(layout);
+    let mut cx = Context::training(&compute, &storage, &mut books, &mut ready);
     let (output, mut saved) = layer.forward(&mut cx, input.clone())?;
     let weights = random(output.num_elems());
     let d_output = allocator.tensor(DType::F64, output.shape(), Category::Data)?;
@@ -50,12 +51,13 @@ pub fn worst_error(
     drop(output);
     let d_input = layer.backward(&mut cx, &mut saved, d_output, Which::Both)?;
     announced.sort();
-    let every: Vec<ParamId> = (0..layout.params().len()).map(ParamId).collect();
+    let every: Vec<ParamId> = layout.trained().map(|(id, _)| id).collect();
     assert_eq!(announced, every, "every gradient is announced once");
 
     let mut ignore = |_: ParamId| Ok(());
     let mut loss = || -> Result<f64> {
-        let mut cx = Context::new(&compute, &storage, false, &mut ignore);
+        let mut books = GradientBooks::new(layout);
+        let mut cx = Context::training(&compute, &storage, &mut books, &mut ignore);
         let (output, _) = layer.forward(&mut cx, input.clone())?;
         Ok(output.read::<f64>()?.iter().zip(&weights).map(|(y, w)| y * w).sum())
     };

@@ -3,7 +3,7 @@
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Shape, Tensor};
 
-use crate::{ModelError, ParamId, Result, Storage};
+use crate::{BufferId, GradientBooks, ModelError, ParamId, Result, Storage};
 
 /// Which gradients a backward pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,38 @@ pub enum Which {
     Weight,
 }
 
+/// What a pass tells to, and asks of, whoever runs it.
+pub trait PassHooks {
+    /// The gradient of a parameter is final.
+    fn gradient_ready(&mut self, id: ParamId) -> Result<()>;
+
+    /// Whether statistics of the batch are to be taken over all who share it.
+    fn syncs_statistics(&self) -> bool {
+        false
+    }
+
+    /// Adds up a small f64 tensor over all who share the batch, in place. As it is, nobody does.
+    fn sum_over_ranks(&mut self, _sums: &Tensor) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Who only wants to know when gradients are final.
+impl<F: FnMut(ParamId) -> Result<()>> PassHooks for F {
+    fn gradient_ready(&mut self, id: ParamId) -> Result<()> {
+        self(id)
+    }
+}
+
+/// What a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A backward pass follows.
+    Train,
+    /// Only the output counts; layers that behave otherwise in training do not now.
+    Evaluate,
+}
+
 /// What a layer computes with during one pass.
 ///
 /// Parameters are fetched through it when they are used and not kept, so that whoever owns the
@@ -24,25 +56,45 @@ pub struct Context<'a> {
     /// Threads, instructions and memory.
     pub compute: &'a Compute,
     storage: &'a Storage,
-    accumulate: bool,
-    ready: &'a mut dyn FnMut(ParamId) -> Result<()>,
+    /// None when the pass has no gradients.
+    training: Option<(&'a mut GradientBooks, &'a mut dyn PassHooks)>,
 }
 
 impl<'a> Context<'a> {
-    /// A context over `storage`. Gradients are added to what is there if `accumulate`, else they
-    /// overwrite it; `ready` is called with each parameter whose gradient is final.
-    pub fn new(
+    /// For a forward and a backward pass over `storage`, as far as the step has come by `books`.
+    pub fn training(
         compute: &'a Compute,
         storage: &'a Storage,
-        accumulate: bool,
-        ready: &'a mut dyn FnMut(ParamId) -> Result<()>,
+        books: &'a mut GradientBooks,
+        hooks: &'a mut dyn PassHooks,
     ) -> Self {
-        Self { compute, storage, accumulate, ready }
+        books.begin_pass();
+        Self { compute, storage, training: Some((books, hooks)) }
+    }
+
+    /// For a forward pass alone.
+    pub fn evaluation(compute: &'a Compute, storage: &'a Storage) -> Self {
+        Self { compute, storage, training: None }
+    }
+
+    /// What the pass is for.
+    pub fn mode(&self) -> Mode {
+        if self.training.is_some() { Mode::Train } else { Mode::Evaluate }
     }
 
     /// A parameter, to be read.
     pub fn param(&self, id: ParamId) -> Result<Tensor> {
         self.storage.value(id)
+    }
+
+    /// A buffer, to be read, and updated by a pass in training.
+    pub fn buffer(&self, id: BufferId) -> Result<Tensor> {
+        self.storage.buffer(id)
+    }
+
+    /// Whether a parameter is trained. A layer computes no gradient of one that is not.
+    pub fn trains(&self, id: ParamId) -> bool {
+        !self.storage.layout().param(id).is_frozen
     }
 
     /// The place for a parameter's gradient, to be written, or added to if
@@ -51,14 +103,35 @@ impl<'a> Context<'a> {
         self.storage.grad(id)
     }
 
-    /// Whether gradients are added to what is there.
-    pub fn accumulates(&self) -> bool {
-        self.accumulate
+    /// Whether a gradient is added to what is there: an earlier micro-batch of the step, or another
+    /// layer that uses the same parameter, has been here.
+    pub fn accumulates(&self, id: ParamId) -> bool {
+        self.training.as_ref().is_some_and(|(books, _)| books.is_written(id))
     }
 
-    /// Announces that the gradient of a parameter is final.
+    /// Announces that a layer has done its part of a parameter's gradient. After the last layer that
+    /// uses the parameter, the gradient is final.
     pub fn gradient_ready(&mut self, id: ParamId) -> Result<()> {
-        (self.ready)(id)
+        let Some((books, hooks)) = &mut self.training else { return Ok(()) };
+        let is_final = books.write(id).map_err(|problem| {
+            let name = self.storage.layout().param(id).name.clone();
+            ModelError::Announcement { name, problem }
+        })?;
+        if is_final { hooks.gradient_ready(id) } else { Ok(()) }
+    }
+
+    /// Whether statistics of the batch are to be taken over all who share it.
+    pub fn syncs_statistics(&self) -> bool {
+        self.training.as_ref().is_some_and(|(_, hooks)| hooks.syncs_statistics())
+    }
+
+    /// Adds up a small f64 tensor over all who share the batch, in place; see
+    /// [`Context::syncs_statistics`].
+    pub fn sum_over_ranks(&mut self, sums: &Tensor) -> Result<()> {
+        match &mut self.training {
+            Some((_, hooks)) => hooks.sum_over_ranks(sums),
+            None => Ok(()),
+        }
     }
 
     /// Memory for a layer's output, or for a gradient that travels between layers. Its contents are

@@ -3,7 +3,11 @@
 //! Parameters follow each other in the order in which they are registered, each beginning on a
 //! 64-byte boundary. Parameters that are used together form a unit; every unit is padded so that it
 //! can be cut into one even slice per rank, each again on a 64-byte boundary. Gradients and
-//! optimizer state use the same layout, so a bucket of gradients is a contiguous range.
+//! optimizer state use the same layout, so a bucket of gradients is a contiguous range. Frozen
+//! parameters, which have neither, lie behind all others.
+//!
+//! Buffers are what a model keeps besides: values that the forward pass updates and no gradient
+//! moves, such as running statistics. They lie in a storage of their own, without padding.
 
 use std::ops::Range;
 
@@ -11,12 +15,18 @@ use paceline_memory::{DType, Shape};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::{ModelError, Result};
+
 /// Elements to which starts are aligned: 64 bytes of f32. Other types use the same numbers.
 const ALIGN_ELEMS: usize = 16;
 
 /// A parameter's number, in order of registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
+
+/// A buffer's number, in order of registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub usize);
 
 /// How a parameter begins.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,10 +61,34 @@ pub struct Param {
     pub unit: usize,
     /// How it begins.
     pub init: Init,
+    /// How many layers use it in one pass. Its gradient is final after as many.
+    pub num_uses: u32,
+    /// Whether it stays as it is: it has no gradient, and no state in the optimizer.
+    pub is_frozen: bool,
 }
 
 impl Param {
     /// Its elements in flat storage, without padding.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.shape.num_elems()
+    }
+}
+
+/// One buffer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateBuffer {
+    /// Its name, unit first: `bn0.running_mean`.
+    pub name: String,
+    /// Its extents.
+    pub shape: Shape,
+    /// First element in the storage of buffers.
+    pub start: usize,
+    /// The value of all its elements in the beginning.
+    pub init: f64,
+}
+
+impl StateBuffer {
+    /// Its elements in the storage of buffers.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.shape.num_elems()
     }
@@ -65,7 +99,7 @@ impl Param {
 pub struct Unit {
     /// Its name.
     pub name: String,
-    /// Its elements in flat storage, with padding.
+    /// Its elements in flat storage, with padding; none if it is frozen.
     pub range: Range<usize>,
 }
 
@@ -74,11 +108,16 @@ pub struct Unit {
 pub struct Layout {
     params: Vec<Param>,
     units: Vec<Unit>,
+    /// Elements that have gradients, which come first.
+    trained_len: usize,
     len: usize,
+    world_size: usize,
+    buffers: Vec<StateBuffer>,
 }
 
 impl Layout {
-    /// All parameters, in order of registration, which is also their order in storage.
+    /// All parameters, in order of registration, which is also the order in storage of those that are
+    /// trained.
     pub fn params(&self) -> &[Param] {
         &self.params
     }
@@ -91,6 +130,17 @@ impl Layout {
     /// All units, in order.
     pub fn units(&self) -> &[Unit] {
         &self.units
+    }
+
+    /// The parameters that are trained, in order of registration.
+    pub fn trained(&self) -> impl DoubleEndedIterator<Item = (ParamId, &Param)> {
+        let all = self.params.iter().enumerate().map(|(at, param)| (ParamId(at), param));
+        all.filter(|(_, param)| !param.is_frozen)
+    }
+
+    /// Elements of gradients and optimizer state, with padding: those of parameters that are trained.
+    pub fn trained_len(&self) -> usize {
+        self.trained_len
     }
 
     /// Elements of flat storage, with padding.
@@ -108,9 +158,73 @@ impl Layout {
         self.params.iter().map(|p| p.shape.num_elems()).sum()
     }
 
-    /// Bytes of flat storage of one type.
+    /// All buffers, in order of registration, which is also their order in storage.
+    pub fn buffers(&self) -> &[StateBuffer] {
+        &self.buffers
+    }
+
+    /// One buffer.
+    pub fn buffer(&self, id: BufferId) -> &StateBuffer {
+        &self.buffers[id.0]
+    }
+
+    /// Elements of all buffers.
+    pub fn num_buffer_elems(&self) -> usize {
+        self.buffers.last().map_or(0, |buffer| buffer.range().end)
+    }
+
+    /// Bytes of all parameters of one type, with padding.
     pub fn num_bytes(&self, dtype: DType) -> usize {
         self.len * dtype.size_bytes()
+    }
+
+    /// Bytes of all gradients of one type, with padding.
+    pub fn trained_bytes(&self, dtype: DType) -> usize {
+        self.trained_len * dtype.size_bytes()
+    }
+
+    /// The same parameters with the units of these names frozen. Errors on a name that no unit has, and
+    /// when nothing is left to train.
+    pub fn with_frozen(&self, units: &[String]) -> Result<Self> {
+        let names = || self.units.iter().map(|unit| &*unit.name).collect::<Vec<_>>().join(", ");
+        if let Some(unknown) = units.iter().find(|name| self.units.iter().all(|u| u.name != **name))
+        {
+            let reason = format!("there is no unit {unknown} to freeze; there are {}", names());
+            return Err(ModelError::Config(reason));
+        }
+        let mut params = self.params.clone();
+        for param in &mut params {
+            param.is_frozen |= units.contains(&self.units[param.unit].name);
+        }
+        if params.iter().all(|param| param.is_frozen) {
+            return Err(ModelError::Config(format!(
+                "all units are frozen ({}), so there is nothing to train",
+                names()
+            )));
+        }
+        let units = self.units.iter().map(|unit| unit.name.clone());
+        let layout = Self::laid_out(params, units.collect(), self.world_size);
+        Ok(Self { buffers: self.buffers.clone(), ..layout })
+    }
+
+    /// Gives every parameter its place; without buffers, which need none.
+    fn laid_out(mut params: Vec<Param>, units: Vec<String>, world_size: usize) -> Self {
+        let (mut len, mut ranges) = (0, Vec::new());
+        for unit in 0..units.len() {
+            let begin = len;
+            for param in params.iter_mut().filter(|p| p.unit == unit && !p.is_frozen) {
+                len = place(param, len);
+            }
+            len = begin + (len - begin).next_multiple_of(ALIGN_ELEMS * world_size);
+            ranges.push(begin..len);
+        }
+        let trained_len = len;
+        for param in params.iter_mut().filter(|p| p.is_frozen) {
+            len = place(param, len);
+        }
+        let units = units.into_iter().zip(ranges).map(|(name, range)| Unit { name, range });
+        let (units, buffers) = (units.collect(), Vec::new());
+        Self { params, units, trained_len, len, world_size, buffers }
     }
 
     /// The elements with which a parameter begins. They depend on the seed and the parameter's
@@ -126,12 +240,19 @@ impl Layout {
     }
 }
 
+/// Puts a parameter behind `len` elements; the elements with it.
+fn place(param: &mut Param, len: usize) -> usize {
+    param.start = len.next_multiple_of(ALIGN_ELEMS);
+    param.range().end
+}
+
 /// Collects parameters while a model is built.
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
     units: Vec<String>,
-    /// Unit, name, shape and initial values of each parameter.
-    params: Vec<(usize, String, Shape, Init)>,
+    /// Those registered so far, without a place.
+    params: Vec<Param>,
+    buffers: Vec<StateBuffer>,
 }
 
 impl LayoutBuilder {
@@ -150,26 +271,40 @@ impl LayoutBuilder {
     pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> ParamId {
         let unit = self.units.len().checked_sub(1).expect("a parameter belongs to a unit");
         let name = format!("{}.{name}", self.units[unit]);
-        self.params.push((unit, name, shape.into(), init));
+        let shape = shape.into();
+        self.params.push(Param {
+            name,
+            shape,
+            start: 0,
+            unit,
+            init,
+            num_uses: 1,
+            is_frozen: false,
+        });
         ParamId(self.params.len() - 1)
+    }
+
+    /// Registers a buffer of the current unit, which begins with `init` in all its elements. Panics if
+    /// no unit was begun.
+    pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, init: f64) -> BufferId {
+        let unit = self.units.last().expect("a buffer belongs to a unit");
+        let start = self.buffers.last().map_or(0, |buffer| buffer.range().end);
+        let name = format!("{unit}.{name}");
+        self.buffers.push(StateBuffer { name, shape: shape.into(), start, init });
+        BufferId(self.buffers.len() - 1)
+    }
+
+    /// Registers one more use of a parameter by another layer: the two are tied. The parameter stays
+    /// in the unit that registered it.
+    pub fn tie(&mut self, id: ParamId) -> ParamId {
+        self.params[id.0].num_uses += 1;
+        id
     }
 
     /// Lays everything out for `world_size` ranks.
     pub fn finish(self, world_size: usize) -> Layout {
-        let mut layout = Layout { params: Vec::new(), units: Vec::new(), len: 0 };
-        let mut params = self.params.into_iter().peekable();
-        for (unit, name) in self.units.into_iter().enumerate() {
-            let begin = layout.len;
-            while let Some((_, name, shape, init)) = params.next_if(|param| param.0 == unit) {
-                let start = layout.len.next_multiple_of(ALIGN_ELEMS);
-                layout.len = start + shape.num_elems();
-                layout.params.push(Param { name, shape, start, unit, init });
-            }
-            let padded = (layout.len - begin).next_multiple_of(ALIGN_ELEMS * world_size);
-            layout.len = begin + padded;
-            layout.units.push(Unit { name, range: begin..layout.len });
-        }
-        layout
+        let layout = Layout::laid_out(self.params, self.units, world_size);
+        Layout { buffers: self.buffers, ..layout }
     }
 }
 
@@ -194,6 +329,48 @@ mod tests {
             (layout.param(bias).name.as_str(), layout.param(bias).range()),
             ("a.bias", 16..19)
         );
+    }
+
+    #[test]
+    fn buffers_lie_apart_from_parameters() {
+        let build = |with_buffers: bool| {
+            let mut builder = LayoutBuilder::new();
+            for unit in ["a", "b"] {
+                builder.unit(unit);
+                builder.param("weight", [5], Init::Constant(1.0));
+                if with_buffers {
+                    builder.buffer("running_mean", [3], 0.0);
+                    builder.buffer("running_var", [3], 1.0);
+                }
+            }
+            builder.finish(2)
+        };
+        let (layout, without) = (build(true), build(false));
+        assert_eq!((layout.params(), layout.units()), (without.params(), without.units()));
+        assert_eq!((layout.len(), layout.num_params()), (without.len(), without.num_params()));
+        assert_eq!((layout.num_buffer_elems(), without.num_buffer_elems()), (12, 0));
+        let last = layout.buffer(BufferId(3));
+        assert_eq!((last.name.as_str(), last.range(), last.init), ("b.running_var", 9..12, 1.0));
+    }
+
+    #[test]
+    fn frozen_units_lie_behind_the_others() {
+        let mut builder = LayoutBuilder::new();
+        for name in ["a", "b", "c"] {
+            builder.unit(name);
+            builder.param("weight", [20], Init::Constant(1.0));
+        }
+        let layout = builder.finish(2);
+        let frozen = layout.with_frozen(&["a".into()]).unwrap();
+        let starts: Vec<usize> = frozen.params().iter().map(|p| p.start).collect();
+        assert_eq!((starts, frozen.trained_len(), frozen.len()), (vec![64, 0, 32], 64, 84));
+        assert_eq!(frozen.trained().map(|(id, _)| id.0).collect::<Vec<_>>(), [1, 2]);
+        let refused = |units: &[&str]| {
+            let units: Vec<String> = units.iter().map(|name| name.to_string()).collect();
+            layout.with_frozen(&units).unwrap_err().to_string()
+        };
+        assert_eq!(refused(&["d"]), "there is no unit d to freeze; there are a, b, c");
+        assert!(refused(&["a", "b", "c"]).starts_with("all units are frozen"));
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub mod gradcheck;
 pub mod layers;
 pub mod weights;
 
+mod books;
 mod cnn;
 mod error;
 mod layer;
@@ -63,10 +64,11 @@ mod model;
 mod optimizer;
 mod storage;
 
+pub use books::GradientBooks;
 pub use cnn::CnnConfig;
 pub use error::ModelError;
-pub use layer::{Context, Layer, Saved, Which};
-pub use layout::{Init, Layout, LayoutBuilder, Param, ParamId, Unit};
+pub use layer::{Context, Layer, Mode, PassHooks, Saved, Which};
+pub use layout::{BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit};
 pub use loss::Loss;
 pub use mlp::MlpConfig;
 pub use model::Model;

@@ -18,21 +18,33 @@ pub struct MlpConfig {
     pub output_dim: usize,
     /// Hidden layers.
     pub num_layers: usize,
+    /// Whether all hidden layers after the first use the same parameters.
+    pub tie_layers: bool,
 }
 
 impl MlpConfig {
     /// Builds the model for `world_size` ranks. Errors when a width is zero.
     pub fn build(&self, world_size: usize) -> Result<Model> {
-        let Self { input_dim, hidden_dim, output_dim, num_layers } = *self;
+        let Self { input_dim, hidden_dim, output_dim, num_layers, tie_layers } = *self;
         if [input_dim, hidden_dim, output_dim].contains(&0) {
             return Err(ModelError::Config(format!("an MLP needs widths above zero: {self:?}")));
         }
         let mut layout = LayoutBuilder::new();
         let mut network = Sequence::new();
         let mut inputs = input_dim;
+        let mut last: Option<Linear> = None;
         for at in 0..num_layers {
-            layout.unit(format!("fc{at}"));
-            network.push(Linear::new(&mut layout, inputs, hidden_dim, Activation::Relu));
+            let layer = match &last {
+                Some(last) if tie_layers && at > 1 => {
+                    Linear::tied_to(&mut layout, last, Activation::Relu)
+                }
+                _ => {
+                    layout.unit(format!("fc{at}"));
+                    Linear::new(&mut layout, inputs, hidden_dim, Activation::Relu)
+                }
+            };
+            network.push(layer.clone());
+            last = Some(layer);
             inputs = hidden_dim;
         }
         layout.unit(format!("fc{num_layers}"));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Layer, Layout, Loss};
+use crate::{Layer, Layout, Loss, Result};
 
 /// A network with a loss, ready to be given storage.
 pub struct Model {
@@ -17,6 +17,14 @@ pub struct Model {
     pub loss: Loss,
     /// Elements of activations that one sample keeps until its backward pass, at least.
     pub activation_elems: usize,
+}
+
+impl Model {
+    /// Freezes the units of these names: see [`Layout::with_frozen`].
+    pub fn freeze(&mut self, units: &[String]) -> Result<()> {
+        self.layout = Arc::new(self.layout.with_frozen(units)?);
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Model {

@@ -37,9 +37,9 @@ pub struct Optimizer {
 impl Optimizer {
     /// An optimizer for `storage` that has made no step.
     pub fn new(config: OptimizerConfig, storage: &Storage, allocator: &Allocator) -> Result<Self> {
-        let values = storage.values();
+        let grads = storage.grads();
         let zeros = |_: &&str| -> Result<Tensor> {
-            let state = allocator.tensor(values.dtype(), values.shape(), Category::Optimizer)?;
+            let state = allocator.tensor(grads.dtype(), grads.shape(), Category::Optimizer)?;
             state.as_bytes().write::<u8>()?.fill(0);
             Ok(state)
         };
@@ -47,10 +47,10 @@ impl Optimizer {
         Ok(Self { config, state, steps: 0 })
     }
 
-    /// Updates all parameters from all gradients.
+    /// Updates all parameters that are trained from all gradients.
     pub fn step(&mut self, compute: &Compute, storage: &Storage) -> Result<()> {
         self.steps += 1;
-        let (params, grads) = (storage.values(), storage.grads());
+        let (params, grads) = (&storage.trained_values()?, storage.grads());
         match (&self.config, self.state.as_slice()) {
             (OptimizerConfig::Sgd(config), state) => {
                 sgd(compute, config, params, grads, state.first())?;
@@ -63,6 +63,15 @@ impl Optimizer {
             }
         }
         Ok(())
+    }
+
+    /// Changes the learning rate, from the next step on.
+    pub fn set_lr(&mut self, rate: f64) {
+        match &mut self.config {
+            OptimizerConfig::Sgd(Sgd { lr, .. }) | OptimizerConfig::AdamW(AdamW { lr, .. }) => {
+                *lr = rate;
+            }
+        }
     }
 
     /// Steps made so far, those before a checkpoint included.

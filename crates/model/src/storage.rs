@@ -1,38 +1,46 @@
-//! Flat storage of parameters and gradients.
+//! Flat storage of parameters, gradients and buffers.
 
 use std::sync::Arc;
 
 use paceline_memory::{Allocator, Buffer, Category, DType, Tensor};
 use sha2::{Digest, Sha256};
 
-use crate::{Layout, ParamId, Result};
+use crate::{BufferId, Layout, ParamId, Result};
 
-/// All parameters and gradients of a model, each in one flat tensor.
+/// All parameters, gradients and buffers of a model, each in one flat tensor.
 #[derive(Clone, Debug)]
 pub struct Storage {
     layout: Arc<Layout>,
     values: Tensor,
     grads: Tensor,
+    buffers: Tensor,
 }
 
 impl Storage {
-    /// Storage in buffers of the caller's choice, each of [`Layout::num_bytes`]; what they hold is
-    /// kept.
-    pub fn new(layout: Arc<Layout>, dtype: DType, values: Buffer, grads: Buffer) -> Result<Self> {
+    /// Storage with parameters and gradients in memory of the caller's choice, of
+    /// [`Layout::num_bytes`] and [`Layout::trained_bytes`]; what it holds is kept. Buffers lie in memory of this process.
+    pub fn new(
+        layout: Arc<Layout>,
+        dtype: DType,
+        values: Buffer,
+        grads: Buffer,
+        allocator: &Allocator,
+    ) -> Result<Self> {
         let values = Tensor::new(values, 0, dtype, [layout.len()])?;
-        let grads = Tensor::new(grads, 0, dtype, [layout.len()])?;
-        Ok(Self { layout, values, grads })
+        let grads = Tensor::new(grads, 0, dtype, [layout.trained_len()])?;
+        let len = layout.num_buffer_elems();
+        let buffers = allocator.tensor(dtype, [len], Category::Parameters)?;
+        Ok(Self { layout, values, grads, buffers })
     }
 
     /// Storage in memory of this process.
     pub fn host(layout: Arc<Layout>, dtype: DType, allocator: &Allocator) -> Result<Self> {
-        let bytes = layout.num_bytes(dtype);
-        let values = allocator.host(bytes, Category::Parameters)?;
-        let grads = allocator.host(bytes, Category::Gradients)?;
-        Self::new(layout, dtype, values, grads)
+        let values = allocator.host(layout.num_bytes(dtype), Category::Parameters)?;
+        let grads = allocator.host(layout.trained_bytes(dtype), Category::Gradients)?;
+        Self::new(layout, dtype, values, grads, allocator)
     }
 
-    /// Gives every parameter its initial values, and zero to gradients and padding.
+    /// Gives every parameter and buffer its initial values, and zero to gradients and padding.
     pub fn initialize(&self, seed: u64) -> Result<()> {
         self.values.as_bytes().write::<u8>()?.fill(0);
         self.grads.as_bytes().write::<u8>()?.fill(0);
@@ -48,6 +56,13 @@ impl Storage {
                 }
             }
         }
+        for (at, buffer) in self.layout.buffers().iter().enumerate() {
+            let to = self.buffer(BufferId(at))?;
+            match to.dtype() {
+                DType::F64 => to.write::<f64>()?.fill(buffer.init),
+                _ => to.write::<f32>()?.fill(buffer.init as f32),
+            }
+        }
         Ok(())
     }
 
@@ -61,6 +76,11 @@ impl Storage {
         &self.values
     }
 
+    /// The parameters that are trained, with padding: as long as [`Storage::grads`].
+    pub fn trained_values(&self) -> Result<Tensor> {
+        Ok(self.values.slice(0..self.layout.trained_len())?)
+    }
+
     /// All gradients, with padding.
     pub fn grads(&self) -> &Tensor {
         &self.grads
@@ -71,9 +91,20 @@ impl Storage {
         self.part(&self.values, id)
     }
 
-    /// The gradient of one parameter.
+    /// The gradient of one parameter. Errors on a frozen one, which has none.
     pub fn grad(&self, id: ParamId) -> Result<Tensor> {
         self.part(&self.grads, id)
+    }
+
+    /// All buffers.
+    pub fn buffers(&self) -> &Tensor {
+        &self.buffers
+    }
+
+    /// One buffer.
+    pub fn buffer(&self, id: BufferId) -> Result<Tensor> {
+        let buffer = self.layout.buffer(id);
+        Ok(self.buffers.slice(buffer.range())?.view(buffer.shape)?)
     }
 
     fn part(&self, all: &Tensor, id: ParamId) -> Result<Tensor> {
@@ -82,7 +113,7 @@ impl Storage {
     }
 
     /// SHA-256, in hexadecimal, of the parameters without padding, little-endian, in order of
-    /// registration: equal weights show at a glance.
+    /// registration: equal weights show at a glance. Buffers are left out, in which ranks may differ.
     pub fn digest(&self) -> Result<String> {
         let mut hasher = Sha256::new();
         for at in 0..self.layout.params().len() {

@@ -1,7 +1,7 @@
-//! Weight files: parameters and optimizer state in the safetensors format.
+//! Weight files: parameters, buffers and optimizer state in the safetensors format.
 //!
-//! Tensors are named `model.<parameter>` and `optimizer.<state>.<parameter>` and have the shapes of
-//! the layout, without padding, so a file does not depend on the number of ranks. The metadata holds
+//! Tensors are named `model.<parameter or buffer>` and `optimizer.<state>.<parameter>` and have the
+//! shapes of the layout, without padding, so a file does not depend on the number of ranks. The metadata holds
 //! what the caller adds, and a SHA-256 of all that and of all tensors, in order of their names.
 
 use std::borrow::Cow;
@@ -13,12 +13,12 @@ use paceline_memory::{DType, ReadGuard, Shape, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize_to_file};
 use sha2::{Digest, Sha256};
 
-use crate::{Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
+use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
 
 /// The metadata key of the digest.
 const DIGEST_KEY: &str = "sha256";
 
-/// Writes parameters, optimizer state and `metadata` to `path`. The file appears complete or not at
+/// Writes parameters, buffers, optimizer state and `metadata` to `path`. The file appears complete or not at
 /// all: it is written beside its place, forced to disk, and renamed; an earlier one is replaced.
 pub fn save(
     path: &Path,
@@ -31,10 +31,14 @@ pub fn save(
     for (at, param) in layout.params().iter().enumerate() {
         let value = storage.value(ParamId(at))?;
         entries.insert(format!("model.{}", param.name), Entry::new(&value)?);
-        for (state, tensor) in optimizer.state() {
+        for (state, tensor) in optimizer.state().filter(|_| !param.is_frozen) {
             let part = tensor.slice(param.range())?.view(param.shape)?;
             entries.insert(format!("optimizer.{state}.{}", param.name), Entry::new(&part)?);
         }
+    }
+    for (at, buffer) in layout.buffers().iter().enumerate() {
+        let value = storage.buffer(BufferId(at))?;
+        entries.insert(format!("model.{}", buffer.name), Entry::new(&value)?);
     }
     let digest = digest(metadata, entries.iter().map(|(name, entry)| (&**name, &*entry.bytes)));
     let mut metadata: HashMap<String, String> = metadata.clone().into_iter().collect();
@@ -165,8 +169,13 @@ impl WeightFile {
         &self.metadata
     }
 
-    /// Checks that every parameter of `layout` and its optimizer state is there with its shape, and
-    /// nothing else. The error names the first that differs.
+    /// The digest, which no two files of different contents share.
+    pub fn digest(&self) -> &str {
+        self.metadata.get(DIGEST_KEY).map_or("", String::as_str)
+    }
+
+    /// Checks that every parameter of `layout` and its optimizer state and every buffer is there with
+    /// its shape, and nothing else. The error names the first that differs.
     pub fn check(&self, layout: &Layout, dtype: DType, optimizer: &OptimizerConfig) -> Result<()> {
         let differs = |reason: String| ModelError::OtherModel { path: self.path.clone(), reason };
         let tensors = self.tensors()?;
@@ -189,10 +198,17 @@ impl WeightFile {
             })?;
             compare(&format!("parameter {}", param.name), stored, param.shape)?;
         }
+        for buffer in layout.buffers() {
+            let stored = tensors.tensor(&format!("model.{}", buffer.name)).map_err(|_| {
+                differs(format!("it has no buffer {}, which this model has", buffer.name))
+            })?;
+            compare(&format!("buffer {}", buffer.name), stored, buffer.shape)?;
+        }
         let known = |name: &str| {
             let is_param = |name: &str| layout.params().iter().any(|p| p.name == name);
+            let is_buffer = |name: &str| layout.buffers().iter().any(|b| b.name == name);
             match name.strip_prefix("model.") {
-                Some(param) => is_param(param),
+                Some(name) => is_param(name) || is_buffer(name),
                 None => states.iter().any(|state| {
                     let rest = name.strip_prefix("optimizer.").and_then(|n| n.strip_prefix(state));
                     rest.and_then(|n| n.strip_prefix('.')).is_some_and(is_param)
@@ -204,11 +220,17 @@ impl WeightFile {
         if let Some(name) = names.iter().find(|name| !known(name)) {
             return Err(differs(format!("it has {name}, which this run has no use for")));
         }
-        if names.len() != layout.params().len() * (1 + states.len()) {
+        let of_params = layout.params().len() + layout.trained().count() * states.len();
+        let needed = of_params + layout.buffers().len();
+        if names.len() < needed {
             let reason = format!("it lacks the optimizer state this run needs ({states:?})");
             return Err(differs(reason));
         }
-        for param in layout.params() {
+        if names.len() > needed {
+            let reason = "it has optimizer state of parameters that this run has frozen";
+            return Err(differs(reason.into()));
+        }
+        for (_, param) in layout.trained() {
             for state in states {
                 let name = format!("optimizer.{state}.{}", param.name);
                 let stored = tensors.tensor(&name).map_err(|e| self.fail(e.to_string()))?;
@@ -218,7 +240,7 @@ impl WeightFile {
         Ok(())
     }
 
-    /// Copies parameters and optimizer state into place, after [`WeightFile::check`]. The number of
+    /// Copies parameters, buffers and optimizer state into place, after [`WeightFile::check`]. The number of
     /// optimizer steps is the caller's to restore.
     pub fn restore(&self, storage: &Storage, optimizer: &Optimizer) -> Result<()> {
         let dtype = storage.values().dtype();
@@ -231,10 +253,13 @@ impl WeightFile {
         };
         for (at, param) in storage.layout().params().iter().enumerate() {
             copy(format!("model.{}", param.name), storage.value(ParamId(at))?)?;
-            for (state, tensor) in optimizer.state() {
+            for (state, tensor) in optimizer.state().filter(|_| !param.is_frozen) {
                 let name = format!("optimizer.{state}.{}", param.name);
                 copy(name, tensor.slice(param.range())?)?;
             }
+        }
+        for (at, buffer) in storage.layout().buffers().iter().enumerate() {
+            copy(format!("model.{}", buffer.name), storage.buffer(BufferId(at))?)?;
         }
         Ok(())
     }

@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::cell::RefCell;
+
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, DType, Tensor};
-use paceline_model::{Context, Model, ParamId, Storage, Which};
+use paceline_model::{Context, GradientBooks, MlpConfig, Model, ParamId, Storage, Which};
 
-use common::{cnn, every_layer, mlp, numbers};
+use common::{cnn, cnn_with_batch_norm, every_layer, mlp, numbers};
 
 /// A model with storage, an input and a gradient of its output.
 struct Bench {
@@ -16,12 +18,14 @@ struct Bench {
     storage: Storage,
     input: Tensor,
     d_output: Tensor,
+    books: RefCell<GradientBooks>,
 }
 
 impl Bench {
-    fn all() -> [Self; 3] {
+    fn all() -> [Self; 4] {
         [
             Self::new(cnn(), &[3, 9, 8, 2], &[3, 5]),
+            Self::new(cnn_with_batch_norm(), &[3, 9, 8, 2], &[3, 5]),
             Self::new(mlp(), &[4, 6], &[4, 3]),
             Self::new(every_layer(), &[2, 9, 9, 2], &[2, 3]),
         ]
@@ -33,7 +37,8 @@ impl Bench {
         storage.initialize(5).unwrap();
         let input = numbers(&compute.allocator, input_shape, 6);
         let d_output = numbers(&compute.allocator, output_shape, 7);
-        Self { model, compute, storage, input, d_output }
+        let books = RefCell::new(GradientBooks::new(&model.layout));
+        Self { model, compute, storage, input, d_output, books }
     }
 
     fn fill_gradients(&self, value: f64) {
@@ -56,7 +61,11 @@ impl Bench {
             announced.push((id, self.gradient(id)));
             Ok(())
         };
-        let mut cx = Context::new(&self.compute, &self.storage, accumulate, &mut ready);
+        let mut books = self.books.borrow_mut();
+        if !accumulate {
+            books.begin_step();
+        }
+        let mut cx = Context::training(&self.compute, &self.storage, &mut books, &mut ready);
         let network = &self.model.network;
         let (_, mut saved) = network.forward(&mut cx, self.input.clone()).unwrap();
         let mut d_input = None;
@@ -126,4 +135,36 @@ fn gradients_are_announced_once_and_final_from_the_last_to_the_first() {
             }
         }
     }
+}
+
+#[test]
+fn a_tied_gradient_is_announced_once_after_its_last_use() {
+    let config =
+        MlpConfig { input_dim: 6, hidden_dim: 7, output_dim: 3, num_layers: 4, tie_layers: true };
+    let bench = Bench::new(config.build(1).unwrap(), &[4, 6], &[4, 3]);
+    // First hidden layer, the three that share, output.
+    assert_eq!(bench.model.layout.params().len(), 6);
+    bench.fill_gradients(f64::NAN);
+    let (_, announced) = bench.run(false, &[Which::Both]);
+    assert_eq!(announced.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [5, 4, 3, 2, 1, 0]);
+    for (id, when_announced) in announced {
+        assert_eq!(bench.gradient(id), when_announced, "parameter {}", id.0);
+    }
+}
+
+#[test]
+fn frozen_parameters_have_no_gradient_and_change_nothing_for_the_others() {
+    let whole = Bench::new(cnn(), &[3, 9, 8, 2], &[3, 5]);
+    whole.run(false, &[Which::Both]);
+    let mut model = cnn();
+    model.freeze(&["conv0".into(), "fc0".into()]).unwrap();
+    let frozen = Bench::new(model, &[3, 9, 8, 2], &[3, 5]);
+    let (_, announced) = frozen.run(false, &[Which::Both]);
+    let trained: Vec<ParamId> = frozen.model.layout.trained().map(|(id, _)| id).collect();
+    assert_eq!(trained.len(), 4);
+    assert_eq!(announced.iter().rev().map(|(id, _)| *id).collect::<Vec<_>>(), trained);
+    for id in trained {
+        assert_eq!(frozen.gradient(id), whole.gradient(id));
+    }
+    assert!(frozen.storage.grad(ParamId(0)).is_err(), "a frozen parameter has no gradient");
 }

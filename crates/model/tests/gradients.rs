@@ -7,10 +7,12 @@ use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::pool2d;
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::layers::{Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence};
-use paceline_model::{Context, Layer, Layout, LayoutBuilder, Loss, Storage, gradcheck};
+use paceline_model::layers::{
+    BatchNorm, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence,
+};
+use paceline_model::{Context, Layer, Layout, LayoutBuilder, Loss, MlpConfig, Storage, gradcheck};
 
-use common::{cnn, conv, every_layer, mlp, numbers};
+use common::{cnn, cnn_with_batch_norm, conv, every_layer, mlp, numbers};
 
 /// The finite differences have errors of about 1e-9: the rounding of sums up to about ten, 1e-15,
 /// divided by the step of 1e-6. A wrong term is off by the size of a gradient, that is by about one.
@@ -73,6 +75,18 @@ fn linear_with_and_without_relu() {
 }
 
 #[test]
+fn batch_norm_of_images_and_rows_with_and_without_relu() {
+    for activation in [Activation::None, Activation::Relu] {
+        for shape in [&[2, 3, 4, 5][..], &[6, 19]] {
+            let mut layout = LayoutBuilder::new();
+            layout.unit("bn");
+            let layer = BatchNorm::new(&mut layout, shape[shape.len() - 1], activation);
+            check(&layer, &layout.finish(1), shape, &format!("{activation:?} {shape:?}"));
+        }
+    }
+}
+
+#[test]
 fn layers_without_parameters() {
     let layout = LayoutBuilder::new().finish(1);
     for (height, width, window, stride) in [(8, 7, 3, 2), (6, 5, 2, 2), (5, 5, 2, 3), (4, 4, 3, 1)]
@@ -94,9 +108,14 @@ fn a_sequence_of_every_layer() {
 
 #[test]
 fn whole_networks() {
-    let (cnn, mlp) = (cnn(), mlp());
+    let (cnn, mlp, cnn_bn) = (cnn(), mlp(), cnn_with_batch_norm());
+    check(&*cnn_bn.network, &cnn_bn.layout, &[3, 9, 8, 2], "CNN with batch norm");
     check(&*cnn.network, &cnn.layout, &[3, 9, 8, 2], "CNN");
     check(&*mlp.network, &mlp.layout, &[5, 6], "MLP");
+    let config =
+        MlpConfig { input_dim: 6, hidden_dim: 5, output_dim: 3, num_layers: 3, tie_layers: true };
+    let tied = config.build(1).unwrap();
+    check(&*tied.network, &tied.layout, &[5, 6], "MLP with tied layers");
 }
 
 /// Compares `scale` times the finite differences of the loss with its gradient.
@@ -105,8 +124,7 @@ fn check_loss(loss: Loss, output: &Tensor, target: &Tensor, scale: f64) {
     let compute = Compute::new(1, Allocator::new());
     let storage_of_nothing = LayoutBuilder::new().finish(1).into();
     let storage = Storage::host(storage_of_nothing, DType::F64, &compute.allocator).unwrap();
-    let mut ignore = |_| Ok(());
-    let cx = Context::new(&compute, &storage, false, &mut ignore);
+    let cx = Context::evaluation(&compute, &storage);
     let (sums, gradient) = loss.differentiate(&cx, output, target, scale).unwrap();
     assert_eq!(sums, loss.evaluate(output, target).unwrap(), "the scale is the gradient's alone");
     for (at, gradient) in gradient.read::<f64>().unwrap().iter().enumerate() {

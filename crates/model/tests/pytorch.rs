@@ -7,19 +7,24 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::{AdamW, Sgd};
 use paceline_kernels::{Compute, SimdLevel, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::layers::{Conv2d, ConvReluPool, Linear, MaxPool2d, Relu};
+use paceline_model::layers::{BatchNorm, Conv2d, ConvReluPool, Linear, MaxPool2d, Relu};
 use paceline_model::{
-    CnnConfig, Context, Init, Layer, LayoutBuilder, Loss, MlpConfig, Model, Optimizer,
-    OptimizerConfig, ParamId, Result, Storage, Which,
+    BufferId, CnnConfig, Context, GradientBooks, Init, Layer, LayoutBuilder, Loss, MlpConfig,
+    Model, Optimizer, OptimizerConfig, ParamId, Result, Storage, Which,
 };
 use safetensors::SafeTensors;
 
 static FILE: &[u8] = include_bytes!("fixtures/torch.safetensors");
 
 /// Every case of the file with its parameters, so that none is forgotten and none changes unseen.
-const CASES: [(&str, &str); 16] = [
+const CASES: [(&str, &str); 21] = [
     ("adamw", "lr=0.01 betas=(0.9,0.999) eps=1e-08 weight_decay=0.1"),
+    ("batch_norm", "eps=1e-05"),
+    ("batch_norm_relu", "eps=1e-05"),
+    ("batch_norm_rows", "eps=1e-05"),
+    ("batch_norm_running", "eps=1e-05 momentum=0.1"),
     ("cnn", "image=1x12x12 channels=4,6 hidden=8 classes=10"),
+    ("cnn_batch_norm", "image=1x12x12 channels=4,6 hidden=8 classes=10"),
     ("conv1x1", "stride=1 padding=0"),
     ("conv3x3", "stride=1 padding=1"),
     ("conv3x3wide", "stride=1 padding=1"),
@@ -102,7 +107,8 @@ impl Setup {
         let layer = build(&mut layout);
         let storage = self.storage(layout, |param| param.to_string());
         let mut ready = |_| Ok(());
-        let mut cx = Context::new(&self.compute, &storage, false, &mut ready);
+        let mut books = GradientBooks::new(storage.layout());
+        let mut cx = Context::training(&self.compute, &storage, &mut books, &mut ready);
         let input = self.load(&format!("{case}.input"));
         let (output, mut saved) = layer.forward(&mut cx, input).unwrap();
         self.assert_tensor(&output, &format!("{case}.output"));
@@ -142,7 +148,8 @@ impl Setup {
         let targets = self.load(&format!("{case}.{targets}"));
         let batch = inputs.dims()[0] as f64;
         let mut ready = |_| Ok(());
-        let mut cx = Context::new(&self.compute, &storage, false, &mut ready);
+        let mut books = GradientBooks::new(storage.layout());
+        let mut cx = Context::training(&self.compute, &storage, &mut books, &mut ready);
         let (output, mut saved) = model.network.forward(&mut cx, inputs).unwrap();
         let loss = model.loss.differentiate(&cx, &output, &targets, 1.0 / batch);
         let (sums, d_output) = loss.unwrap();
@@ -174,8 +181,7 @@ impl Setup {
     fn check_loss(&self, case: &str, loss: Loss, [output, target, gradient]: [&str; 3]) {
         let layout = std::sync::Arc::new(LayoutBuilder::new().finish(1));
         let storage = Storage::host(layout, self.dtype, &self.compute.allocator).unwrap();
-        let mut ready = |_| Ok(());
-        let cx = Context::new(&self.compute, &storage, false, &mut ready);
+        let cx = Context::evaluation(&self.compute, &storage);
         let output = self.load(&format!("{case}.{output}"));
         let target = self.load(&format!("{case}.{target}"));
         let rows = output.dims()[0] as f64;
@@ -258,6 +264,51 @@ fn other_layers() {
 }
 
 #[test]
+fn batch_norm_of_a_batch() {
+    for setup in Setup::all() {
+        for (case, channels, activation) in [
+            ("batch_norm", 6, Activation::None),
+            ("batch_norm_rows", 21, Activation::None),
+            ("batch_norm_relu", 18, Activation::Relu),
+        ] {
+            setup.check_layer(case, |l| Box::new(BatchNorm::new(l, channels, activation)));
+        }
+    }
+}
+
+#[test]
+fn running_statistics_after_three_steps_and_evaluation_by_them() {
+    let case = "batch_norm_running";
+    for setup in Setup::all() {
+        let mut layout = LayoutBuilder::new();
+        layout.unit(case);
+        let layer = BatchNorm::new(&mut layout, 5, Activation::None);
+        let layout = std::sync::Arc::new(layout.finish(1));
+        let storage = Storage::host(layout, setup.dtype, &setup.compute.allocator).unwrap();
+        storage.initialize(1).unwrap();
+        setup.copy_parameters(&storage, |param| param.to_string()).unwrap();
+        let input = |step: usize| setup.load(&format!("{case}.input{step}"));
+        let mut books = GradientBooks::new(storage.layout());
+        for step in 0..3 {
+            let mut ready = |_| Ok(());
+            let mut cx = Context::training(&setup.compute, &storage, &mut books, &mut ready);
+            layer.forward(&mut cx, input(step)).unwrap();
+        }
+        let assert_buffers = || {
+            for (at, buffer) in storage.layout().buffers().iter().enumerate() {
+                setup.assert_tensor(&storage.buffer(BufferId(at)).unwrap(), &buffer.name);
+            }
+        };
+        assert_buffers();
+        let mut cx = Context::evaluation(&setup.compute, &storage);
+        let (output, _) = layer.forward(&mut cx, input(0)).unwrap();
+        setup.assert_tensor(&output, &format!("{case}.output"));
+        // Evaluation has not moved them.
+        assert_buffers();
+    }
+}
+
+#[test]
 fn losses() {
     for setup in Setup::all() {
         let names = ["logits", "labels", "d_logits"];
@@ -279,10 +330,20 @@ fn optimizers() {
 
 #[test]
 fn models() {
-    let cnn = CnnConfig { image: [12, 12, 1], channels: vec![4, 6], hidden: 8, num_classes: 10 };
-    let mlp = MlpConfig { input_dim: 6, hidden_dim: 5, output_dim: 3, num_layers: 2 };
+    let cnn = CnnConfig {
+        image: [12, 12, 1],
+        channels: vec![4, 6],
+        hidden: 8,
+        num_classes: 10,
+        batch_norm: false,
+        unused_head: false,
+    };
+    let with_batch_norm = CnnConfig { batch_norm: true, ..cnn.clone() };
+    let mlp =
+        MlpConfig { input_dim: 6, hidden_dim: 5, output_dim: 3, num_layers: 2, tie_layers: false };
     for setup in Setup::all() {
         setup.check_model("cnn", &cnn.build(1).unwrap(), "labels");
+        setup.check_model("cnn_batch_norm", &with_batch_norm.build(1).unwrap(), "labels");
         setup.check_model("mlp", &mlp.build(1).unwrap(), "target");
     }
 }

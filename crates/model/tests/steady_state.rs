@@ -5,7 +5,7 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    CnnConfig, Context, MlpConfig, Model, Optimizer, OptimizerConfig, Storage, Which,
+    CnnConfig, Context, GradientBooks, MlpConfig, Model, Optimizer, OptimizerConfig, Storage, Which,
 };
 
 const BATCH: usize = 4;
@@ -26,7 +26,8 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
 
     let mut step = || {
         let mut ready = |_| Ok(());
-        let mut cx = Context::new(&compute, &storage, false, &mut ready);
+        let mut books = GradientBooks::new(storage.layout());
+        let mut cx = Context::training(&compute, &storage, &mut books, &mut ready);
         let (output, mut saved) = model.network.forward(&mut cx, inputs.clone()).unwrap();
         let scale = 1.0 / BATCH as f64;
         let (_, d_output) = model.loss.differentiate(&cx, &output, &targets, scale).unwrap();
@@ -47,18 +48,32 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
 
 #[test]
 fn a_cnn_allocates_nothing_after_two_steps() {
-    let config =
-        CnnConfig { image: [12, 12, 3], channels: vec![8, 16], hidden: 32, num_classes: 10 };
-    check(config.build(1).unwrap(), &[BATCH, 12, 12, 3], |allocator| {
-        let labels = allocator.tensor(DType::I64, [BATCH], Category::Data).unwrap();
-        labels.write::<i64>().unwrap().fill(3);
-        labels
-    });
+    let plain = CnnConfig {
+        image: [12, 12, 3],
+        channels: vec![8, 16],
+        hidden: 32,
+        num_classes: 10,
+        batch_norm: false,
+        unused_head: false,
+    };
+    for config in [CnnConfig { batch_norm: true, ..plain.clone() }, plain] {
+        check(config.build(1).unwrap(), &[BATCH, 12, 12, 3], |allocator| {
+            let labels = allocator.tensor(DType::I64, [BATCH], Category::Data).unwrap();
+            labels.write::<i64>().unwrap().fill(3);
+            labels
+        });
+    }
 }
 
 #[test]
 fn an_mlp_allocates_nothing_after_two_steps() {
-    let config = MlpConfig { input_dim: 20, hidden_dim: 48, output_dim: 5, num_layers: 3 };
+    let config = MlpConfig {
+        input_dim: 20,
+        hidden_dim: 48,
+        output_dim: 5,
+        num_layers: 3,
+        tie_layers: false,
+    };
     check(config.build(1).unwrap(), &[BATCH, 20], |allocator| {
         let values = allocator.tensor(DType::F32, [BATCH, 5], Category::Data).unwrap();
         values.write::<f32>().unwrap().fill(-0.5);

@@ -9,7 +9,9 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::{AdamW, Sgd};
 use paceline_memory::{Allocator, DType};
 use paceline_model::weights::{WeightFile, save};
-use paceline_model::{MlpConfig, ModelError, Optimizer, OptimizerConfig, Storage};
+use paceline_model::{
+    BufferId, Init, LayoutBuilder, MlpConfig, ModelError, Optimizer, OptimizerConfig, Storage,
+};
 use tempfile::TempDir;
 
 const SGD: OptimizerConfig =
@@ -25,7 +27,8 @@ const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamW {
 });
 
 /// Output and hidden width are the same, so that a deeper network begins like this one.
-const SMALL: MlpConfig = MlpConfig { input_dim: 3, hidden_dim: 4, output_dim: 4, num_layers: 1 };
+const SMALL: MlpConfig =
+    MlpConfig { input_dim: 3, hidden_dim: 4, output_dim: 4, num_layers: 1, tie_layers: false };
 
 /// Parameters and an optimizer, without a network.
 struct Trainee {
@@ -259,4 +262,48 @@ fn optimizer_state_of_another_shape_is_refused() {
         difference(&path, SMALL, SGD, DType::F32),
         "optimizer.velocity.fc0.weight has shape [3, 4] there, and [4, 3] in this model"
     );
+}
+
+#[test]
+fn buffers_come_back_and_are_checked() {
+    let build = |with_buffers: bool| {
+        let mut layout = LayoutBuilder::new();
+        layout.unit("bn0");
+        layout.param("weight", [3], Init::Constant(1.0));
+        if with_buffers {
+            layout.buffer("running_mean", [3], 0.0);
+            layout.buffer("running_var", [3], 1.0);
+        }
+        let compute = Compute::new(1, Allocator::new());
+        let layout = std::sync::Arc::new(layout.finish(1));
+        let storage = Storage::host(layout, DType::F32, &compute.allocator).unwrap();
+        storage.initialize(1).unwrap();
+        let optimizer = Optimizer::new(SGD, &storage, &compute.allocator).unwrap();
+        Trainee { compute, storage, optimizer }
+    };
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let first = build(true);
+    let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let digest = first.storage.digest().unwrap();
+    first.storage.buffers().write::<f32>().unwrap().copy_from_slice(&values);
+    assert_eq!(first.storage.digest().unwrap(), digest, "the digest is of parameters");
+    first.save(&path).unwrap();
+    let second = build(true);
+    let restore = |to: &Trainee, path: &Path| {
+        WeightFile::open(path).unwrap().restore(&to.storage, &to.optimizer)
+    };
+    restore(&second, &path).unwrap();
+    assert_eq!(*second.storage.buffers().read::<f32>().unwrap(), values);
+    assert_eq!(*second.storage.buffer(BufferId(1)).unwrap().read::<f32>().unwrap(), values[3..]);
+
+    let refusal = |to: &Trainee, path: &Path| restore(to, path).unwrap_err().to_string();
+    let error = refusal(&build(false), &path);
+    assert!(
+        error.ends_with("it has model.bn0.running_mean, which this run has no use for"),
+        "{error}"
+    );
+    build(false).save(&path).unwrap();
+    let error = refusal(&build(true), &path);
+    assert!(error.ends_with("it has no buffer bn0.running_mean, which this model has"), "{error}");
 }

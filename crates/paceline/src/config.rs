@@ -1,18 +1,21 @@
 //! From flags to one resolved configuration, checked as a whole before any rank starts.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use paceline_data::Dataset;
 use paceline_kernels::optimizer::{AdamW, Sgd};
 use paceline_model::{CnnConfig, MlpConfig, Model, ModelError, OptimizerConfig};
 use serde::Serialize;
 
-use crate::cli::{DeviceName, ModelName, OptimizerName, StrategyName, TrainArgs, TransportName};
+use crate::cli::{DeviceName, ModelName, OptimizerName, StrategyArgs, TrainArgs, TransportName};
 use crate::comm::{self, CommConfig};
 use crate::data::{self, DataConfig};
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder};
-use crate::{Failure, Result, checkpoint, launcher, resources};
+use crate::resume::{self, Resume};
+use crate::schedule::Schedule;
+use crate::strategy::{self, StrategyConfig};
+use crate::{Failure, Result, compare, download, feed, launcher, resources};
 
 /// Threads per rank at most. More than any host has cores to give.
 const MAX_THREADS: usize = 1024;
@@ -27,6 +30,12 @@ pub enum ModelSettings {
         channels: Vec<usize>,
         /// Width of the hidden layer.
         hidden: usize,
+        /// Whether batch normalization follows each convolution.
+        batch_norm: bool,
+        /// Whether there is a head that the loss does not use.
+        unused_head: bool,
+        /// Units that are not trained.
+        frozen: Vec<String>,
     },
     /// The MLP.
     Mlp {
@@ -38,6 +47,10 @@ pub enum ModelSettings {
         output_dim: usize,
         /// Hidden layers.
         num_layers: usize,
+        /// Whether all but the first share their parameters.
+        tie_layers: bool,
+        /// Units that are not trained.
+        frozen: Vec<String>,
     },
 }
 
@@ -56,21 +69,46 @@ impl ModelSettings {
         dataset: &dyn Dataset,
         world_size: usize,
     ) -> std::result::Result<Model, ModelError> {
-        match self {
-            ModelSettings::Cnn { channels, hidden } => {
+        let (mut model, frozen) = match self {
+            ModelSettings::Cnn { channels, hidden, batch_norm, unused_head, frozen } => {
                 let shape = dataset.input_shape();
                 let image = shape.try_into().map_err(|_| {
                     ModelError::Config(format!("a CNN needs images, not samples of {shape:?}"))
                 })?;
                 let num_classes = data::num_classes(dataset)
                     .ok_or_else(|| ModelError::Config("a CNN needs classes as targets".into()))?;
-                CnnConfig { image, channels: channels.clone(), hidden: *hidden, num_classes }
-                    .build(world_size)
+                let config = CnnConfig {
+                    image,
+                    channels: channels.clone(),
+                    hidden: *hidden,
+                    num_classes,
+                    batch_norm: *batch_norm,
+                    unused_head: *unused_head,
+                };
+                (config.build(world_size)?, frozen)
             }
-            &ModelSettings::Mlp { input_dim, hidden_dim, output_dim, num_layers } => {
-                MlpConfig { input_dim, hidden_dim, output_dim, num_layers }.build(world_size)
+            ModelSettings::Mlp {
+                input_dim,
+                hidden_dim,
+                output_dim,
+                num_layers,
+                tie_layers,
+                frozen,
+            } => {
+                let config = MlpConfig {
+                    input_dim: *input_dim,
+                    hidden_dim: *hidden_dim,
+                    output_dim: *output_dim,
+                    num_layers: *num_layers,
+                    tie_layers: *tie_layers,
+                };
+                (config.build(world_size)?, frozen)
             }
+        };
+        if !frozen.is_empty() {
+            model.freeze(frozen)?;
         }
+        Ok(model)
     }
 }
 
@@ -127,7 +165,7 @@ pub struct TrainConfig {
     /// What to train.
     pub model: ModelSettings,
     /// How ranks keep their models equal.
-    pub strategy: StrategyName,
+    pub strategy: StrategyConfig,
     /// How ranks reach each other.
     pub transport: TransportName,
     /// How ranks talk to each other.
@@ -142,36 +180,70 @@ pub struct TrainConfig {
     pub pin_cores: bool,
     /// Where ranks of another launcher meet.
     pub init_method: InitMethod,
-    /// Size of ddp's buckets.
-    pub bucket_cap_mb: f64,
     /// Passes over the data.
     pub epochs: usize,
-    /// Steps of one pass.
+    /// Batches of one pass.
     pub steps_per_epoch: usize,
     /// First steps that are not measured.
     pub warmup_steps: usize,
-    /// Samples of a full step on the rank that has most.
+    /// Samples of a full batch on the rank that has most.
     pub batch_size: usize,
-    /// Samples of a full step on all ranks.
+    /// Samples of a full batch on all ranks.
     pub global_batch_size: usize,
+    /// Samples of each rank's own shard of the training set, if they do not share every batch.
+    pub rank_samples: Option<Vec<usize>>,
     /// The optimizer.
     pub optimizer: OptimizerSettings,
+    /// How its learning rate changes.
+    pub schedule: Schedule,
+    /// The largest norm of the gradients, if they are clipped.
+    pub clip_grad_norm: Option<f64>,
     /// The seed of everything.
     pub seed: u64,
     /// The data.
     pub data: DataConfig,
     /// Whether to evaluate after training.
     pub evaluate: bool,
+    /// Optimizer steps between two evaluations during training.
+    pub eval_every: Option<u64>,
     /// Folder to write checkpoints to.
     pub save: Option<PathBuf>,
-    /// Folder to continue from.
-    pub resume: Option<PathBuf>,
+    /// What to continue from.
+    pub resume: Option<Resume>,
     /// File to write the summary to.
     pub json: Option<PathBuf>,
     /// Whether to be silent.
     pub quiet: bool,
     /// What the flags asked for and did not get, in words.
     pub warnings: Vec<String>,
+}
+
+impl TrainConfig {
+    /// Optimizer steps of the whole run.
+    pub fn total_steps(&self) -> u64 {
+        let per_epoch = self.steps_per_epoch.div_ceil(self.strategy.accumulate);
+        (self.epochs as u64).saturating_mul(per_epoch as u64)
+    }
+
+    /// Samples of a step on all ranks: of a full one, or where ranks have shards of their own, the
+    /// mean over an epoch.
+    pub fn samples_per_step(&self) -> f64 {
+        let batches = self.strategy.accumulate.min(self.steps_per_epoch) as f64;
+        let per_batch = match &self.rank_samples {
+            None => self.global_batch_size as f64,
+            Some(samples) => {
+                let most = self.steps_per_epoch.saturating_mul(self.batch_size);
+                let sum: usize = samples.iter().map(|samples| most.min(*samples)).sum();
+                sum as f64 / self.steps_per_epoch as f64
+            }
+        };
+        batches * per_batch
+    }
+
+    /// The learning rate of the optimizer step that follows `steps_made`.
+    pub fn lr(&self, steps_made: u64) -> f64 {
+        self.schedule.lr(self.optimizer.lr(), steps_made, self.total_steps())
+    }
 }
 
 /// Where the ranks meet.
@@ -185,51 +257,79 @@ pub enum InitMethod {
 }
 
 /// Checks all flags together and fills in the defaults. Opens the data and the checkpoint, so that
-/// whatever is wrong with them is said now; writes nothing but, last of all, tries whether it could.
+/// whatever is wrong with them is said now; writes nothing but data that are to be fetched and, last of
+/// all, tries whether it could.
 pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainConfig> {
+    let config = resolve_inputs(args, placement)?;
+    // The launcher has tried it before it started this rank.
+    if !placement.is_some_and(Placement::is_of_train) {
+        check_outputs(&config)?;
+    }
+    Ok(config)
+}
+
+/// The same for a run whose outputs go elsewhere: touches nothing.
+pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainConfig> {
     let is_mlp = args.model == ModelName::Mlp;
     let model = resolve_model(args)?;
     let world_size = resolve_world_size(args, placement)?;
     check_ranks(args, placement, world_size)?;
     let comm = resolve_comm(args, placement, world_size)?;
-    let strategy = args.strategy.unwrap_or(match world_size {
-        1 => StrategyName::Single,
-        _ => StrategyName::Ddp,
-    });
-    if strategy == StrategyName::Single && world_size > 1 {
+    let mut warnings = Vec::new();
+    let name = compare::chosen(&args.compare, args.strategy.name)?;
+    let strategy = StrategyArgs { name, ..args.strategy.clone() };
+    let strategy = strategy::resolve(&strategy, world_size, is_mlp, &mut warnings)?;
+    let optimizer = resolve_optimizer(args)?;
+    if let Some(norm) = args.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
+        return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
+    }
+    if args.clip_grad_norm.is_some() && !strategy.name.has_common_gradients() {
         return usage(format!(
-            "--strategy single trains on one rank, but there are {world_size}; pass --nproc 1, or \
-             another strategy (simple_ddp, ddp)"
+            "--clip-grad-norm: with --strategy {} each rank has gradients of its own, whose norms \
+             differ; leave it out, or pass another strategy",
+            strategy.name.name()
         ));
     }
-    let optimizer = resolve_optimizer(args)?;
-    let bucket_cap_mb = args.bucket_cap_mb.unwrap_or(if is_mlp { 50.0 } else { 25.0 });
-    if !(bucket_cap_mb > 0.0 && bucket_cap_mb.is_finite()) {
-        return usage(format!("--bucket-cap-mb {bucket_cap_mb}: pass a size above zero"));
-    }
+    let schedule = Schedule::resolve(args, optimizer.lr())?;
     let global_batch_size = resolve_batch(args, world_size, if is_mlp { 256 } else { 64 })?;
     let epochs = args.epochs.unwrap_or(if is_mlp { 5 } else { 3 });
     if epochs == 0 || args.steps_per_epoch == Some(0) {
         return usage("--epochs and --steps-per-epoch must be at least 1".into());
     }
     let data = data::resolve(args, &model, global_batch_size)?;
+    if args.download && !placement.is_some_and(Placement::is_of_train) {
+        download::download(&data, args.mirror.as_deref(), args.quiet)?;
+    }
     let dataset = data.open_train(args.seed)?;
-    let natural_steps = dataset.len().div_ceil(global_batch_size);
-    let mut warnings = Vec::new();
+    let natural_steps = match &args.rank_samples {
+        Some(samples) => {
+            feed::check_rank_samples(args, samples, world_size, dataset.len())?;
+            // All go on until the last one is out of data.
+            let most = samples.iter().max().copied().unwrap_or(0);
+            most.div_ceil(global_batch_size / world_size)
+        }
+        None => dataset.len().div_ceil(global_batch_size),
+    };
     let steps_per_epoch = match args.steps_per_epoch {
         Some(asked) if asked > natural_steps => {
             warnings.push(format!(
-                "--steps-per-epoch {asked}: the data has {} samples, which make {natural_steps} \
-                 steps of {global_batch_size}; an epoch ends after those",
-                dataset.len()
+                "--steps-per-epoch {asked}: the data make {natural_steps} steps of up to \
+                 {global_batch_size} samples; an epoch ends after those"
             ));
             natural_steps
         }
         asked => asked.unwrap_or(natural_steps),
     };
-    let built = model
-        .build(dataset.as_ref(), world_size)
-        .map_err(|e| Failure::Usage(format!("{e}; choose other --channels, --hidden or data")))?;
+    if strategy.accumulate > steps_per_epoch {
+        warnings.push(format!(
+            "--accumulate {}: an epoch has {steps_per_epoch} batches, and no step goes beyond one: each \
+             epoch is one step of {steps_per_epoch} batches",
+            strategy.accumulate
+        ));
+    }
+    let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
+        Failure::Usage(format!("{e}; choose other --channels, --hidden, --freeze or data"))
+    })?;
     let config = TrainConfig {
         model,
         strategy,
@@ -240,23 +340,27 @@ pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainC
         threads: args.threads,
         pin_cores: args.pin_cores,
         init_method: resolve_init_method(&args.init_method)?,
-        bucket_cap_mb,
         epochs,
         steps_per_epoch,
         warmup_steps: args.warmup_steps,
         batch_size: global_batch_size.div_ceil(world_size),
         global_batch_size,
+        rank_samples: args.rank_samples.clone(),
         optimizer,
+        schedule,
+        clip_grad_norm: args.clip_grad_norm,
         seed: args.seed,
         data,
         evaluate: args.evaluate,
+        eval_every: args.eval_every,
         save: args.save.clone(),
-        resume: args.resume.clone(),
+        resume: Resume::resolve(args)?,
         json: args.json.clone(),
         quiet: args.quiet,
         warnings,
     };
-    if config.evaluate && !matches!(config.model, ModelSettings::Mlp { .. }) {
+    config.schedule.check(config.total_steps())?;
+    if config.evaluate || config.eval_every.is_some() {
         config.data.open_test(config.seed)?;
     }
     if placement.is_some_and(Placement::is_of_train) {
@@ -265,10 +369,7 @@ pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainC
         return Ok(config);
     }
     check_memory(&config, &built, dataset.as_ref())?;
-    if let Some(folder) = &config.resume {
-        checkpoint::check(folder, &config, &built)?;
-    }
-    check_outputs(&config)?;
+    resume::check(&config, &built)?;
     Ok(config)
 }
 
@@ -280,13 +381,18 @@ fn resolve_model(args: &TrainArgs) -> Result<ModelSettings> {
     let given = |flags: &[(&str, bool)]| {
         flags.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag.to_string())
     };
-    let cnn_flag =
-        given(&[("--channels", args.channels.is_some()), ("--hidden", args.hidden.is_some())]);
+    let cnn_flag = given(&[
+        ("--channels", args.channels.is_some()),
+        ("--hidden", args.hidden.is_some()),
+        ("--batch-norm", args.batch_norm),
+        ("--unused-head", args.unused_head),
+    ]);
     let mlp_flag = given(&[
         ("--input-dim", args.input_dim.is_some()),
         ("--hidden-dim", args.hidden_dim.is_some()),
         ("--output-dim", args.output_dim.is_some()),
         ("--num-layers", args.num_layers.is_some()),
+        ("--tie-layers", args.tie_layers),
     ]);
     let (name, foreign) = match args.model {
         ModelName::Cnn => ("cnn", mlp_flag),
@@ -294,6 +400,17 @@ fn resolve_model(args: &TrainArgs) -> Result<ModelSettings> {
     };
     if let Some(flag) = foreign {
         return usage(format!("{flag} does not apply to --model {name}; leave it out"));
+    }
+    let needs_batch_norm = given(&[
+        ("--sync-batch-norm", args.strategy.sync_batch_norm),
+        ("--broadcast-buffers", args.strategy.broadcast_buffers),
+    ]);
+    if let (Some(flag), false) = (needs_batch_norm, args.batch_norm) {
+        let fix = match args.model {
+            ModelName::Cnn => "; add it, or leave this out",
+            ModelName::Mlp => ", which is for --model cnn; leave this out",
+        };
+        return usage(format!("{flag} needs --batch-norm{fix}"));
     }
     let or = |value: Option<u64>, default: usize| value.map_or(default, |v| v as usize);
     let sizes: Vec<(&str, usize)> = match args.model {
@@ -312,16 +429,26 @@ fn resolve_model(args: &TrainArgs) -> Result<ModelSettings> {
         return usage(format!("{flag} must be above zero everywhere"));
     }
     let sizes: Vec<usize> = sizes.into_iter().map(|(_, size)| size).collect();
+    let frozen = args.freeze.clone();
     Ok(match (args.model, sizes.as_slice()) {
         (ModelName::Mlp, &[input_dim, hidden_dim, output_dim]) => {
             let num_layers = args.num_layers.unwrap_or(3);
             if num_layers > 10_000 {
                 return usage(format!("--num-layers {num_layers}: at most 10000"));
             }
-            ModelSettings::Mlp { input_dim, hidden_dim, output_dim, num_layers }
+            let tie_layers = args.tie_layers;
+            if tie_layers && num_layers < 3 {
+                return usage(format!(
+                    "--tie-layers: of {num_layers} hidden layers there are none to share with; pass \
+                     --num-layers 3 or more"
+                ));
+            }
+            ModelSettings::Mlp { input_dim, hidden_dim, output_dim, num_layers, tie_layers, frozen }
         }
         (_, [channels @ .., hidden]) => {
-            ModelSettings::Cnn { channels: channels.to_vec(), hidden: *hidden }
+            let (channels, hidden) = (channels.to_vec(), *hidden);
+            let (batch_norm, unused_head) = (args.batch_norm, args.unused_head);
+            ModelSettings::Cnn { channels, hidden, batch_norm, unused_head, frozen }
         }
         (_, []) => return usage("--channels must name at least one convolution".into()),
     })
@@ -439,7 +566,9 @@ fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> R
     let elem = size_of::<f32>() as f64;
     let copies = 2.0 + config.optimizer.config().state_names().len() as f64;
     let state = model.layout.len() as f64 * copies * elem;
-    let activations = config.batch_size as f64 * model.activation_elems as f64 * elem;
+    let inputs = config.strategy.accumulate.min(config.steps_per_epoch) * config.batch_size;
+    let inputs = (inputs * dataset.input_shape().iter().product::<usize>()) as f64 * elem;
+    let activations = inputs + config.batch_size as f64 * model.activation_elems as f64 * elem;
     let data = data::resident_bytes(&config.data, dataset);
     let needed = (state + activations + data) * config.world_size as f64;
     if needed <= available as f64 {
@@ -462,8 +591,8 @@ fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> R
 
 /// Tries whether everything that the run will write can be written.
 fn check_outputs(config: &TrainConfig) -> Result<()> {
-    let runs = Path::new(crate::run_folder::RUNS);
-    check_folder("the run folder", runs, "start from a folder that you can write to")?;
+    let runs = crate::run_folder::runs();
+    check_folder("the run folder", &runs, "start from a folder that you can write to")?;
     if let Some(folder) = &config.save {
         check_folder("--save", folder, "pass a folder that you can write to")?;
     }

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::bench::screen::say;
 use crate::bench::sweep;
-use crate::cli::{Cli, Command, LinksArgs, ModelName};
+use crate::cli::{Cli, CnnSizes, Command, LinksArgs, ModelName, TransportName};
 use crate::links::{LinkRow, ModelRow, overheads, speeds};
 use crate::report::plain_table;
 use crate::{Failure, Result, config, launcher, train};
@@ -28,13 +28,17 @@ pub fn links_command(args: &LinksArgs) -> Result<u8> {
         return usage(format!("--compute-ms {ms}: pass milliseconds, zero or more"));
     }
     if let Some(flag) = model_flag(args).filter(|_| args.model.is_none()) {
-        return usage(format!("{flag} needs --model cnn or --model mlp"));
+        return usage(match args.cnn.is_empty() {
+            true => format!("{flag} needs --model cnn or --model mlp"),
+            false => format!("{flag} belongs to --model; a --cnn has its sizes in itself"),
+        });
     }
     let models = match (args.model, args.params.is_empty()) {
-        (Some(model), _) => vec![of_model(model, args)?],
+        (Some(model), _) => vec![of_model(model.name(), &model_flags(model, args), compute_ms)?],
+        (None, _) if !args.cnn.is_empty() => of_cnns(&args.cnn, compute_ms)?,
         (None, false) => of_params(&args.params, compute_ms)?,
         (None, true) if args.measure || compute_ms.is_some() => {
-            return usage("--measure and --compute-ms need --params or --model".into());
+            return usage("--measure and --compute-ms need --params, --model or --cnn".into());
         }
         (None, true) => {
             say(&table_of_links());
@@ -100,18 +104,9 @@ fn of_params(params: &[f64], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
     params.iter().map(row).collect()
 }
 
-/// The true number of parameters of a model, and its computing time: given, or that of a few steps
-/// of one rank on synthetic data.
-fn of_model(model: ModelName, args: &LinksArgs) -> Result<ModelRow> {
-    let name = if model == ModelName::Cnn { "cnn" } else { "mlp" };
-    let (steps, warmup) = STEPS;
-    let mut flags: Vec<String> = format!(
-        "paceline train --model {name} --nproc 1 --quiet --epochs 1 --steps-per-epoch {steps} \
-         --warmup-steps {warmup}"
-    )
-    .split(' ')
-    .map(str::to_owned)
-    .collect();
+/// The flags of `paceline train` that make the model.
+fn model_flags(model: ModelName, args: &LinksArgs) -> Vec<String> {
+    let mut flags = vec!["--model".to_owned(), model.name().to_owned()];
     if let Some(channels) = &args.channels {
         flags.push("--channels".into());
         flags.extend(channels.iter().map(u64::to_string));
@@ -126,12 +121,35 @@ fn of_model(model: ModelName, args: &LinksArgs) -> Result<ModelRow> {
     for (flag, size) in sizes {
         flags.extend(size.into_iter().flat_map(|size| [flag.to_owned(), size.to_string()]));
     }
+    flags
+}
+
+/// The models of `--cnn`, by the names that were given.
+fn of_cnns(cnns: &[CnnSizes], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
+    let row = |sizes: &CnnSizes| {
+        let channels: Vec<String> = sizes.channels.iter().map(u64::to_string).collect();
+        let mut flags = vec!["--model".to_owned(), "cnn".to_owned(), "--channels".to_owned()];
+        flags.extend(channels.iter().cloned());
+        flags.extend(["--hidden".to_owned(), sizes.hidden.to_string()]);
+        of_model(&format!("cnn {}:{}", channels.join(","), sizes.hidden), &flags, compute_ms)
+    };
+    cnns.iter().map(row).collect()
+}
+
+/// The true number of parameters of a model, and its computing time: given, or that of a few steps
+/// of one rank on synthetic data.
+fn of_model(name: &str, model_flags: &[String], compute_ms: Option<f64>) -> Result<ModelRow> {
+    let (steps, warmup) = STEPS;
+    let run = format!(
+        "paceline train --nproc 1 --quiet --epochs 1 --steps-per-epoch {steps} --warmup-steps {warmup}"
+    );
+    let flags = run.split(' ').chain(model_flags.iter().map(String::as_str));
     let parsed = Cli::try_parse_from(flags).map_err(|e| Failure::Usage(e.to_string()))?;
     let Command::Train(train) = parsed.command else {
         return usage("the flags of the model are not understood".into());
     };
     let mut config = config::resolve(&train, None)?;
-    if let Some(compute_ms) = args.compute_ms {
+    if let Some(compute_ms) = compute_ms {
         let dataset = config.data.open_train(config.seed)?;
         let params = config.model.build(dataset.as_ref(), 1)?.layout.num_params() as u64;
         return Ok(ModelRow { name: name.to_owned(), params, compute_ms });
@@ -161,7 +179,7 @@ fn measured(models: &[ModelRow], args: &LinksArgs, link: Link) -> Result<String>
     let mut command: Vec<String> = bench.map(str::to_owned).to_vec();
     command.push(args.link.clone());
     let sizes: Vec<u64> = models.iter().map(ModelRow::gradient_bytes).collect();
-    let rows = sweep::rows_of(&command, &sizes, args.nproc)?;
+    let rows = sweep::rows_of(&command, TransportName::Shm, &sizes, args.nproc)?;
     let line = |(model, row): (&ModelRow, &crate::bench::result::Row)| {
         let timing = row.in_place.as_ref().or(row.timing())?;
         let bytes = model.gradient_bytes();

@@ -17,8 +17,8 @@ use crate::{Failure, Result, resources};
 const DEFAULT_SAMPLES: usize = 8192;
 /// Steps of an epoch of data that never ends, where no number is given.
 const DEFAULT_STEPS: usize = 20;
-/// Side of the synthetic images.
-const SIDE: usize = 28;
+/// Height, width and channels of synthetic images, where none are given.
+const IMAGE: [usize; 3] = [28, 28, 1];
 
 /// A data set by name, with what is needed to open it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,6 +29,8 @@ pub struct DataConfig {
     pub dir: Option<PathBuf>,
     /// Training samples of synthetic data.
     pub samples: Option<usize>,
+    /// Height, width and channels of synthetic images.
+    pub image: Option<[usize; 3]>,
     /// Inputs and outputs of synthetic vectors.
     pub vector_dims: Option<(usize, usize)>,
 }
@@ -52,6 +54,28 @@ pub fn resolve(
     if args.samples.is_some() && (!is_synthetic || matches!(model, ModelSettings::Mlp { .. })) {
         return usage("--samples is for synthetic images only; leave it out".into());
     }
+    if is_synthetic && args.download {
+        return usage("--download needs --data mnist or --data cifar10, and --data-dir".into());
+    }
+    if let Some(mirror) = &args.mirror
+        && !["http://", "https://"].iter().any(|scheme| mirror.starts_with(scheme))
+    {
+        return usage(format!("--mirror {mirror}: pass an address that begins with https://"));
+    }
+    if args.eval_every == Some(0) {
+        return usage("--eval-every 0: pass the number of optimizer steps between two".into());
+    }
+    if args.image.is_some() && (!is_synthetic || matches!(model, ModelSettings::Mlp { .. })) {
+        return usage("--image is for synthetic images only; leave it out".into());
+    }
+    let image = match args.image.as_deref() {
+        None => IMAGE,
+        Some(&[height, width, channels]) => [height, width, channels].map(|extent| extent as usize),
+        Some(_) => return usage("--image takes height, width and channels".into()),
+    };
+    if image.contains(&0) {
+        return usage(format!("--image {image:?}: every extent must be above zero"));
+    }
     if args.samples == Some(0) {
         return usage("--samples 0: there must be something to train on".into());
     }
@@ -64,10 +88,11 @@ pub fn resolve(
                 "--model mlp trains on synthetic vectors; leave --data and --data-dir out".into(),
             );
         }
-        ModelSettings::Mlp { .. } if args.evaluate => {
-            return usage(
-                "--evaluate: the vectors of --model mlp have no test part; leave it out".into(),
-            );
+        ModelSettings::Mlp { .. } if args.evaluate || args.eval_every.is_some() => {
+            let flag = if args.evaluate { "--evaluate" } else { "--eval-every" };
+            return usage(format!(
+                "{flag}: the vectors of --model mlp have no test part; leave it out"
+            ));
         }
         ModelSettings::Mlp { input_dim, output_dim, .. } => {
             let steps = args.steps_per_epoch.unwrap_or(DEFAULT_STEPS);
@@ -81,17 +106,18 @@ pub fn resolve(
         }
     };
     if vector_dims.is_none() {
-        check_images_fit(samples)?;
+        check_images_fit(samples, image)?;
     }
-    Ok(DataConfig { kind, dir, samples, vector_dims })
+    let image = (is_synthetic && vector_dims.is_none()).then_some(image);
+    Ok(DataConfig { kind, dir, samples, image, vector_dims })
 }
 
 /// Refuses more synthetic images than fit into memory, before they are made.
-fn check_images_fit(samples: Option<usize>) -> Result<()> {
+fn check_images_fit(samples: Option<usize>, image: [usize; 3]) -> Result<()> {
     let (Some(samples), Some(available)) = (samples, resources::available_bytes()) else {
         return Ok(());
     };
-    let needed = samples as f64 * (SIDE * SIDE * size_of::<f32>()) as f64;
+    let needed = samples as f64 * (image.iter().product::<usize>() * size_of::<f32>()) as f64;
     if needed <= available as f64 {
         return Ok(());
     }
@@ -130,10 +156,11 @@ impl DataConfig {
                         Split::Train => samples,
                         Split::Test => samples.div_ceil(4),
                     };
+                    let [height, width, channels] = self.image.unwrap_or(IMAGE);
                     let config = SyntheticImagesConfig {
-                        height: SIDE,
-                        width: SIDE,
-                        channels: 1,
+                        height,
+                        width,
+                        channels,
                         num_classes: 10,
                         len,
                         seed,

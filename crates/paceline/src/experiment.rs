@@ -5,17 +5,20 @@ use std::sync::{Mutex, PoisonError};
 
 use paceline_collectives::{Group, Meeting};
 
-use crate::cli::{TrainArgs, TransportName};
+use crate::cli::{DdpChoice, TrainArgs, TransportName};
 use crate::config::{self, InitMethod, TrainConfig};
 use crate::connect::connect;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Launch};
 use crate::run_folder::{self, RunFolder};
-use crate::{Failure, Result, threads, train};
+use crate::{Failure, Result, compare, threads, train};
 
 /// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
 pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
+    if args.compare.ddp_choice == Some(DdpChoice::All) {
+        return compare::compare(args, placement);
+    }
     let config = config::resolve(args, placement.as_ref())?;
     let was_said = |placement: &Placement| placement.is_of_train() || placement.place.rank > 0;
     if !placement.as_ref().is_some_and(was_said) {

@@ -7,23 +7,34 @@
 //! Start reading at [`train`], which holds the training loop from top to bottom.
 #![forbid(unsafe_code)]
 
+pub mod advice;
+pub mod anatomy;
 pub mod bench;
 pub mod check;
 pub mod checkpoint;
 pub mod cli;
 pub mod comm;
+pub mod compare;
 pub mod config;
 pub mod costs;
 pub mod data;
+pub mod download;
 pub mod environment;
 pub mod experiment;
+pub mod feed;
 pub mod launcher;
 pub mod links;
 pub mod measure;
 pub mod outputs;
+pub mod replay;
 pub mod report;
 pub mod resources;
+pub mod resume;
 pub mod run_folder;
+pub mod runs;
+pub mod schedule;
+pub mod strategy;
+pub mod study;
 pub mod train;
 
 mod connect;

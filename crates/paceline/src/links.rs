@@ -2,7 +2,7 @@
 //! communication. In go numbers, out come tables; nothing is measured here.
 
 use crate::bench::result::{bus_factor, predicted_us};
-use crate::report::{plain_table, thousands};
+use crate::report::{hundredths, plain_table, thousands};
 
 /// A kind of link.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,7 +93,7 @@ pub fn overheads(models: &[ModelRow], world_size: usize, link: &LinkRow) -> Stri
 
 /// The number with at most two decimals and without needless zeros.
 fn short(value: f64) -> String {
-    ((value * 100.0).round() / 100.0).to_string()
+    hundredths(value).to_string()
 }
 
 #[cfg(test)]

@@ -4,16 +4,22 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use paceline::cli::{Cli, Command};
-use paceline::{bench, check, costs, environment, experiment, launcher};
+use paceline::cli::{BenchCommand, Cli, Command};
+use paceline::{bench, check, costs, environment, experiment, launcher, study};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let place = || environment::read(|name| std::env::var(name).ok());
     let outcome = match cli.command {
         Command::Train(args) => place().and_then(|place| experiment::train(&args, place)),
-        Command::Bench(args) => place().and_then(|place| bench::sweep::bench(&args, place)),
+        Command::Bench(BenchCommand::Operation(args)) => {
+            place().and_then(|place| bench::sweep::bench(&args, place))
+        }
+        Command::Bench(BenchCommand::Study(study)) => {
+            place().and_then(|place| study::study(&study, place))
+        }
         Command::Check(args) => place().and_then(|place| check::check(&args, place)),
+        Command::Predict(args) => place().and_then(|place| study::predict::predict(&args, place)),
         Command::Links(args) => costs::links_command(&args),
         Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),

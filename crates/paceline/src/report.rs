@@ -6,13 +6,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use paceline_collectives::{Group, Link, Transport};
+use paceline_collectives::{Algorithm, Group, Link, OpKind, Transport};
 use paceline_memory::Category;
-use paceline_model::Model;
-use paceline_strategies::StepLoss;
+use paceline_model::{Layout, Model};
+use paceline_strategies::{Alternating, StepLoss};
 use serde::Serialize;
 
 use crate::Result;
+use crate::advice::{self, Cost};
+use crate::anatomy::Anatomy;
+use crate::checkpoint::Progress;
 use crate::cli::DeviceName;
 use crate::config::{ModelSettings, TrainConfig};
 use crate::measure::{RankReport, StepTimes, TOTAL, quantile};
@@ -27,6 +30,8 @@ pub struct Console {
     speaks: bool,
     bar: Option<ProgressBar>,
     num_epochs: usize,
+    /// Batches of a step.
+    per_step: usize,
     has_classes: bool,
 }
 
@@ -43,7 +48,8 @@ impl Console {
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
         let has_classes = matches!(config.model, ModelSettings::Cnn { .. });
-        Self { speaks, bar, num_epochs: config.epochs, has_classes }
+        let per_step = config.strategy.accumulate;
+        Self { speaks, bar, num_epochs: config.epochs, per_step, has_classes }
     }
 
     fn say(&self, text: impl AsRef<str>) {
@@ -63,7 +69,7 @@ impl Console {
         self.say(format!(
             "paceline train: {}, {} over {}, {} x {}{}",
             config.model.name(),
-            config.strategy.name(),
+            config.strategy.name.name(),
             group.transport().name(),
             plural(config.world_size, "rank"),
             plural(config.threads, "thread"),
@@ -86,6 +92,23 @@ impl Console {
         ));
     }
 
+    /// Where a run that may continue from a checkpoint begins.
+    pub fn begin(&self, config: &TrainConfig, progress: Progress) {
+        let Some(resume) = &config.resume else { return };
+        let folder = resume.folder().display();
+        let Progress { epochs, steps } = progress;
+        let left = (config.epochs as u64).saturating_sub(epochs);
+        self.say(match (epochs, left) {
+            (0, _) => format!("No checkpoint in {folder} yet: training starts anew"),
+            (_, 0) => format!("Resumed from {folder}: all {epochs} epochs are complete already"),
+            (_, _) => format!(
+                "Resumed from {folder}: {} and {} are complete",
+                plural(epochs as usize, "epoch"),
+                plural(steps as usize, "step")
+            ),
+        });
+    }
+
     /// An epoch of `num_steps` batches begins.
     pub fn begin_epoch(&self, epoch: u64, num_steps: usize) {
         if let Some(bar) = &self.bar {
@@ -95,15 +118,15 @@ impl Console {
         }
     }
 
-    /// A step is done.
-    pub fn step(&self, epoch: u64, batch: usize, loss: f64) {
+    /// A step is done, and with it `batches` of the epoch.
+    pub fn step(&self, epoch: u64, batches: usize, loss: f64) {
         match &self.bar {
             Some(bar) => {
                 bar.set_message(format!("loss {loss:.4}"));
-                bar.inc(1);
+                bar.set_position(batches as u64);
             }
-            None if (batch + 1).is_multiple_of(LINE_EVERY) => {
-                self.say(format!("Epoch {} Batch {} Loss: {loss:.4}", epoch + 1, batch + 1));
+            None if batches / LINE_EVERY > (batches - self.per_step.min(batches)) / LINE_EVERY => {
+                self.say(format!("Epoch {} Batch {batches} Loss: {loss:.4}", epoch + 1));
             }
             None => {}
         }
@@ -140,6 +163,16 @@ impl Console {
         self.say(format!("Evaluation accuracy: {:.2}%", 100.0 * sums.correct / sums.count));
     }
 
+    /// The test set has been evaluated after so many steps.
+    pub fn evaluation_midway(&self, steps: u64, sums: &EpochSums) {
+        self.say(format!(
+            "Step {steps}: evaluation loss {:.4}, accuracy {:.2} %, over {} samples",
+            sums.loss / sums.count,
+            100.0 * sums.correct / sums.count,
+            thousands(sums.count as u64)
+        ));
+    }
+
     /// The run is over.
     pub fn summary(
         &self,
@@ -168,6 +201,9 @@ pub struct StepLine {
     loss: f64,
     correct: f64,
     lr: f64,
+    /// Before it was clipped; only where it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grad_norm: Option<f64>,
     step_ms: f64,
     data_ms: f64,
     forward_ms: f64,
@@ -180,23 +216,26 @@ pub struct StepLine {
 }
 
 impl StepLine {
-    /// The line of a step; steps, epochs and batches count from 1.
+    /// The line of a step, after which `batch` batches of the epoch are done; steps and epochs count
+    /// from 1.
     pub fn new(
         step: u64,
         epoch: u64,
         batch: usize,
         loss: &StepLoss,
         lr: f64,
+        grad_norm: Option<f64>,
         times: &StepTimes,
     ) -> Self {
         Self {
             step,
             epoch: epoch + 1,
-            batch: batch + 1,
+            batch,
             samples: loss.count,
             loss: loss.loss,
             correct: loss.correct,
             lr,
+            grad_norm,
             step_ms: ms(times.step),
             data_ms: ms(times.data),
             forward_ms: ms(times.forward),
@@ -206,6 +245,30 @@ impl StepLine {
             comm_hidden_ms: ms(times.hidden),
             comm_wait_ms: ms(times.wait),
             comm_move_ms: ms(times.moving),
+        }
+    }
+}
+
+/// A line of `metrics.jsonl`: the test set as evaluated after a step.
+#[derive(Debug, Serialize)]
+pub struct EvaluationLine {
+    step: u64,
+    epoch: u64,
+    eval_samples: f64,
+    eval_loss: f64,
+    eval_accuracy: f64,
+}
+
+impl EvaluationLine {
+    /// The line of an evaluation after so many steps; epochs count from 1.
+    pub fn new(step: u64, epoch: u64, sums: &EpochSums) -> Self {
+        let EpochSums { loss, correct, count } = *sums;
+        Self {
+            step,
+            epoch: epoch + 1,
+            eval_samples: count,
+            eval_loss: loss / count,
+            eval_accuracy: correct / count,
         }
     }
 }
@@ -225,8 +288,6 @@ pub struct Outcome {
     pub loss: f64,
     /// Part of the samples classified correctly, of the same samples.
     pub accuracy: Option<f64>,
-    /// Digest of the final parameters.
-    pub weights_sha256: String,
     /// Wall-clock time of the whole run on rank 0.
     pub total: Duration,
 }
@@ -247,11 +308,13 @@ pub struct Summary {
     params: usize,
     /// Per rank.
     batch_size: usize,
+    /// Batches of a step.
+    accumulate: usize,
     /// Steps that were measured.
     steps: usize,
     step_ms_median: Option<f64>,
     step_ms_p99: Option<f64>,
-    /// World size x batch size / median step.
+    /// Samples of a step, world size x batch size as a rule, / median step.
     samples_per_s: Option<f64>,
     loss: f64,
     accuracy: Option<f64>,
@@ -266,7 +329,23 @@ pub struct Summary {
     peak_bytes: BTreeMap<String, u64>,
     /// Proportional set size, mean over the ranks.
     resident_bytes: u64,
+    /// The time that no span accounts for.
+    rest_ms: Option<f64>,
+    /// Arithmetic and copies that synchronisation adds.
+    sync_ms: Option<f64>,
+    /// Communication that ran while the main thread computed, in parts of all communication.
+    overlap_pct: Option<f64>,
+    comm_ops_per_step: Option<f64>,
+    /// The messages of a rank's operations.
+    comm_mb_per_step: Option<f64>,
+    /// Rank 0's parameters.
     weights_sha256: String,
+    /// Whether all ranks hold the same parameters.
+    replicas_agree: bool,
+    /// What synchronised steps take longer than unsynchronised ones, if the two were alternated.
+    sync_cost: Option<SyncCost>,
+    anatomy: Anatomy,
+    advice: Option<String>,
     /// Mean step, for the scaling block.
     #[serde(skip)]
     step_ms_mean: Option<f64>,
@@ -276,7 +355,12 @@ pub struct Summary {
 
 impl Summary {
     /// Puts the ranks' reports together.
-    pub fn new(config: &TrainConfig, outcome: &Outcome, reports: &[RankReport]) -> Self {
+    pub fn new(
+        config: &TrainConfig,
+        outcome: &Outcome,
+        reports: &[RankReport],
+        layout: &Layout,
+    ) -> Self {
         let num_steps = reports.iter().map(|report| report.steps.len()).min().unwrap_or(0);
         let slowest: Vec<u64> = (0..num_steps)
             .map(|step| reports.iter().map(|r| r.steps[step].step).max().unwrap_or(0))
@@ -288,17 +372,29 @@ impl Summary {
             measured(ms(sum) / (num_steps * reports.len()) as f64)
         };
         let median = measured(ms(quantile(&slowest, 0.5)));
-        let samples = config.global_batch_size as f64;
+        let samples = config.samples_per_step();
         let mut peak_bytes = BTreeMap::new();
         for (category, &bytes) in reports.iter().flat_map(|report| &report.peak_bytes) {
             let peak = peak_bytes.entry(category.clone()).or_insert(0);
             *peak = bytes.max(*peak);
         }
         let (exposed, step) = (mean(|t| t.exposed), mean(|t| t.step));
+        let anatomy = Anatomy::new(reports, layout, &config.strategy.bucket_units(layout));
+        let cost: Cost = match outcome.link {
+            Some(link) => on_link(link, config.world_size),
+            None => advice::measured_cost(&anatomy.ops),
+        };
+        let strategy = &config.strategy;
+        let advice = match strategy.sync_blocks {
+            None => advice::advice(strategy.name, strategy.caps(), &anatomy, layout, &cost),
+            Some(_) => None,
+        };
+        let weights_sha256 = reports.first().map(|r| r.weights_sha256.clone()).unwrap_or_default();
+        let count = |part: fn(&StepTimes) -> u64| mean(part).map(|ms| ms * 1e6);
         let resident: u64 = reports.iter().map(|report| report.resident_bytes).sum();
         Self {
             model: config.model.name(),
-            strategy: config.strategy.name(),
+            strategy: config.strategy.name.name(),
             world_size: config.world_size,
             threads: config.threads,
             device: config.device,
@@ -306,6 +402,7 @@ impl Summary {
             link: outcome.link.map(|link| link.to_string()),
             params: outcome.params,
             batch_size: config.batch_size,
+            accumulate: config.strategy.accumulate,
             steps: num_steps,
             step_ms_median: median,
             step_ms_p99: measured(ms(quantile(&slowest, 0.99))),
@@ -320,10 +417,59 @@ impl Summary {
             comm_overhead_pct: exposed.zip(step).map(|(exposed, step)| 100.0 * exposed / step),
             peak_bytes,
             resident_bytes: resident / reports.len().max(1) as u64,
-            weights_sha256: outcome.weights_sha256.clone(),
+            rest_ms: mean(StepTimes::rest),
+            sync_ms: mean(|t| t.sync),
+            overlap_pct: anatomy.overlap_pct(),
+            comm_ops_per_step: count(|t| t.ops),
+            comm_mb_per_step: count(|t| t.bytes).map(|bytes| bytes / 1e6),
+            replicas_agree: reports.iter().all(|r| r.weights_sha256 == weights_sha256),
+            weights_sha256,
+            sync_cost: SyncCost::new(config, reports, num_steps),
+            anatomy,
+            advice,
             step_ms_mean: step,
             dropped_spans: reports.iter().map(|report| report.dropped_spans).sum(),
         }
+    }
+}
+
+/// What an all-reduce takes on an emulated link.
+fn on_link(link: Link, world_size: usize) -> Cost {
+    Box::new(move |bytes| {
+        let time = link.time(OpKind::AllReduce, Algorithm::Direct, world_size, bytes);
+        time.as_secs_f64() * 1e3
+    })
+}
+
+/// What synchronisation adds to a step, from blocks of steps with and without it that took turns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SyncCost {
+    /// Median step with it.
+    synchronised_ms: f64,
+    /// Median step without.
+    unsynchronised_ms: f64,
+    /// The difference in percent of the step without.
+    added_pct: f64,
+}
+
+impl SyncCost {
+    fn new(config: &TrainConfig, reports: &[RankReport], num_steps: usize) -> Option<Self> {
+        let block = config.strategy.sync_blocks?;
+        let median = |kind: bool| {
+            // The first step of a block also waits for what the ranks have drifted apart before.
+            let belongs = |at: &usize| {
+                let step = at + config.warmup_steps;
+                Alternating::is_synchronised(block, step) == kind && !step.is_multiple_of(block)
+            };
+            let mean_of = |at: usize| {
+                reports.iter().map(|r| r.steps[at].step).sum::<u64>() / reports.len() as u64
+            };
+            let steps: Vec<u64> = (0..num_steps).filter(belongs).map(mean_of).collect();
+            (!steps.is_empty()).then(|| ms(quantile(&steps, 0.5)))
+        };
+        let (synchronised_ms, unsynchronised_ms) = (median(true)?, median(false)?);
+        let added_pct = 100.0 * (synchronised_ms / unsynchronised_ms - 1.0);
+        Some(Self { synchronised_ms, unsynchronised_ms, added_pct })
     }
 }
 
@@ -352,6 +498,16 @@ fn summary_block(summary: &Summary, outcome: &Outcome) -> String {
         ));
         lines.push(format!("Communication overhead: {overhead:.2} % of the step is exposed"));
     }
+    if summary.steps > 0 {
+        lines.extend(summary.anatomy.lines());
+    }
+    lines.extend(summary.advice.iter().map(|advice| format!("Advice: {advice}.")));
+    if let Some(cost) = &summary.sync_cost {
+        lines.push(format!(
+            "Synchronisation: {:.3} ms per step with it, {:.3} without (medians, in turns): {:+.2} %",
+            cost.synchronised_ms, cost.unsynchronised_ms, cost.added_pct
+        ));
+    }
     let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
     let peaks: Vec<String> = categories
         .filter_map(|name| summary.peak_bytes.get(name).map(|bytes| (name, *bytes)))
@@ -364,6 +520,12 @@ fn summary_block(summary: &Summary, outcome: &Outcome) -> String {
         summary.resident_bytes as f64 / 1e6
     ));
     lines.push(format!("Weights: sha256 {}", &summary.weights_sha256));
+    if !summary.replicas_agree {
+        lines.push(format!(
+            "The ranks hold different weights, as {} leaves them; those of rank 0 count",
+            summary.strategy
+        ));
+    }
     if summary.dropped_spans > 0 {
         lines.push(format!("{} spans found no room; times are too low", summary.dropped_spans));
     }
@@ -384,14 +546,14 @@ fn scaling_block(config: &TrainConfig, summary: &Summary, outcome: &Outcome) -> 
     ];
     match summary.step_ms_mean {
         Some(mean) => {
-            let samples = config.global_batch_size as f64 / mean * 1e3;
-            let measured = config.global_batch_size * summary.steps;
+            let samples = config.samples_per_step() / mean * 1e3;
+            let measured = config.samples_per_step() * summary.steps as f64;
             lines.push(format!("Avg step time    : {mean:.2} ms"));
             lines.push(format!(
                 "Throughput       : {} samples/s",
                 thousands(samples.round() as u64)
             ));
-            lines.push(format!("Measured samples : {}", thousands(measured as u64)));
+            lines.push(format!("Measured samples : {}", thousands(measured.round() as u64)));
         }
         None => lines.push(INSUFFICIENT.to_owned()),
     }
@@ -435,6 +597,11 @@ pub(crate) fn thousands(number: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// The number without what lies below its second decimal, such as the noise of a mean of whole numbers.
+pub(crate) fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
 }
 
 /// A table whose first `num_left` columns are words, set to the left; the others are numbers.

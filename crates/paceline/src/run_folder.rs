@@ -9,8 +9,15 @@ use serde::Serialize;
 use crate::config::TrainConfig;
 use crate::{Failure, Result};
 
-/// Where run folders are made, below the current folder.
-pub const RUNS: &str = "runs";
+/// The variable that names another place for run folders.
+pub const RUNS_VARIABLE: &str = "PACELINE_RUNS";
+
+/// Where run folders are made: `runs` below the current folder, unless [`RUNS_VARIABLE`] says
+/// otherwise.
+pub fn runs() -> PathBuf {
+    let named = std::env::var_os(RUNS_VARIABLE).filter(|name| !name.is_empty());
+    named.map_or_else(|| "runs".into(), PathBuf::from)
+}
 
 /// An open run folder.
 #[derive(Debug)]
@@ -19,22 +26,27 @@ pub struct RunFolder {
     metrics: BufWriter<File>,
 }
 
-/// Makes `runs/<time>-<model>-<strategy>/` with the configuration in it, and returns its path. A
-/// folder that exists is never touched: a number is added to the name instead.
+/// Makes `runs/<time>-<model>-<strategy>/` with the configuration in it, and returns its path.
 pub fn create(config: &TrainConfig) -> Result<PathBuf> {
+    let path = create_named(config.model.name(), config.strategy.name.name())?;
+    write_json(&path.join("config.json"), config)?;
+    Ok(path)
+}
+
+/// Makes `runs/<time>-<model>-<what>/` and returns its path. A folder that exists is never touched: a
+/// number is added to the name instead.
+pub fn create_named(model: &str, what: &str) -> Result<PathBuf> {
     let time = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S");
-    let strategy = config.strategy.name();
-    let name = format!("{time}-{}-{strategy}", config.model.name());
-    let fail = |e: std::io::Error| Failure::Usage(format!("the run folder {RUNS}/{name}: {e}"));
-    fs::create_dir_all(RUNS).map_err(fail)?;
+    let (runs, name) = (runs(), format!("{time}-{model}-{what}"));
+    let fail = |e: std::io::Error| {
+        Failure::Usage(format!("the run folder {}/{name}: {e}", runs.display()))
+    };
+    fs::create_dir_all(&runs).map_err(fail)?;
     let names = std::iter::once(name.clone()).chain((2..).map(|n| format!("{name}-{n}")));
     for name in names {
-        let path = Path::new(RUNS).join(name);
+        let path = runs.join(name);
         match fs::create_dir(&path) {
-            Ok(()) => {
-                write_json(&path.join("config.json"), config)?;
-                return Ok(path);
-            }
+            Ok(()) => return Ok(path),
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(e) => return Err(fail(e)),
         }

@@ -7,34 +7,26 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use paceline_collectives::Group;
-use paceline_data::{Batch, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, Sampler};
+use paceline_data::{Batch, Dataset, Loader, LoaderConfig, Order, Sampler};
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Optimizer;
-use paceline_strategies::{Ddp, MicroBatch, Replica, SimpleDdp, Single, StepLoss, Strategy};
+use paceline_strategies::{Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm};
 use paceline_trace::{Lane, Span, now_ns};
 
 use crate::checkpoint::{self, Progress};
-use crate::cli::StrategyName;
 use crate::config::{ModelSettings, TrainConfig};
+use crate::feed::{self, Feed};
 use crate::measure::{Meter, RankReport, StepTimes};
-use crate::report::{Console, Outcome, StepLine, Summary};
+use crate::report::{Console, EvaluationLine, Outcome, StepLine, Summary};
 use crate::run_folder::RunFolder;
-use crate::{Failure, Result, resources};
+use crate::{Failure, Result, resources, resume};
 
-/// Spans that a step may record: a strategy records a few per parameter.
+/// Spans, and marks, that a step may record: a strategy records a few per parameter.
 const LANE_CAPACITY: usize = 1 << 14;
 
 /// Steps whose times find room without allocating.
 const MAX_RESERVED_STEPS: usize = 1 << 20;
-
-fn build_strategy(config: &TrainConfig) -> Box<dyn Strategy> {
-    match config.strategy {
-        StrategyName::Single => Box::new(Single),
-        StrategyName::SimpleDdp => Box::new(SimpleDdp),
-        StrategyName::Ddp => Box::new(Ddp::new((config.bucket_cap_mb * 1024.0 * 1024.0) as usize)),
-    }
-}
 
 /// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`.
 pub fn run_rank(
@@ -52,18 +44,24 @@ pub fn run_rank(
     let dataset = config.data.open_train(config.seed)?;
     let model = config.model.build(dataset.as_ref(), group.world_size())?;
     console.model(&model);
-    let mut strategy = build_strategy(config);
-    let replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed)?;
+    let mut strategy = config.strategy.build()?;
+    let options = config.strategy.options();
+    let replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed, options)?;
     let mut optimizer = Optimizer::new(config.optimizer.config(), &replica.storage, &allocator)?;
-    let mut progress = Progress::default();
-    if let Some(from) = &config.resume {
-        progress = checkpoint::load(from, &replica.storage, &mut optimizer)?;
-    }
+    let progress = resume::begin(config, &replica, &mut optimizer)?;
+    console.begin(config, progress);
 
     let lane = Lane::with_capacity(LANE_CAPACITY);
-    let mut trainer = Trainer { config, replica, optimizer, strategy, lane, console, folder };
+    let evaluates = config.evaluate || config.eval_every.is_some();
+    let join = feed::join(config, dataset.as_ref(), &replica)?;
+    let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
+    let mut trainer =
+        Trainer { config, replica, optimizer, strategy, lane, console, folder, test, join };
     let trained = trainer.train(dataset, progress)?;
-    let evaluation = if config.evaluate { Some(trainer.evaluate()?) } else { None };
+    let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
+    if let Some(sums) = &evaluation {
+        trainer.console.evaluation(sums);
+    }
     trainer.finish(begin, trained, evaluation)
 }
 
@@ -71,10 +69,19 @@ pub fn run_rank(
 struct Trained {
     /// The measured steps.
     steps: Vec<StepTimes>,
+    meter: Meter,
     /// All steps, measured or not.
     num_steps: u64,
     /// Of the last epoch.
     last: Option<EpochSums>,
+}
+
+/// What one step came to.
+struct StepOutcome {
+    loss: StepLoss,
+    /// The norm of the gradients before they were clipped, if they are to be.
+    grad_norm: Option<f64>,
+    whole: Span,
 }
 
 /// Sums over an epoch, over all ranks.
@@ -104,17 +111,16 @@ struct Trainer<'a> {
     lane: Lane,
     console: Console,
     folder: Option<RunFolder>,
+    /// The test set, if there is to be any evaluation.
+    test: Option<Arc<dyn Dataset>>,
+    /// Where ranks have batches of their own.
+    join: Option<Join>,
 }
 
 impl Trainer<'_> {
     fn train(&mut self, dataset: Arc<dyn Dataset>, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
-        let order = if config.data.is_generated() {
-            Order::Sequential
-        } else {
-            Order::Shuffled { seed: config.seed }
-        };
-        let mut loader = self.loader(dataset, order, progress.epochs, config.epochs as u64)?;
+        let mut feed = Feed::new(config, dataset, &self.replica, progress.epochs)?;
         let mut meter = Meter::new();
         // Room for all steps, so that measuring does not allocate; within reason, because a run
         // that is to go on until it is stopped may announce any number of epochs.
@@ -126,68 +132,122 @@ impl Trainer<'_> {
             let epoch_begin = Instant::now();
             let mut sums = EpochSums::default();
             self.console.begin_epoch(epoch, config.steps_per_epoch);
-            // What ranks did together outside of steps (meeting, checkpoints) belongs to none.
-            self.replica.group.fresh_records(meter.records());
-            meter.records().clear();
-            for batch in 0..config.steps_per_epoch {
+            self.forget_records(&mut meter);
+            let mut batches = 0;
+            while batches < config.steps_per_epoch {
                 let asked_ns = now_ns();
-                let Some(loaded) = loader.next() else { break };
-                let loaded = loaded?;
+                let num_left = config.steps_per_epoch - batches;
+                let shares = feed.step(epoch, config.strategy.accumulate.min(num_left))?;
+                batches += shares.len();
                 let data_ns = now_ns() - asked_ns;
 
-                let (loss, whole) = self.step(loaded)?;
-                self.stop_if_not_finite(progress.steps, &loss)?;
+                let lr = config.lr(progress.steps);
+                self.optimizer.set_lr(lr);
+                let Some(outcome) = self.step(shares)? else { break };
+                let StepOutcome { loss, grad_norm, whole } = outcome;
+                self.stop_if_not_finite(progress.steps, &loss, grad_norm)?;
 
                 progress.steps += 1;
                 made += 1;
                 sums.add(&loss);
                 self.replica.group.fresh_records(meter.records());
-                let times = meter.take(whole, data_ns, &mut self.lane);
-                if made > config.warmup_steps as u64 {
+                let counts = made > config.warmup_steps as u64;
+                let times = meter.take(whole, data_ns, &mut self.lane, counts);
+                if counts {
                     steps.push(times);
                 }
-                self.console.step(epoch, batch, loss.loss);
+                self.console.step(epoch, batches, loss.loss);
                 if let Some(folder) = &mut self.folder {
-                    let lr = config.optimizer.lr();
                     folder.add_metrics(&StepLine::new(
                         progress.steps,
                         epoch,
-                        batch,
+                        batches,
                         &loss,
                         lr,
+                        grad_norm,
                         &times,
                     ))?;
                 }
+                if config.eval_every.is_some_and(|every| progress.steps.is_multiple_of(every)) {
+                    self.evaluate_midway(progress.steps, epoch)?;
+                    self.forget_records(&mut meter);
+                }
             }
+            self.strategy.settle(&self.replica, &mut self.lane)?;
+            self.lane.clear();
             progress.epochs = epoch + 1;
             self.console.end_epoch(epoch, &sums, epoch_begin.elapsed());
             last = Some(sums);
             self.save(progress)?;
         }
-        Ok(Trained { steps, num_steps: made, last })
+        Ok(Trained { steps, meter, num_steps: made, last })
     }
 
-    /// One training step, from the batch to the updated parameters.
-    fn step(&mut self, batch: Batch) -> Result<(StepLoss, Span)> {
+    /// What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
+    fn forget_records(&mut self, meter: &mut Meter) {
+        self.replica.group.fresh_records(meter.records());
+        meter.records().clear();
+        self.lane.clear();
+    }
+
+    /// One training step, from the batches to the updated parameters; nothing if no rank has any.
+    fn step(&mut self, batches: Vec<Option<Batch>>) -> Result<Option<StepOutcome>> {
         let start_ns = now_ns();
-        let shares = [share_of(batch)];
-        let loss = self.strategy.train_step(&self.replica, &shares, &mut self.lane)?;
-        if loss.loss.is_finite() {
-            self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.lane)?;
+        let shares = batches.into_iter().filter_map(|batch| self.share(batch).transpose());
+        let shares = shares.collect::<Result<Vec<_>>>()?;
+        if shares.is_empty() {
+            return Ok(None);
         }
-        Ok((loss, Span { start_ns, end_ns: now_ns() }))
+        let loss = self.strategy.train_step(&mut self.replica, &shares, &mut self.lane)?;
+        let Self { strategy, replica, lane, .. } = self;
+        let mut grad_norm = None;
+        if let Some(max_norm) = self.config.clip_grad_norm
+            && loss.loss.is_finite()
+        {
+            grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, lane)?);
+        }
+        if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
+            strategy.optimizer_step(replica, &mut self.optimizer, lane)?;
+        }
+        let whole = Span { start_ns, end_ns: now_ns() };
+        Ok(Some(StepOutcome { loss, grad_norm, whole }))
     }
 
-    /// All ranks know the same loss, so all stop together, before the optimizer has touched a
-    /// parameter. They still tell each other whose loss it was.
-    fn stop_if_not_finite(&self, steps_made: u64, loss: &StepLoss) -> Result<()> {
-        if loss.loss.is_finite() {
-            return Ok(());
-        }
-        let group = &self.replica.group;
-        let sums = group.gather_object(&loss.local_sum, 0)?;
-        let lr = self.config.optimizer.lr();
+    /// This rank's share of a batch. Where the ranks share every batch, each knows how many samples
+    /// there are; ranks with batches of their own have to agree.
+    fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
+        let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
+        let own = batch.map(|batch| (batch.inputs, batch.targets));
+        Ok(join.next(&self.replica, own, &mut self.lane)?)
+    }
+
+    /// All ranks know the same loss and norm, so all stop together, before the optimizer has touched
+    /// a parameter. They still tell each other whose loss it was.
+    fn stop_if_not_finite(
+        &self,
+        steps_made: u64,
+        loss: &StepLoss,
+        grad_norm: Option<f64>,
+    ) -> Result<()> {
+        let lr = self.config.lr(steps_made);
         let step = steps_made + 1;
+        let advice = || {
+            format!(
+                "with a learning rate of {lr:?}; training stopped before the optimizer step: lower \
+                 --lr, or look at the data"
+            )
+        };
+        let group = &self.replica.group;
+        if loss.loss.is_finite() {
+            let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
+            // The gradients are those of all ranks, so there is no culprit, and rank 0 speaks.
+            let problem = format!("the gradient norm of step {step} is not finite ({norm})");
+            return Err(match group.rank() {
+                0 => Failure::Run(format!("{problem}, {}", advice())),
+                _ => Failure::Consequence(problem),
+            });
+        }
+        let sums = group.gather_object(&loss.local_sum, 0)?;
         let Some(sums) = sums else {
             return Err(Failure::Consequence(format!("the loss of step {step} is not finite")));
         };
@@ -202,10 +262,8 @@ impl Trainer<'_> {
         } else {
             culprits.join(", ")
         };
-        Err(Failure::Run(format!(
-            "the loss of step {step} is not finite on {culprits}, with a learning rate of {lr:?}; \
-             training stopped before the optimizer step: lower --lr, or look at the data"
-        )))
+        let problem = format!("the loss of step {step} is not finite on {culprits}");
+        Err(Failure::Run(format!("{problem}, {}", advice())))
     }
 
     fn save(&mut self, progress: Progress) -> Result<()> {
@@ -220,29 +278,21 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    fn loader(
-        &self,
-        dataset: Arc<dyn Dataset>,
-        order: Order,
-        first_epoch: u64,
-        end_epoch: u64,
-    ) -> Result<Loader> {
-        let Replica { group, compute, .. } = &self.replica;
-        let (rank, world) = (group.rank(), group.world_size());
-        let sampler =
-            Sampler::new(dataset.len(), self.config.global_batch_size, rank, world, order)?
-                .with_max_steps(self.config.steps_per_epoch)?;
-        // Making samples costs time that would be taken from the step that is being measured.
-        let generated = self.config.data.is_generated();
-        let prefetch = if generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
-        let start = Position { epoch: first_epoch, step: 0 };
-        let settings = LoaderConfig { start, end_epoch, prefetch };
-        Ok(Loader::new(dataset, sampler, compute.allocator.clone(), settings)?)
+    /// Evaluates after a step, and says so.
+    fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
+        self.strategy.settle(&self.replica, &mut self.lane)?;
+        let Some(sums) = self.evaluate()? else { return Ok(()) };
+        self.console.evaluation_midway(steps, &sums);
+        match &mut self.folder {
+            Some(folder) => folder.add_metrics(&EvaluationLine::new(steps, epoch, &sums)),
+            None => Ok(()),
+        }
     }
 
-    /// Loss and accuracy over the test set, each sample counted once, summed over the ranks.
-    fn evaluate(&mut self) -> Result<EpochSums> {
-        let dataset = self.config.data.open_test(self.config.seed)?;
+    /// Loss and accuracy over the test set, if there is one: all ranks take their shares, and each
+    /// sample is counted once.
+    fn evaluate(&mut self) -> Result<Option<EpochSums>> {
+        let Some(dataset) = self.test.clone() else { return Ok(None) };
         let Replica { compute, group, .. } = &self.replica;
         let (rank, world) = (group.rank(), group.world_size());
         let batch = self.config.global_batch_size;
@@ -258,9 +308,7 @@ impl Trainer<'_> {
         }
         group.all_reduce_slice(&mut sums, paceline_collectives::ReduceOp::Sum)?;
         let [loss, correct, count] = sums;
-        let sums = EpochSums { loss, correct, count };
-        self.console.evaluation(&sums);
-        Ok(sums)
+        Ok(Some(EpochSums { loss, correct, count }))
     }
 
     /// Gathers what every rank measured, and reports it.
@@ -271,23 +319,23 @@ impl Trainer<'_> {
         evaluation: Option<EpochSums>,
     ) -> Result<()> {
         let Replica { compute, group, model, storage, .. } = &self.replica;
-        let report = RankReport::new(trained.steps, &compute.allocator, &self.lane);
-        let weights_sha256 = storage.digest()?;
+        let digest = storage.digest()?;
+        let Trained { steps, meter, num_steps, last } = trained;
+        let report = RankReport::new(steps, meter, &compute.allocator, &self.lane, digest);
         let total = begin.elapsed();
         let Some(reports) = group.gather_object(&report, 0)? else { return Ok(()) };
-        let sums = evaluation.or(trained.last).unwrap_or_default();
+        let sums = evaluation.or(last).unwrap_or_default();
         let has_classes = matches!(self.config.model, ModelSettings::Cnn { .. });
         let outcome = Outcome {
             transport: group.transport(),
             link: group.link(),
             params: model.layout.num_params(),
-            num_steps: trained.num_steps,
+            num_steps,
             loss: sums.loss / sums.count,
             accuracy: has_classes.then_some(sums.correct / sums.count),
-            weights_sha256,
             total,
         };
-        let summary = Summary::new(self.config, &outcome, &reports);
+        let summary = Summary::new(self.config, &outcome, &reports, &model.layout);
         let folder = self.folder.as_ref().map(RunFolder::path);
         if let Some(folder) = folder {
             crate::run_folder::write_json(&folder.join("summary.json"), &summary)?;

@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 
-use common::{Sandbox, TINY, gzip, idx, idx_images, idx_labels, write_cifar10};
+use common::{Run, Sandbox, TINY, gzip, idx, idx_images, idx_labels, write_cifar10};
 
 /// Demands that `paceline train` refuses these flags with a message that holds all of `words`, and
 /// leaves the folder as it was.
@@ -75,12 +75,62 @@ fn the_launchers_own_flags() {
 #[test]
 fn names_that_do_not_exist_are_answered_with_those_that_do() {
     refused("--model transformer", &["'transformer'", "--model", "cnn, mlp"]);
-    refused("--strategy magic", &["'magic'", "--strategy", "single, simple_ddp, ddp"]);
+    let strategies = "bucket_ddp_async, ddp, flat_ddp, top_k, fp16, bf16, local_sgd";
+    refused("--strategy magic", &["'magic'", "--strategy", "single, simple_ddp, ", strategies]);
     refused("--data imagenet", &["'imagenet'", "--data", "synthetic, mnist, cifar10"]);
     refused("--optimizer lion", &["'lion'", "--optimizer", "sgd, adamw"]);
     refused("--transport pigeon", &["'pigeon'", "--transport", "thread, shm, tcp"]);
     refused("--device abacus", &["'abacus'", "--device", "cpu"]);
     refused("--epoch 3", &["'--epoch'", "'--epochs'"]);
+}
+
+#[test]
+fn strategies() {
+    refused("--accumulate 0", &["--accumulate 0", "1 or more"]);
+    for flag in ["--bucket-cap-mb", "--first-bucket-mb"] {
+        for size in ["0", "-1", "NaN", "inf"] {
+            refused(&format!("{flag} {size}"), &[&format!("{flag} {size}"), "above zero"]);
+        }
+    }
+    for k in ["0", "-0.5", "1.5", "NaN"] {
+        let expected = [&format!("not {k}"), "--top-k", "above 0 and up to 1"];
+        refused(&format!("--strategy top_k --top-k {k}"), &expected);
+    }
+    refused("--strategy local_sgd --sync-every 0", &["--sync-every", "at least 1, not 0"]);
+    refused("--sync-blocks 0", &["--sync-blocks 0", "1 or more"]);
+    refused("--strategy single --nproc 2", &["--strategy single", "--nproc 1"]);
+}
+
+#[test]
+fn synthetic_images() {
+    refused("--image 32 32", &["--image", "3 values"]);
+    refused("--image 32 0 3", &["--image", "above zero"]);
+    refused("--model mlp --image 32 32 3", &["--image is for synthetic images only"]);
+    refused("--image 1048576 1048576 3", &["not enough memory", "--samples"]);
+}
+
+#[test]
+fn parts_of_models() {
+    refused("--freeze conv9", &["no unit conv9", "conv0, conv1, conv2, fc0, fc1", "--freeze"]);
+    let all = "--freeze conv0 conv1 conv2 fc0 fc1";
+    refused(all, &["all units are frozen", "nothing to train"]);
+    refused("--tie-layers", &["--tie-layers does not apply to --model cnn"]);
+    refused("--model mlp --tie-layers --num-layers 2", &["--tie-layers", "--num-layers 3"]);
+    refused("--model mlp --unused-head", &["--unused-head does not apply to --model mlp"]);
+}
+
+#[test]
+fn predictions() {
+    let sandbox = Sandbox::new();
+    let refused = |flags: &[&str], parts: &[&str]| {
+        let mut command = sandbox.paceline();
+        command.arg("predict").args(flags);
+        Run::of(command).refused(parts);
+    };
+    refused(&["--nproc", "1"], &["--nproc 1", "2 or more"]);
+    refused(&["--links", "fast"], &["--links", "\"fast\"", "10gbit,50us", "measured"]);
+    refused(&["--strategy", "ddp"], &["--strategy", "leave it out"]);
+    refused(&["--rounds", "0"], &["--rounds 0", "1 to 1000"]);
 }
 
 #[test]
@@ -98,6 +148,12 @@ fn models() {
     refused("--num-layers 2", &["--num-layers does not apply to --model cnn"]);
     refused("--model mlp --channels 4", &["--channels does not apply to --model mlp"]);
     refused("--model mlp --hidden 4", &["--hidden does not apply to --model mlp"]);
+    refused("--model mlp --batch-norm", &["--batch-norm does not apply to --model mlp"]);
+    for flag in ["--sync-batch-norm", "--broadcast-buffers"] {
+        refused(flag, &[flag, "needs --batch-norm", "add it, or leave this out"]);
+        let for_cnn = [flag, "needs --batch-norm, which is for --model cnn; leave this out"];
+        refused(&format!("--model mlp {flag}"), &for_cnn);
+    }
 }
 
 #[test]
@@ -117,9 +173,23 @@ fn steps_and_optimizers() {
     refused("--lr nan", &["--lr NaN", "pass a number"]);
     refused("--lr inf", &["--lr inf", "pass a number"]);
     refused("--lr fast", &["'fast'", "--lr"]);
+    let schedules = ["'step'", "--lr-schedule", "constant, linear, cosine"];
+    refused("--lr-schedule step", &schedules);
+    refused("--lr-warmup-steps -1", &["'-1'", "--lr-warmup-steps"]);
+    let endless = ["--lr-warmup-steps 12", "the run has 12 optimizer steps", "lower it"];
+    let twelve = format!("{TINY} --nproc 1 --batch-size 50 --epochs 3");
+    refused(&format!("{twelve} --lr-warmup-steps 12"), &endless);
+    for value in ["-0.1", "0.2", "nan"] {
+        let flags = format!("--lr 0.1 --lr-schedule cosine --min-lr {value}");
+        refused(&flags, &["--min-lr", "from 0 to --lr, which is 0.1"]);
+    }
+    refused("--min-lr 0.001", &["--min-lr 0.001", "--lr-schedule linear and cosine", "leave it"]);
     refused("--momentum -0.9", &["--momentum -0.9", "not negative"]);
     refused("--weight-decay -1", &["--weight-decay -1", "not negative"]);
     refused("--optimizer adamw --momentum 0.9", &["--momentum belongs to --optimizer sgd"]);
+    for value in ["0", "-1", "nan", "inf"] {
+        refused(&format!("--clip-grad-norm {value}"), &["--clip-grad-norm", "above zero"]);
+    }
     refused("--bucket-cap-mb 0", &["--bucket-cap-mb 0", "above zero"]);
 }
 
@@ -139,9 +209,21 @@ fn data_flags() {
     refused("--data cifar10", &["--data cifar10 needs --data-dir"]);
     refused("--data-dir .", &["--data-dir needs --data mnist or --data cifar10"]);
     refused("--samples 0", &["--samples 0"]);
+    let two = |values: &str| format!("{TINY} --nproc 2 --rank-samples {values}");
+    refused(&two("100"), &["--rank-samples 100: there are 2 ranks", "pass one number for each"]);
+    refused(&two("1 2 3"), &["--rank-samples 1 2 3: there are 2 ranks"]);
+    refused(&two("0 0"), &["--rank-samples 0 0", "at least one rank must have samples"]);
+    refused(&two("150 51"), &["--rank-samples 150 51", "has 200 samples", "lower them"]);
+    refused(&two("18446744073709551615 2"), &["--rank-samples", "has 200 samples"]);
+    refused(&two("150 -1"), &["'-1'", "--rank-samples"]);
+    let global = two("100 50 --global-batch-size 20");
+    refused(&global, &["--rank-samples 100 50", "pass --batch-size instead"]);
     refused("--data mnist --data-dir . --samples 5", &["--samples", "leave it out"]);
     refused("--model mlp --data mnist --data-dir .", &["--model mlp", "leave --data"]);
     refused("--model mlp --evaluate", &["--evaluate", "leave it out"]);
+    refused("--model mlp --eval-every 5", &["--eval-every", "no test part", "leave it out"]);
+    refused("--eval-every 0", &["--eval-every 0", "number of optimizer steps"]);
+    refused("--eval-every -1", &["'-1'", "--eval-every"]);
 }
 
 #[test]
@@ -157,6 +239,28 @@ fn data_folders() {
         sandbox.write("file", b"not a folder");
         refused_in(&sandbox, &flags("file"), &["cannot read the data directory file"]);
     }
+}
+
+#[test]
+fn downloads() {
+    refused("--download", &["--download needs --data mnist or --data cifar10, and --data-dir"]);
+    refused("--download --data mnist", &["--data mnist needs --data-dir"]);
+    let mirror = ["--download", "not provided"];
+    refused("--mirror http://127.0.0.1:1 --data mnist --data-dir new", &mirror);
+    let from = |data: &str, mirror: &str| {
+        format!("--data {data} --data-dir new/data --download --mirror {mirror}")
+    };
+    refused(&from("mnist", "ftp://a"), &["--mirror ftp://a", "begins with https://"]);
+    // Nobody listens on the first port.
+    let url = "http://127.0.0.1:1/mnist";
+    let fix = "put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, \
+               t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz into new/data yourself";
+    let refusal = format!("--download: cannot fetch {url}/train-images-idx3-ubyte.gz: ");
+    refused(&from("mnist", url), &[&refusal, "--mirror", fix, "leave --download out"]);
+    let fix = "put cifar-10-binary.tar.gz into new/data yourself, unpacked, and leave";
+    refused(&from("cifar10", url), &["--download: cannot fetch", fix]);
+    // What is wrong beside is said first, and nothing is asked for.
+    refused(&format!("{} --batch-size 0", from("mnist", url)), &["--batch-size 0"]);
 }
 
 #[test]
@@ -211,7 +315,9 @@ fn a_missing_test_part_is_noticed_before_training() {
     sandbox.write("data/train-images-idx3-ubyte", &idx_images(60));
     sandbox.write("data/train-labels-idx1-ubyte", &idx_labels(60));
     let words = ["--data-dir", "found no t10k-images-idx3-ubyte"];
-    refused_in(&sandbox, "--data mnist --data-dir data --evaluate", &words);
+    for flag in ["--evaluate", "--eval-every 5"] {
+        refused_in(&sandbox, &format!("--data mnist --data-dir data {flag}"), &words);
+    }
 }
 
 #[test]
@@ -254,6 +360,19 @@ fn checkpoints_of_other_runs() {
     refuse(&format!("{flags} --seed 7"), &["--resume saved", "--seed 42", "pass the same --seed"]);
     let batch = ["--resume saved", "pass the same --global-batch-size"];
     refuse(&flags.replace("--batch-size 100", "--batch-size 50"), &batch);
+    let course = ["--resume saved", "--lr-schedule constant", "this run has cosine", "same"];
+    refuse(&format!("{flags} --lr-schedule cosine"), &course);
+    let warmup = ["--resume saved", "another course", "pass the same --lr-warmup-steps"];
+    refuse(&format!("{flags} --lr-warmup-steps 3"), &warmup);
+    let clipped = ["--resume saved", "--clip-grad-norm none", "this run has 0.5", "pass the same"];
+    refuse(&format!("{flags} --clip-grad-norm 0.5"), &clipped);
+    // Under --resume auto a checkpoint of another run is no reason to start anew, and overwrite it.
+    let auto = format!("{flags} --seed 7 --epochs 2 --save saved --resume auto");
+    refused_in(&sandbox, &auto, &["--resume auto (--save saved)", "--seed 42", "pass the same"]);
+    let alone = ["--resume auto", "pass --save DIR", "--resume ./auto"];
+    refused_in(&sandbox, &format!("{flags} --resume auto"), &alone);
+    let shards = ["--resume saved", "--rank-samples none", "this run has 150", "another order"];
+    refuse(&format!("{flags} --rank-samples 150"), &shards);
     let enough = ["--resume saved", "1 complete epochs already", "larger --epochs"];
     refused_in(&sandbox, &format!("{flags} --resume saved --epochs 1"), &enough);
     refused_in(
@@ -269,9 +388,11 @@ fn corrupt_checkpoints() {
     let path = sandbox.path("saved/checkpoint.safetensors");
     let whole = fs::read(&path).unwrap();
     let resume = format!("{flags} --resume saved --epochs 2");
+    let auto = format!("{flags} --save saved --resume auto --epochs 2");
     let refuse = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
         refused_in(&sandbox, &resume, &["--resume saved", "checkpoint.safetensors", "corrupt"]);
+        refused_in(&sandbox, &auto, &["--resume auto", "checkpoint.safetensors", "corrupt"]);
     };
     for len in [0, 5, 100, whole.len() - 1] {
         refuse(&whole[..len]);

@@ -272,8 +272,10 @@ fn help_opens_with_examples() {
       paceline bench all_reduce --sweep --nproc 2,4,6 --transport thread,shm,tcp --style lines
       paceline bench all_reduce --size-mb 1,10 --transport tcp --link 10gbit,50us --columns extended
       paceline bench all_reduce -J run.json --charts charts --compare earlier.json
+      paceline bench scaling --nproc 1,2,4                how training speeds up with ranks
+      paceline bench buckets --link 10gbit,50us           which bucket size hides most
 
-    Measure how fast the ranks exchange data
+    Measure how fast the ranks exchange data, and how training scales
     ");
     for heading in ["Sizes:", "Measuring:", "Ranks:", "Communication:", "Output:"] {
         assert!(run.stdout.lines().any(|line| line == heading), "no {heading}");

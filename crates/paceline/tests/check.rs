@@ -108,12 +108,29 @@ fn a_model_has_its_true_count_and_its_measured_time() {
 }
 
 #[test]
+fn several_cnns_stand_in_one_table() {
+    let run = run("links --cnn 4:8 --cnn 8,16:32 --compute-ms 1 --link 10gbit,50us").ok();
+    let lines: Vec<Vec<&str>> = run
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("cnn "))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    // 3x3x1x4 + 4, 784x8 + 8, 8x10 + 10; and those of the model above, 106,792 bytes at 1.25 GB/s.
+    assert_eq!(lines[0][..3], ["cnn", "4:8", "6,410"]);
+    assert_eq!(lines[1], ["cnn", "8,16:32", "26,698", "0.11", "1.000", "0.085", "7.9"]);
+}
+
+#[test]
 fn links_refuse_what_makes_no_sense() {
     run("links --link slow").refused(&["--link", "is no link"]);
     run("links --params 0 --compute-ms 1").refused(&["--params 0", "whole number"]);
     run("links --params x").refused(&["'x'", "--params", "such as 11e6"]);
     run("links --params 5").refused(&["--params needs --compute-ms"]);
     run("links --hidden 3").refused(&["--hidden needs --model"]);
-    run("links --measure").refused(&["--measure", "need --params or --model"]);
+    run("links --measure").refused(&["--measure", "need --params, --model or --cnn"]);
+    run("links --cnn 16,32").refused(&["'16,32'", "--cnn", "such as 16,32:128"]);
+    run("links --cnn 4:8 --model cnn").refused(&["--cnn", "cannot be used with", "--model"]);
+    run("links --cnn 4:8 --hidden 3").refused(&["--hidden belongs to --model"]);
     run("links --params 5 --compute-ms nan").refused(&["--compute-ms", "milliseconds"]);
 }

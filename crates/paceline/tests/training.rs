@@ -3,13 +3,14 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
 
-use common::{Run, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, write_cifar10};
+use common::{
+    Run, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics, write_cifar10,
+};
 use serde_json::Value;
 
 /// What `summary.json` holds: all of it, and nothing else.
-const SUMMARY_KEYS: [&str; 24] = [
+const SUMMARY_KEYS: [&str; 34] = [
     "model",
     "strategy",
     "world_size",
@@ -34,12 +35,17 @@ const SUMMARY_KEYS: [&str; 24] = [
     "peak_bytes",
     "resident_bytes",
     "weights_sha256",
+    "accumulate",
+    "rest_ms",
+    "sync_ms",
+    "overlap_pct",
+    "comm_ops_per_step",
+    "comm_mb_per_step",
+    "replicas_agree",
+    "sync_cost",
+    "anatomy",
+    "advice",
 ];
-
-fn metrics(folder: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
 
 /// The digest that a run of these flags ends with, in a folder of its own.
 #[track_caller]
@@ -287,6 +293,7 @@ fn a_resumed_run_ends_like_an_uninterrupted_one() {
         (format!("{TINY} --global-batch-size 30 --momentum 0.9"), 2),
         (format!("{TINY} --global-batch-size 30 --optimizer adamw"), 2),
         (format!("{TINY_MLP} --steps-per-epoch 4 --momentum 0.9"), 1),
+        (format!("{TINY} --batch-size 30 --rank-samples 100 45 --momentum 0.9"), 2),
     ];
     for (flags, nproc) in cases {
         let flags = format!("{flags} --nproc {nproc}");
@@ -358,7 +365,8 @@ fn mnist_files_plain_and_compressed() {
         let flags = "--nproc 2 --channels 4 --hidden 16 --batch-size 10 --epochs 12 --momentum 0.9";
         sandbox.train(&format!("{flags} --data mnist --data-dir {folder} --evaluate")).ok()
     };
-    let (plain, packed) = (run("plain"), run("packed"));
+    // They are there, so nobody is asked for them.
+    let (plain, packed) = (run("plain"), run("packed --download --mirror http://127.0.0.1:1"));
     assert_eq!(plain.weights(), packed.weights());
     // Bright rows tell the ten classes apart: it learns them by heart.
     assert_eq!(plain.line("Evaluation accuracy: "), "100.00%");
@@ -470,17 +478,22 @@ fn help_opens_with_examples() {
     Examples:
       paceline train                                      2 ranks, a CNN on synthetic images
       paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
+      paceline train --ddp-choice all                     every strategy, compared in a table
       paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar
       paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
       paceline train --save ckpt --epochs 2               then: --resume ckpt --epochs 4
       paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
       paceline bench all_reduce -b 1K -e 64M -f 4         how fast ranks exchange data
+      paceline bench scaling --nproc 1,2,4                what more ranks bring, and what limits them
       paceline check --nproc 4                            does everything here work?
       paceline links --model cnn                          what a link costs a model
+      paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
 
     Train a model on several ranks
     ");
-    for heading in ["Model:", "Ranks:", "Communication:", "Training:", "Data:", "Output:"] {
+    for heading in
+        ["Model:", "Ranks:", "Strategy:", "Communication:", "Training:", "Data:", "Output:"]
+    {
         assert!(run.stdout.lines().any(|line| line == heading), "no {heading}");
     }
 }

@@ -1,113 +1,145 @@
 //! Data parallelism with buckets that are reduced while the backward pass still runs.
 //!
-//! Gradients become final from the last layer to the first, so buckets are cut from the end of flat
-//! storage backwards: each is a contiguous range, and reducing it copies nothing. A bucket is closed
-//! by the parameter that fills it, as in PyTorch's DistributedDataParallel (Li et al., 2020), and
-//! the first one is small, so that communication starts early. Buckets are sent in order, whatever
-//! the order in which they fill, because all ranks must call the same operations in the same order.
+//! Gradients live in the buckets ([`crate::plan_buckets`]), so nothing is copied. A bucket is sent when all
+//! its gradients are final, in order, because all ranks must call the same operations in the same
+//! order; the pass goes on meanwhile, and only what is left after it is waited for.
 //!
-//! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond them, since
-//! gradients live in the buckets. It wins whenever communication can hide behind computation.
+//! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond them, or a copy of
+//! them [`Ddp::without_view`]. It wins whenever communication can hide behind computation.
 
-use std::ops::Range;
-
-use paceline_collectives::{ReduceOp, Work};
-use paceline_model::{Layout, ParamId};
+use paceline_collectives::{Group, Work};
+use paceline_kernels::Compute;
+use paceline_memory::{Category, DType, Tensor};
+use paceline_model::{Model, ParamId, Storage};
 use paceline_trace::Lane;
 
+use crate::comm_hook::{AllReduce, CommHook};
 use crate::strategy::span;
-use crate::{Replica, Result, Strategy, StrategyError};
-
-/// A bucket: gradients that are reduced together.
-#[derive(Debug, PartialEq, Eq)]
-struct Bucket {
-    /// Elements of flat storage, padding included.
-    range: Range<usize>,
-    /// How many parameters lie in it.
-    num_params: usize,
-    /// How many of them are not final yet in this step.
-    pending: usize,
-}
+use crate::{Bucket, BucketCaps, Replica, Result, Strategy, StrategyError, plan_buckets};
 
 /// The tuned data parallelism.
-#[derive(Debug)]
 pub struct Ddp {
-    cap_bytes: usize,
-    first_cap_bytes: usize,
+    name: &'static str,
+    caps: BucketCaps,
+    hook: Box<dyn CommHook>,
+    has_view: bool,
+    /// Where gradients are copied to, if they do not live in the buckets.
+    copy: Option<Tensor>,
     buckets: Vec<Bucket>,
-    /// The bucket of each parameter.
+    /// How many parameters of each bucket are not final yet in this step.
+    pending: Vec<usize>,
+    /// The bucket of each parameter, by its number.
     bucket_of: Vec<usize>,
     /// The next bucket to send.
     next: usize,
     in_flight: Vec<Work>,
 }
 
-/// PyTorch's size of the first bucket.
-const FIRST_BUCKET_BYTES: usize = 1 << 20;
-
 impl Ddp {
-    /// A bucket is closed once it holds `cap_bytes`; the first one once it holds 1 MiB, or `cap_bytes`
-    /// if that is less. The parameter that fills a bucket lies in it, however large it is.
+    /// With buckets of `cap_bytes`, see [`BucketCaps::new`].
     pub fn new(cap_bytes: usize) -> Self {
+        Self::with_caps(BucketCaps::new(cap_bytes))
+    }
+
+    /// With buckets of these sizes.
+    pub fn with_caps(caps: BucketCaps) -> Self {
         Self {
-            cap_bytes,
-            first_cap_bytes: FIRST_BUCKET_BYTES.min(cap_bytes),
+            name: "ddp",
+            caps,
+            hook: Box::new(AllReduce),
+            has_view: true,
+            copy: None,
             buckets: Vec::new(),
+            pending: Vec::new(),
             bucket_of: Vec::new(),
             next: 0,
             in_flight: Vec::new(),
         }
     }
 
-    /// The buckets of a layout, first to be sent first, and the bucket of each parameter.
-    fn plan(&self, layout: &Layout, elem_bytes: usize) -> (Vec<Bucket>, Vec<usize>) {
-        let mut buckets: Vec<Bucket> = Vec::new();
-        let mut bucket_of = vec![0; layout.params().len()];
-        let mut end = layout.len();
-        let mut is_open = false;
-        for (at, param) in layout.params().iter().enumerate().rev() {
-            if !is_open {
-                buckets.push(Bucket { range: end..end, num_params: 0, pending: 0 });
-                is_open = true;
-            }
-            let cap = if buckets.len() == 1 { self.first_cap_bytes } else { self.cap_bytes };
-            bucket_of[at] = buckets.len() - 1;
-            if let Some(bucket) = buckets.last_mut() {
-                bucket.range.start = param.start;
-                bucket.num_params += 1;
-                end = param.start;
-                is_open = bucket.range.len() * elem_bytes < cap;
-            }
-        }
-        (buckets, bucket_of)
+    /// Lets `hook` communicate the buckets; the strategy then goes by its name.
+    pub fn with_hook(mut self, hook: impl CommHook + 'static) -> Self {
+        self.name = hook.name();
+        self.hook = Box::new(hook);
+        self
     }
+
+    /// Gradients do not live in the buckets but are copied to them and back.
+    pub fn without_view(mut self) -> Self {
+        self.has_view = false;
+        self
+    }
+
+    fn send(&mut self, replica: &Replica, lane: &mut Lane, at: usize) -> Result<()> {
+        let bucket = self.bucket(replica, at)?;
+        if self.copy.is_some() {
+            let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
+            lane.record(span::GRAD_SYNC, || copy_elems(&grads, &bucket))?;
+        }
+        lane.mark(span::BUCKET_SENT, at);
+        self.in_flight.push(self.hook.send(replica, lane, at, &bucket)?);
+        Ok(())
+    }
+
+    /// The memory of a bucket.
+    fn bucket(&self, replica: &Replica, at: usize) -> Result<Tensor> {
+        let all = self.copy.as_ref().unwrap_or(replica.storage.grads());
+        Ok(all.slice(self.buckets[at].range.clone())?)
+    }
+}
+
+fn copy_elems(from: &Tensor, to: &Tensor) -> Result<()> {
+    to.as_bytes().write::<u8>()?.copy_from_slice(&from.as_bytes().read::<u8>()?);
+    Ok(())
 }
 
 impl Strategy for Ddp {
     fn name(&self) -> &'static str {
-        "ddp"
+        self.name
+    }
+
+    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
+        let (layout, allocator) = (&model.layout, &compute.allocator);
+        let shared = group.allocate(
+            allocator,
+            layout.trained_bytes(DType::F32),
+            if self.has_view { Category::Gradients } else { Category::Communication },
+        )?;
+        if self.has_view {
+            let values = allocator.host(layout.num_bytes(DType::F32), Category::Parameters)?;
+            return Ok(Storage::new(
+                layout.clone(),
+                DType::F32,
+                values,
+                shared,
+                &compute.allocator,
+            )?);
+        }
+        self.copy = Some(Tensor::new(shared, 0, DType::F32, [layout.trained_len()])?);
+        Ok(Storage::host(layout.clone(), DType::F32, allocator)?)
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        let layout = &replica.model.layout;
         let elem_bytes = replica.storage.grads().dtype().size_bytes();
-        (self.buckets, self.bucket_of) = self.plan(&replica.model.layout, elem_bytes);
-        for bucket in &mut self.buckets {
-            bucket.pending = bucket.num_params;
+        self.buckets = plan_buckets(layout, elem_bytes, self.caps);
+        self.bucket_of = vec![usize::MAX; layout.params().len()];
+        for (at, bucket) in self.buckets.iter().enumerate() {
+            bucket.params.iter().for_each(|id| self.bucket_of[id.0] = at);
         }
-        Ok(())
+        self.pending = self.buckets.iter().map(|bucket| bucket.params.len()).collect();
+        let lens: Vec<usize> = self.buckets.iter().map(|bucket| bucket.range.len()).collect();
+        self.hook.prepare(replica, &lens)
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, _: &mut Lane, id: ParamId) -> Result<()> {
-        let bucket = &mut self.buckets[self.bucket_of[id.0]];
-        bucket.pending = bucket.pending.checked_sub(1).ok_or_else(|| {
+    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
+        let pending = &mut self.pending[self.bucket_of[id.0]];
+        *pending = pending.checked_sub(1).ok_or_else(|| {
             let name = replica.model.layout.param(id).name.clone();
             StrategyError::Announcement { name, problem: "more than once" }
         })?;
-        while let Some(bucket) = self.buckets.get(self.next)
-            && bucket.pending == 0
-        {
-            let grads = replica.storage.grads().slice(bucket.range.clone())?;
-            self.in_flight.push(replica.group.all_reduce_async(&grads, ReduceOp::Mean)?);
+        while self.pending.get(self.next) == Some(&0) {
+            self.send(replica, lane, self.next)?;
             self.next += 1;
         }
         Ok(())
@@ -116,42 +148,25 @@ impl Strategy for Ddp {
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
         if self.next < self.buckets.len() {
             // Training on would let the replicas drift apart without a word.
-            let params = replica.model.layout.params().iter().zip(&self.bucket_of);
-            let missing = params.filter(|(_, bucket)| **bucket == self.next).map(|(p, _)| &*p.name);
-            let name = missing.collect::<Vec<_>>().join(" or ");
+            let params = self.buckets[self.next].params.iter();
+            let names = params.map(|id| &*replica.model.layout.param(*id).name);
+            let name = names.collect::<Vec<_>>().join(" or ");
             return Err(StrategyError::Announcement { name, problem: "never" });
         }
-        lane.record(span::EXPOSED, || {
-            self.in_flight.drain(..).try_for_each(|work| work.wait().map(drop))
-        })?;
+        let in_flight = std::mem::take(&mut self.in_flight);
+        for (at, work) in in_flight.into_iter().enumerate() {
+            lane.record(span::EXPOSED, || work.wait())?;
+            let bucket = self.bucket(replica, at)?;
+            self.hook.receive(replica, lane, at, &bucket)?;
+            if self.copy.is_some() {
+                let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
+                lane.record(span::GRAD_SYNC, || copy_elems(&bucket, &grads))?;
+            }
+        }
         self.next = 0;
-        for bucket in &mut self.buckets {
-            bucket.pending = bucket.num_params;
+        for (pending, bucket) in self.pending.iter_mut().zip(&self.buckets) {
+            *pending = bucket.params.len();
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use paceline_model::{Init, LayoutBuilder};
-
-    use super::*;
-
-    #[test]
-    fn buckets_cover_everything_once_from_the_end() {
-        let mut builder = LayoutBuilder::new();
-        for size in [100, 3000, 50, 700, 8] {
-            builder.unit(format!("u{size}"));
-            builder.param("weight", [size], Init::Constant(0.0));
-        }
-        let layout = builder.finish(2);
-        let ddp = Ddp { first_cap_bytes: 1000, ..Ddp::new(4000) };
-        let (buckets, bucket_of) = ddp.plan(&layout, 4);
-        assert_eq!(bucket_of, [2, 1, 1, 0, 0]);
-        assert_eq!(buckets[0].range.end, layout.len());
-        assert_eq!(buckets[2].range.start, 0);
-        assert!(buckets.windows(2).all(|pair| pair[1].range.end == pair[0].range.start));
-        assert_eq!(buckets.iter().map(|b| b.num_params).collect::<Vec<_>>(), [2, 2, 1]);
     }
 }

@@ -20,14 +20,43 @@ pub enum StrategyError {
     /// Memory was refused.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A layer of the model breaks the rule that every gradient is announced exactly once a step.
-    #[error("the gradient of {name} was announced {problem}; a layer must announce each once")]
+    /// A strategy was told of gradients otherwise than once a step.
+    #[error("the gradient of {name} was announced {problem}; it must be announced once a step")]
     Announcement {
         /// The parameter, or those among which it is.
         name: String,
         /// How often instead.
         problem: &'static str,
     },
+    /// A step has no gradient of some parameters.
+    #[error(
+        "no layer gave a gradient for {}; {}",
+        names.join(", "),
+        if *is_new {
+            "the first step used them, so the graph is not static: pass --no-static-graph"
+        } else {
+            "replicas would drift apart: take them out of the model, freeze them, or pass \
+             --find-unused-parameters"
+        }
+    )]
+    Unused {
+        /// Their names.
+        names: Vec<String>,
+        /// Whether parameters may be unused, but these were used in the first step.
+        is_new: bool,
+    },
+    /// A parameter that the first step left out has a gradient.
+    #[error(
+        "{name} has a gradient, though the first step did not use it, so the graph is not static: pass \
+         --no-static-graph"
+    )]
+    UsedAfterAll {
+        /// Its name.
+        name: String,
+    },
+    /// A setting makes no sense.
+    #[error("{0}")]
+    Setting(String),
     /// The strategy cannot work with this number of ranks.
     #[error("strategy {strategy} works with one rank only, not {world_size}")]
     OneRankOnly {

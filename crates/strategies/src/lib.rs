@@ -9,22 +9,63 @@
 //! |---|---|---|
 //! | [`Single`] | none | one rank only |
 //! | [`SimpleDdp`] | one blocking all-reduce per parameter | after backward |
-//! | [`Ddp`] | one asynchronous all-reduce per bucket | during backward |
+//! | [`SimpleDdpGa`] | the same, once in several batches | after backward |
+//! | [`SimpleDdpHook`] | one blocking all-reduce per parameter | during backward, which waits |
+//! | [`SimpleDdpAsync`] | one asynchronous all-reduce per parameter | during backward |
+//! | [`BucketDdpAsync`] | one asynchronous all-reduce per bucket of copies | during backward |
+//! | [`Ddp`] | one asynchronous all-reduce per bucket, in place | during backward |
+//! | [`FlatDdp`] | one blocking all-reduce of everything | after backward |
+//! | [`Ddp`] with [`HalfPrecision`] | one all-reduce per bucket, in 16 bits | during backward |
+//! | [`Ddp`] with [`TopK`] | one all-gather per bucket, of the largest gradients | during backward |
+//! | [`LocalSgd`] | one all-reduce of the parameters every few steps | after the optimizer |
+//! | [`NoSync`] | none: for measuring what the others add | |
+//!
+//! All up to `FlatDdp` give the same bits. A communication hook of one's own is a [`CommHook`]. Beside every
+//! one of them works [`Join`], for ranks with different numbers of batches, and beside those whose ranks
+//! have the same gradients [`clip_grad_norm`].
 #![forbid(unsafe_code)]
 
+mod bucket_ddp_async;
+mod buckets;
+mod clip;
+mod comm_hook;
 mod ddp;
 mod error;
+mod flat_ddp;
+mod half;
+mod in_order;
+mod join;
+mod local_sgd;
+mod no_sync;
 mod replica;
 mod simple_ddp;
+mod simple_ddp_async;
+mod simple_ddp_ga;
+mod simple_ddp_hook;
 mod single;
+mod step;
 mod strategy;
+mod top_k;
 
+pub use bucket_ddp_async::BucketDdpAsync;
+pub use buckets::{Bucket, BucketCaps, plan_buckets};
+pub use clip::clip_grad_norm;
+pub use comm_hook::CommHook;
 pub use ddp::Ddp;
 pub use error::StrategyError;
-pub use replica::{MicroBatch, Replica};
+pub use flat_ddp::FlatDdp;
+pub use half::HalfPrecision;
+pub use join::Join;
+pub use local_sgd::LocalSgd;
+pub use no_sync::{Alternating, NoSync};
+pub use replica::{MicroBatch, Replica, ReplicaOptions};
 pub use simple_ddp::SimpleDdp;
+pub use simple_ddp_async::SimpleDdpAsync;
+pub use simple_ddp_ga::SimpleDdpGa;
+pub use simple_ddp_hook::SimpleDdpHook;
 pub use single::Single;
 pub use strategy::{StepLoss, Strategy, span};
+pub use top_k::TopK;
 
 /// The result of everything here that can fail.
 pub type Result<T> = std::result::Result<T, StrategyError>;

@@ -3,8 +3,10 @@
 use paceline_collectives::Group;
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Tensor};
-use paceline_model::{Model, Storage};
+use paceline_model::{GradientBooks, Model, ParamId, Storage};
+use paceline_trace::Lane;
 
+use crate::strategy::span;
 use crate::{Result, Strategy};
 
 /// One rank's share of a batch.
@@ -18,6 +20,31 @@ pub struct MicroBatch {
     pub global_count: usize,
 }
 
+/// What the training step does beyond gradients, whatever the strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaOptions {
+    /// Rank 0's running statistics are copied to all others before each step.
+    pub broadcast_buffers: bool,
+    /// Batch norm takes its statistics over the samples of all ranks.
+    pub sync_batch_norm: bool,
+    /// Parameters may be left out of a step; their gradient is zero then. Otherwise that is an error.
+    pub find_unused_parameters: bool,
+    /// Every step leaves out the parameters that the first one left out, so that nobody waits for
+    /// their gradients.
+    pub static_graph: bool,
+}
+
+impl Default for ReplicaOptions {
+    fn default() -> Self {
+        Self {
+            broadcast_buffers: false,
+            sync_batch_norm: false,
+            find_unused_parameters: false,
+            static_graph: true,
+        }
+    }
+}
+
 /// One rank's copy of the model, with its means of computing and communicating.
 #[derive(Debug)]
 pub struct Replica {
@@ -29,8 +56,14 @@ pub struct Replica {
     pub compute: Compute,
     /// The ranks that train together.
     pub group: Group,
+    /// What the training step does beyond gradients.
+    pub options: ReplicaOptions,
     /// Sums over the batch that all ranks agree on: loss, correct.
     pub(crate) sums: Tensor,
+    /// Which gradients the step has written.
+    pub(crate) books: GradientBooks,
+    /// What the first step left out, where every other one does too.
+    pub(crate) never_used: Option<Vec<ParamId>>,
 }
 
 impl Replica {
@@ -42,6 +75,7 @@ impl Replica {
         compute: Compute,
         group: Group,
         seed: u64,
+        options: ReplicaOptions,
     ) -> Result<Self> {
         let storage = strategy.backing(&model, &compute, &group)?;
         let bytes = 2 * size_of::<f64>();
@@ -49,8 +83,22 @@ impl Replica {
         let sums = Tensor::new(sums, 0, DType::F64, [2])?;
         storage.initialize(seed)?;
         group.broadcast(storage.values(), 0)?;
-        let replica = Self { model, storage, compute, group, sums };
+        let books = GradientBooks::new(&model.layout);
+        let never_used = None;
+        let replica = Self { model, storage, compute, group, options, sums, books, never_used };
         strategy.prepare(&replica)?;
         Ok(replica)
+    }
+
+    /// Copies rank 0's buffers, the running statistics of batch norm, to all other ranks. Each rank's
+    /// follow its own samples, unless the statistics are synchronised; whoever evaluates, or wants the
+    /// model of the run, needs the same ones everywhere, and takes rank 0's. Of a model without buffers
+    /// there is nothing to copy, and no communication.
+    pub fn broadcast_buffers(&self, lane: &mut Lane) -> Result<()> {
+        let buffers = self.storage.buffers();
+        if buffers.num_elems() > 0 && self.group.world_size() > 1 {
+            lane.record(span::EXPOSED, || self.group.broadcast(buffers, 0))?;
+        }
+        Ok(())
     }
 }

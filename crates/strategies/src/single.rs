@@ -1,6 +1,5 @@
 //! No communication: one rank.
 
-use paceline_model::ParamId;
 use paceline_trace::Lane;
 
 use crate::{Replica, Result, Strategy, StrategyError};
@@ -19,10 +18,6 @@ impl Strategy for Single {
             1 => Ok(()),
             world_size => Err(StrategyError::OneRankOnly { strategy: self.name(), world_size }),
         }
-    }
-
-    fn gradient_ready(&mut self, _: &Replica, _: &mut Lane, _: ParamId) -> Result<()> {
-        Ok(())
     }
 
     fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {

@@ -1,26 +1,32 @@
-//! The interface of a strategy, and the training step that most of them share.
+//! The interface of a strategy.
 
-use paceline_collectives::{Group, ReduceOp};
+use paceline_collectives::Group;
 use paceline_kernels::Compute;
 use paceline_kernels::loss::LossSums;
+use paceline_kernels::norm;
 use paceline_memory::{Category, DType};
-use paceline_model::{Context, Model, Optimizer, ParamId, Storage, Which};
-use paceline_trace::{Lane, Span, now_ns};
+use paceline_model::{Context, Model, Optimizer, ParamId, Storage};
+use paceline_trace::Lane;
 
-use crate::{MicroBatch, Replica, Result};
+use crate::{MicroBatch, Replica, Result, step};
 
-/// Names of the spans that a training step records on the main lane.
+/// Names of what a training step records on the main lane.
 pub mod span {
     /// The forward pass and the loss.
     pub const FORWARD: &str = "forward";
     /// The backward pass, hooks included.
     pub const BACKWARD: &str = "backward";
-    /// The main thread was blocked on communication. May lie within [`BACKWARD`].
+    /// The main thread was blocked on communication. May lie within the passes.
     pub const EXPOSED: &str = "exposed";
-    /// Arithmetic that synchronisation adds, such as dividing by the number of ranks.
+    /// Arithmetic and copies that synchronisation adds, such as dividing by the number of ranks. May lie
+    /// within the backward pass.
     pub const GRAD_SYNC: &str = "grad_sync";
     /// The optimizer.
     pub const OPTIMIZER: &str = "optimizer_step";
+    /// Mark: this rank's gradient of a parameter is final.
+    pub const GRADIENT_READY: &str = "gradient_ready";
+    /// Mark: a bucket is submitted next.
+    pub const BUCKET_SENT: &str = "bucket_sent";
 }
 
 /// What a training step came to, over the whole batch; the same on every rank, except where noted.
@@ -44,21 +50,39 @@ pub trait Strategy: Send {
     /// Chooses the memory of parameters and gradients, before a replica exists. As it is, every rank
     /// holds all of both, and gradients lie where peers can reduce them in place.
     fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
-        let bytes = model.layout.num_bytes(DType::F32);
-        let values = compute.allocator.host(bytes, Category::Parameters)?;
-        let grads = group.allocate(&compute.allocator, bytes, Category::Gradients)?;
-        Ok(Storage::new(model.layout.clone(), DType::F32, values, grads)?)
+        let layout = &model.layout;
+        let (values, grads) = (layout.num_bytes(DType::F32), layout.trained_bytes(DType::F32));
+        let values = compute.allocator.host(values, Category::Parameters)?;
+        let grads = group.allocate(&compute.allocator, grads, Category::Gradients)?;
+        Ok(Storage::new(layout.clone(), DType::F32, values, grads, &compute.allocator)?)
     }
 
     /// Prepares for training `replica`: plans buckets, allocates. Called once, before the first step.
-    fn prepare(&mut self, replica: &Replica) -> Result<()>;
+    fn prepare(&mut self, _replica: &Replica) -> Result<()> {
+        Ok(())
+    }
 
-    /// Called during the last backward pass of a step, when this rank's gradient of `id` is final.
-    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()>;
+    /// Whether the sums of the loss are added up over the ranks. Without it, each rank knows its own, and
+    /// its own running statistics, whatever the options of the replica.
+    fn shares_loss(&self) -> bool {
+        true
+    }
+
+    /// Called during the last backward pass of a step, when this rank's gradient of `id` is final; once
+    /// for each parameter that is trained.
+    fn gradient_ready(&mut self, _: &Replica, _: &mut Lane, _id: ParamId) -> Result<()> {
+        Ok(())
+    }
 
     /// Called after the last backward pass of a step; when it returns, all gradients are the mean
     /// over the ranks. Records the time it blocks as [`span::EXPOSED`].
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()>;
+
+    /// The norm of all gradients together that a step left, the same on every rank. As it is, every
+    /// rank holds all of them, equal to those of the others.
+    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
+        Ok(norm::sum_of_squares(&replica.compute, replica.storage.grads())?.sqrt())
+    }
 
     /// Updates the parameters from the gradients that a step left. As it is, every rank updates all.
     fn optimizer_step(
@@ -71,62 +95,33 @@ pub trait Strategy: Send {
         Ok(lane.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
     }
 
+    /// Makes the replicas equal where they are not after every step: called before a checkpoint, an
+    /// evaluation and the end of training. As it is, all take rank 0's running statistics.
+    fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+        replica.broadcast_buffers(lane)
+    }
+
     /// Sums of loss and correct samples over this rank's share of a batch, without gradients.
     fn evaluate(&mut self, replica: &Replica, batch: &MicroBatch) -> Result<LossSums> {
         let Replica { model, compute, storage, .. } = replica;
-        let mut ignore = |_| Ok(());
-        let mut cx = Context::new(compute, storage, false, &mut ignore);
+        let mut cx = Context::evaluation(compute, storage);
         let (output, _) = model.network.forward(&mut cx, batch.inputs.clone())?;
         Ok(model.loss.evaluate(&output, &batch.targets)?)
     }
 
     /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and
-    /// synchronises them.
+    /// synchronises them after the last one. The others are what PyTorch calls `no_sync`: their
+    /// gradients add up where they are.
     ///
     /// Every sample counts the same, however unevenly the batch is shared out: each rank's gradient
     /// is scaled by `world_size / samples of all ranks`, so that the mean over the ranks is the mean
     /// over the samples. The sums of the loss travel while the backward pass runs.
     fn train_step(
         &mut self,
-        replica: &Replica,
+        replica: &mut Replica,
         micro_batches: &[MicroBatch],
         lane: &mut Lane,
     ) -> Result<StepLoss> {
-        let Replica { model, storage, compute, group, sums } = replica;
-        let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
-        let scale = group.world_size() as f64 / count as f64;
-        let mut local = [0.0; 2];
-        let mut pending = None;
-        for (at, batch) in micro_batches.iter().enumerate() {
-            let is_last = at + 1 == micro_batches.len();
-            let begin = now_ns();
-            let mut ready = |id: ParamId| {
-                if is_last {
-                    self.gradient_ready(replica, lane, id)?;
-                }
-                Ok(())
-            };
-            let mut cx = Context::new(compute, storage, at > 0, &mut ready);
-            let (output, mut saved) = model.network.forward(&mut cx, batch.inputs.clone())?;
-            let (loss, d_output) = model.loss.differentiate(&cx, &output, &batch.targets, scale)?;
-            drop(output);
-            local[0] += loss.loss;
-            local[1] += loss.correct as f64;
-            if is_last {
-                sums.write::<f64>()?.copy_from_slice(&local);
-                pending = Some(group.all_reduce_async(sums, ReduceOp::Sum)?);
-            }
-            let middle = now_ns();
-            model.network.backward(&mut cx, &mut saved, d_output, Which::Weight)?;
-            let end = now_ns();
-            lane.push(span::FORWARD, Span { start_ns: begin, end_ns: middle });
-            lane.push(span::BACKWARD, Span { start_ns: middle, end_ns: end });
-        }
-        self.finish(replica, lane)?;
-        if let Some(pending) = pending {
-            lane.record(span::EXPOSED, || pending.wait())?;
-        }
-        let sums = sums.read::<f64>()?;
-        Ok(StepLoss { loss: sums[0] / count as f64, correct: sums[1], count, local_sum: local[0] })
+        step::train(self, replica, micro_batches, lane)
     }
 }

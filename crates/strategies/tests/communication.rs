@@ -2,19 +2,19 @@
 
 mod common;
 
-use paceline_collectives::{Group, ReduceOp};
+use paceline_collectives::Group;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::ParamId;
-use paceline_strategies::{Ddp, Replica, Result, Single, Strategy, StrategyError};
+use paceline_strategies::{Ddp, Replica, ReplicaOptions, Single, Strategy, StrategyError};
 use paceline_trace::Lane;
 
-use common::{Make, NETS, Net, STRATEGIES, Trainer, on_ranks};
+use common::{EXACT, NETS, Net, Trainer, on_ranks};
 
 #[test]
 fn operations_per_step() {
     for net in NETS {
-        let operations = STRATEGIES.map(|make| {
+        let operations = EXACT.map(|make| {
             let counts = on_ranks(2, |group| {
                 let mut trainer = Trainer::new(net, group, make());
                 let mut records = Vec::new();
@@ -28,39 +28,23 @@ fn operations_per_step() {
             counts[0]
         });
         let params = net.build(2).layout.params().len();
-        let [simple, small_buckets, one_bucket] = operations;
         // Each with one more for the sums of the loss.
-        assert_eq!((simple, one_bucket), (params + 1, 2), "{net:?}");
-        assert!((3..=params).contains(&small_buckets), "{net:?}: {small_buckets}");
-    }
-}
-
-/// Reduces inside the hook itself, so that a failure passes through the model's backward pass.
-struct ReduceInHook;
-
-impl Strategy for ReduceInHook {
-    fn name(&self) -> &'static str {
-        "reduce_in_hook"
-    }
-
-    fn prepare(&mut self, _: &Replica) -> Result<()> {
-        Ok(())
-    }
-
-    fn gradient_ready(&mut self, replica: &Replica, _: &mut Lane, id: ParamId) -> Result<()> {
-        replica.group.all_reduce(&replica.storage.grad(id)?, ReduceOp::Mean)?;
-        Ok(())
-    }
-
-    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
-        Ok(())
+        let per_param = params + 1;
+        assert_eq!(operations[..4], [per_param; 4], "{net:?}");
+        let [small_copies, one_copy, small, one, no_view, flat, sparse] = operations[4..] else {
+            panic!("{} strategies", operations.len())
+        };
+        assert_eq!([one_copy, one, flat], [2; 3], "{net:?}");
+        assert_eq!([no_view, sparse], [small; 2], "{net:?}");
+        for buckets in [small, small_copies] {
+            assert!((3..=params).contains(&buckets), "{net:?}: {buckets}");
+        }
     }
 }
 
 #[test]
 fn a_peer_that_leaves_is_an_error_of_the_next_step() {
-    let reduce_in_hook: Make = || Box::new(ReduceInHook);
-    for make in STRATEGIES.into_iter().chain([reduce_in_hook]) {
+    for make in EXACT {
         on_ranks(3, |group| {
             let rank = group.rank();
             let mut trainer = Trainer::new(Net::Cnn, group, make());
@@ -80,7 +64,8 @@ fn a_peer_that_leaves_is_an_error_of_the_next_step() {
 fn one_rank_strategies_refuse_more() {
     on_ranks(2, |group| {
         let compute = Compute::new(1, Allocator::new());
-        let error = Replica::new(&mut Single, Net::Mlp.build(2), compute, group, 1).unwrap_err();
+        let (model, options) = (Net::Mlp.build(2), ReplicaOptions::default());
+        let error = Replica::new(&mut Single, model, compute, group, 1, options).unwrap_err();
         assert_eq!(error.to_string(), "strategy single works with one rank only, not 2");
     });
 }
@@ -89,7 +74,8 @@ fn one_rank_strategies_refuse_more() {
 fn a_gradient_must_be_announced_exactly_once() {
     let compute = Compute::new(1, Allocator::new());
     let mut ddp = Ddp::new(1 << 20);
-    let replica = Replica::new(&mut ddp, Net::Mlp.build(1), compute, Group::single(), 1).unwrap();
+    let (model, options) = (Net::Mlp.build(1), ReplicaOptions::default());
+    let replica = Replica::new(&mut ddp, model, compute, Group::single(), 1, options).unwrap();
     let mut lane = Lane::with_capacity(10);
     let last = ParamId(replica.model.layout.params().len() - 1);
     ddp.gradient_ready(&replica, &mut lane, last).unwrap();

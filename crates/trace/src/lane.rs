@@ -1,21 +1,35 @@
-//! A lane: the spans of one thread, in a buffer of fixed size.
+//! A lane: the spans and marks of one thread, in buffers of fixed size.
 
 use crate::{Span, now_ns};
 
+/// A moment at which something happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// What happened.
+    pub name: &'static str,
+    /// To which of several.
+    pub id: usize,
+    /// When, in nanoseconds of the process's clock.
+    pub at_ns: u64,
+}
+
 /// The spans of one thread of work (the training loop, the communication worker, ...).
 ///
-/// One thread owns a lane, so recording takes no lock, and the buffer is allocated once. A span
-/// that no longer fits is counted in [`Lane::dropped`], never silently lost.
+/// One thread owns a lane, so recording takes no lock, and the buffers are allocated once. What no
+/// longer fits is counted in [`Lane::dropped`], never silently lost.
 #[derive(Debug)]
 pub struct Lane {
     spans: Vec<(&'static str, Span)>,
+    marks: Vec<Mark>,
     dropped: u64,
 }
 
 impl Lane {
-    /// A lane that holds up to `capacity` spans between two calls of [`Lane::clear`].
+    /// A lane that holds up to `capacity` spans, and as many marks, between two calls of
+    /// [`Lane::clear`].
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { spans: Vec::with_capacity(capacity), dropped: 0 }
+        let (spans, marks) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        Self { spans, marks, dropped: 0 }
     }
 
     /// Runs `work` and records it under `name`.
@@ -35,19 +49,34 @@ impl Lane {
         }
     }
 
+    /// Records that something happened now.
+    pub fn mark(&mut self, name: &'static str, id: usize) {
+        if self.marks.len() < self.marks.capacity() {
+            self.marks.push(Mark { name, id, at_ns: now_ns() });
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    /// The marks recorded under `name` since the last [`Lane::clear`].
+    pub fn marked(&self, name: &str) -> impl Iterator<Item = Mark> {
+        self.marks.iter().filter(move |mark| mark.name == name).copied()
+    }
+
     /// The spans recorded under `name` since the last [`Lane::clear`].
     pub fn named(&self, name: &str) -> impl Iterator<Item = Span> {
         self.spans.iter().filter(move |(n, _)| *n == name).map(|&(_, span)| span)
     }
 
-    /// How many spans found no room since the lane was made.
+    /// How many spans and marks found no room since the lane was made.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Forgets the spans, keeps the memory.
+    /// Forgets spans and marks, keeps the memory.
     pub fn clear(&mut self) {
         self.spans.clear();
+        self.marks.clear();
     }
 }
 
@@ -62,6 +91,9 @@ mod tests {
             lane.record("work", || ());
         }
         assert_eq!((lane.named("work").count(), lane.dropped()), (2, 3));
+        (0..3).for_each(|id| lane.mark("ready", id));
+        assert_eq!(lane.marked("ready").map(|mark| mark.id).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(lane.dropped(), 4);
         lane.clear();
         assert_eq!(lane.record("other", || 7), 7);
         assert_eq!((lane.named("work").count(), lane.named("other").count()), (0, 1));

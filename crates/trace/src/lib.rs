@@ -17,4 +17,4 @@ mod lane;
 
 pub use clock::now_ns;
 pub use interval::{IntervalSet, Span};
-pub use lane::Lane;
+pub use lane::{Lane, Mark};

@@ -1,4 +1,4 @@
-//! Line charts with two logarithmic axes, as PNG and SVG files.
+//! Line charts, each axis logarithmic or linear, as PNG and SVG files.
 //!
 //! In go a title, two axes with units and named series of points; out comes a file. It does not
 //! know what is measured. The same drawing code serves both formats. Text of a PNG is drawn with a
@@ -29,8 +29,8 @@ static FONT: &[u8] = include_bytes!("../assets/DejaVuSans.ttf");
 /// Why a chart could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// No series has a point that a logarithmic axis can show.
-    #[error("the chart \"{title}\" has no point with two positive coordinates")]
+    /// No series has a point that the axes can show.
+    #[error("the chart \"{title}\" has no point that its axes can show")]
     Empty {
         /// The chart's title.
         title: String,
@@ -53,13 +53,34 @@ pub enum PlotError {
     },
 }
 
-/// A logarithmic axis.
+/// How an axis is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spacing {
+    /// Equal lengths are equal factors. Shows positive values.
+    Logarithmic,
+    /// Equal lengths are equal differences, from zero on. Shows values that are not negative.
+    Linear,
+}
+
+impl Spacing {
+    fn shows(self, value: f64) -> bool {
+        let enough = match self {
+            Spacing::Logarithmic => value > 0.0,
+            Spacing::Linear => value >= 0.0,
+        };
+        enough && value.is_finite()
+    }
+}
+
+/// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
     /// What it shows, without the unit.
     pub label: String,
     /// Unit of the values, which decides how ticks are written.
     pub unit: Unit,
+    /// How it is divided.
+    pub spacing: Spacing,
 }
 
 /// How a series is drawn.
@@ -78,21 +99,13 @@ pub enum Stroke {
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// Points, in the order in which they are joined. Those without two positive finite
-    /// coordinates have no place on logarithmic axes and are left out.
+    /// Points, in the order in which they are joined. Those that have no place on the axes (see
+    /// [`Spacing`]) are left out.
     pub points: Vec<(f64, f64)>,
     /// How the line is drawn.
     pub stroke: Stroke,
     /// Which colour and marker. Lines that belong together share it.
     pub look: usize,
-}
-
-impl Series {
-    /// The points that can be drawn.
-    fn drawable(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
-        let fits = |value: f64| value.is_finite() && value > 0.0;
-        self.points.iter().copied().filter(move |&(x, y)| fits(x) && fits(y))
-    }
 }
 
 /// A chart of lines.
@@ -111,6 +124,12 @@ pub struct LineChart {
 }
 
 impl LineChart {
+    /// The points of a series that can be drawn.
+    fn drawable<'a>(&self, series: &'a Series) -> impl Iterator<Item = (f64, f64)> + use<'a> {
+        let (x_axis, y_axis) = (self.x.spacing, self.y.spacing);
+        series.points.iter().copied().filter(move |&(x, y)| x_axis.shows(x) && y_axis.shows(y))
+    }
+
     /// Writes the chart as an SVG, which names no font but only `sans-serif`.
     pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
         self.prepare()?;
@@ -150,7 +169,7 @@ impl LineChart {
 
     /// Checks that there is something to draw, and makes the font known.
     fn prepare(&self) -> Result<(), PlotError> {
-        if self.series.iter().all(|series| series.drawable().next().is_none()) {
+        if self.series.iter().all(|series| self.drawable(series).next().is_none()) {
             return Err(PlotError::Empty { title: self.title.clone() });
         }
         register_font("sans-serif", FontStyle::Normal, FONT)
@@ -186,12 +205,16 @@ fn averaged(large: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    fn axis(label: &str, unit: Unit) -> Axis {
+        Axis { label: label.to_owned(), unit, spacing: Spacing::Logarithmic }
+    }
+
     fn chart(points: Vec<(f64, f64)>) -> LineChart {
         LineChart {
             title: "Time & size".to_owned(),
             subtitle: String::new(),
-            x: Axis { label: "Size".to_owned(), unit: Unit::Bytes },
-            y: Axis { label: "Time".to_owned(), unit: Unit::Microseconds },
+            x: axis("Size", Unit::Bytes),
+            y: axis("Time", Unit::Microseconds),
             series: vec![Series {
                 name: "first".to_owned(),
                 points,
@@ -237,6 +260,14 @@ mod tests {
         let error = chart(vec![(0.0, 3.0), (2.0, f64::NAN)]).write_png(&path).unwrap_err();
         assert!(error.to_string().contains("no point"), "{error}");
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn zero_has_a_place_on_a_linear_axis_only() {
+        let mut chart = chart(vec![(1.0, 0.0), (2.0, -1.0), (0.0, 5.0)]);
+        assert_eq!(chart.drawable(&chart.series[0]).count(), 0);
+        chart.y.spacing = Spacing::Linear;
+        assert_eq!(chart.drawable(&chart.series[0]).collect::<Vec<_>>(), [(1.0, 0.0)]);
     }
 
     #[test]

@@ -41,9 +41,9 @@ impl Layer for Conv2d {
         which: Which,
     ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
-        if which != Which::Input {
+        if which != Which::Input && cx.trains(self.weight) {
             let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-            let accumulate = cx.accumulates();
+            let accumulate = cx.accumulates(self.weight);
             conv2d::backward_weight(
                 cx.compute,
                 &self.geometry,

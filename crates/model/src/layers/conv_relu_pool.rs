@@ -51,7 +51,7 @@ impl Layer for ConvReluPool {
         which: Which,
     ) -> Result<Option<Tensor>> {
         let [input, winners] = saved.tensors()?;
-        if which != Which::Input {
+        if which != Which::Input && cx.trains(self.weight) {
             let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
             conv_relu_pool::backward_weight(
                 cx.compute,
@@ -61,7 +61,7 @@ impl Layer for ConvReluPool {
                 &d_output,
                 &dw,
                 &db,
-                cx.accumulates(),
+                cx.accumulates(self.weight),
             )?;
             cx.gradient_ready(self.bias)?;
             cx.gradient_ready(self.weight)?;

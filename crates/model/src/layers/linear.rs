@@ -7,7 +7,7 @@ use paceline_memory::Tensor;
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
 
 /// (n, inputs) -> (n, outputs).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Linear {
     outputs: usize,
     activation: Activation,
@@ -27,6 +27,12 @@ impl Linear {
         let weight = layout.param("weight", [outputs, inputs], init);
         let bias = layout.param("bias", [outputs], init);
         Self { outputs, activation, weight, bias }
+    }
+
+    /// A layer with the parameters of another one, tied to it.
+    pub fn tied_to(layout: &mut LayoutBuilder, other: &Linear, activation: Activation) -> Self {
+        let (weight, bias) = (layout.tie(other.weight), layout.tie(other.bias));
+        Self { outputs: other.outputs, activation, weight, bias }
     }
 }
 
@@ -54,9 +60,16 @@ impl Layer for Linear {
                 d_sum
             }
         };
-        if which != Which::Input {
+        if which != Which::Input && cx.trains(self.weight) {
             let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-            linear::backward_weight(cx.compute, input, &d_sum, &dw, &db, cx.accumulates())?;
+            linear::backward_weight(
+                cx.compute,
+                input,
+                &d_sum,
+                &dw,
+                &db,
+                cx.accumulates(self.weight),
+            )?;
             cx.gradient_ready(self.bias)?;
             cx.gradient_ready(self.weight)?;
         }

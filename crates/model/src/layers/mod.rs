@@ -1,5 +1,6 @@
 //! The layers, one file each.
 
+mod batch_norm;
 mod conv2d;
 mod conv_relu_pool;
 mod flatten;
@@ -8,6 +9,7 @@ mod max_pool2d;
 mod relu;
 mod sequence;
 
+pub use batch_norm::BatchNorm;
 pub use conv_relu_pool::ConvReluPool;
 pub use conv2d::Conv2d;
 pub use flatten::Flatten;

@@ -22,14 +22,30 @@ pub fn conv(
 
 /// Inputs (n, 9, 8, 2), outputs (n, 5).
 pub fn cnn() -> Model {
-    CnnConfig { image: [9, 8, 2], channels: vec![3, 4], hidden: 6, num_classes: 5 }
-        .build(2)
-        .unwrap()
+    cnn_config().build(2).unwrap()
+}
+
+/// The same with batch normalization.
+pub fn cnn_with_batch_norm() -> Model {
+    CnnConfig { batch_norm: true, ..cnn_config() }.build(2).unwrap()
+}
+
+fn cnn_config() -> CnnConfig {
+    CnnConfig {
+        image: [9, 8, 2],
+        channels: vec![3, 4],
+        hidden: 6,
+        num_classes: 5,
+        batch_norm: false,
+        unused_head: false,
+    }
 }
 
 /// Inputs (n, 6), outputs (n, 3).
 pub fn mlp() -> Model {
-    MlpConfig { input_dim: 6, hidden_dim: 7, output_dim: 3, num_layers: 2 }.build(2).unwrap()
+    MlpConfig { input_dim: 6, hidden_dim: 7, output_dim: 3, num_layers: 2, tie_layers: false }
+        .build(2)
+        .unwrap()
 }
 
 /// Every layer once at least, a sequence within the sequence included. Inputs (n, 9, 9, 2), outputs

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_trace::plot::{Axis, LineChart, Series as Line, Stroke, Unit};
+use paceline_trace::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, Unit};
 
 use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
 use super::series::Series;
@@ -27,17 +27,21 @@ pub fn write(report: &BenchReport, compared: &[Series], folder: &Path) -> Result
 
 /// The chart of times.
 pub fn time(report: &BenchReport, compared: &[Series]) -> LineChart {
-    let y = Axis { label: "Time (median)".to_owned(), unit: Unit::Microseconds };
+    let y = axis("Time (median)", Unit::Microseconds);
     chart(report, compared, "time", y, |_, _, us| us)
 }
 
 /// The chart of bus bandwidths. A single rank has none, and no line.
 pub fn busbw(report: &BenchReport, compared: &[Series]) -> LineChart {
     let op = report.rows.first().map_or("", |row| &row.op);
-    let y = Axis { label: "Bus bandwidth".to_owned(), unit: Unit::GigabytesPerSecond };
+    let y = axis("Bus bandwidth", Unit::GigabytesPerSecond);
     chart(report, compared, "bus bandwidth", y, |nproc, bytes, us| {
         alg_bandwidth_gb_s(bytes, us) * bus_factor(op, nproc).unwrap_or(1.0)
     })
+}
+
+fn axis(label: &str, unit: Unit) -> Axis {
+    Axis { label: label.to_owned(), unit, spacing: Spacing::Logarithmic }
 }
 
 /// The chart whose values `shown` makes of ranks, size and time in microseconds.
@@ -84,7 +88,7 @@ fn chart(
     LineChart {
         title: format!("{op}, {}: {what} by size", place(&report.rows)),
         subtitle: format!("{}, {}", report.machine, report.date),
-        x: Axis { label: "Size".to_owned(), unit: Unit::Bytes },
+        x: axis("Size", Unit::Bytes),
         y,
         series,
     }

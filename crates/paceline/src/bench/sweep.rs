@@ -270,11 +270,15 @@ fn in_threads(plan: &Plan, sizes: &[u64], nproc: usize) -> (Reporter, Option<Str
     }
 }
 
-/// Measures `args`, a command line of `paceline bench`, over shared memory for other commands, and
-/// prints nothing.
-pub(crate) fn rows_of(args: &[String], sizes: &[u64], nproc: usize) -> Result<Vec<Row>> {
+/// Measures `args`, a command line of `paceline bench`, for other commands, and prints nothing.
+pub(crate) fn rows_of(
+    args: &[String],
+    transport: TransportName,
+    sizes: &[u64],
+    nproc: usize,
+) -> Result<Vec<Row>> {
     let args = args.iter().map(OsString::from).collect();
-    let (reporter, ended) = launch(args, TransportName::Shm, sizes, nproc, true)?;
+    let (reporter, ended) = launch(args, transport, sizes, nproc, true)?;
     match (reporter.refused, why_failed(ended.code)) {
         (Some(reason), _) => Err(Failure::Link(reason)),
         (None, Some(reason)) => Err(Failure::Run(reason)),

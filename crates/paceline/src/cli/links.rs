@@ -10,6 +10,7 @@ Examples:
   paceline links                                      what links deliver
   paceline links --params 11e6,25.6e6 --compute-ms 50 --nproc 8    what models would spend
   paceline links --model cnn --channels 32 64 --link 1gbe --measure
+  paceline links --cnn 16,32:128 --cnn 32,64,128:512 --cnn 64,128,256:2048
 ";
 
 /// Flags of `paceline links`.
@@ -28,6 +29,14 @@ pub struct LinksArgs {
     /// The same for a model, with its true number of parameters
     #[arg(long, value_enum)]
     pub model: Option<ModelName>,
+    /// The same for a CNN with these channels and this hidden layer, as 16,32:128; repeatable
+    #[arg(
+        long,
+        value_name = "C,C:N",
+        value_parser = cnn,
+        conflicts_with_all = ["params", "model"]
+    )]
+    pub cnn: Vec<CnnSizes>,
     /// CNN: output channels of each convolution [default: 32 64 128]
     #[arg(long, num_args = 1.., value_name = "C", value_parser = size())]
     pub channels: Option<Vec<u64>>,
@@ -60,7 +69,45 @@ pub struct LinksArgs {
     pub measure: bool,
 }
 
+/// The sizes of a CNN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CnnSizes {
+    /// Output channels of each convolution.
+    pub channels: Vec<u64>,
+    /// Width of the hidden layer.
+    pub hidden: u64,
+}
+
+/// `16,32:128`, or with spaces between the channels, as `--channels` has them.
+fn cnn(text: &str) -> Result<CnnSizes, String> {
+    let number = |text: &str| text.parse().ok().filter(|size| (1..=1 << 20).contains(size));
+    let parsed = text.split_once(':').and_then(|(channels, hidden)| {
+        let words = channels.split([',', ' ']).filter(|word| !word.is_empty());
+        let channels = words.map(number).collect::<Option<Vec<u64>>>()?;
+        Some(CnnSizes { channels, hidden: number(hidden.trim())? })
+    });
+    parsed
+        .filter(|sizes| !sizes.channels.is_empty())
+        .ok_or_else(|| "give channels and the hidden layer, such as 16,32:128".to_owned())
+}
+
 /// A number of parameters, of which people know the power of ten.
 fn num_params(text: &str) -> Result<f64, String> {
     text.trim().parse().map_err(|_| "give a number such as 11e6 or 25600000".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cnn_is_channels_and_a_hidden_layer() {
+        let sizes = CnnSizes { channels: vec![16, 32], hidden: 128 };
+        for text in ["16,32:128", "16 32:128", "16, 32 : 128"] {
+            assert_eq!(cnn(text).as_ref(), Ok(&sizes), "{text}");
+        }
+        for bad in ["", "16,32", ":128", "16:", "16,x:8", "0:8", "8:0", "-4:8", "4:2000000"] {
+            assert!(cnn(bad).unwrap_err().contains("such as 16,32:128"), "{bad}");
+        }
+    }
 }

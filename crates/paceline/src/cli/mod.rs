@@ -4,7 +4,11 @@
 mod bench;
 mod check;
 mod comm;
+mod compare;
+mod given;
 mod links;
+mod strategy;
+mod studies;
 mod train;
 
 use std::ffi::OsString;
@@ -15,20 +19,29 @@ use serde::{Deserialize, Serialize};
 pub use bench::{BenchArgs, ColumnsName, OpName, RedopName, StyleName};
 pub use check::CheckArgs;
 pub use comm::CommArgs;
-pub use links::LinksArgs;
+pub use compare::{CompareArgs, DdpChoice};
+pub use given::{Given, TrainFlags};
+pub use links::{CnnSizes, LinksArgs};
+pub use strategy::StrategyArgs;
+pub use studies::{
+    BenchCommand, BucketsArgs, ModeName, PredictArgs, ScalingArgs, StudyArgs, StudyCommand,
+};
 pub use train::TrainArgs;
 
 const EXAMPLES: &str = "\
 Examples:
   paceline train                                      2 ranks, a CNN on synthetic images
   paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
+  paceline train --ddp-choice all                     every strategy, compared in a table
   paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar
   paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
   paceline train --save ckpt --epochs 2               then: --resume ckpt --epochs 4
   paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
   paceline bench all_reduce -b 1K -e 64M -f 4         how fast ranks exchange data
+  paceline bench scaling --nproc 1,2,4                what more ranks bring, and what limits them
   paceline check --nproc 4                            does everything here work?
   paceline links --model cnn                          what a link costs a model
+  paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
 ";
 
 /// Distributed training that shows where every millisecond and megabyte goes.
@@ -47,12 +60,14 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Start N copies of any program as the ranks of a run
     Launch(LaunchArgs),
-    /// Measure how fast the ranks exchange data
-    Bench(Box<BenchArgs>),
+    /// Measure how fast the ranks exchange data, and how training scales
+    Bench(BenchCommand),
     /// Check that ranks can start, see their devices, and reach each other
     Check(CheckArgs),
     /// Print what links deliver, and what a model would spend on communication over one
     Links(Box<LinksArgs>),
+    /// Predict the step on more ranks and other links from runs without communication
+    Predict(Box<PredictArgs>),
     /// What the launcher starts as each rank: ties its life to the launcher's, then becomes COMMAND
     #[command(name = "__rank", hide = true)]
     Rank {
@@ -88,6 +103,16 @@ pub enum ModelName {
     Mlp,
 }
 
+impl ModelName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelName::Cnn => "cnn",
+            ModelName::Mlp => "mlp",
+        }
+    }
+}
+
 /// Which strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[value(rename_all = "snake_case")]
@@ -97,9 +122,29 @@ pub enum StrategyName {
     Single,
     /// After backward, one blocking all-reduce per parameter
     SimpleDdp,
-    /// Buckets that are reduced during backward
+    /// The same, once in several batches
+    SimpleDdpGa,
+    /// One blocking all-reduce per parameter, during backward
+    SimpleDdpHook,
+    /// One asynchronous all-reduce per parameter, during backward
+    SimpleDdpAsync,
+    /// Gradients are copied into buckets that are reduced during backward
+    BucketDdpAsync,
+    /// Gradients live in buckets that are reduced during backward
     #[value(alias = "pytorch_ddp")]
     Ddp,
+    /// One all-reduce of everything after backward
+    FlatDdp,
+    /// ddp that sends the largest gradients only and holds the others back
+    TopK,
+    /// ddp with gradients in half precision
+    Fp16,
+    /// ddp with gradients in bfloat16
+    Bf16,
+    /// Ranks train alone and average their parameters every few steps
+    LocalSgd,
+    /// No communication: what ddp is compared with to see what it costs
+    NoSync,
 }
 
 impl StrategyName {
@@ -108,8 +153,34 @@ impl StrategyName {
         match self {
             StrategyName::Single => "single",
             StrategyName::SimpleDdp => "simple_ddp",
+            StrategyName::SimpleDdpGa => "simple_ddp_ga",
+            StrategyName::SimpleDdpHook => "simple_ddp_hook",
+            StrategyName::SimpleDdpAsync => "simple_ddp_async",
+            StrategyName::BucketDdpAsync => "bucket_ddp_async",
             StrategyName::Ddp => "ddp",
+            StrategyName::FlatDdp => "flat_ddp",
+            StrategyName::TopK => "top_k",
+            StrategyName::Fp16 => "fp16",
+            StrategyName::Bf16 => "bf16",
+            StrategyName::LocalSgd => "local_sgd",
+            StrategyName::NoSync => "no_sync",
         }
+    }
+
+    /// Whether gradients live in the buckets of `ddp`.
+    pub fn is_ddp(self) -> bool {
+        use StrategyName::*;
+        matches!(self, Ddp | TopK | Fp16 | Bf16)
+    }
+
+    /// Whether all ranks have the same gradients when they update their parameters.
+    pub fn has_common_gradients(self) -> bool {
+        !matches!(self, StrategyName::LocalSgd | StrategyName::NoSync)
+    }
+
+    /// Whether it cuts gradients into buckets.
+    pub fn has_buckets(self) -> bool {
+        self.is_ddp() || self == StrategyName::BucketDdpAsync
     }
 }
 
@@ -169,6 +240,29 @@ impl DataName {
             DataName::Synthetic => "synthetic",
             DataName::Mnist => "mnist",
             DataName::Cifar10 => "cifar10",
+        }
+    }
+}
+
+/// The course of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleName {
+    /// As it is
+    Constant,
+    /// Down to --min-lr on a straight line
+    Linear,
+    /// Down to --min-lr on half a cosine
+    Cosine,
+}
+
+impl ScheduleName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ScheduleName::Constant => "constant",
+            ScheduleName::Linear => "linear",
+            ScheduleName::Cosine => "cosine",
         }
     }
 }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    CommArgs, DataName, DeviceName, EXAMPLES, ModelName, OptimizerName, StrategyName, TransportName,
+    CommArgs, CompareArgs, DataName, DeviceName, EXAMPLES, ModelName, OptimizerName, ScheduleName,
+    StrategyArgs, TransportName,
 };
 
 /// Flags of `paceline train`.
@@ -34,6 +35,18 @@ pub struct TrainArgs {
     /// MLP: hidden layers [default: 3]
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub num_layers: Option<usize>,
+    /// MLP: all hidden layers after the first share their parameters
+    #[arg(long, help_heading = "Model")]
+    pub tie_layers: bool,
+    /// CNN: batch normalization between each convolution and its ReLU
+    #[arg(long, help_heading = "Model")]
+    pub batch_norm: bool,
+    /// CNN: a second head that the loss does not use, so that its parameters get no gradient
+    #[arg(long, help_heading = "Model")]
+    pub unused_head: bool,
+    /// Leave these layers as they are: conv0, fc0, ...
+    #[arg(long, num_args = 1.., value_name = "LAYER", help_heading = "Model")]
+    pub freeze: Vec<String>,
 
     /// Ranks on this host [default: 2, or the number of cores if smaller]
     #[arg(long, value_name = "N", help_heading = "Ranks")]
@@ -41,9 +54,6 @@ pub struct TrainArgs {
     /// Threads that compute, per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,
-    /// How the ranks keep their models equal [default: ddp, or single with one rank]
-    #[arg(long, value_enum, help_heading = "Ranks")]
-    pub strategy: Option<StrategyName>,
     /// How the ranks reach each other
     #[arg(long, value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
@@ -53,15 +63,19 @@ pub struct TrainArgs {
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,
-    /// Bucket size of ddp in MB [default: 25, or 50 for the MLP]
-    #[arg(long, value_name = "MB", help_heading = "Ranks")]
-    pub bucket_cap_mb: Option<f64>,
     /// Give each rank cores of its own
     #[arg(long, help_heading = "Ranks")]
     pub pin_cores: bool,
     /// Where ranks started by hand or by another launcher meet: env:// or file:///PATH
     #[arg(long, value_name = "URL", default_value = "env://", help_heading = "Ranks")]
     pub init_method: String,
+
+    /// How the ranks keep their models equal.
+    #[command(flatten)]
+    pub strategy: StrategyArgs,
+    /// Whether to compare strategies.
+    #[command(flatten)]
+    pub compare: CompareArgs,
 
     /// Passes over the data [default: 3, or 5 for the MLP]
     #[arg(long, value_name = "N", help_heading = "Training")]
@@ -84,12 +98,25 @@ pub struct TrainArgs {
     /// Learning rate [default: 0.01, or 0.001 for AdamW]
     #[arg(long, value_name = "X", help_heading = "Training")]
     pub lr: Option<f64>,
+    /// How the learning rate changes until the end of the run
+    #[arg(long, value_enum, default_value_t = ScheduleName::Constant, help_heading = "Training")]
+    pub lr_schedule: ScheduleName,
+    /// First optimizer steps, over which the learning rate rises; unlike --warmup-steps, which is
+    /// about measuring
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    pub lr_warmup_steps: u64,
+    /// Learning rate at which linear and cosine end [default: 0]
+    #[arg(long, value_name = "X", help_heading = "Training")]
+    pub min_lr: Option<f64>,
     /// Momentum of SGD
     #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = "Training")]
     pub momentum: f64,
     /// Weight decay [default: 0, or 0.01 for AdamW]
     #[arg(long, value_name = "X", help_heading = "Training")]
     pub weight_decay: Option<f64>,
+    /// Scale gradients down where the norm of all of them together is larger
+    #[arg(long, value_name = "X", help_heading = "Training")]
+    pub clip_grad_norm: Option<f64>,
     /// Decides initial weights, the order of samples and synthetic data
     #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]
     pub seed: u64,
@@ -103,18 +130,35 @@ pub struct TrainArgs {
     /// Folder of the data set's files
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub data_dir: Option<PathBuf>,
+    /// Fetch the data set's files into --data-dir first, unless they are there
+    #[arg(long, help_heading = "Data")]
+    pub download: bool,
+    /// Fetch them from this folder instead of the usual one
+    #[arg(long, value_name = "URL", requires = "download", help_heading = "Data")]
+    pub mirror: Option<String>,
     /// Synthetic training images [default: 8192]; a quarter as many to evaluate on
     #[arg(long, value_name = "N", help_heading = "Data")]
     pub samples: Option<usize>,
+    /// Samples of each rank, one number per rank, of which it trains on batches of --batch-size: a
+    /// shard of the training set for each, and uneven ones if the numbers differ
+    #[arg(long, num_args = 1.., value_name = "N", help_heading = "Data")]
+    pub rank_samples: Option<Vec<usize>>,
+    /// Height, width and channels of synthetic images [default: 28 28 1]
+    #[arg(long, num_args = 3, value_names = ["H", "W", "C"], help_heading = "Data", value_parser = size())]
+    pub image: Option<Vec<u64>>,
     /// Evaluate on the test set after training
     #[arg(long, help_heading = "Data")]
     pub evaluate: bool,
+    /// Evaluate on the test set after every N optimizer steps
+    #[arg(long, value_name = "N", help_heading = "Data")]
+    pub eval_every: Option<u64>,
 
     /// Write a checkpoint into this folder after every epoch
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub save: Option<PathBuf>,
-    /// Continue from the checkpoint in this folder
-    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    /// Continue from the checkpoint in this folder; with auto, from the one in --save, if there is one
+    /// yet
+    #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
     pub resume: Option<PathBuf>,
     /// Write the summary to this file too
     #[arg(long, value_name = "FILE", help_heading = "Output")]

@@ -221,6 +221,19 @@ pub fn json(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
+/// The lines of a run folder's `metrics.jsonl`.
+pub fn metrics(folder: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Every step's value of `key`.
+#[track_caller]
+pub fn column(folder: &Path, key: &str) -> Vec<f64> {
+    let value = |step: &Value| step[key].as_f64().unwrap_or_else(|| panic!("no {key} in {step}"));
+    metrics(folder).iter().map(value).collect()
+}
+
 /// An IDX file of bytes: the extents, then the items.
 pub fn idx(extents: &[u32], items: impl IntoIterator<Item = u8>) -> Vec<u8> {
     let mut file = vec![0, 0, 8, extents.len() as u8];

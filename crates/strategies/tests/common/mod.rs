@@ -1,4 +1,5 @@
 //! Small networks, their samples and the training of one rank, for the tests of strategies.
+#![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::ops::Range;
 
@@ -7,27 +8,45 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::Sgd;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig};
-use paceline_strategies::{Ddp, MicroBatch, Replica, Result, SimpleDdp, StepLoss, Strategy};
+use paceline_strategies::{
+    BucketDdpAsync, Ddp, FlatDdp, MicroBatch, Replica, ReplicaOptions, Result, SimpleDdp,
+    SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss, Strategy, TopK,
+};
 use paceline_trace::Lane;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Net {
     Cnn,
+    BatchNormCnn,
     Mlp,
 }
 
+/// Those whose passes treat every sample on its own.
 pub const NETS: [Net; 2] = [Net::Cnn, Net::Mlp];
 
 impl Net {
     pub fn build(self, world_size: usize) -> Model {
         match self {
-            Net::Cnn => {
+            Net::Cnn | Net::BatchNormCnn => {
                 let (channels, hidden) = (vec![8, 16], 32);
-                CnnConfig { image: [12, 12, 1], channels, hidden, num_classes: 10 }
-                    .build(world_size)
+                CnnConfig {
+                    image: [12, 12, 1],
+                    channels,
+                    hidden,
+                    num_classes: 10,
+                    batch_norm: matches!(self, Net::BatchNormCnn),
+                    unused_head: false,
+                }
+                .build(world_size)
             }
-            Net::Mlp => MlpConfig { input_dim: 12, hidden_dim: 24, output_dim: 3, num_layers: 2 }
-                .build(world_size),
+            Net::Mlp => MlpConfig {
+                input_dim: 12,
+                hidden_dim: 24,
+                output_dim: 3,
+                num_layers: 2,
+                tie_layers: false,
+            }
+            .build(world_size),
         }
         .unwrap()
     }
@@ -39,6 +58,12 @@ impl Net {
         let (each, longer) = (samples.len() / world_size, samples.len() % world_size);
         let start = samples.start + rank * each + rank.min(longer);
         let mine = start..start + each + usize::from(rank < longer);
+        let (inputs, targets) = self.batch(allocator, mine);
+        MicroBatch { inputs, targets, global_count: samples.len() }
+    }
+
+    /// Inputs and targets of the samples with these numbers.
+    pub fn batch(self, allocator: &Allocator, mine: Range<usize>) -> (Tensor, Tensor) {
         let elems = |elems: usize, salt: usize| -> Vec<f32> {
             let values = mine.clone().flat_map(|n| (0..elems).map(move |at| number(n, at + salt)));
             values.collect()
@@ -48,8 +73,8 @@ impl Net {
             tensor.write::<f32>().unwrap().copy_from_slice(&elems);
             tensor
         };
-        let (inputs, targets): (Tensor, Tensor) = match self {
-            Net::Cnn => {
+        match self {
+            Net::Cnn | Net::BatchNormCnn => {
                 let labels = allocator.tensor(DType::I64, [mine.len()], Category::Data).unwrap();
                 let numbers = mine.clone().map(|n| (n * 7 % 10) as i64);
                 labels.write::<i64>().unwrap().iter_mut().zip(numbers).for_each(|(l, n)| *l = n);
@@ -58,8 +83,7 @@ impl Net {
             Net::Mlp => {
                 (tensor(&[mine.len(), 12], elems(12, 0)), tensor(&[mine.len(), 3], elems(3, 1000)))
             }
-        };
-        MicroBatch { inputs, targets, global_count: samples.len() }
+        }
     }
 }
 
@@ -73,28 +97,61 @@ fn number(n: usize, at: usize) -> f32 {
 
 pub type Make = fn() -> Box<dyn Strategy>;
 
-/// The strategies for several ranks; the small buckets split both networks into several.
-pub const STRATEGIES: [Make; 3] =
-    [|| Box::new(SimpleDdp), || Box::new(Ddp::new(1024)), || Box::new(Ddp::new(64 << 20))];
+/// The strategies that give the same bits, `simple_ddp` first; the small buckets split both networks
+/// into several.
+pub const EXACT: [Make; 11] = [
+    || Box::new(SimpleDdp),
+    || Box::new(SimpleDdpGa),
+    || Box::new(SimpleDdpHook::default()),
+    || Box::new(SimpleDdpAsync::default()),
+    || Box::new(BucketDdpAsync::new(1024)),
+    || Box::new(BucketDdpAsync::new(64 << 20)),
+    || Box::new(Ddp::new(1024)),
+    || Box::new(Ddp::new(64 << 20)),
+    || Box::new(Ddp::new(1024).without_view()),
+    || Box::new(FlatDdp),
+    || Box::new(Ddp::new(1024).with_hook(TopK::new(1.0).unwrap())),
+];
+
+/// How weights are updated.
+#[derive(Clone, Copy, Debug)]
+pub enum Optim {
+    Plain,
+    Momentum,
+}
 
 /// One rank in the middle of its training.
 pub struct Trainer {
     net: Net,
     pub replica: Replica,
-    strategy: Box<dyn Strategy>,
+    pub strategy: Box<dyn Strategy>,
     optimizer: Optimizer,
-    lane: Lane,
-    next_sample: usize,
+    pub lane: Lane,
+    pub next_sample: usize,
 }
 
 impl Trainer {
-    pub fn new(net: Net, group: Group, mut strategy: Box<dyn Strategy>) -> Self {
+    pub fn new(net: Net, group: Group, strategy: Box<dyn Strategy>) -> Self {
+        Self::with_optimizer(net, group, strategy, Optim::Momentum)
+    }
+
+    pub fn with_optimizer(
+        net: Net,
+        group: Group,
+        mut strategy: Box<dyn Strategy>,
+        optim: Optim,
+    ) -> Self {
         let compute = Compute::new(1, Allocator::new());
         // Only rank 0's seed may count.
         let seed = 1 + group.rank() as u64;
         let model = net.build(group.world_size());
-        let replica = Replica::new(strategy.as_mut(), model, compute, group, seed).unwrap();
-        let config = OptimizerConfig::Sgd(Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 });
+        let options = ReplicaOptions::default();
+        let replica = Replica::new(strategy.as_mut(), model, compute, group, seed, options);
+        let replica = replica.unwrap();
+        let config = OptimizerConfig::Sgd(match optim {
+            Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 },
+            Optim::Momentum => Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 },
+        });
         let allocator = &replica.compute.allocator;
         let optimizer = Optimizer::new(config, &replica.storage, allocator).unwrap();
         Self { net, replica, strategy, optimizer, lane: Lane::with_capacity(100), next_sample: 0 }
@@ -111,8 +168,14 @@ impl Trainer {
             self.next_sample += count;
         }
         self.lane.clear();
-        let loss = self.strategy.train_step(&self.replica, &shares, &mut self.lane)?;
-        self.optimizer.step(&self.replica.compute, &self.replica.storage).unwrap();
+        self.step_on(&shares)
+    }
+
+    /// A training step on this rank's shares of micro-batches.
+    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
+    pub fn step_on(&mut self, shares: &[MicroBatch]) -> Result<StepLoss> {
+        let loss = self.strategy.train_step(&mut self.replica, shares, &mut self.lane)?;
+        self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.lane)?;
         Ok(loss)
     }
 }

@@ -1,4 +1,6 @@
-//! A logarithmic axis: its range, where its ticks lie and how they are written.
+//! An axis: its range, where its ticks lie and how they are written.
+
+use super::Spacing;
 
 /// The unit of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,23 +11,29 @@ pub enum Unit {
     Microseconds,
     /// GB/s, of 1e9 bytes. Ticks are plain numbers; the axis names the unit.
     GigabytesPerSecond,
+    /// Numbers of things, and ratios: written as they are.
+    Count,
 }
 
 impl Unit {
     /// What follows the axis' label. Ticks of the other units carry theirs.
     pub(super) fn suffix(self) -> &'static str {
         match self {
-            Unit::Bytes | Unit::Microseconds => "",
+            Unit::Bytes | Unit::Microseconds | Unit::Count => "",
             Unit::GigabytesPerSecond => " (GB/s)",
         }
     }
 
     /// How a tick is written.
     pub(super) fn tick(self, value: f64) -> String {
+        if value == 0.0 {
+            // Zero is the same in every unit.
+            return "0".to_owned();
+        }
         let steps: &[(f64, &str)] = match self {
             Unit::Bytes => &[(1.0, " B"), (1e3, " KB"), (1e6, " MB"), (1e9, " GB"), (1e12, " TB")],
             Unit::Microseconds => &[(1.0, " us"), (1e3, " ms"), (1e6, " s")],
-            Unit::GigabytesPerSecond => &[(1.0, "")],
+            Unit::GigabytesPerSecond | Unit::Count => &[(1.0, "")],
         };
         // A tick is a digit times a power of ten, up to rounding, which must not decide the prefix.
         let reached = steps.iter().rev().find(|(size, _)| value >= size * 0.999);
@@ -42,6 +50,7 @@ fn rounded(value: f64) -> f64 {
 /// The range and ticks of an axis.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
+    spacing: Spacing,
     low: f64,
     high: f64,
     /// Ticks with a label.
@@ -51,10 +60,28 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// An axis that holds all of `values`, which are positive.
-    pub(super) fn new(values: impl Iterator<Item = f64>) -> Self {
+    /// An axis that holds all of `values`, which are positive, or zero where it is linear.
+    pub(super) fn new(spacing: Spacing, values: impl Iterator<Item = f64>) -> Self {
         let (low, high) = values
             .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+        match spacing {
+            Spacing::Logarithmic => Self::logarithmic(low, high),
+            Spacing::Linear => Self::linear(high),
+        }
+    }
+
+    /// From zero, so that lengths compare as values do.
+    fn linear(high: f64) -> Self {
+        let high = if high > 0.0 { 1.06 * high } else { 1.0 };
+        let power = 10f64.powf((high / 5.0).log10().floor());
+        let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
+        // The smallest of them with at most eight ticks above zero.
+        let step = steps.into_iter().find(|step| high / step <= 8.0).unwrap_or(10.0 * power);
+        let major = (0..=(high / step) as u32).map(|at| f64::from(at) * step).collect();
+        Self { spacing: Spacing::Linear, low: 0.0, high, major, minor: Vec::new() }
+    }
+
+    fn logarithmic(low: f64, high: f64) -> Self {
         // A twentieth of the range on each side, and enough for at least one tick.
         let room = (high / low).powf(0.05).max(1.25);
         let (mut low, mut high) = (low / room, high * room);
@@ -74,12 +101,15 @@ impl Scale {
         };
         let mut minor = all(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
         minor.retain(|tick| !major.contains(tick));
-        Self { low, high, major, minor }
+        Self { spacing: Spacing::Logarithmic, low, high, major, minor }
     }
 
     /// Where a value lies, from 0 at the low end to 1 at the high end.
     pub(super) fn position(&self, value: f64) -> f64 {
-        (value / self.low).ln() / (self.high / self.low).ln()
+        match self.spacing {
+            Spacing::Logarithmic => (value / self.low).ln() / (self.high / self.low).ln(),
+            Spacing::Linear => (value - self.low) / (self.high - self.low),
+        }
     }
 }
 
@@ -100,19 +130,32 @@ mod tests {
 
     #[test]
     fn wide_ranges_have_ticks_at_powers_of_ten_and_narrow_ones_between() {
-        let wide = Scale::new([4096.0, 1e9].into_iter());
+        let wide = Scale::new(Spacing::Logarithmic, [4096.0, 1e9].into_iter());
         assert_eq!(
             wide.major.iter().map(|tick| tick.log10()).sum::<f64>(),
             4. + 5. + 6. + 7. + 8. + 9.
         );
-        let narrow = Scale::new([1.1, 7.0].into_iter());
+        let narrow = Scale::new(Spacing::Logarithmic, [1.1, 7.0].into_iter());
         assert_eq!(narrow.major, [1.0, 2.0, 5.0]);
         assert_eq!(narrow.minor, [0.9, 3.0, 4.0, 6.0, 7.0, 8.0]);
     }
 
     #[test]
+    fn a_linear_axis_begins_at_zero_and_has_round_ticks() {
+        let ranks = Scale::new(Spacing::Linear, [1.0, 2.0, 4.0].into_iter());
+        assert_eq!(ranks.major, [0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(ranks.position(0.0), 0.0);
+        assert!((ranks.position(4.0) - 1.0 / 1.06).abs() < 1e-9);
+        let times = Scale::new(Spacing::Linear, [65_000.0].into_iter());
+        assert_eq!(times.major.last(), Some(&60_000.0));
+        assert_eq!(Unit::Microseconds.tick(times.major[0]), "0");
+        let nothing = Scale::new(Spacing::Linear, [0.0].into_iter());
+        assert_eq!(nothing.position(0.5), 0.5);
+    }
+
+    #[test]
     fn a_single_value_lies_in_the_middle_of_its_axis() {
-        let scale = Scale::new([30.0].into_iter());
+        let scale = Scale::new(Spacing::Logarithmic, [30.0].into_iter());
         assert!((scale.position(30.0) - 0.5).abs() < 1e-9);
         assert!(!scale.major.is_empty());
         assert!(scale.major.iter().all(|&tick| (0.0..=1.0).contains(&scale.position(tick))));

@@ -10,7 +10,7 @@ use plotters::style::{FontTransform, TextStyle};
 
 use super::axis::Scale;
 use super::line::{line, marker, stroke};
-use super::{LineChart, SIZE, Series};
+use super::{LineChart, SIZE};
 
 pub(super) type Area<DB> = DrawingArea<DB, Shift>;
 pub(super) type Outcome<DB> = Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;
@@ -54,16 +54,17 @@ pub(super) fn chart<DB: DrawingBackend>(
     let legend = names.max().unwrap_or(0) / k + SAMPLE + 48;
     // However long the names are, the lines keep half of the chart.
     let right = (SIZE.0 as i32 - legend).max(SIZE.0 as i32 / 2);
-    let points = || chart.series.iter().flat_map(Series::drawable);
+    let points = || chart.series.iter().flat_map(|series| chart.drawable(series));
     let field = Field {
-        x: Scale::new(points().map(|(x, _)| x)),
-        y: Scale::new(points().map(|(_, y)| y)),
+        x: Scale::new(chart.x.spacing, points().map(|(x, _)| x)),
+        y: Scale::new(chart.y.spacing, points().map(|(_, y)| y)),
         right,
         medium,
     };
     field.grid(area, chart)?;
     for series in &chart.series {
-        let pixels: Vec<(f64, f64)> = series.drawable().map(|point| field.pixel(point)).collect();
+        let pixels: Vec<(f64, f64)> =
+            chart.drawable(series).map(|point| field.pixel(point)).collect();
         line(area, series, &pixels, k)?;
     }
     let distance = ENTRY.min((BOTTOM - TOP) / chart.series.len().max(1) as i32);

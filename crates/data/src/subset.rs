@@ -1,0 +1,70 @@
+//! A part of a data set that stands for the whole.
+//!
+//! In go a data set and a range of its samples; out comes a data set of those. It knows nothing of why
+//! the others are left out.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{DataError, Dataset, TargetMut, TargetSpec};
+
+/// Consecutive samples of another data set.
+pub struct Subset {
+    dataset: Arc<dyn Dataset>,
+    range: Range<usize>,
+}
+
+impl Subset {
+    /// The samples of `range`. Errors when the data set ends before the range does.
+    pub fn new(dataset: Arc<dyn Dataset>, range: Range<usize>) -> Result<Self, DataError> {
+        if range.end > dataset.len() {
+            let needs = format!("at most the number of samples, {}", dataset.len());
+            let setting = "the end of a part of a data set";
+            return Err(DataError::Setting { setting, needs, got: range.end });
+        }
+        Ok(Self { dataset, range })
+    }
+}
+
+impl Dataset for Subset {
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        self.dataset.input_shape()
+    }
+
+    fn target(&self) -> TargetSpec {
+        self.dataset.target()
+    }
+
+    fn read(&self, epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+        self.dataset.read(epoch, self.range.start + index, input, target);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SyntheticRegression;
+
+    #[test]
+    fn a_subset_reads_what_the_whole_has_there() {
+        let whole: Arc<dyn Dataset> = Arc::new(SyntheticRegression::new(3, 2, 10, 42).unwrap());
+        let subset = Subset::new(whole.clone(), 4..7).unwrap();
+        assert_eq!((subset.len(), subset.is_empty()), (3, false));
+        assert_eq!((subset.input_shape(), subset.target()), (whole.input_shape(), whole.target()));
+        let sample = |dataset: &dyn Dataset, index| {
+            let (mut input, mut target) = ([0.0; 3], [0.0; 2]);
+            dataset.read(5, index, &mut input, TargetMut::Values(&mut target));
+            (input, target)
+        };
+        for index in 0..3 {
+            assert_eq!(sample(&subset, index), sample(whole.as_ref(), 4 + index));
+        }
+        assert_ne!(sample(&subset, 0), sample(whole.as_ref(), 0));
+        let error = Subset::new(whole, 4..11).err().unwrap().to_string();
+        assert!(error.contains("10, got 11"), "{error}");
+    }
+}

@@ -1,0 +1,362 @@
+//! Batch normalization (Ioffe and Szegedy, 2015), with ReLU on top if asked for:
+//! `y = (x - mean) / sqrt(variance + eps) * weight + bias`, channel by channel.
+//!
+//! Shapes: x, y and their gradients (n, h, w, c) or (n, c); weight, bias and running statistics (c).
+//! f32 and f64.
+//!
+//! Each pass is cut where the sums over the batch are known, [`sums`] in the forward and
+//! [`gradient_sums`] in the backward pass. Both are small tensors of f64 that may be added up over
+//! several shares of a batch before the second half goes on; a share may be empty. Sums are taken
+//! over blocks of rows, and over the blocks in their order, so no result depends on the number of
+//! threads.
+
+use paceline_memory::{Category, DType, Shape, Tensor};
+
+use crate::conv2d::batches;
+use crate::error::expect_shape;
+use crate::linear::Activation;
+use crate::{Compute, KernelError, Real, Result};
+
+mod rows;
+
+use rows::{
+    Factors, gradient_sums_body, gradient_sums_f32, input_body, input_f32, normalize_body,
+    normalize_f32, sums_body, sums_f32,
+};
+
+const OP: &str = "batch_norm";
+
+/// Rows (positions of all images) whose sums are taken at once.
+const ROWS_PER_BLOCK: usize = 256;
+
+/// The settings of a batch normalization.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNorm {
+    /// Channels.
+    pub channels: usize,
+    /// Added to the variance.
+    pub eps: f64,
+    /// The weight of a batch in the running statistics.
+    pub momentum: f64,
+    /// What follows the sum.
+    pub activation: Activation,
+}
+
+impl BatchNorm {
+    /// With the settings of PyTorch's `BatchNorm2d`: eps 1e-5, momentum 0.1.
+    pub fn new(channels: usize, activation: Activation) -> Self {
+        Self { channels, eps: 1e-5, momentum: 0.1, activation }
+    }
+
+    /// Elements of what [`sums`] and [`moments`] write.
+    pub fn sums_len(&self) -> usize {
+        1 + 2 * self.channels
+    }
+
+    /// Elements of what [`gradient_sums`] writes.
+    pub fn gradient_sums_len(&self) -> usize {
+        2 * self.channels
+    }
+
+    /// Checks that the last extent is the channels, and returns the product of the others.
+    fn rows(&self, operand: &'static str, x: &Tensor) -> Result<usize> {
+        if self.channels == 0 {
+            return Err(KernelError::Geometry { op: OP, reason: "there are no channels".into() });
+        }
+        let mut dims = x.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = self.channels;
+        } else {
+            dims = vec![0, self.channels];
+        }
+        expect_shape(OP, operand, x.shape(), Shape::from(dims.as_slice()))?;
+        Ok(x.num_elems() / self.channels)
+    }
+
+    fn check_channels(&self, operands: &[(&'static str, &Tensor)]) -> Result<()> {
+        operands.iter().try_for_each(|(name, t)| expect_shape(OP, name, t.shape(), [self.channels]))
+    }
+}
+
+/// Writes `sums` (1 + 2c) of f64: how many values a channel has, the sum of each channel's values,
+/// and the sum of their squares.
+///
+/// A variance from such sums loses twice as many digits as the mean has more than the deviation. It
+/// is sound because the sums are kept in f64, in which the square of an f32 is exact: a mean of 1000
+/// with a deviation of 1 leaves ten digits, more than the values themselves have.
+pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
+    let rows = config.rows("input", input)?;
+    expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
+    let mut sums = sums.write::<f64>()?;
+    sums[0] = rows as f64;
+    let (channels, sums) = (config.channels, &mut sums[1..]);
+    match input.dtype() {
+        DType::F32 => {
+            let x = input.read::<f32>()?;
+            add_blocks(compute, rows, sums, |range, sums| {
+                sums_f32(compute.simd, &x[range.start * channels..range.end * channels], sums);
+            })
+        }
+        DType::F64 => {
+            let x = input.read::<f64>()?;
+            add_blocks(compute, rows, sums, |range, sums| {
+                sums_body(&x[range.start * channels..range.end * channels], sums);
+            })
+        }
+        dtype => Err(KernelError::DType { op: OP, dtype }),
+    }
+}
+
+/// Writes `moments` (1 + 2c) of f64 from [`sums`]: the count, each channel's mean, and its variance
+/// (the mean of the squared deviations). Without any values they are zero.
+pub fn moments(config: &BatchNorm, sums: &Tensor, moments: &Tensor) -> Result<()> {
+    expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
+    expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
+    let (sums, mut moments) = (sums.read::<f64>()?, moments.write::<f64>()?);
+    let count = sums[0];
+    moments.fill(0.0);
+    moments[0] = count;
+    if count > 0.0 {
+        for c in 1..=config.channels {
+            let mean = sums[c] / count;
+            moments[c] = mean;
+            // Rounding may take it below zero; NaN must get through, which `max` would swallow.
+            let variance = sums[c + config.channels] / count - mean * mean;
+            moments[c + config.channels] = if variance < 0.0 { 0.0 } else { variance };
+        }
+    }
+    Ok(())
+}
+
+/// Writes `moments` from running statistics. The count is infinite: whatever the batch is, it does
+/// not move them, and [`backward_input`] takes them for the constants they are.
+pub fn running_moments(
+    config: &BatchNorm,
+    running_mean: &Tensor,
+    running_var: &Tensor,
+    moments: &Tensor,
+) -> Result<()> {
+    config.check_channels(&[("running_mean", running_mean), ("running_var", running_var)])?;
+    expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
+    let mut moments = moments.write::<f64>()?;
+    moments[0] = f64::INFINITY;
+    let (means, variances) = moments[1..].split_at_mut(config.channels);
+    for (from, to) in [(running_mean, means), (running_var, variances)] {
+        match from.dtype() {
+            DType::F32 => widen::<f32>(&from.read()?, to),
+            DType::F64 => widen::<f64>(&from.read()?, to),
+            dtype => return Err(KernelError::DType { op: OP, dtype }),
+        }
+    }
+    Ok(())
+}
+
+/// `running = (1 - momentum) * running + momentum * batch` for mean and variance, the variance
+/// without bias: divided by one less than the count. Fewer than two values have no such variance
+/// and leave both as they are.
+pub fn update_running(
+    config: &BatchNorm,
+    moments: &Tensor,
+    running_mean: &Tensor,
+    running_var: &Tensor,
+) -> Result<()> {
+    config.check_channels(&[("running_mean", running_mean), ("running_var", running_var)])?;
+    expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
+    let moments = moments.read::<f64>()?;
+    let count = moments[0];
+    if count < 2.0 {
+        return Ok(());
+    }
+    let (means, variances) = moments[1..].split_at(config.channels);
+    for (running, batch, factor) in
+        [(running_mean, means, 1.0), (running_var, variances, count / (count - 1.0))]
+    {
+        match running.dtype() {
+            DType::F32 => follow::<f32>(&mut running.write()?, batch, factor, config.momentum),
+            DType::F64 => follow::<f64>(&mut running.write()?, batch, factor, config.momentum),
+            dtype => return Err(KernelError::DType { op: OP, dtype }),
+        }
+    }
+    Ok(())
+}
+
+fn widen<T: Real>(from: &[T], to: &mut [f64]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f64());
+}
+
+fn follow<T: Real>(running: &mut [T], batch: &[f64], factor: f64, momentum: f64) {
+    for (running, batch) in running.iter_mut().zip(batch) {
+        *running = T::from_f64((1.0 - momentum) * running.to_f64() + momentum * (factor * batch));
+    }
+}
+
+/// Writes `output`: `y = x_hat * weight + bias` with `x_hat = (x - mean) / sqrt(variance + eps)`,
+/// then the activation. Overwrites.
+pub fn normalize(
+    compute: &Compute,
+    config: &BatchNorm,
+    input: &Tensor,
+    moments: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    output: &Tensor,
+) -> Result<()> {
+    let rows = config.rows("input", input)?;
+    expect_shape(OP, "output", output.shape(), input.shape())?;
+    macro_rules! run {
+        ($real:ty, $rows:expr) => {{
+            let factors = Factors::<$real>::new(config, moments, weight, bias)?;
+            let (x, mut y) = (input.read::<$real>()?, output.write::<$real>()?);
+            let items = batches(compute, &mut y, config.channels, rows);
+            compute.threads.for_each(items, |(first, y)| {
+                let x = &x[first * config.channels..][..y.len()];
+                $rows(&factors, x, y);
+                Ok(())
+            })
+        }};
+    }
+    match input.dtype() {
+        DType::F32 => run!(f32, |f: &_, x: &_, y: &mut _| normalize_f32(compute.simd, f, x, y)),
+        DType::F64 => run!(f64, normalize_body),
+        dtype => Err(KernelError::DType { op: OP, dtype }),
+    }
+}
+
+/// Writes `gradient_sums` (2c) of f64: each channel's sum of `dz`, and its sum of `dz * x_hat`, where
+/// `dz` is `d_output` behind the activation. They are the gradients of bias and weight.
+#[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
+pub fn gradient_sums(
+    compute: &Compute,
+    config: &BatchNorm,
+    input: &Tensor,
+    moments: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    d_output: &Tensor,
+    gradient_sums: &Tensor,
+) -> Result<()> {
+    let rows = config.rows("input", input)?;
+    expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
+    expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
+    let (channels, mut sums) = (config.channels, gradient_sums.write::<f64>()?);
+    macro_rules! run {
+        ($real:ty, $rows:expr) => {{
+            let factors = Factors::<$real>::new(config, moments, weight, bias)?;
+            let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
+            add_blocks(compute, rows, &mut sums, |range, sums| {
+                let range = range.start * channels..range.end * channels;
+                $rows(&factors, &x[range.clone()], &dy[range], sums);
+            })
+        }};
+    }
+    match input.dtype() {
+        DType::F32 => run!(f32, |f: &_, x: &_, dy: &_, sums: &mut _| gradient_sums_f32(
+            compute.simd,
+            f,
+            x,
+            dy,
+            sums
+        )),
+        DType::F64 => run!(f64, gradient_sums_body),
+        dtype => Err(KernelError::DType { op: OP, dtype }),
+    }
+}
+
+/// Gradients of weight and bias from the [`gradient_sums`] of this share alone. Overwrites, or adds
+/// to what is there if `accumulate`.
+pub fn backward_weight(
+    config: &BatchNorm,
+    gradient_sums: &Tensor,
+    d_weight: &Tensor,
+    d_bias: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
+    expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
+    config.check_channels(&[("d_weight", d_weight), ("d_bias", d_bias)])?;
+    let sums = gradient_sums.read::<f64>()?;
+    let (of_bias, of_weight) = sums.split_at(config.channels);
+    for (sums, to) in [(of_weight, d_weight), (of_bias, d_bias)] {
+        match to.dtype() {
+            DType::F32 => put::<f32>(sums, &mut to.write()?, accumulate),
+            DType::F64 => put::<f64>(sums, &mut to.write()?, accumulate),
+            dtype => return Err(KernelError::DType { op: OP, dtype }),
+        }
+    }
+    Ok(())
+}
+
+fn put<T: Real>(sums: &[f64], to: &mut [T], accumulate: bool) {
+    for (to, sum) in to.iter_mut().zip(sums) {
+        let sum = T::from_f64(*sum);
+        *to = if accumulate { *to + sum } else { sum };
+    }
+}
+
+/// Gradient of the input, from the [`gradient_sums`] of all shares that `moments` are of:
+/// `dx = weight / sqrt(variance + eps) * (dz - (sum of dz + x_hat * sum of dz x_hat) / count)`.
+/// Overwrites.
+#[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
+pub fn backward_input(
+    compute: &Compute,
+    config: &BatchNorm,
+    input: &Tensor,
+    moments: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    d_output: &Tensor,
+    gradient_sums: &Tensor,
+    d_input: &Tensor,
+) -> Result<()> {
+    let rows = config.rows("input", input)?;
+    expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
+    expect_shape(OP, "d_input", d_input.shape(), input.shape())?;
+    expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
+    macro_rules! run {
+        ($real:ty, $rows:expr) => {{
+            let mut factors = Factors::<$real>::new(config, moments, weight, bias)?;
+            factors.set_means(&gradient_sums.read::<f64>()?, moments.read::<f64>()?[0]);
+            let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
+            let mut dx = d_input.write::<$real>()?;
+            let items = batches(compute, &mut dx, config.channels, rows);
+            compute.threads.for_each(items, |(first, dx)| {
+                let range = first * config.channels..first * config.channels + dx.len();
+                $rows(&factors, &x[range.clone()], &dy[range], dx);
+                Ok(())
+            })
+        }};
+    }
+    match input.dtype() {
+        DType::F32 => {
+            run!(f32, |f: &_, x: &_, dy: &_, dx: &mut _| input_f32(compute.simd, f, x, dy, dx))
+        }
+        DType::F64 => run!(f64, input_body),
+        dtype => Err(KernelError::DType { op: OP, dtype }),
+    }
+}
+
+/// Writes `sums`: `add` fills in those of each block of rows, all threads take blocks, and the
+/// blocks are added up in their order.
+fn add_blocks(
+    compute: &Compute,
+    rows: usize,
+    sums: &mut [f64],
+    add: impl Fn(std::ops::Range<usize>, &mut [f64]) + Sync,
+) -> Result<()> {
+    let num_blocks = rows.div_ceil(ROWS_PER_BLOCK);
+    let shape = [num_blocks, sums.len()];
+    let parts = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
+    let mut parts = parts.write::<f64>()?;
+    let items = batches(compute, &mut parts, sums.len(), num_blocks);
+    compute.threads.for_each(items, |(first, parts)| -> Result<()> {
+        for (at, part) in parts.chunks_exact_mut(sums.len()).enumerate() {
+            let start = (first + at) * ROWS_PER_BLOCK;
+            add(start..rows.min(start + ROWS_PER_BLOCK), part);
+        }
+        Ok(())
+    })?;
+    sums.fill(0.0);
+    for part in parts.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! The loops of batch normalization over rows of channels, in plain code that is compiled for every
+//! level of vector instructions.
+
+use paceline_memory::Tensor;
+
+use super::{BatchNorm, OP};
+use crate::error::expect_shape;
+use crate::linear::Activation;
+use crate::simd::multiversion;
+use crate::{Real, Result};
+
+/// What the formulas need of each channel, (c) each, in the type of the values.
+pub(super) struct Factors<T> {
+    mean: Vec<T>,
+    /// What is left of the mean beyond its type. Subtracting it too keeps all digits of values that
+    /// lie close together and far from zero.
+    mean_rest: Vec<T>,
+    inv_std: Vec<T>,
+    weight: Vec<T>,
+    bias: Vec<T>,
+    /// Means over the batch of `dz` and of `dz * x_hat`; zero until they are set.
+    mean_dz: Vec<T>,
+    mean_dz_x_hat: Vec<T>,
+    with_relu: bool,
+}
+
+impl<T: Real> Factors<T> {
+    pub(super) fn new(
+        config: &BatchNorm,
+        moments: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+    ) -> Result<Self> {
+        expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
+        config.check_channels(&[("weight", weight), ("bias", bias)])?;
+        let moments = moments.read::<f64>()?;
+        let (means, variances) = moments[1..].split_at(config.channels);
+        let mean: Vec<T> = means.iter().map(|&mean| T::from_f64(mean)).collect();
+        let rest = |(mean, rounded): (&f64, &T)| T::from_f64(mean - rounded.to_f64());
+        Ok(Self {
+            mean_rest: means.iter().zip(&mean).map(rest).collect(),
+            mean,
+            inv_std: variances.iter().map(|v| T::from_f64(1.0 / (v + config.eps).sqrt())).collect(),
+            weight: weight.read::<T>()?.to_vec(),
+            bias: bias.read::<T>()?.to_vec(),
+            mean_dz: vec![T::default(); config.channels],
+            mean_dz_x_hat: vec![T::default(); config.channels],
+            with_relu: config.activation == Activation::Relu,
+        })
+    }
+
+    /// For the gradient of the input: the sums over all `count` values.
+    pub(super) fn set_means(&mut self, gradient_sums: &[f64], count: f64) {
+        let (of_dz, of_dz_x_hat) = gradient_sums.split_at(self.mean.len());
+        for (means, sums) in [(&mut self.mean_dz, of_dz), (&mut self.mean_dz_x_hat, of_dz_x_hat)] {
+            means.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = T::from_f64(sum / count));
+        }
+    }
+
+    /// Those of `N` channels from `first` on, to be held in registers.
+    #[inline(always)]
+    fn group<const N: usize>(&self, first: usize) -> Group<T, N> {
+        Group {
+            mean: columns(&self.mean, first),
+            mean_rest: columns(&self.mean_rest, first),
+            inv_std: columns(&self.inv_std, first),
+            weight: columns(&self.weight, first),
+            bias: columns(&self.bias, first),
+            with_relu: self.with_relu,
+        }
+    }
+}
+
+struct Group<T, const N: usize> {
+    mean: [T; N],
+    mean_rest: [T; N],
+    inv_std: [T; N],
+    weight: [T; N],
+    bias: [T; N],
+    with_relu: bool,
+}
+
+impl<T: Real, const N: usize> Group<T, N> {
+    #[inline(always)]
+    fn x_hat(&self, j: usize, x: T) -> T {
+        ((x - self.mean[j]) - self.mean_rest[j]) * self.inv_std[j]
+    }
+
+    /// Before the activation.
+    #[inline(always)]
+    fn z(&self, j: usize, x_hat: T) -> T {
+        x_hat * self.weight[j] + self.bias[j]
+    }
+
+    /// Whether the activation makes zero of this; NaN passes.
+    #[inline(always)]
+    fn is_cut(&self, z: T) -> bool {
+        self.with_relu && z <= T::default()
+    }
+}
+
+#[inline(always)]
+fn columns<T: Copy, const N: usize>(row: &[T], first: usize) -> [T; N] {
+    let columns: &[T; N] = row[first..].first_chunk().expect("a group lies within the channels");
+    *columns
+}
+
+/// Calls `group::<_, N>(first, ..)` for all channels, `N` from `first` on at a time: few enough that
+/// their factors and sums stay in registers over all rows.
+macro_rules! in_groups {
+    ($channels:expr, $group:ident($($arg:expr),*)) => {{
+        let (channels, mut first) = ($channels, 0);
+        while first < channels {
+            first += match channels - first {
+                16.. => { $group::<_, 16>(first, $($arg),*); 16 }
+                4.. => { $group::<_, 4>(first, $($arg),*); 4 }
+                _ => { $group::<_, 1>(first, $($arg),*); 1 }
+            };
+        }
+    }};
+}
+
+multiversion! {
+    pub(super) fn sums_f32(x: &[f32], sums: &mut [f64]) = sums_body
+}
+
+#[inline(always)]
+pub(super) fn sums_body<T: Real>(x: &[T], sums: &mut [f64]) {
+    let (sum, squares) = sums.split_at_mut(sums.len() / 2);
+    in_groups!(sum.len(), sums_group(x, sum, squares));
+}
+
+#[inline(always)]
+fn sums_group<T: Real, const N: usize>(
+    first: usize,
+    x: &[T],
+    sum: &mut [f64],
+    squares: &mut [f64],
+) {
+    let (mut s, mut q) = ([0.0; N], [0.0; N]);
+    for row in x.chunks_exact(sum.len()) {
+        let x: [T; N] = columns(row, first);
+        for j in 0..N {
+            let x = x[j].to_f64();
+            s[j] += x;
+            q[j] += x * x;
+        }
+    }
+    sum[first..first + N].copy_from_slice(&s);
+    squares[first..first + N].copy_from_slice(&q);
+}
+
+/// Rows that stay in the first-level cache while the groups of channels take their turns.
+const ROWS_AT_ONCE: usize = 64;
+
+multiversion! {
+    pub(super) fn normalize_f32(factors: &Factors<f32>, x: &[f32], y: &mut [f32]) = normalize_body
+}
+
+#[inline(always)]
+pub(super) fn normalize_body<T: Real>(factors: &Factors<T>, x: &[T], y: &mut [T]) {
+    let channels = factors.mean.len();
+    let elems = ROWS_AT_ONCE * channels;
+    for (x, y) in x.chunks(elems).zip(y.chunks_mut(elems)) {
+        in_groups!(channels, normalize_group(factors, x, &mut *y));
+    }
+}
+
+#[inline(always)]
+fn normalize_group<T: Real, const N: usize>(
+    first: usize,
+    factors: &Factors<T>,
+    x: &[T],
+    y: &mut [T],
+) {
+    let (group, channels) = (factors.group::<N>(first), factors.mean.len());
+    for (x, y) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)) {
+        let x: [T; N] = columns(x, first);
+        let y = &mut y[first..first + N];
+        for j in 0..N {
+            let z = group.z(j, group.x_hat(j, x[j]));
+            y[j] = if group.is_cut(z) { T::default() } else { z };
+        }
+    }
+}
+
+multiversion! {
+    pub(super) fn gradient_sums_f32(
+        factors: &Factors<f32>,
+        x: &[f32],
+        dy: &[f32],
+        sums: &mut [f64],
+    ) = gradient_sums_body
+}
+
+#[inline(always)]
+pub(super) fn gradient_sums_body<T: Real>(
+    factors: &Factors<T>,
+    x: &[T],
+    dy: &[T],
+    sums: &mut [f64],
+) {
+    let (of_dz, of_dz_x_hat) = sums.split_at_mut(sums.len() / 2);
+    in_groups!(of_dz.len(), gradient_sums_group(factors, x, dy, of_dz, of_dz_x_hat));
+}
+
+#[inline(always)]
+fn gradient_sums_group<T: Real, const N: usize>(
+    first: usize,
+    factors: &Factors<T>,
+    x: &[T],
+    dy: &[T],
+    of_dz: &mut [f64],
+    of_dz_x_hat: &mut [f64],
+) {
+    let (group, channels) = (factors.group::<N>(first), factors.mean.len());
+    let (mut s, mut q) = ([0.0; N], [0.0; N]);
+    for (x, dy) in x.chunks_exact(channels).zip(dy.chunks_exact(channels)) {
+        let (x, dy): ([T; N], [T; N]) = (columns(x, first), columns(dy, first));
+        for j in 0..N {
+            let x_hat = group.x_hat(j, x[j]);
+            let is_cut = group.is_cut(group.z(j, x_hat));
+            let dz = if is_cut { 0.0 } else { dy[j].to_f64() };
+            s[j] += dz;
+            q[j] += dz * x_hat.to_f64();
+        }
+    }
+    of_dz[first..first + N].copy_from_slice(&s);
+    of_dz_x_hat[first..first + N].copy_from_slice(&q);
+}
+
+multiversion! {
+    pub(super) fn input_f32(factors: &Factors<f32>, x: &[f32], dy: &[f32], dx: &mut [f32]) = input_body
+}
+
+#[inline(always)]
+pub(super) fn input_body<T: Real>(factors: &Factors<T>, x: &[T], dy: &[T], dx: &mut [T]) {
+    let channels = factors.mean.len();
+    let elems = ROWS_AT_ONCE * channels;
+    for ((x, dy), dx) in x.chunks(elems).zip(dy.chunks(elems)).zip(dx.chunks_mut(elems)) {
+        in_groups!(channels, input_group(factors, x, dy, &mut *dx));
+    }
+}
+
+#[inline(always)]
+fn input_group<T: Real, const N: usize>(
+    first: usize,
+    factors: &Factors<T>,
+    x: &[T],
+    dy: &[T],
+    dx: &mut [T],
+) {
+    let (group, channels) = (factors.group::<N>(first), factors.mean.len());
+    let mean_dz: [T; N] = columns(&factors.mean_dz, first);
+    let mean_dz_x_hat: [T; N] = columns(&factors.mean_dz_x_hat, first);
+    let inputs = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
+    for ((x, dy), dx) in inputs.zip(dx.chunks_exact_mut(channels)) {
+        let (x, dy): ([T; N], [T; N]) = (columns(x, first), columns(dy, first));
+        let dx = &mut dx[first..first + N];
+        for j in 0..N {
+            let x_hat = group.x_hat(j, x[j]);
+            let dz = if group.is_cut(group.z(j, x_hat)) { T::default() } else { dy[j] };
+            let centred = dz - mean_dz[j] - x_hat * mean_dz_x_hat[j];
+            dx[j] = group.weight[j] * group.inv_std[j] * centred;
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The largest elements of a vector, and sums of such selections.
+//!
+//! A selection of `k` elements is a tensor of i32 (2 k): their indices in ascending order, then their
+//! values bit by bit.
+
+use paceline_memory::{DType, Tensor};
+
+use crate::error::expect_shape;
+use crate::simd::multiversion;
+use crate::{Compute, KernelError, Result};
+
+/// `held_back += x`, then the `k` elements of `held_back` that are largest in magnitude move to
+/// `selected`, an i32 (2 k): `held_back` is zero there afterwards. Of equals the first are taken, and NaN
+/// counts as larger than everything. `x` and `held_back` are f32 of one shape.
+pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tensor) -> Result<()> {
+    let op = "top_k select";
+    expect_shape(op, "held_back", held_back.shape(), x.shape())?;
+    for tensor in [x, held_back] {
+        if tensor.dtype() != DType::F32 {
+            return Err(KernelError::DType { op, dtype: tensor.dtype() });
+        }
+    }
+    let mut selected = selected.write::<i32>()?;
+    let k = selected.len() / 2;
+    let (indices, values) = selected.split_at_mut(k);
+    let mut held_back = held_back.write::<f32>()?;
+    add(compute.simd, &x.read()?, &mut held_back);
+    let (threshold, mut num_equal) = threshold(&held_back, k);
+    let mut places = indices.iter_mut().zip(values);
+    for (at, value) in held_back.iter_mut().enumerate() {
+        let size = magnitude(*value);
+        if size < threshold {
+            continue;
+        }
+        if size == threshold {
+            let Some(rest) = num_equal.checked_sub(1) else { continue };
+            num_equal = rest;
+        }
+        let Some((index, place)) = places.next() else { break };
+        *index = at as i32;
+        *place = value.to_bits() as i32;
+        *value = 0.0;
+    }
+    Ok(())
+}
+
+multiversion! {
+    fn add(x: &[f32], sums: &mut [f32]) = add_body
+}
+
+#[inline(always)]
+fn add_body(x: &[f32], sums: &mut [f32]) {
+    for (sum, x) in sums.iter_mut().zip(x) {
+        *sum += *x;
+    }
+}
+
+/// The bits of the absolute value, whose order is that of the values.
+fn magnitude(x: f32) -> u32 {
+    x.to_bits() & 0x7FFF_FFFF
+}
+
+/// The magnitude of the `k`-th largest element, and how many elements of just that magnitude are among
+/// the `k`. Found digit by digit, from the upper bits: three passes, whatever the values.
+fn threshold(values: &[f32], k: usize) -> (u32, usize) {
+    let mut known = 0;
+    let mut left = k;
+    for (shift, bits) in [(21, 10), (10, 11), (0, 10)] {
+        let mut counts = [0usize; 1 << 11];
+        let above = shift + bits;
+        for size in values.iter().map(|x| magnitude(*x)).filter(|size| size >> above == known) {
+            counts[(size >> shift) as usize & ((1 << bits) - 1)] += 1;
+        }
+        let mut digit = (1 << bits) - 1;
+        while digit > 0 && counts[digit] < left {
+            left -= counts[digit];
+            digit -= 1;
+        }
+        known = known << bits | digit as u32;
+    }
+    (known, left)
+}
+
+/// `mean = (((s0 + s1) + s2) + ...) / n` over the `n` selections that lie one after the other in `selections`,
+/// where what is not selected counts as nothing. f32; overwrites. Errors on an index beyond `mean`.
+pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
+    let op = "top_k scatter_mean";
+    if mean.dtype() != DType::F32 {
+        return Err(KernelError::DType { op, dtype: mean.dtype() });
+    }
+    let selections = selections.read::<i32>()?;
+    let mut mean = mean.write::<f32>()?;
+    // Not zero, for -0 + x is x whatever x, and 0 + -0 is not.
+    mean.fill(-0.0);
+    let k = selections.len() / (2 * n);
+    if k == 0 {
+        return Ok(());
+    }
+    for selection in selections.chunks_exact(2 * k) {
+        let (indices, values) = selection.split_at(k);
+        for (index, value) in indices.iter().zip(values) {
+            let len = mean.len();
+            let place = mean.get_mut(*index as usize);
+            let place = place.ok_or(KernelError::Index { op, index: i64::from(*index), len })?;
+            *place += f32::from_bits(*value as u32);
+        }
+    }
+    let n = n as f32;
+    mean.iter_mut().for_each(|x| *x /= n);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_memory::{Allocator, Category};
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    struct Case {
+        compute: Compute,
+    }
+
+    impl Case {
+        fn tensor(&self, values: &[f32]) -> Tensor {
+            let allocator = &self.compute.allocator;
+            let tensor = allocator.tensor(DType::F32, [values.len()], Category::Gradients).unwrap();
+            tensor.write::<f32>().unwrap().copy_from_slice(values);
+            tensor
+        }
+
+        /// What is selected as (index, value), and what is held back.
+        fn select(&self, x: &[f32], held_back: &[f32], k: usize) -> (Vec<(i32, f32)>, Vec<f32>) {
+            let (x, held_back) = (self.tensor(x), self.tensor(held_back));
+            let allocator = &self.compute.allocator;
+            let selected = allocator.tensor(DType::I32, [2 * k], Category::Gradients).unwrap();
+            select(&self.compute, &x, &held_back, &selected).unwrap();
+            let selected = selected.read::<i32>().unwrap();
+            let pair = |at: usize| (selected[at], f32::from_bits(selected[k + at] as u32));
+            ((0..k).map(pair).collect(), held_back.read::<f32>().unwrap().to_vec())
+        }
+    }
+
+    fn case() -> Case {
+        Case { compute: Compute::new(1, Allocator::new()) }
+    }
+
+    #[test]
+    fn the_largest_are_taken_and_the_rest_is_held_back() {
+        let (selected, held_back) = case().select(&[1.0, -5.0, 0.5, 2.0], &[0.0, 1.0, 3.0, 0.0], 2);
+        assert_eq!(selected, [(1, -4.0), (2, 3.5)]);
+        assert_eq!(held_back, [1.0, 0.0, 0.0, 2.0]);
+        // Of equals the first.
+        let (selected, _) = case().select(&[1.0, -1.0, 1.0, 0.0], &[0.0; 4], 2);
+        assert_eq!(selected, [(0, 1.0), (1, -1.0)]);
+        let (selected, _) = case().select(&[1.0, f32::NAN, 9.0], &[0.0; 3], 1);
+        assert_eq!(selected[0].0, 1);
+    }
+
+    #[test]
+    fn the_selection_is_that_of_a_sort() {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(3);
+        for (len, k) in [(1, 1), (1000, 1), (1000, 100), (1000, 1000), (4097, 410)] {
+            // Few distinct values, so that there are many equals.
+            let x: Vec<f32> = (0..len).map(|_| rng.random_range(-50..50) as f32 / 8.0).collect();
+            let mut order: Vec<usize> = (0..len).collect();
+            order.sort_by(|a, b| x[*b].abs().total_cmp(&x[*a].abs()));
+            let mut expected = order[..k].to_vec();
+            expected.sort_unstable();
+            let (selected, held_back) = case().select(&x, &vec![0.0; len], k);
+            let indices: Vec<usize> = selected.iter().map(|(index, _)| *index as usize).collect();
+            assert_eq!(indices, expected, "{k} of {len}");
+            let rest: f32 = held_back.iter().sum();
+            let sent: f32 = selected.iter().map(|(_, value)| value).sum();
+            assert_eq!(rest + sent, x.iter().sum::<f32>(), "eighths add up exactly");
+        }
+    }
+
+    #[test]
+    fn selections_add_up_in_order() {
+        let case = case();
+        let bits = |x: f32| x.to_bits() as i32;
+        let both = [0, 2, bits(1.0), bits(-0.0), 0, 1, bits(2.0), bits(5.0)];
+        let selections =
+            case.compute.allocator.tensor(DType::I32, [8], Category::Gradients).unwrap();
+        selections.write::<i32>().unwrap().copy_from_slice(&both);
+        let mean = case.tensor(&[9.0; 3]);
+        scatter_mean(&selections, 2, &mean).unwrap();
+        let mean = mean.read::<f32>().unwrap();
+        assert_eq!(mean.iter().map(|x| bits(*x)).collect::<Vec<_>>(), [1.5, 2.5, -0.0].map(bits));
+        let short = case.tensor(&[0.0; 2]);
+        assert!(scatter_mean(&selections, 2, &short).unwrap_err().to_string().contains("index 2"));
+    }
+}

@@ -1,0 +1,331 @@
+//! Batch normalization at every SIMD level of this machine and with one and three threads, against
+//! the plain implementation in double precision.
+
+use paceline_kernels::batch_norm::{self, BatchNorm};
+use paceline_kernels::linear::Activation;
+use paceline_kernels::{Compute, SimdLevel, reference};
+use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+
+/// Numbers in -1..1 that look random and never repeat nearby.
+fn numbers(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..len).map(next).collect()
+}
+
+fn wide(elems: &[f32]) -> Vec<f64> {
+    elems.iter().map(|x| f64::from(*x)).collect()
+}
+
+fn computes() -> Vec<Compute> {
+    let levels = SimdLevel::available().into_iter();
+    let computes = levels.flat_map(|level| {
+        [1, 3].map(|threads| Compute::new(threads, Allocator::new()).with_simd(level).unwrap())
+    });
+    computes.collect()
+}
+
+/// The operands of a case, in f32.
+struct Case {
+    config: BatchNorm,
+    dims: Vec<usize>,
+    x: Vec<f32>,
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    dy: Vec<f32>,
+}
+
+impl Case {
+    /// Values around `mean`; weights away from zero.
+    fn new(dims: &[usize], activation: Activation, mean: f32) -> Self {
+        let (len, channels) = (dims.iter().product(), *dims.last().unwrap());
+        Self {
+            config: BatchNorm::new(channels, activation),
+            dims: dims.into(),
+            x: numbers(1, len).iter().map(|x| x + mean).collect(),
+            weight: numbers(2, channels).iter().map(|w| 1.5 + w).collect(),
+            bias: numbers(3, channels),
+            dy: numbers(4, len),
+        }
+    }
+
+    fn all() -> Vec<Self> {
+        let mut cases = Vec::new();
+        for activation in [Activation::None, Activation::Relu] {
+            // Channels for every group of them, and rows below, at and above a block of sums.
+            for dims in [
+                vec![3, 4, 5, 16],
+                vec![2, 12, 11, 39],
+                vec![1, 1, 2, 1],
+                vec![5, 9, 7, 3],
+                vec![256, 20],
+                vec![700, 8],
+            ] {
+                cases.push(Self::new(&dims, activation, 0.3));
+            }
+        }
+        cases
+    }
+}
+
+/// What all kernels together give.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    moments: Vec<f64>,
+    gradient_sums: Vec<f64>,
+    /// y, dx, d_weight, d_bias, running mean, running variance.
+    tensors: [Vec<f64>; 6],
+}
+
+fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>, elems: &[f64]) -> Tensor {
+    let tensor = compute.allocator.tensor(dtype, shape, Category::Data).unwrap();
+    match dtype {
+        DType::F64 => tensor.write::<f64>().unwrap().copy_from_slice(elems),
+        _ => {
+            let mut to = tensor.write::<f32>().unwrap();
+            to.iter_mut().zip(elems).for_each(|(to, x)| *to = *x as f32);
+        }
+    }
+    tensor
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    match tensor.dtype() {
+        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
+        _ => wide(&tensor.read::<f32>().unwrap()),
+    }
+}
+
+/// Runs both passes on the shares `parts` of the rows of the first extent, whose sums are added up
+/// in between, and joins what they give.
+fn run(compute: &Compute, case: &Case, dtype: DType, parts: &[usize]) -> Outcome {
+    let Case { config, dims, .. } = case;
+    let c = config.channels;
+    let weight = tensor(compute, dtype, [c], &wide(&case.weight));
+    let bias = tensor(compute, dtype, [c], &wide(&case.bias));
+    let image = dims[1..].iter().product::<usize>();
+    let mut first = 0;
+    let shares: Vec<[Tensor; 4]> = parts
+        .iter()
+        .map(|&count| {
+            let range = first * image..(first + count) * image;
+            first += count;
+            let mut dims = dims.clone();
+            dims[0] = count;
+            let garbage = vec![f64::NAN; range.len()];
+            let share = |elems: &[f64]| tensor(compute, dtype, dims.as_slice(), elems);
+            let (x, dy) = (&case.x[range.clone()], &case.dy[range]);
+            [share(&wide(x)), share(&wide(dy)), share(&garbage), share(&garbage)]
+        })
+        .collect();
+    assert_eq!(first, dims[0], "the parts are the batch");
+
+    let small = |len: usize| tensor(compute, DType::F64, [len], &vec![f64::NAN; len]);
+    let add = |total: &mut Vec<f64>, part: &Tensor| {
+        total.iter_mut().zip(values(part)).for_each(|(total, part)| *total += part);
+    };
+    let mut total = vec![0.0; config.sums_len()];
+    for [x, ..] in &shares {
+        let sums = small(config.sums_len());
+        batch_norm::sums(compute, config, x, &sums).unwrap();
+        add(&mut total, &sums);
+    }
+    let moments = small(config.sums_len());
+    let sums = tensor(compute, DType::F64, [total.len()], &total);
+    batch_norm::moments(config, &sums, &moments).unwrap();
+    let running_mean = tensor(compute, dtype, [c], &vec![0.0; c]);
+    let running_var = tensor(compute, dtype, [c], &vec![1.0; c]);
+    batch_norm::update_running(config, &moments, &running_mean, &running_var).unwrap();
+
+    let mut total = vec![0.0; config.gradient_sums_len()];
+    let d_weight = tensor(compute, dtype, [c], &vec![2.0; c]);
+    let d_bias = tensor(compute, dtype, [c], &vec![2.0; c]);
+    for (at, [x, dy, y, _]) in shares.iter().enumerate() {
+        batch_norm::normalize(compute, config, x, &moments, &weight, &bias, y).unwrap();
+        let sums = small(config.gradient_sums_len());
+        batch_norm::gradient_sums(compute, config, x, &moments, &weight, &bias, dy, &sums).unwrap();
+        batch_norm::backward_weight(config, &sums, &d_weight, &d_bias, at > 0).unwrap();
+        add(&mut total, &sums);
+    }
+    let sums = tensor(compute, DType::F64, [total.len()], &total);
+    for [x, dy, _, dx] in &shares {
+        batch_norm::backward_input(compute, config, x, &moments, &weight, &bias, dy, &sums, dx)
+            .unwrap();
+    }
+    let joined = |at: usize| shares.iter().flat_map(|share| values(&share[at])).collect();
+    let rest = [&d_weight, &d_bias, &running_mean, &running_var].map(values);
+    let [dw, db, mean, var] = rest;
+    Outcome {
+        moments: values(&moments),
+        gradient_sums: total,
+        tensors: [joined(2), joined(3), dw, db, mean, var],
+    }
+}
+
+/// The same from the plain implementation, in double precision.
+fn expected(case: &Case) -> [Vec<f64>; 4] {
+    let (x, dy, weight) = (wide(&case.x), wide(&case.dy), wide(&case.weight));
+    let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+    let (mut dw, mut db) = (vec![0.0; weight.len()], vec![0.0; weight.len()]);
+    reference::batch_norm_forward(&case.config, &x, &weight, &wide(&case.bias), &mut y);
+    reference::batch_norm_backward(&case.config, &x, &y, &weight, &dy, &mut dw, &mut db, &mut dx);
+    [y, dx, dw, db]
+}
+
+#[track_caller]
+fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= tolerance * scale, "{what}[{at}]: {got}, not {want}");
+    }
+}
+
+/// A handful of operations on numbers of size one, relative to the largest result, in f32 with its
+/// rounding of 6e-8; in f64 the sums over a thousand values add their own to 1e-16.
+fn tolerance(dtype: DType) -> f64 {
+    if dtype == DType::F64 { 1e-12 } else { 1e-6 }
+}
+
+fn check(outcome: &Outcome, case: &Case, tolerance: f64, what: &str) {
+    let names = ["y", "dx", "dw", "db"];
+    for ((got, want), name) in outcome.tensors.iter().zip(expected(case)).zip(names) {
+        assert_close(got, &want, tolerance, &format!("{what} {:?} {name}", case.dims));
+    }
+}
+
+#[test]
+fn both_passes_at_every_level_whole_and_in_shares() {
+    for case in Case::all() {
+        for dtype in [DType::F32, DType::F64] {
+            let mut whole: Option<Outcome> = None;
+            for compute in computes() {
+                let what = format!("{dtype} {:?} {:?}", compute.simd(), compute.threads);
+                let outcome = run(&compute, &case, dtype, &[case.dims[0]]);
+                check(&outcome, &case, tolerance(dtype), &what);
+                // Whatever the instructions and the threads, the bits are the same.
+                assert_eq!(
+                    &outcome,
+                    whole.get_or_insert_with(|| run(&compute, &case, dtype, &[case.dims[0]]))
+                );
+                // One of the shares is empty.
+                let parts = [case.dims[0] / 2, 0, case.dims[0] - case.dims[0] / 2];
+                let outcome = run(&compute, &case, dtype, &parts);
+                check(&outcome, &case, tolerance(dtype), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn statistics_far_from_zero_keep_their_digits() {
+    // Mean 1000, deviation 0.6. The values have a spacing of 6e-5; what is computed from them must
+    // not be off by more than f32's own rounding, which a mean rounded to f32 would exceed.
+    for activation in [Activation::None, Activation::Relu] {
+        let case = Case::new(&[4, 10, 9, 20], activation, 1000.0);
+        for compute in computes() {
+            let outcome = run(&compute, &case, DType::F32, &[4]);
+            check(&outcome, &case, tolerance(DType::F32), "far from zero");
+            for c in 0..20 {
+                let values = || case.x.iter().skip(c).step_by(20).map(|x| f64::from(*x));
+                let mean = values().sum::<f64>() / 360.0;
+                let variance = values().map(|x| (x - mean).powi(2)).sum::<f64>() / 360.0;
+                assert!((outcome.moments[1 + c] - mean).abs() < 1e-10);
+                assert!((outcome.moments[21 + c] - variance).abs() < 1e-8);
+            }
+        }
+    }
+}
+
+#[test]
+fn running_statistics_follow_mean_and_unbiased_variance() {
+    let case = Case::new(&[5, 3], Activation::None, 2.0);
+    let compute = Compute::new(1, Allocator::new());
+    let outcome = run(&compute, &case, DType::F32, &[5]);
+    let [_, _, _, _, mean, var] = &outcome.tensors;
+    for c in 0..3 {
+        let (batch_mean, batch_var) = (outcome.moments[1 + c], outcome.moments[4 + c]);
+        assert!((mean[c] - 0.1 * batch_mean).abs() < 1e-7);
+        assert!((var[c] - (0.9 + 0.1 * batch_var * 5.0 / 4.0)).abs() < 1e-7);
+    }
+}
+
+#[test]
+fn no_values_and_a_single_one_leave_running_statistics_alone() {
+    let compute = Compute::new(3, Allocator::new());
+    for count in [0, 1] {
+        let case = Case::new(&[count, 4], Activation::Relu, 2.0);
+        let outcome = run(&compute, &case, DType::F32, &[count]);
+        let [y, dx, dw, db, mean, var] = outcome.tensors;
+        assert_eq!((mean, var), (vec![0.0; 4], vec![1.0; 4]));
+        assert_eq!(
+            (y.len(), dx),
+            (4 * count, vec![0.0; 4 * count]),
+            "no value can move its own mean"
+        );
+        assert_eq!(dw, [0.0; 4]);
+        assert_eq!(db.len(), 4);
+        assert_eq!(outcome.moments[0], count as f64);
+    }
+}
+
+#[test]
+fn running_statistics_are_constants_of_evaluation() {
+    let case = Case::new(&[6, 5, 18], Activation::Relu, 0.5);
+    let (config, c) = (&case.config, 18);
+    let (mean, var) = (numbers(7, c), numbers(8, c).iter().map(|v| v + 1.5).collect::<Vec<_>>());
+    for compute in computes() {
+        let of = |elems: &[f32]| tensor(&compute, DType::F32, [elems.len()], &wide(elems));
+        let like = |elems: &[f32]| of(elems).view(case.dims.as_slice()).unwrap();
+        let (weight, bias, x, dy) =
+            (of(&case.weight), of(&case.bias), like(&case.x), like(&case.dy));
+        let (y, dx) = (like(&case.x), like(&case.x));
+        let moments = tensor(&compute, DType::F64, [37], &[f64::NAN; 37]);
+        let sums = tensor(&compute, DType::F64, [36], &[f64::NAN; 36]);
+        batch_norm::running_moments(config, &of(&mean), &of(&var), &moments).unwrap();
+        batch_norm::normalize(&compute, config, &x, &moments, &weight, &bias, &y).unwrap();
+        batch_norm::gradient_sums(&compute, config, &x, &moments, &weight, &bias, &dy, &sums)
+            .unwrap();
+        batch_norm::backward_input(&compute, config, &x, &moments, &weight, &bias, &dy, &sums, &dx)
+            .unwrap();
+        let (mut want_y, mut want_dx) = (Vec::new(), Vec::new());
+        for (at, (x, dy)) in wide(&case.x).into_iter().zip(wide(&case.dy)).enumerate() {
+            let c = at % c;
+            let slope = f64::from(case.weight[c]) / (f64::from(var[c]) + config.eps).sqrt();
+            let z = (x - f64::from(mean[c])) * slope + f64::from(case.bias[c]);
+            want_y.push(z.max(0.0));
+            want_dx.push(if z > 0.0 { dy * slope } else { 0.0 });
+        }
+        assert_close(&values(&y), &want_y, 1e-6, "y");
+        assert_close(&values(&dx), &want_dx, 1e-6, "dx");
+    }
+}
+
+#[test]
+fn a_not_a_number_gets_through() {
+    let mut case = Case::new(&[40, 17], Activation::Relu, 0.0);
+    case.x[17 * 3 + 5] = f32::NAN;
+    for compute in computes() {
+        let outcome = run(&compute, &case, DType::F32, &[40]);
+        for (at, y) in outcome.tensors[0].iter().enumerate() {
+            assert_eq!(y.is_nan(), at % 17 == 5, "{at}: {y}");
+        }
+    }
+}
+
+#[test]
+fn wrong_shapes_are_explained() {
+    let compute = Compute::new(1, Allocator::new());
+    let config = BatchNorm::new(3, Activation::None);
+    let x = tensor(&compute, DType::F32, [2, 4], &[0.0; 8]);
+    let sums = tensor(&compute, DType::F64, [7], &[0.0; 7]);
+    let error = batch_norm::sums(&compute, &config, &x, &sums).unwrap_err();
+    assert_eq!(error.to_string(), "batch_norm: input must have shape [2, 3], got [2, 4]");
+    let error = batch_norm::moments(&config, &sums, &x).unwrap_err();
+    assert_eq!(error.to_string(), "batch_norm: moments must have shape [7], got [2, 4]");
+}

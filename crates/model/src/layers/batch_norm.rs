@@ -1,0 +1,113 @@
+//! Batch normalization, with ReLU on top if asked for.
+
+use paceline_kernels::batch_norm;
+use paceline_kernels::linear::Activation;
+use paceline_memory::{DType, Tensor};
+
+use crate::{BufferId, Context, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved, Which};
+
+/// (n, h, w, c) or (n, c), channel by channel. In training the statistics are those of the batch, or
+/// of all shares of the batch if [`Context::syncs_statistics`]; the running ones follow them. In
+/// evaluation they are the running ones.
+///
+/// An empty share leaves the running statistics alone, unless they are taken over all shares.
+#[derive(Debug)]
+pub struct BatchNorm {
+    config: batch_norm::BatchNorm,
+    weight: ParamId,
+    bias: ParamId,
+    running_mean: BufferId,
+    running_var: BufferId,
+}
+
+impl BatchNorm {
+    /// Registers weight (c) and bias (c), and the buffers running_mean (c) and running_var (c), with
+    /// PyTorch's settings.
+    pub fn new(layout: &mut LayoutBuilder, channels: usize, activation: Activation) -> Self {
+        Self {
+            config: batch_norm::BatchNorm::new(channels, activation),
+            weight: layout.param("weight", [channels], Init::Constant(1.0)),
+            bias: layout.param("bias", [channels], Init::Constant(0.0)),
+            running_mean: layout.buffer("running_mean", [channels], 0.0),
+            running_var: layout.buffer("running_var", [channels], 1.0),
+        }
+    }
+
+    /// The statistics to normalize with, as the kernels want them.
+    fn moments(&self, cx: &mut Context, input: &Tensor) -> Result<Tensor> {
+        let moments = cx.activation(DType::F64, [self.config.sums_len()])?;
+        let (mean, var) = (cx.buffer(self.running_mean)?, cx.buffer(self.running_var)?);
+        match cx.mode() {
+            Mode::Evaluate => batch_norm::running_moments(&self.config, &mean, &var, &moments)?,
+            Mode::Train => {
+                let sums = cx.activation(DType::F64, [self.config.sums_len()])?;
+                batch_norm::sums(cx.compute, &self.config, input, &sums)?;
+                if cx.syncs_statistics() {
+                    cx.sum_over_ranks(&sums)?;
+                }
+                batch_norm::moments(&self.config, &sums, &moments)?;
+                batch_norm::update_running(&self.config, &moments, &mean, &var)?;
+            }
+        }
+        Ok(moments)
+    }
+}
+
+impl Layer for BatchNorm {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let moments = self.moments(cx, &input)?;
+        let output = cx.activation(input.dtype(), input.shape())?;
+        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
+        batch_norm::normalize(cx.compute, &self.config, &input, &moments, &weight, &bias, &output)?;
+        Ok((output, Saved::of([input, moments])))
+    }
+
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        which: Which,
+    ) -> Result<Option<Tensor>> {
+        let [input, moments] = saved.tensors()?;
+        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
+        let sums = cx.activation(DType::F64, [self.config.gradient_sums_len()])?;
+        batch_norm::gradient_sums(
+            cx.compute,
+            &self.config,
+            input,
+            moments,
+            &weight,
+            &bias,
+            &d_output,
+            &sums,
+        )?;
+        if which != Which::Input && cx.trains(self.weight) {
+            // Of this share alone: like all gradients of parameters, they are added up elsewhere.
+            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+            let accumulate = cx.accumulates(self.weight);
+            batch_norm::backward_weight(&self.config, &sums, &dw, &db, accumulate)?;
+            cx.gradient_ready(self.bias)?;
+            cx.gradient_ready(self.weight)?;
+        }
+        if which == Which::Weight {
+            return Ok(None);
+        }
+        if cx.syncs_statistics() {
+            cx.sum_over_ranks(&sums)?;
+        }
+        let d_input = cx.activation(input.dtype(), input.shape())?;
+        batch_norm::backward_input(
+            cx.compute,
+            &self.config,
+            input,
+            moments,
+            &weight,
+            &bias,
+            &d_output,
+            &sums,
+            &d_input,
+        )?;
+        Ok(Some(d_input))
+    }
+}

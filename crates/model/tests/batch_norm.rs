@@ -1,0 +1,155 @@
+//! Batch normalization over a batch that is shared out: with statistics over all shares they give
+//! what the whole batch gives, without them each share follows its own.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::{Barrier, Mutex};
+
+use paceline_kernels::Compute;
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Result, Storage, Which};
+
+use common::{cnn_with_batch_norm, numbers};
+
+/// f64 sums of a few thousand products of size one, in another order. A statistic of half a batch
+/// is off by a tenth.
+const TOLERANCE: f64 = 1e-12;
+
+/// Adds up tensors of several threads, which all come for each of them.
+struct Meeting {
+    total: Mutex<Vec<f64>>,
+    everybody: Barrier,
+}
+
+impl Meeting {
+    fn new(shares: usize) -> Self {
+        Self { total: Mutex::default(), everybody: Barrier::new(shares) }
+    }
+
+    fn sum(&self, tensor: &Tensor) {
+        let mut mine = tensor.write::<f64>().unwrap();
+        {
+            let mut total = self.total.lock().unwrap();
+            total.resize(mine.len(), 0.0);
+            total.iter_mut().zip(mine.iter()).for_each(|(total, mine)| *total += mine);
+        }
+        self.everybody.wait();
+        mine.copy_from_slice(&self.total.lock().unwrap());
+        if self.everybody.wait().is_leader() {
+            self.total.lock().unwrap().clear();
+        }
+        self.everybody.wait();
+    }
+}
+
+/// One share of several, if there is a meeting.
+struct Share<'a>(Option<&'a Meeting>);
+
+impl PassHooks for Share<'_> {
+    fn gradient_ready(&mut self, _: ParamId) -> Result<()> {
+        Ok(())
+    }
+
+    fn syncs_statistics(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn sum_over_ranks(&mut self, sums: &Tensor) -> Result<()> {
+        self.0.expect("asked only if it is there").sum(sums);
+        Ok(())
+    }
+}
+
+/// What a share of the batch gives.
+struct Outcome {
+    output: Vec<f64>,
+    d_input: Vec<f64>,
+    gradients: Vec<f64>,
+    buffers: Vec<f64>,
+}
+
+const BATCH: usize = 5;
+
+/// Both passes of the samples in `range`, of whatever all of them are.
+fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
+    let model = cnn_with_batch_norm();
+    let compute = Compute::new(1, Allocator::new());
+    let storage = Storage::host(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
+    storage.initialize(3).unwrap();
+    let part = |dims: [usize; 4], seed: u64| {
+        let all = numbers(&compute.allocator, &dims, seed);
+        let elems = dims[1..].iter().product::<usize>();
+        let shape = [range.len(), dims[1], dims[2], dims[3]];
+        let part = compute.allocator.tensor(DType::F64, shape, Category::Data).unwrap();
+        let from = &all.read::<f64>().unwrap()[range.start * elems..range.end * elems];
+        part.write::<f64>().unwrap().copy_from_slice(from);
+        part
+    };
+    let input = part([BATCH, 9, 8, 2], 6);
+    let d_output = part([BATCH, 5, 1, 1], 7).view([range.len(), 5]).unwrap();
+    let mut books = GradientBooks::new(&model.layout);
+    let mut hooks = Share(meeting);
+    let mut cx = Context::training(&compute, &storage, &mut books, &mut hooks);
+    let (output, mut saved) = model.network.forward(&mut cx, input).unwrap();
+    let d_input = model.network.backward(&mut cx, &mut saved, d_output, Which::Both).unwrap();
+    let values = |tensor: &Tensor| tensor.read::<f64>().unwrap().to_vec();
+    Outcome {
+        output: values(&output),
+        d_input: values(&d_input.unwrap()),
+        gradients: values(storage.grads()),
+        buffers: values(storage.buffers()),
+    }
+}
+
+#[track_caller]
+fn assert_close(got: &[f64], want: &[f64], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        let limit = TOLERANCE * want.abs().max(1.0);
+        assert!((got - want).abs() < limit, "{what}[{at}]: {got}, not {want}");
+    }
+}
+
+#[test]
+fn shares_with_common_statistics_give_what_the_whole_batch_gives() {
+    let whole = run(0..BATCH, None);
+    // One has a share without any sample, whose gradients are zero.
+    for shares in [vec![0..2, 2..5], vec![0..0, 0..5], vec![0..1, 1..2, 2..5]] {
+        let meeting = Meeting::new(shares.len());
+        let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+            let run = |range: &Range<usize>| {
+                let (range, meeting) = (range.clone(), &meeting);
+                scope.spawn(move || run(range, Some(meeting)))
+            };
+            let threads: Vec<_> = shares.iter().map(run).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let joined = |part: fn(&Outcome) -> &Vec<f64>| {
+            outcomes.iter().flat_map(|outcome| part(outcome).clone()).collect::<Vec<f64>>()
+        };
+        assert_close(&joined(|o| &o.output), &whole.output, "output");
+        assert_close(&joined(|o| &o.d_input), &whole.d_input, "gradient of the input");
+        let sum = |at: usize| outcomes.iter().map(|outcome| outcome.gradients[at]).sum();
+        let gradients: Vec<f64> = (0..whole.gradients.len()).map(sum).collect();
+        assert_close(&gradients, &whole.gradients, "gradients");
+        for outcome in &outcomes {
+            assert_close(&outcome.buffers, &whole.buffers, "running statistics");
+            assert_eq!(outcome.buffers, outcomes[0].buffers, "the same bits everywhere");
+        }
+    }
+}
+
+#[test]
+fn shares_without_them_follow_their_own() {
+    let (whole, half, other) = (run(0..BATCH, None), run(0..2, None), run(2..BATCH, None));
+    assert_ne!(half.output, whole.output[..half.output.len()]);
+    assert_ne!(half.buffers, whole.buffers);
+    assert_ne!(half.buffers, other.buffers);
+    // Mean 0 and variance 1, as they began: an empty share has nothing to follow.
+    let empty = run(0..0, None);
+    let layout = cnn_with_batch_norm().layout;
+    for buffer in layout.buffers() {
+        assert!(empty.buffers[buffer.range()].iter().all(|x| *x == buffer.init), "{}", buffer.name);
+    }
+}

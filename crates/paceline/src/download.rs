@@ -1,0 +1,312 @@
+//! Fetches the files of MNIST and CIFAR-10 from where they are published.
+//!
+//! In go the name of a data set and a folder; afterwards the folder has the files, each of which has
+//! appeared complete and with the published checksum, or not at all. It knows nothing of what is in
+//! them.
+//!
+//! Several ranks of one host, or of a shared folder, may want the same file at once: one fetches it,
+//! the others wait.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flate2::read::GzDecoder;
+use indicatif::{ProgressBar, ProgressStyle};
+use md5::{Digest, Md5};
+use rustix::fs::{FlockOperation, flock};
+use ureq::Agent;
+
+use crate::cli::DataName;
+use crate::data::DataConfig;
+use crate::{Failure, Result};
+
+/// How long a host may take to answer at all. Without a network, there is none to wait for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a file may take: the largest one, of 170 MB, at a megabit per second.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 1 << 16;
+
+/// A data set as it is published.
+#[derive(Debug)]
+struct Source {
+    /// The folder of its files on the web.
+    address: &'static str,
+    /// The folder below that of the data where its files may lie too.
+    subfolder: &'static str,
+    items: &'static [Item],
+}
+
+/// A file that can be fetched.
+#[derive(Debug)]
+struct Item {
+    name: &'static str,
+    md5: &'static str,
+    /// The files that an archive is unpacked to, in the subfolder; a file that is no archive stays as
+    /// it is.
+    members: &'static [&'static str],
+}
+
+static MNIST: Source = Source {
+    address: "https://ossci-datasets.s3.amazonaws.com/mnist",
+    subfolder: "MNIST/raw",
+    items: &[
+        Item {
+            name: "train-images-idx3-ubyte.gz",
+            md5: "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            members: &[],
+        },
+        Item {
+            name: "train-labels-idx1-ubyte.gz",
+            md5: "d53e105ee54ea40749a09fcbcd1e9432",
+            members: &[],
+        },
+        Item {
+            name: "t10k-images-idx3-ubyte.gz",
+            md5: "9fb629c4189551a2d022fa330f9573f3",
+            members: &[],
+        },
+        Item {
+            name: "t10k-labels-idx1-ubyte.gz",
+            md5: "ec29112dd5afa0611ce80d1b7f02629c",
+            members: &[],
+        },
+    ],
+};
+
+static CIFAR10: Source = Source {
+    address: "https://www.cs.toronto.edu/~kriz",
+    subfolder: "cifar-10-batches-bin",
+    items: &[Item {
+        name: "cifar-10-binary.tar.gz",
+        md5: "c32a1d4ab5d03f1284b67883e8d87530",
+        members: &[
+            "data_batch_1.bin",
+            "data_batch_2.bin",
+            "data_batch_3.bin",
+            "data_batch_4.bin",
+            "data_batch_5.bin",
+            "test_batch.bin",
+        ],
+    }],
+};
+
+/// Fetches what is missing of a data set, from its own address or from another folder that has the
+/// same files. Says on standard error what it fetches, unless it is to be quiet.
+pub fn download(data: &DataConfig, mirror: Option<&str>, quiet: bool) -> Result<()> {
+    let source = match data.kind {
+        DataName::Mnist => &MNIST,
+        DataName::Cifar10 => &CIFAR10,
+        DataName::Synthetic => return Ok(()),
+    };
+    let Some(folder) = &data.dir else { return Ok(()) };
+    source.fetch(mirror.unwrap_or(source.address), folder, quiet)
+}
+
+impl Source {
+    fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<()> {
+        let missing: Vec<&Item> =
+            self.items.iter().filter(|item| !self.has(folder, item)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        // Those that are made here are removed if nothing comes to lie in them, the innermost first.
+        let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let new_folders: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
+        let fetched = fs::create_dir_all(folder)
+            .map_err(|e| format!("cannot make the folder {}: {e}", folder.display()))
+            .and_then(|()| {
+                let agent = agent();
+                missing
+                    .iter()
+                    .try_for_each(|item| self.obtain(&agent, address, folder, item, quiet))
+            });
+        fetched.map_err(|problem| {
+            for folder in new_folders {
+                let _ = fs::remove_dir(folder);
+            }
+            let names: Vec<&str> = missing.iter().map(|item| item.name).collect();
+            Failure::Usage(format!(
+                "--download: {problem}; try again, pass a --mirror that has the same files, or put {} \
+                 into {} yourself{} and leave --download out",
+                names.join(", "),
+                folder.display(),
+                if missing.iter().any(|item| item.is_archive()) { ", unpacked," } else { "" }
+            ))
+        })
+    }
+
+    /// Whether a file need not be fetched: it is there, packed or not.
+    fn has(&self, folder: &Path, item: &Item) -> bool {
+        let is_there = |name: &str| {
+            [folder.to_owned(), folder.join(self.subfolder)].iter().any(|f| f.join(name).exists())
+        };
+        if item.is_archive() {
+            return item.members.iter().all(|member| is_there(member));
+        }
+        is_there(item.name) || item.name.strip_suffix(".gz").is_some_and(is_there)
+    }
+
+    /// Fetches one file, unless another process has by the time that this one may.
+    fn obtain(
+        &self,
+        agent: &Agent,
+        address: &str,
+        folder: &Path,
+        item: &Item,
+        quiet: bool,
+    ) -> std::result::Result<(), String> {
+        let partial = partial(&folder.join(item.name));
+        let write = |e: io::Error| format!("cannot write {}: {e}", partial.display());
+        let claimed = claim(&partial, || self.has(folder, item)).map_err(write)?;
+        let Some(mut file) = claimed else { return Ok(()) };
+        let url = format!("{}/{}", address.trim_end_matches('/'), item.name);
+        let fetched = receive(agent, &url, item, &mut file, quiet).and_then(|()| {
+            if item.is_archive() {
+                self.unpack(folder, item, &mut file)
+            } else {
+                file.sync_all()
+                    .and_then(|()| fs::rename(&partial, folder.join(item.name)))
+                    .map_err(write)
+            }
+        });
+        // An archive that is unpacked has served, and a half of a file never will.
+        if item.is_archive() || fetched.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        fetched
+    }
+
+    /// Unpacks the members of an archive, each of which appears complete or not at all, and nothing
+    /// else that may be in it.
+    fn unpack(
+        &self,
+        folder: &Path,
+        item: &Item,
+        archive: &mut File,
+    ) -> std::result::Result<(), String> {
+        let target = folder.join(self.subfolder);
+        let unpack = || -> io::Result<()> {
+            archive.rewind()?;
+            fs::create_dir_all(&target)?;
+            for entry in tar::Archive::new(GzDecoder::new(archive)).entries()? {
+                let mut entry = entry?;
+                let path = entry.path()?.into_owned();
+                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                if item.members.contains(&name) {
+                    let partial = partial(&target.join(name));
+                    let mut file = File::create(&partial)?;
+                    io::copy(&mut entry, &mut file)?;
+                    file.sync_all()?;
+                    fs::rename(&partial, target.join(name))?;
+                }
+            }
+            Ok(())
+        };
+        unpack()
+            .map_err(|e| format!("cannot unpack {} into {}: {e}", item.name, target.display()))?;
+        if self.has(folder, item) {
+            return Ok(());
+        }
+        Err(format!("{} does not hold all of {}", item.name, item.members.join(", ")))
+    }
+}
+
+impl Item {
+    fn is_archive(&self) -> bool {
+        !self.members.is_empty()
+    }
+}
+
+fn agent() -> Agent {
+    Agent::config_builder()
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .timeout_recv_response(Some(CONNECT_TIMEOUT))
+        .timeout_recv_body(Some(BODY_TIMEOUT))
+        .build()
+        .into()
+}
+
+/// The name of a file until it is complete. Always the same one, so that what a killed run left is
+/// overwritten and does not pile up.
+fn partial(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// Takes the right to fetch a file, which is a lock on the one that it is first written to. Waits for
+/// whoever has it; nothing if there is nothing left to fetch then.
+fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>> {
+    loop {
+        let file =
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(partial)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        if is_there() {
+            let _ = fs::remove_file(partial);
+            return Ok(None);
+        }
+        // Whoever had it may have failed, and removed it.
+        if file.metadata()?.nlink() > 0 {
+            file.set_len(0)?;
+            return Ok(Some(file));
+        }
+    }
+}
+
+/// Copies what an address sends into a file, and compares its checksum.
+fn receive(
+    agent: &Agent,
+    url: &str,
+    item: &Item,
+    file: &mut File,
+    quiet: bool,
+) -> std::result::Result<(), String> {
+    let fail = |e: &dyn std::fmt::Display| format!("cannot fetch {url}: {e}");
+    let response = agent.get(url).call().map_err(|e| fail(&e))?;
+    let body = response.into_body();
+    let bar = progress_bar(item.name, body.content_length(), quiet);
+    if !quiet && bar.is_hidden() {
+        eprintln!("fetching {url}");
+    }
+    let mut reader = body.into_reader();
+    let mut hasher = Md5::new();
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let count = match reader.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(fail(&e)),
+        };
+        hasher.update(&piece[..count]);
+        file.write_all(&piece[..count]).map_err(|e| format!("cannot write {}: {e}", item.name))?;
+        bar.inc(count as u64);
+    }
+    bar.finish_and_clear();
+    let md5: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    if md5 == item.md5 {
+        return Ok(());
+    }
+    Err(format!(
+        "what {url} sends is not the published file: its MD5 is {md5}, and not {}",
+        item.md5
+    ))
+}
+
+/// Draws on standard error, if that is a terminal.
+fn progress_bar(name: &'static str, len: Option<u64>, quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
+    }
+    let template = "{prefix} [{bar:30}] {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
+    let style = ProgressStyle::with_template(template);
+    let bar = len.map_or_else(ProgressBar::no_length, ProgressBar::new);
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_prefix(name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! When buckets are done, if their gradients are ready at given times and travel one after the other.
+//!
+//! The ranks' operations form a queue: each starts when its gradients are ready and the one before it is
+//! done. That is all there is to overlap, so a run's ready times and what a link costs tell how
+//! other buckets, or another link, would have done.
+
+use paceline_model::Layout;
+use paceline_strategies::{Bucket, BucketCaps, plan_buckets};
+
+/// Times of one bucket in milliseconds since the step began.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Passage {
+    /// Its gradients are final.
+    pub ready: f64,
+    /// It starts.
+    pub sent: f64,
+    /// It is there.
+    pub done: f64,
+}
+
+/// The passage of buckets, given when each is ready and how long it takes.
+pub fn queue(buckets: impl IntoIterator<Item = (f64, f64)>) -> Vec<Passage> {
+    let mut free = 0.0f64;
+    let passage = |(ready, cost): (f64, f64)| {
+        let sent = free.max(ready);
+        free = sent + cost;
+        Passage { ready, sent, done: free }
+    };
+    buckets.into_iter().map(passage).collect()
+}
+
+/// The time by which the last bucket is done after `end`, the end of the backward pass.
+pub fn exposed(passages: &[Passage], end: f64) -> f64 {
+    passages.last().map_or(0.0, |last| (last.done - end).max(0.0))
+}
+
+/// A model's gradients, and when each of them is final.
+#[derive(Clone, Debug)]
+pub struct Backward<'a> {
+    /// Where they lie.
+    pub layout: &'a Layout,
+    /// Milliseconds since the step began, by number of the parameter; frozen ones are not looked at.
+    pub ready: Vec<f64>,
+    /// The end of the pass.
+    pub end: f64,
+}
+
+impl Backward<'_> {
+    /// When each of `ddp`'s buckets of these sizes is ready, and its bytes.
+    pub fn buckets(&self, caps: BucketCaps) -> Vec<(f64, u64)> {
+        let elem_bytes = size_of::<f32>();
+        let of = |bucket: Bucket| {
+            let ready = bucket.params.iter().map(|id| self.ready[id.0]).fold(0.0, f64::max);
+            (ready, (bucket.range.len() * elem_bytes) as u64)
+        };
+        plan_buckets(self.layout, elem_bytes, caps).into_iter().map(of).collect()
+    }
+
+    /// Their passage, where `cost` gives the milliseconds of so many bytes.
+    pub fn ddp(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Vec<Passage> {
+        queue(self.buckets(caps).into_iter().map(|(ready, bytes)| (ready, cost(bytes))))
+    }
+
+    /// The sizes, of those that are tried, with which `ddp` leaves the least exposed, and how much. Among
+    /// equals (within one in a thousand of the pass) the largest, for fewer operations.
+    pub fn best_caps(&self, cost: impl Fn(u64) -> f64) -> (BucketCaps, f64) {
+        let exposed_of = |caps| exposed(&self.ddp(caps, &cost), self.end);
+        let sizes = || (14..=30).rev().map(|shift| 1usize << shift);
+        let all = sizes().flat_map(|bytes| {
+            let firsts = sizes().filter(move |first| *first <= bytes);
+            firsts.map(move |first_bytes| BucketCaps { first_bytes, bytes })
+        });
+        let mut best: Option<(BucketCaps, f64)> = None;
+        for caps in all {
+            let exposed = exposed_of(caps);
+            if best.is_none_or(|(_, least)| exposed < least - self.end * 1e-3) {
+                best = Some((caps, exposed));
+            }
+        }
+        best.unwrap_or((BucketCaps::new(25 << 20), 0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_model::{Init, LayoutBuilder};
+
+    use super::*;
+
+    #[test]
+    fn buckets_queue() {
+        let passages = queue([(4.0, 5.0), (6.0, 1.0), (20.0, 2.0)]);
+        let done: Vec<f64> = passages.iter().map(|passage| passage.done).collect();
+        assert_eq!(done, [9.0, 10.0, 22.0]);
+        assert_eq!(passages[1], Passage { ready: 6.0, sent: 9.0, done: 10.0 });
+        assert_eq!((exposed(&passages, 21.0), exposed(&passages, 30.0)), (1.0, 0.0));
+        assert_eq!(exposed(&[], 1.0), 0.0);
+    }
+
+    #[test]
+    fn smaller_buckets_hide_more_until_latency_counts() {
+        let mut builder = LayoutBuilder::new();
+        for at in 0..8 {
+            builder.unit(format!("u{at}"));
+            builder.param("weight", [1 << 18], Init::Constant(0.0));
+        }
+        let layout = builder.finish(1);
+        // Eight gradients of 1 MiB, one every 10 ms from the last to the first; 8 ms per MiB.
+        let ready = (0..8).map(|at| 10.0 * f64::from(8 - at)).collect();
+        let backward = Backward { layout: &layout, ready, end: 80.0 };
+        let cost = |latency: f64| move |bytes: u64| latency + 8.0 * bytes as f64 / 1048576.0;
+        let all = BucketCaps { first_bytes: 8 << 20, bytes: 8 << 20 };
+        assert_eq!(exposed(&backward.ddp(all, cost(0.0)), 80.0), 64.0);
+        let each = BucketCaps { first_bytes: 1 << 20, bytes: 1 << 20 };
+        assert_eq!(exposed(&backward.ddp(each, cost(0.0)), 80.0), 8.0);
+        assert_eq!(backward.best_caps(cost(0.0)), (each, 8.0));
+        // With 40 ms each, eight operations take 384 ms, so fewer and larger ones win.
+        let (caps, least) = backward.best_caps(cost(40.0));
+        assert!(caps.bytes > 1 << 20 && least < 300.0, "{caps:?}: {least}");
+    }
+}

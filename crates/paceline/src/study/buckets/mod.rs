@@ -1,0 +1,240 @@
+//! `paceline bench buckets`: the same training with larger and larger buckets, beside one all-reduce per
+//! parameter and one of everything.
+//!
+//! [`fit`] holds the formula of the overhead; [`table`] and [`chart`] show what was found.
+
+pub mod chart;
+pub mod fit;
+pub mod table;
+
+use serde::Serialize;
+
+use super::{Case, Setting, check, measuring, median_of, run_all, write_files};
+use crate::bench::screen::say;
+use crate::cli::{BucketsArgs, Given};
+use crate::report::hundredths;
+use crate::runs::RunSummary;
+use crate::{Failure, Result, launcher};
+
+use fit::Fit;
+
+/// The published sizes, in MB.
+const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
+/// The fine sweep begins with buckets of at most such a part of the gradients.
+const SMALLEST_PART: f64 = 32.0;
+/// Sizes at most.
+const MAX_SIZES: usize = 100;
+/// Bytes of an MB, as `--bucket-cap-mb` counts them.
+const MB: f64 = 1_048_576.0;
+/// Strategies that buckets are compared with, and what they are.
+const BASELINES: [(&str, &str); 2] =
+    [("simple_ddp", "one all-reduce per parameter"), ("flat_ddp", "one all-reduce of everything")];
+
+/// One bucket size, or one of the strategies beside. Times are of a step, medians over the rounds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// The strategy.
+    pub strategy: String,
+    /// The bucket size in MB of 2^20 bytes; `None` for a strategy without.
+    pub bucket_mb: Option<f64>,
+    /// All-reduces of gradients in a step; `None` where the runs do not count them.
+    pub num_buckets: Option<f64>,
+    /// A step of the slowest rank.
+    pub step_ms: f64,
+    /// Exposed communication as a part of the step.
+    pub exposed_pct: f64,
+    /// The main thread was blocked on communication.
+    pub exposed_ms: f64,
+    /// Communication while the main thread computed.
+    pub hidden_ms: f64,
+}
+
+impl Row {
+    /// What the rounds of a case found.
+    fn of(bucket_mb: Option<f64>, rounds: &[RunSummary]) -> Result<Self> {
+        let missing = || Failure::Run("a summary lacks a time".to_owned());
+        let median = |part: fn(&RunSummary) -> Option<f64>| median_of(rounds, part);
+        let step_ms = median(|run| run.step_ms_median).ok_or_else(missing)?;
+        let exposed_ms = median(|run| run.comm_exposed_ms).ok_or_else(missing)?;
+        Ok(Self {
+            strategy: rounds.first().map_or(String::new(), |run| run.strategy.clone()),
+            bucket_mb,
+            num_buckets: median(num_buckets).map(hundredths),
+            step_ms,
+            exposed_pct: 100.0 * exposed_ms / step_ms,
+            exposed_ms,
+            hidden_ms: median(|run| run.comm_hidden_ms).ok_or_else(missing)?,
+        })
+    }
+}
+
+/// All-reduces of gradients in a step.
+fn num_buckets(run: &RunSummary) -> Option<f64> {
+    match run.anatomy.buckets.len() {
+        // One more operation of each step adds up the losses.
+        0 => run.comm_ops_per_step.map(|count| count - 1.0),
+        count => Some(count as f64),
+    }
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    setting: &'a Setting,
+    ranks: usize,
+    rows: &'a [Row],
+    fit: &'a Fit,
+    /// The size with the shortest step.
+    shortest_step_mb: Option<f64>,
+    /// The size with the least exposed communication, which is what the formula is about.
+    least_exposed_mb: Option<f64>,
+}
+
+/// `paceline bench buckets`.
+pub(super) fn buckets(args: &BucketsArgs) -> Result<u8> {
+    check(&args.study)?;
+    launcher::check_num_ranks("--nproc", args.nproc)?;
+    if args.nproc == 1 {
+        return usage("--nproc 1: one rank has nothing to communicate; pass 2 or more".into());
+    }
+    if args.train.0.has("bucket-cap-mb") {
+        return usage("--bucket-cap-mb is what the study varies; pass --sizes instead".into());
+    }
+    let given = args.train.0.with("nproc", args.nproc).with_default("strategy", "ddp");
+    let (measured, config) = measuring(&given)?;
+    let built = config.data.open_train(config.seed)?;
+    let params = config.model.build(built.as_ref(), args.nproc)?.layout.num_params() as u64;
+    let sizes = resolve_sizes(&args.sizes, 4 * params)?;
+    let strategy = config.strategy.name.name();
+    if !config.strategy.name.has_buckets() {
+        return usage(format!(
+            "--strategy {strategy} has no buckets; pass ddp or another one that has"
+        ));
+    }
+    for warning in &config.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let mut cases: Vec<(Option<f64>, Case)> = Vec::new();
+    for mb in sizes {
+        let what = format!("{strategy}, buckets of {mb} MB");
+        cases.push((Some(mb), case(what, &measured.with("bucket-cap-mb", mb))?));
+    }
+    for (name, what) in BASELINES {
+        let flags = of_baseline(&measured, name);
+        cases.push((None, case(format!("{name}, {what}"), &flags)?));
+    }
+    let of_case: Vec<Case> = cases.iter().map(|(_, case)| case.clone()).collect();
+    let found = run_all(&args.study, &of_case)?;
+    let setting = Setting::new(&args.study, &config, params);
+    let rows = cases.iter().zip(&found).map(|((mb, _), rounds)| Row::of(*mb, rounds));
+    let rows = rows.collect::<Result<Vec<Row>>>()?;
+    let fit = Fit::of(&rows, 4 * params);
+    say(&format!("Buckets of {strategy}, {} ranks: {}", args.nproc, setting.words()));
+    say(&format!("\n{}", table::text(&rows, &fit, params)));
+    let report = Report {
+        setting: &setting,
+        ranks: args.nproc,
+        rows: &rows,
+        fit: &fit,
+        shortest_step_mb: best(&rows, |row| row.step_ms).and_then(|row| row.bucket_mb),
+        least_exposed_mb: best(&rows, |row| row.exposed_ms).and_then(|row| row.bucket_mb),
+    };
+    let charts = [
+        ("buckets_step".to_owned(), chart::step(&rows, &setting, args.nproc)),
+        ("buckets_exposed".to_owned(), chart::exposed(&rows, &fit, &setting, args.nproc)),
+    ];
+    write_files(&args.study, &report, &rows, &charts)?;
+    Ok(0)
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+/// A case whose flags are sound.
+fn case(what: String, flags: &Given) -> Result<Case> {
+    crate::runs::resolve(flags)?;
+    Ok(Case { what, flags: flags.clone() })
+}
+
+/// The flags with another strategy, and without what applies to buckets only.
+fn of_baseline(flags: &Given, strategy: &str) -> Given {
+    flags.without(&["first-bucket-mb", "no-gradient-view", "top-k"]).with("strategy", strategy)
+}
+
+/// The row with the least of something among those with buckets.
+fn best(rows: &[Row], of: impl Fn(&Row) -> f64) -> Option<&Row> {
+    let with_buckets = rows.iter().filter(|row| row.bucket_mb.is_some());
+    with_buckets.min_by(|a, b| of(a).total_cmp(&of(b)))
+}
+
+/// The sizes, ascending, each once. Unless given: the published ones, and powers of two from a small part
+/// of the gradients up to the first that holds all of them, for larger ones change nothing.
+fn resolve_sizes(given: &[f64], gradient_bytes: u64) -> Result<Vec<f64>> {
+    if let Some(bad) = given.iter().find(|mb| !(**mb > 0.0 && mb.is_finite())) {
+        return usage(format!("--sizes {bad}: pass sizes in MB above zero, as 1,2,4"));
+    }
+    let mut sizes = given.to_vec();
+    if sizes.is_empty() {
+        let all = gradient_bytes as f64 / MB;
+        let first = (all / SMALLEST_PART).log2().floor() as i32;
+        let powers = (first..).map(|power| 2f64.powi(power));
+        let fine = powers.take_while(|mb| *mb < 2.0 * all && *mb < COARSE[3]);
+        sizes = COARSE.into_iter().chain(fine).collect();
+    }
+    sizes.sort_by(f64::total_cmp);
+    sizes.dedup();
+    if sizes.len() > MAX_SIZES {
+        return usage(format!("--sizes: {} sizes are too many; pass {MAX_SIZES}", sizes.len()));
+    }
+    Ok(sizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows whose exposed communication follows the formula, with the given times of an operation and
+    /// of all bytes, in milliseconds.
+    pub(super) fn rows(buckets: &[f64], op_ms: f64, all_ms: f64) -> Vec<Row> {
+        let row = |&count: &f64| {
+            let exposed_ms = count * op_ms + all_ms / count;
+            Row {
+                strategy: "ddp".into(),
+                bucket_mb: Some(64.0 / count),
+                num_buckets: Some(count),
+                step_ms: 100.0 + exposed_ms,
+                exposed_pct: 100.0 * exposed_ms / (100.0 + exposed_ms),
+                exposed_ms,
+                hidden_ms: 2.0,
+            }
+        };
+        buckets.iter().map(row).collect()
+    }
+
+    #[test]
+    fn the_default_sizes_end_where_one_bucket_holds_all() {
+        assert_eq!(
+            resolve_sizes(&[], 2_752_552).unwrap(),
+            [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 100.0, 1000.0]
+        );
+        let many = resolve_sizes(&[], 400_000_000).unwrap();
+        let expected = [1., 8., 10., 16., 32., 64., 100., 128., 256., 512., 1000.];
+        assert_eq!(many, expected);
+        assert_eq!(resolve_sizes(&[], u64::MAX).unwrap().last(), Some(&1000.0));
+        assert_eq!(resolve_sizes(&[4.0, 0.5, 4.0], 1).unwrap(), [0.5, 4.0]);
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(resolve_sizes(&[1.0, bad], 1).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_best_row_has_buckets() {
+        let mut rows = rows(&[1.0, 4.0, 16.0], 0.5, 8.0);
+        let mut naive = rows[0].clone();
+        (naive.bucket_mb, naive.step_ms) = (None, 1.0);
+        rows.push(naive);
+        assert_eq!(best(&rows, |row| row.step_ms).unwrap().num_buckets, Some(4.0));
+    }
+}

@@ -1,0 +1,207 @@
+//! `paceline predict`: the step that more ranks on other links would take, from runs without communication.
+//!
+//! Runs that do not communicate tell what a step computes and when each gradient is final. What a link
+//! makes of that is a queue ([`crate::replay`]): so the step, the overlap and the best buckets follow for
+//! links and strategies that were never run. With `--measure` the same links are emulated, and what
+//! was measured stands beside what was predicted.
+//!
+//! [`model`] holds the prediction, [`compression`] what compressing gradients would change, [`table`] shows.
+
+pub mod compression;
+pub mod model;
+pub mod table;
+
+use paceline_collectives::{Algorithm, Link, OpKind};
+use paceline_model::Layout;
+use serde::Serialize;
+
+use super::{Case, Setting, check, measuring, median_of, refuse_ranks, run_all, write_files};
+use crate::bench::screen::say;
+use crate::bench::sweep;
+use crate::cli::{Given, PredictArgs};
+use crate::config::TrainConfig;
+use crate::environment::Placement;
+use crate::{Failure, Result, launcher};
+
+use compression::Compression;
+use model::{Calibration, Prediction};
+
+/// The name that stands for the transport itself.
+const MEASURED: &str = "measured";
+/// Sizes of the all-reduces that tell what the transport itself delivers.
+const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
+
+/// What is predicted for one number of ranks on one link, and what was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// The link, as it was asked for.
+    pub link: String,
+    /// What is predicted.
+    #[serde(flatten)]
+    pub prediction: Prediction,
+    /// The measured step of `ddp` on the emulated link, in milliseconds.
+    pub measured_ms: Option<f64>,
+    /// The prediction over what was measured.
+    pub ratio: Option<f64>,
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    setting: &'a Setting,
+    calibrations: &'a [Calibration],
+    rows: &'a [Row],
+    compression: &'a [Compression],
+}
+
+/// `paceline predict`.
+pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
+    refuse_ranks(placement)?;
+    check(&args.study)?;
+    let given = resolve(args)?;
+    let (single, _) = measuring(&given.with("nproc", 1))?;
+    // With more ranks beside it, a rank computes more slowly: they share memory, and perhaps cores. What
+    // is measured here has that, so the prediction must, too; ranks elsewhere have it not.
+    let places: Vec<usize> = if args.measure { args.nproc.clone() } else { vec![1] };
+    let mut cases = Vec::new();
+    for &ranks in &places {
+        let strategy = if ranks == 1 { "single" } else { "no_sync" };
+        let flags = at(&single, ranks).with("strategy", strategy);
+        cases.push(case(format!("{ranks} without communication"), flags)?);
+    }
+    let num_places = cases.len();
+    let mut configs = Vec::new();
+    for &ranks in &args.nproc {
+        configs.push(crate::runs::resolve(&at(&single, ranks).with("strategy", "ddp"))?);
+        for link in args.links.iter().filter(|_| args.measure) {
+            let flags = at(&single, ranks).with("strategy", "ddp");
+            let flags = if link == MEASURED { flags } else { flags.with("link", link) };
+            cases.push(case(format!("{ranks} on {link}"), flags)?);
+        }
+    }
+    let found = run_all(&args.study, &cases)?;
+    let calibrations = found[..num_places].iter().zip(&places);
+    let calibrations: Vec<Calibration> = calibrations
+        .map(|(rounds, ranks)| Calibration::of(*ranks, rounds))
+        .collect::<Result<_>>()?;
+    let mut measured = found[num_places..].iter();
+    let (mut rows, mut compressions, mut params) = (Vec::new(), Vec::new(), 0);
+    for (ranks, config) in args.nproc.iter().zip(&configs) {
+        let at = places.iter().position(|place| place == ranks).unwrap_or(0);
+        let layout = layout_of(config)?;
+        params = layout.num_params() as u64;
+        let costs = compression::costs(&layout, config)?;
+        for name in &args.links {
+            let link = link_of(name, *ranks, config)?;
+            let cost = |bytes: u64| all_reduce_ms(link, *ranks, bytes);
+            let prediction =
+                Prediction::new(&calibrations[at], &layout, config.strategy.caps(), &cost)?;
+            let measured_ms = measured
+                .next()
+                .filter(|_| args.measure)
+                .and_then(|rounds| median_of(rounds, |run| run.step_ms_median));
+            compressions.push(Compression::new(
+                *ranks,
+                name,
+                &calibrations[at],
+                &layout,
+                config.strategy.caps(),
+                &prediction,
+                &costs,
+                link,
+            )?);
+            rows.push(Row {
+                ranks: *ranks,
+                link: name.clone(),
+                ratio: measured_ms.map(|ms| prediction.step_ms / ms),
+                measured_ms,
+                prediction,
+            });
+        }
+    }
+    let config = &configs[0];
+    let setting = Setting::new(&args.study, config, params);
+    say(&format!("Predicted steps: {}", setting.words()));
+    say(&format!("\n{}", table::text(&calibrations, &rows, &compressions)));
+    let report = Report {
+        setting: &setting,
+        calibrations: &calibrations,
+        rows: &rows,
+        compression: &compressions,
+    };
+    write_files(&args.study, &report, &table::flat(&rows), &[])?;
+    Ok(0)
+}
+
+/// The flags of the runs, checked.
+fn resolve(args: &PredictArgs) -> Result<Given> {
+    if args.nproc.is_empty() || args.links.is_empty() {
+        return usage("--nproc and --links need at least one value each".into());
+    }
+    for &ranks in &args.nproc {
+        launcher::check_num_ranks("--nproc", ranks)?;
+        if ranks < 2 {
+            return usage(format!(
+                "--nproc {ranks}: one rank has nothing to communicate; pass 2 or more"
+            ));
+        }
+    }
+    for name in args.links.iter().filter(|name| *name != MEASURED) {
+        name.parse::<Link>().map_err(|e| {
+            Failure::Usage(format!("--links: {e}, or {MEASURED} for the transport as it is here"))
+        })?;
+    }
+    for (flag, instead) in
+        [("strategy", "what ddp would do is predicted"), ("link", "pass --links")]
+    {
+        if args.train.0.has(flag) {
+            return usage(format!("--{flag}: {instead}; leave it out"));
+        }
+    }
+    Ok(args.train.0.clone())
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+/// The flags with so many ranks, each with the batch of one.
+fn at(single: &Given, ranks: usize) -> Given {
+    match single.number("global-batch-size") {
+        Some(batch) => single.with("nproc", ranks).with("global-batch-size", batch * ranks),
+        None => single.with("nproc", ranks),
+    }
+}
+
+fn case(what: String, flags: Given) -> Result<Case> {
+    crate::runs::resolve(&flags)?;
+    Ok(Case { what, flags })
+}
+
+fn layout_of(config: &TrainConfig) -> Result<std::sync::Arc<Layout>> {
+    let dataset = config.data.open_train(config.seed)?;
+    Ok(config.model.build(dataset.as_ref(), config.world_size)?.layout)
+}
+
+/// The link of this name; `measured` is what an all-reduce over the transport takes here, fitted to a few
+/// sizes.
+fn link_of(name: &str, ranks: usize, config: &TrainConfig) -> Result<Link> {
+    if name != MEASURED {
+        return name.parse().map_err(|e| Failure::Usage(format!("--links: {e}")));
+    }
+    let words = ["bench", "all_reduce", "-n", "10", "-w", "2", "-c", "0", "--style", "lines"];
+    let rows = sweep::rows_of(&words.map(str::to_owned), config.transport, &PROBE_BYTES, ranks)?;
+    let points = rows.iter().zip(PROBE_BYTES).filter_map(|(row, bytes)| {
+        let timing = row.in_place.as_ref().or(row.timing())?;
+        Some((bytes as f64, timing.median_us * 1e-6))
+    });
+    Ok(model::fit_link(&points.collect::<Vec<_>>(), ranks))
+}
+
+/// What an all-reduce takes on a link, in milliseconds.
+fn all_reduce_ms(link: Link, ranks: usize, bytes: u64) -> f64 {
+    link.time(OpKind::AllReduce, Algorithm::Direct, ranks, bytes).as_secs_f64() * 1e3
+}

@@ -1,0 +1,191 @@
+//! The prediction itself: what was measured without communication, and a link's queue.
+
+use paceline_collectives::{Algorithm, Cost, Link, OpKind};
+use paceline_model::Layout;
+use paceline_strategies::BucketCaps;
+use serde::Serialize;
+
+use crate::advice;
+use crate::anatomy::ReadyLine;
+use crate::replay::{self, Backward};
+use crate::runs::{self, RunSummary};
+use crate::{Failure, Result};
+
+/// A step without communication, medians over the rounds, in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Calibration {
+    /// Ranks that computed side by side.
+    pub ranks: usize,
+    /// The step of the slowest rank.
+    pub step_ms: f64,
+    /// The main thread computed.
+    pub compute_ms: f64,
+    /// The end of the backward pass since the step began.
+    pub backward_end_ms: f64,
+    /// When each gradient was final since the step began, the first one first.
+    pub ready: Vec<ReadyLine>,
+}
+
+impl Calibration {
+    /// What the rounds of a run without communication found.
+    pub fn of(ranks: usize, rounds: &[RunSummary]) -> Result<Self> {
+        let missing = || Failure::Run("a summary lacks the anatomy of its steps".to_owned());
+        let median = |part: &dyn Fn(&RunSummary) -> Option<f64>| {
+            runs::median(rounds.iter().map(part)).ok_or_else(missing)
+        };
+        let first = rounds.first().ok_or_else(missing)?;
+        let ready_of = |at: usize| {
+            let ready = |run: &RunSummary| Some(run.anatomy.ready.get(at)?.ready_ms);
+            let param = first.anatomy.ready[at].param.clone();
+            Ok(ReadyLine { param, ready_ms: median(&ready)? })
+        };
+        Ok(Self {
+            ranks,
+            step_ms: median(&|run| run.step_ms_median)?,
+            compute_ms: median(&|run| run.compute_ms)?,
+            backward_end_ms: median(&|run| Some(run.anatomy.backward_end_ms))?,
+            ready: (0..first.anatomy.ready.len()).map(ready_of).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The ready times for a layout of the same parameters.
+    pub fn backward<'a>(&self, layout: &'a Layout) -> Result<Backward<'a>> {
+        advice::backward(&self.ready, self.backward_end_ms, layout).ok_or_else(|| {
+            Failure::Run("a run without communication has not followed all gradients".to_owned())
+        })
+    }
+}
+
+/// What is predicted for `ddp`, beside `simple_ddp`, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// All communication of a step.
+    pub comm_ms: f64,
+    /// What of it is left after the backward pass.
+    pub exposed_ms: f64,
+    /// The other part, in percent.
+    pub overlap_pct: f64,
+    /// The step.
+    pub step_ms: f64,
+    /// The step of `simple_ddp`, one blocking operation per parameter.
+    pub simple_step_ms: f64,
+    /// The bucket size with the shortest step, in MB of 2^20 bytes.
+    pub best_bucket_mb: f64,
+    /// The size of its first bucket.
+    pub best_first_mb: f64,
+    /// The step with these.
+    pub best_step_ms: f64,
+}
+
+impl Prediction {
+    /// The prediction for buckets of these sizes, where `cost` is what an all-reduce of so many bytes
+    /// takes.
+    pub fn new(
+        calibration: &Calibration,
+        layout: &Layout,
+        caps: BucketCaps,
+        cost: &dyn Fn(u64) -> f64,
+    ) -> Result<Self> {
+        let backward = calibration.backward(layout)?;
+        let passages = backward.ddp(caps, cost);
+        let comm_ms: f64 = passages.iter().map(|passage| passage.done - passage.sent).sum();
+        let exposed_ms = replay::exposed(&passages, backward.end);
+        let elem_bytes = size_of::<f32>() as u64;
+        let one_by_one: f64 =
+            layout.trained().map(|(_, p)| cost(p.range().len() as u64 * elem_bytes)).sum();
+        let (best, least) = backward.best_caps(cost);
+        let mb = |bytes: usize| bytes as f64 / 1048576.0;
+        Ok(Self {
+            comm_ms,
+            exposed_ms,
+            overlap_pct: if comm_ms > 0.0 { 100.0 * (1.0 - exposed_ms / comm_ms) } else { 0.0 },
+            step_ms: calibration.step_ms + exposed_ms,
+            simple_step_ms: calibration.step_ms + one_by_one,
+            best_bucket_mb: mb(best.bytes),
+            best_first_mb: mb(best.first_bytes),
+            best_step_ms: calibration.step_ms + least,
+        })
+    }
+}
+
+/// The link on which all-reduces of so many bytes would take so many seconds: least squares of the relative
+/// error, since small messages tell the latency and large ones the bandwidth.
+pub fn fit_link(points: &[(f64, f64)], ranks: usize) -> Link {
+    let cost = |bytes: f64| {
+        let cost = Cost::of(OpKind::AllReduce, Algorithm::Direct, ranks, bytes as u64);
+        (f64::from(cost.steps), cost.bytes as f64)
+    };
+    // Minimises the sum of ((steps * latency + bytes * per_byte) / seconds - 1)^2.
+    let [mut ss, mut sb, mut bb, mut s1, mut b1] = [0.0; 5];
+    for &(bytes, seconds) in points.iter().filter(|(_, seconds)| *seconds > 0.0) {
+        let (steps, bytes) = cost(bytes);
+        let (s, b) = (steps / seconds, bytes / seconds);
+        ss += s * s;
+        sb += s * b;
+        bb += b * b;
+        s1 += s;
+        b1 += b;
+    }
+    let determinant = ss * bb - sb * sb;
+    let mut latency_s = (s1 * bb - b1 * sb) / determinant;
+    let mut per_byte = (ss * b1 - sb * s1) / determinant;
+    // Also when there were too few points to tell the two apart.
+    if latency_s.is_nan() || latency_s < 0.0 {
+        (latency_s, per_byte) = (0.0, b1 / bb);
+    }
+    Link { bytes_per_s: 1.0 / per_byte.max(f64::MIN_POSITIVE), latency_s }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_model::{Init, LayoutBuilder};
+
+    use super::*;
+
+    /// Two parameters of 1 MB, final at 20 and 30 ms of a step of 40; backward ends at 30.
+    fn case() -> (Layout, Calibration) {
+        let mut builder = LayoutBuilder::new();
+        for unit in ["a", "b"] {
+            builder.unit(unit);
+            builder.param("weight", [250_000], Init::Constant(0.0));
+        }
+        let line = |param: &str, ready_ms| ReadyLine { param: param.to_owned(), ready_ms };
+        let ready = vec![line("b.weight", 20.0), line("a.weight", 30.0)];
+        let calibration =
+            Calibration { ranks: 1, step_ms: 40.0, compute_ms: 39.0, backward_end_ms: 30.0, ready };
+        (builder.finish(1), calibration)
+    }
+
+    #[test]
+    fn a_prediction_is_the_step_and_what_is_left_of_the_queue() {
+        let (layout, calibration) = case();
+        let cost = |bytes: u64| 6.0 * bytes as f64 / 1e6;
+        let caps = BucketCaps { first_bytes: 1, bytes: 1 };
+        let each = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 0.01, "{a}, not {b}");
+        close(each.comm_ms, 12.0);
+        close(each.exposed_ms, 6.0);
+        close(each.overlap_pct, 50.0);
+        close(each.step_ms, 46.0);
+        close(each.simple_step_ms, 52.0);
+        let both = Prediction::new(&calibration, &layout, BucketCaps::new(1 << 30), &cost).unwrap();
+        close(both.exposed_ms, 12.0);
+        close(both.best_step_ms, 46.0);
+        let mut other = LayoutBuilder::new();
+        other.unit("c");
+        other.param("weight", [1], Init::Constant(0.0));
+        assert!(Prediction::new(&calibration, &other.finish(1), caps, &cost).is_err());
+    }
+
+    #[test]
+    fn links_are_fitted() {
+        // Two ranks: two steps, and all bytes once. 10 us and 1 GB/s.
+        let points = [1e3, 1e6, 1e7].map(|bytes| (bytes, 20e-6 + bytes / 1e9));
+        let link = fit_link(&points, 2);
+        assert!((link.latency_s - 10e-6).abs() < 1e-9, "{link:?}");
+        assert!((link.bytes_per_s / 1e9 - 1.0).abs() < 1e-6, "{link:?}");
+        // Faster for small ones than any latency explains.
+        let link = fit_link(&[(1e3, 1e-9), (1e6, 1e-3)], 2);
+        assert_eq!(link.latency_s, 0.0);
+    }
+}

@@ -1,0 +1,88 @@
+//! Speed-up against ranks, with the ideal line and the fit.
+
+use paceline_trace::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+
+use super::Scaling;
+use super::fit::{Fit, law};
+use super::rows::Mode;
+use crate::study::Setting;
+
+/// Places at which the curve of a fit is drawn.
+const CURVE: u32 = 64;
+
+/// The chart of one way of scaling.
+pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart {
+    let rows = &scaling.rows;
+    let most = rows.iter().map(|row| row.ranks).max().unwrap_or(1) as f64;
+    let point = |row: &super::Row| (row.ranks as f64, row.speedup);
+    let (with_cores, without): (Vec<_>, Vec<_>) =
+        rows.iter().partition(|row| !row.is_oversubscribed);
+    let mut series = vec![Series {
+        name: "ideal".into(),
+        points: vec![(1.0, 1.0), (most, most)],
+        stroke: Stroke::Dotted,
+        look: 4,
+    }];
+    if !without.is_empty() {
+        // Joined to the last row with cores enough.
+        let joined = with_cores.last().into_iter().chain(&without);
+        series.push(Series {
+            name: format!("*more than {} cores", setting.cores),
+            points: joined.map(|row| point(row)).collect(),
+            stroke: Stroke::Dashed,
+            look: 1,
+        });
+    }
+    series.push(Series {
+        name: "measured".into(),
+        points: with_cores.into_iter().map(point).collect(),
+        stroke: Stroke::Solid,
+        look: 0,
+    });
+    if let Fit::Found { serial, .. } = scaling.fit {
+        let name = if scaling.mode == Mode::Weak { "Gustafson" } else { "Amdahl" };
+        let place = |at: u32| 1.0 + (most - 1.0) * f64::from(at) / f64::from(CURVE);
+        let curve = (0..=CURVE).map(place).map(|n| (n, law(scaling.mode, serial, n)));
+        series.push(Series {
+            name: format!("{name}, f = {:.1} %", 100.0 * serial),
+            points: curve.collect(),
+            stroke: Stroke::Dotted,
+            look: 2,
+        });
+    }
+    let title = match scaling.mode {
+        Mode::Weak => "Weak",
+        Mode::Strong => "Strong",
+    };
+    LineChart {
+        title: format!("{title} scaling: {}, {strategy} over {}", setting.model, setting.transport),
+        subtitle: setting.place(),
+        x: Axis { label: "Ranks".into(), unit: Unit::Count, spacing: Spacing::Linear },
+        y: Axis { label: "Speed-up".into(), unit: Unit::Count, spacing: Spacing::Linear },
+        series,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::rows;
+    use super::super::rows::tests::measured;
+    use super::super::verdict::tests::setting;
+    use super::*;
+
+    #[test]
+    fn the_ideal_line_the_fit_and_the_marked_points_are_drawn() {
+        let all = [(1, 100.0), (2, 55.0), (4, 32.5), (8, 60.0)].map(|(n, ms)| measured(n, 64, ms));
+        let rows = rows(Mode::Strong, &all, 1, 4);
+        let fit = Fit::of(Mode::Strong, &rows);
+        let scaling = Scaling { mode: Mode::Strong, rows, fit, verdict: String::new() };
+        let chart = chart(&scaling, "ddp", &setting(4));
+        let lines: Vec<(&str, usize)> =
+            chart.series.iter().map(|line| (line.name.as_str(), line.points.len())).collect();
+        let expected =
+            [("ideal", 2), ("*more than 4 cores", 2), ("measured", 3), ("Amdahl, f = 10.0 %", 65)];
+        assert_eq!(lines, expected);
+        assert_eq!(chart.series[0].points, [(1.0, 1.0), (8.0, 8.0)]);
+        assert_eq!(chart.title, "Strong scaling: cnn, ddp over shm");
+    }
+}

@@ -1,0 +1,162 @@
+//! `paceline bench scaling`: the same training on more and more ranks, with weak scaling (the batch of
+//! each rank stays) and strong scaling (the global batch stays).
+//!
+//! [`rows`] holds the formulas, [`fit`] the laws of Amdahl and Gustafson, [`verdict`] says what
+//! follows; [`table`] and [`chart`] show it.
+
+pub mod chart;
+pub mod fit;
+pub mod rows;
+pub mod table;
+pub mod verdict;
+
+use serde::Serialize;
+
+use super::{Case, Setting, check, measuring, run_all, write_files};
+use crate::bench::screen::say;
+use crate::cli::{Given, ModeName, ScalingArgs};
+use crate::{Failure, Result, launcher, runs};
+
+use fit::Fit;
+use rows::{Mode, Row};
+
+/// One way of scaling: its rows, and what follows from them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scaling {
+    /// What stays the same.
+    pub mode: Mode,
+    /// One per number of ranks, ascending, from 1 on.
+    pub rows: Vec<Row>,
+    /// The serial fraction.
+    pub fit: Fit,
+    /// What limits scaling here.
+    pub verdict: String,
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    setting: &'a Setting,
+    strategy: &'a str,
+    scalings: &'a [Scaling],
+}
+
+/// A configuration that is run: weak and strong scaling begin with the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Point {
+    ranks: usize,
+    global_batch: usize,
+}
+
+/// `paceline bench scaling`.
+pub(super) fn scaling(args: &ScalingArgs) -> Result<u8> {
+    check(&args.study)?;
+    let ranks = resolve_ranks(&args.nproc)?;
+    let base = runs::resolve(&at(&args.train.0, 1, None))?;
+    let modes = match args.mode {
+        ModeName::Weak => vec![Mode::Weak],
+        ModeName::Strong => vec![Mode::Strong],
+        ModeName::Both => vec![Mode::Weak, Mode::Strong],
+    };
+    let mut points: Vec<Point> = Vec::new();
+    for (mode, &ranks) in modes.iter().flat_map(|mode| ranks.iter().map(move |r| (mode, r))) {
+        let global_batch = mode.global_batch(base.global_batch_size, ranks)?;
+        let point = Point { ranks, global_batch };
+        if !points.contains(&point) {
+            points.push(point);
+        }
+    }
+    let mut cases = Vec::new();
+    let mut warnings: Vec<String> = Vec::new();
+    for &Point { ranks, global_batch } in &points {
+        let plural = if ranks == 1 { "" } else { "s" };
+        let what = format!("{ranks} rank{plural}, {global_batch} samples");
+        let (flags, config) = measuring(&at(&args.train.0, ranks, Some(global_batch)))?;
+        warnings.extend(config.warnings);
+        cases.push(Case { what, flags });
+    }
+    warnings.dedup();
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
+    let found = run_all(&args.study, &cases)?;
+    let params = found[0][0].params;
+    let setting = Setting::new(&args.study, &base, params);
+    // One rank alone may train without a strategy.
+    let strategy = found.iter().flatten().max_by_key(|run| run.world_size);
+    let strategy = strategy.map_or(String::new(), |run| run.strategy.clone());
+    let mut scalings = Vec::new();
+    for mode in modes {
+        let of = |ranks: usize| -> Result<_> {
+            let global_batch = mode.global_batch(base.global_batch_size, ranks)?;
+            let is_it = |point: &Point| *point == Point { ranks, global_batch };
+            let at = points.iter().position(is_it);
+            let rounds = at.map_or(&[][..], |at| &found[at]);
+            rows::Measured::of(ranks, global_batch, rounds)
+        };
+        let measured = ranks.iter().map(|&ranks| of(ranks)).collect::<Result<Vec<_>>>()?;
+        let rows = rows::rows(mode, &measured, setting.threads, setting.cores);
+        let fit = Fit::of(mode, &rows);
+        let verdict = verdict::verdict(mode, &rows, &setting);
+        scalings.push(Scaling { mode, rows, fit, verdict });
+    }
+    say(&format!("Scaling of {strategy}: {}", setting.words()));
+    for scaling in &scalings {
+        say(&format!("\n{}", table::text(scaling, &setting)));
+    }
+    let report = Report { setting: &setting, strategy: &strategy, scalings: &scalings };
+    let rows: Vec<&Row> = scalings.iter().flat_map(|scaling| &scaling.rows).collect();
+    let chart = |scaling: &Scaling| {
+        let name = format!("{}_scaling", scaling.mode.name());
+        (name, chart::chart(scaling, &strategy, &setting))
+    };
+    let charts: Vec<_> = scalings.iter().map(chart).collect();
+    write_files(&args.study, &report, &rows, &charts)?;
+    Ok(0)
+}
+
+/// The numbers of ranks, ascending, each once.
+fn resolve_ranks(nproc: &[usize]) -> Result<Vec<usize>> {
+    for &ranks in nproc {
+        launcher::check_num_ranks("--nproc", ranks)?;
+    }
+    let mut ranks = nproc.to_vec();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let listed = || ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    match ranks.as_slice() {
+        [1, _, ..] => Ok(ranks),
+        [1] => Err(Failure::Usage(
+            "--nproc 1: nothing scales with one number of ranks; pass another one too, as 1,2"
+                .into(),
+        )),
+        _ => Err(Failure::Usage(format!(
+            "--nproc {0}: speed-up is against one rank; pass 1,{0}",
+            listed()
+        ))),
+    }
+}
+
+/// The flags for so many ranks, with the user's own batch or with this one.
+fn at(given: &Given, ranks: usize, global_batch: Option<usize>) -> Given {
+    let flags = given.with("nproc", ranks);
+    match global_batch {
+        Some(batch) => flags.without(&["batch-size"]).with("global-batch-size", batch),
+        None => flags,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_sorted_and_begin_with_one() {
+        assert_eq!(resolve_ranks(&[4, 1, 2, 2]).unwrap(), [1, 2, 4]);
+        for (bad, word) in [(&[2, 4][..], "pass 1,2,4"), (&[1], "1,2"), (&[0, 1], "--nproc 0")] {
+            let error = resolve_ranks(bad).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! From the summaries of runs to rows: speed-up, efficiency and what communication costs. It knows
+//! neither how the runs are made nor how rows are shown.
+
+use serde::Serialize;
+
+use crate::runs::RunSummary;
+use crate::study::median_of;
+use crate::{Failure, Result};
+
+/// What stays the same when ranks are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// The samples of each rank.
+    Weak,
+    /// The samples of all ranks together.
+    Strong,
+}
+
+impl Mode {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Weak => "weak",
+            Mode::Strong => "strong",
+        }
+    }
+
+    /// Samples of a step of `ranks` ranks, where one rank has `base`.
+    pub fn global_batch(self, base: usize, ranks: usize) -> Result<usize> {
+        match self {
+            Mode::Strong => Ok(base),
+            Mode::Weak => base.checked_mul(ranks).ok_or_else(|| {
+                Failure::Usage("--batch-size is too large for so many ranks".into())
+            }),
+        }
+    }
+
+    /// What `ranks` ranks would take where one takes `single_ms`, if nothing were lost.
+    pub fn ideal_ms(self, single_ms: f64, ranks: usize) -> f64 {
+        match self {
+            Mode::Weak => single_ms,
+            Mode::Strong => single_ms / ranks as f64,
+        }
+    }
+}
+
+/// Medians over the rounds of one configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Samples of a step, of all ranks together.
+    pub global_batch: usize,
+    /// A step of the slowest rank.
+    pub step_ms: f64,
+    /// The shortest of any round.
+    pub step_ms_min: f64,
+    /// The longest of any round.
+    pub step_ms_max: f64,
+    /// Samples of all ranks per second.
+    pub samples_per_s: f64,
+    /// The main thread computed.
+    pub compute_ms: f64,
+    /// The main thread was blocked on communication.
+    pub exposed_ms: f64,
+    /// Communication while the main thread computed.
+    pub hidden_ms: f64,
+    /// Communication waited for the slowest rank.
+    pub waiting_ms: f64,
+    /// The part of it during which the main thread was blocked.
+    pub exposed_waiting_ms: f64,
+}
+
+impl Measured {
+    /// What the rounds of a configuration found.
+    pub fn of(ranks: usize, global_batch: usize, rounds: &[RunSummary]) -> Result<Self> {
+        let missing = || Failure::Run(format!("{ranks} ranks: a summary lacks a time"));
+        let median =
+            |part: fn(&RunSummary) -> Option<f64>| median_of(rounds, part).ok_or_else(missing);
+        let steps = || rounds.iter().filter_map(|run| run.step_ms_median);
+        Ok(Self {
+            ranks,
+            global_batch,
+            step_ms: median(|run| run.step_ms_median)?,
+            step_ms_min: steps().fold(f64::INFINITY, f64::min),
+            step_ms_max: steps().fold(0.0, f64::max),
+            samples_per_s: median(|run| run.samples_per_s)?,
+            compute_ms: median(|run| run.compute_ms)?,
+            exposed_ms: median(|run| run.comm_exposed_ms)?,
+            hidden_ms: median(|run| run.comm_hidden_ms)?,
+            waiting_ms: median(|run| run.comm_wait_ms)?,
+            exposed_waiting_ms: median(|run| Some(run.anatomy.exposed_wait_ms))?,
+        })
+    }
+}
+
+/// One number of ranks. Times are of a step, medians over the rounds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// What stays the same.
+    pub mode: Mode,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Samples of a step, of all ranks together.
+    pub global_batch: usize,
+    /// Whether there are more ranks x threads than cores, which is no scaling but sharing.
+    pub is_oversubscribed: bool,
+    /// A step of the slowest rank.
+    pub step_ms: f64,
+    /// The shortest of any round.
+    pub step_ms_min: f64,
+    /// The longest of any round.
+    pub step_ms_max: f64,
+    /// Samples of all ranks per second.
+    pub samples_per_s: f64,
+    /// Samples per second over those of one rank.
+    pub speedup: f64,
+    /// Speed-up over the number of ranks.
+    pub efficiency_pct: f64,
+    /// T_comm: the step, less the ideal one. `None` for one rank.
+    pub t_comm_ms: Option<f64>,
+    /// The main thread was blocked on communication.
+    pub exposed_ms: f64,
+    /// Communication while the main thread computed.
+    pub hidden_ms: f64,
+    /// Communication waited for the slowest rank.
+    pub waiting_ms: f64,
+    /// The part of it during which the main thread was blocked.
+    pub exposed_waiting_ms: f64,
+    /// The main thread computed.
+    pub compute_ms: f64,
+    /// The serial fraction that this row alone would mean. `None` for one rank.
+    pub serial_pct: Option<f64>,
+}
+
+/// The rows of what was measured, which begins with one rank.
+pub fn rows(mode: Mode, measured: &[Measured], threads: usize, cores: usize) -> Vec<Row> {
+    let Some(single) = measured.first() else { return Vec::new() };
+    let row = |of: &Measured| {
+        let speedup = of.samples_per_s / single.samples_per_s;
+        let is_single = of.ranks == 1;
+        Row {
+            mode,
+            ranks: of.ranks,
+            global_batch: of.global_batch,
+            is_oversubscribed: of.ranks * threads > cores,
+            step_ms: of.step_ms,
+            step_ms_min: of.step_ms_min,
+            step_ms_max: of.step_ms_max,
+            samples_per_s: of.samples_per_s,
+            speedup,
+            efficiency_pct: 100.0 * speedup / of.ranks as f64,
+            t_comm_ms: (!is_single).then(|| of.step_ms - mode.ideal_ms(single.step_ms, of.ranks)),
+            exposed_ms: of.exposed_ms,
+            hidden_ms: of.hidden_ms,
+            waiting_ms: of.waiting_ms,
+            exposed_waiting_ms: of.exposed_waiting_ms,
+            compute_ms: of.compute_ms,
+            serial_pct: (!is_single).then(|| 100.0 * serial_fraction(mode, of.ranks, speedup)),
+        }
+    };
+    measured.iter().map(row).collect()
+}
+
+/// The serial fraction by which a law gives just this speed-up: Amdahl's (as Karp and Flatt, 1990,
+/// solved it) for strong scaling, Gustafson's for weak scaling.
+fn serial_fraction(mode: Mode, ranks: usize, speedup: f64) -> f64 {
+    let n = ranks as f64;
+    match mode {
+        Mode::Strong => (1.0 / speedup - 1.0 / n) / (1.0 - 1.0 / n),
+        Mode::Weak => (n - speedup) / (n - 1.0),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A configuration of which all of the step is computed.
+    pub(in super::super) fn measured(ranks: usize, global_batch: usize, step_ms: f64) -> Measured {
+        Measured {
+            ranks,
+            global_batch,
+            step_ms,
+            step_ms_min: step_ms,
+            step_ms_max: step_ms,
+            samples_per_s: global_batch as f64 / step_ms * 1e3,
+            compute_ms: step_ms,
+            exposed_ms: 0.0,
+            hidden_ms: 0.0,
+            waiting_ms: 0.0,
+            exposed_waiting_ms: 0.0,
+        }
+    }
+
+    #[test]
+    fn strong_scaling_follows_its_formulas() {
+        // Serial fraction 0.2: T(2) = 100 (0.2 + 0.4), T(4) = 100 (0.2 + 0.2).
+        let all = [measured(1, 64, 100.0), measured(2, 64, 60.0), measured(4, 64, 40.0)];
+        let rows = rows(Mode::Strong, &all, 1, 2);
+        let about = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}");
+        about(rows[1].speedup, 100.0 / 60.0);
+        about(rows[1].efficiency_pct, 100.0 / 1.2);
+        about(rows[1].t_comm_ms.unwrap(), 10.0);
+        about(rows[2].t_comm_ms.unwrap(), 15.0);
+        about(rows[1].serial_pct.unwrap(), 20.0);
+        about(rows[2].serial_pct.unwrap(), 20.0);
+        about(rows[2].samples_per_s, 1600.0);
+        assert_eq!((rows[0].t_comm_ms, rows[0].serial_pct), (None, None));
+        assert_eq!(
+            rows.iter().map(|r| r.is_oversubscribed).collect::<Vec<_>>(),
+            [false, false, true]
+        );
+    }
+
+    #[test]
+    fn weak_scaling_follows_its_formulas() {
+        let all = [measured(1, 64, 100.0), measured(2, 128, 125.0)];
+        let rows = rows(Mode::Weak, &all, 2, 2);
+        assert_eq!((rows[1].speedup, rows[1].efficiency_pct), (1.6, 80.0));
+        assert_eq!(rows[1].t_comm_ms, Some(25.0));
+        assert!((rows[1].serial_pct.unwrap() - 40.0).abs() < 1e-9);
+        assert!(!rows[0].is_oversubscribed && rows[1].is_oversubscribed, "threads count");
+    }
+
+    #[test]
+    fn medians_are_taken_over_rounds() {
+        let run = |step: f64| RunSummary {
+            step_ms_median: Some(step),
+            samples_per_s: Some(1e3 * 8.0 / step),
+            compute_ms: Some(step - 1.0),
+            comm_exposed_ms: Some(1.0),
+            comm_hidden_ms: Some(0.5),
+            comm_wait_ms: Some(0.25),
+            ..RunSummary::default()
+        };
+        let of = Measured::of(2, 8, &[run(5.0), run(3.0), run(9.0)]).unwrap();
+        assert_eq!((of.step_ms, of.step_ms_min, of.step_ms_max), (5.0, 3.0, 9.0));
+        assert_eq!((of.compute_ms, of.waiting_ms), (4.0, 0.25));
+        assert!(Measured::of(2, 8, &[RunSummary::default()]).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! `paceline train --batch-norm`: the same weights by every strategy, what synchronised statistics are
+//! equal to, and running statistics that are evaluated with and come back from a checkpoint.
+
+mod common;
+
+use common::{Run, Sandbox, json};
+
+/// Tails of two samples leave the last of three ranks without any.
+const FLAGS: &str = "--channels 4 8 --hidden 8 --samples 202 --global-batch-size 25 --momentum 0.9 \
+                     --batch-norm --epochs 2 --evaluate";
+
+#[track_caller]
+fn train(flags: &str) -> Run {
+    Sandbox::new().train(&format!("{FLAGS} {flags}")).ok()
+}
+
+#[test]
+fn strategies_and_transports_agree_on_weights_and_evaluation() {
+    for options in ["", "--sync-batch-norm", "--broadcast-buffers"] {
+        let simple = train(&format!("--nproc 3 --strategy simple_ddp {options}"));
+        for other in [
+            "--strategy ddp",
+            "--strategy ddp --bucket-cap-mb 0.001",
+            "--strategy bucket_ddp_async --transport tcp",
+            "--strategy flat_ddp --transport thread",
+        ] {
+            let run = train(&format!("--nproc 3 {other} {options}"));
+            assert_eq!(run.weights(), simple.weights(), "{other} {options}");
+            for line in ["Evaluation loss: ", "Evaluation accuracy: "] {
+                assert_eq!(run.line(line), simple.line(line), "{other} {options}");
+            }
+        }
+    }
+}
+
+#[test]
+fn synchronised_ranks_train_as_one_process_does() {
+    let loss = |flags: &str| {
+        let sandbox = Sandbox::new();
+        sandbox.train(&format!("{FLAGS} {flags} --json summary.json")).ok();
+        json(&sandbox.path("summary.json"))["loss"].as_f64().unwrap()
+    };
+    let one = loss("--nproc 1");
+    for nproc in [2, 3] {
+        let off = |options: &str| (loss(&format!("--nproc {nproc} {options}")) - one).abs();
+        // 18 steps of f32 whose gradients are added up in another order.
+        assert!(off("--sync-batch-norm") < 1e-4, "{nproc} ranks");
+        assert!(off("") > 1e-3, "{nproc} ranks with statistics of their own train otherwise");
+    }
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_the_running_statistics() {
+    for options in ["", "--sync-batch-norm"] {
+        let flags = format!("{FLAGS} --nproc 2 {options}");
+        let sandbox = Sandbox::new();
+        let whole = sandbox.train(&flags).ok();
+        // The later --epochs counts.
+        sandbox.train(&format!("{flags} --save saved").replace("--epochs 2", "--epochs 1")).ok();
+        let rest = sandbox.train(&format!("{flags} --resume saved")).ok();
+        assert_eq!(rest.weights(), whole.weights(), "{options}");
+        assert_eq!(rest.line("Evaluation loss: "), whole.line("Evaluation loss: "), "{options}");
+
+        let other = flags.replace("--batch-norm ", "").replace("--sync-batch-norm", "");
+        sandbox
+            .train(&format!("{other} --resume saved"))
+            .refused(&["--resume saved", "it has model.bn0.bias, which this run has no use for"]);
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_warned_about() {
+    let run = train("--nproc 1 --sync-batch-norm");
+    assert!(run.stderr.contains("--sync-batch-norm has no effect on single"), "{}", run.stderr);
+    let run = train("--nproc 2 --strategy no_sync --broadcast-buffers");
+    assert!(run.stderr.contains("--broadcast-buffers has no effect on no_sync"), "{}", run.stderr);
+}

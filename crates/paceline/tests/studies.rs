@@ -1,0 +1,286 @@
+//! `paceline bench scaling`, `paceline bench buckets` and `paceline train --ddp-choice all`, from flags
+//! to table, files and charts. That times are right is not asked here, only that they hang together.
+
+mod common;
+
+use std::process::Stdio;
+use std::time::Instant;
+
+use common::{Run, Sandbox, TINY, json, signal, wait_until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Few steps, so that the tests take no time.
+const SHORT: &str = "--steps-per-epoch 4 --warmup-steps 1 --batch-size 8";
+
+fn bench_in(sandbox: &Sandbox, flags: &str) -> Run {
+    let mut command = sandbox.paceline();
+    command.arg("bench").args(flags.split_whitespace());
+    // Whatever runs leave among the temporary files is seen.
+    std::fs::create_dir_all(sandbox.path("tmp")).unwrap();
+    command.env("TMPDIR", sandbox.path("tmp"));
+    Run::of(command)
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {row}"))
+}
+
+fn about(a: f64, b: f64) {
+    assert!((a - b).abs() <= 1e-9 * a.abs().max(b.abs()), "{a} is not {b}");
+}
+
+#[test]
+fn scaling_is_tabled_judged_and_drawn() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "scaling {TINY} {SHORT} --nproc 1,2 --rounds 2 --json s.json --csv s.csv --charts charts"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line("Scaling of ddp: cnn over shm, 1 thread per rank; medians of 2 rounds");
+    for words in ["Weak scaling to 2 ranks is ", "Strong scaling to 2 ranks is ", "Amdahl: no fit"]
+    {
+        assert!(run.stdout.contains(words), "no {words:?} in: {}", run.stdout);
+    }
+    let report = json(&sandbox.path("s.json"));
+    let scalings = report["scalings"].as_array().unwrap();
+    for (scaling, (mode, batches)) in scalings.iter().zip([("weak", [8, 16]), ("strong", [8, 8])]) {
+        assert_eq!(scaling["mode"], mode);
+        let rows = scaling["rows"].as_array().unwrap();
+        for (row, (ranks, batch)) in rows.iter().zip([1, 2].into_iter().zip(batches)) {
+            assert_eq!((&row["ranks"], &row["global_batch"]), (&ranks.into(), &batch.into()));
+            about(number(row, "speedup") * 100.0 / f64::from(ranks), number(row, "efficiency_pct"));
+            assert!(number(row, "step_ms") >= number(row, "step_ms_min"), "{row}");
+        }
+        let ideal = number(&rows[0], "step_ms") / if mode == "weak" { 1.0 } else { 2.0 };
+        about(number(&rows[1], "t_comm_ms"), number(&rows[1], "step_ms") - ideal);
+        assert_eq!(rows[0]["t_comm_ms"], Value::Null);
+    }
+    // Weak and strong scaling begin with the same runs.
+    assert_eq!(scalings[0]["rows"][0]["step_ms"], scalings[1]["rows"][0]["step_ms"]);
+    let csv = std::fs::read_to_string(sandbox.path("s.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 4, "{csv}");
+    let charts =
+        ["strong_scaling.png", "strong_scaling.svg", "weak_scaling.png", "weak_scaling.svg"];
+    let mut expected = vec!["charts".to_owned()];
+    expected.extend(charts.map(|name| format!("charts/{name}")));
+    expected.extend(["s.csv", "s.json", "tmp"].map(str::to_owned));
+    assert_eq!(sandbox.contents(), expected, "and no run folder");
+}
+
+#[test]
+fn more_ranks_than_cores_are_marked() {
+    let ranks = std::thread::available_parallelism().unwrap().get() + 1;
+    if ranks > 8 {
+        println!("skipped: this host has {} cores, too many to exceed in a test", ranks - 1);
+        return;
+    }
+    let flags = format!(
+        "scaling {TINY} {SHORT} --nproc {ranks},1 --rounds 1 --mode weak --transport thread \
+         --link 1gbit,1ms"
+    );
+    let run = bench_in(&Sandbox::new(), &flags).ok();
+    run.line(
+        "Weak scaling: the batch of each rank stays, on an emulated link of 1 Gbit/s, 1000.0 us",
+    );
+    let marked = run.stdout.lines().filter(|line| line.trim_start().starts_with('*')).count();
+    assert_eq!(marked, 2, "a row and what it means: {}", run.stdout);
+    assert!(run.stdout.contains("Too few cores limit it"), "{}", run.stdout);
+    assert!(!run.stdout.contains("Strong scaling"), "{}", run.stdout);
+}
+
+#[test]
+fn buckets_are_swept_beside_other_strategies() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "buckets {TINY} {SHORT} --sizes 0.001,0.002,0.03,1 --rounds 1 --link 1gbit,1ms \
+         --json b.json --csv b.csv --charts charts"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line("Buckets of ddp, 2 ranks: cnn over shm, on an emulated link of 1 Gbit/s, 1000.0 us");
+    assert!(run.stdout.contains("measured: shortest step at "), "{}", run.stdout);
+    let report = json(&sandbox.path("b.json"));
+    let rows = report["rows"].as_array().unwrap();
+    let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
+    assert_eq!(strategies, ["ddp", "ddp", "ddp", "ddp", "simple_ddp", "flat_ddp"]);
+    // 4x1x3x3 + 4, 784x8 + 8, 8x10 + 10: 6 parameters of at most 25 KB.
+    let counts: Vec<f64> = rows.iter().map(|row| number(row, "num_buckets")).collect();
+    assert_eq!(counts[3..], [1.0, 6.0, 1.0]);
+    assert!(counts[0] > 1.0 && counts.windows(2).take(3).all(|w| w[0] >= w[1]), "{counts:?}");
+    for row in rows {
+        about(
+            number(row, "exposed_pct"),
+            100.0 * number(row, "exposed_ms") / number(row, "step_ms"),
+        );
+    }
+    // Each of 6 operations takes 2 ms at least, and nothing hides them.
+    assert!(number(&rows[4], "exposed_ms") >= 12.0, "{}", rows[4]);
+    assert_eq!(std::fs::read_to_string(sandbox.path("b.csv")).unwrap().lines().count(), 1 + 6);
+    let names =
+        ["buckets_exposed.png", "buckets_exposed.svg", "buckets_step.png", "buckets_step.svg"];
+    let mut expected = vec!["b.csv".to_owned(), "b.json".to_owned(), "charts".to_owned()];
+    expected.extend(names.map(|name| format!("charts/{name}")));
+    expected.push("tmp".to_owned());
+    assert_eq!(sandbox.contents(), expected, "and no run folder");
+}
+
+#[test]
+fn a_run_that_fails_is_named() {
+    let sandbox = Sandbox::new();
+    let diverging = format!("scaling {TINY} {SHORT} --nproc 1,2 --rounds 1 --lr 1e30");
+    let run = bench_in(&sandbox, &diverging);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    for words in ["paceline train ", "--lr=1e30", "failed (exit status: 1)", "not finite"] {
+        assert!(run.stderr.contains(words), "no {words:?} in: {}", run.stderr);
+    }
+    let endless = "scaling --nproc 1,2 --rounds 1 --run-limit 0.3 --epochs 100000";
+    let run = bench_in(&sandbox, endless);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.contains("was stopped after 0.3 s; raise --run-limit"), "{}", run.stderr);
+    let unmeasured = format!("scaling {TINY} --nproc 1,2 --rounds 1 --warmup-steps 50");
+    let run = bench_in(&sandbox, &unmeasured);
+    assert!(run.stderr.contains("no step was measured; pass more --steps"), "{}", run.stderr);
+    assert_eq!(sandbox.contents(), ["tmp"], "nothing is left");
+}
+
+#[test]
+fn a_study_that_is_asked_to_end_leaves_nothing_behind() {
+    let sandbox = Sandbox::new();
+    let tmp = sandbox.path("tmp");
+    std::fs::create_dir_all(&tmp).unwrap();
+    let mut command = sandbox.paceline();
+    let flags = format!("bench scaling {TINY} --nproc 1,2 --epochs 1000000");
+    command.args(flags.split_whitespace()).env("TMPDIR", &tmp);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let begin = Instant::now();
+    let child = command.spawn().unwrap();
+    let pid = child.id();
+    let under_way = || sandbox.contents().iter().any(|path| path.ends_with("metrics.jsonl"));
+    wait_until("a run to be under way", under_way);
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    let run = std::fs::read_to_string(children).unwrap().trim().to_owned();
+    assert!(!run.is_empty(), "no child of {pid}");
+    signal(pid, Signal::TERM);
+    let ended = Run::wait(child, begin);
+    assert_eq!(ended.code, None, "by the signal: {ended:#?}");
+    assert_eq!(sandbox.contents(), ["tmp"]);
+    let still = std::fs::read_to_string(format!("/proc/{run}/cmdline")).unwrap_or_default();
+    assert!(!still.contains("train"), "its run goes on: {still}");
+}
+
+#[test]
+fn all_strategies_are_compared() {
+    let sandbox = Sandbox::new();
+    let flags =
+        format!("{TINY} {SHORT} --epochs 1 --ddp-choice all --price-per-hour 3600 --json c.json");
+    let run = sandbox.train(&flags).ok();
+    assert_eq!(run.stderr, "");
+    let report = json(&sandbox.path("c.json"));
+    let runs = report["runs"].as_array().unwrap();
+    let of = |name: &str| runs.iter().find(|run| run["strategy"] == name).unwrap();
+    for name in ["simple_ddp", "simple_ddp_ga", "ddp", "bucket_ddp_async", "flat_ddp"] {
+        assert_eq!(of(name)["same_bits"], true, "{name}");
+        let line = run.line(&format!("{name} "));
+        assert!(line.split_whitespace().nth(12) == Some("yes"), "{line}");
+    }
+    for name in ["top_k", "fp16", "bf16"] {
+        assert_eq!(of(name)["same_bits"], false, "{name} is lossy");
+    }
+    for run in runs {
+        assert_eq!((&run["accumulate"], &run["summary"]["world_size"]), (&1.into(), &2.into()));
+        about(number(run, "cost"), number(run, "seconds"));
+    }
+    // What the table says of a strategy is what its run alone says.
+    let alone =
+        sandbox.train(&format!("{TINY} {SHORT} --epochs 1 --ddp-choice ddp --json ddp.json"));
+    alone.ok();
+    let alone = json(&sandbox.path("ddp.json"));
+    for key in ["weights_sha256", "loss", "comm_ops_per_step", "comm_mb_per_step", "steps"] {
+        assert_eq!(of("ddp")["summary"][key], alone[key], "{key}");
+    }
+    let folder = run.line("Run folders: ");
+    let inside = std::fs::read_dir(sandbox.path(folder)).unwrap().count();
+    assert_eq!(inside, runs.len() + 1, "a run folder each, and comparison.json");
+}
+
+#[test]
+fn published_settings_are_unequal() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} {SHORT} --epochs 1 --ddp-choice all --as-published --accumulate 2");
+    let run = sandbox.train(&format!("{flags} --clip-grad-norm 5 --json c.json")).ok();
+    assert!(run.stdout.contains("simple_ddp 1, simple_ddp_ga 2"), "{}", run.stdout);
+    // What does not fit one strategy does not keep the others from running.
+    run.line("left out: local_sgd: --clip-grad-norm: with --strategy local_sgd");
+    let report = json(&sandbox.path("c.json"));
+    for run in report["runs"].as_array().unwrap() {
+        let is_one = ["simple_ddp", "ddp"].iter().any(|name| run["strategy"] == *name);
+        assert_eq!(run["summary"]["accumulate"], if is_one { 1 } else { 2 }, "{run}");
+    }
+}
+
+#[test]
+fn bad_flags_are_refused_before_anything_runs() {
+    let sandbox = Sandbox::new();
+    sandbox.write("file", b"in the way");
+    std::fs::create_dir_all(sandbox.path("tmp")).unwrap();
+    let before = sandbox.contents();
+    for (flags, words) in [
+        ("scaling --nproc 0,1", &["--nproc 0", "1 to 64"][..]),
+        ("scaling --nproc", &["--nproc", "value is required"]),
+        ("scaling --nproc 1", &["--nproc 1", "pass another one too"]),
+        ("scaling --nproc 2,4", &["--nproc 2,4", "pass 1,2,4"]),
+        ("scaling --nproc two", &["'two'", "--nproc"]),
+        ("scaling --mode sideways", &["'sideways'", "weak, strong, both"]),
+        ("scaling --rounds 0", &["--rounds 0", "1 to 1000"]),
+        ("scaling --run-limit 0", &["--run-limit 0", "above zero"]),
+        ("scaling --run-limit nan", &["--run-limit NaN", "above zero"]),
+        ("scaling --mode strong --batch-size 2", &["--global-batch-size 2", "4 ranks"]),
+        ("scaling --strategy single", &["--strategy single", "one rank"]),
+        ("scaling --model transformer", &["'transformer'", "cnn, mlp"]),
+        ("scaling --save x", &["unexpected argument '--save'"]),
+        ("scaling --link slow", &["--link", "is no link"]),
+        ("scaling --hidden 0", &["--hidden must be above zero"]),
+        ("scaling --json nowhere/a.json", &["--json nowhere/a.json", "does not exist"]),
+        ("scaling --csv .", &["--csv .", "is a folder"]),
+        ("scaling --charts file", &["--charts file", "cannot write"]),
+        ("buckets --sizes 1,0", &["--sizes 0", "above zero"]),
+        ("buckets --sizes -1", &["--sizes -1", "above zero"]),
+        ("buckets --sizes", &["--sizes", "value is required"]),
+        ("buckets --nproc 1", &["--nproc 1", "nothing to communicate"]),
+        ("buckets --nproc 0", &["--nproc 0", "1 to 64"]),
+        ("buckets --bucket-cap-mb 5", &["--bucket-cap-mb", "pass --sizes"]),
+        ("buckets --strategy simple_ddp", &["--strategy simple_ddp has no buckets"]),
+    ] {
+        bench_in(&sandbox, flags).refused(words);
+        assert_eq!(sandbox.contents(), before, "{flags} wrote something");
+    }
+    for (flags, words) in [
+        ("--ddp-choice magic", &["'magic'", "--ddp-choice", "all, single, simple_ddp"][..]),
+        ("--ddp-choice ddp --strategy flat_ddp", &["two names of one flag", "pass one of them"]),
+        ("--ddp-choice all --strategy ddp", &["runs every strategy", "leave --strategy out"]),
+        ("--ddp-choice all --save x", &["--save", "the same checkpoint"]),
+        ("--ddp-choice all --price-per-hour -1", &["--price-per-hour -1", "not negative"]),
+        ("--ddp-choice all --accumulate 0", &["--accumulate 0"]),
+        ("--ddp-choice all --nproc 0", &["--nproc 0", "1 to 64"]),
+        ("--ddp-choice all --json nowhere/a", &["--json nowhere/a", "does not exist"]),
+        ("--ddp-choice all --as-published --like-for-like", &["cannot be used with"]),
+        ("--as-published", &["--as-published", "needs --ddp-choice all"]),
+        ("--like-for-like --ddp-choice ddp", &["--like-for-like", "needs --ddp-choice all"]),
+        ("--price-per-hour 1", &["--price-per-hour", "needs --ddp-choice all"]),
+    ] {
+        sandbox.train(flags).refused(words);
+        assert_eq!(sandbox.contents(), before, "{flags} wrote something");
+    }
+}
+
+#[test]
+fn studies_start_ranks_of_their_own() {
+    let sandbox = Sandbox::new();
+    let binary = env!("CARGO_BIN_EXE_paceline");
+    for command in ["bench scaling", "train --ddp-choice all"] {
+        let args = format!("-n 2 -- {binary} {command} {TINY}");
+        let run = sandbox.launch(&args.split(' ').collect::<Vec<_>>());
+        assert_eq!(run.code, Some(2), "{run:#?}");
+        assert!(run.stderr.contains("another launcher has started 2"), "{}", run.stderr);
+    }
+}

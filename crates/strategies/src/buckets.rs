@@ -1,0 +1,101 @@
+//! How gradients are cut into buckets.
+//!
+//! Gradients become final from the last layer to the first, so buckets are cut from the end of flat
+//! storage backwards: each is a contiguous range, and reducing it copies nothing. A bucket is closed
+//! by the parameter that fills it, as in PyTorch's DistributedDataParallel (Li et al., 2020), and
+//! the first one is small, so that communication starts early.
+
+use std::ops::Range;
+
+use paceline_model::{Layout, ParamId};
+
+/// How large buckets are, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketCaps {
+    /// Of the first one to be sent.
+    pub first_bytes: usize,
+    /// Of all others.
+    pub bytes: usize,
+}
+
+/// PyTorch's size of the first bucket.
+const FIRST_BUCKET_BYTES: usize = 1 << 20;
+
+impl BucketCaps {
+    /// Buckets of this size; the first of 1 MiB, or of this size if that is less.
+    pub fn new(bytes: usize) -> Self {
+        Self { first_bytes: FIRST_BUCKET_BYTES.min(bytes), bytes }
+    }
+}
+
+/// A bucket: gradients that are reduced together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Elements of flat storage, padding included.
+    pub range: Range<usize>,
+    /// The parameters in it, in order of registration.
+    pub params: Vec<ParamId>,
+}
+
+/// The buckets of a layout, first to be sent first. A bucket is closed once it holds as many bytes as
+/// its cap; the parameter that fills it lies in it, however large it is.
+pub fn plan_buckets(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec<Bucket> {
+    let mut buckets: Vec<Bucket> = Vec::new();
+    let mut end = layout.trained_len();
+    let mut is_open = false;
+    for (id, param) in layout.trained().rev() {
+        if !is_open {
+            buckets.push(Bucket { range: end..end, params: Vec::new() });
+        }
+        let cap = if buckets.len() == 1 { caps.first_bytes } else { caps.bytes };
+        if let Some(bucket) = buckets.last_mut() {
+            bucket.range.start = param.start;
+            bucket.params.insert(0, id);
+            end = param.start;
+            is_open = bucket.range.len() * elem_bytes < cap;
+        }
+    }
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_model::{Init, LayoutBuilder};
+
+    use super::*;
+
+    fn layout() -> Layout {
+        let mut builder = LayoutBuilder::new();
+        for size in [100, 3000, 50, 700, 8] {
+            builder.unit(format!("u{size}"));
+            builder.param("weight", [size], Init::Constant(0.0));
+        }
+        builder.finish(2)
+    }
+
+    fn ids(buckets: &[Bucket]) -> Vec<Vec<usize>> {
+        let numbers = |bucket: &Bucket| bucket.params.iter().map(|id| id.0).collect();
+        buckets.iter().map(numbers).collect()
+    }
+
+    #[test]
+    fn buckets_cover_everything_once_from_the_end() {
+        let layout = layout();
+        let caps = BucketCaps { first_bytes: 1000, bytes: 4000 };
+        let buckets = plan_buckets(&layout, 4, caps);
+        assert_eq!(ids(&buckets), [vec![3, 4], vec![1, 2], vec![0]]);
+        assert_eq!(buckets[0].range.end, layout.len());
+        assert_eq!(buckets[2].range.start, 0);
+        assert!(buckets.windows(2).all(|pair| pair[1].range.end == pair[0].range.start));
+        assert_eq!(BucketCaps::new(4000), BucketCaps { first_bytes: 4000, bytes: 4000 });
+        assert_eq!(BucketCaps::new(25 << 20).first_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn frozen_parameters_are_in_no_bucket() {
+        let layout = layout().with_frozen(&["u3000".into(), "u8".into()]).unwrap();
+        let buckets = plan_buckets(&layout, 4, BucketCaps::new(1 << 20));
+        assert_eq!(ids(&buckets), [vec![0, 2, 3]]);
+        assert_eq!(buckets[0].range, 0..layout.trained_len());
+    }
+}

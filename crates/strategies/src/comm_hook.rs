@@ -1,0 +1,73 @@
+//! What `ddp` does with a bucket: by default an all-reduce, or a communication hook of one's own.
+//!
+//! A hook decides what travels: it may compress, sparsify or quantise, as long as the bucket ends as
+//! the same mean on every rank. It knows nothing of layers or of when gradients become final. The
+//! same seam as PyTorch's `register_comm_hook`.
+//!
+//! ```
+//! use paceline_collectives::{ReduceOp, Work};
+//! use paceline_memory::Tensor;
+//! use paceline_strategies::{CommHook, Ddp, Replica, Result};
+//! use paceline_trace::Lane;
+//!
+//! /// Follows the largest gradient of any rank, element by element.
+//! struct Largest;
+//!
+//! impl CommHook for Largest {
+//!     fn name(&self) -> &'static str {
+//!         "largest"
+//!     }
+//!
+//!     fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
+//!         Ok(replica.group.all_reduce_async(bucket, ReduceOp::Max)?)
+//!     }
+//! }
+//!
+//! let strategy = Ddp::new(25 << 20).with_hook(Largest);
+//! ```
+
+use paceline_collectives::{ReduceOp, Work};
+use paceline_memory::Tensor;
+use paceline_trace::Lane;
+
+use crate::{Replica, Result};
+
+/// How a bucket of gradients becomes the mean over the ranks.
+pub trait CommHook: Send {
+    /// Its name in reports.
+    fn name(&self) -> &'static str;
+
+    /// Called once, before the first step, with the elements of each bucket.
+    fn prepare(&mut self, _replica: &Replica, _bucket_lens: &[usize]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Starts communication of bucket number `at`, which holds this rank's gradients, and does not wait
+    /// for it. Called in the same order on every rank.
+    fn send(
+        &mut self,
+        replica: &Replica,
+        lane: &mut Lane,
+        at: usize,
+        bucket: &Tensor,
+    ) -> Result<Work>;
+
+    /// Called after backward, when communication of the bucket is over; leaves the result in it.
+    fn receive(&mut self, _: &Replica, _: &mut Lane, _at: usize, _bucket: &Tensor) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// An all-reduce in place.
+#[derive(Debug, Default)]
+pub(crate) struct AllReduce;
+
+impl CommHook for AllReduce {
+    fn name(&self) -> &'static str {
+        "all_reduce"
+    }
+
+    fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
+        Ok(replica.group.all_reduce_async(bucket, ReduceOp::Mean)?)
+    }
+}

@@ -1,0 +1,77 @@
+//! Gradients travel in 16 bits: half the bytes, at the price of their last digits.
+//!
+//! A communication hook of `ddp`: each bucket is rounded to f16 or bf16, averaged (the sum itself is taken
+//! in f32 and rounded once) and widened again. f16 keeps 11 bits of each value but nothing beyond 65504
+//! and little below 6e-8; bf16 keeps 8 bits and the range of f32. Seide et al., "1-Bit Stochastic Gradient
+//! Descent" (2014), began this line; PyTorch's `fp16_compress_hook` is the same operation.
+//!
+//! Operations per step: one per bucket. Bytes: half the gradients. Memory: half a copy of the
+//! gradients. It wins where the link, and not the processor, is the bottleneck.
+
+use paceline_collectives::{ReduceOp, Work};
+use paceline_kernels::cast;
+use paceline_memory::{Category, DType, Tensor};
+use paceline_trace::Lane;
+
+use crate::strategy::span;
+use crate::{CommHook, Replica, Result};
+
+/// Rounds gradients to 16 bits for their way.
+#[derive(Debug)]
+pub struct HalfPrecision {
+    dtype: DType,
+    /// The rounded copy of each bucket.
+    buckets: Vec<Tensor>,
+}
+
+impl HalfPrecision {
+    /// IEEE half precision: 5 bits of exponent, 10 of fraction.
+    pub fn fp16() -> Self {
+        Self { dtype: DType::F16, buckets: Vec::new() }
+    }
+
+    /// The upper half of f32: 8 bits of exponent, 7 of fraction.
+    pub fn bf16() -> Self {
+        Self { dtype: DType::BF16, buckets: Vec::new() }
+    }
+}
+
+impl CommHook for HalfPrecision {
+    fn name(&self) -> &'static str {
+        if self.dtype == DType::F16 { "fp16" } else { "bf16" }
+    }
+
+    fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {
+        let (group, allocator) = (&replica.group, &replica.compute.allocator);
+        let bucket = |&len: &usize| -> Result<Tensor> {
+            let bytes = len * self.dtype.size_bytes();
+            let memory = group.allocate(allocator, bytes, Category::Communication)?;
+            Ok(Tensor::new(memory, 0, self.dtype, [len])?)
+        };
+        self.buckets = bucket_lens.iter().map(bucket).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        replica: &Replica,
+        lane: &mut Lane,
+        at: usize,
+        bucket: &Tensor,
+    ) -> Result<Work> {
+        let rounded = &self.buckets[at];
+        lane.record(span::GRAD_SYNC, || cast::narrow(&replica.compute, bucket, rounded))?;
+        Ok(replica.group.all_reduce_async(rounded, ReduceOp::Mean)?)
+    }
+
+    fn receive(
+        &mut self,
+        replica: &Replica,
+        lane: &mut Lane,
+        at: usize,
+        bucket: &Tensor,
+    ) -> Result<()> {
+        let rounded = &self.buckets[at];
+        Ok(lane.record(span::GRAD_SYNC, || cast::widen(&replica.compute, rounded, bucket))?)
+    }
+}

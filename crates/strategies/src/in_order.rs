@@ -1,0 +1,69 @@
+//! The order in which gradients are communicated: the same on every rank.
+//!
+//! Ranks must call the same operations in the same order, but a rank whose step leaves a layer out has
+//! its gradients in another order than the others. Whoever communicates parameter by parameter
+//! therefore does so from the last one to the first, as they become final as a rule.
+
+use paceline_model::{Layout, ParamId};
+
+/// Parameters that are ready, given out from the last registered to the first.
+#[derive(Debug, Default)]
+pub(crate) struct InOrder {
+    /// Those that are trained, last to first.
+    ids: Vec<ParamId>,
+    /// By number of the parameter.
+    is_ready: Vec<bool>,
+    next: usize,
+}
+
+impl InOrder {
+    pub(crate) fn new(layout: &Layout) -> Self {
+        let ids = layout.trained().rev().map(|(id, _)| id).collect();
+        Self { ids, is_ready: vec![false; layout.params().len()], next: 0 }
+    }
+
+    pub(crate) fn ready(&mut self, id: ParamId) {
+        self.is_ready[id.0] = true;
+    }
+
+    /// The next one, if it is ready.
+    pub(crate) fn pop(&mut self) -> Option<ParamId> {
+        let id = *self.ids.get(self.next)?;
+        self.is_ready[id.0].then(|| {
+            self.next += 1;
+            id
+        })
+    }
+
+    /// A new step. All have been given out.
+    pub(crate) fn restart(&mut self) {
+        debug_assert_eq!(self.next, self.ids.len(), "a step announces every gradient");
+        self.is_ready.fill(false);
+        self.next = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_model::{Init, LayoutBuilder};
+
+    use super::*;
+
+    #[test]
+    fn the_order_is_from_last_to_first_whatever_comes() {
+        let mut builder = LayoutBuilder::new();
+        builder.unit("a");
+        for _ in 0..4 {
+            builder.param("weight", [1], Init::Constant(0.0));
+        }
+        let mut order = InOrder::new(&builder.finish(1));
+        let mut announce = |at| {
+            order.ready(ParamId(at));
+            std::iter::from_fn(|| order.pop()).map(|id| id.0).collect::<Vec<_>>()
+        };
+        assert_eq!([announce(3), announce(0), announce(1)], [vec![3], vec![], vec![]]);
+        assert_eq!(announce(2), [2, 1, 0]);
+        order.restart();
+        assert_eq!(order.pop(), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Ranks train on their own for several steps, then average their parameters.
+//!
+//! McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), and
+//! Stich, "Local SGD Converges Fast and Communicates Little" (2019). Between two averages the replicas
+//! differ. With an average after every step and plain SGD it is data parallelism: the mean of parameters
+//! that each took one step from the same place is that place after the mean step. Momentum and moments
+//! stay each rank's own.
+//!
+//! [`LocalSgd::as_published`] is another thing under the same name, kept for comparison: every rank
+//! steps with its own gradients, but those of every `every`-th step are averaged. Parameters are never,
+//! so the replicas drift apart and stay so.
+//!
+//! Operations per `every` steps: one (as published: one per parameter). Bytes: the parameters.
+//! Memory: nothing beyond them. It wins where even hidden communication is too slow, if the model
+//! forgives the drift.
+
+use paceline_collectives::{Group, ReduceOp};
+use paceline_kernels::Compute;
+use paceline_memory::{Category, DType};
+use paceline_model::{Model, Optimizer, Storage};
+use paceline_trace::Lane;
+
+use crate::strategy::span;
+use crate::{Replica, Result, SimpleDdp, Strategy, StrategyError};
+
+/// Averages parameters every few steps.
+#[derive(Debug)]
+pub struct LocalSgd {
+    every: usize,
+    is_as_published: bool,
+    /// Steps since the last average.
+    steps: usize,
+}
+
+impl LocalSgd {
+    /// Steps between two averages where no number is given.
+    pub const DEFAULT_EVERY: usize = 8;
+
+    /// An average every `every` steps. Errors when that is zero.
+    pub fn new(every: usize) -> Result<Self> {
+        if every == 0 {
+            let reason = "local_sgd averages every so many steps, at least 1, not 0".to_owned();
+            return Err(StrategyError::Setting(reason));
+        }
+        Ok(Self { every, is_as_published: false, steps: 0 })
+    }
+
+    /// Averages gradients, not parameters, in every `every`-th step.
+    pub fn as_published(mut self) -> Self {
+        self.is_as_published = true;
+        self
+    }
+
+    fn average(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+        self.steps = 0;
+        let values = replica.storage.trained_values()?;
+        lane.record(span::EXPOSED, || replica.group.all_reduce(&values, ReduceOp::Mean))?;
+        Ok(())
+    }
+}
+
+impl Strategy for LocalSgd {
+    fn name(&self) -> &'static str {
+        "local_sgd"
+    }
+
+    /// Parameters lie where peers can reduce them in place; gradients do so only as published.
+    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
+        let layout = &model.layout;
+        let (values, grads) = (layout.num_bytes(DType::F32), layout.trained_bytes(DType::F32));
+        let allocator = &compute.allocator;
+        let values = group.allocate(allocator, values, Category::Parameters)?;
+        let grads = match self.is_as_published {
+            true => group.allocate(allocator, grads, Category::Gradients)?,
+            false => allocator.host(grads, Category::Gradients)?,
+        };
+        Ok(Storage::new(layout.clone(), DType::F32, values, grads, &compute.allocator)?)
+    }
+
+    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+        self.steps += 1;
+        if self.is_as_published && self.steps == self.every {
+            self.steps = 0;
+            SimpleDdp.finish(replica, lane)?;
+        }
+        Ok(())
+    }
+
+    fn optimizer_step(
+        &mut self,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+        lane: &mut Lane,
+    ) -> Result<()> {
+        let Replica { compute, storage, .. } = replica;
+        lane.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        if !self.is_as_published && self.steps == self.every {
+            self.average(replica, lane)?;
+        }
+        Ok(())
+    }
+
+    /// Averages early what has been trained since the last time.
+    fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+        if !self.is_as_published && self.steps > 0 {
+            self.average(replica, lane)?;
+        }
+        replica.broadcast_buffers(lane)
+    }
+}

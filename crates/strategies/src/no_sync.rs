@@ -1,0 +1,98 @@
+//! No communication at all, and blocks of steps with and without: what synchronisation costs.
+//!
+//! Replicas that are never synchronised drift apart, so nothing that they learn is of use. What they
+//! take per step is: the difference to a strategy is what that strategy adds. On a noisy machine the
+//! two have to be measured in turns, which [`Alternating`] does.
+
+use paceline_collectives::Group;
+use paceline_kernels::Compute;
+use paceline_model::{Model, Optimizer, ParamId, Storage};
+use paceline_trace::Lane;
+
+use crate::{MicroBatch, Replica, Result, StepLoss, Strategy};
+
+/// Every rank for itself, the loss included.
+#[derive(Debug, Default)]
+pub struct NoSync;
+
+impl Strategy for NoSync {
+    fn name(&self) -> &'static str {
+        "no_sync"
+    }
+
+    fn shares_loss(&self) -> bool {
+        false
+    }
+
+    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Blocks of steps with a strategy and without, in turns.
+pub struct Alternating {
+    inner: Box<dyn Strategy>,
+    block: usize,
+    steps: usize,
+}
+
+impl Alternating {
+    /// Begins with `block` steps of `inner`.
+    pub fn new(inner: Box<dyn Strategy>, block: usize) -> Self {
+        Self { inner, block, steps: 0 }
+    }
+
+    /// Whether step number `step`, counted from 0, is synchronised.
+    pub fn is_synchronised(block: usize, step: usize) -> bool {
+        (step / block).is_multiple_of(2)
+    }
+}
+
+impl Strategy for Alternating {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
+        self.inner.backing(model, compute, group)
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        self.inner.prepare(replica)
+    }
+
+    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
+        self.inner.gradient_ready(replica, lane, id)
+    }
+
+    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+        self.inner.finish(replica, lane)
+    }
+
+    fn optimizer_step(
+        &mut self,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+        lane: &mut Lane,
+    ) -> Result<()> {
+        self.inner.optimizer_step(replica, optimizer, lane)
+    }
+
+    fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+        self.inner.settle(replica, lane)
+    }
+
+    fn train_step(
+        &mut self,
+        replica: &mut Replica,
+        micro_batches: &[MicroBatch],
+        lane: &mut Lane,
+    ) -> Result<StepLoss> {
+        let step = self.steps;
+        self.steps += 1;
+        match Self::is_synchronised(self.block, step) {
+            true => self.inner.train_step(replica, micro_batches, lane),
+            false => NoSync.train_step(replica, micro_batches, lane),
+        }
+    }
+}

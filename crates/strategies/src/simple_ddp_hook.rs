@@ -1,0 +1,52 @@
+//! A blocking all-reduce inside each gradient-ready hook, while the backward pass waits.
+//!
+//! Communication happens *during* the backward pass, yet nothing overlaps: the thread that would go on
+//! computing is the one that waits. It takes as long as `simple_ddp`. What is gained is the place to
+//! communicate from; the next step is not to block there (`simple_ddp_async`).
+//!
+//! Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It
+//! wins never.
+
+use paceline_collectives::ReduceOp;
+use paceline_kernels::elementwise;
+use paceline_model::ParamId;
+use paceline_trace::Lane;
+
+use crate::in_order::InOrder;
+use crate::strategy::span;
+use crate::{Replica, Result, Strategy};
+
+/// Sums each gradient over the ranks as soon as it is final, then divides by their number.
+#[derive(Debug, Default)]
+pub struct SimpleDdpHook {
+    order: InOrder,
+}
+
+impl Strategy for SimpleDdpHook {
+    fn name(&self) -> &'static str {
+        "simple_ddp_hook"
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        self.order = InOrder::new(&replica.model.layout);
+        Ok(())
+    }
+
+    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
+        let world_size = replica.group.world_size() as f64;
+        self.order.ready(id);
+        while let Some(id) = self.order.pop() {
+            let grad = replica.storage.grad(id)?;
+            lane.record(span::EXPOSED, || replica.group.all_reduce(&grad, ReduceOp::Sum))?;
+            lane.record(span::GRAD_SYNC, || {
+                elementwise::divide(&replica.compute, &grad, world_size)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+        self.order.restart();
+        Ok(())
+    }
+}

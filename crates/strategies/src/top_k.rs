@@ -1,0 +1,100 @@
+//! Only the largest gradients travel; what is left out is added to the next step's.
+//!
+//! A communication hook of `ddp`, after Stich et al., "Sparsified SGD with Memory" (2018): each rank adds
+//! its gradients to what it has held back, sends the `k` largest in magnitude of each bucket as pairs of
+//! index and value, and keeps the rest (error feedback: nothing is lost, only late). All ranks receive all
+//! pairs and add them up in rank order, so with `k` = 1 the result has the bits of an all-reduce.
+//!
+//! Operations per step: one all-gather per bucket. Bytes: every rank receives `2 k (N - 1)` times the
+//! gradients, against `2 (N - 1) / N` of an all-reduce, so it can win only for `k` below `1 / N`, on a slow
+//! link, and if finding the largest takes less time than it saves. Memory: what is held back (a copy
+//! of the gradients) and the pairs of all ranks.
+
+use paceline_collectives::Work;
+use paceline_kernels::top_k;
+use paceline_memory::{Category, DType, Tensor};
+use paceline_trace::Lane;
+
+use crate::strategy::span;
+use crate::{CommHook, Replica, Result, StrategyError};
+
+/// Sends the part `k` of each bucket that is largest.
+#[derive(Debug)]
+pub struct TopK {
+    k: f64,
+    buckets: Vec<Sparse>,
+}
+
+#[derive(Debug)]
+struct Sparse {
+    /// What has not been sent: f32, as long as the bucket.
+    held_back: Tensor,
+    /// This rank's indices, then their values, bit by bit: i32 (2 * count).
+    pairs: Tensor,
+    /// Those of all ranks: i32 (ranks * 2 * count).
+    gathered: Tensor,
+}
+
+impl TopK {
+    /// The part where no other is given.
+    pub const DEFAULT_K: f64 = 0.1;
+
+    /// With the part `k` of the elements of each bucket, rounded up. Errors when it is not above 0 and at
+    /// most 1.
+    pub fn new(k: f64) -> Result<Self> {
+        if !(k > 0.0 && k <= 1.0) {
+            let reason =
+                format!("top_k sends a part of the gradients above 0 and up to 1, not {k}");
+            return Err(StrategyError::Setting(reason));
+        }
+        Ok(Self { k, buckets: Vec::new() })
+    }
+}
+
+impl CommHook for TopK {
+    fn name(&self) -> &'static str {
+        "top_k"
+    }
+
+    fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {
+        let (group, allocator) = (&replica.group, &replica.compute.allocator);
+        let sparse = |&len: &usize| -> Result<Sparse> {
+            let count = ((len as f64 * self.k).ceil() as usize).min(len);
+            let shared = |elems: usize| -> Result<Tensor> {
+                let bytes = elems * DType::I32.size_bytes();
+                let memory = group.allocate(allocator, bytes, Category::Communication)?;
+                Ok(Tensor::new(memory, 0, DType::I32, [elems])?)
+            };
+            let held_back = allocator.tensor(DType::F32, [len], Category::Communication)?;
+            held_back.write::<f32>()?.fill(0.0);
+            let (pairs, gathered) = (shared(2 * count)?, shared(2 * count * group.world_size())?);
+            Ok(Sparse { held_back, pairs, gathered })
+        };
+        self.buckets = bucket_lens.iter().map(sparse).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        replica: &Replica,
+        lane: &mut Lane,
+        at: usize,
+        bucket: &Tensor,
+    ) -> Result<Work> {
+        let Sparse { held_back, pairs, gathered } = &self.buckets[at];
+        lane.record(span::GRAD_SYNC, || top_k::select(&replica.compute, bucket, held_back, pairs))?;
+        Ok(replica.group.all_gather_async(pairs, gathered)?)
+    }
+
+    fn receive(
+        &mut self,
+        replica: &Replica,
+        lane: &mut Lane,
+        at: usize,
+        bucket: &Tensor,
+    ) -> Result<()> {
+        let world_size = replica.group.world_size();
+        let gathered = &self.buckets[at].gathered;
+        Ok(lane.record(span::GRAD_SYNC, || top_k::scatter_mean(gathered, world_size, bucket))?)
+    }
+}

@@ -1,0 +1,110 @@
+//! Strategies that do not give the bits of `simple_ddp`: how near they come, and where they meet it.
+
+mod common;
+
+use paceline_model::ParamId;
+use paceline_strategies::{Ddp, HalfPrecision, LocalSgd, SimpleDdp, TopK};
+
+use common::{Make, NETS, Net, Optim, Trainer, on_ranks};
+
+/// Samples of each step; there are as many on each rank.
+const BATCH: usize = 16;
+/// Enough for both networks to learn the same few samples.
+const LONG: usize = 100;
+/// Few enough for rounding errors not to grow.
+const SHORT: usize = 20;
+
+/// The mean loss of the last ten steps, and rank 0's weights. With `settle`, all ranks must end equal.
+fn train(
+    net: Net,
+    make: Make,
+    optim: Optim,
+    steps: usize,
+    world_size: usize,
+    settle: bool,
+) -> (f64, Vec<f32>) {
+    let outcomes = on_ranks(world_size, |group| {
+        let mut trainer = Trainer::with_optimizer(net, group, make(), optim);
+        let mut losses = Vec::new();
+        for _ in 0..steps {
+            // The same few samples again and again, so that there is something to converge to.
+            trainer.next_sample = 0;
+            losses.push(trainer.step(&[BATCH]).unwrap().loss);
+        }
+        trainer.strategy.settle(&trainer.replica, &mut trainer.lane).unwrap();
+        let storage = &trainer.replica.storage;
+        let ids = (0..storage.layout().params().len()).map(ParamId);
+        let weights: Vec<f32> =
+            ids.flat_map(|id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec()).collect();
+        (losses[steps - 10..].iter().sum::<f64>() / 10.0, storage.digest().unwrap(), weights)
+    });
+    let is_equal = outcomes.iter().all(|(_, digest, _)| *digest == outcomes[0].1);
+    assert_eq!(is_equal, settle, "{net:?}: whether all ranks hold the same weights");
+    let (loss, _, weights) = outcomes.into_iter().next().unwrap();
+    (loss, weights)
+}
+
+const SIMPLE: Make = || Box::new(SimpleDdp);
+
+#[test]
+fn lossy_strategies_converge_to_nearly_the_same_loss() {
+    // By how much the loss may be above that of simple_ddp, in parts of what simple_ddp has gained since
+    // the first step. Half precision keeps 8 bits of each gradient, so all but some thousandths of the
+    // way; a tenth of the gradients, or averages of parameters every four steps, may take a few
+    // steps more.
+    let cases: [(&str, Make, f64); 4] = [
+        ("fp16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())), 0.01),
+        ("bf16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())), 0.01),
+        ("top_k", || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())), 0.02),
+        ("local_sgd", || Box::new(LocalSgd::new(4).unwrap()), 0.02),
+    ];
+    for net in NETS {
+        for world_size in [2, 4] {
+            let first = on_ranks(world_size, |group| {
+                Trainer::new(net, group, SIMPLE()).step(&[BATCH]).unwrap().loss
+            })[0];
+            let (exact, _) = train(net, SIMPLE, Optim::Plain, LONG, world_size, true);
+            assert!(exact < 0.1 * first, "{net:?}: {exact} after {first} is not much learned");
+            for (name, make, part) in cases {
+                let (loss, _) = train(net, make, Optim::Plain, LONG, world_size, true);
+                let limit = exact + part * (first - exact);
+                assert!(loss < limit, "{net:?}, {world_size} ranks, {name}: {loss}, not {exact}");
+            }
+        }
+    }
+}
+
+#[test]
+fn local_sgd_with_an_average_after_each_step_is_data_parallelism() {
+    let local: Make = || Box::new(LocalSgd::new(1).unwrap());
+    for net in NETS {
+        for world_size in [2, 4] {
+            let (_, exact) = train(net, SIMPLE, Optim::Plain, SHORT, world_size, true);
+            let (_, averaged) = train(net, local, Optim::Plain, SHORT, world_size, true);
+            let off = exact.iter().zip(&averaged).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            // The mean of parameters is rounded where that of gradients is not: 20 steps of half a unit
+            // in the last place of weights below one, 6e-8, come to 1e-6, and the network carries
+            // each error on into its later gradients.
+            assert!(off < 5e-6, "{net:?} on {world_size} ranks: off by {off:e}");
+        }
+    }
+}
+
+#[test]
+fn local_sgd_as_published_leaves_replicas_apart() {
+    let published: Make = || Box::new(LocalSgd::new(4).unwrap().as_published());
+    train(Net::Mlp, published, Optim::Plain, SHORT, 2, false);
+    // With every step it is simple_ddp.
+    let every: Make = || Box::new(LocalSgd::new(1).unwrap().as_published());
+    let (_, weights) = train(Net::Mlp, every, Optim::Momentum, SHORT, 2, true);
+    assert_eq!(weights, train(Net::Mlp, SIMPLE, Optim::Momentum, SHORT, 2, true).1);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    assert!(LocalSgd::new(0).unwrap_err().to_string().contains("at least 1, not 0"));
+    for k in [0.0, -0.5, 1.5, f64::NAN] {
+        let error = TopK::new(k).unwrap_err().to_string();
+        assert!(error.contains(&format!("above 0 and up to 1, not {k}")), "{error}");
+    }
+}

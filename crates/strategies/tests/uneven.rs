@@ -1,0 +1,123 @@
+//! Ranks with different numbers of batches, of different sizes: every strategy finishes, on all ranks
+//! with the same bits, and with the weights of one process that trains on what the ranks had in each
+//! step.
+
+mod common;
+
+use std::ops::Range;
+
+use paceline_collectives::Group;
+use paceline_model::ParamId;
+use paceline_strategies::{Join, MicroBatch, Single};
+
+use common::{EXACT, Make, NETS, Net, Trainer, on_ranks};
+
+/// As for even inputs: sums over the batch in another order, f32 roundings over 9 steps.
+const TOLERANCE: f64 = 1e-6;
+
+/// The sizes of each rank's batches: one runs out at once, one late, one has a batch of nothing in
+/// between, and the last three steps have one rank's samples only.
+const BATCHES: [&[usize]; 4] =
+    [&[3, 3, 3, 2], &[], &[5, 5, 5, 5, 5, 5, 5, 5, 1], &[2, 0, 2, 2, 7, 7]];
+
+/// The samples of each rank's batches; no two ranks share any.
+fn samples(rank: usize) -> Vec<Range<usize>> {
+    let mut next = 1000 * rank;
+    let mut take = |size: &usize| {
+        next += size;
+        next - size..next
+    };
+    BATCHES[rank].iter().map(&mut take).collect()
+}
+
+struct Outcome {
+    steps: usize,
+    counts: Vec<usize>,
+    digest: String,
+    weights: Vec<f32>,
+}
+
+fn outcome(trainer: &Trainer, counts: Vec<usize>) -> Outcome {
+    let storage = &trainer.replica.storage;
+    let ids = (0..storage.layout().params().len()).map(ParamId);
+    let weights =
+        ids.flat_map(|id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec()).collect();
+    Outcome { steps: counts.len(), counts, digest: storage.digest().unwrap(), weights }
+}
+
+/// Trains until all ranks are out of data, `micro_batches` at a time.
+fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
+    on_ranks(BATCHES.len(), |group| {
+        let mut own = samples(group.rank()).into_iter();
+        let mut trainer = Trainer::new(net, group, make());
+        let allocator = trainer.replica.compute.allocator.clone();
+        let (inputs, targets) = net.batch(&allocator, 0..0);
+        let join = Join::new(inputs, targets);
+        let mut counts = Vec::new();
+        loop {
+            trainer.lane.clear();
+            let mut shares = Vec::new();
+            for _ in 0..micro_batches {
+                let own = own.next().map(|samples| net.batch(&allocator, samples));
+                let Trainer { replica, lane, .. } = &mut trainer;
+                shares.extend(join.next(replica, own, lane).unwrap());
+            }
+            if shares.is_empty() {
+                break;
+            }
+            counts.push(trainer.step_on(&shares).unwrap().count);
+        }
+        outcome(&trainer, counts)
+    })
+}
+
+/// The same on one process, which has what all ranks have in each step.
+fn alone(net: Net, micro_batches: usize) -> Outcome {
+    let mut trainer = Trainer::new(net, Group::single(), Box::new(Single));
+    let allocator = trainer.replica.compute.allocator.clone();
+    let all: Vec<Vec<Range<usize>>> = (0..BATCHES.len()).map(samples).collect();
+    let num_steps = all.iter().map(Vec::len).max().unwrap();
+    let mut counts = Vec::new();
+    for step in (0..num_steps).step_by(micro_batches) {
+        let present: Vec<&Range<usize>> = (step..step + micro_batches)
+            .flat_map(|at| all.iter().filter_map(move |r| r.get(at)))
+            .collect();
+        let global_count = present.iter().map(|samples| samples.len()).sum();
+        // One micro-batch per rank and batch; they count as one batch.
+        let share = |(at, samples): (usize, &&Range<usize>)| {
+            let (inputs, targets) = net.batch(&allocator, (*samples).clone());
+            let global_count = if at == 0 { global_count } else { 0 };
+            MicroBatch { inputs, targets, global_count }
+        };
+        let shares: Vec<MicroBatch> = present.iter().enumerate().map(share).collect();
+        trainer.lane.clear();
+        counts.push(trainer.step_on(&shares).unwrap().count);
+    }
+    outcome(&trainer, counts)
+}
+
+#[test]
+fn ranks_that_run_out_of_data_keep_the_others_company() {
+    for net in NETS {
+        for micro_batches in [1, 2] {
+            let expected = alone(net, micro_batches);
+            assert_eq!(expected.steps, 9usize.div_ceil(micro_batches));
+            if micro_batches == 1 {
+                assert_eq!(expected.counts, [10, 8, 10, 9, 12, 12, 5, 5, 1]);
+            }
+            let mut digests = Vec::new();
+            for make in EXACT {
+                for (rank, outcome) in train(net, make, micro_batches).into_iter().enumerate() {
+                    let what = format!("{net:?}, {micro_batches} at a time, rank {rank}");
+                    assert_eq!(outcome.counts, expected.counts, "{what}");
+                    let pairs = outcome.weights.iter().zip(&expected.weights);
+                    let off =
+                        pairs.fold(0.0, |most: f64, (a, b)| most.max(f64::from((a - b).abs())));
+                    assert!(off < TOLERANCE, "{what}: off by {off:e}");
+                    digests.push(outcome.digest);
+                }
+            }
+            assert!(digests.iter().all(|digest| *digest == digests[0]), "{net:?}: {digests:?}");
+        }
+    }
+}
