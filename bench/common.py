@@ -1,9 +1,9 @@
-"""What the benchmark scripts share: running a program, and saying where and on what it ran."""
+"""What the benchmark scripts share: running a program, saying where and on what it ran, a table."""
 import os
 import platform
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +62,15 @@ def commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """A table whose columns end under each other, or begin so for those in `left`."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    )

@@ -1,4 +1,4 @@
-"""Paceline and PyTorch, side by side: the data-parallel training step of two models.
+"""Paceline and PyTorch, side by side: the data-parallel training step of three models.
 
     cargo build --release
     python3 bench/first_light.py                # needs the peer: see bench/README.md
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common import ROOT, Record, RunFailed, commit, machine, run, shown
+from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
 RANKS = 2
 PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "step.py"
@@ -37,7 +37,8 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Workload:
-    model: str
+    name: str  # as the peer calls it
+    flags: str  # what makes it ours
     description: str
     batch_size: int  # per rank
     warmup_steps: int
@@ -46,8 +47,16 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("cnn", "3 convolutions of 32, 64, 128 channels on 28 x 28, hidden 512", 64, 10, 1.7, 0.333),
-    Workload("mlp", "4096, 3 hidden layers of 4096, output 2048", 256, 3, 1.5, 0.70),
+    Workload(
+        "cnn", "--model cnn", "3 convolutions of 32, 64, 128 channels on 28 x 28, hidden 512", 64, 10, 1.75, 0.333
+    ),
+    Workload(
+        "cnn32",
+        "--model cnn --channels 16 32 --hidden 64 --image 32 32 3",
+        "2 convolutions of 16, 32 channels on 32 x 32 x 3, hidden 64",
+        64, 10, 1.75, 0.333,
+    ),
+    Workload("mlp", "--model mlp", "4096, 3 hidden layers of 4096, output 2048", 256, 3, 1.5, 0.70),
 )
 
 
@@ -55,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare a training step of paceline with PyTorch's, interleaved.")
     parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
     parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
-    models = [workload.model for workload in WORKLOADS]
+    models = [workload.name for workload in WORKLOADS]
     parser.add_argument("--models", nargs="+", choices=models, default=models, help="(default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default: 5)")
     parser.add_argument("--seconds", type=float, default=10, help="timed seconds of each run (default: 10)")
@@ -84,7 +93,7 @@ class Paceline:
         epochs = -(-(steps + workload.warmup_steps) // 64)
         steps_per_epoch = -(-(steps + workload.warmup_steps) // epochs)
         return shlex.split(
-            f"train --model {workload.model} --nproc {RANKS} --threads 1 --pin-cores --lr 0.01"
+            f"train {workload.flags} --nproc {RANKS} --threads 1 --pin-cores --lr 0.01"
             f" --batch-size {workload.batch_size} --epochs {epochs} --steps-per-epoch {steps_per_epoch}"
             f" --warmup-steps {workload.warmup_steps} --quiet --json step.json"
         )
@@ -114,7 +123,7 @@ class Peer:
 
     def arguments(self, workload: Workload, seconds: float) -> list[str]:
         return shlex.split(
-            f"--model {workload.model} --ranks {RANKS} --batch-size {workload.batch_size}"
+            f"--model {workload.name} --ranks {RANKS} --batch-size {workload.batch_size}"
             f" --warmup-steps {workload.warmup_steps} --seconds {seconds:g}"
         )
 
@@ -150,7 +159,7 @@ def checked(record: Record, step_key: str, source: Path) -> Record:
 def compare(workload: Workload, paceline: Paceline, peer: Peer, rounds: int, seconds: float) -> Record:
     """All rounds of one model: raw records, ratios, medians, and whether the bars are met."""
     failures: list[str] = []
-    print(f"{workload.model}: calibrating", file=sys.stderr)
+    print(f"{workload.name}: calibrating", file=sys.stderr)
     calibration = peer.measure(workload, min(seconds, 2), failures)
     steps = max(MIN_STEPS, round(seconds * 1e3 / calibration["step_ms"]))
 
@@ -161,12 +170,12 @@ def compare(workload: Workload, paceline: Paceline, peer: Peer, rounds: int, sec
         theirs.append(peer.measure(workload, seconds, failures))
         if ours[-1]["params"] != theirs[-1]["params"]:
             raise RunFailed(
-                f"{workload.model}: not the same model, paceline has {ours[-1]['params']} parameters"
+                f"{workload.name}: not the same model, paceline has {ours[-1]['params']} parameters"
                 f" and PyTorch has {theirs[-1]['params']}"
             )
         speeds = [record["samples_per_s"] for record in (ours[-1], theirs[-1])]
         print(
-            f"{workload.model}: round {number} of {rounds}: {speeds[0]:.0f} and {speeds[1]:.0f} samples/s",
+            f"{workload.name}: round {number} of {rounds}: {speeds[0]:.0f} and {speeds[1]:.0f} samples/s",
             file=sys.stderr,
         )
 
@@ -208,7 +217,7 @@ def table(models: Sequence[Record]) -> str:
             measure = result[key]
             ratios = measure["ratios"]
             rows.append((
-                result["workload"]["model"],
+                result["workload"]["name"],
                 name,
                 f"{measure['ours_median'] / unit:.1f}",
                 f"{measure['theirs_median'] / unit:.1f}",
@@ -216,15 +225,7 @@ def table(models: Sequence[Record]) -> str:
                 f"{sign} {measure['bar']:g}",
                 "MET" if measure["met"] else "MISSED",
             ))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    left = {0, 1, 6}
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    )
+    return aligned(rows, left={0, 1, 6})
 
 
 def main() -> int:
@@ -244,7 +245,7 @@ def main() -> int:
             "models": [
                 compare(workload, paceline, peer, arguments.rounds, arguments.seconds)
                 for workload in WORKLOADS
-                if workload.model in arguments.models
+                if workload.name in arguments.models
             ],
         }
     except RunFailed as error:

@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -29,19 +30,28 @@ from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-IMAGE = (1, 28, 28)  # channels, height, width
-CHANNELS = (32, 64, 128)
-CNN_HIDDEN = 512
+
+@dataclass(frozen=True)
+class CnnShape:
+    image: tuple[int, int, int]  # channels, height, width
+    channels: tuple[int, ...]
+    hidden: int
+
+
+CNNS = {
+    "cnn": CnnShape(image=(1, 28, 28), channels=(32, 64, 128), hidden=512),
+    "cnn32": CnnShape(image=(3, 32, 32), channels=(16, 32), hidden=64),
+}
 CLASSES = 10
 MLP_FEATURES = (4096, 4096, 4096, 4096, 2048)  # input, three hidden layers, output
-BATCH_SIZE = {"cnn": 64, "mlp": 256}
+BATCH_SIZE = {"cnn": 64, "cnn32": 64, "mlp": 256}
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time one data-parallel training step of PyTorch.")
-    parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn")
+    parser.add_argument("--model", choices=list(BATCH_SIZE), default="cnn")
     parser.add_argument("--ranks", type=int, default=2, help="1 trains without a process group (default: 2)")
-    parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for cnn, 256 for mlp)")
+    parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for a cnn, 256 for mlp)")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
     parser.add_argument("--warmup-steps", type=int, default=5, help="steps before the timed ones (default: 5)")
@@ -49,7 +59,7 @@ def parse_arguments() -> argparse.Namespace:
         "--channels-last",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="memory format of the cnn; the mlp has none (default: on)",
+        help="memory format of a cnn; the mlp has none (default: on)",
     )
     arguments = parser.parse_args()
     if arguments.ranks < 1:
@@ -63,15 +73,15 @@ def parse_arguments() -> argparse.Namespace:
 class Cnn(nn.Module):
     """3x3 convolution, ReLU and 2x2 max-pool for each of `channels`, then two linear layers."""
 
-    def __init__(self, image: Sequence[int], channels: Sequence[int], hidden: int, classes: int) -> None:
+    def __init__(self, shape: CnnShape, classes: int) -> None:
         super().__init__()
-        c_in, height, width = image
+        c_in, height, width = shape.image
         self.convs = nn.ModuleList()
-        for c_out in channels:
+        for c_out in shape.channels:
             self.convs.append(nn.Conv2d(c_in, c_out, 3, padding=1))
             c_in, height, width = c_out, height // 2, width // 2
-        self.fc1 = nn.Linear(c_in * height * width, hidden)
-        self.fc2 = nn.Linear(hidden, classes)
+        self.fc1 = nn.Linear(c_in * height * width, shape.hidden)
+        self.fc2 = nn.Linear(shape.hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in self.convs:
@@ -94,8 +104,9 @@ def build(name: str, batch_size: int, channels_last: bool) -> tuple[nn.Module, L
         targets = torch.randn(batch_size, MLP_FEATURES[-1])
         return mlp(MLP_FEATURES), F.mse_loss, inputs, targets
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    model = Cnn(IMAGE, CHANNELS, CNN_HIDDEN, CLASSES).to(memory_format=memory_format)
-    inputs = torch.randn(batch_size, *IMAGE).contiguous(memory_format=memory_format)
+    shape = CNNS[name]
+    model = Cnn(shape, CLASSES).to(memory_format=memory_format)
+    inputs = torch.randn(batch_size, *shape.image).contiguous(memory_format=memory_format)
     targets = torch.randint(0, CLASSES, (batch_size,))
     return model, F.cross_entropy, inputs, targets
 

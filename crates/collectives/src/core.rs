@@ -121,8 +121,8 @@ impl Core {
         lock(&self.broken).get_or_insert(cause);
     }
 
-    pub(crate) fn fresh_records(&self, out: &mut Vec<OpRecord>) {
-        lock(&self.ring).fresh_into(out);
+    pub(crate) fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
+        lock(&self.ring).fresh_into(out)
     }
 }
 

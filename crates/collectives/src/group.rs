@@ -474,9 +474,9 @@ impl Group {
     }
 
     /// Adds the records of operations finished since the last call to the end of `out`, the thousand
-    /// most recent ones at most.
-    pub fn fresh_records(&self, out: &mut Vec<OpRecord>) {
-        self.core.fresh_records(out);
+    /// most recent ones at most, and returns how many more there were.
+    pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
+        self.core.fresh_records(out)
     }
 
     /// What can write this group's most recent operations out from another thread, when the process

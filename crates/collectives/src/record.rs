@@ -138,6 +138,8 @@ pub(crate) struct Ring {
     records: VecDeque<OpRecord>,
     /// How many of them, at the end, nobody has asked for.
     num_fresh: usize,
+    /// How many of them were pushed out by later ones.
+    num_lost: u64,
     current: Option<OpRecord>,
 }
 
@@ -146,7 +148,12 @@ const RING_CAPACITY: usize = 1000;
 
 impl Ring {
     pub(crate) fn new() -> Self {
-        Self { records: VecDeque::with_capacity(RING_CAPACITY), num_fresh: 0, current: None }
+        Self {
+            records: VecDeque::with_capacity(RING_CAPACITY),
+            num_fresh: 0,
+            num_lost: 0,
+            current: None,
+        }
     }
 
     pub(crate) fn begin(&mut self, record: OpRecord) {
@@ -160,7 +167,11 @@ impl Ring {
             self.records.pop_front();
         }
         self.records.push_back(OpRecord { times, ..record });
-        self.num_fresh = self.records.len().min(self.num_fresh + 1);
+        if self.num_fresh == RING_CAPACITY {
+            self.num_lost += 1;
+        } else {
+            self.num_fresh += 1;
+        }
     }
 
     /// From the oldest to the one under way, as many as are kept at most.
@@ -170,10 +181,11 @@ impl Ring {
         self.records.iter().chain(&self.current).skip(surplus)
     }
 
-    /// Those that nobody has asked for; they stay here too.
-    pub(crate) fn fresh_into(&mut self, out: &mut Vec<OpRecord>) {
+    /// Those that nobody has asked for, which stay here too, and how many more there were.
+    pub(crate) fn fresh_into(&mut self, out: &mut Vec<OpRecord>) -> u64 {
         let known = self.records.len() - self.num_fresh;
         out.extend(self.records.range(known..));
         self.num_fresh = 0;
+        std::mem::take(&mut self.num_lost)
     }
 }

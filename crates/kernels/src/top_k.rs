@@ -10,7 +10,7 @@ use crate::simd::multiversion;
 use crate::{Compute, KernelError, Result};
 
 /// `held_back += x`, then the `k` elements of `held_back` that are largest in magnitude move to
-/// `selected`, an i32 (2 k): `held_back` is zero there afterwards. Of equals the first are taken, and NaN
+/// `selected`, an i32 (2 k): `held_back` is -0 there afterwards. Of equals the first are taken, and NaN
 /// counts as larger than everything. `x` and `held_back` are f32 of one shape.
 pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tensor) -> Result<()> {
     let op = "top_k select";
@@ -39,7 +39,8 @@ pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tens
         let Some((index, place)) = places.next() else { break };
         *index = at as i32;
         *place = value.to_bits() as i32;
-        *value = 0.0;
+        // Not zero, for -0 + x is x whatever x, and 0 + -0 is not.
+        *value = -0.0;
     }
     Ok(())
 }
@@ -90,7 +91,7 @@ pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> 
     }
     let selections = selections.read::<i32>()?;
     let mut mean = mean.write::<f32>()?;
-    // Not zero, for -0 + x is x whatever x, and 0 + -0 is not.
+    // As where something was selected, -0 and not zero.
     mean.fill(-0.0);
     let k = selections.len() / (2 * n);
     if k == 0 {
@@ -174,6 +175,19 @@ mod tests {
             let sent: f32 = selected.iter().map(|(_, value)| value).sum();
             assert_eq!(rest + sent, x.iter().sum::<f32>(), "eighths add up exactly");
         }
+    }
+
+    #[test]
+    fn a_gradient_of_minus_zero_stays_one() {
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        // The second time there is held back what the first time left.
+        let mut held_back = vec![-0.0; 2];
+        for _ in 0..2 {
+            let (selected, rest) = case().select(&[-0.0, 1.0], &held_back, 2);
+            assert_eq!(bits(&[selected[0].1, selected[1].1]), bits(&[-0.0, 1.0]));
+            held_back = rest;
+        }
+        assert_eq!(bits(&held_back), bits(&[-0.0; 2]));
     }
 
     #[test]

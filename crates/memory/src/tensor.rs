@@ -146,6 +146,23 @@ impl Tensor {
         Self { dtype: DType::U8, shape: [self.num_bytes()].into(), ..self.clone() }
     }
 
+    /// Copies the elements of `from`, whatever the shapes. Errors when types or numbers of elements
+    /// differ, or while either is in use in a way that excludes it.
+    pub fn copy_from(&self, from: &Tensor) -> Result<(), MemoryError> {
+        if from.dtype != self.dtype {
+            return Err(MemoryError::WrongType { expected: self.dtype, got: from.dtype });
+        }
+        let from = from.view(self.shape)?.as_bytes();
+        self.as_bytes().write::<u8>()?.copy_from_slice(&from.read::<u8>()?);
+        Ok(())
+    }
+
+    /// Sets all elements to zero, which is zero bytes in every type. Errors while anyone else uses it.
+    pub fn fill_zero(&self) -> Result<(), MemoryError> {
+        self.as_bytes().write::<u8>()?.fill(0);
+        Ok(())
+    }
+
     /// Claims all of it for `holder`.
     pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim, MemoryError> {
         self.buffer.claim(self.byte_range(), access, holder)
@@ -188,6 +205,22 @@ mod tests {
             t.read::<f64>().unwrap_err().to_string(),
             "expected elements of type f64, got f32"
         );
+    }
+
+    #[test]
+    fn elements_are_copied_whatever_the_shape() {
+        let allocator = Allocator::new();
+        let from = allocator.tensor(DType::F32, [2, 2], Category::Data).unwrap();
+        from.write::<f32>().unwrap().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+        let to = allocator.tensor(DType::F32, [6], Category::Data).unwrap();
+        to.fill_zero().unwrap();
+        to.slice(1..5).unwrap().copy_from(&from).unwrap();
+        assert_eq!(&*to.read::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]);
+        assert!(matches!(to.copy_from(&from), Err(MemoryError::WrongShape { .. })));
+        let ints = allocator.tensor(DType::I32, [4], Category::Data).unwrap();
+        assert!(matches!(ints.copy_from(&from), Err(MemoryError::WrongType { .. })));
+        let (upper, lower) = (to.slice(0..4).unwrap(), to.slice(2..6).unwrap());
+        assert!(matches!(upper.copy_from(&lower), Err(MemoryError::Claimed { .. })));
     }
 
     #[test]

@@ -173,6 +173,11 @@ impl Layout {
         self.buffers.last().map_or(0, |buffer| buffer.range().end)
     }
 
+    /// Elements of the parameters that are trained, without padding.
+    pub fn num_trained_params(&self) -> usize {
+        self.trained().map(|(_, param)| param.shape.num_elems()).sum()
+    }
+
     /// Bytes of all parameters of one type, with padding.
     pub fn num_bytes(&self, dtype: DType) -> usize {
         self.len * dtype.size_bytes()

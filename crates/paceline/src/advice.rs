@@ -59,11 +59,13 @@ pub fn advice(
             anatomy.exposed_wait_ms, anatomy.exposed_ms
         ));
     }
-    let backward = backward(&anatomy.ready, anatomy.backward_end_ms, layout)?;
+    let pass = [anatomy.backward_begin_ms, anatomy.backward_end_ms];
+    let backward = backward(&anatomy.ready, pass, layout)?;
     match strategy {
         StrategyName::Ddp => Some(of_ddp(caps, anatomy, &backward, cost)),
         StrategyName::LocalSgd => Some(format!(
-            "averages are exposed for {:.2} ms per step: a larger --sync-every makes them rarer",
+            "averages are exposed for {:.2} ms per step, taken over all steps: a larger --sync-every makes \
+             them rarer",
             anatomy.exposed_ms
         )),
         _ if strategy.is_ddp() => Some(format!(
@@ -71,7 +73,7 @@ pub fn advice(
             anatomy.exposed_ms, anatomy.sync_ms
         )),
         _ => {
-            let (_, least) = backward.best_caps(cost);
+            let least = replay::exposed(&backward.ddp(caps, cost), backward.end);
             let gain = anatomy.exposed_ms - least;
             (gain > anatomy.wall_ms * NEGLIGIBLE_PCT / 100.0).then(|| {
                 format!(
@@ -86,12 +88,16 @@ pub fn advice(
 }
 
 /// When the gradients of a layout are final; none if one of them was not followed.
-pub fn backward<'a>(ready: &[ReadyLine], end: f64, layout: &'a Layout) -> Option<Backward<'a>> {
+pub fn backward<'a>(
+    ready: &[ReadyLine],
+    [begin, end]: [f64; 2],
+    layout: &'a Layout,
+) -> Option<Backward<'a>> {
     let mut times = vec![0.0; layout.params().len()];
     for (id, param) in layout.trained() {
         times[id.0] = ready.iter().find(|line| line.param == param.name)?.ready_ms;
     }
-    Some(Backward { layout, ready: times, end })
+    Some(Backward { layout, ready: times, begin, end })
 }
 
 fn of_ddp(caps: BucketCaps, anatomy: &Anatomy, backward: &Backward, cost: &Cost) -> String {
@@ -102,7 +108,8 @@ fn of_ddp(caps: BucketCaps, anatomy: &Anatomy, backward: &Backward, cost: &Cost)
     let first = passages.first().map_or(0.0, |passage| passage.ready);
     let (best, least) = backward.best_caps(cost);
     let mb = |bytes: usize| {
-        let text = format!("{:.2}", bytes as f64 / 1048576.0);
+        // As many places as the smallest size that is tried has.
+        let text = format!("{:.6}", bytes as f64 / 1048576.0);
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     };
     let better =

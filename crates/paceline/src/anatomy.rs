@@ -8,7 +8,7 @@ use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{OpMean, RankReport, StepTimes};
-use crate::report::plain_table;
+use crate::text::plain_table;
 
 /// Where the time of a step goes: means over ranks and measured steps, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,15 +31,17 @@ pub struct Anatomy {
     pub optimizer_ms: f64,
     /// What is left of the wall clock.
     pub rest_ms: f64,
-    /// Communication ran.
+    /// Communication ran, but for the sums of the loss.
     pub communication_ms: f64,
-    /// Communication ran while the main thread computed.
+    /// Communication, but for the sums of the loss, ran while the main thread computed.
     pub hidden_ms: f64,
-    /// Operations waited for the last rank to arrive.
+    /// Operations, all of them, waited for the last rank to arrive.
     pub wait_ms: f64,
     /// Operations moved and reduced data.
     pub move_ms: f64,
-    /// The end of the last backward pass since the batch was there.
+    /// The begin of the last backward pass since the batch was there.
+    pub backward_begin_ms: f64,
+    /// Its end.
     pub backward_end_ms: f64,
     /// The rank that the others waited for most.
     pub slowest: Option<Slowest>,
@@ -149,6 +151,7 @@ impl Anatomy {
             hidden_ms: mean(|t| t.hidden),
             wait_ms: mean(|t| t.wait),
             move_ms: mean(|t| t.moving),
+            backward_begin_ms: over_ranks(&|report| report.backward_begin),
             backward_end_ms: over_ranks(&|report| report.backward_end),
             slowest: slowest(reports, num_steps),
             ready: ready.collect(),
@@ -172,7 +175,7 @@ impl Anatomy {
             ("optimizer", self.optimizer_ms),
             ("data", self.data_ms),
             ("rest", self.rest_ms),
-            ("all", self.wall_ms),
+            ("step", self.wall_ms),
         ];
         let share = |ms: f64| format!("{:.1}", pct(ms, self.wall_ms));
         let table = plain_table(
@@ -183,8 +186,8 @@ impl Anatomy {
         let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), table];
         if let Some(overlap) = self.overlap_pct() {
             lines.push(format!(
-                "Beside them: {:.2} ms of communication, {:.2} hidden ({overlap:.1} % overlap); operations \
-                 waited {:.2} ms for the last rank, {:.2} of them exposed",
+                "Beside them: {:.2} ms of communication, {:.2} hidden ({overlap:.1} % overlap); all operations, \
+                 that of the loss included, waited {:.2} ms for the last rank, {:.2} of them exposed",
                 self.communication_ms, self.hidden_ms, self.wait_ms, self.exposed_wait_ms
             ));
         }

@@ -1,4 +1,5 @@
-//! Checkpoints: everything that a run needs to go on as if it had never stopped.
+//! Checkpoints: everything that a run needs to go on as if it had never stopped, but for what a lossy
+//! strategy keeps for itself; a run that saves is warned of that.
 //!
 //! A checkpoint is one file, `checkpoint.safetensors`, in a folder of the user's: parameters and
 //! optimizer state as tensors, the place in the data and the settings that decide it as metadata. It
@@ -72,6 +73,7 @@ fn settings(config: &TrainConfig) -> Vec<Setting> {
         order("--rank-samples", shards),
         sync("--accumulate", strategy.accumulate.to_string()),
         sync("--strategy", strategy.kind()),
+        sync("--sync-batch-norm", strategy.sync_batch_norm.to_string()),
         course("--lr-schedule", schedule.name.name().to_owned()),
         course("--lr-warmup-steps", schedule.warmup_steps.to_string()),
         course("--min-lr", schedule.min_lr.to_string()),

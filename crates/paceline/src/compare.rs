@@ -11,9 +11,9 @@ use crate::bench::screen::say;
 use crate::cli::{CompareArgs, DdpChoice, Given, StrategyName, TrainArgs};
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder};
-use crate::report::{hundredths, plain_table, thousands};
 use crate::runs::{self, RunSummary, Runs};
-use crate::{Failure, Result, measure, resources, run_folder};
+use crate::text::{hundredths, plain_table, thousands};
+use crate::{Failure, Result, measure, resources, run_folder, study};
 
 /// Batches of a step of the strategies that were published with several.
 const PUBLISHED_ACCUMULATION: usize = 4;
@@ -195,12 +195,10 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     for row in &mut rows {
         row.same_bits = Some(&row.found.weights_sha256) == reference.as_ref();
     }
-    let command: Vec<String> =
-        std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let report = Report {
         machine: resources::machine(),
         date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
-        command: command.join(" "),
+        command: study::command_line(),
         settings,
         price_per_hour,
         runs: rows,

@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 
 use paceline_data::Dataset;
-use paceline_kernels::optimizer::{AdamW, Sgd};
-use paceline_model::{CnnConfig, MlpConfig, Model, ModelError, OptimizerConfig};
+use paceline_model::Model;
 use serde::Serialize;
 
-use crate::cli::{DeviceName, ModelName, OptimizerName, StrategyArgs, TrainArgs, TransportName};
+use crate::cli::{
+    DeviceName, ModelName, OptimizerName, StrategyArgs, StrategyName, TrainArgs, TransportName,
+};
 use crate::comm::{self, CommConfig};
 use crate::data::{self, DataConfig};
 use crate::environment::Placement;
+use crate::model_settings::{ModelSettings, OptimizerSettings, resolve_model, resolve_optimizer};
 use crate::outputs::{check_file, check_folder};
 use crate::resume::{self, Resume};
 use crate::schedule::Schedule;
@@ -19,145 +21,6 @@ use crate::{Failure, Result, compare, download, feed, launcher, resources};
 
 /// Threads per rank at most. More than any host has cores to give.
 const MAX_THREADS: usize = 1024;
-
-/// What to train.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "name", rename_all = "snake_case")]
-pub enum ModelSettings {
-    /// The CNN.
-    Cnn {
-        /// Output channels of each convolution.
-        channels: Vec<usize>,
-        /// Width of the hidden layer.
-        hidden: usize,
-        /// Whether batch normalization follows each convolution.
-        batch_norm: bool,
-        /// Whether there is a head that the loss does not use.
-        unused_head: bool,
-        /// Units that are not trained.
-        frozen: Vec<String>,
-    },
-    /// The MLP.
-    Mlp {
-        /// Inputs.
-        input_dim: usize,
-        /// Width of the hidden layers.
-        hidden_dim: usize,
-        /// Outputs.
-        output_dim: usize,
-        /// Hidden layers.
-        num_layers: usize,
-        /// Whether all but the first share their parameters.
-        tie_layers: bool,
-        /// Units that are not trained.
-        frozen: Vec<String>,
-    },
-}
-
-impl ModelSettings {
-    /// The name on the command line.
-    pub fn name(&self) -> &'static str {
-        match self {
-            ModelSettings::Cnn { .. } => "cnn",
-            ModelSettings::Mlp { .. } => "mlp",
-        }
-    }
-
-    /// Builds the model for data of this kind.
-    pub fn build(
-        &self,
-        dataset: &dyn Dataset,
-        world_size: usize,
-    ) -> std::result::Result<Model, ModelError> {
-        let (mut model, frozen) = match self {
-            ModelSettings::Cnn { channels, hidden, batch_norm, unused_head, frozen } => {
-                let shape = dataset.input_shape();
-                let image = shape.try_into().map_err(|_| {
-                    ModelError::Config(format!("a CNN needs images, not samples of {shape:?}"))
-                })?;
-                let num_classes = data::num_classes(dataset)
-                    .ok_or_else(|| ModelError::Config("a CNN needs classes as targets".into()))?;
-                let config = CnnConfig {
-                    image,
-                    channels: channels.clone(),
-                    hidden: *hidden,
-                    num_classes,
-                    batch_norm: *batch_norm,
-                    unused_head: *unused_head,
-                };
-                (config.build(world_size)?, frozen)
-            }
-            ModelSettings::Mlp {
-                input_dim,
-                hidden_dim,
-                output_dim,
-                num_layers,
-                tie_layers,
-                frozen,
-            } => {
-                let config = MlpConfig {
-                    input_dim: *input_dim,
-                    hidden_dim: *hidden_dim,
-                    output_dim: *output_dim,
-                    num_layers: *num_layers,
-                    tie_layers: *tie_layers,
-                };
-                (config.build(world_size)?, frozen)
-            }
-        };
-        if !frozen.is_empty() {
-            model.freeze(frozen)?;
-        }
-        Ok(model)
-    }
-}
-
-/// The optimizer's settings.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(tag = "name", rename_all = "snake_case")]
-pub enum OptimizerSettings {
-    /// Stochastic gradient descent.
-    Sgd {
-        /// Learning rate.
-        lr: f64,
-        /// Momentum.
-        momentum: f64,
-        /// Weight decay.
-        weight_decay: f64,
-    },
-    /// AdamW with PyTorch's betas and epsilon.
-    Adamw {
-        /// Learning rate.
-        lr: f64,
-        /// Weight decay.
-        weight_decay: f64,
-    },
-}
-
-impl OptimizerSettings {
-    /// The learning rate.
-    pub fn lr(&self) -> f64 {
-        match self {
-            OptimizerSettings::Sgd { lr, .. } | OptimizerSettings::Adamw { lr, .. } => *lr,
-        }
-    }
-
-    /// For the model crate.
-    pub fn config(&self) -> OptimizerConfig {
-        match *self {
-            OptimizerSettings::Sgd { lr, momentum, weight_decay } => {
-                OptimizerConfig::Sgd(Sgd { lr, momentum, weight_decay })
-            }
-            OptimizerSettings::Adamw { lr, weight_decay } => OptimizerConfig::AdamW(AdamW {
-                lr,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay,
-            }),
-        }
-    }
-}
 
 /// Everything that decides a run, with all defaults filled in. Written as `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -268,7 +131,7 @@ pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainC
     Ok(config)
 }
 
-/// The same for a run whose outputs go elsewhere: touches nothing.
+/// The same for a run whose outputs go elsewhere: writes nothing but data that are to be fetched.
 pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainConfig> {
     let is_mlp = args.model == ModelName::Mlp;
     let model = resolve_model(args)?;
@@ -283,13 +146,15 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
     if let Some(norm) = args.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
         return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
     }
-    if args.clip_grad_norm.is_some() && !strategy.name.has_common_gradients() {
+    let is_alone = strategy.name == StrategyName::Single;
+    if args.clip_grad_norm.is_some() && !is_alone && !strategy.keeps_replicas_equal() {
         return usage(format!(
-            "--clip-grad-norm: with --strategy {} each rank has gradients of its own, whose norms \
-             differ; leave it out, or pass another strategy",
-            strategy.name.name()
+            "--clip-grad-norm: with {} each rank has gradients of its own, whose norms differ; leave it \
+             out, or pass another strategy",
+            strategy.words()
         ));
     }
+    check_drift(args, &strategy, &mut warnings)?;
     let schedule = Schedule::resolve(args, optimizer.lr())?;
     let global_batch_size = resolve_batch(args, world_size, if is_mlp { 256 } else { 64 })?;
     let epochs = args.epochs.unwrap_or(if is_mlp { 5 } else { 3 });
@@ -320,6 +185,17 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
         }
         asked => asked.unwrap_or(natural_steps),
     };
+    if let Some(block) = strategy.sync_blocks {
+        let made = epochs.saturating_mul(steps_per_epoch.div_ceil(strategy.accumulate));
+        let needed = args.warmup_steps.saturating_add(block.saturating_mul(2));
+        if made < needed {
+            return usage(format!(
+                "--sync-blocks {block}: two blocks and {} steps of warm-up are {needed} steps, but the run \
+                 has {made}; pass more --epochs, or smaller blocks",
+                args.warmup_steps
+            ));
+        }
+    }
     if strategy.accumulate > steps_per_epoch {
         warnings.push(format!(
             "--accumulate {}: an epoch has {steps_per_epoch} batches, and no step goes beyond one: each \
@@ -377,81 +253,51 @@ fn usage<T>(reason: String) -> Result<T> {
     Err(Failure::Usage(reason))
 }
 
-fn resolve_model(args: &TrainArgs) -> Result<ModelSettings> {
-    let given = |flags: &[(&str, bool)]| {
-        flags.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag.to_string())
-    };
-    let cnn_flag = given(&[
-        ("--channels", args.channels.is_some()),
-        ("--hidden", args.hidden.is_some()),
-        ("--batch-norm", args.batch_norm),
-        ("--unused-head", args.unused_head),
-    ]);
-    let mlp_flag = given(&[
-        ("--input-dim", args.input_dim.is_some()),
-        ("--hidden-dim", args.hidden_dim.is_some()),
-        ("--output-dim", args.output_dim.is_some()),
-        ("--num-layers", args.num_layers.is_some()),
-        ("--tie-layers", args.tie_layers),
-    ]);
-    let (name, foreign) = match args.model {
-        ModelName::Cnn => ("cnn", mlp_flag),
-        ModelName::Mlp => ("mlp", cnn_flag),
-    };
-    if let Some(flag) = foreign {
-        return usage(format!("{flag} does not apply to --model {name}; leave it out"));
+/// Refuses what needs one model where the ranks hold several, and warns where it matters.
+fn check_drift(
+    args: &TrainArgs,
+    strategy: &StrategyConfig,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
+    let flags = [
+        ("--save", args.save.is_some()),
+        ("--evaluate", args.evaluate),
+        ("--eval-every", args.eval_every.is_some()),
+    ];
+    let wanted = flags.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
+    let drifts = strategy.name == StrategyName::NoSync || strategy.sync_blocks.is_some();
+    if let (Some(flag), true) = (wanted, drifts) {
+        return usage(format!(
+            "{flag}: with {} the ranks hold different models, and none of them is worth it; leave it out",
+            strategy.words()
+        ));
     }
-    let needs_batch_norm = given(&[
-        ("--sync-batch-norm", args.strategy.sync_batch_norm),
-        ("--broadcast-buffers", args.strategy.broadcast_buffers),
-    ]);
-    if let (Some(flag), false) = (needs_batch_norm, args.batch_norm) {
-        let fix = match args.model {
-            ModelName::Cnn => "; add it, or leave this out",
-            ModelName::Mlp => ", which is for --model cnn; leave this out",
-        };
-        return usage(format!("{flag} needs --batch-norm{fix}"));
-    }
-    let or = |value: Option<u64>, default: usize| value.map_or(default, |v| v as usize);
-    let sizes: Vec<(&str, usize)> = match args.model {
-        ModelName::Cnn => {
-            let channels = args.channels.clone().unwrap_or_else(|| vec![32, 64, 128]);
-            let channels = channels.into_iter().map(|c| ("--channels", c as usize));
-            channels.chain([("--hidden", or(args.hidden, 512))]).collect()
+    if strategy.name == StrategyName::LocalSgd && strategy.local_sgd_as_published {
+        if let Some(flag) = wanted {
+            warnings.push(format!(
+                "{flag}: local_sgd as published never averages the models: each rank evaluates its own, \
+                 and rank 0's is saved"
+            ));
         }
-        ModelName::Mlp => vec![
-            ("--input-dim", or(args.input_dim, 4096)),
-            ("--hidden-dim", or(args.hidden_dim, 4096)),
-            ("--output-dim", or(args.output_dim, 2048)),
-        ],
+    } else if strategy.name == StrategyName::LocalSgd && args.eval_every.is_some() {
+        warnings.push(
+            "--eval-every: local_sgd averages its models before each evaluation, and trains on from there"
+                .into(),
+        );
+    }
+    let is_stateless = args.momentum == 0.0 && args.optimizer == OptimizerName::Sgd;
+    let lost = match strategy.name {
+        StrategyName::TopK => Some("what the ranks hold back"),
+        StrategyName::LocalSgd if !is_stateless => Some("the other ranks' optimizers"),
+        _ => None,
     };
-    if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-        return usage(format!("{flag} must be above zero everywhere"));
+    if let (Some(lost), Some(_)) = (lost, &args.save) {
+        warnings.push(format!(
+            "--save: {lost} are no part of a checkpoint, so a run that is resumed ends with other weights \
+             than one that is not"
+        ));
     }
-    let sizes: Vec<usize> = sizes.into_iter().map(|(_, size)| size).collect();
-    let frozen = args.freeze.clone();
-    Ok(match (args.model, sizes.as_slice()) {
-        (ModelName::Mlp, &[input_dim, hidden_dim, output_dim]) => {
-            let num_layers = args.num_layers.unwrap_or(3);
-            if num_layers > 10_000 {
-                return usage(format!("--num-layers {num_layers}: at most 10000"));
-            }
-            let tie_layers = args.tie_layers;
-            if tie_layers && num_layers < 3 {
-                return usage(format!(
-                    "--tie-layers: of {num_layers} hidden layers there are none to share with; pass \
-                     --num-layers 3 or more"
-                ));
-            }
-            ModelSettings::Mlp { input_dim, hidden_dim, output_dim, num_layers, tie_layers, frozen }
-        }
-        (_, [channels @ .., hidden]) => {
-            let (channels, hidden) = (channels.to_vec(), *hidden);
-            let (batch_norm, unused_head) = (args.batch_norm, args.unused_head);
-            ModelSettings::Cnn { channels, hidden, batch_norm, unused_head, frozen }
-        }
-        (_, []) => return usage("--channels must name at least one convolution".into()),
-    })
+    Ok(())
 }
 
 fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result<usize> {
@@ -523,26 +369,6 @@ fn resolve_init_method(text: &str) -> Result<InitMethod> {
         Some(path) if path.starts_with('/') => Ok(InitMethod::File(path.into())),
         _ => usage(format!("--init-method {text}: pass env:// or file:///PATH")),
     }
-}
-
-fn resolve_optimizer(args: &TrainArgs) -> Result<OptimizerSettings> {
-    let is_adamw = args.optimizer == OptimizerName::Adamw;
-    let lr = args.lr.unwrap_or(if is_adamw { 0.001 } else { 0.01 });
-    let weight_decay = args.weight_decay.unwrap_or(if is_adamw { 0.01 } else { 0.0 });
-    let momentum = args.momentum;
-    for (flag, value) in [("--lr", lr), ("--weight-decay", weight_decay), ("--momentum", momentum)]
-    {
-        if !(value >= 0.0 && value.is_finite()) {
-            return usage(format!("{flag} {value}: pass a number that is not negative"));
-        }
-    }
-    if is_adamw && momentum != 0.0 {
-        return usage("--momentum belongs to --optimizer sgd; leave it out for adamw".into());
-    }
-    Ok(match args.optimizer {
-        OptimizerName::Sgd => OptimizerSettings::Sgd { lr, momentum, weight_decay },
-        OptimizerName::Adamw => OptimizerSettings::Adamw { lr, weight_decay },
-    })
 }
 
 fn resolve_batch(args: &TrainArgs, world_size: usize, default: usize) -> Result<usize> {

@@ -13,7 +13,7 @@ use crate::bench::screen::say;
 use crate::bench::sweep;
 use crate::cli::{Cli, CnnSizes, Command, LinksArgs, ModelName, TransportName};
 use crate::links::{LinkRow, ModelRow, overheads, speeds};
-use crate::report::plain_table;
+use crate::text::plain_table;
 use crate::{Failure, Result, config, launcher, train};
 
 /// Steps that are made to find a model's computing time, and how many of them do not count.

@@ -10,7 +10,7 @@ use paceline_data::{
 use serde::Serialize;
 
 use crate::cli::{DataName, TrainArgs};
-use crate::config::ModelSettings;
+use crate::model_settings::ModelSettings;
 use crate::{Failure, Result, resources};
 
 /// Synthetic training images, where no number is given.

@@ -25,6 +25,7 @@ pub mod feed;
 pub mod launcher;
 pub mod links;
 pub mod measure;
+pub mod model_settings;
 pub mod outputs;
 pub mod replay;
 pub mod report;
@@ -35,10 +36,12 @@ pub mod runs;
 pub mod schedule;
 pub mod strategy;
 pub mod study;
+pub mod summary;
 pub mod train;
 
 mod connect;
 mod failure;
+mod text;
 mod threads;
 
 pub use failure::Failure;

@@ -2,7 +2,7 @@
 //! communication. In go numbers, out come tables; nothing is measured here.
 
 use crate::bench::result::{bus_factor, predicted_us};
-use crate::report::{hundredths, plain_table, thousands};
+use crate::text::{hundredths, plain_table, thousands};
 
 /// A kind of link.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use paceline_collectives::{OpRecord, OpTimes};
+use paceline_collectives::{Group, OpRecord, OpTimes};
 use paceline_memory::{Allocator, Category};
 use paceline_strategies::span;
 use paceline_trace::{IntervalSet, Lane, Span};
@@ -30,9 +30,9 @@ pub struct StepTimes {
     pub exposed: u64,
     /// Part of it: the operation itself waited for the slowest rank.
     pub exposed_wait: u64,
-    /// Communication ran while the main thread computed.
+    /// Communication, but for the sums of the loss, ran while the main thread computed.
     pub hidden: u64,
-    /// Communication ran at all.
+    /// Communication, but for the sums of the loss, ran at all.
     pub communicating: u64,
     /// Communication waited for the slowest rank.
     pub wait: u64,
@@ -86,10 +86,13 @@ pub struct ReadyMean {
 #[derive(Debug, Default)]
 struct Shape {
     steps: u64,
+    num_ops: usize,
+    /// None of them where there are too many.
     ops: Vec<OpMean>,
     ready: Vec<ReadyMean>,
     /// The operations that carry buckets, in order.
     bucket_ops: Vec<usize>,
+    backward_begin: f64,
     backward_end: f64,
 }
 
@@ -100,18 +103,26 @@ const MAX_OPS: usize = 512;
 #[derive(Debug)]
 pub struct Meter {
     records: Vec<OpRecord>,
+    /// Operations of steps that left no record, because there were too many.
+    num_lost: u64,
     shape: Shape,
 }
 
 impl Meter {
     /// A meter with room for the records of a step.
     pub fn new() -> Self {
-        Self { records: Vec::with_capacity(1000), shape: Shape::default() }
+        Self { records: Vec::with_capacity(1000), num_lost: 0, shape: Shape::default() }
     }
 
-    /// Where a group's records of the step go: see `Group::fresh_records`.
-    pub fn records(&mut self) -> &mut Vec<OpRecord> {
-        &mut self.records
+    /// Reads a group's records of the step.
+    pub fn read(&mut self, group: &Group) {
+        self.num_lost += group.fresh_records(&mut self.records);
+    }
+
+    /// What a group has done since belongs to no step.
+    pub fn forget(&mut self, group: &Group) {
+        group.fresh_records(&mut self.records);
+        self.records.clear();
     }
 
     /// The times of the step that `whole` spans, from the main lane's spans and the records. Only
@@ -127,7 +138,12 @@ impl Meter {
         let computing = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
         let computing = IntervalSet::union(computing.iter().flat_map(|name| lane.named(name)))
             .difference(&exposed);
-        let communicating = IntervalSet::union(self.records.iter().map(|record| Span {
+        // The few bytes of the loss wait for the slowest rank while all compute: that says nothing about
+        // how well the strategy hides its own communication.
+        let loss = lane.marked(span::LOSS_SENT).next();
+        let loss = loss.and_then(|mark| first_after(&self.records, mark.at_ns));
+        let of_strategy = self.records.iter().enumerate().filter(|(at, _)| Some(*at) != loss);
+        let communicating = IntervalSet::union(of_strategy.map(|(_, record)| Span {
             start_ns: record.times.started_ns,
             end_ns: record.times.finished_ns,
         }));
@@ -167,19 +183,24 @@ impl Default for Meter {
     }
 }
 
+/// The operation that was submitted right after a moment.
+fn first_after(records: &[OpRecord], at_ns: u64) -> Option<usize> {
+    records.iter().position(|record| record.times.submitted_ns >= at_ns)
+}
+
 impl Shape {
     fn add(&mut self, begin: u64, records: &[OpRecord], lane: &Lane, computing: &IntervalSet) {
         let num_ready = lane.marked(span::GRADIENT_READY).count();
-        if self.steps == 0 && records.len() <= MAX_OPS {
-            self.ops = vec![OpMean::default(); records.len()];
+        if self.steps == 0 {
+            let num_ops = if records.len() <= MAX_OPS { records.len() } else { 0 };
+            self.ops = vec![OpMean::default(); num_ops];
             let ready = lane.marked(span::GRADIENT_READY);
             self.ready = ready.map(|mark| ReadyMean { param: mark.id, at: 0.0 }).collect();
-            // A bucket is marked right before its operation is submitted.
-            let follows = |at_ns: u64| records.iter().position(|r| r.times.submitted_ns >= at_ns);
             let buckets = lane.marked(span::BUCKET_SENT);
-            self.bucket_ops = buckets.filter_map(|mark| follows(mark.at_ns)).collect();
+            self.bucket_ops = buckets.filter_map(|mark| first_after(records, mark.at_ns)).collect();
+            self.num_ops = records.len();
         }
-        if records.len() != self.ops.len() || num_ready != self.ready.len() {
+        if records.len() != self.num_ops || num_ready != self.ready.len() {
             return;
         }
         self.steps += 1;
@@ -196,8 +217,10 @@ impl Shape {
         for (ready, mark) in self.ready.iter_mut().zip(lane.marked(span::GRADIENT_READY)) {
             ready.at += since(mark.at_ns);
         }
-        let backward = lane.named(span::BACKWARD).map(|span| span.end_ns).max();
-        self.backward_end += backward.map_or(0.0, since);
+        if let Some(backward) = lane.named(span::BACKWARD).max_by_key(|span| span.end_ns) {
+            self.backward_begin += since(backward.start_ns);
+            self.backward_end += since(backward.end_ns);
+        }
     }
 
     /// From sums to means.
@@ -210,6 +233,7 @@ impl Shape {
             }
         }
         self.ready.iter_mut().for_each(|ready| ready.at /= steps);
+        self.backward_begin /= steps;
         self.backward_end /= steps;
         self
     }
@@ -229,13 +253,15 @@ pub struct RankReport {
     pub ready: Vec<ReadyMean>,
     /// Which operations carry buckets.
     pub bucket_ops: Vec<usize>,
-    /// The end of the last backward pass, in nanoseconds since the step began: mean over steps.
+    /// The begin of the last backward pass, in nanoseconds since the step began: mean over steps.
+    pub backward_begin: f64,
+    /// Its end.
     pub backward_end: f64,
     /// The most bytes alive at once, by category.
     pub peak_bytes: BTreeMap<String, u64>,
     /// Proportional set size in bytes.
     pub resident_bytes: u64,
-    /// Spans and marks that found no room.
+    /// Spans, marks and operations that found no room.
     pub dropped_spans: u64,
     /// Digest of this rank's parameters.
     pub weights_sha256: String,
@@ -254,16 +280,18 @@ impl RankReport {
             |category: Category| (category.name().to_owned(), allocator.usage(category).peak_bytes);
         let mut peak_bytes: BTreeMap<_, _> = Category::ALL.into_iter().map(peak).collect();
         peak_bytes.insert(TOTAL.into(), allocator.total().peak_bytes);
-        let Shape { ops, ready, bucket_ops, backward_end, .. } = meter.shape.mean();
+        let dropped_spans = lane.dropped() + meter.num_lost;
+        let Shape { ops, ready, bucket_ops, backward_begin, backward_end, .. } = meter.shape.mean();
         Self {
             steps,
             ops,
             ready,
             bucket_ops,
+            backward_begin,
             backward_end,
             peak_bytes,
             resident_bytes: resources::resident_bytes().unwrap_or(0),
-            dropped_spans: lane.dropped(),
+            dropped_spans,
             weights_sha256,
         }
     }
@@ -302,7 +330,7 @@ mod tests {
         lane.push(span::EXPOSED, span(300, 340));
         lane.push(span::OPTIMIZER, span(340, 350));
         let mut meter = Meter::new();
-        meter.records().push(record(0, [140, 150, 255, 320]));
+        meter.records.push(record(0, [140, 150, 255, 320]));
         let times = meter.take(span(0, 360), 7, &mut lane, true);
         assert_eq!((times.step, times.data), (360, 7));
         assert_eq!((times.forward, times.backward, times.optimizer), (100, 185, 10));
@@ -314,6 +342,19 @@ mod tests {
     }
 
     #[test]
+    fn the_loss_is_no_communication_of_the_strategy() {
+        let mut lane = Lane::with_capacity(10);
+        lane.push(span::BACKWARD, span(0, 300));
+        lane.mark_at(span::LOSS_SENT, 0, 5);
+        let mut meter = Meter::new();
+        meter.records.push(record(0, [6, 7, 90, 95]));
+        meter.records.push(record(1, [100, 110, 120, 150]));
+        let times = meter.take(span(0, 300), 0, &mut lane, true);
+        assert_eq!((times.communicating, times.hidden), (40, 40));
+        assert_eq!((times.ops, times.wait), (2, 93));
+    }
+
+    #[test]
     fn operations_are_followed_from_step_to_step() {
         let mut meter = Meter::new();
         let mut lane = Lane::with_capacity(10);
@@ -321,7 +362,7 @@ mod tests {
             lane.push(span::BACKWARD, span(begin, begin + 100));
             lane.mark(span::GRADIENT_READY, 3);
             let late = begin / 100;
-            meter.records().push(record(0, [10, 20, 30, 60].map(|at| begin + late + at)));
+            meter.records.push(record(0, [10, 20, 30, 60].map(|at| begin + late + at)));
             meter.take(span(begin, begin + 200), 0, &mut lane, true);
         }
         // Another number of operations, as at the tail of an epoch, is another kind of step.

@@ -18,9 +18,9 @@ pub struct Passage {
     pub done: f64,
 }
 
-/// The passage of buckets, given when each is ready and how long it takes.
-pub fn queue(buckets: impl IntoIterator<Item = (f64, f64)>) -> Vec<Passage> {
-    let mut free = 0.0f64;
+/// The passage of buckets on a link that is busy until `free`, given when each is ready and how long it
+/// takes.
+pub fn queue(mut free: f64, buckets: impl IntoIterator<Item = (f64, f64)>) -> Vec<Passage> {
     let passage = |(ready, cost): (f64, f64)| {
         let sent = free.max(ready);
         free = sent + cost;
@@ -34,6 +34,11 @@ pub fn exposed(passages: &[Passage], end: f64) -> f64 {
     passages.last().map_or(0.0, |last| (last.done - end).max(0.0))
 }
 
+/// How long buckets travel before `end`.
+pub fn hidden(passages: &[Passage], end: f64) -> f64 {
+    passages.iter().map(|passage| (passage.done.min(end) - passage.sent).max(0.0)).sum()
+}
+
 /// A model's gradients, and when each of them is final.
 #[derive(Clone, Debug)]
 pub struct Backward<'a> {
@@ -41,9 +46,14 @@ pub struct Backward<'a> {
     pub layout: &'a Layout,
     /// Milliseconds since the step began, by number of the parameter; frozen ones are not looked at.
     pub ready: Vec<f64>,
+    /// The begin of the pass, when the sums of the loss are sent.
+    pub begin: f64,
     /// The end of the pass.
     pub end: f64,
 }
+
+/// Bytes of the sums of the loss, which travel before everything else.
+const LOSS_BYTES: u64 = 16;
 
 impl Backward<'_> {
     /// When each of `ddp`'s buckets of these sizes is ready, and its bytes.
@@ -58,7 +68,13 @@ impl Backward<'_> {
 
     /// Their passage, where `cost` gives the milliseconds of so many bytes.
     pub fn ddp(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Vec<Passage> {
-        queue(self.buckets(caps).into_iter().map(|(ready, bytes)| (ready, cost(bytes))))
+        let buckets = self.buckets(caps).into_iter().map(|(ready, bytes)| (ready, cost(bytes)));
+        queue(self.loss_done(&cost), buckets)
+    }
+
+    /// When the link is free of the sums of the loss.
+    pub fn loss_done(&self, cost: impl Fn(u64) -> f64) -> f64 {
+        self.begin + cost(LOSS_BYTES)
     }
 
     /// The sizes, of those that are tried, with which `ddp` leaves the least exposed, and how much. Among
@@ -89,12 +105,14 @@ mod tests {
 
     #[test]
     fn buckets_queue() {
-        let passages = queue([(4.0, 5.0), (6.0, 1.0), (20.0, 2.0)]);
+        let passages = queue(0.0, [(4.0, 5.0), (6.0, 1.0), (20.0, 2.0)]);
         let done: Vec<f64> = passages.iter().map(|passage| passage.done).collect();
         assert_eq!(done, [9.0, 10.0, 22.0]);
         assert_eq!(passages[1], Passage { ready: 6.0, sent: 9.0, done: 10.0 });
+        assert_eq!(queue(7.0, [(4.0, 5.0)])[0].sent, 7.0);
         assert_eq!((exposed(&passages, 21.0), exposed(&passages, 30.0)), (1.0, 0.0));
         assert_eq!(exposed(&[], 1.0), 0.0);
+        assert_eq!((hidden(&passages, 21.0), hidden(&passages, 9.5)), (7.0, 5.5));
     }
 
     #[test]
@@ -107,7 +125,7 @@ mod tests {
         let layout = builder.finish(1);
         // Eight gradients of 1 MiB, one every 10 ms from the last to the first; 8 ms per MiB.
         let ready = (0..8).map(|at| 10.0 * f64::from(8 - at)).collect();
-        let backward = Backward { layout: &layout, ready, end: 80.0 };
+        let backward = Backward { layout: &layout, ready, begin: -100.0, end: 80.0 };
         let cost = |latency: f64| move |bytes: u64| latency + 8.0 * bytes as f64 / 1048576.0;
         let all = BucketCaps { first_bytes: 8 << 20, bytes: 8 << 20 };
         assert_eq!(exposed(&backward.ddp(all, cost(0.0)), 80.0), 64.0);

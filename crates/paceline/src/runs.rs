@@ -62,7 +62,7 @@ pub struct RunSummary {
     pub compute_ms: Option<f64>,
     /// Time that the main thread was blocked on communication.
     pub comm_exposed_ms: Option<f64>,
-    /// Communication while the main thread computed.
+    /// Communication, but for the sums of the loss, while the main thread computed.
     pub comm_hidden_ms: Option<f64>,
     /// Communication that waited for the slowest rank.
     pub comm_wait_ms: Option<f64>,

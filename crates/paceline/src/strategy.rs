@@ -70,8 +70,24 @@ pub fn resolve(
     TopK::new(top_k).map_err(|e| Failure::Usage(format!("--top-k: {e}")))?;
     let sync_every = args.sync_every.unwrap_or(LocalSgd::DEFAULT_EVERY);
     LocalSgd::new(sync_every).map_err(|e| Failure::Usage(format!("--sync-every: {e}")))?;
-    if args.sync_blocks == Some(0) {
-        return usage("--sync-blocks 0: a block needs at least one step; pass 1 or more".into());
+    if let Some(steps) = args.sync_blocks.filter(|steps| *steps < 2) {
+        return usage(format!(
+            "--sync-blocks {steps}: the first step of a block does not count; pass 2 or more"
+        ));
+    }
+    if args.sync_blocks.is_some() && !name.synchronises_every_step() {
+        return usage(format!(
+            "--sync-blocks compares steps with and without synchronisation, and {} has none in every \
+             step; pass another --strategy",
+            name.name()
+        ));
+    }
+    if args.sync_batch_norm && name == StrategyName::LocalSgd {
+        return usage(
+            "--sync-batch-norm communicates in every step, which local_sgd is there to avoid; leave it \
+             out, or pass another --strategy"
+                .into(),
+        );
     }
     let synchronises = !matches!(name, StrategyName::Single | StrategyName::NoSync);
     let given = [
@@ -86,6 +102,13 @@ pub fn resolve(
     ];
     for (flag, _, _) in given.iter().filter(|(_, is_given, applies)| *is_given && !applies) {
         warnings.push(format!("{flag} has no effect on {}", name.name()));
+    }
+    if args.no_static_graph && !args.find_unused_parameters {
+        warnings.push(
+            "--no-static-graph has no effect without --find-unused-parameters: no parameter may be unused \
+             anyway"
+                .into(),
+        );
     }
     Ok(StrategyConfig {
         name,
@@ -123,6 +146,19 @@ fn bytes(mb: f64) -> usize {
 }
 
 impl StrategyConfig {
+    /// What the user asked for, in messages.
+    pub fn words(&self) -> String {
+        match self.sync_blocks {
+            Some(steps) => format!("--sync-blocks {steps}"),
+            None => format!("--strategy {}", self.name.name()),
+        }
+    }
+
+    /// Whether the ranks hold the same parameters after every step.
+    pub fn keeps_replicas_equal(&self) -> bool {
+        self.name.synchronises_every_step() && self.sync_blocks.is_none()
+    }
+
     /// The strategy itself.
     pub fn build(&self) -> Result<Box<dyn Strategy>> {
         let strategy = self.build_plain()?;

@@ -15,11 +15,13 @@ use paceline_strategies::{Join, MicroBatch, Replica, StepLoss, Strategy, clip_gr
 use paceline_trace::{Lane, Span, now_ns};
 
 use crate::checkpoint::{self, Progress};
-use crate::config::{ModelSettings, TrainConfig};
+use crate::config::TrainConfig;
 use crate::feed::{self, Feed};
 use crate::measure::{Meter, RankReport, StepTimes};
-use crate::report::{Console, EvaluationLine, Outcome, StepLine, Summary};
+use crate::model_settings::ModelSettings;
+use crate::report::{Console, EvaluationLine, StepLine};
 use crate::run_folder::RunFolder;
+use crate::summary::{Outcome, Summary};
 use crate::{Failure, Result, resources, resume};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
@@ -150,7 +152,7 @@ impl Trainer<'_> {
                 progress.steps += 1;
                 made += 1;
                 sums.add(&loss);
-                self.replica.group.fresh_records(meter.records());
+                meter.read(&self.replica.group);
                 let counts = made > config.warmup_steps as u64;
                 let times = meter.take(whole, data_ns, &mut self.lane, counts);
                 if counts {
@@ -185,8 +187,7 @@ impl Trainer<'_> {
 
     /// What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
     fn forget_records(&mut self, meter: &mut Meter) {
-        self.replica.group.fresh_records(meter.records());
-        meter.records().clear();
+        meter.forget(&self.replica.group);
         self.lane.clear();
     }
 
@@ -221,7 +222,7 @@ impl Trainer<'_> {
         Ok(join.next(&self.replica, own, &mut self.lane)?)
     }
 
-    /// All ranks know the same loss and norm, so all stop together, before the optimizer has touched
+    /// Where all ranks know the same loss and norm, all stop together, before the optimizer has touched
     /// a parameter. They still tell each other whose loss it was.
     fn stop_if_not_finite(
         &self,
@@ -246,6 +247,11 @@ impl Trainer<'_> {
                 0 => Failure::Run(format!("{problem}, {}", advice())),
                 _ => Failure::Consequence(problem),
             });
+        }
+        if !loss.is_shared {
+            // The others know nothing of it and go on, so this rank has nobody to ask.
+            let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
+            return Err(Failure::Run(format!("{problem}, {}", advice())));
         }
         let sums = group.gather_object(&loss.local_sum, 0)?;
         let Some(sums) = sums else {

@@ -97,7 +97,14 @@ fn strategies() {
         refused(&format!("--strategy top_k --top-k {k}"), &expected);
     }
     refused("--strategy local_sgd --sync-every 0", &["--sync-every", "at least 1, not 0"]);
-    refused("--sync-blocks 0", &["--sync-blocks 0", "1 or more"]);
+    refused("--sync-blocks 1", &["--sync-blocks 1", "2 or more"]);
+    refused("--sync-blocks 9999", &["--sync-blocks 9999", "more --epochs"]);
+    refused("--sync-blocks 2 --strategy no_sync", &["--sync-blocks", "no_sync", "--strategy"]);
+    refused("--sync-blocks 2 --clip-grad-norm 1", &["--clip-grad-norm", "--sync-blocks 2"]);
+    refused("--sync-blocks 2 --save ckpt", &["--save", "--sync-blocks 2", "different models"]);
+    refused("--strategy no_sync --evaluate", &["--evaluate", "no_sync", "different models"]);
+    let local = "--strategy local_sgd --batch-norm --sync-batch-norm";
+    refused(local, &["--sync-batch-norm", "local_sgd", "leave it out"]);
     refused("--strategy single --nproc 2", &["--strategy single", "--nproc 1"]);
 }
 
@@ -127,7 +134,10 @@ fn predictions() {
         command.arg("predict").args(flags);
         Run::of(command).refused(parts);
     };
-    refused(&["--nproc", "1"], &["--nproc 1", "2 or more"]);
+    refused(&["--nproc", "1"], &["--nproc 1", "2 to 4096"]);
+    refused(&["--nproc", "9999"], &["--nproc 9999", "2 to 4096"]);
+    refused(&["--nproc", "100", "--measure"], &["--nproc 100", "1 to 64"]);
+    refused(&["--batch-norm", "--sync-batch-norm"], &["--sync-batch-norm", "not predicted"]);
     refused(&["--links", "fast"], &["--links", "\"fast\"", "10gbit,50us", "measured"]);
     refused(&["--strategy", "ddp"], &["--strategy", "leave it out"]);
     refused(&["--rounds", "0"], &["--rounds 0", "1 to 1000"]);

@@ -72,6 +72,19 @@ fn a_resumed_run_goes_on_with_the_running_statistics() {
 fn what_has_no_effect_is_warned_about() {
     let run = train("--nproc 1 --sync-batch-norm");
     assert!(run.stderr.contains("--sync-batch-norm has no effect on single"), "{}", run.stderr);
-    let run = train("--nproc 2 --strategy no_sync --broadcast-buffers");
+    let flags = format!("{FLAGS} --nproc 2 --strategy no_sync --broadcast-buffers");
+    let run = Sandbox::new().train(&flags.replace("--evaluate", "")).ok();
     assert!(run.stderr.contains("--broadcast-buffers has no effect on no_sync"), "{}", run.stderr);
+}
+
+#[test]
+fn statistics_are_those_of_a_rank_that_has_trained() {
+    let of = |samples: &str| {
+        let flags = FLAGS.replace("--global-batch-size 25", "--batch-size 16");
+        let sandbox = Sandbox::new();
+        let run = sandbox.train(&format!("{flags} --nproc 2 --rank-samples {samples}")).ok();
+        run.line("Evaluation loss: ").to_owned()
+    };
+    // The same samples on one rank or the other, which trains on none.
+    assert_eq!(of("96 0"), of("0 96"));
 }

@@ -5,8 +5,9 @@
 //! flushed, all are awaited, divided and copied back. `ddp` does the same without the copies, because
 //! gradients live in its buckets, and starts with a small bucket so that something travels early.
 //!
-//! Operations per step: bytes / bucket size, rounded up. Bytes: the gradients. Memory: a second copy
-//! of the gradients. It wins over `simple_ddp_async` when there are many small parameters.
+//! Operations per step: at least bytes / bucket size, for a bucket is sent when the next gradient does
+//! not fit. Bytes: the gradients. Memory: a second copy of the gradients. It wins over
+//! `simple_ddp_async` when there are many small parameters.
 
 use std::ops::Range;
 
@@ -68,16 +69,11 @@ impl BucketDdpAsync {
         let Some(buckets) = &self.buckets else { return Ok(()) };
         let place = self.open.end..self.open.end + grad.num_elems();
         let copy = buckets.slice(place.clone())?;
-        lane.record(span::GRAD_SYNC, || copy_bytes(&grad, &copy))?;
+        lane.record(span::GRAD_SYNC, || copy.copy_from(&grad))?;
         self.open.end = place.end;
         self.copies.push((id, place));
         Ok(())
     }
-}
-
-fn copy_bytes(from: &Tensor, to: &Tensor) -> Result<()> {
-    to.as_bytes().write::<u8>()?.copy_from_slice(&from.as_bytes().read::<u8>()?);
-    Ok(())
 }
 
 impl Strategy for BucketDdpAsync {
@@ -122,7 +118,7 @@ impl Strategy for BucketDdpAsync {
         }
         for (id, place) in self.copies.drain(..) {
             let (copy, grad) = (buckets.slice(place)?, replica.storage.grad(id)?);
-            lane.record(span::GRAD_SYNC, || copy_bytes(&copy, &grad))?;
+            lane.record(span::GRAD_SYNC, || grad.copy_from(&copy))?;
         }
         self.order.restart();
         self.open = 0..0;

@@ -6,24 +6,37 @@
 //!
 //! ```
 //! use paceline_collectives::{ReduceOp, Work};
+//! use paceline_kernels::elementwise;
 //! use paceline_memory::Tensor;
-//! use paceline_strategies::{CommHook, Ddp, Replica, Result};
+//! use paceline_strategies::{CommHook, Ddp, Replica, Result, span};
 //! use paceline_trace::Lane;
 //!
-//! /// Follows the largest gradient of any rank, element by element.
-//! struct Largest;
+//! /// The sum on the way, the division at home.
+//! struct SumThenDivide;
 //!
-//! impl CommHook for Largest {
+//! impl CommHook for SumThenDivide {
 //!     fn name(&self) -> &'static str {
-//!         "largest"
+//!         "sum_then_divide"
 //!     }
 //!
 //!     fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
-//!         Ok(replica.group.all_reduce_async(bucket, ReduceOp::Max)?)
+//!         Ok(replica.group.all_reduce_async(bucket, ReduceOp::Sum)?)
+//!     }
+//!
+//!     fn receive(
+//!         &mut self,
+//!         replica: &Replica,
+//!         lane: &mut Lane,
+//!         _: usize,
+//!         bucket: &Tensor,
+//!     ) -> Result<()> {
+//!         let world_size = replica.group.world_size() as f64;
+//!         let divide = || elementwise::divide(&replica.compute, bucket, world_size);
+//!         Ok(lane.record(span::GRAD_SYNC, divide)?)
 //!     }
 //! }
 //!
-//! let strategy = Ddp::new(25 << 20).with_hook(Largest);
+//! let strategy = Ddp::new(25 << 20).with_hook(SumThenDivide);
 //! ```
 
 use paceline_collectives::{ReduceOp, Work};

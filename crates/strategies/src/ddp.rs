@@ -74,7 +74,7 @@ impl Ddp {
         let bucket = self.bucket(replica, at)?;
         if self.copy.is_some() {
             let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-            lane.record(span::GRAD_SYNC, || copy_elems(&grads, &bucket))?;
+            lane.record(span::GRAD_SYNC, || bucket.copy_from(&grads))?;
         }
         lane.mark(span::BUCKET_SENT, at);
         self.in_flight.push(self.hook.send(replica, lane, at, &bucket)?);
@@ -86,11 +86,6 @@ impl Ddp {
         let all = self.copy.as_ref().unwrap_or(replica.storage.grads());
         Ok(all.slice(self.buckets[at].range.clone())?)
     }
-}
-
-fn copy_elems(from: &Tensor, to: &Tensor) -> Result<()> {
-    to.as_bytes().write::<u8>()?.copy_from_slice(&from.as_bytes().read::<u8>()?);
-    Ok(())
 }
 
 impl Strategy for Ddp {
@@ -160,7 +155,7 @@ impl Strategy for Ddp {
             self.hook.receive(replica, lane, at, &bucket)?;
             if self.copy.is_some() {
                 let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-                lane.record(span::GRAD_SYNC, || copy_elems(&bucket, &grads))?;
+                lane.record(span::GRAD_SYNC, || grads.copy_from(&bucket))?;
             }
         }
         self.next = 0;

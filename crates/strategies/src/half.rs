@@ -3,7 +3,8 @@
 //! A communication hook of `ddp`: each bucket is rounded to f16 or bf16, averaged (the sum itself is taken
 //! in f32 and rounded once) and widened again. f16 keeps 11 bits of each value but nothing beyond 65504
 //! and little below 6e-8; bf16 keeps 8 bits and the range of f32. Seide et al., "1-Bit Stochastic Gradient
-//! Descent" (2014), began this line; PyTorch's `fp16_compress_hook` is the same operation.
+//! Descent" (2014), began this line. PyTorch's `fp16_compress_hook` sends as many bytes, but divides
+//! first and sums in f16, which rounds again with every rank.
 //!
 //! Operations per step: one per bucket. Bytes: half the gradients. Memory: half a copy of the
 //! gradients. It wins where the link, and not the processor, is the bottleneck.

@@ -10,7 +10,8 @@
 //! steps with its own gradients, but those of every `every`-th step are averaged. Parameters are never,
 //! so the replicas drift apart and stay so.
 //!
-//! Operations per `every` steps: one (as published: one per parameter). Bytes: the parameters.
+//! Operations per `every` steps: one (as published: one per parameter), and the few bytes of the loss, which
+//! the ranks add up in these steps only. Bytes: the parameters.
 //! Memory: nothing beyond them. It wins where even hidden communication is too slow, if the model
 //! forgives the drift.
 
@@ -77,6 +78,11 @@ impl Strategy for LocalSgd {
         Ok(Storage::new(layout.clone(), DType::F32, values, grads, &compute.allocator)?)
     }
 
+    /// Only in steps that communicate anyway; in the others each rank knows its own loss.
+    fn shares_loss(&self) -> bool {
+        self.steps + 1 == self.every
+    }
+
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
         self.steps += 1;
         if self.is_as_published && self.steps == self.every {
@@ -105,6 +111,6 @@ impl Strategy for LocalSgd {
         if !self.is_as_published && self.steps > 0 {
             self.average(replica, lane)?;
         }
-        replica.broadcast_buffers(lane)
+        replica.settle_buffers(lane)
     }
 }

@@ -1,6 +1,6 @@
 //! What a strategy works on: one rank's copy of the model.
 
-use paceline_collectives::Group;
+use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Tensor};
 use paceline_model::{GradientBooks, Model, ParamId, Storage};
@@ -25,7 +25,9 @@ pub struct MicroBatch {
 pub struct ReplicaOptions {
     /// Rank 0's running statistics are copied to all others before each step.
     pub broadcast_buffers: bool,
-    /// Batch norm takes its statistics over the samples of all ranks.
+    /// Batch norm takes its statistics over the samples of all ranks. Its sums are blocking operations
+    /// between those of the gradients, so ranks that leave out different layers cannot use it: they get
+    /// an error that names both operations.
     pub sync_batch_norm: bool,
     /// Parameters may be left out of a step; their gradient is zero then. Otherwise that is an error.
     pub find_unused_parameters: bool,
@@ -62,8 +64,19 @@ pub struct Replica {
     pub(crate) sums: Tensor,
     /// Which gradients the step has written.
     pub(crate) books: GradientBooks,
+    /// Samples that this rank has trained on.
+    pub(crate) num_samples: u64,
     /// What the first step left out, where every other one does too.
-    pub(crate) never_used: Option<Vec<ParamId>>,
+    pub(crate) left_out: Option<LeftOut>,
+}
+
+/// The parameters that a step did not use, or not to the end.
+#[derive(Debug)]
+pub(crate) struct LeftOut {
+    /// It wrote nothing of their gradients.
+    pub(crate) unused: Vec<ParamId>,
+    /// It wrote a part: not all layers that hold them were used, or not in the last micro-batch.
+    pub(crate) unfinished: Vec<ParamId>,
 }
 
 impl Replica {
@@ -84,21 +97,44 @@ impl Replica {
         storage.initialize(seed)?;
         group.broadcast(storage.values(), 0)?;
         let books = GradientBooks::new(&model.layout);
-        let never_used = None;
-        let replica = Self { model, storage, compute, group, options, sums, books, never_used };
+        let replica = Self {
+            model,
+            storage,
+            compute,
+            group,
+            options,
+            sums,
+            books,
+            num_samples: 0,
+            left_out: None,
+        };
         strategy.prepare(&replica)?;
         Ok(replica)
     }
 
-    /// Copies rank 0's buffers, the running statistics of batch norm, to all other ranks. Each rank's
-    /// follow its own samples, unless the statistics are synchronised; whoever evaluates, or wants the
-    /// model of the run, needs the same ones everywhere, and takes rank 0's. Of a model without buffers
-    /// there is nothing to copy, and no communication.
-    pub fn broadcast_buffers(&self, lane: &mut Lane) -> Result<()> {
+    /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. Of a
+    /// model without buffers there is nothing to copy, and no communication.
+    pub fn broadcast_buffers(&self, root: usize, lane: &mut Lane) -> Result<()> {
         let buffers = self.storage.buffers();
         if buffers.num_elems() > 0 && self.group.world_size() > 1 {
-            lane.record(span::EXPOSED, || self.group.broadcast(buffers, 0))?;
+            lane.record(span::EXPOSED, || self.group.broadcast(buffers, root))?;
         }
         Ok(())
+    }
+
+    /// Gives all ranks the same buffers. Each rank's follow its own samples, unless the statistics are
+    /// synchronised, and whoever evaluates, or wants the model of the run, needs the same ones everywhere:
+    /// those of the rank that has trained on most samples, the first of equals.
+    pub fn settle_buffers(&self, lane: &mut Lane) -> Result<()> {
+        if self.storage.buffers().num_elems() == 0 || self.group.world_size() == 1 {
+            return Ok(());
+        }
+        let mut samples = vec![0; self.group.world_size()];
+        samples[self.group.rank()] = self.num_samples as i64;
+        let sum = || self.group.all_reduce_slice(&mut samples, ReduceOp::Sum);
+        lane.record(span::EXPOSED, sum)?;
+        let most = samples.iter().max();
+        let root = samples.iter().position(|count| Some(count) == most).unwrap_or(0);
+        self.broadcast_buffers(root, lane)
     }
 }

@@ -6,8 +6,9 @@
 //! accumulates [`SimpleDdpGa::ACCUMULATION`] batches where nothing else is asked for.
 //!
 //! Operations per step: one per parameter, so per batch a part of that. Bytes: likewise. Memory:
-//! nothing beyond the gradients. It wins over `simple_ddp` by its factor wherever communication shows,
-//! at the price of fewer and larger optimizer steps.
+//! nothing beyond the gradients, but the inputs of all micro-batches of a step are there at once. It
+//! wins over `simple_ddp` by its factor wherever communication shows, at the price of fewer and larger
+//! optimizer steps.
 
 use paceline_trace::Lane;
 

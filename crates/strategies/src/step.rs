@@ -5,6 +5,7 @@ use paceline_memory::Tensor;
 use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Which};
 use paceline_trace::{Lane, Span, now_ns};
 
+use crate::replica::LeftOut;
 use crate::strategy::span;
 use crate::{MicroBatch, Replica, Result, StepLoss, Strategy, StrategyError};
 
@@ -20,47 +21,51 @@ pub(crate) fn train<S: Strategy + ?Sized>(
     books.begin_step();
     let outcome = step(strategy, replica, &mut books, micro_batches, lane);
     replica.books = books;
-    let (loss, never_used) = outcome?;
+    replica.num_samples += own_samples(micro_batches) as u64;
+    let (loss, left_out) = outcome?;
     if replica.options.static_graph {
-        replica.never_used.get_or_insert(never_used);
+        replica.left_out.get_or_insert(left_out);
     }
     Ok(loss)
 }
 
-/// The loss, and the parameters that were not used at all.
+/// The loss, and what was left out.
 fn step<S: Strategy + ?Sized>(
     strategy: &mut S,
     replica: &Replica,
     books: &mut GradientBooks,
     micro_batches: &[MicroBatch],
     lane: &mut Lane,
-) -> Result<(StepLoss, Vec<ParamId>)> {
+) -> Result<(StepLoss, LeftOut)> {
     let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
     let scale = replica.group.world_size() as f64 / count as f64;
     let mut local = [0.0; 2];
     let mut pending = None;
-    if replica.options.broadcast_buffers && strategy.shares_loss() {
-        replica.broadcast_buffers(lane)?;
+    let is_shared = strategy.shares_loss();
+    if replica.options.broadcast_buffers && is_shared {
+        replica.broadcast_buffers(0, lane)?;
     }
-    let mut hooks = Hooks { strategy, replica, lane, is_last: false, leaves_out: true };
+    let mut hooks = Hooks { strategy, replica, lane, is_shared, is_last: false, leaves_out: true };
     for (at, batch) in micro_batches.iter().enumerate() {
         hooks.is_last = at + 1 == micro_batches.len();
         let sums = pass(&mut hooks, books, batch, scale, &mut local)?;
         pending = sums.or(pending);
     }
-    let never_used = hooks.finish_unused(books)?;
+    let left_out = hooks.finish_left_out(books)?;
     strategy.finish(replica, lane)?;
     if let Some(pending) = pending {
         lane.record(span::EXPOSED, || pending.wait())?;
     }
     let sums = replica.sums.read::<f64>()?;
-    let count = match strategy.shares_loss() {
-        true => count,
-        false => micro_batches.iter().map(|batch| batch.targets.dims()[0]).sum(),
-    };
+    let count = if is_shared { count } else { own_samples(micro_batches) };
     // A rank that keeps its loss for itself may have had no sample.
     let loss = sums[0] / count.max(1) as f64;
-    Ok((StepLoss { loss, correct: sums[1], count, local_sum: local[0] }, never_used))
+    Ok((StepLoss { loss, correct: sums[1], count, is_shared, local_sum: local[0] }, left_out))
+}
+
+/// Samples of this rank.
+fn own_samples(micro_batches: &[MicroBatch]) -> usize {
+    micro_batches.iter().map(|batch| batch.targets.dims()[0]).sum()
 }
 
 /// The two passes of a micro-batch. Adds to the sums of this rank; after the last forward pass they
@@ -73,7 +78,7 @@ fn pass<S: Strategy + ?Sized>(
     local: &mut [f64; 2],
 ) -> Result<Option<Work>> {
     let Replica { model, storage, compute, group, sums, .. } = hooks.replica;
-    let (is_last, shares_loss) = (hooks.is_last, hooks.strategy.shares_loss());
+    let (is_last, is_shared) = (hooks.is_last, hooks.is_shared);
     let begin = now_ns();
     let mut cx = Context::training(compute, storage, books, hooks);
     let (output, mut saved) = model.network.forward(&mut cx, batch.inputs.clone())?;
@@ -81,10 +86,11 @@ fn pass<S: Strategy + ?Sized>(
     drop(output);
     local[0] += loss.loss;
     local[1] += loss.correct as f64;
-    let mut pending = None;
+    let (mut pending, mut sent_ns) = (None, None);
     if is_last {
         sums.write::<f64>()?.copy_from_slice(local);
-        if shares_loss {
+        if is_shared {
+            sent_ns = Some(now_ns());
             pending = Some(group.all_reduce_async(sums, ReduceOp::Sum)?);
         }
     }
@@ -93,6 +99,7 @@ fn pass<S: Strategy + ?Sized>(
     let end = now_ns();
     hooks.lane.push(span::FORWARD, Span { start_ns: begin, end_ns: middle });
     hooks.lane.push(span::BACKWARD, Span { start_ns: middle, end_ns: end });
+    sent_ns.into_iter().for_each(|at_ns| hooks.lane.mark_at(span::LOSS_SENT, 0, at_ns));
     Ok(pending)
 }
 
@@ -101,61 +108,74 @@ struct Hooks<'a, S: ?Sized> {
     strategy: &'a mut S,
     replica: &'a Replica,
     lane: &'a mut Lane,
+    /// Whether the sums of the loss are added up over the ranks.
+    is_shared: bool,
     /// Whether gradients of this pass are final for the step.
     is_last: bool,
     /// Whether the parameters that no step uses have yet to be announced.
     leaves_out: bool,
 }
 
-impl<S: Strategy + ?Sized> Hooks<'_, S> {
+impl<'a, S: Strategy + ?Sized> Hooks<'a, S> {
     fn announce(&mut self, id: ParamId) -> Result<()> {
         self.lane.mark(span::GRADIENT_READY, id.0);
         self.strategy.gradient_ready(self.replica, self.lane, id)
+    }
+
+    /// The parameters that no step uses.
+    fn never_used(&self) -> &'a [ParamId] {
+        self.replica.left_out.as_ref().map_or(&[], |left_out| &left_out.unused)
+    }
+
+    fn used_after_all(&self, id: ParamId) -> StrategyError {
+        let name = self.replica.model.layout.param(id).name.clone();
+        StrategyError::UsedAfterAll { name }
     }
 
     /// Announces zeros for what no step uses, once per step. After the forward pass, because what is
     /// sent before may depend on the rank, and all ranks send the sums of the loss first.
     fn announce_never_used(&mut self) -> Result<()> {
         if std::mem::take(&mut self.leaves_out) {
-            for &id in self.replica.never_used.iter().flatten() {
-                fill_zero(&self.replica.storage.grad(id)?)?;
+            for &id in self.never_used() {
+                self.replica.storage.grad(id)?.fill_zero()?;
                 self.announce(id)?;
             }
         }
         Ok(())
     }
 
-    /// Announces what the step has not used; the parameters of which it wrote nothing at all.
-    fn finish_unused(&mut self, books: &GradientBooks) -> Result<Vec<ParamId>> {
-        let Replica { model, storage, options, never_used, .. } = self.replica;
+    /// Announces what the step has not used to the end, and returns it. With a static graph that is what
+    /// the first step left out, and no more.
+    fn finish_left_out(&mut self, books: &GradientBooks) -> Result<LeftOut> {
+        let Replica { model, storage, options, left_out: known, .. } = self.replica;
         self.announce_never_used()?;
-        let is_known = |id: &ParamId| never_used.iter().flatten().any(|known| known == id);
-        let unused: Vec<ParamId> = books.unfinished().filter(|id| !is_known(id)).collect();
-        if !unused.is_empty() && (!options.find_unused_parameters || never_used.is_some()) {
-            let names = unused.iter().map(|id| model.layout.param(*id).name.clone()).collect();
+        if let Some(&id) = self.never_used().iter().find(|id| books.is_written(**id)) {
+            return Err(self.used_after_all(id));
+        }
+        let is_announced = |id: &ParamId| self.never_used().contains(id);
+        let left_out: Vec<ParamId> = books.unfinished().filter(|id| !is_announced(id)).collect();
+        let is_known = |id: &ParamId| known.as_ref().is_some_and(|k| k.unfinished.contains(id));
+        let new: Vec<&ParamId> = left_out.iter().filter(|id| !is_known(id)).collect();
+        if !new.is_empty() && (!options.find_unused_parameters || known.is_some()) {
+            let names = new.iter().map(|id| model.layout.param(**id).name.clone()).collect();
             let is_new = options.find_unused_parameters;
             return Err(StrategyError::Unused { names, is_new });
         }
-        for &id in &unused {
+        for &id in &left_out {
             if !books.is_written(id) {
-                fill_zero(&storage.grad(id)?)?;
+                storage.grad(id)?.fill_zero()?;
             }
             self.announce(id)?;
         }
-        Ok(unused.into_iter().filter(|id| !books.is_written(*id)).collect())
+        let (unfinished, unused) = left_out.into_iter().partition(|id| books.is_written(*id));
+        Ok(LeftOut { unused, unfinished })
     }
-}
-
-fn fill_zero(tensor: &Tensor) -> Result<()> {
-    tensor.as_bytes().write::<u8>()?.fill(0);
-    Ok(())
 }
 
 impl<S: Strategy + ?Sized> PassHooks for Hooks<'_, S> {
     fn gradient_ready(&mut self, id: ParamId) -> paceline_model::Result<()> {
-        if self.replica.never_used.iter().flatten().any(|unused| *unused == id) {
-            let name = self.replica.model.layout.param(id).name.clone();
-            return Err(StrategyError::UsedAfterAll { name }.into());
+        if self.never_used().contains(&id) {
+            return Err(self.used_after_all(id).into());
         }
         if self.is_last {
             self.announce_never_used()?;
@@ -165,7 +185,7 @@ impl<S: Strategy + ?Sized> PassHooks for Hooks<'_, S> {
     }
 
     fn syncs_statistics(&self) -> bool {
-        self.replica.options.sync_batch_norm && self.strategy.shares_loss()
+        self.replica.options.sync_batch_norm && self.is_shared
     }
 
     fn sum_over_ranks(&mut self, sums: &Tensor) -> paceline_model::Result<()> {

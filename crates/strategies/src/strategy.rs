@@ -25,6 +25,8 @@ pub mod span {
     pub const OPTIMIZER: &str = "optimizer_step";
     /// Mark: this rank's gradient of a parameter is final.
     pub const GRADIENT_READY: &str = "gradient_ready";
+    /// Mark: the sums of the loss are submitted next, an operation that is no part of the strategy.
+    pub const LOSS_SENT: &str = "loss_sent";
     /// Mark: a bucket is submitted next.
     pub const BUCKET_SENT: &str = "bucket_sent";
 }
@@ -38,6 +40,8 @@ pub struct StepLoss {
     pub correct: f64,
     /// Samples of all ranks together.
     pub count: usize,
+    /// Whether loss, correct and count are those of all ranks. If not, they are this rank's alone.
+    pub is_shared: bool,
     /// Sum of the losses of this rank's samples.
     pub local_sum: f64,
 }
@@ -96,9 +100,9 @@ pub trait Strategy: Send {
     }
 
     /// Makes the replicas equal where they are not after every step: called before a checkpoint, an
-    /// evaluation and the end of training. As it is, all take rank 0's running statistics.
+    /// evaluation and the end of training. As it is, all take the same running statistics.
     fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
-        replica.broadcast_buffers(lane)
+        replica.settle_buffers(lane)
     }
 
     /// Sums of loss and correct samples over this rank's share of a batch, without gradients.

@@ -66,7 +66,8 @@ impl CommHook for TopK {
                 Ok(Tensor::new(memory, 0, DType::I32, [elems])?)
             };
             let held_back = allocator.tensor(DType::F32, [len], Category::Communication)?;
-            held_back.write::<f32>()?.fill(0.0);
+            // Not zero, which would turn a gradient of -0 into one of 0.
+            held_back.write::<f32>()?.fill(-0.0);
             let (pairs, gathered) = (shared(2 * count)?, shared(2 * count * group.world_size())?);
             Ok(Sparse { held_back, pairs, gathered })
         };

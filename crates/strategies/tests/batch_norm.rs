@@ -5,10 +5,9 @@
 mod common;
 
 use paceline_collectives::Group;
-use paceline_model::ParamId;
 use paceline_strategies::{Alternating, FlatDdp, LocalSgd, NoSync, ReplicaOptions, Single};
 
-use common::{EXACT, Make, Net, Trainer, on_ranks};
+use common::{EXACT, Make, Net, Trainer, largest_difference, on_ranks};
 
 /// Samples of each batch, most of which four ranks cannot share evenly; of the tails of three the last
 /// of four ranks has none.
@@ -36,12 +35,9 @@ fn train(make: Make, world_size: usize, options: ReplicaOptions) -> Vec<Outcome>
     on_ranks(world_size, |group| {
         let mut trainer = trainer(group, make, options);
         let losses = STEPS.iter().map(|&count| trainer.step(&[count]).unwrap().loss).collect();
-        let storage = &trainer.replica.storage;
-        let ids = (0..storage.layout().params().len()).map(ParamId);
-        let values = |id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec();
         Outcome {
-            digest: storage.digest().unwrap(),
-            weights: ids.flat_map(values).collect(),
+            digest: trainer.replica.storage.digest().unwrap(),
+            weights: trainer.weights(),
             buffers: buffers(&trainer),
             losses,
         }
@@ -60,11 +56,6 @@ fn buffers(trainer: &Trainer) -> Vec<f32> {
 
 fn one_process() -> Outcome {
     train(|| Box::new(Single), 1, PLAIN).remove(0)
-}
-
-fn largest_difference<T: Copy + Into<f64>>(a: &[T], b: &[T]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).fold(0.0, |most, (a, b)| ((*a).into() - (*b).into()).abs().max(most))
 }
 
 /// The statistics are summed in f64, so what differs from one process is the order in which f32
@@ -125,7 +116,7 @@ fn broadcast_statistics_are_those_of_rank_0() {
             trainer.step(&[9]).unwrap();
             after_steps.push(buffers(&trainer));
         }
-        trainer.replica.broadcast_buffers(&mut trainer.lane).unwrap();
+        trainer.replica.broadcast_buffers(0, &mut trainer.lane).unwrap();
         (after_steps, buffers(&trainer))
     });
     let (of_rank_0, _) = &outcomes[0];

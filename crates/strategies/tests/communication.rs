@@ -9,11 +9,11 @@ use paceline_model::ParamId;
 use paceline_strategies::{Ddp, Replica, ReplicaOptions, Single, Strategy, StrategyError};
 use paceline_trace::Lane;
 
-use common::{EXACT, NETS, Net, Trainer, on_ranks};
+use common::{EXACT, NETS, Net, SPECIAL_NETS, Trainer, on_ranks};
 
 #[test]
 fn operations_per_step() {
-    for net in NETS {
+    for net in NETS.into_iter().chain(SPECIAL_NETS) {
         let operations = EXACT.map(|make| {
             let counts = on_ranks(2, |group| {
                 let mut trainer = Trainer::new(net, group, make());
@@ -27,18 +27,19 @@ fn operations_per_step() {
             assert_eq!(counts[0], counts[1]);
             counts[0]
         });
-        let params = net.build(2).layout.params().len();
+        let params = net.build(2).layout.trained().count();
         // Each with one more for the sums of the loss.
         let per_param = params + 1;
         assert_eq!(operations[..4], [per_param; 4], "{net:?}");
-        let [small_copies, one_copy, small, one, no_view, flat, sparse] = operations[4..] else {
+        let [small_copies, one_copy, small, one, no_view, flat, sparse, own] = operations[4..]
+        else {
             panic!("{} strategies", operations.len())
         };
         assert_eq!([one_copy, one, flat], [2; 3], "{net:?}");
-        assert_eq!([no_view, sparse], [small; 2], "{net:?}");
-        for buckets in [small, small_copies] {
-            assert!((3..=params).contains(&buckets), "{net:?}: {buckets}");
-        }
+        assert_eq!([no_view, sparse, own], [small; 3], "{net:?}");
+        assert!((3..=params).contains(&small), "{net:?}: {small}");
+        // What is copied is sent before it is too much, what is in place after, so those are fewer.
+        assert!((small..=per_param).contains(&small_copies), "{net:?}: {small_copies}");
     }
 }
 

@@ -2,10 +2,9 @@
 
 mod common;
 
-use paceline_model::ParamId;
 use paceline_strategies::{Ddp, HalfPrecision, LocalSgd, SimpleDdp, TopK};
 
-use common::{Make, NETS, Net, Optim, Trainer, on_ranks};
+use common::{Make, NETS, Net, Optim, Trainer, largest_difference, on_ranks};
 
 /// Samples of each step; there are as many on each rank.
 const BATCH: usize = 16;
@@ -32,11 +31,8 @@ fn train(
             losses.push(trainer.step(&[BATCH]).unwrap().loss);
         }
         trainer.strategy.settle(&trainer.replica, &mut trainer.lane).unwrap();
-        let storage = &trainer.replica.storage;
-        let ids = (0..storage.layout().params().len()).map(ParamId);
-        let weights: Vec<f32> =
-            ids.flat_map(|id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec()).collect();
-        (losses[steps - 10..].iter().sum::<f64>() / 10.0, storage.digest().unwrap(), weights)
+        let loss = losses[steps - 10..].iter().sum::<f64>() / 10.0;
+        (loss, trainer.replica.storage.digest().unwrap(), trainer.weights())
     });
     let is_equal = outcomes.iter().all(|(_, digest, _)| *digest == outcomes[0].1);
     assert_eq!(is_equal, settle, "{net:?}: whether all ranks hold the same weights");
@@ -81,7 +77,7 @@ fn local_sgd_with_an_average_after_each_step_is_data_parallelism() {
         for world_size in [2, 4] {
             let (_, exact) = train(net, SIMPLE, Optim::Plain, SHORT, world_size, true);
             let (_, averaged) = train(net, local, Optim::Plain, SHORT, world_size, true);
-            let off = exact.iter().zip(&averaged).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let off = largest_difference(&exact, &averaged);
             // The mean of parameters is rounded where that of gradients is not: 20 steps of half a unit
             // in the last place of weights below one, 6e-8, come to 1e-6, and the network carries
             // each error on into its later gradients.
@@ -98,6 +94,30 @@ fn local_sgd_as_published_leaves_replicas_apart() {
     let every: Make = || Box::new(LocalSgd::new(1).unwrap().as_published());
     let (_, weights) = train(Net::Mlp, every, Optim::Momentum, SHORT, 2, true);
     assert_eq!(weights, train(Net::Mlp, SIMPLE, Optim::Momentum, SHORT, 2, true).1);
+}
+
+#[test]
+fn top_k_of_everything_keeps_the_sign_of_zero() {
+    let exact: Make = || Box::new(Ddp::new(1024));
+    let everything: Make = || Box::new(Ddp::new(1024).with_hook(TopK::new(1.0).unwrap()));
+    for make in [exact, everything] {
+        let bits = on_ranks(2, |group| {
+            let Trainer { replica, mut strategy, mut lane, .. } =
+                Trainer::new(Net::Mlp, group, make());
+            // The second step adds to what the first one held back.
+            let mut step = || {
+                replica.storage.grads().write::<f32>().unwrap().fill(-0.0);
+                for (id, _) in replica.model.layout.trained().rev() {
+                    strategy.gradient_ready(&replica, &mut lane, id).unwrap();
+                }
+                strategy.finish(&replica, &mut lane).unwrap();
+                let grads = replica.storage.grads().read::<f32>().unwrap();
+                grads.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            [step(), step()].concat()
+        });
+        assert!(bits.iter().flatten().all(|bits| *bits == (-0.0f32).to_bits()));
+    }
 }
 
 #[test]

@@ -6,10 +6,9 @@
 mod common;
 
 use paceline_collectives::Group;
-use paceline_model::ParamId;
 use paceline_strategies::{Single, StepLoss};
 
-use common::{EXACT, Make, NETS, Net, Trainer, on_ranks};
+use common::{EXACT, Make, NETS, Net, SPECIAL_NETS, Trainer, largest_difference, on_ranks};
 
 /// Weights after twenty steps may differ by this much from those of one process, whose sums over
 /// the batch are added up in another order: 20 steps, each with a rounding error of f32, 6e-8, in
@@ -38,7 +37,7 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
         let mut trainer = Trainer::new(net, group, make());
         let losses = steps.iter().map(|step| trainer.step(step).unwrap()).collect();
         let digest = trainer.replica.storage.digest().unwrap();
-        Outcome { digest, weights: weights(&trainer), losses }
+        Outcome { digest, weights: trainer.weights(), losses }
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.digest, outcomes[0].digest, "{net:?}: rank {rank} of {world_size}");
@@ -54,35 +53,36 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
     outcomes.into_iter().next().unwrap()
 }
 
-/// All parameters, without padding.
-fn weights(trainer: &Trainer) -> Vec<f32> {
-    let storage = &trainer.replica.storage;
-    let ids = (0..storage.layout().params().len()).map(ParamId);
-    ids.flat_map(|id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec()).collect()
-}
-
-fn largest_difference(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).fold(0.0, |most, (a, b)| f64::from((a - b).abs()).max(most))
+/// Trains with every strategy: all end with the same bits, and near the weights of one process.
+fn train_all(net: Net, world_size: usize, steps: &[Vec<usize>], single: &Outcome) {
+    let outcomes = EXACT.map(|make| train(net, make, world_size, steps));
+    for outcome in &outcomes {
+        let off = largest_difference(&outcome.weights, &single.weights);
+        assert!(off < TOLERANCE, "{net:?} on {world_size} ranks: off by {off:e}");
+        assert_eq!(outcome.digest, outcomes[0].digest, "{net:?} on {world_size} ranks");
+    }
 }
 
 fn whole_batches() -> Vec<Vec<usize>> {
     STEPS.iter().map(|&count| vec![count]).collect()
 }
 
+/// Each batch in four parts, the last of which some ranks have no sample of; at the tail there are
+/// fewer parts.
+fn split_batches() -> Vec<Vec<usize>> {
+    let split = |&count: &usize| if count > 3 { vec![3, 2, 3, count - 8] } else { vec![2, 1] };
+    let parts = |count| split(count).into_iter().filter(|part| *part > 0).collect();
+    STEPS.iter().map(parts).collect()
+}
+
 #[test]
 fn all_strategies_end_with_the_weights_of_one_process() {
     for net in NETS {
         let single = train(net, SINGLE, 1, &whole_batches());
-        let untrained = weights(&Trainer::new(net, Group::single(), SINGLE()));
+        let untrained = Trainer::new(net, Group::single(), SINGLE()).weights();
         assert!(largest_difference(&single.weights, &untrained) > 0.01, "nothing was learned");
         for world_size in [2, 3, 4] {
-            let outcomes = EXACT.map(|make| train(net, make, world_size, &whole_batches()));
-            for outcome in &outcomes {
-                let off = largest_difference(&outcome.weights, &single.weights);
-                assert!(off < TOLERANCE, "{net:?} on {world_size} ranks: off by {off:e}");
-                assert_eq!(outcome.digest, outcomes[0].digest, "{net:?} on {world_size} ranks");
-            }
+            train_all(net, world_size, &whole_batches(), &single);
         }
     }
 }
@@ -105,24 +105,39 @@ fn losses_are_those_of_one_process() {
 
 #[test]
 fn accumulated_micro_batches_are_one_batch() {
-    // Each batch in four parts, the last of which some ranks have no sample of; at the tail there are
-    // fewer parts.
-    let split: Vec<Vec<usize>> = STEPS
-        .iter()
-        .map(|&count| if count > 3 { vec![3, 2, 3, count - 8] } else { vec![2, 1] })
-        .map(|parts| parts.into_iter().filter(|part| *part > 0).collect())
-        .collect();
     for net in NETS {
         let single = train(net, SINGLE, 1, &whole_batches());
+        let split = train(net, SINGLE, 1, &split_batches());
+        let off = largest_difference(&split.weights, &single.weights);
+        assert!(off < TOLERANCE, "{net:?} in one process: off by {off:e}");
         for world_size in [2, 4] {
-            let outcomes = EXACT.map(|make| train(net, make, world_size, &split));
-            for outcome in outcomes.iter().chain([&train(net, SINGLE, 1, &split)]) {
-                let off = largest_difference(&outcome.weights, &single.weights);
-                assert!(off < TOLERANCE, "{net:?} on {world_size} ranks: off by {off:e}");
-            }
-            for outcome in &outcomes {
-                assert_eq!(outcome.digest, outcomes[0].digest, "{net:?} on {world_size} ranks");
-            }
+            train_all(net, world_size, &split_batches(), &single);
         }
     }
+}
+
+#[test]
+fn frozen_units_and_tied_layers_train_as_in_one_process() {
+    for net in SPECIAL_NETS {
+        let single = train(net, SINGLE, 1, &whole_batches());
+        train_all(net, 2, &whole_batches(), &single);
+        train_all(net, 4, &split_batches(), &single);
+    }
+}
+
+#[test]
+fn frozen_units_stay_as_they_are() {
+    on_ranks(2, |group| {
+        let mut trainer = Trainer::new(Net::FrozenCnn, group, EXACT[0]());
+        let before = trainer.weights();
+        trainer.step(&[10]).unwrap();
+        let after = trainer.weights();
+        let mut start = 0;
+        for param in trainer.replica.model.layout.params() {
+            let range = start..start + param.range().len();
+            start = range.end;
+            let is_equal = before[range.clone()] == after[range];
+            assert_eq!(is_equal, param.is_frozen, "{}", param.name);
+        }
+    });
 }

@@ -1,16 +1,15 @@
-//! Ranks with different numbers of batches, of different sizes: every strategy finishes, on all ranks
-//! with the same bits, and with the weights of one process that trains on what the ranks had in each
-//! step.
+//! Ranks with different numbers of batches, of different sizes: every strategy finishes, and the exact
+//! ones on all ranks with the same bits, and with the weights of one process that trains on what the
+//! ranks had in each step.
 
 mod common;
 
 use std::ops::Range;
 
 use paceline_collectives::Group;
-use paceline_model::ParamId;
-use paceline_strategies::{Join, MicroBatch, Single};
+use paceline_strategies::{Ddp, HalfPrecision, Join, LocalSgd, MicroBatch, NoSync, Single, TopK};
 
-use common::{EXACT, Make, NETS, Net, Trainer, on_ranks};
+use common::{EXACT, Make, NETS, Net, Trainer, largest_difference, on_ranks};
 
 /// As for even inputs: sums over the batch in another order, f32 roundings over 9 steps.
 const TOLERANCE: f64 = 1e-6;
@@ -38,11 +37,8 @@ struct Outcome {
 }
 
 fn outcome(trainer: &Trainer, counts: Vec<usize>) -> Outcome {
-    let storage = &trainer.replica.storage;
-    let ids = (0..storage.layout().params().len()).map(ParamId);
-    let weights =
-        ids.flat_map(|id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec()).collect();
-    Outcome { steps: counts.len(), counts, digest: storage.digest().unwrap(), weights }
+    let digest = trainer.replica.storage.digest().unwrap();
+    Outcome { steps: counts.len(), counts, digest, weights: trainer.weights() }
 }
 
 /// Trains until all ranks are out of data, `micro_batches` at a time.
@@ -67,6 +63,7 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
             }
             counts.push(trainer.step_on(&shares).unwrap().count);
         }
+        trainer.strategy.settle(&trainer.replica, &mut trainer.lane).unwrap();
         outcome(&trainer, counts)
     })
 }
@@ -110,14 +107,35 @@ fn ranks_that_run_out_of_data_keep_the_others_company() {
                 for (rank, outcome) in train(net, make, micro_batches).into_iter().enumerate() {
                     let what = format!("{net:?}, {micro_batches} at a time, rank {rank}");
                     assert_eq!(outcome.counts, expected.counts, "{what}");
-                    let pairs = outcome.weights.iter().zip(&expected.weights);
-                    let off =
-                        pairs.fold(0.0, |most: f64, (a, b)| most.max(f64::from((a - b).abs())));
+                    let off = largest_difference(&outcome.weights, &expected.weights);
                     assert!(off < TOLERANCE, "{what}: off by {off:e}");
                     digests.push(outcome.digest);
                 }
             }
             assert!(digests.iter().all(|digest| *digest == digests[0]), "{net:?}: {digests:?}");
+        }
+    }
+}
+
+#[test]
+fn lossy_strategies_finish_on_every_rank() {
+    // Whether all ranks end with the same bits.
+    let cases: [(&str, Make, bool); 4] = [
+        ("fp16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())), true),
+        ("top_k", || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())), true),
+        ("local_sgd", || Box::new(LocalSgd::new(4).unwrap()), true),
+        ("no_sync", || Box::new(NoSync), false),
+    ];
+    for (name, make, is_equal) in cases {
+        for micro_batches in [1, 2] {
+            let outcomes = train(Net::Mlp, make, micro_batches);
+            for (rank, outcome) in outcomes.iter().enumerate() {
+                assert_eq!(outcome.steps, 9usize.div_ceil(micro_batches), "{name}, rank {rank}");
+                let is_finite = outcome.weights.iter().all(|weight| weight.is_finite());
+                assert!(is_finite, "{name}, rank {rank}: {:?}", outcome.weights);
+            }
+            let all_equal = outcomes.iter().all(|outcome| outcome.digest == outcomes[0].digest);
+            assert_eq!(all_equal, is_equal, "{name}, {micro_batches} at a time");
         }
     }
 }

@@ -51,8 +51,13 @@ impl Lane {
 
     /// Records that something happened now.
     pub fn mark(&mut self, name: &'static str, id: usize) {
+        self.mark_at(name, id, now_ns());
+    }
+
+    /// Records that something happened at this moment.
+    pub fn mark_at(&mut self, name: &'static str, id: usize, at_ns: u64) {
         if self.marks.len() < self.marks.capacity() {
-            self.marks.push(Mark { name, id, at_ns: now_ns() });
+            self.marks.push(Mark { name, id, at_ns });
         } else {
             self.dropped += 1;
         }

@@ -2,7 +2,7 @@
 
 use super::result::{BenchReport, place, program_name};
 use super::series::Series;
-use crate::report::plain_table;
+use crate::text::plain_table;
 
 /// The table: one line for each of our rows and each series that has its operation, ranks and size. A
 /// ratio above 1 says that ours took less time. Says so if nothing can be compared.

@@ -5,7 +5,7 @@
 //! do these lines, to be laid beside it. The other styles say GiB/s for that.
 
 use super::result::{Row, Skipped, effective_bandwidth_gib_s, place};
-use crate::report::plain_table;
+use crate::text::plain_table;
 
 /// The line before a configuration is measured.
 pub fn config_line(transport: &str, nproc: usize, bytes: u64) -> String {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{Answers, Verdict};
 use crate::Result;
 use crate::measure::quantile;
-use crate::report::plain_lines;
+use crate::text::plain_lines;
 
 /// There and back so often, for the latency.
 const PINGS: usize = 50;

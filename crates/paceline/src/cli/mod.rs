@@ -167,15 +167,16 @@ impl StrategyName {
         }
     }
 
-    /// Whether gradients live in the buckets of `ddp`.
+    /// Whether it is `ddp`, with whatever communication hook.
     pub fn is_ddp(self) -> bool {
         use StrategyName::*;
         matches!(self, Ddp | TopK | Fp16 | Bf16)
     }
 
-    /// Whether all ranks have the same gradients when they update their parameters.
-    pub fn has_common_gradients(self) -> bool {
-        !matches!(self, StrategyName::LocalSgd | StrategyName::NoSync)
+    /// Whether all ranks have the same gradients, of the whole batch, in every step.
+    pub fn synchronises_every_step(self) -> bool {
+        use StrategyName::*;
+        !matches!(self, Single | LocalSgd | NoSync)
     }
 
     /// Whether it cuts gradients into buckets.

@@ -80,12 +80,10 @@ pub struct Setting {
 
 impl Setting {
     fn new(study: &StudyArgs, config: &TrainConfig, params: u64) -> Self {
-        let command: Vec<String> =
-            std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
         Self {
             machine: resources::machine(),
             date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
-            command: command.join(" "),
+            command: command_line(),
             cores: resources::num_cores(),
             rounds: study.rounds,
             model: config.model.name().to_owned(),
@@ -122,6 +120,12 @@ impl Setting {
         let on = |link: &String| format!(", on an emulated link of {link}");
         self.link.as_ref().map_or(String::new(), on)
     }
+}
+
+/// The command line of this process; where the program lies is no matter of it.
+pub(crate) fn command_line() -> String {
+    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    ["paceline".to_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" ")
 }
 
 /// Checks what all studies have, before anything starts.

@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use paceline_collectives::Group;
-use paceline_kernels::Compute;
+use paceline_collectives::{Group, ReduceOp, Work};
 use paceline_kernels::optimizer::Sgd;
+use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig};
+use paceline_model::{CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig, ParamId};
 use paceline_strategies::{
-    BucketDdpAsync, Ddp, FlatDdp, MicroBatch, Replica, ReplicaOptions, Result, SimpleDdp,
+    BucketDdpAsync, CommHook, Ddp, FlatDdp, MicroBatch, Replica, ReplicaOptions, Result, SimpleDdp,
     SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss, Strategy, TopK,
 };
 use paceline_trace::Lane;
@@ -18,15 +18,26 @@ use paceline_trace::Lane;
 pub enum Net {
     Cnn,
     BatchNormCnn,
+    /// The first convolution and the hidden layer stay as they are.
+    FrozenCnn,
     Mlp,
+    /// Three hidden layers share their parameters.
+    TiedMlp,
 }
 
 /// Those whose passes treat every sample on its own.
 pub const NETS: [Net; 2] = [Net::Cnn, Net::Mlp];
+/// Likewise, but with parameters that have no gradient, or several.
+pub const SPECIAL_NETS: [Net; 2] = [Net::FrozenCnn, Net::TiedMlp];
 
 impl Net {
     pub fn build(self, world_size: usize) -> Model {
         match self {
+            Net::FrozenCnn => {
+                let mut model = Net::Cnn.build(world_size);
+                model.freeze(&["conv0".into(), "fc0".into()]).unwrap();
+                return model;
+            }
             Net::Cnn | Net::BatchNormCnn => {
                 let (channels, hidden) = (vec![8, 16], 32);
                 CnnConfig {
@@ -39,12 +50,12 @@ impl Net {
                 }
                 .build(world_size)
             }
-            Net::Mlp => MlpConfig {
+            Net::Mlp | Net::TiedMlp => MlpConfig {
                 input_dim: 12,
                 hidden_dim: 24,
                 output_dim: 3,
-                num_layers: 2,
-                tie_layers: false,
+                num_layers: if matches!(self, Net::Mlp) { 2 } else { 4 },
+                tie_layers: matches!(self, Net::TiedMlp),
             }
             .build(world_size),
         }
@@ -74,13 +85,13 @@ impl Net {
             tensor
         };
         match self {
-            Net::Cnn | Net::BatchNormCnn => {
+            Net::Cnn | Net::BatchNormCnn | Net::FrozenCnn => {
                 let labels = allocator.tensor(DType::I64, [mine.len()], Category::Data).unwrap();
                 let numbers = mine.clone().map(|n| (n * 7 % 10) as i64);
                 labels.write::<i64>().unwrap().iter_mut().zip(numbers).for_each(|(l, n)| *l = n);
                 (tensor(&[mine.len(), 12, 12, 1], elems(144, 0)), labels)
             }
-            Net::Mlp => {
+            Net::Mlp | Net::TiedMlp => {
                 (tensor(&[mine.len(), 12], elems(12, 0)), tensor(&[mine.len(), 3], elems(3, 1000)))
             }
         }
@@ -95,11 +106,35 @@ fn number(n: usize, at: usize) -> f32 {
     (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
+/// A communication hook of one's own: the sum on the way, the division at home.
+struct SumThenDivide;
+
+impl CommHook for SumThenDivide {
+    fn name(&self) -> &'static str {
+        "sum_then_divide"
+    }
+
+    fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
+        Ok(replica.group.all_reduce_async(bucket, ReduceOp::Sum)?)
+    }
+
+    fn receive(
+        &mut self,
+        replica: &Replica,
+        _: &mut Lane,
+        _: usize,
+        bucket: &Tensor,
+    ) -> Result<()> {
+        let world_size = replica.group.world_size() as f64;
+        Ok(elementwise::divide(&replica.compute, bucket, world_size)?)
+    }
+}
+
 pub type Make = fn() -> Box<dyn Strategy>;
 
 /// The strategies that give the same bits, `simple_ddp` first; the small buckets split both networks
 /// into several.
-pub const EXACT: [Make; 11] = [
+pub const EXACT: [Make; 12] = [
     || Box::new(SimpleDdp),
     || Box::new(SimpleDdpGa),
     || Box::new(SimpleDdpHook::default()),
@@ -111,6 +146,7 @@ pub const EXACT: [Make; 11] = [
     || Box::new(Ddp::new(1024).without_view()),
     || Box::new(FlatDdp),
     || Box::new(Ddp::new(1024).with_hook(TopK::new(1.0).unwrap())),
+    || Box::new(Ddp::new(1024).with_hook(SumThenDivide)),
 ];
 
 /// How weights are updated.
@@ -138,13 +174,24 @@ impl Trainer {
     pub fn with_optimizer(
         net: Net,
         group: Group,
+        strategy: Box<dyn Strategy>,
+        optim: Optim,
+    ) -> Self {
+        let model = net.build(group.world_size());
+        Self::with_model(model, net, group, strategy, optim)
+    }
+
+    /// Trains `model` on the samples of `net`.
+    pub fn with_model(
+        model: Model,
+        net: Net,
+        group: Group,
         mut strategy: Box<dyn Strategy>,
         optim: Optim,
     ) -> Self {
         let compute = Compute::new(1, Allocator::new());
         // Only rank 0's seed may count.
         let seed = 1 + group.rank() as u64;
-        let model = net.build(group.world_size());
         let options = ReplicaOptions::default();
         let replica = Replica::new(strategy.as_mut(), model, compute, group, seed, options);
         let replica = replica.unwrap();
@@ -178,6 +225,18 @@ impl Trainer {
         self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.lane)?;
         Ok(loss)
     }
+
+    /// All parameters, without padding.
+    pub fn weights(&self) -> Vec<f32> {
+        let storage = &self.replica.storage;
+        let ids = (0..storage.layout().params().len()).map(ParamId);
+        ids.flat_map(|id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec()).collect()
+    }
+}
+
+pub fn largest_difference<T: Copy + Into<f64>>(a: &[T], b: &[T]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).fold(0.0, |most, (a, b)| ((*a).into() - (*b).into()).abs().max(most))
 }
 
 /// Runs `body` on a thread per rank; results in rank order.

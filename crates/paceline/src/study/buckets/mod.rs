@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::{Case, Setting, check, measuring, median_of, run_all, write_files};
 use crate::bench::screen::say;
 use crate::cli::{BucketsArgs, Given};
-use crate::report::hundredths;
 use crate::runs::RunSummary;
+use crate::text::hundredths;
 use crate::{Failure, Result, launcher};
 
 use fit::Fit;
@@ -104,7 +104,7 @@ pub(super) fn buckets(args: &BucketsArgs) -> Result<u8> {
     let given = args.train.0.with("nproc", args.nproc).with_default("strategy", "ddp");
     let (measured, config) = measuring(&given)?;
     let built = config.data.open_train(config.seed)?;
-    let params = config.model.build(built.as_ref(), args.nproc)?.layout.num_params() as u64;
+    let params = config.model.build(built.as_ref(), args.nproc)?.layout.num_trained_params() as u64;
     let sizes = resolve_sizes(&args.sizes, 4 * params)?;
     let strategy = config.strategy.name.name();
     if !config.strategy.name.has_buckets() {

@@ -2,7 +2,7 @@
 
 use super::fit::Fit;
 use super::{BASELINES, Row, best};
-use crate::report::{plain_table, thousands};
+use crate::text::{plain_table, thousands};
 
 /// The table of `rows` and what is said below it.
 pub fn text(rows: &[Row], fit: &Fit, params: u64) -> String {

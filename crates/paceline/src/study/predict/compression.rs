@@ -88,6 +88,8 @@ struct Way<'a> {
     before_ms: f64,
     after_ms: f64,
     cost: &'a dyn Fn(u64) -> f64,
+    /// What the sums of the loss take, which are not compressed.
+    loss: &'a dyn Fn(u64) -> f64,
 }
 
 impl Compression {
@@ -105,17 +107,24 @@ impl Compression {
     ) -> Result<Self> {
         let time =
             |kind, bytes| link.time(kind, Algorithm::Direct, ranks, bytes).as_secs_f64() * 1e3;
+        let loss = |bytes: u64| time(OpKind::AllReduce, bytes);
         let halved = |bytes: u64| time(OpKind::AllReduce, bytes / 2);
         // Pairs of index and value, 8 bytes for 4, from every rank.
         let sparse = |bytes: u64| {
             let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
             time(OpKind::AllGather, pairs * ranks as u64)
         };
-        let half = Way { before_ms: costs.narrow_ms, after_ms: costs.widen_ms, cost: &halved };
+        let half = Way {
+            before_ms: costs.narrow_ms,
+            after_ms: costs.widen_ms,
+            cost: &halved,
+            loss: &loss,
+        };
         let top_k = Way {
             before_ms: costs.select_ms,
             after_ms: costs.scatter_ms * ranks as f64,
             cost: &sparse,
+            loss: &loss,
         };
         let half_step_ms = step_ms(calibration, layout, caps, &half)?;
         let top_k_step_ms = step_ms(calibration, layout, caps, &top_k)?;
@@ -135,7 +144,8 @@ fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &W
         spent += way.before_ms * bytes as f64 / all_bytes;
         (ready + spent, (way.cost)(bytes))
     });
-    let passages = replay::queue(delayed.collect::<Vec<_>>());
+    let delayed: Vec<_> = delayed.collect();
+    let passages = replay::queue(backward.loss_done(way.loss), delayed);
     let exposed = replay::exposed(&passages, backward.end + way.before_ms);
     Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
 }
@@ -185,6 +195,7 @@ mod tests {
             ranks: 2,
             step_ms: 40.0,
             compute_ms: 40.0,
+            backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
         };

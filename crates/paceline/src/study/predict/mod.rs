@@ -11,6 +11,8 @@ pub mod compression;
 pub mod model;
 pub mod table;
 
+use std::sync::Arc;
+
 use paceline_collectives::{Algorithm, Link, OpKind};
 use paceline_model::Layout;
 use serde::Serialize;
@@ -28,6 +30,17 @@ use model::{Calibration, Prediction};
 
 /// The name that stands for the transport itself.
 const MEASURED: &str = "measured";
+/// Ranks at most that are predicted; more than any link is the same for.
+const MAX_RANKS: usize = 4096;
+/// Flags of which a prediction knows nothing, and what to do instead.
+const NOT_PREDICTED: [(&str, &str); 6] = [
+    ("strategy", "what ddp would do is predicted"),
+    ("link", "pass --links"),
+    ("algorithm", "the direct algorithm is predicted"),
+    ("sync-batch-norm", "its blocking sums are not predicted"),
+    ("broadcast-buffers", "its broadcasts are not predicted"),
+    ("rank-samples", "the same batch on every rank is predicted"),
+];
 /// Sizes of the all-reduces that tell what the transport itself delivers.
 const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
 
@@ -73,9 +86,8 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
         cases.push(case(format!("{ranks} without communication"), flags)?);
     }
     let num_places = cases.len();
-    let mut configs = Vec::new();
+    let config = crate::runs::resolve(&single.with("strategy", "ddp"))?;
     for &ranks in &args.nproc {
-        configs.push(crate::runs::resolve(&at(&single, ranks).with("strategy", "ddp"))?);
         for link in args.links.iter().filter(|_| args.measure) {
             let flags = at(&single, ranks).with("strategy", "ddp");
             let flags = if link == MEASURED { flags } else { flags.with("link", link) };
@@ -89,13 +101,13 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
         .collect::<Result<_>>()?;
     let mut measured = found[num_places..].iter();
     let (mut rows, mut compressions, mut params) = (Vec::new(), Vec::new(), 0);
-    for (ranks, config) in args.nproc.iter().zip(&configs) {
+    for ranks in &args.nproc {
         let at = places.iter().position(|place| place == ranks).unwrap_or(0);
-        let layout = layout_of(config)?;
+        let layout = layout_of(&config, *ranks)?;
         params = layout.num_params() as u64;
-        let costs = compression::costs(&layout, config)?;
+        let costs = compression::costs(&layout, &config)?;
         for name in &args.links {
-            let link = link_of(name, *ranks, config)?;
+            let link = link_of(name, *ranks, &config)?;
             let cost = |bytes: u64| all_reduce_ms(link, *ranks, bytes);
             let prediction =
                 Prediction::new(&calibrations[at], &layout, config.strategy.caps(), &cost)?;
@@ -122,8 +134,7 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
             });
         }
     }
-    let config = &configs[0];
-    let setting = Setting::new(&args.study, config, params);
+    let setting = Setting::new(&args.study, &config, params);
     say(&format!("Predicted steps: {}", setting.words()));
     say(&format!("\n{}", table::text(&calibrations, &rows, &compressions)));
     let report = Report {
@@ -142,10 +153,12 @@ fn resolve(args: &PredictArgs) -> Result<Given> {
         return usage("--nproc and --links need at least one value each".into());
     }
     for &ranks in &args.nproc {
-        launcher::check_num_ranks("--nproc", ranks)?;
-        if ranks < 2 {
+        if args.measure {
+            launcher::check_num_ranks("--nproc", ranks)?;
+        }
+        if !(2..=MAX_RANKS).contains(&ranks) {
             return usage(format!(
-                "--nproc {ranks}: one rank has nothing to communicate; pass 2 or more"
+                "--nproc {ranks}: one rank has nothing to communicate; pass 2 to {MAX_RANKS}"
             ));
         }
     }
@@ -154,9 +167,7 @@ fn resolve(args: &PredictArgs) -> Result<Given> {
             Failure::Usage(format!("--links: {e}, or {MEASURED} for the transport as it is here"))
         })?;
     }
-    for (flag, instead) in
-        [("strategy", "what ddp would do is predicted"), ("link", "pass --links")]
-    {
+    for (flag, instead) in NOT_PREDICTED {
         if args.train.0.has(flag) {
             return usage(format!("--{flag}: {instead}; leave it out"));
         }
@@ -181,9 +192,10 @@ fn case(what: String, flags: Given) -> Result<Case> {
     Ok(Case { what, flags })
 }
 
-fn layout_of(config: &TrainConfig) -> Result<std::sync::Arc<Layout>> {
+/// The layout of the model on so many ranks, which need not fit on this host.
+fn layout_of(config: &TrainConfig, ranks: usize) -> Result<Arc<Layout>> {
     let dataset = config.data.open_train(config.seed)?;
-    Ok(config.model.build(dataset.as_ref(), config.world_size)?.layout)
+    Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
 }
 
 /// The link of this name; `measured` is what an all-reduce over the transport takes here, fitted to a few

@@ -11,6 +11,9 @@ use crate::replay::{self, Backward};
 use crate::runs::{self, RunSummary};
 use crate::{Failure, Result};
 
+/// The part of a step that other buckets have to gain to be worth a word.
+const MIN_GAIN: f64 = 0.01;
+
 /// A step without communication, medians over the rounds, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Calibration {
@@ -20,7 +23,9 @@ pub struct Calibration {
     pub step_ms: f64,
     /// The main thread computed.
     pub compute_ms: f64,
-    /// The end of the backward pass since the step began.
+    /// The begin of the backward pass since the step began.
+    pub backward_begin_ms: f64,
+    /// Its end.
     pub backward_end_ms: f64,
     /// When each gradient was final since the step began, the first one first.
     pub ready: Vec<ReadyLine>,
@@ -34,23 +39,30 @@ impl Calibration {
             runs::median(rounds.iter().map(part)).ok_or_else(missing)
         };
         let first = rounds.first().ok_or_else(missing)?;
+        // The anatomy has means, which a few slow steps stretch; what counts is the usual step.
+        let usual = |run: &RunSummary, mean_ms: f64| {
+            let mean_step_ms = run.anatomy.wall_ms - run.anatomy.data_ms;
+            Some(mean_ms * run.step_ms_median? / mean_step_ms)
+        };
         let ready_of = |at: usize| {
-            let ready = |run: &RunSummary| Some(run.anatomy.ready.get(at)?.ready_ms);
+            let ready = |run: &RunSummary| usual(run, run.anatomy.ready.get(at)?.ready_ms);
             let param = first.anatomy.ready[at].param.clone();
             Ok(ReadyLine { param, ready_ms: median(&ready)? })
         };
         Ok(Self {
             ranks,
             step_ms: median(&|run| run.step_ms_median)?,
-            compute_ms: median(&|run| run.compute_ms)?,
-            backward_end_ms: median(&|run| Some(run.anatomy.backward_end_ms))?,
+            compute_ms: median(&|run| usual(run, run.compute_ms?))?,
+            backward_begin_ms: median(&|run| usual(run, run.anatomy.backward_begin_ms))?,
+            backward_end_ms: median(&|run| usual(run, run.anatomy.backward_end_ms))?,
             ready: (0..first.anatomy.ready.len()).map(ready_of).collect::<Result<_>>()?,
         })
     }
 
     /// The ready times for a layout of the same parameters.
     pub fn backward<'a>(&self, layout: &'a Layout) -> Result<Backward<'a>> {
-        advice::backward(&self.ready, self.backward_end_ms, layout).ok_or_else(|| {
+        let pass = [self.backward_begin_ms, self.backward_end_ms];
+        advice::backward(&self.ready, pass, layout).ok_or_else(|| {
             Failure::Run("a run without communication has not followed all gradients".to_owned())
         })
     }
@@ -61,9 +73,9 @@ impl Calibration {
 pub struct Prediction {
     /// All communication of a step.
     pub comm_ms: f64,
-    /// What of it is left after the backward pass.
+    /// The time from the end of the backward pass to the end of communication.
     pub exposed_ms: f64,
-    /// The other part, in percent.
+    /// The part of the communication that runs before the end of the backward pass, in percent.
     pub overlap_pct: f64,
     /// The step.
     pub step_ms: f64,
@@ -90,17 +102,23 @@ impl Prediction {
         let passages = backward.ddp(caps, cost);
         let comm_ms: f64 = passages.iter().map(|passage| passage.done - passage.sent).sum();
         let exposed_ms = replay::exposed(&passages, backward.end);
+        let hidden_ms = replay::hidden(&passages, backward.end);
         let elem_bytes = size_of::<f32>() as u64;
         let one_by_one: f64 =
             layout.trained().map(|(_, p)| cost(p.range().len() as u64 * elem_bytes)).sum();
-        let (best, least) = backward.best_caps(cost);
+        let loss_ms = (backward.loss_done(cost) - backward.end).max(0.0);
+        let (best, least) = match backward.best_caps(cost) {
+            // Nothing that anybody could measure: the buckets as they are do as well.
+            (_, least) if exposed_ms - least < MIN_GAIN * calibration.step_ms => (caps, exposed_ms),
+            best => best,
+        };
         let mb = |bytes: usize| bytes as f64 / 1048576.0;
         Ok(Self {
             comm_ms,
             exposed_ms,
-            overlap_pct: if comm_ms > 0.0 { 100.0 * (1.0 - exposed_ms / comm_ms) } else { 0.0 },
+            overlap_pct: if comm_ms > 0.0 { 100.0 * hidden_ms / comm_ms } else { 0.0 },
             step_ms: calibration.step_ms + exposed_ms,
-            simple_step_ms: calibration.step_ms + one_by_one,
+            simple_step_ms: calibration.step_ms + loss_ms + one_by_one,
             best_bucket_mb: mb(best.bytes),
             best_first_mb: mb(best.first_bytes),
             best_step_ms: calibration.step_ms + least,
@@ -151,8 +169,14 @@ mod tests {
         }
         let line = |param: &str, ready_ms| ReadyLine { param: param.to_owned(), ready_ms };
         let ready = vec![line("b.weight", 20.0), line("a.weight", 30.0)];
-        let calibration =
-            Calibration { ranks: 1, step_ms: 40.0, compute_ms: 39.0, backward_end_ms: 30.0, ready };
+        let calibration = Calibration {
+            ranks: 1,
+            step_ms: 40.0,
+            compute_ms: 39.0,
+            backward_begin_ms: 10.0,
+            backward_end_ms: 30.0,
+            ready,
+        };
         (builder.finish(1), calibration)
     }
 

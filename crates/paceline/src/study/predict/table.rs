@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::Row;
 use super::compression::Compression;
 use super::model::Calibration;
-use crate::report::plain_table;
+use crate::text::plain_table;
 
 /// A row without nesting, for CSV.
 #[derive(Clone, Debug, Serialize)]
@@ -103,7 +103,7 @@ pub fn text(calibrations: &[Calibration], rows: &[Row], compression: &[Compressi
 }
 
 fn short(mb: f64) -> String {
-    let text = format!("{mb:.3}");
+    let text = format!("{mb:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
@@ -136,6 +136,7 @@ mod tests {
             ranks: 2,
             step_ms: 40.0,
             compute_ms: 39.0,
+            backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 20.0 }],
         };

@@ -3,8 +3,8 @@
 use super::Scaling;
 use super::fit::Fit;
 use super::rows::{Mode, Row};
-use crate::report::{plain_table, thousands};
 use crate::study::Setting;
+use crate::text::{plain_table, thousands};
 
 const NAMES: [&str; 11] = [
     "ranks",
@@ -45,9 +45,13 @@ pub fn text(scaling: &Scaling, setting: &Setting) -> String {
         );
     }
     text += &match &scaling.fit {
-        Fit::Found { serial, residual, num_points } => format!(
+        Fit::Found { serial, residual: Some(residual), num_points } => format!(
             "\n{law}: serial fraction {:.2} %, from {num_points} numbers of ranks, residual \
              {residual:.3} in speed-up",
+            100.0 * serial
+        ),
+        Fit::Found { serial, residual: None, .. } => format!(
+            "\n{law}: serial fraction {:.2} %, from one number of ranks, which any law fits",
             100.0 * serial
         ),
         Fit::Refused(why) => format!("\n{law}: {why}"),
@@ -123,7 +127,7 @@ mod tests {
            *4      256   220.00      1,164      1.82          45.5     120.00        0.00       0.00        0.00      72.7
         T_comm = T_N - T_1; serial: the fraction f for which speed-up = N - f (N - 1)
         * more ranks x threads than the 2 cores here: left out of the fit
-        Gustafson: no fit: it needs at least 2 numbers of ranks beside 1, and there is 1 (1 left out: more ranks x threads than cores)
+        Gustafson: serial fraction 9.52 %, from one number of ranks, which any law fits
         Weak scaling to 2 ranks is 95.2 % efficient: a step takes 105.00 ms, 5.00 ms more than the ideal 100.00 ms. Nothing limits it here: computing takes 105.00 ms instead of 100.00 ms; 1.25 ms of communication are exposed, 0.00 ms of waiting, and 8.50 ms are hidden. 4 ranks (*) share 2 cores and are 45.5 % efficient, which says nothing about communication.
         ");
     }
