@@ -28,6 +28,8 @@ pub(crate) struct Pace {
 
 /// By how much an operation may outlast the link before that is said.
 const LATE: f64 = 1.05;
+/// The shortest operation of which it is said: how late a shorter one is, the scheduler decides.
+const LONG: Duration = Duration::from_millis(1);
 
 impl Pace {
     pub(crate) fn new(link: Link, algorithm: Algorithm) -> Self {
@@ -46,7 +48,7 @@ impl Pace {
     pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) {
         let time = self.time(call, world);
         let taken = Duration::from_nanos(now_ns().saturating_sub(present_ns));
-        let is_late = taken > time.mul_f64(LATE) && taken > time + Duration::from_micros(100);
+        let is_late = time >= LONG && taken > time.mul_f64(LATE);
         if is_late && !self.has_warned.swap(true, Ordering::Relaxed) {
             warn(&format!(
                 "{} took {taken:?} on this transport, longer than the {time:?} of the emulated link \
