@@ -126,7 +126,7 @@ impl Trainer<'_> {
         let mut meter = Meter::new();
         // Room for all steps, so that measuring does not allocate; within reason, because a run
         // that is to go on until it is stopped may announce any number of epochs.
-        let num_steps = config.epochs.saturating_mul(config.steps_per_epoch);
+        let num_steps = usize::try_from(config.total_steps()).unwrap_or(usize::MAX);
         let mut steps = Vec::with_capacity(num_steps.min(MAX_RESERVED_STEPS));
         let mut last = None;
         let mut made = 0;

@@ -13,11 +13,12 @@ use std::ops::Range;
 
 use paceline_collectives::{Group, ReduceOp, Work};
 use paceline_kernels::{Compute, elementwise};
-use paceline_memory::{Category, DType, Tensor};
+use paceline_memory::{DType, Tensor};
 use paceline_model::{Model, ParamId, Storage};
 use paceline_trace::Lane;
 
 use crate::in_order::InOrder;
+use crate::replica::shared_tensor;
 use crate::strategy::span;
 use crate::{Replica, Result, Strategy};
 
@@ -91,9 +92,7 @@ impl Strategy for BucketDdpAsync {
         self.order = InOrder::new(&model.layout);
         let dtype = storage.grads().dtype();
         let len = model.layout.trained().map(|(_, param)| param.range().len()).sum::<usize>();
-        let bytes = len * dtype.size_bytes();
-        let memory = group.allocate(&compute.allocator, bytes, Category::Communication)?;
-        self.buckets = Some(Tensor::new(memory, 0, dtype, [len])?);
+        self.buckets = Some(shared_tensor(group, &compute.allocator, dtype, len)?);
         Ok(())
     }
 

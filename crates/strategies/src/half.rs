@@ -11,9 +11,10 @@
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_kernels::cast;
-use paceline_memory::{Category, DType, Tensor};
+use paceline_memory::{DType, Tensor};
 use paceline_trace::Lane;
 
+use crate::replica::shared_tensor;
 use crate::strategy::span;
 use crate::{CommHook, Replica, Result};
 
@@ -44,11 +45,7 @@ impl CommHook for HalfPrecision {
 
     fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {
         let (group, allocator) = (&replica.group, &replica.compute.allocator);
-        let bucket = |&len: &usize| -> Result<Tensor> {
-            let bytes = len * self.dtype.size_bytes();
-            let memory = group.allocate(allocator, bytes, Category::Communication)?;
-            Ok(Tensor::new(memory, 0, self.dtype, [len])?)
-        };
+        let bucket = |&len: &usize| shared_tensor(group, allocator, self.dtype, len);
         self.buckets = bucket_lens.iter().map(bucket).collect::<Result<_>>()?;
         Ok(())
     }

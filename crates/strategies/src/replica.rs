@@ -2,7 +2,7 @@
 
 use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
-use paceline_memory::{Category, DType, Tensor};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{GradientBooks, Model, ParamId, Storage};
 use paceline_trace::Lane;
 
@@ -79,6 +79,18 @@ pub(crate) struct LeftOut {
     pub(crate) unfinished: Vec<ParamId>,
 }
 
+/// A flat tensor of `len` elements for communication, where peers can reduce it in place.
+pub(crate) fn shared_tensor(
+    group: &Group,
+    allocator: &Allocator,
+    dtype: DType,
+    len: usize,
+) -> Result<Tensor> {
+    let bytes = len * dtype.size_bytes();
+    let memory = group.allocate(allocator, bytes, Category::Communication)?;
+    Ok(Tensor::new(memory, 0, dtype, [len])?)
+}
+
 impl Replica {
     /// A replica in memory of the strategy's choice, with parameters as the seed gives them on rank
     /// 0, everywhere; the strategy is ready to train it.
@@ -91,9 +103,7 @@ impl Replica {
         options: ReplicaOptions,
     ) -> Result<Self> {
         let storage = strategy.backing(&model, &compute, &group)?;
-        let bytes = 2 * size_of::<f64>();
-        let sums = group.allocate(&compute.allocator, bytes, Category::Communication)?;
-        let sums = Tensor::new(sums, 0, DType::F64, [2])?;
+        let sums = shared_tensor(&group, &compute.allocator, DType::F64, 2)?;
         storage.initialize(seed)?;
         group.broadcast(storage.values(), 0)?;
         let books = GradientBooks::new(&model.layout);

@@ -15,6 +15,7 @@ use paceline_kernels::top_k;
 use paceline_memory::{Category, DType, Tensor};
 use paceline_trace::Lane;
 
+use crate::replica::shared_tensor;
 use crate::strategy::span;
 use crate::{CommHook, Replica, Result, StrategyError};
 
@@ -60,11 +61,7 @@ impl CommHook for TopK {
         let (group, allocator) = (&replica.group, &replica.compute.allocator);
         let sparse = |&len: &usize| -> Result<Sparse> {
             let count = ((len as f64 * self.k).ceil() as usize).min(len);
-            let shared = |elems: usize| -> Result<Tensor> {
-                let bytes = elems * DType::I32.size_bytes();
-                let memory = group.allocate(allocator, bytes, Category::Communication)?;
-                Ok(Tensor::new(memory, 0, DType::I32, [elems])?)
-            };
+            let shared = |elems: usize| shared_tensor(group, allocator, DType::I32, elems);
             let held_back = allocator.tensor(DType::F32, [len], Category::Communication)?;
             // Not zero, which would turn a gradient of -0 into one of 0.
             held_back.write::<f32>()?.fill(-0.0);
