@@ -131,8 +131,12 @@ impl Watch {
         }
         text.push('\n');
         let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), core.rank);
+        // The process may be ending, by another thread: a file is whole, or the one before it stays.
+        let partial = folder.join(format!("{name}.{}", std::process::id()));
+        let written = std::fs::write(&partial, text)
+            .and_then(|()| std::fs::rename(&partial, folder.join(&name)));
         // The folder may be gone, or full: the error that is being reported matters more.
-        if let Err(error) = std::fs::write(folder.join(&name), text) {
+        if let Err(error) = written {
             self.say(format!("cannot write {}: {error}", folder.join(name).display()));
         }
     }
