@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use paceline_memory::DType;
 
+use crate::record::{OpRecord, OpTimes};
 use crate::{OpKind, ReduceOp};
 
 /// A range of this rank's memory, claimed or borrowed for as long as the operation runs.
@@ -107,6 +108,20 @@ impl Call {
     /// The size of the message as benchmarks count it: the longer of the two sides.
     pub(crate) fn message_bytes(&self) -> usize {
         self.send.len_bytes.max(self.recv.len_bytes)
+    }
+
+    /// What is kept of it.
+    pub(crate) fn record(&self, seq: u32, times: OpTimes) -> OpRecord {
+        OpRecord {
+            kind: self.kind,
+            seq,
+            bytes: self.message_bytes(),
+            dtype: self.dtype,
+            op: self.op,
+            send_bytes: self.send.len_bytes,
+            recv_bytes: self.recv.len_bytes,
+            times,
+        }
     }
 
     /// What this rank sends to another one, and to whom.

@@ -70,7 +70,7 @@ impl Core {
         let seq = self.operations.fetch_add(1, Ordering::Relaxed);
         let started_ns = now_ns();
         let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
-        let record = OpRecord { kind: call.kind, seq, bytes: call.message_bytes(), times };
+        let record = call.record(seq, times);
         lock(&self.ring).begin(record);
         self.watch.begins(self, call, seq);
         let trip =

@@ -159,6 +159,16 @@ impl Group {
     ///
     /// The new group's operations are independent of this one's. It emulates the same link.
     pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+        let group = self.divide(colour)?;
+        if let (Some(group), Some(pace)) = (&group, self.core.pace.get()) {
+            // The parent's transport was slow enough, and this one is no faster.
+            group.set_pace(pace.link);
+        }
+        Ok(group)
+    }
+
+    /// As [`Group::split`], but the new group emulates no link.
+    pub(crate) fn divide(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
         let split = self.num_splits.fetch_add(1, Ordering::Relaxed);
         let mut colours = vec![0i64; self.world_size()];
         let own = colour.map_or(-1, i64::from);
@@ -168,7 +178,6 @@ impl Group {
         let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
         let name = format!("{}/{split}.{own}", self.name);
         let mut options = self.options.clone();
-        let link = self.core.pace.get().map(|pace| pace.link);
         options.link = None;
         let group = match (&self.ties, &self.core.engine) {
             (Ties::Threads(hub), _) => {
@@ -219,10 +228,6 @@ impl Group {
                 }
             }
         };
-        if let Some(link) = link {
-            // The parent's transport was slow enough, and this one is no faster.
-            group.set_pace(link);
-        }
         Ok(Some(group))
     }
 
@@ -426,7 +431,7 @@ impl Group {
         Ok(())
     }
 
-    fn set_pace(&self, link: Link) {
+    pub(crate) fn set_pace(&self, link: Link) {
         // A second link would be refused here; the first one stays.
         let _ = self.core.pace.set(Pace::new(link, self.options.algorithm));
     }

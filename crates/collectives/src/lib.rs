@@ -173,6 +173,7 @@
 #![deny(missing_docs)]
 
 mod call;
+mod clock;
 mod core;
 mod cost;
 mod door;
@@ -199,6 +200,7 @@ mod warning;
 mod watch;
 mod worker;
 
+pub use clock::{ClockOffset, Exchange, measure_clock};
 pub use cost::{Algorithm, Cost, Link, NAMED_LINKS};
 pub use environment::{
     EnvironmentError, Launcher, Placement, write_consequence_file, write_error_file,

@@ -2,6 +2,11 @@
 
 use std::collections::VecDeque;
 
+use paceline_memory::DType;
+use paceline_trace::Operation;
+
+use crate::ReduceOp;
+
 /// Which operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
@@ -128,8 +133,36 @@ pub struct OpRecord {
     pub seq: u32,
     /// Size of the message in bytes.
     pub bytes: usize,
+    /// Element type.
+    pub dtype: DType,
+    /// How it reduces, if it does.
+    pub op: ReduceOp,
+    /// Bytes that this rank contributes.
+    pub send_bytes: usize,
+    /// Bytes that this rank receives.
+    pub recv_bytes: usize,
     /// When it happened; moments that have not come are zero.
     pub times: OpTimes,
+}
+
+impl OpRecord {
+    /// The record in the words of a trace.
+    pub fn traced(&self) -> Operation {
+        let elems = |bytes: usize| (bytes / self.dtype.size_bytes()) as u64;
+        let OpTimes { submitted_ns, started_ns, present_ns, finished_ns } = self.times;
+        Operation {
+            name: self.kind.name(),
+            reduction: if self.kind.reduces() { self.op.name() } else { "" },
+            dtype: self.dtype.name(),
+            seq: self.seq,
+            in_elems: elems(self.send_bytes),
+            out_elems: elems(self.recv_bytes),
+            submitted_ns,
+            started_ns,
+            present_ns,
+            finished_ns,
+        }
+    }
 }
 
 /// The most recent records, up to a fixed number, and the operation that is under way.

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use paceline_memory::Allocator;
+use paceline_trace::Track;
 
 use crate::batch::{Producer, panic_message};
 use crate::{Batch, DataError, Dataset, Position, Sampler};
@@ -26,7 +27,7 @@ pub enum Prefetch {
 }
 
 /// Where a [`Loader`] starts and ends, and how it works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct LoaderConfig {
     /// The first batch. One past the last step of an epoch is the start of the next.
     pub start: Position,
@@ -34,13 +35,15 @@ pub struct LoaderConfig {
     pub end_epoch: u64,
     /// Whether to read ahead.
     pub prefetch: Prefetch,
+    /// Where the making of each batch is recorded.
+    pub track: Option<Arc<Track>>,
 }
 
 impl Default for LoaderConfig {
     /// One epoch from its start, two batches ahead.
     fn default() -> Self {
         let prefetch = Prefetch::Background { depth: 2 };
-        Self { start: Position::default(), end_epoch: 1, prefetch }
+        Self { start: Position::default(), end_epoch: 1, prefetch, track: None }
     }
 }
 
@@ -55,7 +58,7 @@ pub struct Loader(Source);
 #[derive(Debug)]
 enum Source {
     /// Boxed: it is much larger than the others.
-    Inline(Box<Producer>),
+    Inline(Box<Recorded>),
     Thread(Prefetcher),
     Done,
 }
@@ -69,16 +72,17 @@ impl Loader {
         allocator: Allocator,
         config: LoaderConfig,
     ) -> Result<Self, DataError> {
-        let LoaderConfig { start, end_epoch, prefetch } = config;
+        let LoaderConfig { start, end_epoch, prefetch, track } = config;
         let producer = Producer::new(dataset, sampler, allocator, start, end_epoch)?;
+        let producer = Recorded { producer, track };
         Ok(Self(match prefetch {
             Prefetch::None => {
-                producer.reserve(1)?;
+                producer.producer.reserve(1)?;
                 Source::Inline(Box::new(producer))
             }
             Prefetch::Background { depth } => {
                 // One in the caller's hands, `depth` waiting, and one being made or handed over.
-                producer.reserve(depth + 2)?;
+                producer.producer.reserve(depth + 2)?;
                 Source::Thread(Prefetcher::start(producer, depth)?)
             }
         }))
@@ -101,6 +105,22 @@ impl Iterator for Loader {
     }
 }
 
+/// What makes batches, and where that is recorded.
+#[derive(Debug)]
+struct Recorded {
+    producer: Producer,
+    track: Option<Arc<Track>>,
+}
+
+impl Recorded {
+    fn next_batch(&mut self, stopped: &AtomicBool) -> Option<Result<Batch, DataError>> {
+        match &self.track {
+            Some(track) => track.span("make batch", || self.producer.next_batch(stopped)),
+            None => self.producer.next_batch(stopped),
+        }
+    }
+}
+
 /// The thread that makes batches, and the end of the channel on which they come.
 #[derive(Debug)]
 struct Prefetcher {
@@ -112,7 +132,7 @@ struct Prefetcher {
 }
 
 impl Prefetcher {
-    fn start(mut producer: Producer, depth: usize) -> Result<Self, DataError> {
+    fn start(mut producer: Recorded, depth: usize) -> Result<Self, DataError> {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(depth);
         let stopped = stop.clone();

@@ -13,6 +13,7 @@ const BLOCK_ELEMS: usize = 1 << 16;
 /// `rounded = x`, to nearest, ties to even: f32 to f16 or bf16, of one shape. Overwrites. Beyond the
 /// range of f16 it gives infinity.
 pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
+    let _time = compute.time("cast_narrow", [x]);
     let op = "narrow";
     expect_shape(op, "rounded", rounded.shape(), x.shape())?;
     expect_f32(op, x)?;
@@ -31,6 +32,7 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
 
 /// `x = rounded`, exactly: f16 or bf16 to f32, of one shape. Overwrites.
 pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
+    let _time = compute.time("cast_widen", [rounded]);
     let op = "widen";
     expect_shape(op, "x", x.shape(), rounded.shape())?;
     expect_f32(op, x)?;

@@ -1,9 +1,16 @@
 //! What a kernel computes with: vector instructions, threads and scratch memory.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor, WriteGuard};
+use paceline_trace::{Event, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
 use crate::SimdLevel;
+
+/// What a thread of a pool does: a part of the kernel that is under way.
+const SHARE: &str = "share of a kernel";
 
 /// The means of computation of one rank.
 #[derive(Debug)]
@@ -13,12 +20,57 @@ pub struct Compute {
     pub threads: Threads,
     /// Where scratch memory comes from.
     pub allocator: Allocator,
+    /// Where kernels are recorded.
+    track: Option<Arc<Track>>,
+    /// Whether a kernel is being timed: those that it calls are part of it.
+    is_timing: AtomicBool,
 }
 
 impl Compute {
     /// Computes with `num_threads` threads and the best vector instructions of this processor.
     pub fn new(num_threads: usize, allocator: Allocator) -> Self {
-        Self { simd: SimdLevel::detect(), threads: Threads::new(num_threads), allocator }
+        Self {
+            simd: SimdLevel::detect(),
+            threads: Threads::new(num_threads),
+            allocator,
+            track: None,
+            is_timing: AtomicBool::new(false),
+        }
+    }
+
+    /// Records each kernel on `kernels`, and what each thread of a pool does on the track of its number.
+    pub fn recorded(mut self, kernels: Arc<Track>, threads: Vec<Arc<Track>>) -> Self {
+        self.track = Some(kernels);
+        self.threads.tracks = threads;
+        self
+    }
+
+    /// Times a kernel from now until the returned value is dropped. A kernel that another one calls is
+    /// part of it.
+    pub fn time<'a>(
+        &self,
+        name: &'static str,
+        tensors: impl IntoIterator<Item = &'a Tensor>,
+    ) -> KernelTimer<'_> {
+        let track = self.track.as_deref().filter(|track| track.is_on());
+        if track.is_none() || self.is_timing.swap(true, Ordering::Relaxed) {
+            return KernelTimer(None);
+        }
+        let shapes = Shapes::new(tensors.into_iter().map(Tensor::dims));
+        KernelTimer(Some(Timing { compute: self, name, shapes, start_ns: now_ns() }))
+    }
+
+    /// Copies the elements of a tensor into another one of the same element type and number, and records
+    /// it as a copy.
+    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<(), MemoryError> {
+        let start_ns = now_ns();
+        to.copy_from(from)?;
+        if let Some(track) = &self.track {
+            let span = Span { start_ns, end_ns: now_ns() };
+            let bytes = from.num_elems() * from.dtype().size_bytes();
+            track.record(Event::Copy { span, bytes: bytes as u64 });
+        }
+        Ok(())
     }
 
     /// The same with other vector instructions; `None` if this processor does not have them.
@@ -41,10 +93,36 @@ impl Compute {
     }
 }
 
+/// Ends the time of a kernel when it is dropped, see [`Compute::time`].
+#[must_use = "the kernel is timed until this is dropped"]
+#[derive(Debug)]
+pub struct KernelTimer<'a>(Option<Timing<'a>>);
+
+#[derive(Debug)]
+struct Timing<'a> {
+    compute: &'a Compute,
+    name: &'static str,
+    shapes: Shapes,
+    start_ns: u64,
+}
+
+impl Drop for KernelTimer<'_> {
+    fn drop(&mut self) {
+        let Some(Timing { compute, name, shapes, start_ns }) = self.0.take() else { return };
+        let span = Span { start_ns, end_ns: now_ns() };
+        if let Some(track) = &compute.track {
+            track.record(Event::Kernel { name, span, shapes });
+        }
+        compute.is_timing.store(false, Ordering::Relaxed);
+    }
+}
+
 /// The threads of one rank. A single one means that no pool exists and nothing is handed over.
 #[derive(Debug)]
 pub struct Threads {
     pool: Option<rayon::ThreadPool>,
+    /// Where each records its shares of kernels, if it does.
+    tracks: Vec<Arc<Track>>,
 }
 
 impl Threads {
@@ -58,7 +136,7 @@ impl Threads {
                 .build()
                 .unwrap_or_else(|e| panic!("no room for {num_threads} threads: {e}"))
         };
-        Self { pool: (num_threads > 1).then(build) }
+        Self { pool: (num_threads > 1).then(build), tracks: Vec::new() }
     }
 
     /// How many there are.
@@ -74,8 +152,19 @@ impl Threads {
     ) -> Result<(), E> {
         match &self.pool {
             None => items.into_iter().try_for_each(work),
-            Some(pool) => pool.install(|| items.into_par_iter().try_for_each(work)),
+            Some(pool) => {
+                let work = |item| match self.own_track() {
+                    Some(track) => track.span(SHARE, || work(item)),
+                    None => work(item),
+                };
+                pool.install(|| items.into_par_iter().try_for_each(work))
+            }
         }
+    }
+
+    /// The track of the pool's thread that asks.
+    fn own_track(&self) -> Option<&Track> {
+        self.tracks.get(rayon::current_thread_index()?).map(AsRef::as_ref)
     }
 
     /// Runs `work` where `rayon`'s current pool is this one.

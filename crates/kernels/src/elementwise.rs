@@ -8,6 +8,7 @@ use crate::{Compute, KernelError, Real, Result, SimdLevel};
 
 /// `y = max(0, x)`, passing NaN on. f32 and f64; overwrites.
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
+    let _time = compute.time("relu_forward", [input]);
     expect_shape("relu", "output", output.shape(), input.shape())?;
     match input.dtype() {
         DType::F32 => relu_f32(compute.simd, &input.read()?, &mut output.write()?),
@@ -24,6 +25,7 @@ pub fn relu_backward(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("relu_backward", [output, d_output]);
     let op = "relu backward";
     expect_shape(op, "d_output", d_output.shape(), output.shape())?;
     expect_shape(op, "d_input", d_input.shape(), output.shape())?;
@@ -126,6 +128,7 @@ pub(crate) fn add_rows_body<T: Real>(rows: &[T], sums: &mut [T]) {
 
 /// `x = x / divisor`, in place. f32 and f64.
 pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
+    let _time = compute.time("divide", [tensor]);
     match tensor.dtype() {
         DType::F32 => divide_f32(compute.simd, &mut tensor.write()?, divisor),
         DType::F64 => divide_body::<f64>(&mut tensor.write()?, divisor),

@@ -29,7 +29,7 @@ mod error;
 mod real;
 mod simd;
 
-pub use compute::{Compute, Threads};
+pub use compute::{Compute, KernelTimer, Threads};
 pub use error::KernelError;
 pub use real::Real;
 pub use simd::SimdLevel;

@@ -40,6 +40,7 @@ pub fn forward(
     activation: Activation,
     output: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("linear_forward", [input, weight]);
     let (m, n, k) = sizes("input", input, weight)?;
     expect_shape(OP, "bias", bias.shape(), [n])?;
     expect_shape(OP, "output", output.shape(), [m, n])?;
@@ -88,6 +89,7 @@ pub fn backward_weight(
     d_bias: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
+    let _time = compute.time("linear_backward_weight", [input, d_output]);
     let (m, n, k) = sizes("input", input, d_weight)?;
     expect_shape(OP, "d_output", d_output.shape(), [m, n])?;
     expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
@@ -121,6 +123,7 @@ pub fn backward_input(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("linear_backward_input", [weight, d_output]);
     let (m, n, k) = sizes("d_output", d_output, weight)?;
     expect_shape(OP, "d_input", d_input.shape(), [m, k])?;
     macro_rules! product {

@@ -18,6 +18,7 @@ const LANES: usize = 16;
 /// block, then over the lanes, then over the blocks, each in order. Neither the number of threads nor
 /// the vector instructions change a bit of it.
 pub fn sum_of_squares(compute: &Compute, tensor: &Tensor) -> Result<f64> {
+    let _time = compute.time("sum_of_squares", [tensor]);
     match tensor.dtype() {
         DType::F32 => of_blocks(compute, &tensor.read::<f32>()?, |x, sums| {
             block_sums_f32(compute.simd, x, sums);
@@ -68,6 +69,7 @@ fn block_sums_body<T: Real>(x: &[T], sums: &mut [f64]) {
 
 /// `x = factor * x`, in place. f32, with the factor rounded to it, and f64.
 pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
+    let _time = compute.time("scale", [tensor]);
     match tensor.dtype() {
         DType::F32 => {
             let mut x = tensor.write::<f32>()?;

@@ -42,6 +42,7 @@ pub fn sgd(
     grads: &Tensor,
     velocity: Option<&Tensor>,
 ) -> Result<()> {
+    let _time = compute.time("sgd", [params]);
     let op = "sgd";
     let shape = params.shape();
     expect_shape(op, "gradients", grads.shape(), shape)?;
@@ -145,6 +146,7 @@ pub fn adamw(
     first: &Tensor,
     second: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("adamw", [params]);
     let op = "adamw";
     let shape = params.shape();
     expect_shape(op, "gradients", grads.shape(), shape)?;

@@ -13,6 +13,7 @@ use crate::{Compute, KernelError, Result};
 /// `selected`, an i32 (2 k): `held_back` is -0 there afterwards. Of equals the first are taken, and NaN
 /// counts as larger than everything. `x` and `held_back` are f32 of one shape.
 pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tensor) -> Result<()> {
+    let _time = compute.time("top_k_select", [x]);
     let op = "top_k select";
     expect_shape(op, "held_back", held_back.shape(), x.shape())?;
     for tensor in [x, held_back] {

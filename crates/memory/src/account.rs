@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use paceline_trace::{Event, Track, now_ns};
 
 /// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +73,16 @@ struct Counter {
 }
 
 impl Counter {
-    fn add(&self, bytes: u64) {
+    /// Returns what is alive now.
+    fn add(&self, bytes: u64) -> u64 {
         let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
+        now
+    }
+
+    /// Returns what is alive now.
+    fn remove(&self, bytes: u64) -> u64 {
+        self.current.fetch_sub(bytes, Ordering::Relaxed) - bytes
     }
 
     fn usage(&self) -> Usage {
@@ -88,17 +98,53 @@ impl Counter {
 pub(crate) struct Account {
     by_category: [Counter; Category::ALL.len()],
     total: Counter,
+    /// Memory of the system that is held for this: in use, or waiting in a pool.
+    reserved_bytes: AtomicU64,
+    /// Where every entry is recorded.
+    track: OnceLock<Arc<Track>>,
 }
 
 impl Account {
-    pub(crate) fn add(&self, category: Category, bytes: usize) {
+    pub(crate) fn add(&self, category: Category, bytes: usize, address: usize) {
         self.by_category[category as usize].add(bytes as u64);
-        self.total.add(bytes as u64);
+        let now = self.total.add(bytes as u64);
+        self.record(category, bytes as i64, now, address);
     }
 
-    pub(crate) fn remove(&self, category: Category, bytes: usize) {
-        self.by_category[category as usize].current.fetch_sub(bytes as u64, Ordering::Relaxed);
-        self.total.current.fetch_sub(bytes as u64, Ordering::Relaxed);
+    pub(crate) fn remove(&self, category: Category, bytes: usize, address: usize) {
+        self.by_category[category as usize].remove(bytes as u64);
+        let now = self.total.remove(bytes as u64);
+        self.record(category, -(bytes as i64), now, address);
+    }
+
+    fn record(&self, category: Category, delta_bytes: i64, allocated_bytes: u64, address: usize) {
+        if let Some(track) = self.track.get().filter(|track| track.is_on()) {
+            track.record(Event::Memory {
+                at_ns: now_ns(),
+                category: category.name(),
+                delta_bytes,
+                allocated_bytes,
+                reserved_bytes: self.reserved_bytes(),
+                address: address as u64,
+            });
+        }
+    }
+
+    /// Records every entry from now on, unless that is so already.
+    pub(crate) fn record_on(&self, track: Arc<Track>) {
+        let _ = self.track.set(track);
+    }
+
+    pub(crate) fn reserve(&self, bytes: usize) {
+        self.reserved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn release(&self, bytes: usize) {
+        self.reserved_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn usage(&self, category: Category) -> Usage {

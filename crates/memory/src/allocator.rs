@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use paceline_trace::Track;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::account::Account;
@@ -34,7 +35,6 @@ pub(crate) struct Pool {
     pub(crate) account: Account,
     free: Mutex<BTreeMap<usize, Vec<Block>>>,
     fresh_blocks: AtomicU64,
-    reserved_bytes: AtomicU64,
 }
 
 /// A piece of host memory that nobody uses at the moment, or that one buffer owns.
@@ -126,7 +126,7 @@ impl Pool {
         drop(free);
         let block = Block::fresh(wanted).ok_or_else(refused)?;
         self.fresh_blocks.fetch_add(1, Ordering::Relaxed);
-        self.reserved_bytes.fetch_add(wanted as u64, Ordering::Relaxed);
+        self.account.reserve(wanted);
         Ok(block)
     }
 
@@ -171,9 +171,14 @@ impl Allocator {
         self.0.account.total()
     }
 
-    /// Host memory taken from the system so far, in use or waiting in the pool.
+    /// Memory of the system that is held: in use, or waiting in the pool.
     pub fn reserved_bytes(&self) -> u64 {
-        self.0.reserved_bytes.load(Ordering::Relaxed)
+        self.0.account.reserved_bytes()
+    }
+
+    /// Records on `track` whenever memory is taken or given back. Only the first call has an effect.
+    pub fn record_on(&self, track: Arc<Track>) {
+        self.0.account.record_on(track);
     }
 
     /// How often the pool had no fitting block and asked the system for memory.

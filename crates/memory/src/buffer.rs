@@ -67,11 +67,15 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.allocator.0.account.remove(self.category, self.len_bytes);
-        if let Storage::Pooled(block) = &mut self.storage {
-            // SAFETY: taken once, here, and never used afterwards.
-            self.allocator.0.give_back(unsafe { ManuallyDrop::take(block) });
+        let account = &self.allocator.0.account;
+        match &mut self.storage {
+            Storage::Pooled(block) => {
+                // SAFETY: taken once, here, and never used afterwards.
+                self.allocator.0.give_back(unsafe { ManuallyDrop::take(block) })
+            }
+            Storage::Window { .. } => account.release(self.len_bytes),
         }
+        account.remove(self.category, self.len_bytes, self.base.addr().get());
     }
 }
 
@@ -107,6 +111,7 @@ impl Buffer {
         // SAFETY: the start lies within the mapping, as was just checked.
         let base = unsafe { mapping.base().add(range.start) };
         let storage = Storage::Window { _mapping: mapping };
+        allocator.0.account.reserve(range.len());
         Ok(Self::new(base, range.len(), category, allocator.clone(), storage))
     }
 
@@ -117,7 +122,7 @@ impl Buffer {
         allocator: Allocator,
         storage: Storage,
     ) -> Self {
-        allocator.0.account.add(category, len_bytes);
+        allocator.0.account.add(category, len_bytes, base.addr().get());
         let claims = Mutex::default();
         Self(Arc::new(Inner { base, len_bytes, category, allocator, storage, claims }))
     }

@@ -29,6 +29,11 @@ impl Loss {
         scale: f64,
     ) -> Result<(LossSums, Tensor)> {
         let gradient = cx.activation(output.dtype(), output.shape())?;
+        let name = match self {
+            Loss::CrossEntropy => "cross_entropy",
+            Loss::Mse => "mse",
+        };
+        let _time = cx.compute.time(name, [output, target]);
         let sums = self.run(output, target, scale, Some(&gradient))?;
         Ok((sums, gradient))
     }

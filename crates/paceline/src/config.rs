@@ -14,6 +14,7 @@ use crate::data::{self, DataConfig};
 use crate::environment::Placement;
 use crate::model_settings::{ModelSettings, OptimizerSettings, resolve_model, resolve_optimizer};
 use crate::outputs::{check_file, check_folder};
+use crate::profile::{self, ProfileConfig};
 use crate::resume::{self, Resume};
 use crate::schedule::Schedule;
 use crate::strategy::{self, StrategyConfig};
@@ -69,10 +70,14 @@ pub struct TrainConfig {
     pub evaluate: bool,
     /// Optimizer steps between two evaluations during training.
     pub eval_every: Option<u64>,
+    /// What to record.
+    pub profile: Option<ProfileConfig>,
     /// Folder to write checkpoints to.
     pub save: Option<PathBuf>,
     /// What to continue from.
     pub resume: Option<Resume>,
+    /// Whether to write scalars for TensorBoard.
+    pub tensorboard: bool,
     /// File to write the summary to.
     pub json: Option<PathBuf>,
     /// Whether to be silent.
@@ -206,7 +211,7 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
     let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
         Failure::Usage(format!("{e}; choose other --channels, --hidden, --freeze or data"))
     })?;
-    let config = TrainConfig {
+    let mut config = TrainConfig {
         model,
         strategy,
         transport: args.transport,
@@ -229,13 +234,17 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
         data,
         evaluate: args.evaluate,
         eval_every: args.eval_every,
+        profile: None,
         save: args.save.clone(),
         resume: Resume::resolve(args)?,
+        tensorboard: args.tensorboard,
         json: args.json.clone(),
         quiet: args.quiet,
         warnings,
     };
     config.schedule.check(config.total_steps())?;
+    let (total, choice) = (config.total_steps(), config.strategy.name.name());
+    config.profile = profile::resolve(&args.profile, choice, total, &mut config.warnings)?;
     if config.evaluate || config.eval_every.is_some() {
         config.data.open_test(config.seed)?;
     }
@@ -425,5 +434,5 @@ fn check_outputs(config: &TrainConfig) -> Result<()> {
     if let Some(file) = &config.json {
         check_file("--json", file)?;
     }
-    Ok(())
+    config.profile.as_ref().map_or(Ok(()), ProfileConfig::check)
 }

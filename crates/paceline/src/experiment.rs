@@ -29,7 +29,7 @@ pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     match placement {
         Some(placement) => run_process(&config, &placement)?,
         None if config.world_size == 1 => {
-            let folder = RunFolder::open(run_folder::create(&config)?)?;
+            let folder = RunFolder::open(run_folder::create(&config)?, &config)?;
             train::pin(&config, 0)?;
             train::run_rank(&config, Group::single(), 0, Some(folder))?;
         }
@@ -49,8 +49,8 @@ fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
     let pinned = config.pin_cores.then_some(config.threads);
     let group = connect(config.transport, &config.comm, &meeting, place, pinned)?;
     let folder = match (place.rank, &placement.run_folder) {
-        (0, Some(folder)) => Some(RunFolder::open(PathBuf::from(folder))?),
-        (0, None) => Some(RunFolder::open(run_folder::create(config)?)?),
+        (0, Some(folder)) => Some(RunFolder::open(PathBuf::from(folder), config)?),
+        (0, None) => Some(RunFolder::open(run_folder::create(config)?, config)?),
         _ => None,
     };
     train::run_rank(config, group, place.local_rank, folder)
@@ -58,7 +58,7 @@ fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
 
 /// All ranks are threads of this process.
 fn run_threads(config: &TrainConfig) -> Result<()> {
-    let folder = Mutex::new(Some(RunFolder::open(run_folder::create(config)?)?));
+    let folder = Mutex::new(Some(RunFolder::open(run_folder::create(config)?, config)?));
     threads::run(config.world_size, config.comm.options(config.world_size), |group| {
         let rank = group.rank();
         let take = || folder.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -95,5 +95,8 @@ failure_while_running!(
     paceline_data::DataError,
     paceline_kernels::KernelError,
     paceline_memory::MemoryError,
-    paceline_model::ModelError
+    paceline_model::ModelError,
+    paceline_trace::analysis::AnalysisError,
+    paceline_trace::read::ReadError,
+    paceline_trace::report::ReportError
 );

@@ -12,6 +12,7 @@ use paceline_data::{
 };
 use paceline_memory::{Category, DType};
 use paceline_strategies::{Join, Replica};
+use paceline_trace::Track;
 
 use crate::cli::TrainArgs;
 use crate::config::TrainConfig;
@@ -24,12 +25,14 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// The batches of this rank, from the start of an epoch to the end of the run.
+    /// The batches of this rank, from the start of an epoch to the end of the run. The making of each is
+    /// recorded on `track`.
     pub fn new(
         config: &TrainConfig,
         dataset: Arc<dyn Dataset>,
         replica: &Replica,
         first_epoch: u64,
+        track: Option<Arc<Track>>,
     ) -> Result<Self> {
         let Replica { group, compute, .. } = replica;
         let (rank, world) = (group.rank(), group.world_size());
@@ -54,7 +57,7 @@ impl Feed {
         // Making samples costs time that would be taken from the step that is being measured.
         let prefetch = if generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
         let start = Position { epoch: first_epoch, step: 0 };
-        let settings = LoaderConfig { start, end_epoch: config.epochs as u64, prefetch };
+        let settings = LoaderConfig { start, end_epoch: config.epochs as u64, prefetch, track };
         let loader = Loader::new(dataset, sampler, compute.allocator.clone(), settings)?;
         Ok(Self { loader: Some(loader.peekable()) })
     }

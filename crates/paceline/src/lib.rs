@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+pub mod analyze;
 pub mod anatomy;
 pub mod bench;
 pub mod check;
@@ -15,6 +16,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod comm;
 pub mod compare;
+pub mod compare_runs;
 pub mod config;
 pub mod costs;
 pub mod data;
@@ -27,6 +29,7 @@ pub mod links;
 pub mod measure;
 pub mod model_settings;
 pub mod outputs;
+pub mod profile;
 pub mod replay;
 pub mod report;
 pub mod resources;
@@ -37,10 +40,12 @@ pub mod schedule;
 pub mod strategy;
 pub mod study;
 pub mod summary;
+pub mod trace;
 pub mod train;
 
 mod connect;
 mod failure;
+mod tensorboard;
 mod text;
 mod threads;
 

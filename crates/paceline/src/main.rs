@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use paceline::cli::{BenchCommand, Cli, Command};
-use paceline::{bench, check, costs, environment, experiment, launcher, study};
+use paceline::{
+    analyze, bench, check, compare_runs, costs, environment, experiment, launcher, study, trace,
+};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -20,7 +22,10 @@ fn main() -> ExitCode {
         }
         Command::Check(args) => place().and_then(|place| check::check(&args, place)),
         Command::Predict(args) => place().and_then(|place| study::predict::predict(&args, place)),
+        Command::Analyze(args) => analyze::analyze(&args),
+        Command::Compare(args) => compare_runs::compare(&args),
         Command::Links(args) => costs::links_command(&args),
+        Command::Trace(command) => trace::trace(&command),
         Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
         Command::Guard => launcher::guard_groups(),

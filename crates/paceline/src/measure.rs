@@ -1,6 +1,7 @@
 //! What each step cost: from spans, marks and records of operations to times that add up.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use paceline_collectives::{Group, OpRecord, OpTimes};
 use paceline_memory::{Allocator, Category};
@@ -117,6 +118,11 @@ impl Meter {
     /// Reads a group's records of the step.
     pub fn read(&mut self, group: &Group) {
         self.num_lost += group.fresh_records(&mut self.records);
+    }
+
+    /// The records of the step.
+    pub fn records(&self) -> &[OpRecord] {
+        &self.records
     }
 
     /// What a group has done since belongs to no step.
@@ -263,12 +269,14 @@ pub struct RankReport {
     pub resident_bytes: u64,
     /// Spans, marks and operations that found no room.
     pub dropped_spans: u64,
+    /// The trace that was written.
+    pub trace: Option<PathBuf>,
     /// Digest of this rank's parameters.
     pub weights_sha256: String,
 }
 
 impl RankReport {
-    /// The report of this rank now.
+    /// The report of this rank now, without a trace.
     pub fn new(
         steps: Vec<StepTimes>,
         meter: Meter,
@@ -292,6 +300,7 @@ impl RankReport {
             peak_bytes,
             resident_bytes: resources::resident_bytes().unwrap_or(0),
             dropped_spans,
+            trace: None,
             weights_sha256,
         }
     }
@@ -307,7 +316,8 @@ pub fn quantile(values: &[u64], part: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use paceline_collectives::OpKind;
+    use paceline_collectives::{OpKind, ReduceOp};
+    use paceline_memory::DType;
 
     use super::*;
 
@@ -317,7 +327,8 @@ mod tests {
 
     fn record(seq: u32, [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4]) -> OpRecord {
         let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
-        OpRecord { kind: OpKind::AllReduce, seq, bytes: 8, times }
+        let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
+        OpRecord { kind, seq, bytes: 8, dtype, op, send_bytes: 8, recv_bytes: 8, times }
     }
 
     #[test]

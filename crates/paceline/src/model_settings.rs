@@ -52,6 +52,14 @@ impl ModelSettings {
         }
     }
 
+    /// Whether it classifies, so that there is an accuracy.
+    pub fn has_classes(&self) -> bool {
+        match self {
+            ModelSettings::Cnn { .. } => true,
+            ModelSettings::Mlp { .. } => false,
+        }
+    }
+
     /// Builds the model for data of this kind.
     pub fn build(
         &self,

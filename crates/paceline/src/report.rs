@@ -15,6 +15,7 @@ use crate::checkpoint::Progress;
 use crate::config::TrainConfig;
 use crate::measure::StepTimes;
 use crate::model_settings::ModelSettings;
+use crate::profile;
 use crate::summary::{Outcome, Summary, scaling_block, summary_block};
 use crate::text::{ms, placement_line, plural, thousands};
 use crate::train::EpochSums;
@@ -45,9 +46,13 @@ impl Console {
             ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout())
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        let has_classes = matches!(config.model, ModelSettings::Cnn { .. });
-        let per_step = config.strategy.accumulate;
-        Self { speaks, bar, num_epochs: config.epochs, per_step, has_classes }
+        Self {
+            speaks,
+            bar,
+            num_epochs: config.epochs,
+            per_step: config.strategy.accumulate,
+            has_classes: config.model.has_classes(),
+        }
     }
 
     fn say(&self, text: impl AsRef<str>) {
@@ -186,6 +191,9 @@ impl Console {
         if let Some(folder) = folder {
             self.say(format!("Run folder: {}/", folder.display()));
         }
+        if let Some(profile) = &config.profile {
+            self.say(profile::advice(&profile.folder));
+        }
     }
 }
 
@@ -206,11 +214,15 @@ pub struct StepLine {
     data_ms: f64,
     forward_ms: f64,
     backward_ms: f64,
+    sync_ms: f64,
     optimizer_ms: f64,
     comm_exposed_ms: f64,
     comm_hidden_ms: f64,
     comm_wait_ms: f64,
     comm_move_ms: f64,
+    comm_ops: u64,
+    /// The messages of this rank's operations.
+    comm_mb: f64,
 }
 
 impl StepLine {
@@ -238,12 +250,44 @@ impl StepLine {
             data_ms: ms(times.data),
             forward_ms: ms(times.forward),
             backward_ms: ms(times.backward),
+            sync_ms: ms(times.sync),
             optimizer_ms: ms(times.optimizer),
             comm_exposed_ms: ms(times.exposed),
             comm_hidden_ms: ms(times.hidden),
             comm_wait_ms: ms(times.wait),
             comm_move_ms: ms(times.moving),
+            comm_ops: times.ops,
+            comm_mb: times.bytes as f64 / 1e6,
         }
+    }
+
+    /// The same for TensorBoard, which draws a curve for each name and a section for each word before the
+    /// slash. The accuracy is only there for models that classify.
+    pub fn scalars(&self, has_classes: bool) -> Vec<(&'static str, f64)> {
+        let samples = self.samples as f64;
+        let mut scalars = vec![("train/loss", self.loss)];
+        if has_classes {
+            scalars.push(("train/accuracy", self.correct / samples));
+        }
+        scalars.push(("train/learning_rate", self.lr));
+        scalars.extend(self.grad_norm.map(|norm| ("train/grad_norm", norm)));
+        scalars.extend([
+            ("train/epoch", self.epoch as f64),
+            ("speed/step_ms", self.step_ms),
+            ("speed/data_ms", self.data_ms),
+            ("speed/samples_per_s", samples / self.step_ms * 1e3),
+            ("anatomy/forward_ms", self.forward_ms),
+            ("anatomy/backward_ms", self.backward_ms),
+            ("anatomy/sync_ms", self.sync_ms),
+            ("anatomy/optimizer_ms", self.optimizer_ms),
+            ("anatomy/exposed_ms", self.comm_exposed_ms),
+            ("communication/hidden_ms", self.comm_hidden_ms),
+            ("communication/wait_ms", self.comm_wait_ms),
+            ("communication/move_ms", self.comm_move_ms),
+            ("communication/operations", self.comm_ops as f64),
+            ("communication/mb", self.comm_mb),
+        ]);
+        scalars
     }
 }
 
@@ -268,5 +312,10 @@ impl EvaluationLine {
             eval_loss: loss / count,
             eval_accuracy: correct / count,
         }
+    }
+
+    /// The same for TensorBoard.
+    pub fn scalars(&self) -> [(&'static str, f64); 2] {
+        [("evaluation/loss", self.eval_loss), ("evaluation/accuracy", self.eval_accuracy)]
     }
 }

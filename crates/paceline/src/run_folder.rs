@@ -1,4 +1,4 @@
-//! The folder of a run: its configuration, one line per step, and its summary.
+//! The folder of a run: its configuration, one line per step, its summary, and scalars for TensorBoard.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::config::TrainConfig;
+use crate::tensorboard::EventFile;
 use crate::{Failure, Result};
 
 /// The variable that names another place for run folders.
@@ -24,6 +25,8 @@ pub fn runs() -> PathBuf {
 pub struct RunFolder {
     path: PathBuf,
     metrics: BufWriter<File>,
+    /// If they were asked for.
+    tensorboard: Option<EventFile>,
 }
 
 /// Makes `runs/<time>-<model>-<strategy>/` with the configuration in it, and returns its path.
@@ -64,12 +67,13 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 }
 
 impl RunFolder {
-    /// Opens a folder that [`create`] made.
-    pub fn open(path: PathBuf) -> Result<Self> {
+    /// Opens a folder that [`create`] made for this run.
+    pub fn open(path: PathBuf, config: &TrainConfig) -> Result<Self> {
         let file = path.join("metrics.jsonl");
         let metrics = File::create(&file)
             .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
-        Ok(Self { path, metrics: BufWriter::new(metrics) })
+        let tensorboard = config.tensorboard.then(|| EventFile::create(&path.join("tensorboard")));
+        Ok(Self { path, metrics: BufWriter::new(metrics), tensorboard: tensorboard.transpose()? })
     }
 
     /// Its path.
@@ -82,5 +86,11 @@ impl RunFolder {
         let fail = |e: &dyn std::fmt::Display| Failure::io("cannot write metrics.jsonl", e);
         serde_json::to_writer(&mut self.metrics, line).map_err(|e| fail(&e))?;
         self.metrics.write_all(b"\n").and_then(|()| self.metrics.flush()).map_err(|e| fail(&e))
+    }
+
+    /// Adds scalars of a step to TensorBoard's file, if there is one.
+    pub fn add_scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
+        let Some(events) = &mut self.tensorboard else { return Ok(()) };
+        events.add_scalars(step, scalars)
     }
 }

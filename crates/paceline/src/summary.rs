@@ -1,6 +1,7 @@
 //! What a run came to: the summary that is written, and the blocks that are printed at its end.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_collectives::{Algorithm, Link, OpKind, Transport};
@@ -61,6 +62,8 @@ pub struct Summary {
     samples_per_s: Option<f64>,
     loss: f64,
     accuracy: Option<f64>,
+    /// Wall-clock time of the whole run on rank 0.
+    total_s: f64,
     compute_ms: Option<f64>,
     comm_exposed_ms: Option<f64>,
     comm_hidden_ms: Option<f64>,
@@ -89,6 +92,8 @@ pub struct Summary {
     sync_cost: Option<SyncCost>,
     anatomy: Anatomy,
     advice: Option<String>,
+    /// The trace of each rank, if the run was profiled.
+    traces: Vec<PathBuf>,
     /// Mean step, for the scaling block.
     #[serde(skip)]
     step_ms_mean: Option<f64>,
@@ -152,6 +157,7 @@ impl Summary {
             samples_per_s: median.map(|median| samples / median * 1e3),
             loss: outcome.loss,
             accuracy: outcome.accuracy,
+            total_s: outcome.total.as_secs_f64(),
             compute_ms: mean(StepTimes::compute),
             comm_exposed_ms: exposed,
             comm_hidden_ms: mean(|t| t.hidden),
@@ -170,6 +176,7 @@ impl Summary {
             sync_cost: SyncCost::new(config, reports, num_steps),
             anatomy,
             advice,
+            traces: reports.iter().filter_map(|report| report.trace.clone()).collect(),
             step_ms_mean: step,
             dropped_spans: reports.iter().map(|report| report.dropped_spans).sum(),
         }

@@ -3,6 +3,7 @@
 //! Every rank runs [`run_rank`] with its group; nothing here depends on whether the ranks are
 //! threads or processes.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use crate::checkpoint::{self, Progress};
 use crate::config::TrainConfig;
 use crate::feed::{self, Feed};
 use crate::measure::{Meter, RankReport, StepTimes};
-use crate::model_settings::ModelSettings;
+use crate::profile::Profiler;
 use crate::report::{Console, EvaluationLine, StepLine};
 use crate::run_folder::RunFolder;
 use crate::summary::{Outcome, Summary};
@@ -43,6 +44,13 @@ pub fn run_rank(
 
     let allocator = Allocator::new();
     let compute = Compute::new(config.threads, allocator.clone());
+    let (profiler, compute) = match &config.profile {
+        Some(profile) => {
+            let (profiler, compute) = Profiler::new(profile, compute, &allocator);
+            (Some(profiler), compute)
+        }
+        None => (None, compute),
+    };
     let dataset = config.data.open_train(config.seed)?;
     let model = config.model.build(dataset.as_ref(), group.world_size())?;
     console.model(&model);
@@ -57,12 +65,27 @@ pub fn run_rank(
     let evaluates = config.evaluate || config.eval_every.is_some();
     let join = feed::join(config, dataset.as_ref(), &replica)?;
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
-    let mut trainer =
-        Trainer { config, replica, optimizer, strategy, lane, console, folder, test, join };
+    let mut trainer = Trainer {
+        config,
+        replica,
+        optimizer,
+        strategy,
+        lane,
+        profiler,
+        console,
+        folder,
+        test,
+        join,
+    };
     let trained = trainer.train(dataset, progress)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     if let Some(sums) = &evaluation {
         trainer.console.evaluation(sums);
+        if let Some(folder) = &mut trainer.folder {
+            let steps = progress.steps + trained.num_steps;
+            let line = EvaluationLine::new(steps, config.epochs as u64, sums);
+            folder.add_scalars(steps, &line.scalars())?;
+        }
     }
     trainer.finish(begin, trained, evaluation)
 }
@@ -111,6 +134,7 @@ struct Trainer<'a> {
     optimizer: Optimizer,
     strategy: Box<dyn Strategy>,
     lane: Lane,
+    profiler: Option<Profiler>,
     console: Console,
     folder: Option<RunFolder>,
     /// The test set, if there is to be any evaluation.
@@ -122,7 +146,8 @@ struct Trainer<'a> {
 impl Trainer<'_> {
     fn train(&mut self, dataset: Arc<dyn Dataset>, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
-        let mut feed = Feed::new(config, dataset, &self.replica, progress.epochs)?;
+        let track = self.profiler.as_ref().map(Profiler::loader);
+        let mut feed = Feed::new(config, dataset, &self.replica, progress.epochs, track)?;
         let mut meter = Meter::new();
         // Room for all steps, so that measuring does not allocate; within reason, because a run
         // that is to go on until it is stopped may announce any number of epochs.
@@ -137,6 +162,10 @@ impl Trainer<'_> {
             self.forget_records(&mut meter);
             let mut batches = 0;
             while batches < config.steps_per_epoch {
+                if let Some(profiler) = &mut self.profiler {
+                    profiler.begin_step(made, &self.replica.group)?;
+                    meter.forget(&self.replica.group);
+                }
                 let asked_ns = now_ns();
                 let num_left = config.steps_per_epoch - batches;
                 let shares = feed.step(epoch, config.strategy.accumulate.min(num_left))?;
@@ -153,6 +182,7 @@ impl Trainer<'_> {
                 made += 1;
                 sums.add(&loss);
                 meter.read(&self.replica.group);
+                self.profile(made - 1, asked_ns, whole, &loss, &meter)?;
                 let counts = made > config.warmup_steps as u64;
                 let times = meter.take(whole, data_ns, &mut self.lane, counts);
                 if counts {
@@ -160,15 +190,10 @@ impl Trainer<'_> {
                 }
                 self.console.step(epoch, batches, loss.loss);
                 if let Some(folder) = &mut self.folder {
-                    folder.add_metrics(&StepLine::new(
-                        progress.steps,
-                        epoch,
-                        batches,
-                        &loss,
-                        lr,
-                        grad_norm,
-                        &times,
-                    ))?;
+                    let steps = progress.steps;
+                    let line = StepLine::new(steps, epoch, batches, &loss, lr, grad_norm, &times);
+                    folder.add_metrics(&line)?;
+                    folder.add_scalars(steps, &line.scalars(config.model.has_classes()))?;
                 }
                 if config.eval_every.is_some_and(|every| progress.steps.is_multiple_of(every)) {
                     self.evaluate_midway(progress.steps, epoch)?;
@@ -182,7 +207,25 @@ impl Trainer<'_> {
             last = Some(sums);
             self.save(progress)?;
         }
+        if let Some(profiler) = &mut self.profiler {
+            profiler.finish(&self.replica.group)?;
+        }
         Ok(Trained { steps, meter, num_steps: made, last })
+    }
+
+    /// Hands a step, whose batches were asked for at `asked_ns`, to the profiler, if there is one.
+    fn profile(
+        &mut self,
+        number: u64,
+        asked_ns: u64,
+        whole: Span,
+        loss: &StepLoss,
+        meter: &Meter,
+    ) -> Result<()> {
+        let Some(profiler) = &mut self.profiler else { return Ok(()) };
+        profiler.count("loss", whole.end_ns, loss.loss);
+        let group = &self.replica.group;
+        profiler.end_step(number, asked_ns, whole, &self.lane, meter.records(), group)
     }
 
     /// What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
@@ -289,10 +332,10 @@ impl Trainer<'_> {
         self.strategy.settle(&self.replica, &mut self.lane)?;
         let Some(sums) = self.evaluate()? else { return Ok(()) };
         self.console.evaluation_midway(steps, &sums);
-        match &mut self.folder {
-            Some(folder) => folder.add_metrics(&EvaluationLine::new(steps, epoch, &sums)),
-            None => Ok(()),
-        }
+        let Some(folder) = &mut self.folder else { return Ok(()) };
+        let line = EvaluationLine::new(steps, epoch, &sums);
+        folder.add_metrics(&line)?;
+        folder.add_scalars(steps, &line.scalars())
     }
 
     /// Loss and accuracy over the test set, if there is one: all ranks take their shares, and each
@@ -327,11 +370,15 @@ impl Trainer<'_> {
         let Replica { compute, group, model, storage, .. } = &self.replica;
         let digest = storage.digest()?;
         let Trained { steps, meter, num_steps, last } = trained;
-        let report = RankReport::new(steps, meter, &compute.allocator, &self.lane, digest);
+        let mut report = RankReport::new(steps, meter, &compute.allocator, &self.lane, digest);
+        if let Some(profiler) = &self.profiler {
+            report.dropped_spans += profiler.dropped();
+            report.trace = profiler.trace().map(Path::to_owned);
+        }
         let total = begin.elapsed();
         let Some(reports) = group.gather_object(&report, 0)? else { return Ok(()) };
         let sums = evaluation.or(last).unwrap_or_default();
-        let has_classes = matches!(self.config.model, ModelSettings::Cnn { .. });
+        let has_classes = self.config.model.has_classes();
         let outcome = Outcome {
             transport: group.transport(),
             link: group.link(),

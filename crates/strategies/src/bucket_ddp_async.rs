@@ -70,7 +70,7 @@ impl BucketDdpAsync {
         let Some(buckets) = &self.buckets else { return Ok(()) };
         let place = self.open.end..self.open.end + grad.num_elems();
         let copy = buckets.slice(place.clone())?;
-        lane.record(span::GRAD_SYNC, || copy.copy_from(&grad))?;
+        lane.record(span::GRAD_SYNC, || replica.compute.copy(&grad, &copy))?;
         self.open.end = place.end;
         self.copies.push((id, place));
         Ok(())
@@ -117,7 +117,7 @@ impl Strategy for BucketDdpAsync {
         }
         for (id, place) in self.copies.drain(..) {
             let (copy, grad) = (buckets.slice(place)?, replica.storage.grad(id)?);
-            lane.record(span::GRAD_SYNC, || grad.copy_from(&copy))?;
+            lane.record(span::GRAD_SYNC, || replica.compute.copy(&copy, &grad))?;
         }
         self.order.restart();
         self.open = 0..0;

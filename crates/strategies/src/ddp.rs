@@ -74,7 +74,7 @@ impl Ddp {
         let bucket = self.bucket(replica, at)?;
         if self.copy.is_some() {
             let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-            lane.record(span::GRAD_SYNC, || bucket.copy_from(&grads))?;
+            lane.record(span::GRAD_SYNC, || replica.compute.copy(&grads, &bucket))?;
         }
         lane.mark(span::BUCKET_SENT, at);
         self.in_flight.push(self.hook.send(replica, lane, at, &bucket)?);
@@ -155,7 +155,7 @@ impl Strategy for Ddp {
             self.hook.receive(replica, lane, at, &bucket)?;
             if self.copy.is_some() {
                 let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-                lane.record(span::GRAD_SYNC, || grads.copy_from(&bucket))?;
+                lane.record(span::GRAD_SYNC, || replica.compute.copy(&bucket, &grads))?;
             }
         }
         self.next = 0;

@@ -52,7 +52,9 @@ fn step<S: Strategy + ?Sized>(
         pending = sums.or(pending);
     }
     let left_out = hooks.finish_left_out(books)?;
+    let begin = now_ns();
     strategy.finish(replica, lane)?;
+    lane.push(span::GRAD_SYNC, Span { start_ns: begin, end_ns: now_ns() });
     if let Some(pending) = pending {
         lane.record(span::EXPOSED, || pending.wait())?;
     }

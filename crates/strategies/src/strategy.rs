@@ -18,8 +18,8 @@ pub mod span {
     pub const BACKWARD: &str = "backward";
     /// The main thread was blocked on communication. May lie within the passes.
     pub const EXPOSED: &str = "exposed";
-    /// Arithmetic and copies that synchronisation adds, such as dividing by the number of ranks. May lie
-    /// within the backward pass.
+    /// What synchronisation adds on the main thread: all that follows the last backward pass, in which it
+    /// may be blocked ([`EXPOSED`]), and arithmetic and copies within the passes.
     pub const GRAD_SYNC: &str = "grad_sync";
     /// The optimizer.
     pub const OPTIMIZER: &str = "optimizer_step";

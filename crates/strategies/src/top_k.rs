@@ -93,6 +93,7 @@ impl CommHook for TopK {
     ) -> Result<()> {
         let world_size = replica.group.world_size();
         let gathered = &self.buckets[at].gathered;
+        let _time = replica.compute.time("top_k_scatter_mean", [gathered]);
         Ok(lane.record(span::GRAD_SYNC, || top_k::scatter_mean(gathered, world_size, bucket))?)
     }
 }

@@ -39,14 +39,38 @@ impl IntervalSet {
         Self { spans: merged }
     }
 
+    /// The intervals, sorted and apart from each other.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
     /// Total length in nanoseconds.
     pub fn len_ns(&self) -> u64 {
         self.spans.iter().map(Span::len_ns).sum()
     }
 
-    /// What lies in both sets.
+    /// How much of a span lies in this set, in nanoseconds.
+    pub fn len_within_ns(&self, span: Span) -> u64 {
+        let first = self.first_after(span.start_ns);
+        let inside = self.spans[first..].iter().take_while(|own| own.start_ns < span.end_ns);
+        inside
+            .map(|own| own.end_ns.min(span.end_ns).saturating_sub(own.start_ns.max(span.start_ns)))
+            .sum()
+    }
+
+    /// The place of the first interval that ends after a moment.
+    fn first_after(&self, at_ns: u64) -> usize {
+        self.spans.partition_point(|span| span.end_ns <= at_ns)
+    }
+
+    /// What lies in both sets. Of a long set and a short one, only what lies about the short one is
+    /// looked at.
     pub fn intersection(&self, other: &Self) -> Self {
-        let (mut i, mut j) = (0, 0);
+        let (Some(first), Some(other_first)) = (self.spans.first(), other.spans.first()) else {
+            return Self::default();
+        };
+        let mut i = self.first_after(other_first.start_ns);
+        let mut j = other.first_after(first.start_ns);
         let mut spans = Vec::new();
         while let (Some(a), Some(b)) = (self.spans.get(i), other.spans.get(j)) {
             let shared =
@@ -66,11 +90,16 @@ impl IntervalSet {
     /// What lies in this set and not in the other.
     pub fn difference(&self, other: &Self) -> Self {
         let mut spans = Vec::new();
+        let mut next = self.spans.first().map_or(0, |first| other.first_after(first.start_ns));
         for &span in &self.spans {
             let mut start_ns = span.start_ns;
-            for cut in &other.spans {
-                if cut.end_ns <= start_ns || cut.start_ns >= span.end_ns {
-                    continue;
+            // A cut that reaches beyond this span is looked at again for the next one.
+            while other.spans.get(next).is_some_and(|cut| cut.end_ns <= start_ns) {
+                next += 1;
+            }
+            for cut in &other.spans[next..] {
+                if cut.start_ns >= span.end_ns {
+                    break;
                 }
                 if cut.start_ns > start_ns {
                     spans.push(Span { start_ns, end_ns: cut.start_ns });
@@ -101,6 +130,15 @@ mod tests {
     }
 
     #[test]
+    fn a_span_is_measured_within_a_set() {
+        let compute = set(&[(0, 10), (20, 30), (40, 50)]);
+        let within = |start_ns, end_ns| compute.len_within_ns(Span { start_ns, end_ns });
+        assert_eq!((within(0, 50), within(5, 25), within(10, 20)), (30, 10, 0));
+        assert_eq!((within(22, 24), within(50, 90), within(30, 41)), (2, 0, 1));
+        assert_eq!(within(24, 22), 0);
+    }
+
+    #[test]
     fn intersection_is_what_both_cover() {
         let compute = set(&[(0, 10), (20, 30), (40, 50)]);
         let both = compute.intersection(&set(&[(5, 25), (29, 41)]));
@@ -117,5 +155,10 @@ mod tests {
         assert_eq!(rest, set(&[(0, 2), (4, 5), (25, 30), (40, 45)]));
         assert_eq!(compute.difference(&IntervalSet::default()), compute);
         assert_eq!(compute.difference(&compute).len_ns(), 0);
+        // One cut over several spans, and several cuts in one.
+        assert_eq!(compute.difference(&set(&[(5, 45)])), set(&[(0, 5), (45, 50)]));
+        let holes = set(&[(1, 2), (3, 4), (25, 26), (28, 41)]);
+        let left = set(&[(0, 1), (2, 3), (4, 10), (20, 25), (26, 28), (41, 50)]);
+        assert_eq!(compute.difference(&holes), left);
     }
 }

@@ -73,6 +73,16 @@ impl Lane {
         self.spans.iter().filter(move |(n, _)| *n == name).map(|&(_, span)| span)
     }
 
+    /// All spans since the last [`Lane::clear`], in the order in which they ended.
+    pub fn spans(&self) -> impl Iterator<Item = (&'static str, Span)> {
+        self.spans.iter().copied()
+    }
+
+    /// All marks since the last [`Lane::clear`].
+    pub fn marks(&self) -> impl Iterator<Item = Mark> {
+        self.marks.iter().copied()
+    }
+
     /// How many spans and marks found no room since the lane was made.
     pub fn dropped(&self) -> u64 {
         self.dropped

@@ -24,7 +24,7 @@ pub const SIZE: (u32, u32) = (1200, 800);
 /// with stairs, which go away when the pixels of a PNG are averaged.
 const OVERSAMPLING: u32 = 3;
 
-static FONT: &[u8] = include_bytes!("../assets/DejaVuSans.ttf");
+pub(crate) static FONT: &[u8] = include_bytes!("../assets/DejaVuSans.ttf");
 
 /// Why a chart could not be written.
 #[derive(Debug, thiserror::Error)]

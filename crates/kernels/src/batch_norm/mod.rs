@@ -85,6 +85,7 @@ impl BatchNorm {
 /// is sound because the sums are kept in f64, in which the square of an f32 is exact: a mean of 1000
 /// with a deviation of 1 leaves ten digits, more than the values themselves have.
 pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
+    let _time = compute.time("batch_norm_sums", [input]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
     let mut sums = sums.write::<f64>()?;
@@ -201,6 +202,7 @@ pub fn normalize(
     bias: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("batch_norm_normalize", [input]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "output", output.shape(), input.shape())?;
     macro_rules! run {
@@ -235,6 +237,7 @@ pub fn gradient_sums(
     d_output: &Tensor,
     gradient_sums: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("batch_norm_gradient_sums", [input, d_output]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
     expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
@@ -307,6 +310,7 @@ pub fn backward_input(
     gradient_sums: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("batch_norm_backward_input", [input, d_output]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
     expect_shape(OP, "d_input", d_input.shape(), input.shape())?;

@@ -24,6 +24,7 @@ impl Layer for MaxPool2d {
         let shape = self.geometry.output_shape(input.dims()[0]);
         let output = cx.activation(input.dtype(), shape)?;
         let winners = cx.activation(DType::U8, shape)?;
+        let _time = cx.compute.time("max_pool2d_forward", [&input]);
         pool2d::forward(&self.geometry, &input, &output, &winners)?;
         Ok((output, Saved::of([winners])))
     }
@@ -38,6 +39,7 @@ impl Layer for MaxPool2d {
         let [winners] = saved.tensors()?;
         let shape = self.geometry.input_shape(d_output.dims()[0]);
         let d_input = cx.activation(d_output.dtype(), shape)?;
+        let _time = cx.compute.time("max_pool2d_backward", [&d_output]);
         pool2d::backward(&self.geometry, winners, &d_output, &d_input)?;
         Ok(Some(d_input))
     }

@@ -13,11 +13,12 @@ use super::TrainArgs;
 
 /// Flags that commands with [`TrainFlags`] have for themselves, or that make no sense in a run that
 /// only measures.
-const NOT_PASSED_ON: [&str; 11] = [
+const NOT_PASSED_ON: [&str; 12] = [
     "nproc",
     "json",
     "quiet",
     "save",
+    "tensorboard",
     "resume",
     "evaluate",
     "eval_every",

@@ -1,14 +1,17 @@
 //! The command line, as `clap` sees it. What the flags mean together is decided in
 //! [`config`](crate::config).
 
+mod analyze;
 mod bench;
 mod check;
 mod comm;
 mod compare;
 mod given;
 mod links;
+mod profile;
 mod strategy;
 mod studies;
+mod trace;
 mod train;
 
 use std::ffi::OsString;
@@ -16,16 +19,21 @@ use std::ffi::OsString;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+pub use analyze::{
+    AnalyzeArgs, AnalyzeCommand, CompareRunsArgs, DiffArgs, KindName, SelectName, StepsName,
+};
 pub use bench::{BenchArgs, ColumnsName, OpName, RedopName, StyleName};
 pub use check::CheckArgs;
 pub use comm::CommArgs;
 pub use compare::{CompareArgs, DdpChoice};
 pub use given::{Given, TrainFlags};
 pub use links::{CnnSizes, LinksArgs};
+pub use profile::ProfileArgs;
 pub use strategy::StrategyArgs;
 pub use studies::{
     BenchCommand, BucketsArgs, ModeName, PredictArgs, ScalingArgs, StudyArgs, StudyCommand,
 };
+pub use trace::{MergeArgs, TraceCommand};
 pub use train::TrainArgs;
 
 const EXAMPLES: &str = "\
@@ -42,6 +50,8 @@ Examples:
   paceline check --nproc 4                            does everything here work?
   paceline links --model cnn                          what a link costs a model
   paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
+  paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
+  paceline compare runs/*                             runs side by side
 ";
 
 /// Distributed training that shows where every millisecond and megabyte goes.
@@ -68,6 +78,13 @@ pub enum Command {
     Links(Box<LinksArgs>),
     /// Predict the step on more ranks and other links from runs without communication
     Predict(Box<PredictArgs>),
+    /// Analyse the traces of a run: where the time went, who waited for whom, and what to do
+    Analyze(Box<AnalyzeArgs>),
+    /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost
+    Compare(CompareRunsArgs),
+    /// Work with the trace files that --profile writes
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// What the launcher starts as each rank: ties its life to the launcher's, then becomes COMMAND
     #[command(name = "__rank", hide = true)]
     Rank {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    CommArgs, CompareArgs, DataName, DeviceName, EXAMPLES, ModelName, OptimizerName, ScheduleName,
-    StrategyArgs, TransportName,
+    CommArgs, CompareArgs, DataName, DeviceName, EXAMPLES, ModelName, OptimizerName, ProfileArgs,
+    ScheduleName, StrategyArgs, TransportName,
 };
 
 /// Flags of `paceline train`.
@@ -153,6 +153,10 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", help_heading = "Data")]
     pub eval_every: Option<u64>,
 
+    /// Whether to write traces.
+    #[command(flatten)]
+    pub profile: ProfileArgs,
+
     /// Write a checkpoint into this folder after every epoch
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub save: Option<PathBuf>,
@@ -160,6 +164,9 @@ pub struct TrainArgs {
     /// yet
     #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
     pub resume: Option<PathBuf>,
+    /// Write scalars for TensorBoard into the run folder, of each step and each evaluation
+    #[arg(long, help_heading = "Output")]
+    pub tensorboard: bool,
     /// Write the summary to this file too
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,

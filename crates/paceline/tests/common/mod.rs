@@ -4,6 +4,8 @@
 //! Nothing here knows what the binary should say.
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub mod traces;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;

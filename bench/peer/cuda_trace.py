@@ -1,0 +1,481 @@
+"""Traces in the shape that PyTorch's profiler gives them on CUDA, for machines that have no GPU.
+
+    python3 bench/peer/cuda_trace.py --out cuda-traces --ranks 2 --steps 4
+
+These traces are SYNTHETIC: no GPU ran, and the times come from a small simulation with a seed. What is
+faithful is the structure, as Kineto writes it (libkineto's output_json.cpp, CuptiActivity.cpp): operators
+nested on several threads with `External id`, `Sequence number` and shapes; calls of the CUDA runtime and driver
+with correlation numbers; kernels, copies with bandwidth and memsets on streams 7 and 20; NCCL kernels with
+what they carry; `cuda_sync` events; flows; Python's frames; the device's view of annotations; samples of
+memory. What happens is a training step of DistributedDataParallel: the host runs ahead of the device, buckets
+are reduced on stream 20 while stream 7 goes on, a collective ends on all ranks at once, `item()` waits for
+the device.
+
+Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json[.gz]. Memory does not grow with the number of
+steps, so that traces of any size can be made.
+"""
+import argparse
+import gzip
+import json
+import random
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+BASE_NS = 1_767_189_312_000_000_000
+BEGIN_NS = 4_541_015_316_353_111  # on the trace's clock; as far from zero as in real traces
+COMPUTE_STREAM, NCCL_STREAM = 7, 20
+
+ELEMENTWISE = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::{0}<float>, std::array<char*, {1}ul> >"
+    "(int, at::native::{0}<float>, std::array<char*, {1}ul>)"
+)
+FPROP = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x64x32_stage3_kernel_cudnn"
+DGRAD = "sm80_xmma_dgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x64x32_stage4_kernel_cudnn"
+WGRAD = "sm80_xmma_wgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x32x16_stage4_kernel_cudnn"
+GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_16x6_nn_align4>(Params)"
+NORM = "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(cudnnTensorStruct, float const*)"
+NORM_BACK = "void cudnn::bn_bw_1C11_singleread<float, 512, true, 1, 2, 0>(float, cudnnTensorStruct)"
+FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOp>"
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Write synthetic traces in the shape of PyTorch's on CUDA.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the traces go")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=6, help="blocks of convolution, norm and ReLU (default: 6)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--megabytes", type=float, help="add steps until each file has at least this size (uncompressed)")
+    parser.add_argument("--plain", action="store_true", help="do not compress")
+    arguments = parser.parse_args()
+    if min(arguments.ranks, arguments.steps, arguments.layers) < 1:
+        parser.error("--ranks, --steps and --layers must be at least 1")
+    return arguments
+
+
+def us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+@dataclass
+class Thread:
+    """A thread of the host."""
+
+    tid: int
+    now_ns: int
+
+
+class Rank:
+    """One rank's host, its two streams, and its file."""
+
+    def __init__(self, rank: int, world_size: int, layers: int, seed: int, out: IO[str]) -> None:
+        self.rank, self.world_size, self.layers, self.out = rank, world_size, layers, out
+        self.random = random.Random(seed * 1000 + rank)
+        self.pid = 71_300 + 7 * rank
+        begin_ns = BEGIN_NS + rank * 23_417
+        self.main = Thread(self.pid, begin_ns)
+        self.backward = Thread(self.pid + 311, begin_ns)
+        self.loader = Thread(self.pid + 98, begin_ns)
+        self.free_ns = {COMPUTE_STREAM: begin_ns, NCCL_STREAM: begin_ns}
+        self.external_id = self.correlation = self.sequence = self.flow = self.python_id = self.collective = 0
+        self.allocated = 92_274_688
+        self.separator = ""
+        self.lines: list[str] = []
+        self.slowness = 1.0 + 0.12 * rank  # the last rank is the slowest
+
+    # --- What the file says -------------------------------------------------------------------------------
+
+    def head(self) -> None:
+        ranks = list(range(self.world_size))
+        groups = [
+            {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": self.world_size,
+             "ranks": ranks}
+        ]
+        info = {"backend": "nccl", "rank": self.rank, "world_size": self.world_size, "pg_count": 1,
+                "pg_config": groups, "nccl_version": "2.27.5"}
+        self.out.write(f"""
+{{
+  "schemaVersion": 1,
+  "deviceProperties": [
+    {{
+      "id": {self.rank}, "name": "synthetic", "totalGlobalMem": 85899345920,
+      "computeMajor": 8, "computeMinor": 0, "maxThreadsPerBlock": 1024, "maxThreadsPerMultiprocessor": 2048,
+      "regsPerBlock": 65536, "warpSize": 32, "sharedMemPerBlock": 49152, "numSms": 108
+    }}
+  ],
+  "cupti_version": 26,
+  "cuda_runtime_version": 12080,
+  "cuda_driver_version": 12080,
+  "profile_memory": 1,
+  "record_shapes": 1,
+  "with_stack": 1,
+  "trace_id": "00000000000000000000000000000000",
+  "distributedInfo": {json.dumps(info)},
+  "displayTimeUnit": "ms",
+  "baseTimeNanoseconds": {BASE_NS},
+  "traceEvents": [""")
+        for tid, name in [(self.main.tid, "thread (python)"), (self.backward.tid, "thread (pt_autograd_0)"),
+                          (self.loader.tid, "thread (pin_memory)")]:
+            self.metadata(self.pid, tid, "thread_name", {"name": name})
+        self.metadata(self.pid, 0, "process_name", {"name": "python"})
+        self.metadata(self.pid, 0, "process_labels", {"labels": "CPU"})
+        self.metadata(self.rank, 0, "process_labels", {"labels": f"GPU {self.rank}"})
+        for stream in self.free_ns:
+            self.metadata(self.rank, stream, "thread_name", {"name": f"stream {stream} "})
+
+    def tail(self) -> None:
+        self.flush()
+        end = us(max(self.main.now_ns, *self.free_ns.values()))
+        begin, length = us(BEGIN_NS), us(max(self.main.now_ns, *self.free_ns.values()) - BEGIN_NS)
+        self.add(f'"ph": "X", "cat": "Trace", "ts": {begin}, "dur": {length},\n    "pid": "Spans", '
+                 '"tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)", "args": {"Op count": 0}')
+        self.add(f'"name": "Iteration Start: PyTorch Profiler", "ph": "i", "s": "g",\n    "pid": "Traces", '
+                 f'"tid": "Trace PyTorch Profiler", "ts": {begin}')
+        self.add(f'"name": "Record Window End", "ph": "i", "s": "g",\n    "pid": "", "tid": "", "ts": {end}')
+        self.flush()
+        self.out.write('\n  ],\n  "traceName": "synthetic"\n}\n')
+
+    def add(self, fields: str) -> None:
+        self.lines.append("  {\n    " + fields + "\n  }")
+
+    def flush(self) -> None:
+        """Writes what has come together, which ends a step."""
+        for line in self.lines:
+            self.out.write(f"{self.separator}\n{line}")
+            self.separator = ","
+        self.lines.clear()
+
+    def metadata(self, pid: int, tid: int, name: str, args: dict[str, Any]) -> None:
+        self.add(f'"name": "{name}", "ph": "M", "ts": {us(BEGIN_NS)}, "pid": {pid}, "tid": {tid},\n'
+                 f'    "args": {json.dumps(args)}')
+
+    def complete(self, cat: str, name: str, pid: int, tid: int, begin_ns: int, end_ns: int, args: dict[str, Any]) -> None:
+        self.add(f'"ph": "X", "cat": "{cat}", "name": {json.dumps(name)}, "pid": {pid}, "tid": {tid},\n'
+                 f'    "ts": {us(begin_ns)}, "dur": {us(end_ns - begin_ns)},\n'
+                 f'    "args": {{\n      {json.dumps(args)[1:-1]}\n    }}')
+
+    def arrow(self, phase: str, cat: str, id: int, pid: int, tid: int, at_ns: int) -> None:
+        end = ', "bp": "e"' if phase == "f" else ""
+        self.add(f'"ph": "{phase}", "id": {id}, "pid": {pid}, "tid": {tid}, "ts": {us(at_ns)},\n'
+                 f'    "cat": "{cat}", "name": "{cat}"{end}')
+
+    def memory(self, delta: int) -> None:
+        self.allocated += delta
+        self.add(f'"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",\n    "pid": {self.pid}, '
+                 f'"tid": {self.main.tid}, "ts": {us(self.main.now_ns)},\n    "args": {{\n      "Total Reserved": '
+                 f'148897792, "Total Allocated": {self.allocated}, "Bytes": {delta}, "Device Id": {self.rank}, '
+                 f'"Device Type": 1, "Addr": {140_100_000_000_000 + self.allocated}\n    }}')
+
+    # --- What happens -------------------------------------------------------------------------------------
+
+    def some_ns(self, least_ns: int, most_ns: int) -> int:
+        return int(self.random.randint(least_ns, most_ns) * self.slowness)
+
+    def operator(self, thread: Thread, names: list[str], *kernels: tuple[str, int, int], dims: list[list[int]],
+                 sequence: int | None = None) -> None:
+        """Operators inside each other, the innermost of which launches kernels: name, shortest and longest time."""
+        if not names:
+            for name, least_ns, most_ns in kernels:
+                self.launch(thread, name, self.some_ns(least_ns, most_ns))
+            return
+        begin_ns = thread.now_ns
+        self.external_id += 1
+        args: dict[str, Any] = {"External id": self.external_id, "Record function id": 0}
+        if sequence is not None:
+            args |= {"Sequence number": sequence, "Fwd thread id": int(thread is self.backward)}
+        args |= {"Input Dims": dims, "Input type": ["float"] * len(dims), "Ev Idx": self.external_id}
+        thread.now_ns += self.some_ns(400, 2500)
+        self.operator(thread, names[1:], *kernels, dims=dims)
+        thread.now_ns += self.some_ns(200, 1500)
+        self.complete("cpu_op", names[0], self.pid, thread.tid, begin_ns, thread.now_ns, args)
+
+    def call(self, thread: Thread, name: str, length_ns: int, cat: str = "cuda_runtime") -> int:
+        """A call of the CUDA runtime; its correlation number."""
+        self.correlation += 1
+        args = {"cbid": 211, "correlation": self.correlation, "External id": self.external_id}
+        begin_ns = thread.now_ns
+        thread.now_ns += length_ns
+        self.complete(cat, name, self.pid, thread.tid, begin_ns, thread.now_ns, args)
+        return self.correlation
+
+    def device(self, cat: str, name: str, stream: int, begin_ns: int, end_ns: int, more: dict[str, Any]) -> None:
+        args = {"External id": self.external_id, "device": self.rank, "context": 1, "stream": stream,
+                "correlation": self.correlation} | more
+        self.complete(cat, name, self.rank, stream, begin_ns, end_ns, args)
+        self.arrow("f", "ac2g", self.correlation, self.rank, stream, begin_ns)
+
+    def on_stream(self, thread: Thread, stream: int, length_ns: int) -> tuple[int, int]:
+        """When something that is launched now runs, after all that is in its stream."""
+        begin_ns = max(thread.now_ns + self.some_ns(1800, 4200), self.free_ns[stream] + self.some_ns(700, 1600))
+        self.free_ns[stream] = begin_ns + length_ns
+        return begin_ns, begin_ns + length_ns
+
+    def launch(self, thread: Thread, name: str, length_ns: int) -> None:
+        begin_ns = thread.now_ns
+        if name == GEMM:
+            self.call(thread, "cuLaunchKernel", self.some_ns(2500, 5200), cat="cuda_driver")
+        else:
+            self.call(thread, "cudaLaunchKernel", self.some_ns(2800, 7000))
+        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
+        grid = [self.random.randint(1, 2048), 1, 1]
+        more = {"queued": 0, "registers per thread": 64, "shared memory": 0, "blocks per SM": grid[0] / 108,
+                "warps per SM": grid[0] / 27, "grid": grid, "block": [128, 1, 1], "est. achieved occupancy %": 31}
+        self.device("kernel", name, COMPUTE_STREAM, *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
+
+    def copy(self, thread: Thread, name: str, num_bytes: int, gb_per_s: float) -> None:
+        begin_ns = thread.now_ns
+        self.call(thread, "cudaMemcpyAsync", self.some_ns(6000, 14000))
+        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
+        length_ns = max(self.some_ns(900, 1400), int(num_bytes / gb_per_s))
+        more = {"bytes": num_bytes, "memory bandwidth (GB/s)": num_bytes / length_ns}
+        self.device("gpu_memcpy", name, COMPUTE_STREAM, *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
+
+    def set_memory(self, thread: Thread, num_bytes: int) -> None:
+        begin_ns = thread.now_ns
+        self.call(thread, "cudaMemsetAsync", self.some_ns(3000, 6000))
+        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
+        length_ns = self.some_ns(1000, 1700)
+        more = {"bytes": num_bytes, "memory bandwidth (GB/s)": num_bytes / length_ns}
+        self.device("gpu_memset", "Memset (Device)", COMPUTE_STREAM,
+                    *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
+
+    def stream_waits(self, thread: Thread, waiting: int, for_stream: int) -> None:
+        """`waiting` begins nothing new before what `for_stream` has now is done."""
+        recorded = self.call(thread, "cudaEventRecord", self.some_ns(900, 2000))
+        begin_ns = thread.now_ns
+        self.call(thread, "cudaStreamWaitEvent", self.some_ns(700, 1600))
+        more = {"cuda_sync_kind": "Stream Wait Event", "wait_on_stream": for_stream,
+                "wait_on_cuda_event_record_corr_id": recorded, "wait_on_cuda_event_id": 11}
+        self.device("cuda_sync", "Stream Wait Event", waiting, begin_ns, begin_ns + self.some_ns(300, 900), more)
+        self.free_ns[waiting] = max(self.free_ns[waiting], self.free_ns[for_stream])
+
+    def host_waits(self, thread: Thread) -> None:
+        """The host waits for the compute stream."""
+        begin_ns = thread.now_ns
+        end_ns = max(begin_ns, self.free_ns[COMPUTE_STREAM]) + self.some_ns(2000, 5000)
+        self.call(thread, "cudaStreamSynchronize", end_ns - begin_ns)
+        more = {"cuda_sync_kind": "Stream Sync"}
+        self.device("cuda_sync", "Stream Sync", COMPUTE_STREAM, begin_ns + 500, end_ns - 300, more)
+
+    def all_reduce(self, thread: Thread, elems: int) -> Generator[int, int, None]:
+        """Yields when this rank has begun, and is told when all have ended."""
+        self.collective += 1
+        begin_ns = thread.now_ns
+        more = {
+            "Collective name": "allreduce", "In msg nelems": elems, "Out msg nelems": elems,
+            "Group size": self.world_size, "dtype": "Float", "In split size": "[]", "Out split size": "[]",
+            "Process Group Name": "0", "Process Group Description": "default_pg",
+            "Process Group Ranks": str(list(range(self.world_size))), "Seq": self.collective,
+        }
+        thread.now_ns += self.some_ns(2000, 5000)
+        self.external_id += 1
+        external_id, comms_begin_ns = self.external_id, thread.now_ns
+        thread.now_ns += self.some_ns(500, 1500)
+        self.stream_waits(thread, NCCL_STREAM, COMPUTE_STREAM)
+        launch_ns = thread.now_ns
+        self.call(thread, "cudaLaunchKernelExC", self.some_ns(5000, 9000))
+        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, launch_ns)
+        start_ns, _ = self.on_stream(thread, NCCL_STREAM, 0)
+        correlation = self.correlation
+        end_ns = yield start_ns
+        self.free_ns[NCCL_STREAM] = end_ns
+        assert correlation == self.correlation
+        args = more | {"queued": 0, "registers per thread": 96, "shared memory": 82240, "grid": [24, 1, 1],
+                       "block": [512, 1, 1]}
+        self.device("kernel", ALL_REDUCE, NCCL_STREAM, start_ns, end_ns, args)
+        self.complete("gpu_user_annotation", "nccl:all_reduce", self.rank, NCCL_STREAM, start_ns, end_ns,
+                      {"External id": external_id})
+        thread.now_ns += self.some_ns(800, 2000)
+        self.complete("cpu_op", "record_param_comms", self.pid, thread.tid, comms_begin_ns, thread.now_ns,
+                      {"External id": external_id, "Ev Idx": external_id} | more)
+        thread.now_ns += self.some_ns(500, 1500)
+        self.complete("user_annotation", "nccl:all_reduce", self.pid, thread.tid, begin_ns, thread.now_ns,
+                      {"External id": external_id, "Ev Idx": external_id})
+
+    def frame(self, name: str, begin_ns: int, parent: int | None) -> int:
+        """A frame of Python on the main thread, which ends now."""
+        self.python_id += 1
+        args = {"Python parent id": parent, "Python id": self.python_id, "Ev Idx": self.external_id}
+        self.complete("python_function", name, self.pid, self.main.tid, begin_ns, self.main.now_ns, args)
+        return self.python_id
+
+    def step(self, number: int) -> Generator[int, int, None]:
+        """One training step, which yields at every collective."""
+        main, backward = self.main, self.backward
+        step_begin_ns = main.now_ns
+        device_begin_ns = max(step_begin_ns, self.free_ns[COMPUTE_STREAM])
+        self.external_id += 1
+        step_id = self.external_id
+
+        # Data.
+        begin_ns = main.now_ns
+        main.now_ns += self.some_ns(30_000, 90_000)
+        self.loader.now_ns = begin_ns
+        self.operator(self.loader, ["aten::pin_memory", "aten::_pin_memory"], dims=[[64, 3, 32, 32]])
+        self.complete("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", self.pid,
+                      main.tid, begin_ns, main.now_ns, {"External id": step_id, "Ev Idx": step_id})
+        for shape, size in [([64, 3, 32, 32], 786_432), ([64], 512)]:
+            begin_ns = main.now_ns
+            main.now_ns += self.some_ns(3000, 6000)
+            self.copy(main, "Memcpy HtoD (Pinned -> Device)", size, 22.0)
+            self.external_id += 1
+            main.now_ns += self.some_ns(500, 1500)
+            self.complete("cpu_op", "aten::to", self.pid, main.tid, begin_ns, main.now_ns,
+                          {"External id": self.external_id, "Input Dims": [shape], "Ev Idx": self.external_id})
+            self.memory(size)
+
+        # Forward.
+        forward_ns = main.now_ns
+        first_sequence = self.sequence
+        forward_times: list[int] = []
+        main.now_ns += self.some_ns(4000, 8000)
+        for layer in range(self.layers):
+            layer_ns = main.now_ns
+            main.now_ns += self.some_ns(1500, 4000)
+            dims = [[64, 32, 32, 32], [32, 32, 3, 3]]
+            convolution = ["aten::conv2d", "aten::convolution", "aten::_convolution", "aten::cudnn_convolution"]
+            for names, kernels in [
+                (convolution, [(FPROP, 22_000, 61_000)]),
+                (["aten::batch_norm", "aten::_batch_norm_impl_index", "aten::cudnn_batch_norm"], [(NORM, 9000, 18_000)]),
+                (["aten::relu", "aten::clamp_min"], [(ELEMENTWISE.format("clamp_min_functor", 2), 4000, 7000)]),
+            ]:
+                forward_times.append(main.now_ns)
+                self.operator(main, names, *kernels, dims=dims, sequence=self.sequence)
+                self.sequence += 1
+                main.now_ns += self.some_ns(500, 2500)
+            self.memory(8_388_608)
+            self.frame(f"nn.Module: Block_{layer}", layer_ns, self.python_id or None)
+        forward_times.append(main.now_ns)
+        self.operator(main, ["aten::linear", "aten::addmm"], (GEMM, 7000, 11_000), dims=[[64, 2048], [2048, 10]],
+                      sequence=self.sequence)
+        self.sequence += 1
+        main.now_ns += self.some_ns(1000, 3000)
+        self.operator(main, ["aten::cross_entropy_loss", "aten::nll_loss_nd"],
+                      (ELEMENTWISE.format("log_softmax_functor", 2), 2500, 4500), dims=[[64, 10], [64]])
+        main.now_ns += self.some_ns(1000, 3000)
+        self.complete("user_annotation", "DistributedDataParallel.forward", self.pid, main.tid, forward_ns, main.now_ns,
+                      {"External id": step_id, "Ev Idx": step_id})
+        main.now_ns += self.some_ns(500, 1500)
+        self.frame("train.py(41): forward", forward_ns, None)
+
+        # Backward, on a thread of its own, for which the main thread waits.
+        backward_ns = main.now_ns
+        main.now_ns += self.some_ns(9000, 15_000)
+        backward.now_ns = main.now_ns
+        names = ["AddmmBackward0"] + ["ReluBackward0", "CudnnBatchNormBackward0", "ConvolutionBackward0"] * self.layers
+        for at, (name, sequence) in enumerate(zip(names, range(self.sequence - 1, first_sequence - 1, -1))):
+            self.flow += 1
+            self.arrow("s", "fwdbwd", self.flow, self.pid, main.tid, forward_times[sequence - first_sequence])
+            self.arrow("f", "fwdbwd", self.flow, self.pid, backward.tid, backward.now_ns)
+            kernels = {
+                "AddmmBackward0": [(GEMM, 6000, 9000), (GEMM, 6000, 9000)],
+                "ReluBackward0": [(ELEMENTWISE.format("threshold_functor", 3), 5000, 8000)],
+                "CudnnBatchNormBackward0": [(NORM_BACK, 14_000, 26_000)],
+                "ConvolutionBackward0": [(DGRAD, 30_000, 70_000), (WGRAD, 34_000, 82_000)],
+            }[name]
+            inner = "aten::convolution_backward" if name == "ConvolutionBackward0" else f"aten::{name[:4].lower()}"
+            outer = f"autograd::engine::evaluate_function: {name}"
+            self.operator(backward, [outer, name, inner], *kernels, dims=[[64, 32, 32, 32]], sequence=sequence)
+            backward.now_ns += self.some_ns(800, 2600)
+            if name == "ConvolutionBackward0" and at % 6 == 3 or at == len(names) - 1:
+                yield from self.all_reduce(backward, 262_144 + 4096 * at)
+                backward.now_ns += self.some_ns(1000, 3000)
+        self.stream_waits(backward, COMPUTE_STREAM, NCCL_STREAM)
+        main.now_ns = backward.now_ns + self.some_ns(3000, 9000)
+        self.frame("torch/_tensor.py(570): backward", backward_ns, None)
+
+        # Optimizer.
+        optimizer_ns = main.now_ns
+        main.now_ns += self.some_ns(5000, 9000)
+        for _ in range(3):
+            self.operator(main, ["aten::_foreach_add_"], (FOREACH, 6000, 12_000), dims=[[32, 32, 3, 3]])
+            main.now_ns += self.some_ns(800, 2000)
+        self.set_memory(main, 65_536)
+        main.now_ns += self.some_ns(1000, 2000)
+        self.complete("user_annotation", "Optimizer.step#SGD.step", self.pid, main.tid, optimizer_ns, main.now_ns,
+                      {"External id": step_id, "Ev Idx": step_id})
+        main.now_ns += self.some_ns(500, 1000)
+        self.frame("torch/optim/sgd.py(121): step", optimizer_ns, None)
+
+        # The loss, read by the host.
+        item_ns = main.now_ns
+        self.external_id += 1
+        item_id = self.external_id
+        main.now_ns += self.some_ns(1000, 2000)
+        self.copy(main, "Memcpy DtoH (Device -> Pageable)", 4, 10.0)
+        main.now_ns += self.some_ns(300, 900)
+        self.host_waits(main)
+        main.now_ns += self.some_ns(500, 900)
+        self.complete("cpu_op", "aten::item", self.pid, main.tid, item_ns, main.now_ns,
+                      {"External id": item_id, "Input Dims": [[]], "Ev Idx": item_id})
+        self.memory(-self.layers * 8_388_608 - 786_432 - 512)
+        main.now_ns += self.some_ns(4000, 12_000)
+
+        name = f"ProfilerStep#{number}"
+        self.complete("user_annotation", name, self.pid, main.tid, step_begin_ns, main.now_ns,
+                      {"External id": step_id, "Ev Idx": step_id})
+        self.complete("gpu_user_annotation", name, self.rank, COMPUTE_STREAM, device_begin_ns,
+                      self.free_ns[COMPUTE_STREAM], {"External id": step_id})
+        main.now_ns += self.some_ns(1000, 3000)
+        self.flush()
+
+
+def run_step(ranks: list[Rank], number: int) -> None:
+    """One step of all ranks, each of which goes on from a collective when all have begun it."""
+    runs = [rank.step(number) for rank in ranks]
+    starts = [next(run, None) for run in runs]
+    while all(start is not None for start in starts):
+        end_ns = max(start for start in starts if start is not None) + ranks[0].random.randint(90_000, 160_000)
+        next_starts: list[int | None] = []
+        for run in runs:
+            try:
+                next_starts.append(run.send(end_ns))
+            except StopIteration:
+                next_starts.append(None)
+        starts = next_starts
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    ranks, files = [], []
+    for rank in range(arguments.ranks):
+        folder = arguments.out / f"rank_{rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = "" if arguments.plain else ".gz"
+        path = folder / f"worker_{rank}.{BASE_NS + rank}.pt.trace.json{suffix}"
+        # No time of writing inside, so that the same arguments give the same bytes.
+        binary = open(path, "wb")
+        packed = binary if arguments.plain else gzip.GzipFile("", "wb", 9, binary, mtime=0)
+        files.append((binary, packed))
+        ranks.append(Rank(rank, arguments.ranks, arguments.layers, arguments.seed, Text(packed)))
+    for rank in ranks:
+        rank.head()
+    number = 10
+    wanted = (arguments.megabytes or 0) * 1e6
+    while number < 10 + arguments.steps or ranks[0].out.num_bytes < wanted:
+        run_step(ranks, number)
+        number += 1
+    for rank, (binary, packed) in zip(ranks, files):
+        rank.tail()
+        packed.close()
+        binary.close()
+    print(f"{arguments.out}: {number - 10} steps, {ranks[0].out.num_bytes / 1e6:.1f} MB a rank before compression")
+
+
+class Text:
+    """Writes text as bytes and counts them."""
+
+    def __init__(self, out: Any) -> None:
+        self.out, self.num_bytes = out, 0
+
+    def write(self, text: str) -> None:
+        data = text.encode()
+        self.num_bytes += len(data)
+        self.out.write(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What Holistic Trace Analysis computes of the traces of a run, as one JSON document.
+
+    HTA_PYTHON bench/peer/hta_report.py TRACES... > hta.json
+
+TRACES are one file per rank, or folders that hold one file per rank. HTA_PYTHON is a Python that has
+HolisticTraceAnalysis (see traces.py). Times are microseconds, as HTA gives them, bandwidths GB/s, and
+quantiles those of pandas. HTA is told not to round times to whole microseconds unless `--rounded` is given.
+
+With `--only-breakdowns` only the parts run that `paceline analyze` is timed against, and nothing but their
+time is printed.
+"""
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import logging
+import math
+import os
+import resource
+import sys
+import time
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Print what HTA computes of traces.")
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACES")
+    parser.add_argument("--rounded", action="store_true", help="let HTA round to microseconds, as it does by default")
+    parser.add_argument("--include-last-step", action="store_true")
+    parser.add_argument("--step", type=int, default=0, help="step of the critical path, from 0 (default: 0)")
+    parser.add_argument("--no-critical-path", action="store_true")
+    parser.add_argument("--only-breakdowns", action="store_true", help="run the parts that are timed, print their time")
+    return parser.parse_args()
+
+
+def trace_files(traces: list[Path]) -> list[Path]:
+    files = []
+    for path in traces:
+        found = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
+        files += found
+    return files
+
+
+def rank_of(path: Path) -> int:
+    """The rank that the file gives itself."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+        text = file.read(1 << 20)
+    at = text.index('"rank":')
+    return int(text[at + 7 :].split(",")[0].split("}")[0])
+
+
+def plain(value: Any) -> Any:
+    """Numbers that JSON knows."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def described(frame: Any, keys: list[str], column: str) -> list[dict[str, Any]]:
+    """The rows of `describe()` with the index as columns."""
+    if frame is None:
+        return []
+    rows = []
+    for index, row in frame.iterrows():
+        rows.append(dict(zip(keys, index)) | {name: row[(column, name)] for name in row.index.get_level_values(1)})
+    return rows
+
+
+def launch_rows(frame: Any) -> dict[str, Any]:
+    """Sums over all launches, which say as much as their list."""
+    columns = {"cpu_duration": "cpu", "gpu_duration": "gpu", "launch_delay": "delay"}
+    rows: dict[str, Any] = {}
+    for column, name in columns.items():
+        values = frame[column]
+        rows[name] = {"count": len(values), "mean": values.mean(), "max": values.max(), "50%": values.median(),
+                      "sum": values.sum()}
+    rows["short_kernels"] = int((frame["gpu_duration"] < frame["cpu_duration"]).sum())
+    rows["slow_calls"] = int((frame["cpu_duration"] > 50).sum())
+    rows["long_delays"] = int((frame["launch_delay"] > 100).sum())
+    return rows
+
+
+def kernel_breakdown(analysis: Any) -> tuple[Any, Any]:
+    return analysis.get_gpu_kernel_breakdown(
+        visualize=False, num_kernels=10_000, duration_ratio=1.0, include_memory_kernels=True
+    )
+
+
+def kinds_in_ns(analysis: Any) -> list[dict[str, Any]]:
+    """The kinds of kernels once more. HTA cuts every stretch in which the same kinds run down to a whole number,
+    so it is given nanoseconds for microseconds."""
+    traces = analysis.t.traces
+    analysis.t.traces = {}
+    for rank, frame in traces.items():
+        frame = frame.copy()
+        for column in ("ts", "dur", "end"):
+            frame[column] *= 1000
+        analysis.t.traces[rank] = frame
+    kinds, _ = kernel_breakdown(analysis)
+    analysis.t.traces = traces
+    kinds["sum"] /= 1000
+    return kinds.to_dict("records")
+
+
+def critical_path(analysis: Any, rank: int, step: int) -> dict[str, Any]:
+    graph, succeeded = analysis.critical_path_analysis(rank, "ProfilerStep", step)
+    if not succeeded:
+        return {"failed": "critical_path_analysis returned False"}
+    table = graph.get_critical_path_breakdown()
+    by_bound = table.groupby("bound_by")["duration"].sum().to_dict()
+    return {"total": table["duration"].sum(), "by_bound": by_bound, "edges": len(table)}
+
+
+def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
+    from hta.trace_analysis import TraceAnalysis
+
+    begin = time.perf_counter()
+    by_rank = {rank_of(path): str(path.absolute()) for path in files}
+    analysis = TraceAnalysis(
+        trace_files=by_rank, trace_dir="/", include_last_profiler_step=arguments.include_last_step
+    )
+    ranks = sorted(by_rank)
+    loaded = time.perf_counter()
+    found: dict[str, Any] = {}
+    found["temporal"] = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
+    found["overlap"] = analysis.get_comm_comp_overlap(visualize=False).to_dict("records")
+    kinds, kernels = kernel_breakdown(analysis)
+    found["kinds"] = kinds.to_dict("records")
+    found["kernels"] = kernels.to_dict("records")
+    found["idle"] = analysis.get_idle_time_breakdown(ranks=ranks, visualize=False)[0].to_dict("records")
+    launches = analysis.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
+    found["launches"] = {rank: launch_rows(frame) for rank, frame in launches.items()}
+    queues = analysis.get_queue_length_summary(ranks=ranks)
+    found["queues"] = described(queues, ["rank", "stream"], "queue_length")
+    copies = analysis.get_memory_bw_summary(ranks=ranks)
+    found["copies"] = described(copies, ["rank", "name"], "memory_bw_gbps")
+    done = time.perf_counter()
+    if not (arguments.rounded or arguments.only_breakdowns):
+        found["kinds"] = kinds_in_ns(analysis)
+    if not (arguments.no_critical_path or arguments.only_breakdowns):
+        found["critical_path"] = {}
+        for rank in ranks:
+            try:
+                found["critical_path"][rank] = critical_path(analysis, rank, arguments.step)
+            except Exception as error:  # whatever it is, it is HTA's answer for this rank
+                found["critical_path"][rank] = {"failed": f"{type(error).__name__}: {error}"}
+    usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    times = {"load_s": loaded - begin, "analyse_s": done - loaded, "peak_rss_bytes": usage * 1024}
+    if arguments.only_breakdowns:
+        return {"hta": version("HolisticTraceAnalysis")} | times
+    return {"hta": version("HolisticTraceAnalysis"), "rounded": arguments.rounded, "ranks": ranks} | found
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if not arguments.rounded:
+        os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
+    files = trace_files(arguments.traces)
+    if not files:
+        sys.exit("no traces")
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        result = report(arguments, files)
+    print(json.dumps(plain(result), indent=1))
+
+
+if __name__ == "__main__":
+    main()

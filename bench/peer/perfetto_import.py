@@ -1,0 +1,39 @@
+"""What Perfetto's trace processor makes of a trace file, as JSON: slices, flows, and everything it counts as an error.
+
+    PYTHON bench/peer/perfetto_import.py TRACE
+
+PYTHON is one that has `perfetto` (see traces.py), which fetches its trace processor when it is first used. Where
+that cannot be had, the answer is {"unavailable": why}.
+"""
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from perfetto.trace_processor import TraceProcessor
+
+ERRORS = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
+
+
+def main() -> None:
+    try:
+        # What is said while its program is fetched is not the answer.
+        with contextlib.redirect_stdout(sys.stderr):
+            processor = TraceProcessor(trace=sys.argv[1])
+    except Exception as error:  # no network, no program for this machine, ...
+        reason = f"{type(error).__name__}: {error}".replace(str(Path.home()), "~")
+        print(json.dumps({"unavailable": reason}))
+        return
+
+    def number(query: str) -> int:
+        return next(iter(processor.query(query))).value
+
+    print(json.dumps({
+        "slices": number("select count(*) as value from slice"),
+        "flows": number("select count(*) as value from flow"),
+        "errors": {row.name: row.value for row in processor.query(ERRORS)},
+    }))
+
+
+if __name__ == "__main__":
+    main()

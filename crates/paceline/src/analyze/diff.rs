@@ -1,0 +1,78 @@
+//! `paceline analyze diff`: what changed from one run to another.
+
+use std::path::{Path, PathBuf};
+
+use paceline_trace::analysis::{self, Options, StepChoice};
+use paceline_trace::read::{self, Select};
+use paceline_trace::report::panels::{self, About};
+use paceline_trace::report::{self, Report};
+use paceline_trace::timeline::Timeline;
+
+use super::{read_all, trace_folder};
+use crate::Result;
+use crate::bench::screen::say;
+use crate::cli::{DiffArgs, StepsName};
+use crate::outputs::check_folder;
+
+/// The name of the report's files.
+const NAME: &str = "diff";
+/// Rows that the console shows; the files have all.
+const ROWS: usize = 20;
+
+/// Runs the command.
+pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
+    let (what, output) = match &args.output {
+        Some(output) => ("--output", output.clone()),
+        None => ("the folder of reports", default_output(&args.first, &args.second)),
+    };
+    check_folder(what, &output, "pass --output with a folder that you can write to")?;
+    let (first, second) = (timelines(&args.first)?, timelines(&args.second)?);
+    let steps = match args.steps {
+        StepsName::First => StepChoice::First,
+        StepsName::All => StepChoice::All,
+        StepsName::One(number) => StepChoice::These(vec![number]),
+    };
+    let options = Options { include_last_step: args.include_last_step, ..Options::default() };
+    let diff = analysis::diff(&first, &second, &steps, &options)?;
+    let about = About {
+        title: "Trace difference".into(),
+        subtitle: format!("first: {}, second: {}", args.first.display(), args.second.display()),
+        notes: Vec::new(),
+    };
+    let report = panels::of_diff(&diff, about);
+    report::write(&report, &output, NAME)?;
+    say(&console(&report));
+    say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.display()));
+    Ok(0)
+}
+
+fn timelines(place: &Path) -> Result<Vec<Timeline>> {
+    let windows = read::find(&[place.to_owned()], Select::Latest)?;
+    // A difference is about the lowest rank of each run.
+    let files = windows.first().map_or(&[][..], |window| &window.files[..1]);
+    read_all(files, false)
+}
+
+/// `reports/diff/<A>-<B>`.
+fn default_output(first: &Path, second: &Path) -> PathBuf {
+    let name = |place: &Path| {
+        let folder = trace_folder(&[place.to_owned()]);
+        folder.file_name().map_or_else(|| "run".to_owned(), |name| name.display().to_string())
+    };
+    Path::new("reports").join("diff").join(format!("{}-{}", name(first), name(second)))
+}
+
+fn console(report: &Report) -> String {
+    let mut out = format!("{}\n{}", report.title, report.subtitle);
+    if let Some(table) = report.table(NAME) {
+        let (head, left_out) = table.head(ROWS);
+        out += &format!("\n{}", head.text());
+        if left_out > 0 {
+            out += &format!("\n{left_out} more names are in the report.");
+        }
+    }
+    for note in &report.notes {
+        out += &format!("\n{}: {}", note.weight.name(), note.text);
+    }
+    out
+}

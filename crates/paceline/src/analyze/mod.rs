@@ -1,0 +1,249 @@
+//! `paceline analyze`: the traces of a run become a report.
+//!
+//! In go folders or files of traces; out come the means and the ranks on the console, and a page, CSV,
+//! JSON and Markdown in a folder. Nothing is written before every report is made. How traces are read and
+//! analysed, and what a report looks like, is `paceline-trace`'s.
+
+mod diff;
+mod output;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use paceline_trace::analysis::{self, Analysis, Kind, Options};
+use paceline_trace::ranks::across_ranks;
+use paceline_trace::read::{self, ReadError, Select, TraceFile, Window};
+use paceline_trace::report::panels::{self, About};
+use paceline_trace::report::{self, Note, Report, Weight};
+use paceline_trace::timeline::Timeline;
+
+use crate::bench::screen::say;
+use crate::cli::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
+use crate::outputs::check_folder;
+use crate::text::plural;
+use crate::{Failure, Result};
+
+/// The name of a report's files.
+const NAME: &str = "summary";
+
+/// Runs `paceline analyze`.
+pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
+    if let Some(AnalyzeCommand::Diff(args)) = &args.command {
+        return diff::diff(args);
+    }
+    let places = places(args)?;
+    let folder = trace_folder(&places);
+    let fix = "pass a folder that you can write to";
+    match &args.output {
+        Some(output) => check_folder("--output", output, fix)?,
+        None => check_folder("the folder of reports", Path::new("reports"), "pass --output")?,
+    }
+    let select = match args.select {
+        SelectName::Latest => Select::Latest,
+        SelectName::All => Select::All,
+    };
+    let windows = read::find(&places, select)?;
+    let mut made = Vec::new();
+    for window in &windows {
+        made.push(window_report(args, window, &folder)?);
+    }
+    let mut folders = Vec::new();
+    for (window, Made { analysis, report }) in windows.iter().zip(made) {
+        let root = output::root(&folder, analysis.kind);
+        let root = args.output.clone().unwrap_or(root);
+        let folder = match select {
+            Select::Latest => root,
+            Select::All => root.join(output::of_window(window)),
+        };
+        report::write(&report, &folder, NAME)?;
+        say(&console(&analysis, &report));
+        folders.push(folder);
+    }
+    for folder in folders {
+        say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", folder.display()));
+    }
+    Ok(0)
+}
+
+/// Where traces are looked for.
+fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
+    if !args.trace_files.is_empty() {
+        return Ok(args.trace_files.clone());
+    }
+    let dir = args.dir.as_ref().or(args.trace_dir.as_ref());
+    dir.map(|dir| vec![dir.clone()]).ok_or_else(|| {
+        Failure::Usage(
+            "what is to be analysed? Pass the folder with the traces of a run, such as profile/ddp, or \
+             --trace-files"
+                .into(),
+        )
+    })
+}
+
+/// The folder that reports are named after: the one that was given, or the one of the files' ranks.
+fn trace_folder(places: &[PathBuf]) -> PathBuf {
+    let Some(first) = places.first() else { return PathBuf::new() };
+    if first.is_dir() {
+        return first.clone();
+    }
+    let folder = first.parent().unwrap_or(Path::new(""));
+    let is_of_rank =
+        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("rank_"));
+    let folder = if is_of_rank { folder.parent().unwrap_or(folder) } else { folder };
+    folder.to_owned()
+}
+
+/// A report that is not written yet.
+struct Made {
+    analysis: Analysis,
+    report: Report,
+}
+
+fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<Made> {
+    let timelines = read_all(&window.files, args.enable_multiprocessing)?;
+    let kind = match args.kind {
+        KindName::Auto => None,
+        KindName::Ddp => Some(Kind::Ddp),
+        KindName::Sharding => Some(Kind::Sharding),
+    };
+    let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
+    let analysis = analysis::analyze(&timelines, &options)?;
+    let across = (timelines.len() > 1).then(|| across_ranks(&timelines));
+    let about = about(window, &timelines, &analysis, folder);
+    let report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);
+    Ok(Made { analysis, report })
+}
+
+/// What was read, in words.
+fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &Path) -> About {
+    let mut notes = Vec::new();
+    if !window.missing.is_empty() {
+        let text = format!(
+            "There are no traces of {}: means are over the ranks that are here, and what the others did \
+             cannot be seen.",
+            ranks_in_words(&window.missing)
+        );
+        eprintln!("warning: {text}");
+        notes.push(Note { weight: Weight::Warning, text });
+    }
+    let steps: Vec<(usize, usize)> =
+        analysis.ranks.iter().map(|rank| (rank.steps.chosen.len(), rank.steps.found)).collect();
+    let steps = match steps.first() {
+        Some(&(0, _)) => "no steps".to_owned(),
+        Some(&(chosen, found)) if steps.iter().all(|of| *of == (chosen, found)) => {
+            format!("{chosen} of {}", plural(found, "step"))
+        }
+        _ => "steps differ by rank".to_owned(),
+    };
+    let truth = |key: &str| timelines.first().and_then(|timeline| timeline.truth.get(key));
+    let mut facts = vec![plural(timelines.len(), "rank"), steps];
+    let backend = timelines.first().and_then(|timeline| timeline.backend.clone());
+    facts.extend(truth("transport").cloned().map(|name| format!("over {name}")).or(backend));
+    facts.extend(truth("emulated_link").map(|link| format!("on an emulated link of {link}")));
+    facts.extend(timelines.first().and_then(|timeline| timeline.devices.first().cloned()));
+    facts.extend(window.stamp.as_ref().map(|stamp| format!("profiled {}", time_in_words(stamp))));
+    About { title: folder.display().to_string(), subtitle: facts.join(" \u{b7} "), notes }
+}
+
+/// The time in a trace's name: nanoseconds since 1970, or whatever the profiler wrote.
+fn time_in_words(stamp: &str) -> String {
+    let time = stamp.parse().ok().and_then(|ns: i128| jiff::Timestamp::from_nanosecond(ns).ok());
+    let is_time = |time: &jiff::Timestamp| time.as_second() > 1_000_000_000;
+    match time.filter(is_time) {
+        Some(time) => {
+            time.to_zoned(jiff::tz::TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string()
+        }
+        None => stamp.to_owned(),
+    }
+}
+
+/// Numbers of ranks, not all of very many.
+fn ranks_in_words(ranks: &[usize]) -> String {
+    const SHOWN: usize = 8;
+    let numbers: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = match ranks.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let what = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{what} {}{more}", numbers.join(", "))
+}
+
+/// Reads traces one after the other, or several at a time, in threads.
+fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
+    let open = |file: &TraceFile| -> std::result::Result<Timeline, ReadError> {
+        let mut timeline = read::open(&file.path)?;
+        timeline.rank = Some(file.rank);
+        Ok(timeline)
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let num_threads = if in_parallel { cores.min(files.len()) } else { 1 };
+    if in_parallel {
+        say(&format!(
+            "Reading {} in parallel, {} at a time",
+            plural(files.len(), "trace"),
+            num_threads
+        ));
+    }
+    if num_threads < 2 {
+        return Ok(files.iter().map(open).collect::<std::result::Result<_, _>>()?);
+    }
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..num_threads {
+            scope.spawn(|| {
+                while let Some((at, file)) = {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    files.get(at).map(|file| (at, file))
+                } {
+                    let read = open(file);
+                    // A reader that panicked ends the command anyway, when its thread is joined.
+                    done.lock().unwrap_or_else(|e| e.into_inner()).push((at, read));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
+    done.sort_by_key(|(at, _)| *at);
+    Ok(done.into_iter().map(|(_, read)| read).collect::<std::result::Result<_, _>>()?)
+}
+
+/// Title, figures and notes.
+fn console(analysis: &Analysis, report: &Report) -> String {
+    let mut out = format!("{}\n{}\n", report.title, report.subtitle);
+    out += &panels::console(analysis);
+    for note in &report.notes {
+        out += &format!("\n{}: {}", note.weight.name(), note.text);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_in_words() {
+        assert_eq!(ranks_in_words(&[3]), "rank 3");
+        assert_eq!(ranks_in_words(&[1, 2]), "ranks 1, 2");
+        let many: Vec<usize> = (0..20).collect();
+        assert_eq!(ranks_in_words(&many), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more");
+    }
+
+    #[test]
+    fn times_are_shown_as_such() {
+        assert!(time_in_words("1769860800000000000").starts_with("2026-01-31 "));
+        assert_eq!(time_in_words("20260131T235959"), "20260131T235959");
+        assert_eq!(time_in_words("7"), "7");
+    }
+
+    #[test]
+    fn the_folder_of_files_is_that_above_their_ranks() {
+        let folder = |file: &str| trace_folder(&[PathBuf::from(file)]);
+        assert_eq!(folder("profile/ddp/rank_1/a.pt.trace.json"), Path::new("profile/ddp"));
+        assert_eq!(folder("profile/ddp/a.pt.trace.json"), Path::new("profile/ddp"));
+        assert_eq!(folder("a.pt.trace.json"), Path::new(""));
+    }
+}

@@ -1,0 +1,137 @@
+//! Flags of `paceline analyze`, `paceline analyze diff` and `paceline compare`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+const ANALYZE_EXAMPLES: &str = "\
+Examples:
+  paceline train --profile && paceline analyze profile/ddp
+  paceline analyze profile/ddp --select all           a report for every time that the run was profiled
+  paceline analyze --trace-files rank0.pt.trace.json rank1.pt.trace.json.gz --output out
+  paceline analyze diff profile/simple_ddp profile/ddp
+";
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  paceline compare runs/20260131-120000-cnn-ddp runs/20260131-121000-cnn-simple_ddp
+  paceline compare runs/20260131-120000-cnn-all --price-per-hour 0.79
+";
+
+/// Flags of `paceline analyze`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, before_help = ANALYZE_EXAMPLES)]
+pub struct AnalyzeArgs {
+    /// Something else than one run.
+    #[command(subcommand)]
+    pub command: Option<AnalyzeCommand>,
+    /// The folder with the traces of a run, such as profile/ddp
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// The same as DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "dir")]
+    pub trace_dir: Option<PathBuf>,
+    /// Traces of one run, one of each rank, separated by commas or spaces
+    #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
+    #[arg(conflicts_with_all = ["dir", "trace_dir"])]
+    pub trace_files: Vec<PathBuf>,
+    /// Of runs that were profiled several times: the last time, or each by itself in run_<idx>_<time>/
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = SelectName::Latest)]
+    pub select: SelectName,
+    /// Look at the last step too, which may have been cut off
+    #[arg(long)]
+    pub include_last_step: bool,
+    /// Read the traces of the ranks in parallel
+    #[arg(long)]
+    pub enable_multiprocessing: bool,
+    /// Which columns and panels; auto decides by the collectives in the traces
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = KindName::Auto)]
+    pub kind: KindName,
+    /// Where reports are written [default: DIR with reports or reports_sharding as its first part]
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+/// What else `paceline analyze` does.
+#[derive(Debug, Subcommand)]
+pub enum AnalyzeCommand {
+    /// Compare the traces of two runs: which names are new or gone, and which take longer
+    Diff(DiffArgs),
+}
+
+/// Flags of `paceline analyze diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The first run: a folder with traces, or a trace
+    #[arg(value_name = "A")]
+    pub first: PathBuf,
+    /// The second one
+    #[arg(value_name = "B")]
+    pub second: PathBuf,
+    /// Which steps: first, all, or a step's number
+    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = steps)]
+    pub steps: StepsName,
+    /// Look at the last step too, which may have been cut off
+    #[arg(long)]
+    pub include_last_step: bool,
+    /// Where the report is written [default: reports/diff/<A>-<B>]
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+/// Flags of `paceline compare`.
+#[derive(Debug, Args)]
+#[command(before_help = COMPARE_EXAMPLES)]
+pub struct CompareRunsArgs {
+    /// Run folders, or folders of run folders as --ddp-choice all makes them
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// What an hour of the machine costs, for a column of what each run costs
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub price_per_hour: Option<f64>,
+    /// Where compare.csv, .html, .json and .md are written
+    #[arg(long, value_name = "DIR", default_value = "reports/compare")]
+    pub output: PathBuf,
+}
+
+/// Which times that a run was profiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SelectName {
+    /// The last
+    Latest,
+    /// Each by itself
+    All,
+}
+
+/// Which columns and panels a report has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KindName {
+    /// Decided by the traces
+    Auto,
+    /// All-reduces: every rank holds the whole model
+    Ddp,
+    /// All collectives, and memory
+    Sharding,
+}
+
+/// Which steps a difference is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepsName {
+    /// The first one.
+    First,
+    /// All of them.
+    All,
+    /// The one with this number.
+    One(u64),
+}
+
+fn steps(word: &str) -> Result<StepsName, String> {
+    match word {
+        "first" => Ok(StepsName::First),
+        "all" => Ok(StepsName::All),
+        number => number
+            .parse()
+            .map(StepsName::One)
+            .map_err(|_| "pass first, all, or a step's number".to_owned()),
+    }
+}

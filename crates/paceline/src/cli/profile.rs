@@ -1,0 +1,26 @@
+//! Flags by which `paceline train` writes traces.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Flags of the profile.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Profile")]
+pub struct ProfileArgs {
+    /// Write a trace of some steps per rank, for Perfetto, Holistic Trace Analysis and paceline analyze
+    #[arg(long)]
+    pub profile: bool,
+    /// First steps that are left out [default: 1]
+    #[arg(long, value_name = "N")]
+    pub profile_wait: Option<u64>,
+    /// Steps left out after those [default: 2]
+    #[arg(long, value_name = "N")]
+    pub profile_warmup: Option<u64>,
+    /// Steps that are recorded then [default: 10]
+    #[arg(long, value_name = "N")]
+    pub profile_active: Option<u64>,
+    /// Folder of the traces, which go to DIR/<strategy>/rank_<rank>/ [default: profile]
+    #[arg(long, value_name = "DIR")]
+    pub profile_dir: Option<PathBuf>,
+}

@@ -1,0 +1,88 @@
+//! `paceline compare RUN...`: runs side by side, from what their folders hold.
+//!
+//! In go run folders; out come a table on the console and a report. Figures of the step are the runs' own,
+//! from `summary.json`; runs that were profiled add those of their traces. It starts nothing and
+//! measures nothing.
+
+mod load;
+mod table;
+
+use paceline_trace::report::{self, Report, Weight};
+
+use crate::bench::screen::say;
+use crate::cli::CompareRunsArgs;
+use crate::outputs::check_folder;
+use crate::text::plural;
+use crate::{Failure, Result};
+
+use load::Run;
+
+/// The name of the report's files.
+const NAME: &str = "compare";
+
+/// Runs the command.
+pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
+    let price_per_hour = args.price_per_hour;
+    if let Some(price) = price_per_hour.filter(|price| !(*price >= 0.0 && price.is_finite())) {
+        return Err(Failure::Usage(format!(
+            "--price-per-hour {price}: pass a price that is not negative"
+        )));
+    }
+    check_folder("--output", &args.output, "pass a folder that you can write to")?;
+    let mut runs = Vec::new();
+    for folder in load::folders(&args.runs)? {
+        runs.push(load::run(&folder)?);
+    }
+    let mut report = Report {
+        title: format!("Comparison of {}", plural(runs.len(), "run")),
+        subtitle: "Means over ranks and measured steps, as each run found them itself".into(),
+        figures: Vec::new(),
+        notes: Vec::new(),
+        sections: table::sections(&runs, price_per_hour),
+        csv_table: NAME.to_owned(),
+    };
+    for warning in warnings(&runs, price_per_hour) {
+        eprintln!("warning: {warning}");
+        report.note(Weight::Warning, warning);
+    }
+    report::write(&report, &args.output, NAME)?;
+    say(&console(&runs, &report));
+    let folder = args.output.display();
+    say(&format!("Report: {folder}/{NAME}.html, and .csv, .json, .md beside it"));
+    Ok(0)
+}
+
+/// What makes numbers of different runs hard to compare.
+fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut differ = |what: &str, of: &dyn Fn(&Run) -> String| {
+        let mut values: Vec<String> = runs.iter().map(of).collect();
+        values.sort();
+        values.dedup();
+        if values.len() > 1 {
+            warnings.push(format!("the runs have different {what}: {}", values.join(", ")));
+        }
+    };
+    differ("models", &|run| {
+        format!("{} of {} parameters", run.model, crate::text::thousands(run.summary.params))
+    });
+    differ("batch sizes per rank", &|run| run.batch_size.to_string());
+    let untimed: Vec<&str> =
+        runs.iter().filter(|run| run.total_s.is_none()).map(|run| run.name.as_str()).collect();
+    if price_per_hour.is_some() && !untimed.is_empty() {
+        warnings.push(format!(
+            "no cost of {}: the summary does not say how long the run took",
+            untimed.join(", ")
+        ));
+    }
+    warnings
+}
+
+fn console(runs: &[Run], report: &Report) -> String {
+    let first = runs.first().map_or(String::new(), |run| {
+        let summary = &run.summary;
+        format!(", the first: {} ranks over {}", summary.world_size, summary.transport)
+    });
+    let table = report.table(NAME).map(table::for_console).unwrap_or_default();
+    format!("{}{first}\n{table}", report.title)
+}

@@ -1,0 +1,154 @@
+//! Scalars for TensorBoard: an event file that its server follows while the run goes on.
+//!
+//! The file is a sequence of TFRecords, each a protocol buffer of type `Event`
+//! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Names, steps and values come
+//! in; what they mean, this module does not know.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prost::Message;
+
+use crate::{Failure, Result};
+
+/// What the first record of an event file says.
+const FILE_VERSION: &str = "brain.Event:2";
+
+/// `Event`, as far as it is written here.
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    /// Seconds since 1970.
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(oneof = "What", tags = "3, 5")]
+    what: Option<What>,
+}
+
+/// The field `what` of `Event`.
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum What {
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+}
+
+/// `Summary`.
+#[derive(Clone, PartialEq, Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Value>,
+}
+
+/// `Summary.Value`, as far as it is written here.
+#[derive(Clone, PartialEq, Message)]
+struct Value {
+    #[prost(string, tag = "1")]
+    tag: String,
+    /// Optional, because a zero that is left out would be a value without a kind.
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
+}
+
+/// An open event file.
+#[derive(Debug)]
+pub struct EventFile {
+    file: BufWriter<File>,
+}
+
+impl EventFile {
+    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in `folder`, which is made too.
+    pub fn create(folder: &Path) -> Result<Self> {
+        let uname = rustix::system::uname();
+        // TensorBoard asks only for "tfevents"; a host's name is not bound to fit a file's.
+        let host = uname.nodename().to_string_lossy().replace('/', "_");
+        let seconds = now().as_secs();
+        let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
+        fs::create_dir_all(folder)
+            .and_then(|()| File::create(&path))
+            .and_then(|file| {
+                let mut events = Self { file: BufWriter::new(file) };
+                events.write(0, What::FileVersion(FILE_VERSION.to_owned()))?;
+                Ok(events)
+            })
+            .map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))
+    }
+
+    /// Adds the scalars of a step, visible at once to whoever follows the file.
+    pub fn add_scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
+        let value = |(tag, value): &(&str, f64)| Value {
+            tag: (*tag).to_owned(),
+            // The format knows scalars of no other kind than f32.
+            simple_value: Some(*value as f32),
+        };
+        let summary = Summary { value: scalars.iter().map(value).collect() };
+        self.write(step as i64, What::Summary(summary))
+            .map_err(|e| Failure::io("cannot write TensorBoard's event file", e))
+    }
+
+    fn write(&mut self, step: i64, what: What) -> std::io::Result<()> {
+        let event = Event { wall_time: now().as_secs_f64(), step, what: Some(what) };
+        self.file.write_all(&record(&event.encode_to_vec()))?;
+        self.file.flush()
+    }
+}
+
+fn now() -> std::time::Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// `data` as a TFRecord: its length in 8 bytes, their checksum in 4, the data, and their checksum in 4, all
+/// little-endian.
+fn record(data: &[u8]) -> Vec<u8> {
+    let len = (data.len() as u64).to_le_bytes();
+    let mut record = Vec::with_capacity(data.len() + 16);
+    record.extend(len);
+    record.extend(masked_crc32c(&len).to_le_bytes());
+    record.extend(data);
+    record.extend(masked_crc32c(data).to_le_bytes());
+    record
+}
+
+/// The checksum of TFRecords: CRC-32C turned right by 15 bits, plus a constant, so that the checksum of data
+/// that hold a checksum is none of the usual ones.
+fn masked_crc32c(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_what_tensorboard_writes() {
+        // The first record of a file that TensorBoard's own writer made, at the time 1234.5.
+        let event = Event {
+            wall_time: 1234.5,
+            step: 0,
+            what: Some(What::FileVersion(FILE_VERSION.into())),
+        };
+        let expected = b"\x18\0\0\0\0\0\0\0\xa3\x7fK\"\
+            \t\0\0\0\0\0J\x93@\x1a\rbrain.Event:2e\xb8\xd3\xfb";
+        assert_eq!(record(&event.encode_to_vec()), expected);
+    }
+
+    #[test]
+    fn scalars_are_what_tensorboard_writes() {
+        // The second record of the same file: two scalars of step 300, one of them zero.
+        let summary = Summary {
+            value: [("train/loss", 0.625), ("comm/mb", 0.0)]
+                .map(|(tag, value)| Value { tag: tag.into(), simple_value: Some(value) })
+                .to_vec(),
+        };
+        let event = Event { wall_time: 1235.25, step: 300, what: Some(What::Summary(summary)) };
+        let expected = b"1\0\0\0\0\0\0\0\x9d\x83\x83\xe9\
+            \t\0\0\0\0\0M\x93@\x10\xac\x02*#\
+            \n\x11\n\ntrain/loss\x15\0\0 ?\
+            \n\x0e\n\x07comm/mb\x15\0\0\0\0Y\xd9\xc9\xc7";
+        assert_eq!(record(&event.encode_to_vec()), expected);
+    }
+}

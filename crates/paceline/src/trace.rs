@@ -1,0 +1,100 @@
+//! `paceline trace`: what can be done with trace files besides analysing them.
+
+use std::path::Path;
+
+use paceline_trace::ranks::merge::{MergeError, Merged, merge};
+use paceline_trace::ranks::{ClockSource, Clocks};
+use paceline_trace::read::{ReadError, Select, Window, find};
+
+use crate::cli::{MergeArgs, TraceCommand};
+use crate::{Failure, Result};
+
+/// Runs `paceline trace`.
+pub fn trace(command: &TraceCommand) -> Result<u8> {
+    match command {
+        TraceCommand::Merge(args) => merge_command(args),
+    }
+}
+
+fn merge_command(args: &MergeArgs) -> Result<u8> {
+    let output = args.output.display();
+    if args.output.is_dir() {
+        return Err(Failure::Usage(format!("--output {output} is a folder; name a file")));
+    }
+    if args.output.exists() && !args.force {
+        return Err(Failure::Usage(format!(
+            "{output} is there already; pass --force to replace it, or name another --output"
+        )));
+    }
+    let unreadable = |error: ReadError| Failure::Run(error.to_string());
+    let windows = find(&args.places, Select::Latest).map_err(unreadable)?;
+    let Some(window) = windows.into_iter().next() else {
+        return Err(Failure::Run("No trace files found.".into()));
+    };
+    let out = args.output.canonicalize().ok();
+    let is_output = |path: &Path| out.is_some() && path.canonicalize().ok() == out;
+    if window.files.iter().any(|file| is_output(&file.path)) {
+        return Err(Failure::Usage(format!(
+            "{output} is one of the traces to be merged; name another --output"
+        )));
+    }
+    let merged = merge(&window.files, &args.output).map_err(|error| match error {
+        MergeError::Read(error) => unreadable(error),
+        error => Failure::Run(error.to_string()),
+    })?;
+    print!("{}", told(&window, &merged));
+    println!("Written: {output} (open it in ui.perfetto.dev)");
+    Ok(0)
+}
+
+/// What was merged, in words.
+fn told(window: &Window, merged: &Merged) -> String {
+    let list = |ranks: &mut dyn Iterator<Item = usize>| -> String {
+        ranks.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let ranks = list(&mut window.files.iter().map(|file| file.rank));
+    let mut told = format!(
+        "Ranks {ranks}: {} events on one time line, {} collectives joined by arrows.\n",
+        merged.num_events, merged.num_joined
+    );
+    if !window.missing.is_empty() {
+        let missing = list(&mut window.missing.iter().copied());
+        told.push_str(&format!("There is no trace of ranks {missing}.\n"));
+    }
+    told.push_str(&clocks(&merged.clocks));
+    if merged.num_split > 0 {
+        told.push_str(&format!(
+            "{} rows were added for events that overlap without lying within each other.\n",
+            merged.num_split
+        ));
+    }
+    if merged.num_left_out > 0 {
+        told.push_str(&format!(
+            "{} events were left out: they have no time, or lead from or to no other.\n",
+            merged.num_left_out
+        ));
+    }
+    told
+}
+
+/// How the clocks were brought together, and how well.
+fn clocks(clocks: &Clocks) -> String {
+    let has =
+        |source: fn(&ClockSource) -> bool| clocks.ranks.iter().any(|rank| source(&rank.source));
+    let how = if clocks.ranks.len() < 2 {
+        return String::new();
+    } else if has(|source| matches!(source, ClockSource::Estimated { .. })) {
+        "estimated from the ends of collectives"
+    } else if has(|source| *source == ClockSource::Measured) {
+        "measured while the ranks ran"
+    } else {
+        "taken as they are"
+    };
+    let within = match clocks.error_ns() {
+        // Ranks of one kernel read one clock, and know it.
+        Some(0) => return "Clocks: all ranks read the same one.\n".into(),
+        Some(ns) => format!(" within {} us", ns.div_ceil(1000)),
+        None => ", and nothing tells how far they lie apart".into(),
+    };
+    format!("Clocks: {how}{within}.\n")
+}

@@ -1,0 +1,297 @@
+//! Reports in a real browser: a headless Chromium opens the pages, a script in a copy of them clicks where
+//! a person would, and screenshots are looked at pixel by pixel.
+//!
+//! Where there is no Chromium, that is said and nothing is tested. Screenshots stay in `target/tmp`.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::traces::{Training, write_traces};
+use common::{Run, Sandbox};
+use serde_json::Value;
+
+/// Width of the window.
+const WIDTH: u32 = 1300;
+
+/// What a person would do, and what they would see. Runs in a copy of the page.
+const VISITOR: &str = r##"<script>
+addEventListener("load", () => setTimeout(() => {
+  const box = (element) => {
+    const { left, top, width, height } = element.getBoundingClientRect();
+    return [left + scrollX, top + scrollY, width, height].map(Math.round);
+  };
+  const panels = [...document.querySelectorAll(".panel")].map((panel) => ({
+    id: panel.id,
+    box: box(panel),
+    drawing: panel.querySelector("svg") ? box(panel.querySelector("svg")) : null,
+    hover: panel.querySelector("figcaption").title,
+  }));
+  const table = document.querySelector("#TABLE table");
+  const heads = [...table.tHead.rows[0].cells];
+  const values = () => [...table.tBodies[0].rows].map((row) =>
+    [...row.cells].map((cell) => cell.dataset.v ?? cell.textContent));
+  const found = { height: document.documentElement.scrollHeight, panels,
+    keys: heads.map((head) => head.dataset.key), hovers: heads.map((head) => head.title),
+    rows: values(), orders: [] };
+  const head = heads.find((head) => head.dataset.key === "KEY");
+  for (let click = 0; click < 2; click++) {
+    head.querySelector("button").click();
+    const at = heads.indexOf(head);
+    found.orders.push([head.getAttribute("aria-sort"), values().map((row) => row[at])]);
+  }
+  const number = table.tBodies[0].querySelector(".n");
+  number.click();
+  found.copied = number.dataset.v;
+  const paper = () => getComputedStyle(document.body).backgroundColor;
+  found.light = paper();
+  document.getElementById("face").click();
+  found.dark = paper();
+  setTimeout(() => {
+    found.said = document.getElementById("said").textContent;
+    const out = document.createElement("script");
+    out.id = "found";
+    out.type = "application/json";
+    out.textContent = JSON.stringify(found).replaceAll("<", "\\u003c");
+    document.body.append(out);
+  }, 200);
+}, 0));
+</script></body>"##;
+
+/// The browser, or `None` after saying that there is none.
+fn browser() -> Option<&'static str> {
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let starts = |name: &&str| {
+        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    let found = names.into_iter().find(starts);
+    if found.is_none() {
+        println!("skipped: there is no {} here", names.join(", "));
+    }
+    found
+}
+
+struct Visit<'a> {
+    browser: &'a str,
+    sandbox: &'a Sandbox,
+}
+
+impl Visit<'_> {
+    fn run(&self, page: &Path, flags: &[String]) -> Run {
+        let mut command = Command::new(self.browser);
+        command
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+            .args(["--disable-dev-shm-usage", "--no-first-run", "--virtual-time-budget=5000"])
+            .arg(format!("--user-data-dir={}", self.sandbox.path("browser").display()))
+            .args(flags)
+            .arg(format!("file://{}", page.display()));
+        Run::of(command).ok()
+    }
+
+    /// What the visitor found on the page.
+    fn find(&self, page: &Path, table: &str, key: &str) -> Value {
+        let text = fs::read_to_string(page).unwrap();
+        let script = VISITOR.replace("TABLE", table).replace("KEY", key);
+        let copy = page.with_extension("visited.html");
+        fs::write(&copy, text.replace("</body>", &script)).unwrap();
+        let flags = [format!("--window-size={WIDTH},1000"), "--dump-dom".to_owned()];
+        let dom = self.run(&copy, &flags).stdout;
+        let begin = r#"<script id="found" type="application/json">"#;
+        let found =
+            dom.split_once(begin).unwrap_or_else(|| panic!("the script has not run: {dom}")).1;
+        serde_json::from_str(found.split_once("</script>").unwrap().0).unwrap()
+    }
+
+    /// A picture of the whole page.
+    fn picture(&self, page: &Path, face: &str, height: u64, to: &Path) -> Picture {
+        let text = fs::read_to_string(page).unwrap();
+        let copy = page.with_extension(format!("{face}.html"));
+        let root = format!("<html data-face=\"{face}\"");
+        fs::write(&copy, text.replacen("<html", &root, 1)).unwrap();
+        let flags =
+            [format!("--window-size={WIDTH},{height}"), format!("--screenshot={}", to.display())];
+        self.run(&copy, &flags);
+        Picture::read(to)
+    }
+}
+
+/// Pixels of a screenshot.
+struct Picture {
+    width: usize,
+    height: usize,
+    channels: usize,
+    bytes: Vec<u8>,
+}
+
+impl Picture {
+    fn read(path: &Path) -> Self {
+        let file = std::io::BufReader::new(fs::File::open(path).unwrap());
+        let mut reader = png::Decoder::new(file).read_info().unwrap();
+        let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+        let info = reader.next_frame(&mut bytes).unwrap();
+        let (width, height) = (info.width as usize, info.height as usize);
+        Self { width, height, channels: info.color_type.samples(), bytes }
+    }
+
+    fn pixel(&self, x: usize, y: usize) -> [u8; 3] {
+        let at = (y * self.width + x) * self.channels;
+        [self.bytes[at], self.bytes[at + 1], self.bytes[at + 2]]
+    }
+
+    /// How many pixels of a box differ clearly from its corner, and how many of them are colourful.
+    fn ink(&self, of: &Value) -> (usize, usize) {
+        let [x, y, width, height] = [0, 1, 2, 3].map(|at| of[at].as_u64().unwrap() as usize);
+        // Within the border, whose corners are round.
+        let paper = self.pixel(x + 6, y + 6);
+        let (mut ink, mut colourful) = (0, 0);
+        for y in y + 6..(y + height - 6).min(self.height) {
+            for x in x + 6..(x + width - 6).min(self.width) {
+                let pixel = self.pixel(x, y);
+                let distance = pixel.iter().zip(paper).map(|(a, b)| a.abs_diff(b)).max();
+                ink += usize::from(distance > Some(60));
+                let (low, high) = (pixel.iter().min(), pixel.iter().max());
+                colourful += usize::from(low.zip(high).is_some_and(|(low, high)| high - low > 60));
+            }
+        }
+        (ink, colourful)
+    }
+}
+
+/// Opens the page and demands everything of it; returns the names of its panels.
+fn visit(
+    visit: &Visit<'_>,
+    page: &Path,
+    csv: &str,
+    table: &str,
+    key: &str,
+    name: &str,
+) -> Vec<String> {
+    let text = fs::read_to_string(page).unwrap();
+    assert!(text.len() < 2_000_000, "{} bytes", text.len());
+    for foreign in ["http:", "https:", "src=", "url(", "@import", "<link", "<iframe"] {
+        assert!(!text.contains(foreign), "{name} asks for something: {foreign}");
+    }
+    let found = visit.find(page, table, key);
+
+    // The table holds the numbers of the CSV, all digits of them.
+    let mut lines = csv.lines().map(|line| line.split(',').map(str::to_owned).collect::<Vec<_>>());
+    let words = |value: &Value| -> Vec<String> {
+        value.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(words(&found["keys"]), lines.next().unwrap());
+    let rows: Vec<Vec<String>> = found["rows"].as_array().unwrap().iter().map(words).collect();
+    assert_eq!(rows, lines.collect::<Vec<_>>());
+    assert!(words(&found["hovers"]).iter().all(|hover| !hover.is_empty()));
+
+    // A click sorts, a second one turns round, a number is copied, and the face changes.
+    let numbers = |at: usize| -> Vec<f64> {
+        words(&found["orders"][at][1]).iter().map(|word| word.parse().unwrap()).collect()
+    };
+    assert_eq!(
+        (&found["orders"][0][0], &found["orders"][1][0]),
+        (&"descending".into(), &"ascending".into())
+    );
+    assert!(numbers(0).is_sorted_by(|a, b| a >= b), "{:?}", numbers(0));
+    assert!(numbers(1).is_sorted_by(|a, b| a <= b), "{:?}", numbers(1));
+    assert_ne!(numbers(0), numbers(1));
+    assert_eq!(found["said"], format!("Copied {}", found["copied"].as_str().unwrap()));
+    assert_ne!(found["light"], found["dark"]);
+
+    // Every panel has ink, every chart has colours, on light and on dark paper.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("browser");
+    fs::create_dir_all(&folder).unwrap();
+    let panels = found["panels"].as_array().unwrap();
+    let height = found["height"].as_u64().unwrap();
+    for face in ["light", "dark"] {
+        let file = folder.join(format!("{name}-{face}.png"));
+        let picture = visit.picture(page, face, height, &file);
+        println!("a picture of the report: {}", file.display());
+        assert_eq!((picture.width, picture.height), (WIDTH as usize, height as usize));
+        for panel in panels {
+            let (ink, _) = picture.ink(&panel["box"]);
+            assert!(ink > 300, "{face}: {} has {ink} pixels of ink", panel["id"]);
+            if !panel["drawing"].is_null() {
+                let (_, colourful) = picture.ink(&panel["drawing"]);
+                assert!(
+                    colourful > 300,
+                    "{face}: {} has {colourful} pixels of colour",
+                    panel["id"]
+                );
+            }
+        }
+    }
+    panels.iter().map(|panel| panel["id"].as_str().unwrap().to_owned()).collect()
+}
+
+fn analyze(sandbox: &Sandbox, args: &str) {
+    let mut command = sandbox.paceline();
+    command.arg("analyze").args(args.split_whitespace());
+    Run::of(command).ok();
+}
+
+fn report(sandbox: &Sandbox, folder: &str, name: &str) -> (PathBuf, String) {
+    let folder = sandbox.path(folder);
+    let csv = fs::read_to_string(folder.join(format!("{name}.csv"))).unwrap();
+    (folder.join(format!("{name}.html")), csv)
+}
+
+#[test]
+fn a_report_of_a_data_parallel_run() {
+    let Some(browser) = browser() else { return };
+    let sandbox = Sandbox::new();
+    write_traces(&sandbox, "profile/ddp", 4, Training::Ddp);
+    analyze(&sandbox, "profile/ddp");
+    let (page, csv) = report(&sandbox, "reports/ddp", "summary");
+    let visitor = Visit { browser, sandbox: &sandbox };
+    let panels = visit(&visitor, &page, &csv, "summary", "all_reduce_time_us", "ddp");
+    for panel in [
+        "all-reduce-time-ms",
+        "comm-comp-overlap-pctg",
+        "comm-overhead-pctg",
+        "compute-time-ms",
+        "compute-time-pctg",
+        "all-reduce-calls",
+        "temporal",
+        "longest",
+        "kinds",
+        "anatomy",
+        "path",
+        "stragglers",
+        "idle",
+        "launches",
+        "queues",
+        "copies",
+        "critical-path",
+        "memory",
+    ] {
+        assert!(panels.iter().any(|of| of == panel), "no {panel} in {panels:?}");
+    }
+}
+
+#[test]
+fn a_report_of_a_sharded_run() {
+    let Some(browser) = browser() else { return };
+    let sandbox = Sandbox::new();
+    write_traces(&sandbox, "profile/zero", 2, Training::Sharding);
+    analyze(&sandbox, "profile/zero");
+    let (page, csv) = report(&sandbox, "reports_sharding/zero", "summary");
+    let visitor = Visit { browser, sandbox: &sandbox };
+    let panels = visit(&visitor, &page, &csv, "summary", "reduce_scatter_time_us", "sharding");
+    for panel in ["peak-memory", "steady-memory", "collectives", "temporal"] {
+        assert!(panels.iter().any(|of| of == panel), "no {panel} in {panels:?}");
+    }
+}
+
+#[test]
+fn a_report_of_a_difference() {
+    let Some(browser) = browser() else { return };
+    let sandbox = Sandbox::new();
+    write_traces(&sandbox, "profile/ddp", 1, Training::Ddp);
+    write_traces(&sandbox, "profile/zero", 1, Training::Sharding);
+    analyze(&sandbox, "diff profile/ddp profile/zero");
+    let (page, csv) = report(&sandbox, "reports/diff/ddp-zero", "diff");
+    let visitor = Visit { browser, sandbox: &sandbox };
+    visit(&visitor, &page, &csv, "diff", "difference_us", "diff");
+}

@@ -1,0 +1,102 @@
+//! Traces as PyTorch's profiler writes them on a GPU, made up: every rank with the same four steps, in
+//! which a later rank computes longer and waits less.
+
+use serde_json::{Value, json};
+
+use super::Sandbox;
+
+/// What a made-up run does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Training {
+    /// All-reduces.
+    Ddp,
+    /// All-gathers and reduce-scatters.
+    Sharding,
+}
+
+/// The trace of a rank; `scale` makes all its work longer.
+pub fn trace(rank: usize, world: usize, training: Training, scale: f64) -> Value {
+    let mut events = Vec::new();
+    let mut correlation = 0;
+    for step in 0..4 {
+        let begin = 1000.0 + 2000.0 * f64::from(step) * scale;
+        events.push(span("ProfilerStep#", step, begin, 1900.0 * scale));
+        events.push(span("forward", -1, begin, 600.0 * scale));
+        events.push(span("backward", -1, begin + 600.0 * scale, 1000.0 * scale));
+        events.push(span("optimizer_step", -1, begin + 1650.0 * scale, 200.0 * scale));
+        let longer = 40.0 * rank as f64;
+        let mut work = vec![
+            ("sm80_xmma_gemm_forward", 7, 20.0, 500.0 + longer, None),
+            ("sm80_xmma_gemm_backward", 7, 640.0, 800.0, None),
+            ("Memcpy HtoD (Pinned -> Device)", 7, 5.0, 10.0, None),
+            ("vectorized_elementwise_kernel", 7, 1680.0, 120.0, None),
+        ];
+        work.extend(match training {
+            Training::Ddp => vec![(
+                "ncclDevKernel_AllReduce_Sum_f32",
+                20,
+                1000.0 + longer,
+                600.0 - longer,
+                Some("allreduce"),
+            )],
+            Training::Sharding => vec![
+                ("ncclDevKernel_AllGather_RING_LL", 20, 30.0, 200.0, Some("_allgather_base")),
+                (
+                    "ncclDevKernel_ReduceScatter_Sum_f32",
+                    20,
+                    1000.0 + longer,
+                    500.0 - longer,
+                    Some("_reduce_scatter_base"),
+                ),
+            ],
+        });
+        for (name, stream, start, dur, collective) in work {
+            correlation += 1;
+            let at = begin + start * scale;
+            events.push(
+                json!({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1,
+                "tid": 1, "ts": at - 4.0, "dur": 3.0, "args": {"correlation": correlation}}),
+            );
+            let mut args = json!({"stream": stream, "correlation": correlation, "device": 0});
+            let cat = if name.starts_with("Memcpy") {
+                args["bytes"] = json!(65536);
+                args["memory bandwidth (GB/s)"] = json!(6.5);
+                "gpu_memcpy"
+            } else {
+                "kernel"
+            };
+            if let Some(collective) = collective {
+                args["Collective name"] = json!(collective);
+                args["Seq"] = json!(step);
+                args["Group size"] = json!(world);
+                args["Process Group Name"] = json!("0");
+            }
+            events.push(
+                json!({"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": stream, "ts": at,
+                "dur": dur * scale, "args": args}),
+            );
+        }
+        for (at, allocated) in [(10.0, 400 << 20), (900.0, 900 << 20), (1700.0, 500 << 20)] {
+            events.push(json!({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1,
+                "tid": 1, "ts": begin + at * scale, "s": "t", "args": {"Device Type": 1, "Device Id": 0,
+                "Bytes": 1024, "Addr": 1, "Total Allocated": allocated, "Total Reserved": 1 << 30}}));
+        }
+    }
+    json!({"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world},
+        "deviceProperties": [{"id": 0, "name": "A made-up device"}], "traceEvents": events})
+}
+
+fn span(name: &str, number: i32, ts: f64, dur: f64) -> Value {
+    let name = if number < 0 { name.to_owned() } else { format!("{name}{number}") };
+    json!({"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur,
+        "args": {}})
+}
+
+/// Writes the traces of all ranks below `folder`.
+pub fn write_traces(sandbox: &Sandbox, folder: &str, world: usize, training: Training) {
+    for rank in 0..world {
+        let text = trace(rank, world, training, 1.0).to_string();
+        let file = format!("{folder}/rank_{rank}/worker_{rank}.1700.pt.trace.json");
+        sandbox.write(&file, text.as_bytes());
+    }
+}

@@ -1,0 +1,126 @@
+//! `paceline train --profile`: what the traces hold, and that recording changes nothing.
+
+mod common;
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use common::{Sandbox, TINY};
+use flate2::read::GzDecoder;
+use serde_json::Value;
+
+/// The only trace of a rank.
+fn trace(sandbox: &Sandbox, choice: &str, rank: usize) -> Value {
+    let folder = sandbox.path("profile").join(choice).join(format!("rank_{rank}"));
+    let files: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let name = file.file_name().unwrap().to_str().unwrap();
+    assert!(name.starts_with(&format!("worker_{rank}.")), "{name}");
+    assert!(name.ends_with(".pt.trace.json.gz"), "{name}");
+    serde_json::from_reader(GzDecoder::new(File::open(file).unwrap())).unwrap()
+}
+
+fn events<'a>(trace: &'a Value, cat: &str) -> Vec<&'a Value> {
+    trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["cat"] == cat).collect()
+}
+
+fn named<'a>(events: &[&'a Value], part: &str) -> Vec<&'a Value> {
+    let is_named = |event: &&&Value| event["name"].as_str().unwrap().contains(part);
+    events.iter().filter(is_named).copied().collect()
+}
+
+fn begin_end(event: &Value) -> (f64, f64) {
+    let begin = event["ts"].as_f64().unwrap();
+    (begin, begin + event["dur"].as_f64().unwrap())
+}
+
+#[test]
+fn each_rank_writes_a_trace_of_the_steps_that_were_asked_for() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "{TINY} --nproc 2 --epochs 2 --global-batch-size 20 --profile --profile-wait 2 \
+         --profile-warmup 3 --profile-active 4"
+    );
+    let run = sandbox.train(&flags).ok();
+    run.line("Traces: profile/ddp (paceline analyze profile/ddp;");
+    let plain = Sandbox::new().train(flags.split_once(" --profile").unwrap().0).ok();
+    assert_eq!(run.weights(), plain.weights(), "recording changes no bit");
+    for rank in 0..2 {
+        let trace = trace(&sandbox, "ddp", rank);
+        let info = &trace["distributedInfo"];
+        assert_eq!((&info["rank"], &info["world_size"]), (&rank.into(), &2.into()));
+        assert_eq!(trace["paceline"]["transport"], "shm");
+        assert_eq!(trace["paceline"]["dropped_events"], "0");
+        assert_eq!(trace["paceline"]["clock_offset_begin_ns"], "0", "one host has one clock");
+
+        let annotations = events(&trace, "user_annotation");
+        let steps = named(&annotations, "ProfilerStep#");
+        let names: Vec<&str> = steps.iter().map(|step| step["name"].as_str().unwrap()).collect();
+        assert_eq!(names, [5, 6, 7, 8].map(|step| format!("ProfilerStep#{step}")));
+        let is_within_a_step = |event: &&Value| {
+            let (begin, end) = begin_end(event);
+            let holds = |(from, to): (f64, f64)| from <= begin && end <= to + 0.001;
+            steps.iter().any(|step| holds(begin_end(step)))
+        };
+        for span in ["forward", "backward", "exposed", "grad_sync", "optimizer_step"] {
+            let spans = named(&annotations, span);
+            assert!(spans.len() >= 4, "{span}: {}", spans.len());
+            assert!(spans.iter().all(is_within_a_step), "{span}");
+        }
+
+        let kernels = events(&trace, "kernel");
+        assert_eq!(named(&kernels, "conv_relu_pool_forward").len(), 4);
+        assert_eq!(named(&kernels, "sgd").len(), 4);
+        let operations = named(&kernels, "ncclDevKernel_AllReduce_");
+        // One bucket, and the sums of the loss.
+        assert_eq!(operations.len(), 8);
+        let seqs = operations.iter().map(|op| op["args"]["Seq"].as_u64().unwrap());
+        assert!(seqs.collect::<Vec<_>>().is_sorted_by(|a, b| a + 1 == *b));
+        assert_eq!(events(&trace, "cuda_runtime").len(), kernels.len());
+        assert!(kernels.iter().all(is_within_a_step));
+
+        let memory = named(&events(&trace, "cpu_instant_event"), "[memory]");
+        assert!(memory.len() > 20, "{}", memory.len());
+        for sample in memory {
+            let of = |key: &str| sample["args"][key].as_i64().unwrap();
+            assert!(of("Total Allocated") <= of("Total Reserved") && of("Total Allocated") > 0);
+        }
+    }
+}
+
+#[test]
+fn threads_and_copies_have_lanes_of_their_own() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "{TINY} --nproc 2 --threads 2 --strategy bucket_ddp_async --profile --profile-active 1 \
+         --global-batch-size 20"
+    );
+    let run = sandbox.train(&flags).ok();
+    assert!(run.stderr.contains("warning: --profile-active 1: Holistic"), "{}", run.stderr);
+    let trace = trace(&sandbox, "bucket_ddp_async", 0);
+    let copies = events(&trace, "gpu_memcpy");
+    // Every gradient goes into a bucket and back.
+    let bytes = |event: &&Value| event["args"]["bytes"].as_u64().unwrap();
+    let num_params = 4 * 9 + 4 + 14 * 14 * 4 * 8 + 8 + 8 * 10 + 10;
+    assert_eq!(copies.iter().map(bytes).sum::<u64>(), 2 * 4 * num_params);
+    let shares = named(&events(&trace, "user_annotation"), "share of a kernel");
+    assert!(shares.len() >= 4, "{}", shares.len());
+    let mut lanes: Vec<u64> = shares.iter().map(|share| share["tid"].as_u64().unwrap()).collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    assert!(!lanes.contains(&trace["traceEvents"][0]["pid"].as_u64().unwrap()), "{lanes:?}");
+}
+
+#[test]
+fn flags_that_record_nothing_are_refused() {
+    let refused = |flags: &str, words: &[&str]| {
+        let sandbox = Sandbox::new();
+        sandbox.train(&format!("{TINY} --nproc 2 {flags}")).refused(words);
+        assert_eq!(sandbox.contents(), [""; 0]);
+    };
+    refused("--profile-active 3", &["--profile-active is about --profile"]);
+    refused("--profile --profile-active 0", &["--profile-active 0 records nothing"]);
+    let words = ["1 + 2 + 10 steps", "the run has 6", "lower --profile-active"];
+    refused("--profile --epochs 3 --global-batch-size 100", &words);
+    refused("--profile --profile-active 1 --profile-dir /proc/nobody", &["--profile-dir", "/proc"]);
+}

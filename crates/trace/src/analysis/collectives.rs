@@ -1,0 +1,162 @@
+//! Which collective a kernel or an operator is, and the time in each.
+
+use std::collections::BTreeMap;
+
+use super::kernels::KernelKind;
+use super::work::Work;
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CollectiveKind {
+    /// Every rank gets the sum.
+    AllReduce,
+    /// Every rank gets all parts.
+    AllGather,
+    /// Every rank gets its part of the sum.
+    ReduceScatter,
+    /// Every rank gets one rank's data.
+    Broadcast,
+    /// Every rank gets a part from each.
+    AllToAll,
+    /// One rank gets the sum.
+    Reduce,
+    /// One rank gets all parts.
+    Gather,
+    /// Every rank gets a part of one rank's data.
+    Scatter,
+    /// Messages between two ranks.
+    PointToPoint,
+    /// Nothing but meeting.
+    Barrier,
+    /// Communication that neither arguments nor names tell more of.
+    Unknown,
+}
+
+impl CollectiveKind {
+    /// As PyTorch writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::AllToAll => "all_to_all",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::PointToPoint => "point_to_point",
+            Self::Barrier => "barrier",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Sums over communication, by kind of collective.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CollectiveTimes {
+    /// Kind, calls, and the sum of their durations; those that occur, longest first.
+    pub by_kind: Vec<(CollectiveKind, u64, i64)>,
+    /// Part of all durations in which this rank waited for the slowest one; `None` where the trace does
+    /// not say, which only our own traces do.
+    pub wait_ns: Option<i64>,
+}
+
+impl CollectiveTimes {
+    /// Calls of one kind.
+    pub fn calls(&self, kind: CollectiveKind) -> u64 {
+        self.by_kind.iter().find(|of| of.0 == kind).map_or(0, |of| of.1)
+    }
+
+    /// Sum of durations of one kind, in nanoseconds.
+    pub fn time_ns(&self, kind: CollectiveKind) -> i64 {
+        self.by_kind.iter().find(|of| of.0 == kind).map_or(0, |of| of.2)
+    }
+
+    /// Calls and sum of durations of all kinds.
+    pub fn all(&self) -> (u64, i64) {
+        self.by_kind.iter().fold((0, 0), |sum, of| (sum.0 + of.1, sum.1 + of.2))
+    }
+}
+
+impl CollectiveTimes {
+    pub(super) fn of(work: &Work) -> Self {
+        let mut kinds: BTreeMap<CollectiveKind, (u64, i64)> = BTreeMap::new();
+        let mut wait_ns = None;
+        for item in work.of_kind(KernelKind::Communication) {
+            let of = kinds.entry(work.collective_kind(item)).or_default();
+            *of = (of.0 + 1, of.1 + item.dur_ns);
+            if let Some(waited_ns) = work.collective(item).and_then(|collective| collective.wait_ns)
+            {
+                wait_ns = Some(wait_ns.unwrap_or(0i64).saturating_add(waited_ns));
+            }
+        }
+        let mut by_kind: Vec<_> =
+            kinds.into_iter().map(|(kind, (calls, time_ns))| (kind, calls, time_ns)).collect();
+        by_kind.sort_by_key(|of| std::cmp::Reverse(of.2));
+        Self { by_kind, wait_ns }
+    }
+}
+
+/// Which collective a name means, however it is written: `allreduce`, `_allgather_base`,
+/// `ncclDevKernel_ReduceScatter_Sum_f32_RING_LL`, `gloo:all_reduce`, `c10d::broadcast_`.
+pub fn kind_of(name: &str) -> Option<CollectiveKind> {
+    use CollectiveKind::*;
+    let letters = name.chars().filter(char::is_ascii_alphabetic);
+    let letters: String = letters.map(|letter| letter.to_ascii_lowercase()).collect();
+    // In order: what is part of a longer name comes after it.
+    let words = [
+        ("allreduce", AllReduce),
+        ("reducescatter", ReduceScatter),
+        ("allgather", AllGather),
+        ("alltoall", AllToAll),
+        ("broadcast", Broadcast),
+        ("barrier", Barrier),
+        ("sendrecv", PointToPoint),
+        ("send", PointToPoint),
+        ("recv", PointToPoint),
+        ("gather", Gather),
+        ("scatter", Scatter),
+        ("reduce", Reduce),
+    ];
+    words.into_iter().find(|(word, _)| letters.contains(word)).map(|(_, kind)| kind)
+}
+
+/// Which library an annotation of its own thread comes from, as `gloo` in `gloo:all_reduce`.
+pub(super) fn backend_of(annotation: &str) -> Option<&str> {
+    let (backend, operation) = annotation.split_once(':')?;
+    let is_known = ["gloo", "nccl", "mpi", "ucc", "xccl", "hccl"].contains(&backend);
+    (is_known && !operation.starts_with(':')).then_some(backend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn collectives_are_known_by_any_of_their_names() {
+        use CollectiveKind::*;
+        for (name, kind) in [
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", Some(AllReduce)),
+            ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", Some(AllGather)),
+            ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_SIMPLE", Some(ReduceScatter)),
+            ("ncclKernel_Reduce_RING_LL_Sum_float", Some(Reduce)),
+            ("_allgather_base", Some(AllGather)),
+            ("reduce_scatter_tensor_coalesced", Some(ReduceScatter)),
+            ("gloo:all_reduce", Some(AllReduce)),
+            ("c10d::broadcast_", Some(Broadcast)),
+            ("all_to_allv", Some(AllToAll)),
+            ("ncclDevKernel_SendRecv", Some(PointToPoint)),
+            ("c10d::gather_", Some(Gather)),
+            ("ncclDevKernel_Generic", None),
+        ] {
+            assert_eq!(kind_of(name), kind, "{name}");
+        }
+    }
+
+    #[test]
+    fn annotations_of_libraries_are_told_from_others() {
+        assert_eq!(backend_of("gloo:all_reduce"), Some("gloo"));
+        assert_eq!(backend_of("nccl::all_reduce"), None);
+        assert_eq!(backend_of("forward: gloo"), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! What was launched and not yet begun, and how fast memory was copied, over time.
+
+use std::collections::BTreeMap;
+
+use super::kernels::KernelKind;
+use super::work::{Item, Work, rounded};
+use super::{Source, Summary};
+
+/// A value from one moment to the next point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// When it changed to this.
+    pub at_ns: i64,
+    /// The value.
+    pub value: f64,
+}
+
+/// The queue of one stream: launches add one to it, kernels that begin take one away, as HTA has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamQueue {
+    /// The stream's number in the file.
+    pub stream: i64,
+    /// Of the length after each change, not weighted with time.
+    pub length: Summary,
+    /// Time at or above [`Options::full_queue`](super::Options).
+    pub full_ns: i64,
+    /// The length over time, thinned to the highest of each of at most 1000 equal stretches.
+    pub series: Vec<Point>,
+}
+
+/// Bandwidth of one kind of copy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CopyBandwidth {
+    /// `Memcpy HtoD`, `Memcpy DtoH`, `Memcpy DtoD`, `Memset`, ...
+    pub name: String,
+    /// How many copies.
+    pub copies: u64,
+    /// Sum of their bytes, of those whose bytes the file gives.
+    pub bytes: u64,
+    /// Sum of their durations.
+    pub time_ns: i64,
+    /// In GB/s (1e9 bytes per second), of the sum over running copies after each change where it is
+    /// above zero, as HTA has it; `None` where the file gives no bandwidth.
+    pub gb_per_s: Option<Summary>,
+    /// That sum over time, thinned to the highest of each of at most 1000 equal stretches.
+    pub series: Vec<Point>,
+}
+
+/// The calls that put work into a queue, by HTA's list.
+const ENQUEUE: [&str; 11] = [
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+    "hipLaunchKernel",
+    "hipExtModuleLaunchKernel",
+    "hipMemcpyAsync",
+    "hipMemsetAsync",
+    "hipMemcpyWithStream",
+    "runFunction - job_prep_and_submit_for_execution",
+];
+
+/// How many points a series keeps.
+const SERIES: usize = 1000;
+
+/// The queues of all streams, in order of streams.
+pub(super) fn queues(work: &Work) -> Vec<StreamQueue> {
+    if work.source == Source::Operators {
+        return Vec::new();
+    }
+    let mut streams: BTreeMap<i64, Vec<(i64, i8)>> = BTreeMap::new();
+    for (place, enqueued_ns) in enqueued(work) {
+        let item = &work.items[place];
+        let changes = streams.entry(item.stream).or_default();
+        changes.push((enqueued_ns, 1));
+        changes.push((item.start_ns, -1));
+    }
+    streams.into_iter().filter_map(|(stream, changes)| of_stream(work, stream, changes)).collect()
+}
+
+/// Places of items with the moments at which they were put into their queues.
+pub(super) fn enqueued(work: &Work) -> impl Iterator<Item = (usize, i64)> {
+    let names = &work.timeline.names;
+    let counts: Vec<bool> = names.iter().map(|name| ENQUEUE.contains(&name)).collect();
+    work.items.iter().enumerate().filter_map(move |(place, item)| {
+        let launch = &work.timeline.launches[item.launch? as usize];
+        let call = rounded(launch.time, work.options.rounding);
+        counts[launch.name.0 as usize].then_some((place, call.start_ns))
+    })
+}
+
+fn of_stream(work: &Work, stream: i64, mut changes: Vec<(i64, i8)>) -> Option<StreamQueue> {
+    // At one moment, what comes goes before what leaves.
+    changes.sort_unstable_by_key(|&(at_ns, change)| (at_ns, -change));
+    let mut length = 0i64;
+    let points = changes.iter().map(|&(at_ns, change)| {
+        length += i64::from(change);
+        Point { at_ns, value: length as f64 }
+    });
+    let points: Vec<Point> = points.collect();
+    let full = work.options.full_queue as f64;
+    let full_ns = points.windows(2).filter(|pair| pair[0].value >= full);
+    let full_ns = full_ns.map(|pair| pair[1].at_ns - pair[0].at_ns).sum();
+    let length = Summary::of(points.iter().map(|point| point.value).collect())?;
+    Some(StreamQueue { stream, length, full_ns, series: thinned(&points) })
+}
+
+/// The length of its queue when an item was put into it and when it began, itself counted and not, by its
+/// place among the items.
+pub(super) fn lengths(work: &Work) -> Vec<Option<(i64, i64)>> {
+    let mut streams: BTreeMap<i64, Vec<(i64, i8, usize)>> = BTreeMap::new();
+    for (place, enqueued_ns) in enqueued(work) {
+        let item = &work.items[place];
+        let changes = streams.entry(item.stream).or_default();
+        changes.push((enqueued_ns, 1, place));
+        changes.push((item.start_ns, -1, place));
+    }
+    let mut lengths = vec![None; work.items.len()];
+    for changes in streams.values_mut() {
+        changes.sort_by_key(|&(at_ns, change, _)| (at_ns, -change));
+        let mut length = 0;
+        for &(_, change, place) in changes.iter() {
+            length += i64::from(change);
+            let of_item: &mut (i64, i64) = lengths[place].get_or_insert((0, 0));
+            if change > 0 { of_item.0 = length } else { of_item.1 = length }
+        }
+    }
+    lengths
+}
+
+/// Copies by kind, in order of names.
+pub(super) fn copies(work: &Work) -> Vec<CopyBandwidth> {
+    let mut kinds: BTreeMap<&str, Vec<&Item>> = BTreeMap::new();
+    for item in work.of_kind(KernelKind::Memory) {
+        kinds.entry(copy_kind(work.timeline.names.text(item.name))).or_default().push(item);
+    }
+    kinds.into_iter().map(|(name, items)| of_copies(work, name, &items)).collect()
+}
+
+/// `Memcpy HtoD (Pinned -> Device)` is a `Memcpy HtoD`.
+fn copy_kind(name: &str) -> &str {
+    if name.starts_with("Memset") {
+        "Memset"
+    } else if name.starts_with("Memcpy") {
+        name.get(.."Memcpy DtoH".len()).unwrap_or(name)
+    } else {
+        "Memcpy Unknown"
+    }
+}
+
+fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
+    let kernels = &work.timeline.kernels;
+    let of_file = |item: &Item| kernels.get(item.kernel as usize);
+    let bytes = items.iter().filter_map(|item| of_file(item)?.bytes).fold(0, u64::saturating_add);
+    let mut changes = Vec::with_capacity(2 * items.len());
+    for item in items {
+        let Some(gb_s) = of_file(item).and_then(|kernel| kernel.bandwidth_gb_s) else { continue };
+        // A copy that took no time is taken for one of a microsecond, as HTA does.
+        let dur_ns = if item.dur_ns == 0 { 1000 } else { item.dur_ns };
+        changes.push((item.start_ns, 1i32, gb_s));
+        changes.push((item.start_ns + dur_ns, -1, gb_s));
+    }
+    changes.sort_by_key(|&(at_ns, ..)| at_ns);
+    let (mut running, mut sum) = (0, 0.0);
+    let points = changes.iter().map(|&(at_ns, change, gb_s)| {
+        running += change;
+        // Where nothing runs the sum is zero, and not what rounding has left of it.
+        sum = if running == 0 { 0.0 } else { sum + f64::from(change) * gb_s };
+        Point { at_ns, value: sum }
+    });
+    let points: Vec<Point> = points.collect();
+    let above = points.iter().map(|point| point.value).filter(|&value| value > 0.0);
+    CopyBandwidth {
+        name: name.to_owned(),
+        copies: items.len() as u64,
+        bytes,
+        time_ns: items.iter().map(|item| item.dur_ns).sum(),
+        gb_per_s: Summary::of(above.collect()),
+        series: thinned(&points),
+    }
+}
+
+/// At most [`SERIES`] of the points: of each of as many equal stretches of time the highest, and the last
+/// of all. `points` are in order of time.
+pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
+    let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
+    if points.len() <= SERIES {
+        return points.to_vec();
+    }
+    let stretch = (last.at_ns - first.at_ns) / (SERIES as i64 - 1) + 1;
+    let place = |point: &Point| (point.at_ns - first.at_ns) / stretch;
+    let highest = |of: &[Point]| of.iter().copied().max_by(|a, b| a.value.total_cmp(&b.value));
+    let last_but_one = &points[..points.len() - 1];
+    let mut kept: Vec<Point> =
+        last_but_one.chunk_by(|a, b| place(a) == place(b)).filter_map(highest).collect();
+    kept.push(*last);
+    kept
+}

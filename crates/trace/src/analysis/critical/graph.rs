@@ -1,0 +1,120 @@
+//! Moments, what leads from one to another, and the longest way through.
+
+use super::EdgeKind;
+use crate::timeline::NameId;
+
+/// A moment, by its number.
+pub(super) type Node = u32;
+
+/// On whose account a stretch of the path goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    pub(super) name: NameId,
+    /// Whether it ran on the host.
+    pub(super) is_host: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edge {
+    pub(super) from: Node,
+    pub(super) to: Node,
+    pub(super) dur_ns: i64,
+    pub(super) kind: EdgeKind,
+    pub(super) account: Option<Account>,
+}
+
+/// Moments, numbered as they were added, and edges between them.
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    at_ns: Vec<i64>,
+    edges: Vec<Edge>,
+}
+
+impl Graph {
+    pub(super) fn node(&mut self, at_ns: i64) -> Node {
+        self.at_ns.push(at_ns);
+        (self.at_ns.len() - 1) as Node
+    }
+
+    pub(super) fn at_ns(&self, node: Node) -> i64 {
+        self.at_ns[node as usize]
+    }
+
+    /// An edge that is as long as the time between its ends, or takes none if they are out of order.
+    pub(super) fn timed(&mut self, kind: EdgeKind, from: Node, to: Node, account: Option<Account>) {
+        let dur_ns = (self.at_ns(to) - self.at_ns(from)).max(0);
+        self.edges.push(Edge { from, to, dur_ns, kind, account });
+    }
+
+    /// An edge that takes no time.
+    pub(super) fn untimed(
+        &mut self,
+        kind: EdgeKind,
+        from: Node,
+        to: Node,
+        account: Option<Account>,
+    ) {
+        self.edges.push(Edge { from, to, dur_ns: 0, kind, account });
+    }
+
+    /// The edges of the path with the largest sum; of equal ways into a moment the one added first.
+    /// `None` if the graph has a circle.
+    pub(super) fn longest_path(&self) -> Option<Vec<Edge>> {
+        let nodes = self.at_ns.len();
+        let (starts, outgoing) = self.outgoing();
+        let mut missing = vec![0u32; nodes];
+        self.edges.iter().for_each(|edge| missing[edge.to as usize] += 1);
+        let mut ready: Vec<Node> =
+            (0..nodes as Node).filter(|&node| missing[node as usize] == 0).collect();
+        let mut best: Vec<(i64, Option<u32>)> = vec![(0, None); nodes];
+        let mut done = 0;
+        while let Some(&node) = ready.get(done) {
+            done += 1;
+            let length_ns = best[node as usize].0;
+            let (first, last) = (starts[node as usize], starts[node as usize + 1]);
+            for &number in &outgoing[first..last] {
+                let edge = &self.edges[number as usize];
+                let way = (length_ns + edge.dur_ns, Some(number));
+                let to = edge.to as usize;
+                let is_longer = way.0 > best[to].0;
+                let is_earlier = way.0 == best[to].0 && best[to].1.is_none_or(|of| number < of);
+                if is_longer || is_earlier {
+                    best[to] = way;
+                }
+                missing[to] -= 1;
+                if missing[to] == 0 {
+                    ready.push(edge.to);
+                }
+            }
+        }
+        if done < nodes {
+            return None;
+        }
+        let longest = best.iter().map(|way| way.0).max().unwrap_or(0);
+        let mut way = best.iter().find(|way| way.0 == longest).and_then(|way| way.1);
+        let mut path = Vec::new();
+        while let Some(number) = way {
+            let edge = self.edges[number as usize];
+            path.push(edge);
+            way = best[edge.from as usize].1;
+        }
+        path.reverse();
+        Some(path)
+    }
+
+    /// Numbers of edges by the node they leave, and where those of each node begin.
+    fn outgoing(&self) -> (Vec<usize>, Vec<u32>) {
+        let mut starts = vec![0usize; self.at_ns.len() + 1];
+        self.edges.iter().for_each(|edge| starts[edge.from as usize + 1] += 1);
+        for node in 1..starts.len() {
+            starts[node] += starts[node - 1];
+        }
+        let mut next = starts.clone();
+        let mut outgoing = vec![0; self.edges.len()];
+        for (edge, number) in self.edges.iter().zip(0u32..) {
+            outgoing[next[edge.from as usize]] = number;
+            next[edge.from as usize] += 1;
+        }
+        (starts, outgoing)
+    }
+}

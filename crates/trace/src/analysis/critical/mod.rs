@@ -1,0 +1,208 @@
+//! The critical path of one rank: the longest chain of work in which each piece had to wait for the one
+//! before, by HTA's rules.
+//!
+//! Moments are the begins and ends of operators, calls and kernels. What a thread ran within each other
+//! forms a chain, and so do the kernels of a stream; calls lead to kernels where the stream had
+//! nothing to do, and synchronisations lead back. The time between two operators of a thread belongs to
+//! nothing, so the path can be shorter than the step.
+
+mod device;
+mod graph;
+mod host;
+
+use std::collections::BTreeMap;
+
+use super::kernels::KernelKind;
+use super::work::{Work, rounded};
+use super::{Source, Step};
+use crate::timeline::{NameId, Stretch};
+use device::add_device;
+use graph::{Edge, Graph};
+use host::add_host;
+
+/// What connects two moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EdgeKind {
+    /// An operator, a launch call or a kernel runs.
+    Work,
+    /// Operators of one thread follow each other; takes no time.
+    Dependency,
+    /// From the call to the begin of its kernel, on a stream that had nothing to do.
+    LaunchDelay,
+    /// Between two kernels of one stream.
+    KernelGap,
+    /// One waits for the other by a synchronisation; takes no time.
+    Sync,
+}
+
+/// What limits a piece of the path, in HTA's classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BoundBy {
+    /// An operator or a call on the host.
+    Cpu,
+    /// A kernel that does not communicate.
+    GpuCompute,
+    /// A communication kernel.
+    GpuCommunication,
+    /// Gaps between kernels of a stream.
+    KernelGap,
+    /// Delay between call and kernel.
+    LaunchDelay,
+    /// Dependencies and synchronisations, which take no time.
+    None,
+}
+
+impl BoundBy {
+    /// In HTA's words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu_bound",
+            Self::GpuCompute => "gpu_compute_bound",
+            Self::GpuCommunication => "gpu_communication_bound",
+            Self::KernelGap => "gpu_kernel_kernel_overhead",
+            Self::LaunchDelay => "gpu_kernel_launch_overhead",
+            Self::None => "",
+        }
+    }
+}
+
+/// A piece of the path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathEdge {
+    /// What it is.
+    pub kind: EdgeKind,
+    /// What limits it.
+    pub bound_by: BoundBy,
+    /// To whose account it goes: the name of an operator, call, span or kernel, of a gap the kernel before
+    /// it, of a delay the kernel after it; empty for what takes no time.
+    pub name: String,
+    /// When it begins.
+    pub start_ns: i64,
+    /// Its length on the path.
+    pub dur_ns: i64,
+}
+
+/// What one name has on the path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathName {
+    /// The name.
+    pub name: String,
+    /// What limits it.
+    pub bound_by: BoundBy,
+    /// How many pieces.
+    pub pieces: u64,
+    /// Sum of their lengths.
+    pub time_ns: i64,
+}
+
+/// The critical path through one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CriticalPath {
+    /// The step's number; `None` where the whole trace was looked at.
+    pub step: Option<u64>,
+    /// Its length.
+    pub total_ns: i64,
+    /// Its pieces, in order.
+    pub edges: Vec<PathEdge>,
+    /// Time by what limits it, largest first.
+    pub by_bound: Vec<(BoundBy, i64)>,
+    /// Time by name, largest first.
+    pub by_name: Vec<PathName>,
+}
+
+/// The graph is none: something waits for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Circular;
+
+/// The critical path of the step that the options name, or of all where there are no steps; `None` without
+/// kernels, and without that step.
+pub(super) fn of_step(work: &Work) -> Result<Option<CriticalPath>, Circular> {
+    let (step, bounds) = match (work.steps.found, work.steps.chosen.get(work.options.critical_step))
+    {
+        (0, _) => (None, Bounds { from_ns: i64::MIN, to_ns: i64::MAX }),
+        (_, Some(&Step { number, time })) => {
+            (Some(number), Bounds { from_ns: time.start_ns, to_ns: time.end_ns() })
+        }
+        (_, None) => return Ok(None),
+    };
+    if work.source == Source::Operators {
+        return Ok(None);
+    }
+    let mut graph = Graph::default();
+    let calls = add_host(&mut graph, work, bounds);
+    add_device(&mut graph, work, bounds, &calls);
+    let path = graph.longest_path().ok_or(Circular)?;
+    Ok(Some(CriticalPath::of(work, step, &graph, &path)))
+}
+
+/// Whose host part belongs to the path: what begins from `from_ns` up to and with `to_ns`.
+#[derive(Clone, Copy)]
+struct Bounds {
+    from_ns: i64,
+    to_ns: i64,
+}
+
+impl Bounds {
+    fn hold(self, at_ns: i64) -> bool {
+        self.from_ns <= at_ns && at_ns <= self.to_ns
+    }
+
+    /// Calls that took no time are left out, as HTA does, unless the trace has no others: then its recorder
+    /// measures none.
+    fn hold_call(self, work: &Work, call: Stretch) -> bool {
+        let time = rounded(call, work.options.rounding);
+        self.hold(time.start_ns) && (time.dur_ns > 0 || !work.has_timed_calls)
+    }
+}
+
+impl CriticalPath {
+    fn of(work: &Work, step: Option<u64>, graph: &Graph, path: &[Edge]) -> Self {
+        let mut bounds: BTreeMap<BoundBy, i64> = BTreeMap::new();
+        let mut names: BTreeMap<(NameId, BoundBy), (u64, i64)> = BTreeMap::new();
+        let mut edges = Vec::with_capacity(path.len());
+        for edge in path {
+            let bound_by = bound_by(work, edge);
+            if bound_by != BoundBy::None {
+                *bounds.entry(bound_by).or_default() += edge.dur_ns;
+            }
+            if let Some(account) = edge.account {
+                let sum = names.entry((account.name, bound_by)).or_default();
+                *sum = (sum.0 + 1, sum.1 + edge.dur_ns);
+            }
+            edges.push(PathEdge {
+                kind: edge.kind,
+                bound_by,
+                name: edge.account.map_or("", |of| work.timeline.names.text(of.name)).to_owned(),
+                start_ns: graph.at_ns(edge.from),
+                dur_ns: edge.dur_ns,
+            });
+        }
+        let mut by_bound: Vec<_> = bounds.into_iter().collect();
+        by_bound.sort_by_key(|of| std::cmp::Reverse(of.1));
+        let by_name = names.into_iter().map(|((name, bound_by), (pieces, time_ns))| PathName {
+            name: work.timeline.names.text(name).to_owned(),
+            bound_by,
+            pieces,
+            time_ns,
+        });
+        let mut by_name: Vec<PathName> = by_name.collect();
+        by_name.sort_by(|a, b| b.time_ns.cmp(&a.time_ns).then_with(|| a.name.cmp(&b.name)));
+        let total_ns = edges.iter().map(|edge| edge.dur_ns).sum();
+        Self { step, total_ns, edges, by_bound, by_name }
+    }
+}
+
+fn bound_by(work: &Work, edge: &Edge) -> BoundBy {
+    match (edge.kind, edge.account) {
+        (EdgeKind::Dependency | EdgeKind::Sync, _) | (_, None) => BoundBy::None,
+        (EdgeKind::KernelGap, _) => BoundBy::KernelGap,
+        (EdgeKind::LaunchDelay, _) => BoundBy::LaunchDelay,
+        (EdgeKind::Work, Some(account)) if account.is_host => BoundBy::Cpu,
+        (EdgeKind::Work, Some(account)) => {
+            match KernelKind::of_name(work.timeline.names.text(account.name)) {
+                KernelKind::Communication => BoundBy::GpuCommunication,
+                _ => BoundBy::GpuCompute,
+            }
+        }
+    }
+}

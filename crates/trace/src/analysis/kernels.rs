@@ -1,0 +1,173 @@
+//! Kernels by kind and by name.
+
+use super::work::Work;
+
+/// What a kernel does, told from its name as HTA does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KernelKind {
+    /// Anything that is nothing of what follows.
+    Computation,
+    /// `nccl...Kernel...`.
+    Communication,
+    /// `Memcpy...`, `Memset...`, `dma...`.
+    Memory,
+    /// Waits for a stream, an event or the device.
+    Other,
+}
+
+impl KernelKind {
+    /// By HTA's rules: `^nccl.*Kernel`, else `^Memcpy|^Memset|^dma`, else, unless `Memcpy` or `Sync` occurs
+    /// anywhere in the name, computation. So a `Stream Wait Event`, which traces show only if asked to, counts
+    /// as computation.
+    pub fn of_name(name: &str) -> Self {
+        if name.starts_with("nccl") && name.contains("Kernel") {
+            Self::Communication
+        } else if ["Memcpy", "Memset", "dma"].iter().any(|begin| name.starts_with(begin)) {
+            Self::Memory
+        } else if name.contains("Memcpy") || name.contains("Sync") {
+            Self::Other
+        } else {
+            Self::Computation
+        }
+    }
+
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Computation => "computation",
+            Self::Communication => "communication",
+            Self::Memory => "memory",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Time in which exactly these kinds of kernels ran, as HTA's kernel breakdown has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KindTime {
+    /// One, two or all three of computation, communication and memory, in this order.
+    pub kinds: Vec<KernelKind>,
+    /// For how long all of them ran and none of the others.
+    pub time_ns: i64,
+}
+
+/// All calls of one kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelStats {
+    /// Its name, or `others` for several that were put together.
+    pub name: String,
+    /// What it does.
+    pub kind: KernelKind,
+    /// How often it ran; 0 never occurs.
+    pub calls: u64,
+    /// Sum of its durations.
+    pub sum_ns: i64,
+    /// Mean duration.
+    pub mean_ns: f64,
+    /// Deviation from the mean, divided by `calls - 1`; 0 for a single call.
+    pub std_ns: f64,
+    /// Shortest duration.
+    pub min_ns: i64,
+    /// Longest duration.
+    pub max_ns: i64,
+}
+
+/// The `limit` kernels with the largest sums, and all others as one, named `others`; of one kind, or of
+/// all. `kernels` must be in order, as [`RankAnalysis::kernels`](super::RankAnalysis) is.
+pub fn top(kernels: &[KernelStats], kind: Option<KernelKind>, limit: usize) -> Vec<KernelStats> {
+    let mut chosen: Vec<&KernelStats> =
+        kernels.iter().filter(|kernel| kind.is_none_or(|kind| kind == kernel.kind)).collect();
+    let rest = chosen.split_off(limit.min(chosen.len()));
+    let mut top: Vec<KernelStats> = chosen.into_iter().cloned().collect();
+    top.extend(together(&rest));
+    top
+}
+
+/// Several kernels as one: the deviation is that of all their calls.
+fn together(rest: &[&KernelStats]) -> Option<KernelStats> {
+    let kind = rest.first()?.kind;
+    let kind = if rest.iter().all(|of| of.kind == kind) { kind } else { KernelKind::Other };
+    let (calls, sum_ns) = rest.iter().fold((0, 0), |sum, of| (sum.0 + of.calls, sum.1 + of.sum_ns));
+    let mean_ns = sum_ns as f64 / calls as f64;
+    let squares: f64 = rest
+        .iter()
+        .map(|of| {
+            let within = of.std_ns.powi(2) * (of.calls - 1) as f64;
+            within + (of.mean_ns - mean_ns).powi(2) * of.calls as f64
+        })
+        .sum();
+    let std_ns = if calls < 2 { 0.0 } else { (squares / (calls - 1) as f64).sqrt() };
+    let min_ns = rest.iter().map(|of| of.min_ns).min()?;
+    let max_ns = rest.iter().map(|of| of.max_ns).max()?;
+    Some(KernelStats {
+        name: "others".into(),
+        kind,
+        calls,
+        sum_ns,
+        mean_ns,
+        std_ns,
+        min_ns,
+        max_ns,
+    })
+}
+
+/// Calls by name and kind, largest sum first.
+pub(super) fn by_name(work: &Work) -> Vec<KernelStats> {
+    // One place per name, as a name has one kind; the running mean and sum of squares are Welford's.
+    let mut places: Vec<Option<(KernelStats, f64)>> = vec![None; work.timeline.names.count()];
+    for item in &work.items {
+        let (stats, squares) = places[item.name.0 as usize].get_or_insert_with(|| {
+            let name = work.timeline.names.text(item.name).to_owned();
+            let (min_ns, max_ns) = (i64::MAX, i64::MIN);
+            let (mean_ns, std_ns) = (0.0, 0.0);
+            let kind = item.kind;
+            (KernelStats { name, kind, calls: 0, sum_ns: 0, mean_ns, std_ns, min_ns, max_ns }, 0.0)
+        });
+        stats.calls += 1;
+        stats.sum_ns += item.dur_ns;
+        stats.min_ns = stats.min_ns.min(item.dur_ns);
+        stats.max_ns = stats.max_ns.max(item.dur_ns);
+        let off = item.dur_ns as f64 - stats.mean_ns;
+        stats.mean_ns += off / stats.calls as f64;
+        *squares += off * (item.dur_ns as f64 - stats.mean_ns);
+    }
+    let mut all: Vec<KernelStats> = places
+        .into_iter()
+        .flatten()
+        .map(|(mut stats, squares)| {
+            stats.mean_ns = stats.sum_ns as f64 / stats.calls as f64;
+            stats.std_ns = match stats.calls {
+                1 => 0.0,
+                calls => (squares / (calls - 1) as f64).sqrt(),
+            };
+            stats
+        })
+        .collect();
+    all.sort_by(|a, b| b.sum_ns.cmp(&a.sum_ns).then_with(|| a.name.cmp(&b.name)));
+    all
+}
+
+/// Every combination of kinds that ran at the same time, longest first.
+pub(super) fn by_kind(work: &Work) -> Vec<KindTime> {
+    use KernelKind::{Communication, Computation, Memory};
+    let sets = [
+        (Computation, &work.computation),
+        (Communication, &work.communication),
+        (Memory, &work.memory),
+    ];
+    let mut times = Vec::new();
+    for mask in 1u32..8 {
+        let is_in = |place: usize| mask & (1 << place) != 0;
+        let inside = sets.iter().enumerate().filter(|(place, _)| is_in(*place));
+        let inside: Vec<_> = inside.map(|(_, set)| set).collect();
+        let all = inside[1..].iter().fold(inside[0].1.clone(), |all, set| all.intersection(set.1));
+        let outside = sets.iter().enumerate().filter(|(place, _)| !is_in(*place));
+        let only = outside.fold(all, |only, (_, set)| only.difference(set.1));
+        let time_ns = only.len_ns() as i64;
+        if time_ns > 0 {
+            times.push(KindTime { kinds: inside.iter().map(|set| set.0).collect(), time_ns });
+        }
+    }
+    times.sort_by_key(|of| std::cmp::Reverse(of.time_ns));
+    times
+}

@@ -1,0 +1,63 @@
+//! Memory in use, from the samples of a trace.
+
+use super::Point;
+use super::counters::thinned;
+use super::stats::quantile;
+use crate::timeline::{MemorySample, Timeline};
+
+/// Memory of one rank, of its device where the trace samples one, else of the host. MB = 2^20 bytes, as
+/// PyTorch's own tools count.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryUse {
+    /// PyTorch's number of the kind of device: 0 is the host, 1 is CUDA.
+    pub device_type: i64,
+    /// How many samples.
+    pub samples: u64,
+    /// Most bytes alive.
+    pub peak_allocated: u64,
+    /// Most bytes taken from the system.
+    pub peak_reserved: u64,
+    /// Median over samples of the bytes alive.
+    pub p50_allocated: f64,
+    /// 95th percentile over samples of the bytes alive.
+    pub p95_allocated: f64,
+    /// Bytes alive at the last sample.
+    pub final_allocated: u64,
+    /// Bytes taken from the system at the last sample.
+    pub final_reserved: u64,
+    /// Bytes alive over time, thinned to the highest of each of at most 1000 equal stretches.
+    pub series: Vec<Point>,
+}
+
+/// PyTorch's number of the host.
+const HOST: i64 = 0;
+
+impl MemoryUse {
+    /// Of all samples of a trace, also those outside of its steps.
+    pub(super) fn of(timeline: &Timeline) -> Option<Self> {
+        let devices = timeline.memory.iter().map(|sample| sample.device_type);
+        let device_type = devices.clone().find(|&device| device != HOST).or(devices.min())?;
+        let of_device = timeline.memory.iter().filter(|sample| sample.device_type == device_type);
+        let mut samples: Vec<&MemorySample> = of_device.collect();
+        samples.sort_by_key(|sample| sample.at_ns);
+        let mut sizes: Vec<f64> =
+            samples.iter().map(|sample| sample.allocated_bytes as f64).collect();
+        sizes.sort_unstable_by(f64::total_cmp);
+        let last = samples.last()?;
+        let points = samples
+            .iter()
+            .map(|sample| Point { at_ns: sample.at_ns, value: sample.allocated_bytes as f64 });
+        let points: Vec<Point> = points.collect();
+        Some(Self {
+            device_type,
+            samples: samples.len() as u64,
+            peak_allocated: samples.iter().map(|sample| sample.allocated_bytes).max()?,
+            peak_reserved: samples.iter().map(|sample| sample.reserved_bytes).max()?,
+            p50_allocated: quantile(&sizes, 0.5),
+            p95_allocated: quantile(&sizes, 0.95),
+            final_allocated: last.allocated_bytes,
+            final_reserved: last.reserved_bytes,
+            series: thinned(&points),
+        })
+    }
+}

@@ -1,0 +1,60 @@
+//! Whether a device computed, did something else, or nothing, and how much of its communication went
+//! on while it computed.
+
+use super::kernels::KernelKind;
+use super::work::Work;
+
+/// Time of a device between its first and its last kernel, as HTA's temporal breakdown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Temporal {
+    /// From the begin of the first to the end of the last kernel of any kind.
+    pub kernel_time_ns: i64,
+    /// Part of it in which no kernel ran.
+    pub idle_ns: i64,
+    /// Part of it in which at least one compute kernel ran.
+    pub compute_ns: i64,
+    /// The rest: kernels ran, and none of them computed.
+    pub non_compute_ns: i64,
+}
+
+impl Temporal {
+    pub(super) fn of(work: &Work) -> Self {
+        let kernel_time_ns = work.extent_ns;
+        let idle_ns = kernel_time_ns - work.busy_ns;
+        let compute_ns = work.merged_ns(KernelKind::Computation);
+        let non_compute_ns = kernel_time_ns - idle_ns - compute_ns;
+        Self { kernel_time_ns, idle_ns, compute_ns, non_compute_ns }
+    }
+
+    /// 100 * `part_ns` / kernel time; `None` where there was none.
+    pub fn pctg(&self, part_ns: i64) -> Option<f64> {
+        (self.kernel_time_ns > 0).then(|| 100.0 * part_ns as f64 / self.kernel_time_ns as f64)
+    }
+}
+
+/// How much of the communication of a device was hidden behind its computation, as HTA has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overlap {
+    /// Time in which at least one communication kernel ran.
+    pub communication_ns: i64,
+    /// Part of it in which a compute kernel ran too.
+    pub both_ns: i64,
+}
+
+impl Overlap {
+    pub(super) fn of(work: &Work) -> Self {
+        let both_ns = work.communication.intersection(&work.computation).len_ns() as i64;
+        Self { communication_ns: work.merged_ns(KernelKind::Communication), both_ns }
+    }
+
+    /// 100 * both / communication; `None` where nothing was communicated.
+    pub fn pctg(&self) -> Option<f64> {
+        (self.communication_ns > 0)
+            .then(|| 100.0 * self.both_ns as f64 / self.communication_ns as f64)
+    }
+
+    /// Communication during which nothing was computed.
+    pub fn exposed_ns(&self) -> i64 {
+        self.communication_ns - self.both_ns
+    }
+}

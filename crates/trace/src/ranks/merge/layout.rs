@@ -1,0 +1,400 @@
+//! On which track each event of a file goes.
+//!
+//! In goes a trace file; out come its rows with their names, and for every complete event and every end of
+//! an arrow a track of its row, such that the events of a track nest or lie apart.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+
+use super::event::{Event, Take};
+use crate::json::{JsonError, Pull, lossy};
+use crate::read::{self, ReadError};
+use crate::timeline::Stretch;
+
+/// How deep events of a track may nest. Perfetto gives up at 512.
+const MAX_NESTING: usize = 500;
+
+/// Where a collective is: a row, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Point {
+    pub(super) pid: String,
+    pub(super) tid: String,
+    pub(super) time: Stretch,
+}
+
+/// Processes of a file.
+#[derive(Debug, Default)]
+pub(super) struct Process {
+    pub(super) name: Option<String>,
+    pub(super) labels: Option<String>,
+}
+
+/// A row of a file: a thread of the host, or a stream of a device.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    /// `pid` and `tid` as written.
+    pub(super) written: (String, String),
+    /// Index of the process.
+    pub(super) process: usize,
+    pub(super) name: Option<String>,
+    /// The first of its tracks, counted through the file.
+    pub(super) first_track: u32,
+    /// How many tracks it takes: one, or more where events overlap without nesting.
+    pub(super) num_tracks: u32,
+}
+
+/// The end of an arrow that has an event to begin or end in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FlowEnd {
+    pub(super) track: u32,
+    pub(super) at_ns: i64,
+    /// Which of the arrows that share an identity it belongs to.
+    pub(super) generation: u32,
+}
+
+/// What becomes of the events of a file.
+#[derive(Debug, Default)]
+pub(super) struct Layout {
+    pub(super) processes: Vec<Process>,
+    pub(super) rows: Vec<Row>,
+    pub(super) row_ids: HashMap<Vec<u8>, u32>,
+    /// Per complete event, or begin of one, in the order of the file: its track within its row.
+    pub(super) tracks: Vec<u16>,
+    /// Per begin, in the order of the file: how long it lasts.
+    pub(super) begun_ns: Vec<i64>,
+    /// Per end of an arrow, in the order of the file; `None` for those that lead nowhere.
+    pub(super) flows: Vec<Option<FlowEnd>>,
+    /// When each collective was, and its track, counted through the file.
+    pub(super) tracks_of_points: Vec<(Stretch, u32)>,
+    /// The earliest time of the file.
+    pub(super) first_ns: Option<i64>,
+}
+
+/// A complete event.
+struct Slice {
+    row: u32,
+    time: Stretch,
+    /// Index into [`Layout::begun_ns`], if it was written as begin and end.
+    begin: Option<u32>,
+}
+
+/// An end of an arrow, and what it asks for.
+struct Flow {
+    row: u32,
+    at_ns: i64,
+    /// Whether it ends in the next event of the row, and not in the one around it.
+    binds_next: bool,
+    generation: Option<u32>,
+}
+
+#[derive(Default)]
+struct Scan {
+    layout: Layout,
+    process_ids: HashMap<Vec<u8>, usize>,
+    slices: Vec<Slice>,
+    /// Begins without an end, per row.
+    open: HashMap<u32, Vec<usize>>,
+    flows: Vec<Flow>,
+    /// How many arrows have begun with an identity, and whether the last one has ended.
+    begun: HashMap<(Vec<u8>, Vec<u8>, u64), u32>,
+    last_ns: i64,
+}
+
+impl Layout {
+    /// Reads a trace file; `points` are those whose tracks are asked for.
+    pub(super) fn read(path: &Path, points: &[Point]) -> Result<Self, ReadError> {
+        read::with_json(path, |input| {
+            let mut scan = Scan::default();
+            let (mut event, mut row) = (Event::default(), Vec::new());
+            each_event(&mut Pull::new(input), &mut event, Take::Place, |event| {
+                scan.add(event, &mut row);
+            })?;
+            Ok(scan.finish(points))
+        })
+    }
+
+    /// Rows more than the file has.
+    pub(super) fn num_split(&self) -> usize {
+        self.rows.iter().map(|row| row.num_tracks as usize - 1).sum()
+    }
+
+    /// How many tracks the file takes.
+    pub(super) fn num_tracks(&self) -> u32 {
+        self.rows.iter().map(|row| row.num_tracks).sum()
+    }
+}
+
+/// Hands over the events of a trace one by one.
+pub(super) fn each_event<R: Read>(
+    pull: &mut Pull<R>,
+    event: &mut Event,
+    take: Take,
+    mut act: impl FnMut(&mut Event),
+) -> Result<(), JsonError> {
+    let mut events = |pull: &mut Pull<R>| -> Result<(), JsonError> {
+        pull.begin_array()?;
+        while pull.next_item()? {
+            if pull.at_object()? {
+                event.take(pull, take)?;
+                act(event);
+            } else {
+                pull.skip()?;
+            }
+        }
+        Ok(())
+    };
+    if pull.at_array()? {
+        events(pull)?;
+    } else {
+        pull.begin_object()?;
+        while let Some(key) = pull.next_key()? {
+            if key == b"traceEvents" && pull.at_array()? {
+                events(pull)?;
+            } else {
+                pull.skip()?;
+            }
+        }
+    }
+    pull.end()
+}
+
+impl Scan {
+    fn add(&mut self, event: &mut Event, key: &mut Vec<u8>) {
+        if event.phase == b'M' {
+            return self.name(event, key);
+        }
+        let Some(at_ns) = event.ts_ns else { return };
+        self.layout.first_ns = Some(self.layout.first_ns.map_or(at_ns, |first| first.min(at_ns)));
+        let row = self.row(event, key);
+        let dur_ns = event.dur_ns.unwrap_or(0).max(0);
+        self.last_ns = self.last_ns.max(at_ns.saturating_add(dur_ns));
+        match event.phase {
+            b'X' => {
+                let time = Stretch { start_ns: at_ns, dur_ns };
+                self.slices.push(Slice { row, time, begin: None });
+            }
+            b'B' => {
+                let begin = Some(self.layout.begun_ns.len() as u32);
+                self.layout.begun_ns.push(0);
+                self.open.entry(row).or_default().push(self.slices.len());
+                let time = Stretch { start_ns: at_ns, dur_ns: -1 };
+                self.slices.push(Slice { row, time, begin });
+            }
+            b'E' => {
+                if let Some(slice) = self.open.get_mut(&row).and_then(Vec::pop) {
+                    let time = &mut self.slices[slice].time;
+                    time.dur_ns = at_ns.saturating_sub(time.start_ns).max(0);
+                }
+            }
+            b's' | b't' | b'f' => self.flow(event, row, at_ns),
+            _ => {}
+        }
+    }
+
+    fn flow(&mut self, event: &mut Event, row: u32, at_ns: i64) {
+        let identity = (event.category.clone(), event.name.clone(), event.flow_id());
+        let generation = if event.phase == b's' {
+            let begun = self.begun.entry(identity).or_insert(0);
+            *begun += 1;
+            Some(*begun - 1)
+        } else {
+            // One that has not begun yet begins further on in the file.
+            Some(self.begun.get(&identity).map_or(0, |begun| begun - 1))
+        };
+        let binds_next = event.phase == b'f' && !event.binds_enclosing;
+        let has_id = !event.id.is_empty();
+        let generation = generation.filter(|_| has_id);
+        self.flows.push(Flow { row, at_ns, binds_next, generation });
+    }
+
+    /// The row of an event.
+    fn row(&mut self, event: &Event, key: &mut Vec<u8>) -> u32 {
+        event.row(key);
+        if let Some(&row) = self.layout.row_ids.get(key.as_slice()) {
+            return row;
+        }
+        let process = self.process(event);
+        let row = self.layout.rows.len() as u32;
+        let written = (lossy(&event.pid).into_owned(), lossy(&event.tid).into_owned());
+        self.layout.rows.push(Row { written, process, num_tracks: 1, ..Row::default() });
+        self.layout.row_ids.insert(key.clone(), row);
+        row
+    }
+
+    fn process(&mut self, event: &Event) -> usize {
+        if let Some(&process) = self.process_ids.get(&event.pid) {
+            return process;
+        }
+        self.layout.processes.push(Process::default());
+        let process = self.layout.processes.len() - 1;
+        self.process_ids.insert(event.pid.clone(), process);
+        process
+    }
+
+    fn name(&mut self, event: &mut Event, key: &mut Vec<u8>) {
+        let Some(words) = event.words.take() else { return };
+        match event.name.as_slice() {
+            b"process_name" => {
+                let process = self.process(event);
+                self.layout.processes[process].name = Some(words);
+            }
+            b"process_labels" => {
+                let process = self.process(event);
+                self.layout.processes[process].labels = Some(words);
+            }
+            b"thread_name" => {
+                let row = self.row(event, key);
+                self.layout.rows[row as usize].name = Some(words);
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives every event its track.
+    fn finish(mut self, points: &[Point]) -> Layout {
+        for slice in &mut self.slices {
+            if slice.time.dur_ns < 0 {
+                // It never ended, as far as the file knows.
+                slice.time.dur_ns = self.last_ns.saturating_sub(slice.time.start_ns).max(0);
+            }
+            if let Some(begin) = slice.begin {
+                self.layout.begun_ns[begin as usize] = slice.time.dur_ns;
+            }
+        }
+        let mut wanted: HashMap<(u32, Stretch), usize> = HashMap::new();
+        for (i, point) in points.iter().enumerate() {
+            let mut key = point.pid.clone().into_bytes();
+            key.push(0);
+            key.extend_from_slice(point.tid.as_bytes());
+            if let Some(&row) = self.layout.row_ids.get(&key) {
+                wanted.insert((row, point.time), i);
+            }
+        }
+        let mut of_points: Vec<Option<u16>> = vec![None; points.len()];
+        let slices = &self.slices;
+        let mut order: Vec<u32> = (0..slices.len() as u32).collect();
+        order.sort_unstable_by_key(|&i| {
+            let slice = &slices[i as usize];
+            (slice.row, slice.time.start_ns, Reverse(slice.time.dur_ns), i)
+        });
+        let mut asked: Vec<u32> = (0..self.flows.len() as u32).collect();
+        asked.sort_unstable_by_key(|&i| {
+            let flow = &self.flows[i as usize];
+            (flow.row, flow.at_ns, i)
+        });
+        self.layout.tracks = vec![0; slices.len()];
+        self.layout.flows = vec![None; self.flows.len()];
+        let (mut next_slice, mut next_flow) = (0, 0);
+        for row in 0..self.layout.rows.len() as u32 {
+            let mut tracks = Tracks::default();
+            // Arrows that wait for the next event of the row.
+            let mut waiting: Vec<usize> = Vec::new();
+            loop {
+                let slice = order.get(next_slice).map(|&i| (i as usize, &slices[i as usize]));
+                let slice = slice.filter(|(_, slice)| slice.row == row);
+                let flow = asked.get(next_flow).map(|&i| (i as usize, &self.flows[i as usize]));
+                let flow = flow.filter(|(_, flow)| flow.row == row);
+                // Of one moment, events come first: arrows are meant to begin and end in them.
+                let is_flow = flow.is_some_and(|(_, flow)| {
+                    slice.is_none_or(|(_, slice)| flow.at_ns < slice.time.start_ns)
+                });
+                if is_flow && let Some((i, flow)) = flow {
+                    next_flow += 1;
+                    let found = tracks.around(flow.at_ns, flow.binds_next);
+                    match (found, flow.generation) {
+                        (Some((track, at_ns)), Some(generation)) => {
+                            let track = u32::from(track);
+                            let end = FlowEnd { track, at_ns, generation };
+                            self.layout.flows[i] = Some(end);
+                        }
+                        (None, Some(_)) if flow.binds_next => waiting.push(i),
+                        _ => {}
+                    }
+                } else if let Some((i, slice)) = slice {
+                    next_slice += 1;
+                    let track = tracks.put(slice.time);
+                    self.layout.tracks[i] = track;
+                    if let Some(&point) = wanted.get(&(row, slice.time)) {
+                        of_points[point] = Some(track);
+                    }
+                    for i in waiting.drain(..) {
+                        let generation = self.flows[i].generation.unwrap_or_default();
+                        let at_ns = slice.time.start_ns.saturating_add(1);
+                        let track = u32::from(track);
+                        self.layout.flows[i] = Some(FlowEnd { track, at_ns, generation });
+                    }
+                } else {
+                    break;
+                }
+            }
+            self.layout.rows[row as usize].num_tracks = tracks.0.len().max(1) as u32;
+        }
+        let mut first_track = 0;
+        for row in &mut self.layout.rows {
+            row.first_track = first_track;
+            first_track += row.num_tracks;
+        }
+        let rows = &self.layout.rows;
+        for (flow, asked) in self.layout.flows.iter_mut().zip(&self.flows) {
+            if let Some(flow) = flow {
+                flow.track += rows[asked.row as usize].first_track;
+            }
+        }
+        self.layout.tracks_of_points = wanted
+            .into_iter()
+            .filter_map(|((row, time), i)| {
+                Some((time, rows[row as usize].first_track + u32::from(of_points[i]?)))
+            })
+            .collect();
+        self.layout
+    }
+}
+
+/// The tracks of a row: on each the events that are open, from the outermost to the innermost.
+#[derive(Default)]
+struct Tracks(Vec<Vec<Stretch>>);
+
+impl Tracks {
+    /// Puts the next event, by begin and then by length, on the first track where it nests.
+    fn put(&mut self, time: Stretch) -> u16 {
+        for (i, open) in self.0.iter_mut().enumerate() {
+            while open.last().is_some_and(|last| has_ended(*last, time)) {
+                open.pop();
+            }
+            let nests = open.last().is_none_or(|last| time.end_ns() <= last.end_ns());
+            if nests && open.len() < MAX_NESTING {
+                open.push(time);
+                return i as u16;
+            }
+        }
+        // Rows that overlap in more ways than there are numbers for end up on the last track.
+        if self.0.len() < usize::from(u16::MAX) {
+            self.0.push(vec![time]);
+        }
+        (self.0.len() - 1) as u16
+    }
+
+    /// The track of the innermost event around a moment, and a moment within that event: just after its
+    /// begin where it begins right then, since readers may take what comes at one moment in any order.
+    fn around(&self, at_ns: i64, must_begin: bool) -> Option<(u16, i64)> {
+        let inner = |open: &Vec<Stretch>| {
+            open.iter().rev().find(|time| at_ns <= time.end_ns()).map(|time| time.start_ns)
+        };
+        let tracks = self.0.iter().enumerate();
+        let (i, start_ns) = tracks
+            .filter_map(|(i, open)| Some((i, inner(open)?)))
+            .max_by_key(|&(i, start_ns)| (start_ns, Reverse(i)))?;
+        if must_begin && start_ns < at_ns {
+            return None;
+        }
+        Some((i as u16, if start_ns == at_ns { at_ns.saturating_add(1) } else { at_ns }))
+    }
+}
+
+/// Whether an event is over when another begins. Moments at the same time stack up.
+fn has_ended(last: Stretch, next: Stretch) -> bool {
+    let both_moments = last.dur_ns == 0 && next.dur_ns == 0;
+    last.end_ns() < next.start_ns || (last.end_ns() == next.start_ns && !both_moments)
+}

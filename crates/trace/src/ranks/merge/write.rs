@@ -1,0 +1,347 @@
+//! Writes the merged file, one rank after the other.
+//!
+//! In go trace files with their layouts and clocks; out comes JSON.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use super::event::{Event, Take, distinct};
+use super::layout::{FlowEnd, Layout, each_event};
+use super::number::micros;
+use crate::json::{Pull, lossy};
+use crate::kineto::text::Text;
+use crate::ranks::clock::{ClockSource, Clocks, RankClock};
+use crate::read::{self, ReadError};
+
+/// An end of an arrow through a collective.
+pub(super) struct Arrow {
+    /// Of the collective.
+    pub(super) id: u64,
+    /// Counted through the file of its rank.
+    pub(super) track: u32,
+    /// On the reference clock.
+    pub(super) at_ns: i64,
+    pub(super) is_start: bool,
+    pub(super) is_end: bool,
+}
+
+pub(super) struct Writer<'a> {
+    out: &'a mut dyn Write,
+    clocks: &'a Clocks,
+    zero_ns: i64,
+    text: Text,
+    is_first: bool,
+    /// The last number that a process or thread has got; none has another's.
+    last_number: u32,
+    num_events: u64,
+    num_left_out: u64,
+}
+
+/// Where the events of a rank go.
+struct Numbers {
+    /// By process.
+    pids: Vec<u32>,
+    /// By track, counted through the file.
+    tids: Vec<u32>,
+    /// The process of each track.
+    pids_of_tracks: Vec<u32>,
+}
+
+impl<'a> Writer<'a> {
+    /// Writes what comes before the events.
+    pub(super) fn begin(
+        out: &'a mut dyn Write,
+        clocks: &'a Clocks,
+        base_ns: Option<i64>,
+        zero_ns: i64,
+    ) -> io::Result<Self> {
+        let mut text = Text::default();
+        text.raw("{\n\"schemaVersion\": 1,\n");
+        if let Some(base_ns) = base_ns {
+            text.raw("\"baseTimeNanoseconds\": ").int(base_ns).raw(",\n");
+        }
+        text.raw("\"paceline\": {\"version\": ").string(env!("CARGO_PKG_VERSION"));
+        let ranks: Vec<String> = clocks.ranks.iter().map(|clock| clock.rank.to_string()).collect();
+        text.raw(", \"merged_ranks\": ").string(&ranks.join(", "));
+        text.raw(", \"clock_of_rank\": ").string(&clocks.reference.to_string());
+        for clock in &clocks.ranks {
+            text.raw(", ").string(&format!("clock_{}", clock.rank)).raw(": ");
+            text.string(&told(clock));
+        }
+        text.raw("},\n\"traceEvents\": [\n");
+        let (is_first, last_number, num_events, num_left_out) = (true, 0, 0, 0);
+        Ok(Self { out, clocks, zero_ns, text, is_first, last_number, num_events, num_left_out })
+    }
+
+    /// Writes the events of a rank. The outer error is that of reading.
+    pub(super) fn rank(
+        &mut self,
+        path: &Path,
+        place: usize,
+        layout: &Layout,
+        arrows: &[Arrow],
+    ) -> Result<io::Result<()>, ReadError> {
+        let clock = &self.clocks.ranks[place];
+        let numbers = match self.names(clock.rank, layout) {
+            Ok(numbers) => numbers,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut copier = Copier {
+            writer: self,
+            layout,
+            numbers: &numbers,
+            clock,
+            place,
+            row: Vec::new(),
+            next_slice: 0,
+            next_begin: 0,
+            next_flow: 0,
+        };
+        let mut outcome = Ok(());
+        read::with_json(path, |input| {
+            let mut event = Event::default();
+            each_event(&mut Pull::new(input), &mut event, Take::All(place), |event| {
+                // The first error is the one to report; the rest of the file is passed over.
+                if outcome.is_ok() {
+                    outcome = copier.copy(event);
+                }
+            })
+        })?;
+        if outcome.is_ok() {
+            outcome = arrows.iter().try_for_each(|arrow| self.arrow(arrow, &numbers));
+        }
+        Ok(outcome)
+    }
+
+    /// Closes the file; events written, and those left out.
+    pub(super) fn end(mut self) -> io::Result<(u64, u64)> {
+        self.text.raw("\n]\n}\n");
+        self.hand_over()?;
+        Ok((self.num_events, self.num_left_out))
+    }
+
+    /// Numbers and names the processes and tracks of a rank.
+    fn names(&mut self, rank: usize, layout: &Layout) -> io::Result<Numbers> {
+        let mut pids = Vec::with_capacity(layout.processes.len());
+        for process in &layout.processes {
+            let pid = self.fresh();
+            pids.push(pid);
+            let of_rank = format!("rank {rank}");
+            let mut name = of_rank.clone();
+            for more in [&process.name, &process.labels].into_iter().flatten() {
+                if !more.is_empty() && *more != of_rank {
+                    let separator = if name == of_rank { ": " } else { ", " };
+                    name.push_str(separator);
+                    name.push_str(more);
+                }
+            }
+            self.name("process_name", pid, pid, |text| _ = text.raw("\"name\":").string(&name))?;
+            self.name("process_sort_index", pid, pid, |text| {
+                text.raw("\"sort_index\":").int(pid);
+            })?;
+        }
+        let num_tracks = layout.num_tracks() as usize;
+        let (mut tids, mut pids_of_tracks) = (Vec::with_capacity(num_tracks), Vec::new());
+        for row in &layout.rows {
+            let pid = pids[row.process];
+            for track in 0..row.num_tracks {
+                let tid = self.fresh();
+                tids.push(tid);
+                pids_of_tracks.push(pid);
+                let mut name = row.name.clone().unwrap_or_else(|| match &row.written {
+                    (_, tid) if !tid.is_empty() => tid.clone(),
+                    (pid, _) => pid.clone(),
+                });
+                if track > 0 {
+                    name.push_str(&format!(" ({})", track + 1));
+                }
+                self.name("thread_name", pid, tid, |text| _ = text.raw("\"name\":").string(&name))?;
+                self.name("thread_sort_index", pid, tid, |text| {
+                    text.raw("\"sort_index\":").int(tid);
+                })?;
+            }
+        }
+        Ok(Numbers { pids, tids, pids_of_tracks })
+    }
+
+    fn fresh(&mut self) -> u32 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    fn name(
+        &mut self,
+        what: &str,
+        pid: u32,
+        tid: u32,
+        args: impl FnOnce(&mut Text),
+    ) -> io::Result<()> {
+        self.open(b'M', pid, tid).raw(",\"name\":").string(what).raw(",\"args\":{");
+        args(&mut self.text);
+        self.text.raw("}}");
+        self.hand_over()
+    }
+
+    fn arrow(&mut self, arrow: &Arrow, numbers: &Numbers) -> io::Result<()> {
+        let (pid, tid) = numbers.of_track(arrow.track);
+        let phase = match (arrow.is_start, arrow.is_end) {
+            (true, _) => b's',
+            (_, true) => b'f',
+            _ => b't',
+        };
+        self.open(phase, pid, tid).raw(",\"cat\":\"across_ranks\",\"name\":\"collective\",\"id\":");
+        self.text.int(arrow.id).raw(",\"ts\":");
+        micros(&mut self.text, arrow.at_ns.saturating_sub(self.zero_ns));
+        self.text.raw(if arrow.is_end { ",\"bp\":\"e\"}" } else { "}" });
+        self.count()
+    }
+
+    /// Begins an event.
+    fn open(&mut self, phase: u8, pid: u32, tid: u32) -> &mut Text {
+        let separator = if std::mem::take(&mut self.is_first) { "" } else { ",\n" };
+        self.text.raw(separator).raw("{\"ph\":").string(&lossy(&[phase]));
+        self.text.raw(",\"pid\":").int(pid).raw(",\"tid\":").int(tid)
+    }
+
+    fn count(&mut self) -> io::Result<()> {
+        self.num_events += 1;
+        self.hand_over()
+    }
+
+    fn hand_over(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.text.bytes)?;
+        self.text.bytes.clear();
+        Ok(())
+    }
+}
+
+impl Numbers {
+    fn of_track(&self, track: u32) -> (u32, u32) {
+        (self.pids_of_tracks[track as usize], self.tids[track as usize])
+    }
+}
+
+/// Copies the events of one rank.
+struct Copier<'w, 'a> {
+    writer: &'w mut Writer<'a>,
+    layout: &'w Layout,
+    numbers: &'w Numbers,
+    clock: &'w RankClock,
+    place: usize,
+    row: Vec<u8>,
+    next_slice: usize,
+    next_begin: usize,
+    next_flow: usize,
+}
+
+impl Copier<'_, '_> {
+    fn copy(&mut self, event: &mut Event) -> io::Result<()> {
+        if event.phase == b'M' {
+            return Ok(());
+        }
+        event.row(&mut self.row);
+        let (Some(at_ns), Some(&row)) = (event.ts_ns, self.layout.row_ids.get(&self.row)) else {
+            self.writer.num_left_out += 1;
+            return Ok(());
+        };
+        let row = &self.layout.rows[row as usize];
+        let mut track = row.first_track;
+        let mut dur_ns = None;
+        match event.phase {
+            b'X' | b'B' => {
+                track += u32::from(self.layout.tracks[self.next_slice]);
+                self.next_slice += 1;
+                dur_ns = Some(event.dur_ns.unwrap_or(0).max(0));
+                if event.phase == b'B' {
+                    dur_ns = Some(self.layout.begun_ns[self.next_begin]);
+                    self.next_begin += 1;
+                    event.phase = b'X';
+                }
+            }
+            // The begin has become the whole event.
+            b'E' => return Ok(()),
+            b's' | b't' | b'f' => {
+                let end = self.layout.flows[self.next_flow];
+                self.next_flow += 1;
+                return match end {
+                    Some(end) => self.flow(event, end),
+                    None => {
+                        self.writer.num_left_out += 1;
+                        Ok(())
+                    }
+                };
+            }
+            b'C' if event.args.bytes.is_empty() => {
+                self.writer.num_left_out += 1;
+                return Ok(());
+            }
+            0 => {
+                self.writer.num_left_out += 1;
+                return Ok(());
+            }
+            _ => {}
+        }
+        let tid = self.numbers.tids[track as usize];
+        let start_ns = self.open(event, self.numbers.pids[row.process], tid, at_ns);
+        let text = &mut self.writer.text;
+        if let Some(dur_ns) = dur_ns {
+            text.raw(",\"dur\":");
+            let end_ns = self.clock.align(at_ns.saturating_add(dur_ns));
+            micros(text, end_ns.saturating_sub(start_ns).max(0));
+        }
+        if !event.scope.is_empty() {
+            text.raw(",\"s\":").string(&lossy(&event.scope));
+        }
+        if !event.id.is_empty() && event.phase != b'X' {
+            text.raw(",\"id\":").string(&format!("{}:{}", self.place, lossy(&event.id)));
+        }
+        if !event.args.bytes.is_empty() {
+            text.raw(",\"args\":");
+            text.bytes.extend_from_slice(&event.args.bytes);
+        }
+        text.raw("}");
+        self.writer.count()
+    }
+
+    fn flow(&mut self, event: &mut Event, end: FlowEnd) -> io::Result<()> {
+        let (pid, tid) = self.numbers.of_track(end.track);
+        self.open(event, pid, tid, end.at_ns);
+        // Arrows that share an identity are told apart by a large step, an odd one so that none returns.
+        let step = u64::from(end.generation).wrapping_mul(0x9e_3779_b97f);
+        let id = event.flow_id().wrapping_add(step);
+        let text = self.writer.text.raw(",\"id\":").int(distinct(id, self.place));
+        text.raw(if event.phase == b'f' { ",\"bp\":\"e\"}" } else { "}" });
+        self.writer.count()
+    }
+
+    /// Begins an event up to its time, which it returns on the reference clock.
+    fn open(&mut self, event: &Event, pid: u32, tid: u32, at_ns: i64) -> i64 {
+        let zero_ns = self.writer.zero_ns;
+        let text = self.writer.open(event.phase, pid, tid);
+        if !event.category.is_empty() {
+            text.raw(",\"cat\":").string(&lossy(&event.category));
+        }
+        if !event.name.is_empty() {
+            text.raw(",\"name\":").string(&lossy(&event.name));
+        }
+        text.raw(",\"ts\":");
+        let start_ns = self.clock.align(at_ns);
+        micros(text, start_ns.saturating_sub(zero_ns));
+        start_ns
+    }
+}
+
+/// A clock in words.
+fn told(clock: &RankClock) -> String {
+    let within = clock.error_ns.map_or(String::new(), |ns| format!(", within {ns} ns"));
+    let offset =
+        format!("{} ns at its begin, {} ns at its end", clock.offset_begin_ns, clock.offset_end_ns);
+    match clock.source {
+        ClockSource::Reference => "the clock of this file".into(),
+        ClockSource::Measured => format!("measured: {offset}{within}"),
+        ClockSource::Estimated { num_collectives } => {
+            format!("estimated from {num_collectives} collectives: {offset}{within}")
+        }
+        ClockSource::AsWritten => format!("as written{within}"),
+    }
+}

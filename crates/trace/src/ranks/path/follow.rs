@@ -1,0 +1,179 @@
+//! Follows the critical path of a step from its end to its begin.
+//!
+//! In go what each rank did and where ranks met; out comes a [`StepPath`].
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::activity::Activity;
+use super::{Segment, StepPath};
+use crate::ranks::clock::Clocks;
+use crate::ranks::meetings::{Arrival, Meeting, Meetings};
+
+/// A collective that begins this soon after the one before it ended was waiting for it in the queue, where
+/// the trace does not say. Kernels that wait for each other begin within a few microseconds.
+const BACK_TO_BACK_NS: i64 = 5_000;
+
+/// A rank waited for a collective if it did not compute for as long before its end. Kernels that follow
+/// each other leave shorter gaps.
+const IDLE_NS: i64 = 10_000;
+
+/// Ranks that come within as long of each other come together: the path then stays where it is.
+const TOGETHER_NS: i64 = 1_000;
+
+/// A collective as one rank saw it: indices of the meeting and of the arrival.
+#[derive(Clone, Copy)]
+struct Visit {
+    end_ns: i64,
+    meeting: usize,
+    arrival: usize,
+}
+
+pub(super) struct Follower<'a> {
+    activities: &'a [Activity<'a>],
+    meetings: &'a Meetings,
+    clocks: &'a Clocks,
+    /// Per timeline, its collectives by their end.
+    visits: Vec<Vec<Visit>>,
+}
+
+impl<'a> Follower<'a> {
+    pub(super) fn new(
+        activities: &'a [Activity<'a>],
+        meetings: &'a Meetings,
+        clocks: &'a Clocks,
+    ) -> Self {
+        let mut visits: Vec<Vec<Visit>> = activities.iter().map(|_| Vec::new()).collect();
+        for (number, meeting) in meetings.all.iter().enumerate() {
+            for (i, arrival) in meeting.arrivals.iter().enumerate() {
+                let visit = Visit { end_ns: arrival.end_ns, meeting: number, arrival: i };
+                visits[arrival.place].push(visit);
+            }
+        }
+        visits.iter_mut().for_each(|visits| visits.sort_by_key(|visit| visit.end_ns));
+        Self { activities, meetings, clocks, visits }
+    }
+
+    /// The path of a step that began and ended at these times on each timeline.
+    pub(super) fn step(&self, step: Option<u64>, windows: &[Option<(i64, i64)>]) -> StepPath {
+        let mut path = StepPath { step, ..StepPath::default() };
+        let mut ends: Vec<(i64, usize)> = windows
+            .iter()
+            .enumerate()
+            .filter_map(|(place, window)| Some(((*window)?.1, place)))
+            .collect();
+        ends.sort_unstable();
+        let Some(&(end_ns, mut place)) = ends.last() else { return path };
+        let first_ns = windows.iter().flatten().map(|window| window.0).min().unwrap_or(end_ns);
+        if let [.., (before_ns, _), (end_ns, last)] = ends[..] {
+            gain(&mut path.gain_ns, self.rank(last), end_ns - before_ns);
+        }
+        let mut at_ns = end_ns;
+        // The collective from whose begin the path goes on.
+        let mut from: Option<&Arrival> = None;
+        let mut seen = HashSet::new();
+        loop {
+            let begin_ns = windows[place].map_or(first_ns, |window| window.0).min(at_ns);
+            let Some(visit) = self.waited_for(place, begin_ns, at_ns, from, &seen) else {
+                self.work(&mut path.segments, place, begin_ns, at_ns);
+                break;
+            };
+            seen.insert(visit.meeting);
+            self.work(&mut path.segments, place, visit.end_ns, at_ns);
+            let meeting = &self.meetings.all[visit.meeting];
+            let (own, last) = (&meeting.arrivals[visit.arrival], meeting.last());
+            gain(&mut path.gain_ns, last.rank, meeting.lead_ns());
+            let is_last = own.wait_ns - last.wait_ns <= TOGETHER_NS;
+            // The wait of the last rank itself is what it takes to see that all have come.
+            let (last, wait_ns) = if is_last { (own, 0) } else { (last, own.wait_ns) };
+            let came_ns = (own.start_ns + wait_ns).clamp(begin_ns, visit.end_ns);
+            self.transfer(&mut path.segments, place, meeting, came_ns, visit.end_ns);
+            (place, at_ns, from) = (last.place, came_ns, Some(last));
+        }
+        path.segments.reverse();
+        self.limit_gains(&mut path);
+        path
+    }
+
+    fn rank(&self, place: usize) -> usize {
+        self.clocks.ranks[place].rank
+    }
+
+    /// The last collective before `at_ns` that the rank waited for, within the step.
+    fn waited_for(
+        &self,
+        place: usize,
+        begin_ns: i64,
+        at_ns: i64,
+        from: Option<&Arrival>,
+        seen: &HashSet<usize>,
+    ) -> Option<Visit> {
+        let visits = &self.visits[place];
+        let before = &visits[..visits.partition_point(|visit| visit.end_ns <= at_ns)];
+        let within = before.iter().rev().take_while(|visit| visit.end_ns > begin_ns);
+        let waited = |visit: &&Visit| {
+            if seen.contains(&visit.meeting) {
+                return false;
+            }
+            let own = &self.meetings.all[visit.meeting].arrivals[visit.arrival];
+            let was_queued = from.is_some_and(|from| {
+                from.queue_ns != Some(0) && at_ns - visit.end_ns <= BACK_TO_BACK_NS
+            });
+            let idle_ns = IDLE_NS.min((own.end_ns - own.start_ns) / 2).max(1);
+            let activity = &self.activities[place];
+            was_queued || activity.compute_ns(visit.end_ns - idle_ns, visit.end_ns) == 0
+        };
+        within.copied().find(|visit| waited(&visit))
+    }
+
+    /// Adds the work of a rank between two moments, the last piece first.
+    fn work(&self, segments: &mut Vec<Segment>, place: usize, start_ns: i64, end_ns: i64) {
+        for piece in self.activities[place].pieces(start_ns, end_ns).into_iter().rev() {
+            segments.push(Segment {
+                rank: self.rank(place),
+                what: piece.what.to_owned(),
+                seq: None,
+                start_ns: piece.start_ns,
+                dur_ns: piece.end_ns - piece.start_ns,
+                compute_ns: piece.compute_ns,
+                transfer_ns: 0,
+            });
+        }
+    }
+
+    fn transfer(
+        &self,
+        segments: &mut Vec<Segment>,
+        place: usize,
+        meeting: &Meeting,
+        start_ns: i64,
+        end_ns: i64,
+    ) {
+        if end_ns > start_ns {
+            segments.push(Segment {
+                rank: self.rank(place),
+                what: meeting.name.clone(),
+                seq: meeting.seq,
+                start_ns,
+                dur_ns: end_ns - start_ns,
+                compute_ns: 0,
+                transfer_ns: end_ns - start_ns,
+            });
+        }
+    }
+
+    /// No rank can give back more than its own work on the path.
+    fn limit_gains(&self, path: &mut StepPath) {
+        let mut own: BTreeMap<usize, i64> = BTreeMap::new();
+        for segment in &path.segments {
+            *own.entry(segment.rank).or_default() += segment.dur_ns - segment.transfer_ns;
+        }
+        for (rank, gain_ns) in &mut path.gain_ns {
+            *gain_ns = (*gain_ns).min(own.get(rank).copied().unwrap_or(0));
+        }
+        path.gain_ns.retain(|_, gain_ns| *gain_ns > 0);
+    }
+}
+
+fn gain(gains: &mut BTreeMap<usize, i64>, rank: usize, ns: i64) {
+    *gains.entry(rank).or_default() += ns.max(0);
+}

@@ -1,0 +1,237 @@
+//! Who came last, and how long the others waited for it.
+//!
+//! In go meetings; out come totals per rank, over the trace and per step.
+
+use std::collections::BTreeMap;
+
+use super::clock::Clocks;
+use super::meetings::{Meeting, Meetings, WaitSource};
+
+/// How many of the worst collectives are kept.
+const NUM_WORST: usize = 20;
+
+/// How a rank fared in collectives. All times are nanoseconds, added up over collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankWaits {
+    /// Which rank.
+    pub rank: usize,
+    /// Collectives it took part in together with others.
+    pub num_collectives: usize,
+    /// To how many of them it came last.
+    pub times_last: usize,
+    /// How long it waited for the last rank.
+    pub waited_ns: i64,
+    /// How long it had the others wait where it came last, added up over them: their waits, each less its
+    /// own.
+    pub made_wait_ns: i64,
+    /// How much later it came than the rank before it, where it came last: an upper bound of what the run
+    /// would gain if this rank were no slower than the second slowest.
+    pub lead_ns: i64,
+    /// How long data moved, the wait not counted.
+    pub transfer_ns: i64,
+}
+
+/// The same for one step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepWaits {
+    /// Its number, as in `ProfilerStep#N`; `None` for what lies outside of steps.
+    pub step: Option<u64>,
+    /// By rank.
+    pub ranks: Vec<RankWaits>,
+}
+
+/// Who made whom wait.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stragglers {
+    /// How the waits are known; [`WaitSource::Clocks`] if only one collective's is from clocks.
+    pub source: WaitSource,
+    /// Collectives that two ranks or more have a trace of.
+    pub num_collectives: usize,
+    /// How many of these lack a rank of their group, which may have been the last.
+    pub num_incomplete: usize,
+    /// See [`Meetings::num_unmatched`].
+    pub num_unmatched: usize,
+    /// All ranks, those first that made the others wait longest.
+    pub ranks: Vec<RankWaits>,
+    /// Per step, ascending.
+    pub steps: Vec<StepWaits>,
+    /// The collectives whose last rank made the others wait longest, at most 20.
+    pub worst: Vec<Meeting>,
+}
+
+/// Adds up the waits of all collectives.
+pub fn stragglers(meetings: &Meetings, clocks: &Clocks) -> Stragglers {
+    let mut ranks: Vec<usize> = clocks.ranks.iter().map(|clock| clock.rank).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let add_up = |meetings: &mut dyn Iterator<Item = &Meeting>| -> Vec<RankWaits> {
+        let empty = |&rank: &usize| (rank, RankWaits { rank, ..RankWaits::default() });
+        let mut totals: BTreeMap<usize, RankWaits> = ranks.iter().map(empty).collect();
+        for meeting in meetings {
+            for arrival in &meeting.arrivals {
+                let total = totals.entry(arrival.rank).or_default();
+                total.num_collectives += 1;
+                total.waited_ns = total.waited_ns.saturating_add(arrival.wait_ns);
+                total.transfer_ns = total.transfer_ns.saturating_add(arrival.transfer_ns());
+            }
+            let total = totals.entry(meeting.last().rank).or_default();
+            total.times_last += 1;
+            total.made_wait_ns = total.made_wait_ns.saturating_add(meeting.made_wait_ns());
+            total.lead_ns = total.lead_ns.saturating_add(meeting.lead_ns());
+        }
+        totals.into_values().collect()
+    };
+    let mut by_step: BTreeMap<Option<u64>, Vec<&Meeting>> = BTreeMap::new();
+    for meeting in &meetings.all {
+        by_step.entry(meeting.step).or_default().push(meeting);
+    }
+    let steps = by_step.into_iter().map(|(step, meetings)| {
+        let ranks = add_up(&mut meetings.into_iter());
+        StepWaits { step, ranks }
+    });
+    let steps = steps.collect();
+    let mut totals = add_up(&mut meetings.all.iter());
+    totals.sort_by_key(|total| (std::cmp::Reverse(total.made_wait_ns), total.rank));
+    let mut worst: Vec<&Meeting> = meetings.all.iter().filter(|m| m.made_wait_ns() > 0).collect();
+    worst.sort_by_key(|meeting| std::cmp::Reverse(meeting.made_wait_ns()));
+    let measured = meetings.all.iter().all(|meeting| meeting.source == WaitSource::Transport);
+    let is_measured = measured && !meetings.all.is_empty();
+    Stragglers {
+        source: if is_measured { WaitSource::Transport } else { WaitSource::Clocks },
+        num_collectives: meetings.all.len(),
+        num_incomplete: meetings.all.iter().filter(|meeting| !meeting.is_complete).count(),
+        num_unmatched: meetings.num_unmatched,
+        ranks: totals,
+        steps,
+        worst: worst.into_iter().take(NUM_WORST).cloned().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ranks::sample::timeline;
+    use crate::ranks::{align, meet};
+    use crate::timeline::{Collective, Timeline};
+
+    fn found(timelines: &[Timeline]) -> Stragglers {
+        let clocks = align(timelines);
+        stragglers(&meet(timelines, &clocks), &clocks)
+    }
+
+    fn waits(found: &[RankWaits], rank: usize) -> RankWaits {
+        *found.iter().find(|waits| waits.rank == rank).unwrap()
+    }
+
+    /// Three ranks and two steps; rank 2 is late by 30 us, in the second step rank 0 by 5.
+    fn three() -> [Timeline; 3] {
+        [(0, 10, 115), (1, 20, 110), (2, 40, 110)].map(|(rank, first, second)| {
+            let timeline = timeline(rank).step(4, 0, 100).step(5, 100, 200);
+            // The sequence is not in the order of time in the file.
+            timeline.all_reduce(8, second, 150).all_reduce(7, first, 50)
+        })
+    }
+
+    #[test]
+    fn the_rank_that_comes_late_makes_the_others_wait() {
+        let found = found(&three());
+        assert_eq!((found.source, found.num_collectives), (WaitSource::Clocks, 2));
+        let order: Vec<usize> = found.ranks.iter().map(|waits| waits.rank).collect();
+        assert_eq!(order, [2, 0, 1]);
+        let late = RankWaits {
+            rank: 2,
+            num_collectives: 2,
+            times_last: 1,
+            waited_ns: 5_000,
+            made_wait_ns: 50_000,
+            lead_ns: 20_000,
+            transfer_ns: 10_000 + 35_000,
+        };
+        assert_eq!(found.ranks[0], late);
+        assert_eq!(waits(&found.ranks, 0).waited_ns, 30_000);
+        assert_eq!(waits(&found.ranks, 0).made_wait_ns, 10_000);
+        assert_eq!(waits(&found.ranks, 1).times_last, 0);
+        let steps: Vec<_> = found.steps.iter().map(|step| step.step).collect();
+        assert_eq!(steps, [Some(4), Some(5)]);
+        assert_eq!(waits(&found.steps[0].ranks, 2).made_wait_ns, 50_000);
+        assert_eq!(waits(&found.steps[1].ranks, 0).made_wait_ns, 10_000);
+        assert_eq!(found.worst.iter().map(|m| m.seq).collect::<Vec<_>>(), [Some(7), Some(8)]);
+    }
+
+    #[test]
+    fn clocks_apart_change_nothing() {
+        let [a, b, c] = three();
+        let apart = [a, b.by_clock(90_000, 0), c.by_clock(-1_000_000, 0)];
+        assert_eq!(found(&apart), found(&three()));
+    }
+
+    #[test]
+    fn what_the_transport_measured_goes_before_clocks() {
+        // By the clocks rank 1 came first, and by what was measured it came last.
+        let said = |wait_us: i64| Collective {
+            seq: Some(0),
+            wait_ns: Some(wait_us * 1000),
+            ..Collective::default()
+        };
+        let timelines = [timeline(0).said(10, 100, said(60)), timeline(1).said(0, 90, said(1))];
+        let found = found(&timelines);
+        assert_eq!(found.source, WaitSource::Transport);
+        assert_eq!((found.ranks[0].rank, found.ranks[0].made_wait_ns), (1, 59_000));
+        assert_eq!(waits(&found.ranks, 0).transfer_ns, 30_000);
+    }
+
+    #[test]
+    fn a_missing_rank_is_said() {
+        let said =
+            |seq| Collective { seq: Some(seq), group_size: Some(3), ..Collective::default() };
+        let rank = |rank| timeline(rank).said(0, 10, said(0)).said(20 + rank as i64, 30, said(1));
+        let found = found(&[rank(0), rank(2)]);
+        assert_eq!((found.num_collectives, found.num_incomplete, found.num_unmatched), (2, 2, 0));
+        let run = Timeline { world_size: Some(3), ..rank(0) };
+        assert_eq!(crate::ranks::across_ranks(&[run, rank(2)]).missing, [1]);
+    }
+
+    #[test]
+    fn a_collective_of_one_rank_is_counted_and_left_out() {
+        let lonely = timeline(1).all_reduce(0, 0, 10).all_reduce(1, 20, 30);
+        let found = found(&[timeline(0).all_reduce(0, 4, 10), lonely]);
+        assert_eq!((found.num_collectives, found.num_unmatched), (1, 1));
+        assert_eq!(waits(&found.ranks, 1).waited_ns, 4_000);
+    }
+
+    #[test]
+    fn without_numbers_the_order_within_steps_decides() {
+        let rank = |rank: usize, late: i64| {
+            let timeline = timeline(rank).step(1, 0, 100).step(2, 100, 200);
+            timeline.call(10 + late, 50).call(60, 70).call(110, 150)
+        };
+        // Rank 1 has one more call in the second step, so nobody knows which is which there.
+        let found = found(&[rank(0, 0), rank(1, 9).call(160, 170)]);
+        assert_eq!((found.num_collectives, found.num_unmatched), (2, 3));
+        assert_eq!(waits(&found.ranks, 0).waited_ns, 9_000);
+        assert_eq!(found.worst[0].step, Some(1));
+    }
+
+    #[test]
+    fn back_ends_of_traces_without_kernels_show_their_collectives() {
+        let rank = |rank: usize, start_us| {
+            timeline(rank)
+                .step(1, 0, 100)
+                .operator("c10d::allreduce_", start_us, start_us + 1)
+                .phase("gloo:all_reduce", start_us + 2, 60)
+        };
+        let found = found(&[rank(0, 10), rank(1, 30)]);
+        assert_eq!((found.num_collectives, found.num_unmatched), (1, 0));
+        assert_eq!(waits(&found.ranks, 1).made_wait_ns, 20_000);
+        assert_eq!(found.worst[0].name, "gloo:all_reduce");
+    }
+
+    #[test]
+    fn messages_between_two_ranks_are_no_collectives() {
+        let said =
+            |name: &str| Collective { name: name.into(), seq: Some(0), ..Collective::default() };
+        let mut timelines = [timeline(0).said(0, 9, said("")), timeline(1).said(5, 9, said(""))];
+        timelines.iter_mut().for_each(|t| t.collectives[0].name = "send".into());
+        assert_eq!((found(&timelines).num_collectives, found(&timelines).num_unmatched), (0, 0));
+    }
+}

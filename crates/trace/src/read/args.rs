@@ -1,0 +1,184 @@
+//! The `args` of an event: those that the analysis has a use for.
+
+use std::io::Read;
+
+use crate::json::{JsonError, Pull, Value, float, lossy, micros_ns, signed, unsigned};
+use crate::timeline::Collective;
+
+/// What `args` said; what they did not say is `None`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Args {
+    pub(super) stream: Option<i64>,
+    pub(super) correlation: Option<u64>,
+    /// Of a wait of the device: the stream and the call that marked what it waits for.
+    pub(super) wait_stream: Option<i64>,
+    pub(super) wait_record: Option<u64>,
+    pub(super) bytes: Option<u64>,
+    pub(super) bandwidth_gb_s: Option<f64>,
+    /// Of the event that names a row.
+    pub(super) name: Option<String>,
+    pub(super) collective: Option<Box<Collective>>,
+    /// Elements of the tensors that went in, of operators that were asked for them.
+    pub(super) input_elems: Option<u64>,
+    /// Element type of the first tensor that went in, likewise.
+    pub(super) input_type: Option<String>,
+    pub(super) device_type: Option<i64>,
+    pub(super) allocated_bytes: Option<u64>,
+    pub(super) reserved_bytes: Option<u64>,
+    pub(super) delta_bytes: Option<i64>,
+}
+
+/// The keys that are taken.
+enum Key {
+    Stream,
+    Correlation,
+    WaitStream,
+    WaitRecord,
+    Bytes,
+    Bandwidth,
+    Name,
+    CollectiveName,
+    InElems,
+    OutElems,
+    Dtype,
+    GroupSize,
+    Group,
+    GroupRanks,
+    Seq,
+    Wait,
+    Queue,
+    InputDims,
+    InputType,
+    DeviceType,
+    TotalAllocated,
+    TotalReserved,
+    DeltaBytes,
+}
+
+impl Key {
+    fn of(key: &[u8]) -> Option<Self> {
+        Some(match key {
+            b"stream" => Self::Stream,
+            b"correlation" => Self::Correlation,
+            b"wait_on_stream" => Self::WaitStream,
+            b"wait_on_cuda_event_record_corr_id" => Self::WaitRecord,
+            b"bytes" => Self::Bytes,
+            b"memory bandwidth (GB/s)" => Self::Bandwidth,
+            b"name" => Self::Name,
+            b"Collective name" => Self::CollectiveName,
+            b"In msg nelems" => Self::InElems,
+            b"Out msg nelems" => Self::OutElems,
+            b"dtype" => Self::Dtype,
+            b"Group size" => Self::GroupSize,
+            b"Process Group Name" => Self::Group,
+            b"Process Group Ranks" => Self::GroupRanks,
+            b"Seq" => Self::Seq,
+            b"wait (us)" => Self::Wait,
+            b"queue (us)" => Self::Queue,
+            b"Input Dims" => Self::InputDims,
+            b"Input type" => Self::InputType,
+            b"Device Type" => Self::DeviceType,
+            b"Total Allocated" => Self::TotalAllocated,
+            b"Total Reserved" => Self::TotalReserved,
+            b"Bytes" => Self::DeltaBytes,
+            _ => return None,
+        })
+    }
+}
+
+impl Args {
+    /// Takes an `args` object. Inputs of operators are looked at only `with_inputs`.
+    pub(super) fn take<R: Read>(
+        &mut self,
+        pull: &mut Pull<R>,
+        with_inputs: bool,
+    ) -> Result<(), JsonError> {
+        if !pull.at_object()? {
+            return pull.skip();
+        }
+        pull.begin_object()?;
+        while let Some(key) = pull.next_key()? {
+            match Key::of(key) {
+                Some(Key::InputDims) if with_inputs && pull.at_array()? => {
+                    self.input_elems = Some(elems(pull)?.unwrap_or(0));
+                }
+                Some(Key::InputType) if with_inputs && pull.at_array()? => {
+                    self.input_type = first_type(pull)?;
+                }
+                Some(key) => self.set(key, pull.value()?),
+                None => pull.skip()?,
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, key: Key, value: Value<'_>) {
+        let bytes = value.bytes().unwrap_or_default();
+        match key {
+            Key::Stream => self.stream = signed(bytes),
+            Key::Correlation => self.correlation = unsigned(bytes),
+            Key::WaitStream => self.wait_stream = signed(bytes),
+            Key::WaitRecord => self.wait_record = unsigned(bytes),
+            Key::Bytes => self.bytes = unsigned(bytes),
+            Key::Bandwidth => self.bandwidth_gb_s = float(bytes),
+            Key::Name => self.name = value.words().map(Into::into),
+            Key::DeviceType => self.device_type = signed(bytes),
+            Key::TotalAllocated => self.allocated_bytes = unsigned(bytes),
+            Key::TotalReserved => self.reserved_bytes = unsigned(bytes),
+            Key::DeltaBytes => self.delta_bytes = signed(bytes),
+            Key::InputDims | Key::InputType => {}
+            key => {
+                let words = || value.words().map(Into::into);
+                // A list of ranks may be written as an array, which says nothing here.
+                if value == Value::Nested || value == Value::Null {
+                    return;
+                }
+                let collective = self.collective.get_or_insert_default();
+                match key {
+                    Key::CollectiveName => collective.name = words().unwrap_or_default(),
+                    Key::InElems => collective.in_elems = unsigned(bytes),
+                    Key::OutElems => collective.out_elems = unsigned(bytes),
+                    Key::Dtype => collective.dtype = words(),
+                    Key::GroupSize => collective.group_size = unsigned(bytes),
+                    Key::Group => collective.group = words(),
+                    Key::GroupRanks => collective.group_ranks = words(),
+                    Key::Seq => collective.seq = unsigned(bytes),
+                    Key::Wait => collective.wait_ns = micros_ns(bytes),
+                    _ => collective.queue_ns = micros_ns(bytes),
+                }
+            }
+        }
+    }
+}
+
+/// Elements of all tensors of a list of shapes, which may hold lists of shapes: `[[2, 3], [[4], [5]], []]` has
+/// 15. An empty list is no tensor, but an argument of another kind. `None` where it does not add up.
+fn elems<R: Read>(pull: &mut Pull<R>) -> Result<Option<u64>, JsonError> {
+    pull.begin_array()?;
+    let (mut product, mut sum) = (None, Some(0u64));
+    while pull.next_item()? {
+        if pull.at_array()? {
+            let inner = elems(pull)?;
+            sum = sum.zip(inner).and_then(|(a, b)| a.checked_add(b));
+        } else {
+            let size = pull.value()?.bytes().and_then(unsigned);
+            let before: Option<u64> = product.unwrap_or(Some(1));
+            product = Some(before.zip(size).and_then(|(a, b)| a.checked_mul(b)));
+        }
+    }
+    Ok(product.unwrap_or(sum))
+}
+
+/// The first item of a list of types that is an element type: `["TensorList", ""]` has none.
+fn first_type<R: Read>(pull: &mut Pull<R>) -> Result<Option<String>, JsonError> {
+    pull.begin_array()?;
+    let mut found = None;
+    while pull.next_item()? {
+        match pull.value()? {
+            Value::Str(b"" | b"TensorList" | b"ScalarList" | b"Scalar" | b"GenericList") => {}
+            Value::Str(text) if found.is_none() => found = Some(lossy(text).into_owned()),
+            _ => {}
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,419 @@
+//! The events of a trace, one by one, into a [`Timeline`].
+//!
+//! Profilers differ in what they write and where. Only broken JSON is an error; events that are of no use, and
+//! such that are odd, are counted. It does not know what stands around the list of events.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+
+use super::args::Args;
+use crate::json::{JsonError, Pull, lossy, micros_ns};
+use crate::timeline::{
+    Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, Names,
+    Operator, Stretch, SyncWait, Timeline,
+};
+
+/// What becomes of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Device(DeviceWork),
+    Launch,
+    Operator,
+    Annotation,
+    DeviceAnnotation,
+    /// Nothing: it is counted.
+    Skipped,
+}
+
+impl Kind {
+    /// By category; the capitalised ones are those of PyTorch before 1.13.
+    fn of(category: &[u8]) -> Self {
+        match category {
+            b"kernel" | b"Kernel" => Self::Device(DeviceWork::Kernel),
+            b"gpu_memcpy" | b"Memcpy" => Self::Device(DeviceWork::Copy),
+            b"gpu_memset" | b"Memset" => Self::Device(DeviceWork::Set),
+            b"cuda_sync" => Self::Device(DeviceWork::Sync),
+            b"cuda_runtime" | b"cuda_driver" | b"Runtime" => Self::Launch,
+            b"cpu_op" | b"Operator" => Self::Operator,
+            b"user_annotation" => Self::Annotation,
+            b"gpu_user_annotation" => Self::DeviceAnnotation,
+            _ => Self::Skipped,
+        }
+    }
+}
+
+/// An event as it stands in the file. Its texts keep their memory from one event to the next.
+#[derive(Debug, Default)]
+struct Event {
+    phase: Vec<u8>,
+    category: Vec<u8>,
+    name: Vec<u8>,
+    /// `pid`, a zero byte, `tid`.
+    row: Vec<u8>,
+    pid: Vec<u8>,
+    tid: Vec<u8>,
+    ts_ns: Option<i64>,
+    dur_ns: Option<i64>,
+    args: Args,
+}
+
+impl Event {
+    fn clear(&mut self) {
+        for text in
+            [&mut self.phase, &mut self.category, &mut self.name, &mut self.pid, &mut self.tid]
+        {
+            text.clear();
+        }
+        (self.ts_ns, self.dur_ns, self.args) = (None, None, Args::default());
+    }
+
+    /// Whether the name is one of those that PyTorch gives to collectives of the host.
+    fn is_host_collective(&self) -> bool {
+        is_transfer(&self.name)
+            || self.name.starts_with(b"c10d::")
+            || self.name == b"record_param_comms"
+    }
+
+    /// Whether anything in `args` is of use, as far as is known yet.
+    fn wants_args(&self) -> bool {
+        match self.phase.as_slice() {
+            b"M" => self.name.is_empty() || self.name == b"thread_name",
+            b"s" | b"t" | b"f" => false,
+            b"i" | b"I" => self.name.is_empty() || self.name == b"[memory]",
+            _ => self.category.is_empty() || Kind::of(&self.category) != Kind::Skipped,
+        }
+    }
+}
+
+/// Whether the name is that of a transfer by a backend that runs on the host; that of NCCL is on the device.
+fn is_transfer(name: &[u8]) -> bool {
+    [&b"gloo:"[..], b"mpi:", b"ucc:"].iter().any(|backend| name.starts_with(backend))
+}
+
+/// A `B` whose `E` has not come yet.
+#[derive(Debug)]
+struct Open {
+    kind: Kind,
+    category: Vec<u8>,
+    name: Vec<u8>,
+    start_ns: i64,
+    args: Args,
+}
+
+/// A timeline that grows.
+#[derive(Default)]
+pub(super) struct Reader {
+    pub(super) timeline: Timeline,
+    event: Event,
+    /// Rows by [`Event::row`], and the last one asked for.
+    lanes: HashMap<Vec<u8>, LaneId>,
+    last_lane: Option<(Vec<u8>, LaneId)>,
+    open: BTreeMap<LaneId, Vec<Open>>,
+    /// Counts of skipped events by [`Names`] of categories.
+    skipped: (Names, Vec<u64>),
+    oddities: BTreeMap<&'static str, u64>,
+    /// The latest moment that any event has named.
+    last_end_ns: Option<i64>,
+}
+
+impl Reader {
+    /// Takes a list of events.
+    pub(super) fn events<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
+        pull.begin_array()?;
+        while pull.next_item()? {
+            if !pull.at_object()? {
+                pull.skip()?;
+                self.odd("not an object among the events");
+                continue;
+            }
+            self.take(pull)?;
+            self.sort_in();
+        }
+        Ok(())
+    }
+
+    /// Takes an event out of the file.
+    fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
+        let event = &mut self.event;
+        event.clear();
+        pull.begin_object()?;
+        while let Some(key) = pull.next_key()? {
+            let text = match key {
+                b"ph" => &mut event.phase,
+                b"cat" => &mut event.category,
+                b"name" => &mut event.name,
+                b"pid" => &mut event.pid,
+                b"tid" => &mut event.tid,
+                b"ts" => {
+                    event.ts_ns = pull.value()?.bytes().and_then(micros_ns);
+                    continue;
+                }
+                b"dur" => {
+                    event.dur_ns = pull.value()?.bytes().and_then(micros_ns);
+                    continue;
+                }
+                b"args" if event.wants_args() => {
+                    let with_inputs = event.name.is_empty() || event.is_host_collective();
+                    event.args.take(pull, with_inputs)?;
+                    continue;
+                }
+                _ => {
+                    pull.skip()?;
+                    continue;
+                }
+            };
+            text.clear();
+            text.extend_from_slice(pull.value()?.bytes().unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    /// Puts the event where it belongs.
+    fn sort_in(&mut self) {
+        match self.event.phase.as_slice() {
+            b"X" => self.complete(),
+            b"B" => self.begin(),
+            b"E" => self.end(),
+            b"i" | b"I" | b"R" if self.event.name == b"[memory]" => self.memory(),
+            b"M" => self.row_name(),
+            _ => self.skip(),
+        }
+    }
+
+    fn complete(&mut self) {
+        let Some(start_ns) = self.event.ts_ns else {
+            return self.odd("an X without a ts");
+        };
+        let dur_ns = match self.event.dur_ns {
+            None => {
+                self.odd("an X without a dur");
+                0
+            }
+            Some(dur_ns) if dur_ns < 0 => {
+                self.odd("negative duration");
+                0
+            }
+            Some(dur_ns) => dur_ns,
+        };
+        let time = Stretch { start_ns, dur_ns };
+        self.last_end_ns = self.last_end_ns.max(Some(time.end_ns()));
+        let kind = Kind::of(&self.event.category);
+        if kind == Kind::Skipped {
+            return self.skip();
+        }
+        let lane = self.lane();
+        let name = std::mem::take(&mut self.event.name);
+        let args = std::mem::take(&mut self.event.args);
+        self.put(kind, &name, lane, time, args);
+        self.event.name = name;
+    }
+
+    fn begin(&mut self) {
+        let Some(start_ns) = self.event.ts_ns else {
+            return self.odd("a B without a ts");
+        };
+        self.last_end_ns = self.last_end_ns.max(Some(start_ns));
+        let lane = self.lane();
+        let event = &mut self.event;
+        let open = Open {
+            kind: Kind::of(&event.category),
+            category: event.category.clone(),
+            name: event.name.clone(),
+            start_ns,
+            args: std::mem::take(&mut event.args),
+        };
+        self.open.entry(lane).or_default().push(open);
+    }
+
+    fn end(&mut self) {
+        let Some(end_ns) = self.event.ts_ns else {
+            return self.odd("an E without a ts");
+        };
+        self.last_end_ns = self.last_end_ns.max(Some(end_ns));
+        let lane = self.lane();
+        match self.open.get_mut(&lane).and_then(Vec::pop) {
+            Some(open) => self.close(open, lane, end_ns),
+            None => self.odd("an E without its B"),
+        }
+    }
+
+    fn close(&mut self, open: Open, lane: LaneId, end_ns: i64) {
+        let mut dur_ns = end_ns.saturating_sub(open.start_ns);
+        if dur_ns < 0 {
+            self.odd("negative duration");
+            dur_ns = 0;
+        }
+        if open.kind == Kind::Skipped {
+            return self.count_skipped(&open.category, b"B");
+        }
+        self.put(
+            open.kind,
+            &open.name,
+            lane,
+            Stretch { start_ns: open.start_ns, dur_ns },
+            open.args,
+        );
+    }
+
+    /// Adds an event of which everything is known.
+    fn put(&mut self, kind: Kind, name: &[u8], lane: LaneId, time: Stretch, mut args: Args) {
+        let collective = self.collective(kind, name, &mut args);
+        let timeline = &mut self.timeline;
+        let id = timeline.names.intern(&lossy(name));
+        if let (Kind::Device(DeviceWork::Sync), Some(stream), Some(record)) =
+            (kind, args.wait_stream, args.wait_record)
+        {
+            let kernel = timeline.kernels.len() as u32;
+            timeline.sync_waits.push(SyncWait { kernel, stream, record });
+        }
+        match kind {
+            Kind::Device(work) => timeline.kernels.push(Kernel {
+                name: id,
+                work,
+                time,
+                lane,
+                stream: args.stream.unwrap_or(-1),
+                correlation: args.correlation,
+                bytes: args.bytes,
+                bandwidth_gb_s: args.bandwidth_gb_s,
+                collective,
+            }),
+            Kind::Launch => {
+                let correlation = args.correlation;
+                timeline.launches.push(Launch { name: id, time, lane, correlation });
+            }
+            Kind::Annotation | Kind::DeviceAnnotation if !is_transfer(name) => {
+                let is_device = kind == Kind::DeviceAnnotation;
+                timeline.annotations.push(Annotation { name: id, time, lane, is_device });
+            }
+            // PyTorch writes transfers of the host as annotations, though no program named them.
+            Kind::Operator | Kind::Annotation | Kind::DeviceAnnotation => {
+                timeline.operators.push(Operator { name: id, time, lane, collective });
+            }
+            Kind::Skipped => {}
+        }
+    }
+
+    /// The collective that an event of the device or an operator is of, if it says so.
+    fn collective(&mut self, kind: Kind, name: &[u8], args: &mut Args) -> Option<u32> {
+        let of_host = match kind {
+            Kind::Device(_) => None,
+            Kind::Operator | Kind::Annotation if is_transfer(name) => {
+                name.splitn(2, |&b| b == b':').nth(1)
+            }
+            Kind::Operator => {
+                name.strip_prefix(b"c10d::").map(|name| name.strip_suffix(b"_").unwrap_or(name))
+            }
+            _ => return None,
+        };
+        let mut collective = match (args.collective.take(), of_host) {
+            (None, None) => return None,
+            (given, _) => given.map_or_else(Collective::default, |given| *given),
+        };
+        if let Some(of_host) = of_host {
+            if collective.name.is_empty() {
+                collective.name = lossy(of_host).into_owned();
+            }
+            collective.in_elems = collective.in_elems.or(args.input_elems);
+            collective.dtype = collective.dtype.or_else(|| args.input_type.take());
+        }
+        self.timeline.collectives.push(collective);
+        Some((self.timeline.collectives.len() - 1) as u32)
+    }
+
+    fn memory(&mut self) {
+        let Some(at_ns) = self.event.ts_ns else {
+            return self.odd("a memory sample without a ts");
+        };
+        self.last_end_ns = self.last_end_ns.max(Some(at_ns));
+        let args = &self.event.args;
+        let Some(allocated_bytes) = args.allocated_bytes else {
+            return self.odd("a memory sample without a total");
+        };
+        self.timeline.memory.push(MemorySample {
+            at_ns,
+            allocated_bytes,
+            reserved_bytes: args.reserved_bytes.unwrap_or(0),
+            device_type: args.device_type.unwrap_or(0),
+            delta_bytes: args.delta_bytes.unwrap_or(0),
+        });
+    }
+
+    /// `M`: only the names of threads are of use, and the others are not worth a count.
+    fn row_name(&mut self) {
+        if self.event.name == b"thread_name" && self.event.args.name.is_some() {
+            let lane = self.lane();
+            self.timeline.lanes[lane.0 as usize].name = self.event.args.name.take();
+        }
+    }
+
+    /// The row of the event.
+    fn lane(&mut self) -> LaneId {
+        let event = &mut self.event;
+        event.row.clear();
+        event.row.extend_from_slice(&event.pid);
+        event.row.push(0);
+        event.row.extend_from_slice(&event.tid);
+        if let Some((row, lane)) = &self.last_lane
+            && *row == event.row
+        {
+            return *lane;
+        }
+        let lane = match self.lanes.get(&event.row) {
+            Some(&lane) => lane,
+            None => {
+                let lanes = &mut self.timeline.lanes;
+                let lane = LaneId(lanes.len() as u32);
+                let words = |bytes: &[u8]| lossy(bytes).into_owned();
+                let (pid, tid) = (words(&event.pid), words(&event.tid));
+                lanes.push(LaneInfo { pid, tid, name: None });
+                self.lanes.insert(event.row.clone(), lane);
+                lane
+            }
+        };
+        self.last_lane = Some((event.row.clone(), lane));
+        lane
+    }
+
+    fn skip(&mut self) {
+        if let Some(ts_ns) = self.event.ts_ns {
+            self.last_end_ns = self.last_end_ns.max(Some(ts_ns));
+        }
+        let category = std::mem::take(&mut self.event.category);
+        let phase = std::mem::take(&mut self.event.phase);
+        self.count_skipped(&category, &phase);
+        (self.event.category, self.event.phase) = (category, phase);
+    }
+
+    /// Counts an event that is of no use: by its category, or by its phase where it has none.
+    fn count_skipped(&mut self, category: &[u8], phase: &[u8]) {
+        let (names, counts) = &mut self.skipped;
+        let id = match category {
+            [] => names.intern(&format!("ph {}", lossy(phase))),
+            category => names.intern(&lossy(category)),
+        };
+        counts.resize(counts.len().max(id.0 as usize + 1), 0);
+        counts[id.0 as usize] += 1;
+    }
+
+    fn odd(&mut self, what: &'static str) {
+        *self.oddities.entry(what).or_default() += 1;
+    }
+
+    /// Closes what is open, and gives the timeline.
+    pub(super) fn finish(mut self) -> Timeline {
+        for (lane, rows) in std::mem::take(&mut self.open) {
+            // The innermost began last and ends first.
+            for open in rows.into_iter().rev() {
+                self.odd("a B without its E");
+                let end_ns = self.last_end_ns.unwrap_or(open.start_ns).max(open.start_ns);
+                self.close(open, lane, end_ns);
+            }
+        }
+        let (names, counts) = self.skipped;
+        self.timeline.skipped = names.iter().map(str::to_owned).zip(counts).collect();
+        self.timeline.oddities =
+            self.oddities.into_iter().map(|(what, count)| (what.to_owned(), count)).collect();
+        self.timeline
+    }
+}

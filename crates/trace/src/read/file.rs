@@ -1,0 +1,125 @@
+//! Opens a trace file, which may be compressed, and reads all of it or only what it says of its rank.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::top::{self, Header};
+use super::{ReadError, find};
+use crate::json::{Fault, JsonError, Pull};
+use crate::timeline::Timeline;
+
+/// Reads a whole trace. Its rank is that of `distributedInfo`, else that of the path.
+pub fn open(path: &Path) -> Result<Timeline, ReadError> {
+    let mut timeline = with_json(path, |input| top::parse(input))?;
+    timeline.source = path.display().to_string();
+    timeline.rank = timeline.rank.or_else(|| find::rank_of_path(path));
+    Ok(timeline)
+}
+
+/// Reads only what a trace says of its run. It ends as soon as that is known, which profilers write before the
+/// events; what comes before it is passed over.
+pub fn header(path: &Path) -> Result<Header, ReadError> {
+    with_json(path, |input| Header::first(&mut Pull::new(input)))
+}
+
+/// Hands the JSON of a file to `read`; compressed files are unpacked on a second thread meanwhile.
+pub(crate) fn with_json<T>(
+    path: &Path,
+    read: impl FnOnce(&mut dyn Read) -> Result<T, JsonError>,
+) -> Result<T, ReadError> {
+    let io = |source| ReadError::Io { path: path.to_owned(), source };
+    let file = File::open(path).map_err(io)?;
+    if file.metadata().map_err(io)?.is_dir() {
+        return Err(io(io::ErrorKind::IsADirectory.into()));
+    }
+    let mut file = BufReader::with_capacity(CHUNK_BYTES, file);
+    let is_packed = file.fill_buf().map_err(io)?.starts_with(&GZIP_MAGIC);
+    let result = if is_packed {
+        let mut decoder = MultiGzDecoder::new(file);
+        thread::scope(|scope| {
+            let (sender, receiver) = sync_channel(CHUNKS);
+            let (spent, spare) = sync_channel(CHUNKS + 2);
+            scope.spawn(move || unpack(&mut decoder, &sender, &spare));
+            // The reader goes before the scope ends, whereupon the thread stops, read to the end or not.
+            read(&mut Chunks { receiver, spent, chunk: Cursor::default() })
+        })
+    } else {
+        read(&mut file)
+    };
+    result.map_err(|source| {
+        let (path, at) = (path.to_owned(), source.at);
+        match source.fault {
+            Fault::Input(err) if is_packed && err.kind() == io::ErrorKind::UnexpectedEof => {
+                ReadError::TruncatedGzip { path, at }
+            }
+            Fault::Input(source) if is_packed => ReadError::BadGzip { path, at, source },
+            Fault::Input(source) => ReadError::Io { path, source },
+            fault => ReadError::Json { path, source: JsonError { at, fault } },
+        }
+    })
+}
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// Unpacked bytes that change hands at a time.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Chunks that may wait for the parser.
+const CHUNKS: usize = 4;
+
+/// Unpacks until the end, an error, or until nobody wants more.
+fn unpack(
+    decoder: &mut impl Read,
+    sender: &SyncSender<io::Result<Vec<u8>>>,
+    spare: &Receiver<Vec<u8>>,
+) {
+    loop {
+        let mut chunk = spare.try_recv().unwrap_or_default();
+        chunk.resize(CHUNK_BYTES, 0);
+        let mut filled = 0;
+        let mut last = None;
+        while filled < chunk.len() && last.is_none() {
+            match decoder.read(&mut chunk[filled..]) {
+                Ok(0) => last = Some(Ok(Vec::new())),
+                Ok(count) => filled += count,
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err) => last = Some(Err(err)),
+            }
+        }
+        chunk.truncate(filled);
+        // What was unpacked before an error is good, and may be all that the caller wants.
+        if sender.send(Ok(chunk)).is_err() {
+            return;
+        }
+        if let Some(last) = last {
+            // An empty chunk is the end. If the receiver is gone, nobody needs to know.
+            let _ = sender.send(last);
+            return;
+        }
+    }
+}
+
+/// What another thread unpacks, as something to read from.
+struct Chunks {
+    receiver: Receiver<io::Result<Vec<u8>>>,
+    spent: SyncSender<Vec<u8>>,
+    chunk: Cursor<Vec<u8>>,
+}
+
+impl Read for Chunks {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.chunk.position() == self.chunk.get_ref().len() as u64 {
+            // The thread ends after an empty chunk or an error, and the parser asks no further.
+            let next = self.receiver.recv().map_err(|_| io::ErrorKind::UnexpectedEof)??;
+            let spent = std::mem::replace(&mut self.chunk, Cursor::new(next));
+            // A chunk that nobody takes back is freed.
+            let _ = self.spent.try_send(spent.into_inner());
+        }
+        self.chunk.read(into)
+    }
+}

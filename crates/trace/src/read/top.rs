@@ -1,0 +1,145 @@
+//! The object around the events of a trace: whose it is, on what it ran, and the events, in any order.
+//!
+//! It knows nothing of events but where they are.
+
+use std::io::Read;
+
+use super::events::Reader;
+use super::find::MAX_RANKS;
+use crate::json::{JsonError, Pull, Value, lossy, signed, unsigned};
+use crate::timeline::Timeline;
+
+/// Reads a trace; `source` and a rank that only the path knows are for the caller to set.
+pub fn parse(input: impl Read) -> Result<Timeline, JsonError> {
+    parse_from(Pull::new(input))
+}
+
+/// As [`parse`], of JSON that nothing has been taken from.
+pub fn parse_from<R: Read>(mut pull: Pull<R>) -> Result<Timeline, JsonError> {
+    let mut reader = Reader::default();
+    if pull.at_array()? {
+        reader.events(&mut pull)?;
+    } else {
+        top(&mut reader, &mut pull)?;
+    }
+    pull.end()?;
+    Ok(reader.finish())
+}
+
+/// What a trace file says of the run that it is of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// From `distributedInfo`.
+    pub rank: Option<usize>,
+    /// From `distributedInfo`.
+    pub world_size: Option<usize>,
+    /// From `distributedInfo`.
+    pub backend: Option<String>,
+}
+
+impl Header {
+    /// Reads a trace up to its `distributedInfo`, or to its end if there is none.
+    pub(super) fn first<R: Read>(pull: &mut Pull<R>) -> Result<Self, JsonError> {
+        let mut header = Self::default();
+        if pull.at_array()? {
+            pull.skip()?;
+            return Ok(header);
+        }
+        pull.begin_object()?;
+        while let Some(key) = pull.next_key()? {
+            if key == b"distributedInfo" {
+                header.take(pull)?;
+                break;
+            }
+            pull.skip()?;
+        }
+        Ok(header)
+    }
+
+    fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
+        let number = |value: Value<'_>| {
+            let number: usize = value.bytes().and_then(unsigned)?.try_into().ok()?;
+            (number <= MAX_RANKS).then_some(number)
+        };
+        if !pull.at_object()? {
+            return pull.skip();
+        }
+        pull.begin_object()?;
+        while let Some(key) = pull.next_key()? {
+            match key {
+                b"rank" => self.rank = number(pull.value()?),
+                b"world_size" => self.world_size = number(pull.value()?),
+                b"backend" => self.backend = pull.value()?.words().map(Into::into),
+                _ => pull.skip()?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes the object around the events.
+fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError> {
+    pull.begin_object()?;
+    while let Some(key) = pull.next_key()? {
+        let timeline = &mut reader.timeline;
+        match key {
+            b"traceEvents" => {
+                if pull.at_array()? {
+                    reader.events(pull)?;
+                } else {
+                    pull.skip()?;
+                }
+            }
+            b"distributedInfo" => {
+                let mut header = Header::default();
+                header.take(pull)?;
+                (timeline.rank, timeline.world_size) = (header.rank, header.world_size);
+                timeline.backend = header.backend;
+            }
+            b"deviceProperties" => devices(timeline, pull)?,
+            b"baseTimeNanoseconds" => {
+                timeline.base_ns = pull.value()?.bytes().and_then(signed);
+            }
+            b"paceline" => truth(timeline, pull)?,
+            _ => pull.skip()?,
+        }
+    }
+    Ok(())
+}
+
+fn devices<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), JsonError> {
+    if !pull.at_array()? {
+        return pull.skip();
+    }
+    pull.begin_array()?;
+    while pull.next_item()? {
+        if !pull.at_object()? {
+            pull.skip()?;
+            continue;
+        }
+        pull.begin_object()?;
+        while let Some(key) = pull.next_key()? {
+            if key == b"name" {
+                let name = pull.value()?.words().map(Into::into);
+                timeline.devices.extend(name);
+            } else {
+                pull.skip()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn truth<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), JsonError> {
+    if !pull.at_object()? {
+        return pull.skip();
+    }
+    pull.begin_object()?;
+    while let Some(key) = pull.next_key()? {
+        let key = lossy(key).into_owned();
+        if let Some(words) = pull.value()?.words() {
+            timeline.truth.insert(key, words.into_owned());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,281 @@
+//! The recorder of one rank: events of several threads, in buffers of fixed size.
+//!
+//! Each source of events (a thread, the allocator, the group) has a track. Recording takes a place in
+//! the track by one atomic addition and fills it once: no lock, no allocation, and threads may share a
+//! track. What no longer fits is counted. While the recorder is off, an event costs one load. What is
+//! recorded becomes a trace file by [`crate::kineto`].
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::{Span, now_ns};
+
+/// Sizes of up to three tensors of up to four dimensions; the first, where there are more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shapes {
+    dims: [[u32; Self::DIMS]; Self::TENSORS],
+    num_dims: [u8; Self::TENSORS],
+    len: u8,
+}
+
+impl Shapes {
+    const TENSORS: usize = 3;
+    const DIMS: usize = 4;
+
+    /// The sizes of these tensors.
+    pub fn new<'a>(tensors: impl IntoIterator<Item = &'a [usize]>) -> Self {
+        let mut shapes = Self::default();
+        for (at, dims) in tensors.into_iter().take(Self::TENSORS).enumerate() {
+            let kept = dims.len().min(Self::DIMS);
+            for (to, from) in shapes.dims[at].iter_mut().zip(dims) {
+                *to = u32::try_from(*from).unwrap_or(u32::MAX);
+            }
+            shapes.num_dims[at] = kept as u8;
+            shapes.len = at as u8 + 1;
+        }
+        shapes
+    }
+
+    /// The sizes, tensor by tensor.
+    pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
+        let count = usize::from(self.len);
+        self.dims[..count].iter().zip(self.num_dims).map(|(dims, n)| &dims[..usize::from(n)])
+    }
+}
+
+/// A collective operation, or a message, of this rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operation {
+    /// `all_reduce`, `broadcast`, ...
+    pub name: &'static str,
+    /// `sum`, `max`, ...; empty for what does not reduce.
+    pub reduction: &'static str,
+    /// Element type.
+    pub dtype: &'static str,
+    /// Its place in the group's sequence, the same on every rank.
+    pub seq: u32,
+    /// Elements that this rank contributes.
+    pub in_elems: u64,
+    /// Elements that this rank receives.
+    pub out_elems: u64,
+    /// Handed to the group.
+    pub submitted_ns: u64,
+    /// Its turn came.
+    pub started_ns: u64,
+    /// The last rank had arrived.
+    pub present_ns: u64,
+    /// The result was there.
+    pub finished_ns: u64,
+}
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// A thread was busy with something that has a name.
+    Span {
+        /// With what.
+        name: &'static str,
+        /// When.
+        span: Span,
+    },
+    /// A kernel computed.
+    Kernel {
+        /// Which.
+        name: &'static str,
+        /// When.
+        span: Span,
+        /// What it worked on.
+        shapes: Shapes,
+    },
+    /// Bytes were copied from one place to another.
+    Copy {
+        /// When.
+        span: Span,
+        /// How many.
+        bytes: u64,
+    },
+    /// Memory was taken, or given back.
+    Memory {
+        /// When.
+        at_ns: u64,
+        /// What for.
+        category: &'static str,
+        /// What was taken, or, if negative, given back.
+        delta_bytes: i64,
+        /// Alive after it, in all categories.
+        allocated_bytes: u64,
+        /// Taken from the system so far.
+        reserved_bytes: u64,
+        /// Where it lies.
+        address: u64,
+    },
+    /// A communication.
+    Operation(Operation),
+    /// A quantity has this value from now on.
+    Counter {
+        /// Which.
+        name: &'static str,
+        /// When.
+        at_ns: u64,
+        /// Its value.
+        value: f64,
+    },
+    /// Something happened to one of several.
+    Mark {
+        /// What.
+        name: &'static str,
+        /// When.
+        at_ns: u64,
+        /// To which.
+        id: usize,
+    },
+}
+
+/// The events of one source.
+#[derive(Debug)]
+pub struct Track {
+    name: String,
+    is_on: Arc<AtomicBool>,
+    events: Box<[OnceLock<Event>]>,
+    taken: AtomicUsize,
+}
+
+impl Track {
+    /// The name it was made with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether events are kept at the moment.
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Keeps an event, if the recorder is on and there is room.
+    pub fn record(&self, event: Event) {
+        if !self.is_on() {
+            return;
+        }
+        let at = self.taken.fetch_add(1, Ordering::Relaxed);
+        if let Some(place) = self.events.get(at) {
+            // A place is taken once, so there is nobody to be set before us.
+            let _ = place.set(event);
+        }
+    }
+
+    /// Runs `work` and records it as a span.
+    pub fn span<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
+        if !self.is_on() {
+            return work();
+        }
+        let start_ns = now_ns();
+        let result = work();
+        self.record(Event::Span { name, span: Span { start_ns, end_ns: now_ns() } });
+        result
+    }
+
+    /// What was recorded, in the order in which recording began; without what another thread is just
+    /// writing.
+    pub fn events(&self) -> impl Iterator<Item = &Event> {
+        let taken = self.taken.load(Ordering::Relaxed).min(self.events.len());
+        self.events[..taken].iter().filter_map(OnceLock::get)
+    }
+
+    /// How many events found no room.
+    pub fn dropped(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed).saturating_sub(self.events.len()) as u64
+    }
+}
+
+/// The tracks of one rank, which go on and off together.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    is_on: Arc<AtomicBool>,
+    tracks: Vec<Arc<Track>>,
+}
+
+impl Recorder {
+    /// A recorder without tracks, which is off.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a track with room for so many events. All of its memory is written to here, so that
+    /// recording meets no page for the first time.
+    pub fn track(&mut self, name: impl Into<String>, capacity: usize) -> Arc<Track> {
+        let events = std::iter::repeat_with(OnceLock::new).take(capacity).collect();
+        let (name, is_on, taken) = (name.into(), self.is_on.clone(), AtomicUsize::new(0));
+        let track = Arc::new(Track { name, is_on, events, taken });
+        self.tracks.push(track.clone());
+        track
+    }
+
+    /// Begins, or ends, to keep events.
+    pub fn set_on(&self, is_on: bool) {
+        self.is_on.store(is_on, Ordering::Relaxed);
+    }
+
+    /// Its tracks, in the order in which they were added.
+    pub fn tracks(&self) -> &[Arc<Track>] {
+        &self.tracks
+    }
+
+    /// How many events found no room, on all tracks.
+    pub fn dropped(&self) -> u64 {
+        self.tracks.iter().map(|track| track.dropped()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_happens_while_it_is_on_is_kept() {
+        let mut recorder = Recorder::new();
+        let track = recorder.track("main", 8);
+        track.span("before", || ());
+        recorder.set_on(true);
+        assert_eq!(track.span("during", || 7), 7);
+        recorder.set_on(false);
+        track.span("after", || ());
+        let names = track.events().map(|event| match event {
+            Event::Span { name, .. } => *name,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(names.collect::<Vec<_>>(), ["during"]);
+    }
+
+    #[test]
+    fn threads_share_a_track_and_what_finds_no_room_is_counted() {
+        let mut recorder = Recorder::new();
+        let track = recorder.track("memory", 1000);
+        recorder.set_on(true);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let track = &track;
+                scope.spawn(move || {
+                    for id in 0..300 {
+                        track.record(Event::Mark { name: "mark", at_ns: thread, id });
+                    }
+                });
+            }
+        });
+        assert_eq!((track.events().count(), recorder.dropped()), (1000, 200));
+        // Those of one thread are in order.
+        let of_first = track.events().filter_map(|event| match event {
+            Event::Mark { at_ns: 0, id, .. } => Some(*id),
+            _ => None,
+        });
+        assert!(of_first.is_sorted());
+    }
+
+    #[test]
+    fn shapes_keep_what_fits() {
+        let dims: [&[usize]; 4] = [&[64, 28, 28, 1], &[3], &[1, 2, 3, 4, 5], &[9]];
+        let shapes = Shapes::new(dims);
+        let kept: Vec<&[u32]> = shapes.iter().collect();
+        assert_eq!(kept, [&[64, 28, 28, 1][..], &[3], &[1, 2, 3, 4]]);
+        assert_eq!(Shapes::default().iter().count(), 0);
+    }
+}

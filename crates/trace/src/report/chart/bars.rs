@@ -1,0 +1,84 @@
+//! Horizontal bars, one below the other, each with its value at its end.
+
+use super::{Align, Canvas, Drawn, Ink, SIZE, fitted, label_column, like, width_of};
+use crate::plot::PlotError;
+
+/// A bar.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bar {
+    /// What it is the value of.
+    pub label: String,
+    /// How long it is; `None` where there is no value.
+    pub value: Option<f64>,
+    /// Its colour.
+    pub ink: Ink,
+}
+
+/// Bars of one unit, from zero.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bars {
+    /// Follows each value.
+    pub unit: String,
+    /// What a bar of full length would be, as 100 of percentages; the longest bar if there is none.
+    pub whole: Option<f64>,
+    /// From the top.
+    pub bars: Vec<Bar>,
+}
+
+const ROW: f64 = 24.0;
+const THICK: f64 = 15.0;
+
+impl Bars {
+    pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
+        let mut canvas = Canvas::new(width, ROW * self.bars.len().max(1) as f64 + 2.0, title)?;
+        let width = f64::from(width);
+        let left = label_column(self.bars.iter().map(|bar| bar.label.as_str()), width);
+        let number = like(self.bars.iter().filter_map(|bar| bar.value));
+        let shown = |bar: &Bar| match bar.value {
+            Some(value) => format!("{} {}", number(value), self.unit),
+            None => "no value".to_owned(),
+        };
+        let values = self.bars.iter().map(|bar| width_of(&shown(bar), SIZE));
+        let right = width - values.fold(0.0, f64::max) - 10.0;
+        let longest = self.bars.iter().filter_map(|bar| bar.value).fold(0.0, f64::max);
+        let longest = self.whole.unwrap_or(0.0).max(longest);
+        for (at, bar) in self.bars.iter().enumerate() {
+            let middle = at as f64 * ROW + ROW / 2.0 + 1.0;
+            self.bar(&mut canvas, bar, (left, right, middle), longest, &shown(bar))?;
+        }
+        let bottom = ROW * self.bars.len() as f64;
+        canvas.line(&[(left, 1.0), (left, bottom + 1.0)], 1.0, Ink::Grid, "")?;
+        Ok(canvas.finish())
+    }
+
+    fn bar(
+        &self,
+        canvas: &mut Canvas,
+        bar: &Bar,
+        (left, right, middle): (f64, f64, f64),
+        longest: f64,
+        shown: &str,
+    ) -> Drawn {
+        let label = fitted(&bar.label, SIZE, left - 10.0);
+        let place = (left - 8.0, middle);
+        canvas.hover_text(&label, place, SIZE, Ink::Text, Align::Right, &bar.label)?;
+        let part = match bar.value {
+            Some(value) if longest > 0.0 && value.is_finite() => (value / longest).max(0.0),
+            _ => 0.0,
+        };
+        let (top, below) = (middle - THICK / 2.0, middle + THICK / 2.0);
+        if self.whole.is_some() {
+            canvas.rect((left, top), (right, below), Ink::Track, "")?;
+        }
+        let end = left + (right - left).max(0.0) * part;
+        let exact = bar.value.map_or_else(String::new, |v| format!(" ({v} {})", self.unit));
+        canvas.rect(
+            (left, top),
+            (end, below),
+            bar.ink,
+            &format!("{}: {shown}{exact}", bar.label),
+        )?;
+        let end = if self.whole.is_some() { right } else { end };
+        canvas.text(shown, (end + 6.0, middle), SIZE, Ink::Text, Align::Left)
+    }
+}

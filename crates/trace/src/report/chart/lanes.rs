@@ -1,0 +1,130 @@
+//! Rows of segments on one scale of time, and lines that lead from one row to another.
+
+use super::{
+    Align, Canvas, Ink, SIZE, SMALL, brief, fitted, label_column, tick_labels, ticks, width_of,
+};
+use crate::plot::PlotError;
+
+/// A stretch of time in a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Segment {
+    /// Where it begins, in the chart's unit.
+    pub start: f64,
+    /// Where it ends.
+    pub end: f64,
+    /// What it is.
+    pub name: String,
+    /// What kind of thing it is, for the legend.
+    pub kind: String,
+    /// The colour of that kind.
+    pub ink: Ink,
+}
+
+/// A row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lane {
+    /// Its name.
+    pub label: String,
+    /// What is in it.
+    pub segments: Vec<Segment>,
+}
+
+/// A line from one row to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Jump {
+    /// Number of the row and moment at which it begins.
+    pub from: (usize, f64),
+    /// Number of the row and moment at which it ends.
+    pub to: (usize, f64),
+    /// What it is.
+    pub name: String,
+}
+
+/// Rows on one scale, from zero.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lanes {
+    /// Of the scale.
+    pub unit: String,
+    /// From the top.
+    pub lanes: Vec<Lane>,
+    /// Between them.
+    pub jumps: Vec<Jump>,
+}
+
+const ROW: f64 = 46.0;
+const THICK: f64 = 24.0;
+
+impl Lanes {
+    /// Where the last segment ends.
+    fn end(&self) -> f64 {
+        let ends = self.lanes.iter().flat_map(|lane| &lane.segments).map(|segment| segment.end);
+        ends.fold(0.0, f64::max)
+    }
+
+    /// Names and colours of all segments, in order of appearance.
+    pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
+        let mut all: Vec<(String, Ink)> = Vec::new();
+        for segment in self.lanes.iter().flat_map(|lane| &lane.segments) {
+            if !all.iter().any(|(kind, _)| *kind == segment.kind) {
+                all.push((segment.kind.clone(), segment.ink));
+            }
+        }
+        all
+    }
+
+    pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
+        let bottom = ROW * self.lanes.len() as f64;
+        let mut canvas = Canvas::new(width, bottom + 24.0, title)?;
+        let left = label_column(self.lanes.iter().map(|l| l.label.as_str()), f64::from(width));
+        let right = f64::from(width) - 30.0;
+        let end = self.end();
+        let scale = if end > 0.0 { (right - left) / end } else { 0.0 };
+        let x = |at: f64| left + at.max(0.0) * scale;
+        let middle = |lane: usize| lane as f64 * ROW + ROW / 2.0;
+        let all_ticks = ticks(end, 8.0);
+        let labels = tick_labels(&all_ticks, &self.unit);
+        for (&tick, label) in all_ticks.iter().zip(&labels) {
+            canvas.line(&[(x(tick), 0.0), (x(tick), bottom)], 1.0, Ink::Grid, "")?;
+            canvas.text(label, (x(tick), bottom + 13.0), SMALL, Ink::Muted, Align::Middle)?;
+        }
+        for (at, lane) in self.lanes.iter().enumerate() {
+            let label = fitted(&lane.label, SIZE, left - 10.0);
+            let place = (left - 8.0, middle(at));
+            canvas.hover_text(&label, place, SIZE, Ink::Text, Align::Right, &lane.label)?;
+            let whole = [(x(0.0), middle(at)), (x(end), middle(at))];
+            canvas.line(&whole, 1.0, Ink::Grid, "")?;
+            for segment in &lane.segments {
+                let (from, to) = (x(segment.start), x(segment.end));
+                let half = THICK / 2.0;
+                let hover = format!(
+                    "{}, {}: {} {}, from {} to {}",
+                    lane.label,
+                    segment.name,
+                    brief(segment.end - segment.start),
+                    self.unit,
+                    brief(segment.start),
+                    brief(segment.end)
+                );
+                // What is shorter than a pixel is still there.
+                let to = to.max(from + 0.5);
+                let (top, below) = ((from, middle(at) - half), (to, middle(at) + half));
+                canvas.rect(top, below, segment.ink, &hover)?;
+                let words = fitted(&segment.name, SMALL, to - from - 6.0);
+                if to - from > 40.0 && width_of(&words, SMALL) < to - from {
+                    let place = (from + 4.0, middle(at));
+                    let ink = segment.ink.on();
+                    canvas.hover_text(&words, place, SMALL, ink, Align::Left, &hover)?;
+                }
+            }
+        }
+        for jump in &self.jumps {
+            let side = if jump.to.0 > jump.from.0 { 1.0 } else { -1.0 };
+            let from = (x(jump.from.1), middle(jump.from.0) + side * THICK / 2.0);
+            let to = (x(jump.to.1), middle(jump.to.0) - side * THICK / 2.0);
+            canvas.line(&[from, to], 1.6, Ink::Text, &jump.name)?;
+            let tip = [to, (to.0 - 3.0, to.1 - side * 6.0), (to.0 + 3.0, to.1 - side * 6.0)];
+            canvas.polygon(&tip, Ink::Text, &jump.name)?;
+        }
+        Ok(canvas.finish())
+    }
+}

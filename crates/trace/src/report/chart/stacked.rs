@@ -1,0 +1,112 @@
+//! Horizontal bars that are made of parts, with a scale below.
+
+use super::{
+    Align, Canvas, Drawn, Ink, SIZE, SMALL, brief, fitted, label_column, like, tick_labels, ticks,
+    width_of,
+};
+use crate::plot::PlotError;
+
+/// A part of a bar.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// What it is.
+    pub name: String,
+    /// How long it is.
+    pub value: f64,
+    /// Its colour.
+    pub ink: Ink,
+}
+
+/// A bar.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stack {
+    /// What it is made of parts of.
+    pub label: String,
+    /// From the left.
+    pub parts: Vec<Part>,
+}
+
+/// Bars of parts, of one unit, from zero.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stacked {
+    /// Of the values and the scale.
+    pub unit: String,
+    /// From the top.
+    pub stacks: Vec<Stack>,
+}
+
+const ROW: f64 = 30.0;
+const THICK: f64 = 21.0;
+
+impl Stacked {
+    /// Names and colours of all parts, in order of appearance.
+    pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
+        let mut all: Vec<(String, Ink)> = Vec::new();
+        for part in self.stacks.iter().flat_map(|stack| &stack.parts) {
+            if !all.iter().any(|(name, _)| *name == part.name) {
+                all.push((part.name.clone(), part.ink));
+            }
+        }
+        all
+    }
+
+    pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
+        let bottom = ROW * self.stacks.len() as f64 + 2.0;
+        let mut canvas = Canvas::new(width, bottom + 22.0, title)?;
+        let left = label_column(self.stacks.iter().map(|s| s.label.as_str()), f64::from(width));
+        let right = f64::from(width) - 24.0;
+        let total = |stack: &Stack| -> f64 { stack.parts.iter().map(|p| p.value.max(0.0)).sum() };
+        let longest = self.stacks.iter().map(total).fold(0.0, f64::max);
+        let per_unit = if longest > 0.0 { (right - left) / longest } else { 0.0 };
+        let number = like(self.stacks.iter().flat_map(|s| &s.parts).map(|part| part.value));
+        let all_ticks = ticks(longest, 6.0);
+        let labels = tick_labels(&all_ticks, &self.unit);
+        for (tick, label) in all_ticks.iter().zip(&labels) {
+            let x = left + tick * per_unit;
+            canvas.line(&[(x, 1.0), (x, bottom)], 1.0, Ink::Grid, "")?;
+            canvas.text(label, (x, bottom + 12.0), SMALL, Ink::Muted, Align::Middle)?;
+        }
+        for (at, stack) in self.stacks.iter().enumerate() {
+            let middle = at as f64 * ROW + ROW / 2.0 + 1.0;
+            let label = fitted(&stack.label, SIZE, left - 10.0);
+            let place = (left - 8.0, middle);
+            canvas.hover_text(&label, place, SIZE, Ink::Text, Align::Right, &stack.label)?;
+            self.stack(&mut canvas, stack, (left, middle), per_unit, &number)?;
+        }
+        Ok(canvas.finish())
+    }
+
+    fn stack(
+        &self,
+        canvas: &mut Canvas,
+        stack: &Stack,
+        (left, middle): (f64, f64),
+        per_unit: f64,
+        number: &dyn Fn(f64) -> String,
+    ) -> Drawn {
+        let total: f64 = stack.parts.iter().map(|part| part.value.max(0.0)).sum();
+        let mut x = left;
+        for part in &stack.parts {
+            let end = x + part.value.max(0.0) * per_unit;
+            let percent = if total > 0.0 { 100.0 * part.value / total } else { 0.0 };
+            let hover = format!(
+                "{}, {}: {} {} ({percent:.2} % of {} {})",
+                stack.label,
+                part.name,
+                part.value,
+                self.unit,
+                brief(total),
+                self.unit
+            );
+            let (from, to) = ((x, middle - THICK / 2.0), (end, middle + THICK / 2.0));
+            canvas.rect(from, to, part.ink, &hover)?;
+            let inside = number(part.value);
+            if end - x > width_of(&inside, SMALL) + 8.0 {
+                let place = ((x + end) / 2.0, middle);
+                canvas.hover_text(&inside, place, SMALL, part.ink.on(), Align::Middle, &hover)?;
+            }
+            x = end;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! A report as files. All of them are made before the first is written.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::ser::SerializeMap;
+
+use super::{Body, Figure, Report, html};
+use crate::plot::PlotError;
+
+/// Why a report could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A chart could not be drawn.
+    #[error(transparent)]
+    Chart(#[from] PlotError),
+    /// A file could not be written.
+    #[error("cannot write {path}: {reason}")]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+}
+
+/// Rows of a table in the Markdown summary at most: it is to be read in an issue.
+const MARKDOWN_ROWS: usize = 12;
+
+/// Writes `<name>.csv`, `.html`, `.json` and `.md` into `folder`, which is made. A file that is there
+/// is replaced as a whole.
+pub fn write(report: &Report, folder: &Path, name: &str) -> Result<Vec<PathBuf>, ReportError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |e: &dyn std::fmt::Display| ReportError::File { path, reason: e.to_string() }
+    };
+    let csv = report.table(&report.csv_table).map(|table| table.csv()).unwrap_or_default();
+    let json = serde_json::to_string_pretty(&Json(report)).map_err(|e| failed(folder)(&e))? + "\n";
+    let all =
+        [("csv", csv), ("html", html::page(report)?), ("json", json), ("md", report.markdown())];
+    std::fs::create_dir_all(folder).map_err(|e| failed(folder)(&e))?;
+    let mut paths = Vec::new();
+    for (ending, text) in all {
+        let path = folder.join(format!("{name}.{ending}"));
+        replace(&path, &text).map_err(|e| failed(&path)(&e))?;
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+/// Whoever opens the file meanwhile sees the old text or the new one.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let written = std::fs::File::create(&beside)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| std::fs::rename(&beside, path));
+    if written.is_err() {
+        // Nothing half written stays.
+        let _ = std::fs::remove_file(&beside);
+    }
+    written
+}
+
+/// The JSON form.
+struct Json<'a>(&'a Report);
+
+impl Serialize for Json<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Figures<'a>(&'a [Figure]);
+        impl Serialize for Figures<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.iter().map(|f| (&f.column.key, &f.value)))
+            }
+        }
+        struct Tables<'a>(&'a Report);
+        impl Serialize for Tables<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.tables().map(|(panel, table)| (&panel.id, table)))
+            }
+        }
+        let report = self.0;
+        let notes: Vec<_> =
+            report.notes.iter().map(|note| (note.weight.name(), &note.text)).collect();
+        let mut map = serializer.serialize_map(Some(5))?;
+        map.serialize_entry("title", &report.title)?;
+        map.serialize_entry("subtitle", &report.subtitle)?;
+        map.serialize_entry("figures", &Figures(&report.figures))?;
+        map.serialize_entry("notes", &notes)?;
+        map.serialize_entry("tables", &Tables(report))?;
+        map.end()
+    }
+}
+
+impl Report {
+    /// The Markdown form: figures, notes and the tables, long ones cut.
+    pub fn markdown(&self) -> String {
+        let mut out = format!("## {}\n\n{}\n\n", self.title, self.subtitle);
+        for figure in &self.figures {
+            let Figure { column, value } = figure;
+            let unit = if column.unit.is_empty() { "" } else { " " };
+            let shown = value.shown(column);
+            // Writing to a string cannot fail.
+            let _ = writeln!(out, "- **{}**: {shown}{unit}{}", column.label, column.unit);
+        }
+        for note in &self.notes {
+            let _ = writeln!(out, "- {}: {}", note.weight.name(), note.text);
+        }
+        for section in &self.sections {
+            let tables: Vec<_> = section
+                .panels
+                .iter()
+                .filter_map(|panel| match &panel.body {
+                    Body::Table(table) if !table.rows.is_empty() => Some((panel, table)),
+                    _ => None,
+                })
+                .collect();
+            for (panel, table) in tables {
+                let (head, left_out) = table.head(MARKDOWN_ROWS);
+                let _ = write!(out, "\n### {}\n\n{}", panel.title, head.markdown());
+                if left_out > 0 {
+                    let _ = writeln!(out, "\n{left_out} more rows are in the other files.");
+                }
+            }
+        }
+        out
+    }
+}

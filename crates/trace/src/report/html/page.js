@@ -1,0 +1,70 @@
+"use strict";
+// Tables sort by a click on a head, numbers are copied by a click, and a button changes the face.
+// Without this script the page still shows everything.
+
+const root = document.documentElement;
+const said = document.getElementById("said");
+
+document.getElementById("face").addEventListener("click", () => {
+  const isDark = root.dataset.face
+    ? root.dataset.face === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.face = isDark ? "light" : "dark";
+});
+
+const valueOf = (cell) => {
+  if (cell.dataset.v === undefined) return cell.textContent;
+  return cell.dataset.v === "" ? null : Number(cell.dataset.v);
+};
+
+// What has no value stands last, whichever way the rest goes.
+const compare = (a, b, sign) => {
+  if (a === null || b === null) return (a === null) - (b === null);
+  if (typeof a === "number" && typeof b === "number") return sign * (a - b);
+  return sign * String(a).localeCompare(String(b), undefined, { numeric: true });
+};
+
+const sort = (head) => {
+  const heads = [...head.parentElement.children];
+  const at = heads.indexOf(head);
+  // Numbers begin with the largest, words with the first.
+  const first = head.classList.contains("num") ? "descending" : "ascending";
+  const other = first === "descending" ? "ascending" : "descending";
+  const order = head.getAttribute("aria-sort") === first ? other : first;
+  for (const each of heads) each.setAttribute("aria-sort", each === head ? order : "none");
+  const body = head.closest("table").tBodies[0];
+  const sign = order === "ascending" ? 1 : -1;
+  const rows = [...body.rows].map((row) => [valueOf(row.cells[at]), row]);
+  rows.sort((a, b) => compare(a[0], b[0], sign));
+  body.append(...rows.map(([, row]) => row));
+};
+
+let hush;
+const say = (words) => {
+  said.textContent = words;
+  said.classList.add("on");
+  clearTimeout(hush);
+  hush = setTimeout(() => said.classList.remove("on"), 1600);
+};
+
+const copy = async (text) => {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Pages from a disk may have no clipboard; a selection can be copied everywhere.
+    const field = document.createElement("textarea");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  say(`Copied ${text}`);
+};
+
+document.addEventListener("click", (event) => {
+  const head = event.target.closest("th");
+  if (head) return sort(head);
+  const number = event.target.closest(".n[data-v]");
+  if (number && number.dataset.v !== "" && getSelection().isCollapsed) copy(number.dataset.v);
+});

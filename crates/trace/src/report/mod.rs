@@ -1,0 +1,183 @@
+//! Reports: what an analysis found, for people and for programs.
+//!
+//! In goes a [`Report`], which is headline figures, notes, and sections of charts and tables; out come
+//! one page that needs nothing else, CSV, JSON, Markdown and lines for a console. It does not know how
+//! the numbers were found; what they mean comes with them, as units and definitions.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`table`] | tables, and how numbers are written |
+//! | [`chart`] | charts, drawn as SVG |
+//! | [`panels`] | what an analysis of traces is shown as |
+//! | `html` | the page |
+//! | `files` | all formats of a report, and how they are written |
+
+pub mod chart;
+pub mod panels;
+pub mod table;
+
+mod files;
+mod html;
+
+pub use files::{ReportError, write};
+
+use chart::{Bars, Donuts, Lanes, Lines, Stacked};
+use table::{Cell, Column, Table};
+
+/// Everything that a page shows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// What was analysed.
+    pub title: String,
+    /// Where it comes from.
+    pub subtitle: String,
+    /// The numbers that one looks for first.
+    pub figures: Vec<Figure>,
+    /// What the reader has to know before believing a number.
+    pub notes: Vec<Note>,
+    /// The rest.
+    pub sections: Vec<Section>,
+    /// What becomes the CSV file: the name of a table in `sections`.
+    pub csv_table: String,
+}
+
+/// A number of the headline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// Its name, unit and definition.
+    pub column: Column,
+    /// Its value.
+    pub value: Cell,
+}
+
+/// How much a note matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// What to do.
+    Advice,
+    /// Good to know.
+    Note,
+    /// Numbers are less than they seem.
+    Warning,
+}
+
+/// Something that was found beside the numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// How much it matters.
+    pub weight: Weight,
+    /// What it is.
+    pub text: String,
+}
+
+/// Panels that belong together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Section {
+    /// Its name in links.
+    pub id: String,
+    /// Its title.
+    pub title: String,
+    /// What it answers.
+    pub lead: String,
+    /// What it shows.
+    pub panels: Vec<Panel>,
+}
+
+/// A chart or a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Panel {
+    /// Its name in links and files; unique in a report.
+    pub id: String,
+    /// Its title.
+    pub title: String,
+    /// The unit of what it shows, if it is one.
+    pub unit: String,
+    /// What it shows, how that is found, and from whom the formula is.
+    pub definition: String,
+    /// How much of the page it takes.
+    pub width: Width,
+    /// What it shows.
+    pub body: Body,
+}
+
+/// How much of the page's width a panel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// All of it.
+    Full,
+    /// Half of it.
+    Half,
+    /// A third of it.
+    Third,
+}
+
+/// What a panel shows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// Bars.
+    Bars(Bars),
+    /// Bars of parts.
+    Stacked(Stacked),
+    /// Rings of parts.
+    Donuts(Donuts),
+    /// Rows on a scale of time.
+    Lanes(Lanes),
+    /// Lines over time.
+    Lines(Lines),
+    /// A table.
+    Table(Table),
+    /// Why there is nothing to show.
+    Nothing(String),
+}
+
+impl Panel {
+    /// A panel as wide as the page.
+    pub fn new(id: &str, title: &str, unit: &str, definition: &str, body: Body) -> Self {
+        let [id, title, unit, definition] = [id, title, unit, definition].map(str::to_owned);
+        Self { id, title, unit, definition, width: Width::Full, body }
+    }
+
+    /// The same, as wide as this.
+    pub fn wide(self, width: Width) -> Self {
+        Self { width, ..self }
+    }
+}
+
+impl Section {
+    /// A section.
+    pub fn new(id: &str, title: &str, lead: &str, panels: Vec<Panel>) -> Self {
+        Self { id: id.into(), title: title.into(), lead: lead.into(), panels }
+    }
+}
+
+impl Report {
+    /// All tables with their panels.
+    pub fn tables(&self) -> impl Iterator<Item = (&Panel, &Table)> {
+        let panels = self.sections.iter().flat_map(|section| &section.panels);
+        panels.filter_map(|panel| match &panel.body {
+            Body::Table(table) => Some((panel, table)),
+            _ => None,
+        })
+    }
+
+    /// The table of a panel.
+    pub fn table(&self, id: &str) -> Option<&Table> {
+        self.tables().find(|(panel, _)| panel.id == id).map(|(_, table)| table)
+    }
+
+    /// Adds a note.
+    pub fn note(&mut self, weight: Weight, text: impl Into<String>) {
+        self.notes.push(Note { weight, text: text.into() });
+    }
+}
+
+impl Weight {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Weight::Advice => "advice",
+            Weight::Note => "note",
+            Weight::Warning => "warning",
+        }
+    }
+}

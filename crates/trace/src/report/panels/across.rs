@@ -1,0 +1,399 @@
+//! What the ranks' traces say together: the critical path through collectives, and who made whom wait.
+
+use super::{ms, us};
+use crate::ranks::{AcrossRanks, ClockSource, RankClock, StepPath, WaitSource};
+use crate::report::chart::{Ink, Jump, Lane, Lanes, Part, Segment, Stack, Stacked};
+use crate::report::table::{Cell, Column, Table};
+use crate::report::{Body, Note, Panel, Section, Weight, Width};
+
+/// Segments of a chart at most. A step of thousands of collectives would be a chart of pixels.
+const SEGMENTS: usize = 1500;
+/// Of more ranks than this, those without a part in the path have no row.
+const ALL_LANES: usize = 16;
+/// Names of each rank in the table of parts.
+const PARTS: usize = 8;
+
+pub(super) fn section(across: &AcrossRanks) -> Section {
+    let panels = vec![
+        lanes(across),
+        shares(across),
+        waits(across).wide(Width::Half),
+        stragglers(across),
+        worst(across),
+        parts(across),
+        clocks(across),
+    ];
+    Section::new(
+        "across",
+        "Across ranks",
+        "Collectives join the ranks: what each step depended on, and who made whom wait.",
+        panels,
+    )
+}
+
+/// What one has to know of it.
+pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
+    let mut notes = Vec::new();
+    if let Some(advice) = across.path.headline() {
+        notes.push(Note { weight: Weight::Advice, text: advice });
+    }
+    let incomplete = across.stragglers.num_incomplete;
+    if incomplete > 0 {
+        notes.push(Note {
+            weight: Weight::Warning,
+            text: format!(
+                "{incomplete} of {} collectives lack a rank of their group, which may have been the last \
+                 one to come.",
+                across.stragglers.num_collectives
+            ),
+        });
+    }
+    if across.stragglers.num_unmatched > 0 {
+        notes.push(Note {
+            weight: Weight::Note,
+            text: format!(
+                "{} calls of collectives have no counterpart in another rank's trace and say nothing of \
+                 waiting.",
+                across.stragglers.num_unmatched
+            ),
+        });
+    }
+    notes
+}
+
+fn rank_column() -> Column {
+    Column::new("rank", "rank", "", 0, "The rank of the process.")
+}
+
+/// The step of median length: the first one of a window often pays for the begin of the profile.
+fn shown_step(across: &AcrossRanks) -> Option<&StepPath> {
+    let steps = across.path.steps.iter().filter(|step| !step.segments.is_empty());
+    let mut by_length: Vec<&StepPath> = steps.collect();
+    by_length.sort_by_key(|step| step.len_ns());
+    by_length.get(by_length.len() / 2).copied()
+}
+
+/// The critical path of one step, as a chart.
+fn lanes(across: &AcrossRanks) -> Panel {
+    let definition = "Followed backwards from the end of the rank whose step ended last: through its own \
+         work to the last collective that it waited for, from there to the rank that came last to that \
+         collective, and so on. Only what lies on the path is drawn, of the step of median length; making \
+         it shorter makes the step shorter, and nothing else does.";
+    let panel =
+        |body| Panel::new("path", "Critical path through collectives", "ms", definition, body);
+    let Some(step) = shown_step(across) else {
+        return panel(Body::Nothing("No step has a critical path.".into()));
+    };
+    let begin = step.segments.iter().map(|segment| segment.start_ns).min().unwrap_or(0);
+    let mut lanes: Vec<Lane> = across
+        .ranks
+        .iter()
+        .map(|rank| Lane { label: format!("rank {rank}"), segments: Vec::new() })
+        .collect();
+    let place = |rank: usize| across.ranks.iter().position(|of| *of == rank);
+    let mut jumps = Vec::new();
+    for (at, segment) in step.segments.iter().take(SEGMENTS).enumerate() {
+        let Some(lane) = place(segment.rank) else { continue };
+        let (start, end) =
+            (ms(segment.start_ns - begin), ms(segment.start_ns - begin + segment.dur_ns));
+        // What a segment mostly is gives it its colour.
+        let kinds = [
+            ("computation", Ink::Compute, segment.compute_ns),
+            ("transfer", Ink::Communication, segment.transfer_ns),
+            ("host", Ink::Series(3), segment.host_ns()),
+        ];
+        let (kind, ink, _) = kinds.into_iter().max_by_key(|of| of.2).unwrap_or(kinds[2]);
+        let seq = segment.seq.map_or(String::new(), |seq| format!(" #{seq}"));
+        let name = format!("{}{seq}", segment.what);
+        lanes[lane].segments.push(Segment {
+            start,
+            end,
+            name: name.clone(),
+            kind: kind.into(),
+            ink,
+        });
+        let next = step.segments.get(at + 1).and_then(|next| Some((place(next.rank)?, next)));
+        if let Some((other, next)) = next.filter(|(other, _)| *other != lane) {
+            jumps.push(Jump {
+                from: (lane, end),
+                to: (other, ms(next.start_ns - begin)),
+                name: format!("from rank {} to rank {}", segment.rank, next.rank),
+            });
+        }
+    }
+    let (lanes, jumps) =
+        if lanes.len() > ALL_LANES { on_path(lanes, jumps) } else { (lanes, jumps) };
+    let mut panel = panel(Body::Lanes(Lanes { unit: "ms".into(), lanes, jumps }));
+    if let Some(number) = step.step {
+        panel.title = format!("{} in step {number}", panel.title);
+    }
+    panel
+}
+
+/// Only the rows that the path touches.
+fn on_path(lanes: Vec<Lane>, mut jumps: Vec<Jump>) -> (Vec<Lane>, Vec<Jump>) {
+    let is_used: Vec<bool> = lanes.iter().map(|lane| !lane.segments.is_empty()).collect();
+    let place = |lane: usize| is_used[..lane].iter().filter(|is_used| **is_used).count();
+    for jump in &mut jumps {
+        (jump.from.0, jump.to.0) = (place(jump.from.0), place(jump.to.0));
+    }
+    (lanes.into_iter().filter(|lane| !lane.segments.is_empty()).collect(), jumps)
+}
+
+/// Each rank's part in the path of all steps.
+fn shares(across: &AcrossRanks) -> Panel {
+    let mut ranks: Vec<_> = across.path.ranks.iter().take(super::RANKS).collect();
+    ranks.sort_by_key(|share| share.rank);
+    let stacks = ranks.iter().map(|share| {
+        let part = |name: &str, ns, ink| Part { name: name.into(), value: ms(ns), ink };
+        Stack {
+            label: format!("rank {}", share.rank),
+            parts: vec![
+                part("computation", share.compute_ns, Ink::Compute),
+                part("host", share.host_ns, Ink::Series(3)),
+                part("transfer", share.transfer_ns, Ink::Communication),
+            ],
+        }
+    });
+    let stacks: Vec<Stack> = stacks.collect();
+    let body = match across.path.len_ns() {
+        0 => Body::Nothing("No step has a critical path.".into()),
+        _ => Body::Stacked(Stacked { unit: "ms".into(), stacks }),
+    };
+    Panel::new(
+        "path-shares",
+        "On the critical path",
+        "ms",
+        "What each rank has on the critical path of all steps. Host: neither computing nor in a \
+         collective. Transfer: a collective moved data with all ranks present.",
+        body,
+    )
+    .wide(Width::Half)
+}
+
+/// Waiting and making wait.
+fn waits(across: &AcrossRanks) -> Panel {
+    let mut ranks: Vec<_> = across.stragglers.ranks.iter().take(super::RANKS).collect();
+    ranks.sort_by_key(|waits| waits.rank);
+    let stacks = ranks.iter().map(|waits| {
+        let part = |name: &str, ns, ink| Part { name: name.into(), value: ms(ns), ink };
+        Stack {
+            label: format!("rank {}", waits.rank),
+            parts: vec![
+                part("waited", waits.waited_ns, Ink::Wait),
+                part("moved data", waits.transfer_ns, Ink::Communication),
+            ],
+        }
+    });
+    let stacks: Vec<Stack> = stacks.collect();
+    let body = match across.stragglers.num_collectives {
+        0 => Body::Nothing("No collective is in the traces of two ranks.".into()),
+        _ => Body::Stacked(Stacked { unit: "ms".into(), stacks }),
+    };
+    let source = match across.stragglers.source {
+        WaitSource::Transport => "Waits are what the transport measured.",
+        WaitSource::Clocks => "Waits are told from the begins of the collective on all ranks.",
+    };
+    let definition = format!(
+        "Time in collectives, parted at the moment at which the last rank had come: until then a rank \
+         waited, from then on data moved. {source}"
+    );
+    Panel::new("waits", "Waiting and moving data", "ms", &definition, body)
+}
+
+fn stragglers(across: &AcrossRanks) -> Panel {
+    let time =
+        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 1, definition);
+    let count =
+        |key: &str, label: &str, definition: &str| Column::new(key, label, "", 0, definition);
+    let columns = vec![
+        rank_column(),
+        count(
+            "collectives",
+            "collectives",
+            "Collectives that it took part in together with others.",
+        ),
+        count("times_last", "times last", "To how many of them it came last."),
+        time(
+            "made_wait_us",
+            "made others wait",
+            "How long it had the others wait where it came last, added up over them.",
+        ),
+        time("waited_us", "waited", "How long it waited for the last rank."),
+        time(
+            "lead_us",
+            "later than the next",
+            "How much later it came than the rank before it, where it came last: an upper \
+             bound of what the run would gain if it were no slower than the second \
+             slowest.",
+        ),
+        time("transfer_us", "moved data", "How long data moved, the wait not counted."),
+        time(
+            "gain_us",
+            "steps would gain",
+            "What the steps would gain if it were no later than the next rank wherever \
+             the critical path depends on it: an upper bound, since something else may \
+             then take as long.",
+        ),
+        Column::new(
+            "share_pctg",
+            "share of the path",
+            "%",
+            2,
+            "Its computation and host time as a part of the critical path of all steps.",
+        ),
+    ];
+    let rows = across.stragglers.ranks.iter().map(|waits| {
+        let share = across.path.ranks.iter().find(|share| share.rank == waits.rank);
+        vec![
+            Cell::Whole(waits.rank as u64),
+            Cell::Whole(waits.num_collectives as u64),
+            Cell::Whole(waits.times_last as u64),
+            Cell::Number(us(waits.made_wait_ns as f64)),
+            Cell::Number(us(waits.waited_ns as f64)),
+            Cell::Number(us(waits.lead_ns as f64)),
+            Cell::Number(us(waits.transfer_ns as f64)),
+            Cell::maybe(share.map(|share| us(share.gain_ns as f64))),
+            Cell::maybe(share.map(|share| 100.0 * share.share)),
+        ]
+    });
+    Panel::new(
+        "stragglers",
+        "Stragglers",
+        "",
+        "Who came last to collectives, and how long the others waited for it; those first that made the \
+         others wait longest.",
+        Body::Table(Table { columns, rows: rows.collect(), mean: None }),
+    )
+}
+
+fn worst(across: &AcrossRanks) -> Panel {
+    let time =
+        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 1, definition);
+    let columns = vec![
+        Column::new("name", "collective", "", 0, "As the traces call it."),
+        Column::new("step", "step", "", 0, "The step in which its last rank came."),
+        Column::new("seq", "number", "", 0, "Its place in the sequence of its group."),
+        Column::new("last_rank", "last rank", "", 0, "The rank that came last."),
+        time(
+            "made_wait_us",
+            "made others wait",
+            "The others' waits added up, each less what the last rank waited itself.",
+        ),
+        time(
+            "lead_us",
+            "later than the next",
+            "How much later the last rank came than the one before it.",
+        ),
+        time("transfer_us", "moved data", "How long data moved on the last rank."),
+    ];
+    let whole = |number: Option<u64>| number.map_or(Cell::Missing, Cell::Whole);
+    let rows = across.stragglers.worst.iter().map(|meeting| {
+        vec![
+            Cell::Text(meeting.name.clone()),
+            whole(meeting.step),
+            whole(meeting.seq),
+            Cell::Whole(meeting.last().rank as u64),
+            Cell::Number(us(meeting.made_wait_ns() as f64)),
+            Cell::Number(us(meeting.lead_ns() as f64)),
+            Cell::Number(us(meeting.last().transfer_ns() as f64)),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    let body = match rows.is_empty() {
+        true => Body::Nothing("No collective made a rank wait.".into()),
+        false => Body::Table(Table { columns, rows, mean: None }),
+    };
+    let definition =
+        "The collectives, twenty at most, whose last rank made the others wait longest.";
+    Panel::new("worst", "Longest waits", "", definition, body)
+}
+
+fn parts(across: &AcrossRanks) -> Panel {
+    let columns = vec![
+        rank_column(),
+        Column::new(
+            "what",
+            "what",
+            "",
+            0,
+            "The span that the path lies in; without one the kernel or operator that took \
+             most of it, or host.",
+        ),
+        Column::new(
+            "time_us",
+            "time on the path",
+            "us",
+            1,
+            "Computation and host time on the critical path of all steps.",
+        ),
+        Column::new("share_pctg", "share", "%", 2, "Part of the critical path of all steps."),
+    ];
+    let len_ns = across.path.len_ns();
+    let rows = across.path.ranks.iter().flat_map(|share| {
+        share.parts.iter().take(PARTS).map(|(what, ns)| {
+            let part = (len_ns > 0).then(|| 100.0 * *ns as f64 / len_ns as f64);
+            vec![
+                Cell::Whole(share.rank as u64),
+                Cell::Text(what.clone()),
+                Cell::Number(us(*ns as f64)),
+                Cell::maybe(part),
+            ]
+        })
+    });
+    let rows: Vec<_> = rows.collect();
+    let body = match rows.is_empty() {
+        true => Body::Nothing("No step has a critical path.".into()),
+        false => Body::Table(Table { columns, rows, mean: None }),
+    };
+    let definition = "What ranks did on the critical path of all steps, the longest eight of each.";
+    Panel::new("path-parts", "What the path consists of", "", definition, body)
+}
+
+fn clocks(across: &AcrossRanks) -> Panel {
+    let columns = vec![
+        rank_column(),
+        Column::new("source", "offset", "", 0, "Where the offset of its clock comes from."),
+        Column::new(
+            "begin_us",
+            "at the begin",
+            "us",
+            3,
+            "What is added to the rank's clock to read the reference rank's, at the begin \
+             of its trace.",
+        ),
+        Column::new(
+            "end_us",
+            "at the end",
+            "us",
+            3,
+            "The same at the end; on a straight line in between.",
+        ),
+        Column::new("error_us", "error", "us", 3, "By how much the offset may be wrong."),
+    ];
+    let words = |clock: &RankClock| match clock.source {
+        ClockSource::Reference => "reference".to_owned(),
+        ClockSource::Measured => "measured while the ranks ran".to_owned(),
+        ClockSource::Estimated { num_collectives } => {
+            format!("estimated from {num_collectives} collectives")
+        }
+        ClockSource::AsWritten => "none: times as written".to_owned(),
+    };
+    let rows = across.clocks.ranks.iter().map(|clock| {
+        vec![
+            Cell::Whole(clock.rank as u64),
+            Cell::Text(words(clock)),
+            Cell::Number(us(clock.offset_begin_ns as f64)),
+            Cell::Number(us(clock.offset_end_ns as f64)),
+            Cell::maybe(clock.error_ns.map(|ns| us(ns as f64))),
+        ]
+    });
+    Panel::new(
+        "clocks",
+        "Clocks",
+        "",
+        "How the clocks of the ranks were brought together. Everything across ranks is as \
+         exact as this.",
+        Body::Table(Table { columns, rows: rows.collect(), mean: None }),
+    )
+}

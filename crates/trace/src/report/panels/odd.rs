@@ -1,0 +1,73 @@
+//! What was odd in the traces, and what of them was left out.
+
+use crate::report::table::{Cell, Column, Table};
+use crate::report::{Body, Note, Panel, Section, Weight};
+use crate::timeline::Timeline;
+
+/// What our own recorder says of events that found no room.
+const DROPPED: &str = "dropped_events";
+
+fn dropped(timeline: &Timeline) -> u64 {
+    timeline.truth.get(DROPPED).and_then(|words| words.parse().ok()).unwrap_or(0)
+}
+
+/// Warnings, where numbers are less than they seem.
+pub(super) fn notes(timelines: &[Timeline]) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let lost: u64 = timelines.iter().map(dropped).sum();
+    if lost > 0 {
+        let text = format!(
+            "The recorder had no room for {lost} events, which are in no trace: sums are too small. \
+             Profile fewer steps."
+        );
+        notes.push(Note { weight: Weight::Warning, text });
+    }
+    let odd: u64 = timelines.iter().flat_map(|timeline| timeline.oddities.values()).sum();
+    if odd > 0 {
+        let text = format!("{odd} events of the traces were odd; the table of oddities says how.");
+        notes.push(Note { weight: Weight::Warning, text });
+    }
+    notes
+}
+
+/// The table of oddities, if there are any.
+pub(super) fn section(timelines: &[Timeline]) -> Option<Section> {
+    let columns = vec![
+        Column::new("rank", "rank", "", 0, "The rank of the process."),
+        Column::new(
+            "kind",
+            "kind",
+            "",
+            0,
+            "odd: not as it should be, and read as far as it could be. skipped: of no use for the \
+             analysis. dropped: the recorder had no room for it.",
+        ),
+        Column::new(
+            "what",
+            "what",
+            "",
+            0,
+            "What was odd, or the category of events that were skipped.",
+        ),
+        Column::new("events", "events", "", 0, "How many."),
+    ];
+    let rows = timelines.iter().flat_map(|timeline| {
+        let odd = timeline.oddities.iter().map(|(what, count)| ("odd", what.clone(), *count));
+        let skipped =
+            timeline.skipped.iter().map(|(what, count)| ("skipped", what.clone(), *count));
+        let lost = Some(dropped(timeline)).filter(|count| *count > 0);
+        let lost = lost.map(|count| ("dropped", "by the recorder".to_owned(), count));
+        let rank = timeline.rank.map_or(Cell::Missing, |rank| Cell::Whole(rank as u64));
+        odd.chain(skipped).chain(lost).map(move |(kind, what, count)| {
+            vec![rank.clone(), kind.into(), Cell::Text(what), Cell::Whole(count)]
+        })
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let definition = "What of the traces was not used, or not as it was written.";
+    let body = Body::Table(Table { columns, rows, mean: None });
+    let panel = Panel::new("oddities", "Oddities", "", definition, body);
+    Some(Section::new("oddities-section", "Oddities", "", vec![panel]))
+}

@@ -1,0 +1,327 @@
+//! Tables whose columns say what they are, and how their numbers are written.
+
+use serde::Serialize;
+use serde::ser::SerializeMap;
+
+/// What a column holds. Said once, and used by every format.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Column {
+    /// Its name in files.
+    pub key: String,
+    /// Its name for people; the unit stands beside it.
+    pub label: String,
+    /// The unit; empty for words and plain numbers.
+    pub unit: String,
+    /// What it says and how it is found.
+    pub definition: String,
+    /// How many decimals are shown; files have all.
+    pub decimals: usize,
+}
+
+impl Column {
+    /// A column.
+    pub fn new(key: &str, label: &str, unit: &str, decimals: usize, definition: &str) -> Self {
+        Self {
+            key: key.into(),
+            label: label.into(),
+            unit: unit.into(),
+            definition: definition.into(),
+            decimals,
+        }
+    }
+
+    /// The label with the unit.
+    pub fn head(&self) -> String {
+        match self.unit.as_str() {
+            "" => self.label.clone(),
+            unit => format!("{} {unit}", self.label),
+        }
+    }
+}
+
+/// What stands in a row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    /// Words.
+    Text(String),
+    /// A whole number.
+    Whole(u64),
+    /// A number.
+    Number(f64),
+    /// There is no such value.
+    Missing,
+}
+
+impl Cell {
+    /// A number that may not be there.
+    pub fn maybe(value: Option<f64>) -> Self {
+        value.map_or(Cell::Missing, Cell::Number)
+    }
+
+    /// As it is shown.
+    pub fn shown(&self, column: &Column) -> String {
+        match self {
+            Cell::Text(words) => words.clone(),
+            Cell::Whole(number) => grouped(*number as f64, 0),
+            Cell::Number(value) if value.is_finite() => grouped(*value, column.decimals),
+            Cell::Number(_) | Cell::Missing => "\u{2013}".to_owned(),
+        }
+    }
+
+    /// With all its digits, as it stands in files; empty where there is no value.
+    pub fn exact(&self) -> String {
+        match self {
+            Cell::Text(words) => words.clone(),
+            Cell::Whole(number) => number.to_string(),
+            Cell::Number(value) if value.is_finite() => value.to_string(),
+            Cell::Number(_) | Cell::Missing => String::new(),
+        }
+    }
+
+    /// Whether it is set like a number.
+    pub fn is_number(&self) -> bool {
+        !matches!(self, Cell::Text(_))
+    }
+}
+
+impl Serialize for Cell {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Cell::Text(words) => serializer.serialize_str(words),
+            Cell::Whole(number) => serializer.serialize_u64(*number),
+            Cell::Number(value) if value.is_finite() => serializer.serialize_f64(*value),
+            Cell::Number(_) | Cell::Missing => serializer.serialize_none(),
+        }
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(words: &str) -> Self {
+        Cell::Text(words.to_owned())
+    }
+}
+
+/// A table with more columns and no more rows than these lies on its side in Markdown.
+const MANY_COLUMNS: usize = 10;
+const FEW_ROWS: usize = 8;
+
+/// Rows of cells under columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// The rows, each with a cell per column.
+    pub rows: Vec<Vec<Cell>>,
+    /// The mean over the rows, where it says something: a row of its own that is no row of files and
+    /// does not sort with the others.
+    pub mean: Option<Vec<Cell>>,
+}
+
+impl Table {
+    /// The mean, if there is one, and the rows.
+    fn lines(&self) -> impl Iterator<Item = &Vec<Cell>> {
+        self.mean.iter().chain(&self.rows)
+    }
+
+    /// Whether a column holds numbers only, which are set to the right.
+    pub(super) fn is_number(&self, at: usize) -> bool {
+        self.rows.iter().all(|row| row[at].is_number())
+    }
+
+    /// As CSV: the keys, then the rows with all digits. Lines end as in Unix.
+    pub fn csv(&self) -> String {
+        let field = |text: &str| match text.contains([',', '"', '\n', '\r']) {
+            true => format!("\"{}\"", text.replace('"', "\"\"")),
+            false => text.to_owned(),
+        };
+        let line = |cells: Vec<String>| cells.join(",") + "\n";
+        let head = line(self.columns.iter().map(|column| field(&column.key)).collect());
+        let rows = self.rows.iter();
+        let rows = rows.map(|row| line(row.iter().map(|cell| field(&cell.exact())).collect()));
+        std::iter::once(head).chain(rows).collect()
+    }
+
+    /// As a table of Markdown. One of many columns and few rows lies on its side, so that it can be read
+    /// in an issue.
+    pub fn markdown(&self) -> String {
+        let plain = |text: &str| text.replace('|', "\\|").replace(['\n', '\r'], " ");
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        if self.columns.len() > MANY_COLUMNS && self.rows.len() <= FEW_ROWS {
+            let lines = self.columns.iter().enumerate().map(|(at, column)| {
+                let cells = self.lines().map(|row| plain(&row[at].shown(column)));
+                line(std::iter::once(plain(&column.head())).chain(cells).collect())
+            });
+            let mut lines: Vec<String> = lines.collect();
+            let rule = (0..=self.lines().count()).map(|at| if at == 0 { "---" } else { "---:" });
+            lines.insert(1, line(rule.map(str::to_owned).collect()));
+            return lines.concat();
+        }
+        let head = line(self.columns.iter().map(|column| plain(&column.head())).collect());
+        let rule = |at| if self.is_number(at) { "---:" } else { "---" }.to_owned();
+        let rule = line((0..self.columns.len()).map(rule).collect());
+        let rows = self.lines().map(|row| {
+            let cells = row.iter().zip(&self.columns);
+            line(cells.map(|(cell, column)| plain(&cell.shown(column))).collect())
+        });
+        [head, rule].into_iter().chain(rows).collect()
+    }
+
+    /// As lines of text: words to the left, numbers to the right.
+    pub fn text(&self) -> String {
+        let heads = self.columns.iter().map(Column::head).collect();
+        let shown = |row: &Vec<Cell>| -> Vec<String> {
+            row.iter().zip(&self.columns).map(|(cell, column)| cell.shown(column)).collect()
+        };
+        let mut lines: Vec<Vec<String>> = vec![heads];
+        lines.extend(self.lines().map(shown));
+        aligned(lines, |at| self.is_number(at))
+    }
+
+    /// The first `count` rows, and how many that leaves out.
+    pub fn head(&self, count: usize) -> (Self, usize) {
+        let rows: Vec<_> = self.rows.iter().take(count).cloned().collect();
+        let left_out = self.rows.len() - rows.len();
+        (Self { columns: self.columns.clone(), rows, mean: self.mean.clone() }, left_out)
+    }
+}
+
+/// As JSON: the columns with their units and definitions, and the rows by the columns' keys.
+impl Serialize for Table {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Meaning<'a>(&'a Column);
+        impl Serialize for Meaning<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut map = serializer.serialize_map(Some(3))?;
+                map.serialize_entry("key", &self.0.key)?;
+                map.serialize_entry("unit", &self.0.unit)?;
+                map.serialize_entry("definition", &self.0.definition)?;
+                map.end()
+            }
+        }
+        struct Row<'a>(&'a [Column], &'a [Cell]);
+        impl Serialize for Row<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.iter().map(|column| &column.key).zip(self.1))
+            }
+        }
+        let columns: Vec<_> = self.columns.iter().map(Meaning).collect();
+        let rows: Vec<_> = self.rows.iter().map(|row| Row(&self.columns, row)).collect();
+        let mut map = serializer.serialize_map(Some(2))?;
+        map.serialize_entry("columns", &columns)?;
+        map.serialize_entry("rows", &rows)?;
+        map.end()
+    }
+}
+
+/// Lines of as many cells each, the first of which is the head, with those of some columns set to the
+/// right.
+pub(super) fn aligned(mut lines: Vec<Vec<String>>, is_right: impl Fn(usize) -> bool) -> String {
+    let columns = lines.first().map_or(0, Vec::len);
+    let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or(0)).collect();
+    lines.insert(1.min(lines.len()), widths.iter().map(|width| "-".repeat(*width)).collect());
+    let set = |line: &Vec<String>| {
+        let cells = line.iter().enumerate().map(|(at, cell)| match is_right(at) {
+            true => format!("{cell:>width$}", width = widths[at]),
+            false => format!("{cell:<width$}", width = widths[at]),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    lines.iter().map(set).collect::<Vec<_>>().join("\n")
+}
+
+/// A number with so many decimals and its thousands separated.
+pub(super) fn grouped(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    let (whole, fraction) = digits.split_once('.').map_or((digits, None), |(w, f)| (w, Some(f)));
+    // A negative number may round to nothing, which has no sign.
+    let is_zero = digits.chars().all(|c| matches!(c, '0' | '.'));
+    let mut out = String::from(if is_zero { "" } else { sign });
+    for (at, digit) in whole.chars().enumerate() {
+        if at > 0 && (whole.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    if let Some(fraction) = fraction {
+        out.push('.');
+        out.push_str(fraction);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        Table {
+            columns: vec![
+                Column::new("name", "name", "", 0, "who"),
+                Column::new("took_us", "took", "us", 1, "how long"),
+                Column::new("calls", "calls", "", 0, "how often"),
+            ],
+            rows: vec![
+                vec!["a,\"b\"".into(), Cell::Number(1234.5678), Cell::Whole(1000)],
+                vec!["c|d".into(), Cell::Number(f64::NAN), Cell::Missing],
+            ],
+            mean: None,
+        }
+    }
+
+    #[test]
+    fn files_have_all_digits() {
+        assert_eq!(table().csv(), "name,took_us,calls\n\"a,\"\"b\"\"\",1234.5678,1000\nc|d,,\n");
+        let json: serde_json::Value = serde_json::to_value(table()).unwrap();
+        assert_eq!(json["columns"][1]["unit"], "us");
+        assert_eq!(json["columns"][1]["definition"], "how long");
+        assert_eq!(json["rows"][0]["took_us"], 1234.5678);
+        assert_eq!(json["rows"][0]["calls"], 1000);
+        assert!(json["rows"][1]["took_us"].is_null() && json["rows"][1]["calls"].is_null());
+    }
+
+    #[test]
+    fn keys_keep_their_order() {
+        let text = serde_json::to_string(&table()).unwrap();
+        let at = |key: &str| text.rfind(key).unwrap();
+        assert!(at("\"name\":") < at("\"took_us\":") && at("\"took_us\":") < at("\"calls\":"));
+    }
+
+    #[test]
+    fn people_see_few_digits() {
+        assert_eq!(
+            table().markdown(),
+            "| name | took us | calls |\n| --- | ---: | ---: |\n\
+             | a,\"b\" | 1,234.6 | 1,000 |\n| c\\|d | \u{2013} | \u{2013} |\n"
+        );
+        assert_eq!(
+            table().text(),
+            "name   took us  calls\n-----  -------  -----\n\
+             a,\"b\"  1,234.6  1,000\nc|d          \u{2013}      \u{2013}"
+        );
+    }
+
+    #[test]
+    fn wide_tables_lie_on_their_side() {
+        let columns =
+            (0..12).map(|at| Column::new(&format!("c{at}"), &format!("c{at}"), "", 0, ""));
+        let row = |of: u64| (0..12).map(|at| Cell::Whole(of + at)).collect();
+        let table = Table { columns: columns.collect(), rows: vec![row(0), row(100)], mean: None };
+        let text = table.markdown();
+        assert!(
+            text.starts_with("| c0 | 0 | 100 |\n| --- | ---: | ---: |\n| c1 | 1 | 101 |\n"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 13);
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        let all = [(0.0, 0), (-0.04, 1), (-1234.5, 1), (999.999, 2), (1e6, 0)];
+        assert_eq!(
+            all.map(|(v, d)| grouped(v, d)),
+            ["0", "0.0", "-1,234.5", "1,000.00", "1,000,000"]
+        );
+    }
+}
