@@ -26,6 +26,28 @@ fn every_operation_at_every_world_size() {
 }
 
 #[test]
+fn a_message_right_after_a_barrier_is_no_conflict() {
+    // The receiver may still be about to notice that the barrier is over when the message shows.
+    on_ranks(3, |group| {
+        let mut word = [0i64];
+        for round in 0..20_000 {
+            group.barrier().unwrap();
+            match group.rank() {
+                0 => {
+                    group.recv_slice(&mut word, 2).unwrap();
+                    assert_eq!(word, [round]);
+                }
+                2 => {
+                    group.send_slice(&[round], 0).unwrap();
+                }
+                _ => {}
+            }
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
 fn groups_divide() {
     for world in [1, 2, 3, 5, 8] {
         on_ranks(world, |group| common::groups_divide(&group));

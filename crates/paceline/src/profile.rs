@@ -86,16 +86,17 @@ impl ProfileConfig {
     }
 }
 
-/// Events per recorded step that find room, by track. A step of the largest model here records a tenth.
-const MAIN_EVENTS: u64 = 1 << 13;
-const KERNEL_EVENTS: u64 = 1 << 13;
-const MEMORY_EVENTS: u64 = 1 << 14;
-const COMMUNICATION_EVENTS: u64 = 1 << 11;
+/// Events per recorded step that find room, by track: several times what a step of the largest model here
+/// records.
+const MAIN_EVENTS: u64 = 1 << 11;
+const KERNEL_EVENTS: u64 = 1 << 12;
+const COMMUNICATION_EVENTS: u64 = 1 << 10;
 const LOADER_EVENTS: u64 = 1 << 6;
-const THREAD_EVENTS: u64 = 1 << 14;
+const MEMORY_EVENTS: u64 = 1 << 13;
+const THREAD_EVENTS: u64 = 1 << 13;
 
-/// However many steps are recorded, a track holds no more than this.
-const MAX_EVENTS: u64 = 1 << 21;
+/// However many steps are recorded, all tracks together hold no more than this: about 130 MB.
+const MAX_EVENTS: u64 = 1 << 20;
 
 /// Records the steps of a window and writes them.
 pub struct Profiler {
@@ -114,19 +115,21 @@ pub struct Profiler {
 impl Profiler {
     /// A profiler of this rank, and the means of computation that record for it.
     pub fn new(config: &ProfileConfig, compute: Compute, allocator: &Allocator) -> (Self, Compute) {
+        // A single thread is the main one.
+        let num_threads = Some(compute.threads.count()).filter(|count| *count > 1).unwrap_or(0);
+        let per_step = MAIN_EVENTS + KERNEL_EVENTS + COMMUNICATION_EVENTS + LOADER_EVENTS;
+        let per_step = per_step + MEMORY_EVENTS + THREAD_EVENTS * num_threads as u64;
+        let num_steps = config.active.min(MAX_EVENTS / per_step);
         let mut recorder = Recorder::new();
-        let mut track = |name: &str, per_step: u64| {
-            recorder.track(name, per_step.saturating_mul(config.active).min(MAX_EVENTS) as usize)
-        };
+        let mut track =
+            |name: &str, events: u64| recorder.track(name, (events * num_steps) as usize);
         // The first track's thread is the main one of the file.
         let main = track("main", MAIN_EVENTS);
         let kernels = track("kernels", KERNEL_EVENTS);
         let communication = track("communication", COMMUNICATION_EVENTS);
         let loader = track("loader", LOADER_EVENTS);
         allocator.record_on(track("memory", MEMORY_EVENTS));
-        let num_threads = compute.threads.count();
-        // A single thread is the main one.
-        let names = (0..num_threads).filter(|_| num_threads > 1).map(|at| format!("compute {at}"));
+        let names = (0..num_threads).map(|at| format!("compute {at}"));
         let threads = names.map(|name| track(&name, THREAD_EVENTS)).collect();
         let profiler = Self {
             config: config.clone(),
@@ -213,8 +216,11 @@ impl Profiler {
         let folder = self.config.folder.join(format!("rank_{}", group.rank()));
         // The name that PyTorch gives: the worker, and when, in nanoseconds since 1970.
         let now_ns = realtime_at_zero_ns() + paceline_trace::now_ns();
+        // Folders of traces are shared by all runs of a strategy; this tells which belong together.
+        let mut run_id = [now_ns as i64];
+        group.broadcast_slice(&mut run_id, 0)?;
         let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
-        let header = self.header(group, clock_at_end);
+        let header = self.header(group, run_id[0], clock_at_end);
         let tracks: Vec<&Track> = self.recorder.tracks().iter().map(AsRef::as_ref).collect();
         std::fs::create_dir_all(&folder)
             .and_then(|()| kineto::write_file(&path, &header, &tracks))
@@ -225,7 +231,7 @@ impl Profiler {
         Ok(())
     }
 
-    fn header(&self, group: &Group, clock_at_end: ClockOffset) -> kineto::Header {
+    fn header(&self, group: &Group, run_id: i64, clock_at_end: ClockOffset) -> kineto::Header {
         let mut truth = vec![("dropped_events".to_owned(), self.dropped().to_string())];
         if let Some(link) = group.link() {
             truth.push(("emulated_link".into(), link.to_string()));
@@ -238,6 +244,7 @@ impl Profiler {
         kineto::Header {
             rank: group.rank(),
             world_size: group.world_size(),
+            run_id: run_id.to_string(),
             transport: group.transport().name().into(),
             device: resources::machine(),
             pid: std::process::id(),

@@ -7,7 +7,12 @@ use paceline_trace::ranks::{ClockSource, Clocks};
 use paceline_trace::read::{ReadError, Select, Window, find};
 
 use crate::cli::{MergeArgs, TraceCommand};
+use crate::text::plural;
 use crate::{Failure, Result};
+
+/// Said before the ranks whose traces lie apart from the newest.
+pub(crate) const ANOTHER_RUN: &str = "By the time of day, there are traces that do not overlap with the newest one and are probably of another \
+     run: of rank";
 
 /// Runs `paceline trace`.
 pub fn trace(command: &TraceCommand) -> Result<u8> {
@@ -68,11 +73,26 @@ fn told(window: &Window, merged: &Merged) -> String {
             merged.num_split
         ));
     }
-    if merged.num_left_out > 0 {
-        told.push_str(&format!(
-            "{} events were left out: they have no time, or lead from or to no other.\n",
-            merged.num_left_out
-        ));
+    for doubt in &window.doubts {
+        told.push_str(&format!("warning: {doubt}\n"));
+    }
+    if !merged.apart.is_empty() {
+        let apart = list(&mut merged.apart.iter().copied());
+        told.push_str(&format!("warning: {ANOTHER_RUN} {apart}.\n"));
+    }
+    let left_out = &merged.left_out;
+    for (count, why) in [
+        (left_out.without_time, "have no time that can be read"),
+        (left_out.without_meaning, "have no phase, or are counters without values"),
+        (left_out.loose_arrows, "are ends of arrows from or to no event"),
+        (left_out.crowded, "overlap with too many others of their row"),
+    ] {
+        if count > 0 {
+            told.push_str(&format!("{} left out, which {why}.\n", plural(count as usize, "event")));
+        }
+    }
+    for (what, count) in &merged.oddities {
+        told.push_str(&format!("Odd: {what}, {}.\n", plural(*count as usize, "event")));
     }
     told
 }

@@ -124,7 +124,10 @@ fn what_is_missing_is_said() {
     write_traces(&sandbox, "profile/ddp", 3, Training::Ddp);
     fs::remove_dir_all(sandbox.path("profile/ddp/rank_1")).unwrap();
     let run = paceline(&sandbox, "analyze profile/ddp").ok();
-    assert!(run.stderr.contains("warning: There are no traces of rank 1"), "{run:#?}");
+    // Once, wherever both streams end up.
+    let both = format!("{}{}", run.stdout, run.stderr);
+    assert_eq!(both.matches("There are no traces of rank 1").count(), 1, "{run:#?}");
+    assert!(run.stdout.contains("warning: There are no traces of rank 1"), "{run:#?}");
     let page = fs::read_to_string(sandbox.path("reports/ddp/summary.html")).unwrap();
     assert!(page.contains("There are no traces of rank 1"));
 
@@ -172,6 +175,36 @@ fn bad_traces() {
 }
 
 #[test]
+fn names_in_traces_command_nothing() {
+    let sandbox = Sandbox::new();
+    let mut foreign = trace(0, 1, Training::Ddp, 1.0);
+    let name = "\u{1b}[31m<img src=x>|\n\u{7}";
+    foreign["deviceProperties"] = serde_json::json!([{"name": name}]);
+    for event in foreign["traceEvents"].as_array_mut().unwrap() {
+        if event["name"] == "sm80_xmma_gemm_forward" {
+            event["name"] = name.into();
+        }
+    }
+    sandbox.write("a.pt.trace.json", foreign.to_string().as_bytes());
+    // A file in the current folder is its own title.
+    let run = paceline(&sandbox, "analyze --trace-files a.pt.trace.json").ok();
+    assert!(run.stdout.starts_with("a.pt.trace.json\n"), "{}", run.stdout);
+    let page = fs::read_to_string(sandbox.path("reports/summary.html")).unwrap();
+    assert!(page.contains("<title>a.pt.trace.json</title>"));
+    write_traces(&sandbox, "b", 1, Training::Ddp);
+    let diff = paceline(&sandbox, "analyze diff a.pt.trace.json b").ok();
+    for said in [&run.stdout, &diff.stdout] {
+        assert!(said.contains("\\u{1b}[31m<img"), "{said}");
+        assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said}");
+    }
+    for file in ["reports/summary.md", "reports/diff/run-b/diff.md"] {
+        let markdown = fs::read_to_string(sandbox.path(file)).unwrap();
+        assert!(markdown.contains("&lt;img src=x>\\|"), "{markdown}");
+        assert!(!markdown.contains("<img") && !markdown.contains('\u{1b}'), "{markdown}");
+    }
+}
+
+#[test]
 fn bad_flags() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile/ddp", 1, Training::Ddp);
@@ -188,9 +221,19 @@ fn bad_flags() {
     refused("analyze diff profile/ddp", &["<B>"]);
     refused("analyze diff profile/ddp profile/ddp --steps last", &["--steps", "first, all"]);
     refused("compare", &["<RUN>"]);
-    refused("compare profile", &["profile", "summary.json"]);
-    refused("compare nowhere", &["nowhere", "no such folder"]);
-    refused("compare profile --price-per-hour -1", &["--price-per-hour -1", "not negative"]);
+    for price in ["-1", "1e300", "NaN", "inf"] {
+        let words = ["--price-per-hour", "from 0 to 1000000"];
+        refused(&format!("compare profile --price-per-hour {price}"), &words);
+    }
+    refused("compare profile --output file/below", &["--output", "cannot write"]);
+    // What cannot be read is no wrong flag.
+    fails(&sandbox, "compare profile", &["profile", "summary.json"]);
+    fails(&sandbox, "compare nowhere", &["nowhere", "no such folder"]);
+    fails(&sandbox, "analyze diff nowhere profile/ddp", &["nowhere"]);
+    // Reports of traces elsewhere go elsewhere, which is looked at before anything is read.
+    write_traces(&sandbox, "other/profile/ddp", 1, Training::Ddp);
+    sandbox.write("other/reports", b"in the way");
+    refused("analyze other/profile/ddp", &["other/reports", "cannot write", "--output"]);
 }
 
 #[test]
@@ -241,6 +284,32 @@ fn runs_stand_side_by_side() {
     }
     let csv = fs::read_to_string(sandbox.path("out/compare.csv")).unwrap();
     assert_eq!(csv.lines().count(), 3);
+
+    // Traces at fault cost a run its columns of traces, and nothing else.
+    let summary = json(&first.join("summary.json"));
+    let trace = summary["traces"][0].as_str().unwrap().to_owned();
+    let whole = fs::read(sandbox.path(&trace)).unwrap();
+    let half = whole[..whole.len() / 2].to_vec();
+    for (bytes, words) in
+        [(Some(half), "cut off"), (Some(b"hello".to_vec()), ""), (None, "is not there")]
+    {
+        match bytes {
+            Some(bytes) => fs::write(sandbox.path(&trace), bytes).unwrap(),
+            None => fs::remove_file(sandbox.path(&trace)).unwrap(),
+        }
+        let run = paceline(&sandbox, "compare runs --output out").ok();
+        let warning = run.stderr.lines().find(|line| line.contains("columns of traces stay empty"));
+        let warning = warning.unwrap_or_else(|| panic!("no warning: {run:#?}"));
+        assert!(warning.contains(&trace) && warning.contains(words), "{warning}");
+        let report = json(&sandbox.path("out/compare.json"));
+        for row in report["tables"]["compare"]["rows"].as_array().unwrap() {
+            assert!(row["traced_compute_pctg"].is_null(), "{row}");
+            assert!(row["samples_per_s"].as_f64().unwrap() > 0.0);
+        }
+        let page = fs::read_to_string(sandbox.path("out/compare.html")).unwrap();
+        assert!(page.contains("columns of traces stay empty"));
+    }
+
     fs::write(first.join("summary.json"), "{}").unwrap();
     let broken = paceline(&sandbox, "compare runs");
     assert_eq!(broken.code, Some(1), "{broken:#?}");

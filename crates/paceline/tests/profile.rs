@@ -45,6 +45,8 @@ fn each_rank_writes_a_trace_of_the_steps_that_were_asked_for() {
     run.line("Traces: profile/ddp (paceline analyze profile/ddp;");
     let plain = Sandbox::new().train(flags.split_once(" --profile").unwrap().0).ok();
     assert_eq!(run.weights(), plain.weights(), "recording changes no bit");
+    let run_of = |rank| trace(&sandbox, "ddp", rank)["distributedInfo"]["run_id"].clone();
+    assert!(run_of(0).is_string() && run_of(0) == run_of(1));
     for rank in 0..2 {
         let trace = trace(&sandbox, "ddp", rank);
         let info = &trace["distributedInfo"];

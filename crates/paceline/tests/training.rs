@@ -10,7 +10,9 @@ use common::{
 use serde_json::Value;
 
 /// What `summary.json` holds: all of it, and nothing else.
-const SUMMARY_KEYS: [&str; 34] = [
+const SUMMARY_KEYS: [&str; 36] = [
+    "total_s",
+    "traces",
     "model",
     "strategy",
     "world_size",
@@ -488,12 +490,21 @@ fn help_opens_with_examples() {
       paceline check --nproc 4                            does everything here work?
       paceline links --model cnn                          what a link costs a model
       paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
+      paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
+      paceline compare runs/*                             runs side by side
 
     Train a model on several ranks
     ");
-    for heading in
-        ["Model:", "Ranks:", "Strategy:", "Communication:", "Training:", "Data:", "Output:"]
-    {
+    for heading in [
+        "Model:",
+        "Ranks:",
+        "Strategy:",
+        "Communication:",
+        "Training:",
+        "Data:",
+        "Profile:",
+        "Output:",
+    ] {
         assert!(run.stdout.lines().any(|line| line == heading), "no {heading}");
     }
 }

@@ -54,6 +54,7 @@ fn header() -> kineto::Header {
     kineto::Header {
         rank: 0,
         world_size: 1,
+        run_id: "17".into(),
         transport: "shm".into(),
         device: "none".into(),
         pid: std::process::id(),

@@ -22,6 +22,7 @@ mod clock;
 mod interval;
 mod lane;
 mod recorder;
+mod steps;
 
 pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};

@@ -281,8 +281,13 @@ fn the_kind_is_chosen_from_the_collectives_or_given() {
     assert_eq!(kind("ncclDevKernel_AllGather_RING_LL", &any), Kind::Ddp);
     let ddp = Options { kind: Some(Kind::Ddp), ..Options::default() };
     assert_eq!(kind("ncclDevKernel_ReduceScatter_Sum_f32", &ddp), Kind::Ddp);
-    let spans = rank(0).span("param broadcast", 0.0, 5.0).kernel("gemm", 7, 0.0, 10.0);
-    assert_eq!(analyze(&[spans.timeline], &any).unwrap().kind, Kind::Sharding);
+    let named = |span: &str| {
+        let spans = rank(0).span(span, 0.0, 5.0).kernel("gemm", 7, 0.0, 10.0);
+        analyze(&[spans.timeline], &any).unwrap().kind
+    };
+    assert_eq!(named("reduce scatter"), Kind::Sharding);
+    // Data parallel programs do these too.
+    assert_eq!([named("param broadcast"), named("gather")], [Kind::Ddp; 2]);
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn spans_of_sharded_training_make_it_sharded() {
         analyze(&[build.timeline], &Options::default()).unwrap().kind
     };
     assert_eq!(kind("reduce-scatter"), Kind::Sharding);
-    assert_eq!(kind("gather"), Kind::Sharding);
+    assert_eq!(kind("gather"), Kind::Ddp);
     assert_eq!(kind("grad_sync"), Kind::Ddp);
 }
 

@@ -107,6 +107,53 @@ fn runs_with_different_numbers_of_ranks_share_no_window() {
 }
 
 #[test]
+fn traces_of_different_runs_share_no_window() {
+    let dir = folder();
+    let put_run = |run: &str, stamp: u64, ranks: &[usize]| {
+        for &rank in ranks {
+            let text =
+                trace(rank, 2).replace("\"rank\"", &format!("\"run_id\": \"{run}\", \"rank\""));
+            put(
+                dir.path(),
+                &format!("rank_{rank}/worker_{rank}.{stamp}{rank}.pt.trace.json"),
+                text,
+            );
+        }
+    };
+    // Of the newest run rank 1 has left no trace, and the one of an older run is not taken for it.
+    put_run("b", 10, &[0, 1]);
+    put_run("a", 20, &[0]);
+    let latest = found(dir.path(), Select::Latest);
+    assert_eq!((files(&latest[0]), &latest[0].missing[..]), (vec![(0, "200")], &[1][..]));
+    let all = found(dir.path(), Select::All);
+    let sizes: Vec<_> = all.iter().map(|w| (w.stamp.as_deref(), w.files.len())).collect();
+    assert_eq!(sizes, [(Some("100"), 2), (Some("200"), 1)]);
+    // A run that profiled twice has a window of its two newest.
+    put_run("b", 30, &[0, 1]);
+    let latest = found(dir.path(), Select::Latest);
+    assert_eq!(files(&latest[0]), [(0, "300"), (1, "301")]);
+}
+
+#[test]
+fn numbers_that_no_run_can_have_are_refused_or_doubted() {
+    for claim in ["\"rank\": -1", "\"rank\": 18446744073709551615", "\"rank\": \"two\""] {
+        let dir = folder();
+        let text = trace(0, 2).replace("\"rank\": 0", claim);
+        let path = put(dir.path(), "rank_0/worker_0.1.pt.trace.json", text);
+        let message = refused(&[dir.path()]);
+        assert!(message.starts_with(&format!("{} claims a rank of ", path.display())), "{message}");
+    }
+    for world_size in [0, 2] {
+        let dir = folder();
+        put(dir.path(), "rank_5/worker_5.1.pt.trace.json", trace(5, world_size));
+        let window = found(dir.path(), Select::Latest).remove(0);
+        let [doubt] = &window.doubts[..] else { panic!("{:?}", window.doubts) };
+        let expected = format!("claims to be of rank 5 in a world of {world_size}.");
+        assert!(doubt.ends_with(&expected), "{doubt}");
+    }
+}
+
+#[test]
 fn ranks_come_from_the_file_else_from_the_path() {
     let dir = folder();
     let plain = "{\"traceEvents\": []}";
@@ -116,8 +163,9 @@ fn ranks_come_from_the_file_else_from_the_path() {
     put(dir.path(), "rank_0.pt.trace.json", "[]");
     let [window] = &found(dir.path(), Select::All)[..] else { panic!("one window") };
     assert_eq!(files(window), [(0, "-"), (1, "1"), (2, "1"), (7, "1")]);
-    // Rank 7 of 4 is for others to wonder about; rank 3 is missing.
     assert_eq!(window.missing, [3]);
+    let [doubt] = &window.doubts[..] else { panic!("{:?}", window.doubts) };
+    assert!(doubt.ends_with("is of rank 2 by what it says, and of rank 5 by its path."), "{doubt}");
     assert_eq!(open(&dir.path().join("worker_1.1.pt.trace.json")).expect("readable").rank, Some(1));
 }
 
@@ -197,12 +245,12 @@ fn broken_files_are_named() {
     for cut in [1, 2, 5, 12, 500, packed.len() - 9, packed.len() - 8, packed.len() - 1] {
         let path = put(dir.path(), "cut.json.gz", &packed[..cut]);
         let message = open(&path).expect_err("it is cut").to_string();
-        let expected =
-            if cut == 1 { "at byte 0 of the JSON" } else { "the gzip file is cut off, after " };
-        assert!(
-            message.starts_with(&format!("{}: {expected}", path.display())),
-            "{cut}: {message}"
-        );
+        let expected = if cut == 1 {
+            " is named .gz, but is no gzip file"
+        } else {
+            ": the gzip file is cut off, after "
+        };
+        assert!(message.starts_with(&format!("{}{expected}", path.display())), "{cut}: {message}");
     }
     let mut damaged = packed.clone();
     damaged[packed.len() - 6] ^= 1;
@@ -221,7 +269,13 @@ fn broken_files_are_named() {
     );
     let path = put(dir.path(), "empty.json", "");
     let message = open(&path).expect_err("it is empty").to_string();
-    assert!(message.contains("at byte 0 of the JSON"), "{message}");
+    assert_eq!(message, format!("{} is empty", path.display()));
+    let path = put(dir.path(), "text.json.gz", "hello");
+    let message = open(&path).expect_err("it is neither").to_string();
+    assert!(
+        message.contains("text.json.gz is named .gz, but is no gzip file, nor JSON"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -230,7 +284,8 @@ fn a_header_is_read_without_the_events() {
     // Broken behind the header: nobody looks there.
     let start = "{\"schemaVersion\": 1, \"distributedInfo\": {\"backend\": \"nccl\", \"rank\": 4, \"world_size\": 8}";
     let path = put(dir.path(), "a.json", start);
-    let expected = Header { rank: Some(4), world_size: Some(8), backend: Some("nccl".into()) };
+    let backend = Some("nccl".into());
+    let expected = Header { rank: Some(4), world_size: Some(8), backend, ..Header::default() };
     assert_eq!(header(&path).expect("the header is whole"), expected);
     let many = format!("{start}, \"traceEvents\": [{}", "{\"ph\": \"X\"},".repeat(1 << 20));
     let path = put(dir.path(), "b.json.gz", gzip(&many));

@@ -11,7 +11,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use paceline_trace::json::{Pull, float};
 use paceline_trace::ranks::ClockSource;
-use paceline_trace::ranks::merge::{MergeError, Merged, merge};
+use paceline_trace::ranks::merge::{LeftOut, MergeError, Merged, merge};
 use paceline_trace::read::{ReadError, Select, find};
 use perfetto::{Imported, import};
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ fn named<'a>(trace: &'a Value, name: &str) -> Vec<&'a Value> {
 fn ranks_lie_side_by_side_on_one_time_line() {
     let folder = tempfile::tempdir().unwrap();
     let (merged, trace) = merged(folder.path(), &[rank(0, 30.0, 0.0), rank(1, 60.0, 5e6)]).unwrap();
-    assert_eq!((merged.num_joined, merged.num_left_out, merged.num_split), (1, 0, 0));
+    assert_eq!((merged.num_joined, merged.left_out.count(), merged.num_split), (1, 0, 0));
     assert_eq!(merged.clocks.ranks[1].source, ClockSource::Measured);
     let imported = imported(&trace);
     assert_eq!(imported.num_slices, 6);
@@ -222,7 +222,12 @@ fn arrows_from_or_to_nowhere_are_left_out() {
     let folder = tempfile::tempdir().unwrap();
     let (merged, trace) = merged(folder.path(), &[trace(0, json!({}), events)]).unwrap();
     let imported = imported(&trace);
-    assert_eq!((imported.flows.len(), imported.num_slices, merged.num_left_out), (3, 4, 5));
+    assert_eq!((imported.flows.len(), imported.num_slices), (3, 4));
+    let expected =
+        LeftOut { without_time: 1, without_meaning: 2, loose_arrows: 2, ..LeftOut::default() };
+    assert_eq!(merged.left_out, expected);
+    assert_eq!(merged.oddities["negative duration"], 1);
+    assert_eq!(merged.oddities["an X without a ts"], 1);
 }
 
 #[test]
@@ -270,6 +275,46 @@ fn a_file_that_cannot_be_read_is_named_and_leaves_nothing() {
         "{error}"
     );
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn traces_without_events_or_with_times_of_no_use_are_refused() {
+    for text in [json!({}), json!([]), json!({"traceEvents": [{"ph": "M", "name": "x"}]})] {
+        let folder = tempfile::tempdir().unwrap();
+        let error = merged(folder.path(), &[text]).unwrap_err();
+        assert!(matches!(error, MergeError::NoEvents { .. }), "{error}");
+        assert!(error.to_string().contains("worker_0.1.pt.trace.json: no events"), "{error}");
+        assert!(!folder.path().join("merged.json.gz").exists());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let long = x("op", "cpu_op", json!(7), 9e15, 9.2e15);
+    let error = merged(folder.path(), &[trace(0, json!({}), vec![long])]).unwrap_err();
+    assert!(matches!(error, MergeError::Times(_)), "{error}");
+    // Of a kind that the analysis passes over, it is left out.
+    let op = |cat: &str, ts: f64, dur: f64| x("op", cat, json!(7), ts, dur);
+    let events = vec![op("other", 9e15, 1.0), op("other", 1.0, 9e15), op("cpu_op", 1.0, 1.0)];
+    let (merged, _) = merged(folder.path(), &[trace(0, json!({}), events)]).unwrap();
+    assert_eq!((merged.num_events, merged.left_out.without_time), (1, 2));
+}
+
+#[test]
+fn rows_that_overlap_too_often_are_thinned_out_and_counted() {
+    let op = |i: usize| x("op", "cpu_op", json!(7), i as f64, 1e6);
+    let folder = tempfile::tempdir().unwrap();
+    let events = (0..70_000).map(op).collect();
+    let (merged, trace) = merged(folder.path(), &[trace(0, json!({}), events)]).unwrap();
+    assert_eq!((merged.num_events, merged.num_split), (256, 255));
+    assert_eq!(merged.left_out, LeftOut { crowded: 70_000 - 256, ..LeftOut::default() });
+    assert_eq!(imported(&trace).num_slices, 256);
+}
+
+#[test]
+fn traces_of_other_times_are_probably_of_another_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut old = rank(1, 60.0, 0.0);
+    old["baseTimeNanoseconds"] = json!(1_600_000_000_000_000_000i64);
+    let (merged, _) = merged(folder.path(), &[rank(0, 30.0, 0.0), old]).unwrap();
+    assert_eq!(merged.apart, [1]);
 }
 
 #[test]

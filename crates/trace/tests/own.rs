@@ -15,6 +15,7 @@ fn header(rank: usize) -> Header {
     Header {
         rank,
         world_size: 2,
+        run_id: "17".into(),
         transport: "shm".into(),
         device: "a processor".into(),
         pid: 500,

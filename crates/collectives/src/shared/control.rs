@@ -216,7 +216,10 @@ impl Control {
         patience: Patience,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<u64, WaitError> {
-        let has_accused = || is_stuck().inspect(|verdict| self.accuse(verdict)).is_some();
+        // Whoever looks stuck may have passed this very gate and gone on to its next operation, which can
+        // be seen only together with the open gate.
+        let stuck = || is_stuck().filter(|_| !self.gates.all_present(seq));
+        let has_accused = || stuck().inspect(|verdict| self.accuse(verdict)).is_some();
         let outcome = self.gates.wait_present(seq, patience, || self.alarm(), has_accused);
         outcome.inspect_err(|error| self.give_up(*error))
     }

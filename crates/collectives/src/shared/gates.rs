@@ -81,6 +81,11 @@ impl Gates {
         Ok(self.present.opened_ns.load(Ordering::Relaxed))
     }
 
+    /// Whether all ranks have arrived in round `seq`.
+    pub(super) fn all_present(&self, seq: u32) -> bool {
+        self.present.is_open(seq)
+    }
+
     /// The next unit that nobody has claimed, if any is left of `num_units`.
     pub(super) fn claim_unit(&self, num_units: u32) -> Option<u32> {
         // Stop early when all are taken: the counter must not run away in a long wait.

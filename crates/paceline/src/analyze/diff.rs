@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use paceline_trace::analysis::{self, Options, StepChoice};
 use paceline_trace::read::{self, Select};
 use paceline_trace::report::panels::{self, About};
+use paceline_trace::report::table::printable;
 use paceline_trace::report::{self, Report};
 use paceline_trace::timeline::Timeline;
 
-use super::{read_all, trace_folder};
+use super::{notes, read_all, trace_folder};
 use crate::Result;
 use crate::bench::screen::say;
 use crate::cli::{DiffArgs, StepsName};
 use crate::outputs::check_folder;
+use crate::text::plural;
 
 /// The name of the report's files.
 const NAME: &str = "diff";
@@ -63,16 +65,15 @@ fn default_output(first: &Path, second: &Path) -> PathBuf {
 }
 
 fn console(report: &Report) -> String {
-    let mut out = format!("{}\n{}", report.title, report.subtitle);
+    let mut out = format!("{}\n{}", report.title, printable(&report.subtitle));
     if let Some(table) = report.table(NAME) {
         let (head, left_out) = table.head(ROWS);
         out += &format!("\n{}", head.text());
         if left_out > 0 {
-            out += &format!("\n{left_out} more names are in the report.");
+            let (names, are) =
+                (plural(left_out, "more name"), if left_out == 1 { "is" } else { "are" });
+            out += &format!("\n{names} {are} in the report.");
         }
     }
-    for note in &report.notes {
-        out += &format!("\n{}: {}", note.weight.name(), note.text);
-    }
-    out
+    out + &notes(report)
 }

@@ -12,9 +12,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paceline_trace::analysis::{self, Analysis, Kind, Options};
-use paceline_trace::ranks::across_ranks;
+use paceline_trace::ranks::{across_ranks, apart};
 use paceline_trace::read::{self, ReadError, Select, TraceFile, Window};
 use paceline_trace::report::panels::{self, About};
+use paceline_trace::report::table::printable;
 use paceline_trace::report::{self, Note, Report, Weight};
 use paceline_trace::timeline::Timeline;
 
@@ -35,9 +36,10 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     let places = places(args)?;
     let folder = trace_folder(&places);
     let fix = "pass a folder that you can write to";
-    match &args.output {
-        Some(output) => check_folder("--output", output, fix)?,
-        None => check_folder("the folder of reports", Path::new("reports"), "pass --output")?,
+    match (&args.output, args.kind) {
+        (Some(output), _) => check_folder("--output", output, fix)?,
+        (None, KindName::Sharding) => check_reports(&folder, Kind::Sharding)?,
+        (None, KindName::Auto | KindName::Ddp) => check_reports(&folder, Kind::Ddp)?,
     }
     let select = match args.select {
         SelectName::Latest => Select::Latest,
@@ -47,6 +49,12 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     let mut made = Vec::new();
     for window in &windows {
         made.push(window_report(args, window, &folder)?);
+    }
+    if args.output.is_none() {
+        // Only the traces say which folder it is where nobody else does.
+        for Made { analysis, .. } in &made {
+            check_reports(&folder, analysis.kind)?;
+        }
     }
     let mut folders = Vec::new();
     for (window, Made { analysis, report }) in windows.iter().zip(made) {
@@ -64,6 +72,11 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", folder.display()));
     }
     Ok(0)
+}
+
+/// Whether a report can be written where it belongs.
+fn check_reports(folder: &Path, kind: Kind) -> Result<()> {
+    check_folder("the folder of reports", &output::root(folder, kind), "pass --output")
 }
 
 /// Where traces are looked for.
@@ -109,7 +122,7 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<M
     };
     let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
     let analysis = analysis::analyze(&timelines, &options)?;
-    let across = (timelines.len() > 1).then(|| across_ranks(&timelines));
+    let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
     let about = about(window, &timelines, &analysis, folder);
     let report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);
     Ok(Made { analysis, report })
@@ -124,15 +137,23 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
              cannot be seen.",
             ranks_in_words(&window.missing)
         );
-        eprintln!("warning: {text}");
         notes.push(Note { weight: Weight::Warning, text });
     }
+    let mut doubts = window.doubts.clone();
+    let apart: Vec<String> = apart(timelines).iter().map(ToString::to_string).collect();
+    if !apart.is_empty() {
+        doubts.push(format!("{} {}.", crate::trace::ANOTHER_RUN, apart.join(", ")));
+    }
+    notes.extend(doubts.into_iter().map(|text| Note { weight: Weight::Warning, text }));
     let steps: Vec<(usize, usize)> =
         analysis.ranks.iter().map(|rank| (rank.steps.chosen.len(), rank.steps.found)).collect();
     let steps = match steps.first() {
         Some(&(0, _)) => "no steps".to_owned(),
         Some(&(chosen, found)) if steps.iter().all(|of| *of == (chosen, found)) => {
-            format!("{chosen} of {}", plural(found, "step"))
+            let numbers = analysis.ranks.first().map(|rank| &rank.steps.chosen);
+            let ends = numbers.and_then(|all| Some((all.first()?.number, all.last()?.number)));
+            let which = ends.map_or(String::new(), |(first, last)| format!(" ({first} to {last})"));
+            format!("{chosen} of {}{which}", plural(found, "step"))
         }
         _ => "steps differ by rank".to_owned(),
     };
@@ -143,7 +164,17 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
     facts.extend(truth("emulated_link").map(|link| format!("on an emulated link of {link}")));
     facts.extend(timelines.first().and_then(|timeline| timeline.devices.first().cloned()));
     facts.extend(window.stamp.as_ref().map(|stamp| format!("profiled {}", time_in_words(stamp))));
-    About { title: folder.display().to_string(), subtitle: facts.join(" \u{b7} "), notes }
+    About { title: title(folder, window), subtitle: facts.join(" \u{b7} "), notes }
+}
+
+/// What was analysed: the folder, or the files where they lie in the current one, which has no name.
+fn title(folder: &Path, window: &Window) -> String {
+    if !folder.as_os_str().is_empty() {
+        return folder.display().to_string();
+    }
+    let names: Vec<String> =
+        window.files.iter().take(SHOWN).map(|file| file.path.display().to_string()).collect();
+    names.join(", ") + &and_more(window.files.len())
 }
 
 /// The time in a trace's name: nanoseconds since 1970, or whatever the profiler wrote.
@@ -158,16 +189,22 @@ fn time_in_words(stamp: &str) -> String {
     }
 }
 
-/// Numbers of ranks, not all of very many.
-fn ranks_in_words(ranks: &[usize]) -> String {
-    const SHOWN: usize = 8;
-    let numbers: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
-    let more = match ranks.len().saturating_sub(SHOWN) {
+/// Of very many ranks, so many are named.
+const SHOWN: usize = 8;
+
+/// How many are not named.
+fn and_more(count: usize) -> String {
+    match count.saturating_sub(SHOWN) {
         0 => String::new(),
         more => format!(" and {more} more"),
-    };
+    }
+}
+
+/// Numbers of ranks, not all of very many.
+fn ranks_in_words(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
     let what = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{what} {}{more}", numbers.join(", "))
+    format!("{what} {}{}", numbers.join(", "), and_more(ranks.len()))
 }
 
 /// Reads traces one after the other, or several at a time, in threads.
@@ -212,12 +249,15 @@ fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
 
 /// Title, figures and notes.
 fn console(analysis: &Analysis, report: &Report) -> String {
-    let mut out = format!("{}\n{}\n", report.title, report.subtitle);
+    let mut out = format!("{}\n{}\n", printable(&report.title), printable(&report.subtitle));
     out += &panels::console(analysis);
-    for note in &report.notes {
-        out += &format!("\n{}: {}", note.weight.name(), note.text);
-    }
-    out
+    out + &notes(report)
+}
+
+/// A line for each note.
+fn notes(report: &Report) -> String {
+    let line = |note: &Note| format!("\n{}: {}", note.weight.name(), printable(&note.text));
+    report.notes.iter().map(line).collect()
 }
 
 #[cfg(test)]

@@ -82,6 +82,7 @@ mod tests {
             stamp: stamp.map(str::to_owned),
             files: Vec::new(),
             missing: Vec::new(),
+            doubts: Vec::new(),
         };
         assert_eq!(of_window(&window(0, Some("1700"))), "run_0_1700");
         assert_eq!(of_window(&window(3, None)), "run_3");

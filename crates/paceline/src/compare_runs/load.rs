@@ -23,8 +23,10 @@ pub(super) struct Run {
     /// Exposed communication as a part of the step.
     pub comm_overhead_pctg: Option<f64>,
     pub summary: RunSummary,
-    /// What its traces say, if it was profiled and they are still there.
+    /// What its traces say, if it was profiled and all of them can be read.
     pub traced: Option<Analysis>,
+    /// Why its traces say nothing, although it was profiled: each trace at fault by name.
+    pub untraced: Vec<String>,
 }
 
 /// The run folders among `places`, and those within folders that are none.
@@ -36,22 +38,22 @@ pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
             all.push(place.clone());
             continue;
         }
-        let usage = |reason: &str| {
-            Failure::Usage(format!(
+        let unreadable = |reason: &str| {
+            Failure::Run(format!(
                 "{}: {reason}; pass the folder of a finished run, such as runs/<time>-<model>-<strategy>",
                 place.display()
             ))
         };
         if !place.is_dir() {
-            return Err(usage("there is no such folder"));
+            return Err(unreadable("there is no such folder"));
         }
         let within = std::fs::read_dir(place)
             .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
-            .map_err(|e: std::io::Error| usage(&e.to_string()))?;
+            .map_err(|e: std::io::Error| unreadable(&e.to_string()))?;
         let mut within: Vec<PathBuf> = within;
         within.retain(|folder| is_run(folder));
         if within.is_empty() {
-            return Err(usage("there is no summary.json in it"));
+            return Err(unreadable("there is no summary.json in it"));
         }
         within.sort();
         all.extend(within);
@@ -70,6 +72,10 @@ pub(super) fn run(folder: &Path) -> Result<Run> {
     let name = folder
         .file_name()
         .map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned());
+    let (traced, untraced) = match traced(folder, &whole) {
+        Ok(traced) => (traced, Vec::new()),
+        Err(reasons) => (None, reasons),
+    };
     Ok(Run {
         name,
         model: whole.get("model").and_then(Value::as_str).unwrap_or("?").to_owned(),
@@ -77,20 +83,37 @@ pub(super) fn run(folder: &Path) -> Result<Run> {
         accuracy: number("accuracy"),
         total_s: number("total_s"),
         comm_overhead_pctg: number("comm_overhead_pct"),
-        traced: traced(folder, &whole)?,
+        traced,
+        untraced,
         summary,
     })
 }
 
-/// The analysis of the traces that the run's summary names, if all of them are still there.
-fn traced(folder: &Path, summary: &Value) -> Result<Option<Analysis>> {
+/// The analysis of the traces that the run's summary names, if it names some. A mean without one of
+/// the ranks would be compared with means of all, so all traces have to be good; else this says of each
+/// that is not what is wrong with it.
+fn traced(folder: &Path, summary: &Value) -> std::result::Result<Option<Analysis>, Vec<String>> {
     let named = summary.get("traces").and_then(Value::as_array).into_iter().flatten();
-    let found = named.map(|file| find(folder, Path::new(file.as_str()?)));
-    let Some(files) = found.collect::<Option<Vec<_>>>().filter(|files| !files.is_empty()) else {
+    let (mut timelines, mut reasons) = (Vec::new(), Vec::new());
+    for named in named {
+        let words = named.as_str().map_or_else(|| named.to_string(), str::to_owned);
+        match find(folder, Path::new(&words)) {
+            None => reasons.push(format!("{words} is not there")),
+            Some(file) => match read::open(&file) {
+                Ok(timeline) => timelines.push(timeline),
+                Err(error) => reasons.push(error.to_string()),
+            },
+        }
+    }
+    if !reasons.is_empty() {
+        return Err(reasons);
+    }
+    if timelines.is_empty() {
         return Ok(None);
-    };
-    let timelines = files.iter().map(|file| Ok(read::open(file)?)).collect::<Result<Vec<_>>>()?;
-    Ok(Some(analysis::analyze(&timelines, &Options::default())?))
+    }
+    analysis::analyze(&timelines, &Options::default())
+        .map(Some)
+        .map_err(|error| vec![error.to_string()])
 }
 
 /// A file that a run has named from the folder in which it was started, which is one of those above the run

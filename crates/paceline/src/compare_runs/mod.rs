@@ -7,6 +7,7 @@
 mod load;
 mod table;
 
+use paceline_trace::report::table::printable;
 use paceline_trace::report::{self, Report, Weight};
 
 use crate::bench::screen::say;
@@ -19,13 +20,15 @@ use load::Run;
 
 /// The name of the report's files.
 const NAME: &str = "compare";
+/// More than any computer costs in an hour: a greater price is a slip.
+const MAX_PRICE: f64 = 1e6;
 
 /// Runs the command.
 pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     let price_per_hour = args.price_per_hour;
-    if let Some(price) = price_per_hour.filter(|price| !(*price >= 0.0 && price.is_finite())) {
+    if let Some(price) = price_per_hour.filter(|price| !(0.0..=MAX_PRICE).contains(price)) {
         return Err(Failure::Usage(format!(
-            "--price-per-hour {price}: pass a price that is not negative"
+            "--price-per-hour {price:?}: pass a price from 0 to {MAX_PRICE}"
         )));
     }
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
@@ -42,7 +45,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         csv_table: NAME.to_owned(),
     };
     for warning in warnings(&runs, price_per_hour) {
-        eprintln!("warning: {warning}");
+        eprintln!("warning: {}", printable(&warning));
         report.note(Weight::Warning, warning);
     }
     report::write(&report, &args.output, NAME)?;
@@ -73,6 +76,13 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
         warnings.push(format!(
             "no cost of {}: the summary does not say how long the run took",
             untimed.join(", ")
+        ));
+    }
+    for run in runs.iter().filter(|run| !run.untraced.is_empty()) {
+        warnings.push(format!(
+            "the columns of traces stay empty for {}: {}",
+            run.name,
+            run.untraced.join("; ")
         ));
     }
     warnings

@@ -56,7 +56,11 @@ fn traced(key: &'static str, label: &'static str, name: &'static str) -> Figure 
     let definition = columns(paceline_trace::analysis::Kind::Ddp)
         .find(|column| column.name == name)
         .map_or("", |column| column.definition);
-    let definition = format!("From the run's traces, mean over ranks. {definition}");
+    let definition = format!(
+        "From the run's traces, and so of the steps that were profiled only; mean over ranks. \
+         {definition} The column without \"traced\" is what the run measured itself, in all measured steps, \
+         on its main thread."
+    );
     figure((key, label, "%", 2), &definition, move |run| run.traced.as_ref().and_then(mean))
 }
 
@@ -133,7 +137,8 @@ fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Figure> {
         let definition = format!("The price of an hour, {price}, times the run's time in hours.");
         all.push(figure(("cost", "cost", "", 5), &definition, move |run| cost(run, price)));
     }
-    if runs.iter().any(|run| run.traced.is_some()) {
+    // Where traces are damaged, empty columns say that they should be there.
+    if runs.iter().any(|run| run.traced.is_some() || !run.untraced.is_empty()) {
         all.extend([
             traced("traced_idle_pctg", "idle, traced", "idle_time_pctg"),
             traced("traced_compute_pctg", "compute, traced", "compute_time_pctg"),
@@ -177,7 +182,7 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
         bars("overlap_pctg", "Communication hidden behind computation", Ink::Communication),
         bars("comm_overhead_pctg", "Communication overhead", Ink::Communication),
         bars("peak_mb", "Peak memory", Ink::Memory),
-        bars("accuracy_pctg", "Accuracy", Ink::Series(3)),
+        bars("accuracy_pctg", "Accuracy", Ink::Other),
         bars("cost", "Cost", Ink::Other),
     ];
     let table = Panel::new(
@@ -201,7 +206,21 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
 /// The strategy where that tells the runs apart, else the folder's name.
 fn label(run: &Run, runs: &[Run]) -> String {
     let same = runs.iter().filter(|other| other.summary.strategy == run.summary.strategy);
-    if same.count() == 1 { run.summary.strategy.clone() } else { run.name.clone() }
+    if same.count() == 1 {
+        return run.summary.strategy.clone();
+    }
+    // Names begin with the day, and what does not fit a chart is cut: what all share is left out.
+    let shared = shared_words(runs);
+    run.name.split('-').skip(shared).collect::<Vec<_>>().join("-")
+}
+
+/// How many words all names of runs begin with alike, the last word of a name not counted.
+fn shared_words(runs: &[Run]) -> usize {
+    let words = |run: &Run| run.name.split('-').map(str::to_owned).collect::<Vec<_>>();
+    let all: Vec<Vec<String>> = runs.iter().map(words).collect();
+    let shortest = all.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1);
+    let is_same = |at: &usize| all.iter().all(|words| words[*at] == all[0][*at]);
+    (0..shortest).take_while(is_same).count()
 }
 
 fn anatomy(runs: &[Run]) -> Panel {
@@ -209,12 +228,12 @@ fn anatomy(runs: &[Run]) -> Panel {
         let of = &run.summary.anatomy;
         let part = |name: &str, value, ink| Part { name: name.into(), value, ink };
         let parts = vec![
-            part("data wait", of.data_ms, Ink::Wait),
-            part("forward", of.forward_ms, Ink::Series(0)),
-            part("backward", of.backward_ms, Ink::Series(3)),
-            part("sync", of.sync_ms, Ink::Series(4)),
-            part("exposed communication", of.exposed_ms, Ink::Series(1)),
-            part("optimizer", of.optimizer_ms, Ink::Series(2)),
+            part("data wait", of.data_ms, Ink::DataWait),
+            part("forward", of.forward_ms, Ink::Forward),
+            part("backward", of.backward_ms, Ink::Backward),
+            part("sync", of.sync_ms, Ink::Sync),
+            part("exposed communication", of.exposed_ms, Ink::Communication),
+            part("optimizer", of.optimizer_ms, Ink::Optimizer),
             part("rest", of.rest_ms, Ink::Idle),
         ];
         Stack { label: label(run, runs), parts }
@@ -298,6 +317,7 @@ mod tests {
                 ..RunSummary::default()
             },
             traced: None,
+            untraced: Vec::new(),
         }
     }
 
@@ -327,6 +347,10 @@ mod tests {
         let runs = [run("a", "ddp", None), run("b", "ddp", None), run("c", "flat_ddp", None)];
         let labels: Vec<String> = runs.iter().map(|run| label(run, &runs)).collect();
         assert_eq!(labels, ["a", "b", "flat_ddp"]);
+        let names = ["20260131-120000-cnn-ddp", "20260131-120009-cnn-ddp"];
+        let runs = names.map(|name| run(name, "ddp", None));
+        let labels: Vec<String> = runs.iter().map(|run| label(run, &runs)).collect();
+        assert_eq!(labels, ["120000-cnn-ddp", "120009-cnn-ddp"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::Step;
 use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
 use super::work::{Work, rounded};
-use crate::timeline::{LaneId, Timeline};
+use crate::timeline::Timeline;
 use crate::{IntervalSet, Span};
 
 /// A part of a step.
@@ -111,12 +111,13 @@ fn part_of(name: &str) -> Option<Part> {
     })
 }
 
-/// Whether the program named spans that only sharded training has.
+/// Whether the program named spans that only sharded training has: data parallel programs broadcast
+/// parameters and gather figures, but scatter no sums of gradients.
 pub(super) fn has_sharding(timeline: &Timeline) -> bool {
     let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();
     timeline.annotations.iter().any(|annotation| {
         let part = parts[annotation.name.0 as usize];
-        matches!(part, Some(Part::ParamBroadcast | Part::ReduceScatter | Part::Gather))
+        part == Some(Part::ReduceScatter)
     })
 }
 
@@ -160,7 +161,7 @@ impl Anatomy {
 fn spans(work: &Work) -> Vec<Nested<Part>> {
     let timeline = work.timeline;
     let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();
-    let main = main_lane(timeline);
+    let main = crate::steps::lane(timeline);
     let mut spans: Vec<Nested<Part>> = Vec::new();
     for step in &work.steps.chosen {
         let (start_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
@@ -182,13 +183,6 @@ fn spans(work: &Work) -> Vec<Nested<Part>> {
         }
     }
     spans
-}
-
-/// The thread that takes the steps.
-fn main_lane(timeline: &Timeline) -> Option<LaneId> {
-    let is_step = |name| super::steps::step_number(timeline.names.text(name)).is_some();
-    let host = timeline.annotations.iter().filter(|annotation| !annotation.is_device);
-    host.clone().find(|annotation| is_step(annotation.name)).map(|annotation| annotation.lane)
 }
 
 /// Per chosen step: communication that it launched, during which nothing was computed.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::steps::{Step, Steps, choose};
+use super::steps::{Steps, choose};
 use super::work::{launched, rounded};
 use super::{AnalysisError, Options, StepChoice, by_rank};
+use crate::steps::Step;
 use crate::timeline::{DeviceWork, NameId, Stretch, Timeline};
 
 /// Where something ran.

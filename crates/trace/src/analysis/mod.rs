@@ -9,6 +9,7 @@
 //! as PyTorch's profiler writes on a CPU, is analysed from its operators, see [`Source`].
 
 mod anatomy;
+mod chosen;
 mod collectives;
 mod columns;
 mod counters;
@@ -36,7 +37,9 @@ use crate::timeline::{Stretch, Timeline};
 use notes::{Note, Notes};
 use work::Work;
 
+pub use crate::steps::Step;
 pub use anatomy::{Anatomy, Part, PartTime, StepAnatomy};
+pub(crate) use chosen::Chosen;
 pub use collectives::{CollectiveKind, CollectiveTimes, kind_of as collective_kind};
 pub use columns::{Column, Unit, columns};
 pub use counters::{CopyBandwidth, Point, StreamQueue};
@@ -49,7 +52,7 @@ pub use memory::MemoryUse;
 pub use options::{Kind, Options, Rounding, StepChoice};
 pub use row::Row;
 pub use stats::Summary;
-pub use steps::{Step, Steps};
+pub use steps::Steps;
 pub use temporal::{Overlap, Temporal};
 
 /// What the traces of a run say.
@@ -113,7 +116,7 @@ pub enum AnalysisError {
 }
 
 /// Moments further than this from the clock's zero, and durations that add up to more, are no times.
-const LIMIT_NS: i64 = 1 << 61;
+pub(crate) const LIMIT_NS: i64 = 1 << 61;
 const LIMIT_YEARS: i64 = LIMIT_NS / (365 * 24 * 3600 * 1_000_000_000);
 
 /// Analyses the traces of a run, at most one per rank, in any order; as many at a time as there are processors.
@@ -141,7 +144,7 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
 }
 
 /// Makes sure that whatever is computed from the times of a trace stays within the numbers that hold them.
-fn check_times(timeline: &Timeline) -> Result<(), AnalysisError> {
+pub(crate) fn check_times(timeline: &Timeline) -> Result<(), AnalysisError> {
     let kernels = timeline.kernels.iter().map(|of| of.time);
     let launches = timeline.launches.iter().map(|of| of.time);
     let operators = timeline.operators.iter().map(|of| of.time);

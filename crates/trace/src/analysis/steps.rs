@@ -1,16 +1,8 @@
 //! Which steps a trace holds, and which of them are looked at.
 
 use super::{Options, work};
-use crate::timeline::{Stretch, Timeline};
-
-/// One `ProfilerStep#N` of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Its number N.
-    pub number: u64,
-    /// When it lasted.
-    pub time: Stretch,
-}
+use crate::steps::{self, Step};
+use crate::timeline::Timeline;
 
 /// The steps of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,27 +44,24 @@ impl Window {
     }
 }
 
-/// The number N of `ProfilerStep#N`.
-pub(super) fn step_number(name: &str) -> Option<u64> {
-    name.strip_prefix("ProfilerStep")?.trim_start().strip_prefix('#')?.trim().parse().ok()
-}
-
 /// The steps of a trace and what of the trace belongs to them, by HTA's rule: of two or more steps the last
 /// is left out unless asked for, and with it whatever the host began once the last step had begun, on the
 /// host or in the device's view of it. What came before the first step counts.
 pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) {
-    let mut steps = Vec::new();
-    let (mut last_start, mut last_end) = (i64::MIN, i64::MIN);
-    for annotation in &timeline.annotations {
-        let Some(number) = step_number(timeline.names.text(annotation.name)) else { continue };
-        let time = work::rounded(annotation.time, options.rounding);
-        last_start = last_start.max(time.start_ns);
-        last_end = last_end.max(time.end_ns());
-        if !annotation.is_device {
-            steps.push(Step { number, time });
-        }
+    let mut steps = steps::of(timeline);
+    for step in &mut steps {
+        step.time = work::rounded(step.time, options.rounding);
     }
-    steps.sort_by_key(|step| step.time.start_ns);
+    // In order still: where begins were in order, rounded ones are.
+    let numbers = steps::numbers(timeline);
+    let of_device = timeline
+        .annotations
+        .iter()
+        .filter(|annotation| annotation.is_device && numbers[annotation.name.0 as usize].is_some());
+    let views = of_device.map(|annotation| work::rounded(annotation.time, options.rounding));
+    let all = || steps.iter().map(|step| step.time).chain(views.clone());
+    let last_start = all().map(|time| time.start_ns).max().unwrap_or(i64::MIN);
+    let last_end = all().map(|time| time.end_ns()).max().unwrap_or(i64::MIN);
     let found = steps.len();
     if found < 2 {
         return (Steps { chosen: steps, found }, Window::All);

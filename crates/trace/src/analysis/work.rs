@@ -64,17 +64,11 @@ impl<'a> Work<'a> {
         let (steps, window) = steps::choose(timeline, options);
         let has_kernels = timeline.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync);
         let source = if has_kernels { Source::Kernels } else { Source::Operators };
-        let (mut unlaunched, mut stray) = (false, 0);
+        let mut kernels = ChosenKernels::default();
         let (mut items, pieces) = match source {
             Source::Kernels => {
-                let (mut items, without) = kernel_items(timeline, options, window);
-                stray = without;
-                if items.is_empty() {
-                    (unlaunched, stray) = (true, 0);
-                    items = all_kernels(timeline, options);
-                    items.retain(|item| window.holds(item.start_ns));
-                }
-                (items, None)
+                kernels = chosen_kernels(timeline, options, window);
+                (std::mem::take(&mut kernels.items), None)
             }
             Source::Operators => {
                 let (items, pieces) = operator_items(timeline, options, window);
@@ -106,8 +100,8 @@ impl<'a> Work<'a> {
             computation,
             communication,
             memory,
-            unlaunched,
-            stray,
+            unlaunched: kernels.unlaunched,
+            stray: kernels.stray,
             has_timed_calls: timeline.launches.iter().any(|launch| launch.time.dur_ns > 0),
         })
     }
@@ -192,6 +186,31 @@ fn set_of(pieces: &[(KernelKind, i64, i64)], origin_ns: i64, kind: KernelKind) -
     let at = |moment_ns: i64| moment_ns.saturating_sub(origin_ns).max(0) as u64;
     let of_kind = pieces.iter().filter(|piece| piece.0 == kind);
     IntervalSet::union(of_kind.map(|piece| Span { start_ns: at(piece.1), end_ns: at(piece.2) }))
+}
+
+/// The kernels that are looked at.
+#[derive(Debug, Default)]
+pub(super) struct ChosenKernels {
+    pub items: Vec<Item>,
+    /// See [`Work::unlaunched`].
+    pub unlaunched: bool,
+    /// See [`Work::stray`].
+    pub stray: u64,
+}
+
+/// The kernels that HTA looks at; where none can be traced to its launch, those that began in the window.
+pub(super) fn chosen_kernels(
+    timeline: &Timeline,
+    options: &Options,
+    window: Window,
+) -> ChosenKernels {
+    let (items, stray) = kernel_items(timeline, options, window);
+    if !items.is_empty() {
+        return ChosenKernels { items, unlaunched: false, stray };
+    }
+    let mut items = all_kernels(timeline, options);
+    items.retain(|item| window.holds(item.start_ns));
+    ChosenKernels { items, unlaunched: true, stray: 0 }
 }
 
 /// The kernels that HTA looks at: where steps are left out, those whose launch belongs to the others;

@@ -25,6 +25,8 @@ pub struct Header {
     pub rank: usize,
     /// How many there are.
     pub world_size: usize,
+    /// The same for all traces that belong together, and for no others.
+    pub run_id: String,
     /// What carried the bytes between ranks: `shm`, `tcp`, ...
     pub transport: String,
     /// What computed.

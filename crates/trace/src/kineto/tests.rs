@@ -15,6 +15,7 @@ fn header() -> Header {
     Header {
         rank: 1,
         world_size: 2,
+        run_id: "17".into(),
         transport: "shm".into(),
         device: "a processor".into(),
         pid: 500,
@@ -76,6 +77,7 @@ fn a_trace_has_the_form_that_tools_read() {
     let trace: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(trace["traceEvents"].as_array().unwrap().len() as u64, count);
     assert_eq!(trace["paceline"]["dropped_events"], "0");
+    assert_eq!(trace["distributedInfo"]["run_id"], "17");
 
     let steps = events_named(&trace, "user_annotation");
     assert_eq!((&steps[0]["name"], &steps[0]["ts"]), (&json!("ProfilerStep#3"), &json!(1.0)));

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::clock::Clocks;
 use super::rank_of;
-use super::steps::Steps;
+use crate::analysis::Chosen;
+use crate::steps;
 use crate::timeline::{Collective, Stretch, Timeline};
 
 /// How it is known how long ranks waited.
@@ -105,9 +106,18 @@ pub struct Meetings {
 /// a name in a group within a step, or, without steps, within the trace. Kernels are taken where there are
 /// any, else what the back-end says of itself (as `gloo:all_reduce`), else the operators that called them.
 pub fn meet(timelines: &[Timeline], clocks: &Clocks) -> Meetings {
+    meet_chosen(timelines, clocks, &everything(timelines))
+}
+
+fn everything(timelines: &[Timeline]) -> Vec<Chosen> {
+    timelines.iter().map(Chosen::everything).collect()
+}
+
+/// As [`meet`], of the collectives that are looked at.
+pub(super) fn meet_chosen(timelines: &[Timeline], clocks: &Clocks, chosen: &[Chosen]) -> Meetings {
     let mut met: HashMap<Key, Vec<(Operation, Arrival)>> = HashMap::new();
     let mut num_unmatched = 0;
-    for (place, operations) in operations(timelines).into_iter().enumerate() {
+    for (place, operations) in operations(timelines, chosen).into_iter().enumerate() {
         let (clock, rank) = (&clocks.ranks[place], rank_of(timelines, place));
         for mut operation in operations {
             let time = operation.time;
@@ -168,7 +178,7 @@ fn meeting(key: Key, came: Vec<(Operation, Arrival)>) -> Meeting {
 /// When each collective ended, per timeline and on its own clock: of those that end everywhere at about
 /// the same time, if there are any.
 pub(super) fn ends(timelines: &[Timeline]) -> Vec<HashMap<Key, i64>> {
-    let operations = operations(timelines);
+    let operations = operations(timelines, &everything(timelines));
     let any = operations.iter().flatten().any(|operation| ends_together(&operation.name));
     let ends = operations.into_iter().map(|operations| {
         let kept = operations.into_iter().filter(|op| !any || ends_together(&op.name));
@@ -216,9 +226,15 @@ enum Shown {
 }
 
 /// The collectives of all timelines, each by time, from what all of them show.
-fn operations(timelines: &[Timeline]) -> Vec<Vec<Operation>> {
+fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> {
     let shown = [Shown::Kernels, Shown::BackEnd, Shown::Operators];
-    let read = |shown| timelines.iter().map(|t| list(t, shown)).collect::<Vec<_>>();
+    let read = |shown| -> Vec<_> {
+        timelines
+            .iter()
+            .zip(chosen)
+            .map(|(timeline, chosen)| list(timeline, chosen, shown))
+            .collect()
+    };
     let mut found: Vec<Vec<Vec<Operation>>> = Vec::new();
     for shown in shown {
         let lists = read(shown);
@@ -232,18 +248,19 @@ fn operations(timelines: &[Timeline]) -> Vec<Vec<Operation>> {
     distinct(most.unwrap_or_default())
 }
 
-fn list(timeline: &Timeline, shown: Shown) -> Vec<Operation> {
-    let steps = Steps::of(timeline);
+/// Its step is the one in which the host began it.
+fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
     let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
     let own: Vec<bool> = timeline.names.iter().map(is_back_end).collect();
-    let mut events: Vec<(Stretch, &str, Option<&Collective>)> = Vec::new();
+    let mut events: Vec<(Stretch, i64, &str, Option<&Collective>)> = Vec::new();
     match shown {
         Shown::Kernels => {
-            let kernels = timeline.kernels.iter().map(|k| (k.time, k.name, k.collective));
-            for (time, name, id) in kernels {
-                let name = timeline.names.text(name);
-                if id.is_some() || is_collective_kernel(name) {
-                    events.push((time, name, collective(id)));
+            for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
+                let name = timeline.names.text(kernel.name);
+                if (kernel.collective.is_some() || is_collective_kernel(name))
+                    && let Some(begun_ns) = chosen.kernel(index, kernel)
+                {
+                    events.push((kernel.time, begun_ns, name, collective(kernel.collective)));
                 }
             }
         }
@@ -251,25 +268,30 @@ fn list(timeline: &Timeline, shown: Shown) -> Vec<Operation> {
             let operators = timeline.operators.iter().map(|o| (o.time, o.name, o.collective));
             let annotations = timeline.annotations.iter().filter(|a| !a.is_device);
             let all = operators.chain(annotations.map(|a| (a.time, a.name, None)));
-            for (time, name, id) in all.filter(|(_, name, _)| own[name.0 as usize]) {
-                events.push((time, timeline.names.text(name), collective(id)));
+            let all =
+                all.filter(|(time, name, _)| own[name.0 as usize] && chosen.holds(time.start_ns));
+            for (time, name, id) in all {
+                events.push((time, time.start_ns, timeline.names.text(name), collective(id)));
             }
         }
         Shown::Operators => {
-            let operators = timeline.operators.iter().filter(|o| o.collective.is_some());
-            events.extend(
-                operators.map(|o| (o.time, timeline.names.text(o.name), collective(o.collective))),
-            );
+            let operators = timeline.operators.iter().filter(|operator| {
+                operator.collective.is_some() && chosen.holds(operator.time.start_ns)
+            });
+            for operator in operators {
+                let (time, name) = (operator.time, timeline.names.text(operator.name));
+                events.push((time, time.start_ns, name, collective(operator.collective)));
+            }
         }
     }
-    events.sort_by_key(|&(time, name, _)| (time, name));
-    let operation = |(time, name, said): (Stretch, &str, Option<&Collective>)| {
+    events.sort_by_key(|&(time, _, name, _)| (time, name));
+    let operation = |(time, begun_ns, name, said): (Stretch, i64, &str, Option<&Collective>)| {
         let called = said.map(|said| said.name.as_str()).filter(|name| !name.is_empty());
         let name = called.unwrap_or(name).to_owned();
         let ranks = said.and_then(|said| said.group_ranks.clone());
         let group = said.and_then(|said| said.group.clone()).or(ranks);
         // Which one it is of those with the same number is for `distinct` to say.
-        let step = steps.at(time.start_ns);
+        let step = steps::at(&chosen.steps, begun_ns).map(|step| step.number);
         let order = match (said.and_then(|said| said.seq), step) {
             (Some(seq), _) => Order::Sequence(seq, 0),
             (None, Some(step)) => Order::Step(step, 0),

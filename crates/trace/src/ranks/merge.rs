@@ -17,16 +17,17 @@ mod layout;
 mod number;
 mod write;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::clock::{Clocks, align};
 use super::meetings::meet;
-use super::steps;
+use crate::analysis::{AnalysisError, check_times};
 use crate::kineto::compress::Compressor;
 use crate::read::{self, ReadError, TraceFile};
+use crate::steps;
 use crate::timeline::{LaneId, Stretch, Timeline};
 use layout::{Layout, Point};
 use write::{Arrow, Writer};
@@ -37,6 +38,15 @@ pub enum MergeError {
     /// A trace cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// The times of a trace are not to be believed.
+    #[error(transparent)]
+    Times(#[from] AnalysisError),
+    /// A trace without a single event that could be shown.
+    #[error("{}: no events: there is nothing to merge", path.display())]
+    NoEvents {
+        /// The file.
+        path: PathBuf,
+    },
     /// The merged file cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
@@ -54,13 +64,36 @@ pub struct Merged {
     pub num_events: u64,
     /// Collectives through which an arrow leads.
     pub num_joined: usize,
-    /// Events and ends of arrows that no reader could place, and that were left out: without a phase or a
-    /// time, or arrows from or to nowhere.
-    pub num_left_out: u64,
+    /// What no reader could place.
+    pub left_out: LeftOut,
+    /// What was odd in the traces, as the analysis says it, each kind once with its count.
+    pub oddities: BTreeMap<String, u64>,
+    /// See [`apart`](super::apart).
+    pub apart: Vec<usize>,
     /// Rows more than there were, because events of one row overlapped without nesting.
     pub num_split: usize,
     /// How the clocks were brought together.
     pub clocks: Clocks,
+}
+
+/// Events that are not in the merged file, by the reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Without a time that can be read and believed.
+    pub without_time: u64,
+    /// Without a phase, or counters without values.
+    pub without_meaning: u64,
+    /// Ends of arrows from or to no event.
+    pub loose_arrows: u64,
+    /// Events that overlap with more others of their row than there may be rows.
+    pub crowded: u64,
+}
+
+impl LeftOut {
+    /// All of them.
+    pub fn count(&self) -> u64 {
+        self.without_time + self.without_meaning + self.loose_arrows + self.crowded
+    }
 }
 
 /// Merges the traces of some ranks into `out`, compressed if its name ends in `.gz`.
@@ -68,9 +101,14 @@ pub struct Merged {
 /// The file appears under its name only when it is complete, and replaces what was there.
 pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
     let mut skeletons = Vec::with_capacity(files.len());
+    let mut oddities = BTreeMap::new();
     for file in files {
         let mut timeline = read::open(&file.path)?;
         timeline.rank = Some(file.rank);
+        check_times(&timeline)?;
+        for (what, count) in std::mem::take(&mut timeline.oddities) {
+            *oddities.entry(what).or_default() += count;
+        }
         skeletons.push(skeleton(timeline));
     }
     let clocks = align(&skeletons);
@@ -79,6 +117,9 @@ pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
         .zip(&skeletons)
         .map(|(file, skeleton)| Layout::read(&file.path, &points(skeleton)))
         .collect::<Result<_, _>>()?;
+    if let Some((file, _)) = files.iter().zip(&layouts).find(|(_, of)| of.first_ns.is_none()) {
+        return Err(MergeError::NoEvents { path: file.path.clone() });
+    }
     // The merged time line begins at zero: nothing has a negative time, and small numbers are exact.
     let first = |(layout, clock): (&Layout, &super::RankClock)| Some(clock.align(layout.first_ns?));
     let zero_ns = layouts.iter().zip(&clocks.ranks).filter_map(first).min().unwrap_or(0);
@@ -88,7 +129,7 @@ pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
     let num_split = layouts.iter().map(Layout::num_split).sum();
     let io = |source| MergeError::Write { path: out.to_owned(), source };
     let partial = partial(out);
-    let all = |sink: &mut dyn Write| -> Result<(u64, u64), MergeError> {
+    let all = |sink: &mut dyn Write| -> Result<(u64, LeftOut), MergeError> {
         let mut writer = Writer::begin(sink, &clocks, base_ns, zero_ns).map_err(io)?;
         for (place, file) in files.iter().enumerate() {
             writer.rank(&file.path, place, &layouts[place], &arrows[place])?.map_err(io)?;
@@ -112,11 +153,12 @@ pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
         std::fs::rename(&partial, out).map_err(io)?;
         Ok(counts)
     });
-    let (num_events, num_left_out) = counts.inspect_err(|_| {
+    let (num_events, left_out) = counts.inspect_err(|_| {
         // The error that is being reported matters more.
         let _ = std::fs::remove_file(&partial);
     })?;
-    Ok(Merged { num_events, num_joined, num_left_out, num_split, clocks })
+    let apart = super::apart(&skeletons);
+    Ok(Merged { num_events, num_joined, left_out, oddities, apart, num_split, clocks })
 }
 
 /// Where the file is until it is complete.
@@ -139,8 +181,11 @@ fn skeleton(mut timeline: Timeline) -> Timeline {
     drop(all);
     let is_edge = |time: Stretch| Some(time.start_ns) == first_ns || Some(time.end_ns()) == last_ns;
     timeline.kernels.retain(|kernel| kernel.collective.is_some() || is_edge(kernel.time));
-    timeline.operators.retain(|operator| operator.collective.is_some() || is_edge(operator.time));
-    let is_step: Vec<bool> = timeline.names.iter().map(|n| steps::number(n).is_some()).collect();
+    let is_step: Vec<bool> = steps::numbers(&timeline).iter().map(Option::is_some).collect();
+    timeline.operators.retain(|operator| {
+        let is_collective = operator.collective.is_some();
+        is_collective || is_step[operator.name.0 as usize] || is_edge(operator.time)
+    });
     timeline.annotations.retain(|a| is_step[a.name.0 as usize] || is_edge(a.time));
     timeline.launches = Vec::new();
     timeline.memory = Vec::new();

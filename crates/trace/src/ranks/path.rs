@@ -9,12 +9,12 @@ mod activity;
 mod follow;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::clock::Clocks;
 use super::meetings::Meetings;
-use super::steps::Steps;
-use crate::timeline::Timeline;
+use crate::analysis::Chosen;
+use crate::timeline::{Stretch, Timeline};
 use activity::Activity;
 use follow::Follower;
 
@@ -123,10 +123,11 @@ impl CriticalPath {
 
     /// What to do about it, in a sentence; nothing for a single rank or an empty path.
     ///
-    /// A rank is named where it holds the largest share of the path and 1 % or more would be gained if it
-    /// were no later than the next one.
+    /// The rank is named that would gain the steps most if it were no later than the next one, which need
+    /// not be the one with the largest share; none where that is less than 1 %.
     pub fn headline(&self) -> Option<String> {
-        let (len_ns, slowest) = (self.len_ns(), self.ranks.first()?);
+        let slowest = self.ranks.iter().max_by_key(|share| (share.gain_ns, Reverse(share.rank)))?;
+        let len_ns = self.len_ns();
         if self.ranks.len() < 2 || len_ns == 0 {
             return None;
         }
@@ -162,8 +163,13 @@ fn add_up(times: impl IntoIterator<Item = i64>) -> i64 {
     times.into_iter().fold(0, i64::saturating_add)
 }
 
-/// Follows the critical path of each step that a trace names; of the whole trace where it names none.
-pub fn critical_path(timelines: &[Timeline], meetings: &Meetings, clocks: &Clocks) -> CriticalPath {
+/// Follows the critical path of each chosen step; of the whole trace where it names none.
+pub(super) fn critical_path(
+    timelines: &[Timeline],
+    chosen: &[Chosen],
+    meetings: &Meetings,
+    clocks: &Clocks,
+) -> CriticalPath {
     let source = source(timelines);
     let activities: Vec<Activity> = timelines
         .iter()
@@ -171,7 +177,7 @@ pub fn critical_path(timelines: &[Timeline], meetings: &Meetings, clocks: &Clock
         .map(|(timeline, clock)| Activity::of(timeline, clock, source))
         .collect();
     let follower = Follower::new(&activities, meetings, clocks);
-    let steps: Vec<StepPath> = windows(timelines, &activities, clocks)
+    let steps: Vec<StepPath> = windows(chosen, &activities, clocks)
         .into_iter()
         .map(|(step, windows)| follower.step(step, &windows))
         .filter(|step| !step.segments.is_empty())
@@ -194,23 +200,27 @@ fn source(timelines: &[Timeline]) -> PathSource {
 type Windows = Vec<Option<(i64, i64)>>;
 
 fn windows(
-    timelines: &[Timeline],
+    chosen: &[Chosen],
     activities: &[Activity],
     clocks: &Clocks,
 ) -> Vec<(Option<u64>, Windows)> {
-    let steps: Vec<Steps> = timelines.iter().map(Steps::of).collect();
-    let mut numbers: Vec<u64> = steps.iter().flat_map(Steps::iter).map(|(n, _)| n).collect();
+    // Of two steps with one number the first counts.
+    let times = |chosen: &Chosen| -> HashMap<u64, Stretch> {
+        chosen.steps.iter().rev().map(|step| (step.number, step.time)).collect()
+    };
+    let steps: Vec<HashMap<u64, Stretch>> = chosen.iter().map(times).collect();
+    let mut numbers: Vec<u64> = steps.iter().flat_map(HashMap::keys).copied().collect();
     numbers.sort_unstable();
     numbers.dedup();
     if numbers.is_empty() {
         return vec![(None, activities.iter().map(Activity::extent).collect())];
     }
     let window = |number: u64, place: usize| {
-        let (time, clock) = (steps[place].get(number)?, &clocks.ranks[place]);
+        let (time, clock) = (steps[place].get(&number)?, &clocks.ranks[place]);
         let begin_ns = clock.align(time.start_ns);
         Some((begin_ns, clock.align(time.end_ns()).max(begin_ns)))
     };
-    let of_step = |number| (0..timelines.len()).map(|place| window(number, place)).collect();
+    let of_step = |number| (0..chosen.len()).map(|place| window(number, place)).collect();
     numbers.into_iter().map(|number| (Some(number), of_step(number))).collect()
 }
 
@@ -250,9 +260,7 @@ fn shares(steps: &[StepPath], clocks: &Clocks) -> Vec<RankShare> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::across_ranks;
-    use crate::ranks::sample::timeline;
-    use crate::timeline::Stretch;
+    use crate::ranks::sample::{across, timeline};
 
     /// What the segments of a step say, in microseconds: rank, what, begin, length, computation, transfer.
     fn told(step: &StepPath) -> Vec<(usize, &str, i64, i64, i64, i64)> {
@@ -277,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_path_goes_to_the_rank_that_came_last_and_back() {
-        let path = across_ranks(&[blocking(0, 40, 100), blocking(1, 70, 95)]).path;
+        let path = across(&[blocking(0, 40, 100), blocking(1, 70, 95)]).path;
         assert_eq!(path.source, PathSource::Kernels);
         let expected = [
             (1, "host", 0, 2, 0, 0),
@@ -300,10 +308,30 @@ mod tests {
     }
 
     #[test]
+    fn advice_names_the_rank_that_costs_most_not_the_one_with_the_largest_share() {
+        // Rank 1 comes 25 us late to the only collective, and rank 0 works longer after it.
+        let rank = |rank: usize, ready_us: i64, end_us: i64| {
+            timeline(rank)
+                .step(3, 0, end_us)
+                .compute("conv", 0, ready_us)
+                .all_reduce(0, ready_us, 46)
+                .compute("adam", 46, end_us)
+        };
+        let path = across(&[rank(0, 20, 100), rank(1, 45, 99)]).path;
+        assert_eq!((path.ranks[0].rank, path.ranks[0].gain_ns), (0, 1_000));
+        assert_eq!((path.ranks[1].rank, path.ranks[1].gain_ns), (1, 25_000));
+        let headline = path.headline().unwrap();
+        assert!(headline.starts_with("Rank 1 holds 45 % of the critical path"), "{headline}");
+        assert!(headline.ends_with("up to 25.0 % less."), "{headline}");
+        let path = across(&[rank(0, 45, 99), rank(1, 45, 99)]).path;
+        assert!(path.headline().unwrap().starts_with("No rank holds up the others"));
+    }
+
+    #[test]
     fn clocks_apart_do_not_change_the_path() {
         let apart = [blocking(0, 40, 100), blocking(1, 70, 95).by_clock(7_000, 0)];
-        let path = across_ranks(&apart).path;
-        assert_eq!(path, across_ranks(&[blocking(0, 40, 100), blocking(1, 70, 95)]).path);
+        let path = across(&apart).path;
+        assert_eq!(path, across(&[blocking(0, 40, 100), blocking(1, 70, 95)]).path);
     }
 
     #[test]
@@ -312,7 +340,7 @@ mod tests {
             let end_us = 90 + late_us;
             timeline(rank).step(0, 0, end_us).compute("conv", 0, end_us).all_reduce(0, 20, 40)
         };
-        let path = across_ranks(&[rank(0, 0), rank(1, 10)]).path;
+        let path = across(&[rank(0, 0), rank(1, 10)]).path;
         assert_eq!(told(&path.steps[0]), [(1, "conv", 0, 100, 100, 0)]);
         assert_eq!(path.headline().unwrap().split(" holds").next(), Some("Rank 1"));
     }
@@ -324,7 +352,7 @@ mod tests {
             let timeline = timeline(rank).step(0, 0, 200).compute("conv", 0, 60);
             timeline.all_reduce(0, first_us, 100).all_reduce(1, 101, 180).compute("adam", 181, 200)
         };
-        let path = across_ranks(&[rank(0, 20), rank(1, 50)]).path;
+        let path = across(&[rank(0, 20), rank(1, 50)]).path;
         let expected = [
             (1, "conv", 0, 50, 50, 0),
             (1, "all_reduce", 50, 50, 0, 50),
@@ -347,7 +375,7 @@ mod tests {
                 .phase("gloo:all_reduce", ready_us + 2, 90)
                 .operator("aten::add_", 92, 100)
         };
-        let path = across_ranks(&[rank(0, 30), rank(1, 60)]).path;
+        let path = across(&[rank(0, 30), rank(1, 60)]).path;
         assert_eq!(path.source, PathSource::Operators);
         // The call itself is no computation.
         let expected = [
@@ -360,11 +388,11 @@ mod tests {
 
     #[test]
     fn one_rank_has_a_path_and_no_headline() {
-        let path = across_ranks(&[blocking(0, 40, 100)]).path;
+        let path = across(&[blocking(0, 40, 100)]).path;
         assert_eq!(path.len_ns(), 100_000);
         assert_eq!(path.headline(), None);
-        assert_eq!(across_ranks(&[]).path.headline(), None);
-        assert_eq!(across_ranks(&[timeline(0), timeline(1)]).path, {
+        assert_eq!(across(&[]).path.headline(), None);
+        assert_eq!(across(&[timeline(0), timeline(1)]).path, {
             let ranks = [0, 1].map(|rank| RankShare { rank, ..RankShare::default() }).to_vec();
             CriticalPath { source: PathSource::Annotations, ranks, ..CriticalPath::default() }
         });
@@ -396,9 +424,9 @@ mod tests {
                 let mut timelines = [rank(0, 0), rank(1, says)];
                 timelines[1].base_ns = base_ns;
                 timelines[0].base_ns = base_ns.map(|_| 5);
-                assert!(across_ranks(&timelines).path.len_ns() >= 0);
+                assert!(across(&timelines).path.len_ns() >= 0);
                 timelines[0].truth.clear();
-                assert!(across_ranks(&timelines).path.len_ns() >= 0);
+                assert!(across(&timelines).path.len_ns() >= 0);
             }
         }
     }
@@ -411,7 +439,7 @@ mod tests {
                 .all_reduce(0, ready_us, 80)
                 .compute("x", 80, 90)
         };
-        let path = across_ranks(&[rank(0, 10), rank(1, 20)]).path;
+        let path = across(&[rank(0, 10), rank(1, 20)]).path;
         assert_eq!((path.steps.len(), path.steps[0].step), (1, None));
         assert_eq!(path.len_ns(), 90_000);
         assert_eq!((path.ranks[0].rank, path.ranks[0].gain_ns), (1, 10_000));

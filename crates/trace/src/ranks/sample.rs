@@ -1,8 +1,15 @@
 //! Hand-made timelines for tests. Times are given in microseconds.
 
+use super::{AcrossRanks, across_ranks};
+use crate::analysis::Options;
 use crate::timeline::{
     Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Operator, Stretch, Timeline,
 };
+
+/// All ranks together, as the analysis looks at them where nothing else is asked for.
+pub(super) fn across(timelines: &[Timeline]) -> AcrossRanks {
+    across_ranks(timelines, &Options::default())
+}
 
 /// A stretch from its begin to its end.
 pub(super) fn stretch(start_us: i64, end_us: i64) -> Stretch {

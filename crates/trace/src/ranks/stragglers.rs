@@ -188,7 +188,7 @@ mod tests {
         let found = found(&[rank(0), rank(2)]);
         assert_eq!((found.num_collectives, found.num_incomplete, found.num_unmatched), (2, 2, 0));
         let run = Timeline { world_size: Some(3), ..rank(0) };
-        assert_eq!(crate::ranks::across_ranks(&[run, rank(2)]).missing, [1]);
+        assert_eq!(crate::ranks::sample::across(&[run, rank(2)]).missing, [1]);
     }
 
     #[test]

@@ -27,6 +27,17 @@ pub enum ReadError {
         /// The file.
         path: PathBuf,
     },
+    /// The numbers of its run are none.
+    #[error(
+        "{} claims {claim}, which no run can have; correct its \"distributedInfo\", or leave the file out",
+        path.display()
+    )]
+    Absurd {
+        /// The file.
+        path: PathBuf,
+        /// What it claims.
+        claim: String,
+    },
     /// Two files that would be the same rank in the same profiling window.
     #[error(
         "{} and {} are both of rank {rank}, in the same profiling window; give one of them",
@@ -62,6 +73,20 @@ pub enum ReadError {
         path: PathBuf,
         /// What the system says.
         source: io::Error,
+    },
+    /// There is nothing in the file.
+    #[error("{} is empty", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is neither compressed, as its name says, nor JSON.
+    #[error("{} is named .gz, but is no gzip file, nor JSON: {source}", path.display())]
+    NotGzip {
+        /// The file.
+        path: PathBuf,
+        /// Where and why it is no JSON.
+        source: JsonError,
     },
     /// The compressed file ends early.
     #[error("{}: the gzip file is cut off, after {at} bytes of JSON", path.display())]

@@ -412,8 +412,8 @@ impl Reader {
         }
         let (names, counts) = self.skipped;
         self.timeline.skipped = names.iter().map(str::to_owned).zip(counts).collect();
-        self.timeline.oddities =
-            self.oddities.into_iter().map(|(what, count)| (what.to_owned(), count)).collect();
+        let odd = self.oddities.into_iter().map(|(what, count)| (what.to_owned(), count));
+        self.timeline.oddities.extend(odd);
         self.timeline
     }
 }

@@ -38,7 +38,12 @@ pub(crate) fn with_json<T>(
         return Err(io(io::ErrorKind::IsADirectory.into()));
     }
     let mut file = BufReader::with_capacity(CHUNK_BYTES, file);
-    let is_packed = file.fill_buf().map_err(io)?.starts_with(&GZIP_MAGIC);
+    let start = file.fill_buf().map_err(io)?;
+    if start.is_empty() {
+        return Err(ReadError::Empty { path: path.to_owned() });
+    }
+    let is_packed = start.starts_with(&GZIP_MAGIC);
+    let is_named_packed = path.extension().is_some_and(|extension| extension == "gz");
     let result = if is_packed {
         let mut decoder = MultiGzDecoder::new(file);
         thread::scope(|scope| {
@@ -59,6 +64,9 @@ pub(crate) fn with_json<T>(
             }
             Fault::Input(source) if is_packed => ReadError::BadGzip { path, at, source },
             Fault::Input(source) => ReadError::Io { path, source },
+            fault if is_named_packed && !is_packed => {
+                ReadError::NotGzip { path, source: JsonError { at, fault } }
+            }
             fault => ReadError::Json { path, source: JsonError { at, fault } },
         }
     })

@@ -2,7 +2,8 @@
 //!
 //! The layout is `profile/<choice>/rank_<r>/worker_<r>.<time>.pt.trace.json.gz`, which PyTorch's handler for
 //! TensorBoard writes too; a rank that profiled several times has several files, which are told apart by the time
-//! in their names. It looks into the files only for their ranks.
+//! in their names. Runs leave their traces in the same folder; those that say of which run they are, as ours do,
+//! never share a window with another's. It looks into the files only for what they say of their run.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ const MAX_FOLDERS: usize = 16;
 /// Which profiling windows are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// The newest trace of each rank.
+    /// The newest trace of each rank, of the run that left the newest.
     Latest,
     /// All windows: the first trace of each rank, the second of each rank, ...
     All,
@@ -37,6 +38,8 @@ pub struct TraceFile {
     pub world_size: Option<usize>,
     /// From `distributedInfo`.
     pub backend: Option<String>,
+    /// See [`Header::run_id`].
+    pub run_id: Option<String>,
     /// The time in its name, as written there.
     pub stamp: Option<String>,
 }
@@ -52,6 +55,9 @@ pub struct Window {
     pub files: Vec<TraceFile>,
     /// Ranks of which there is no file, though some file says that they took part.
     pub missing: Vec<usize>,
+    /// What does not fit together, in whole sentences: ranks beyond the number of ranks, or other ones than the
+    /// paths say.
+    pub doubts: Vec<String>,
 }
 
 /// Finds the traces at `places`: folders are searched for files that end in `.pt.trace.json` or
@@ -86,7 +92,7 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
         files.sort_by(|a, b| order(a).cmp(&order(b)));
         tell_apart(rank, files, are_named)?;
     }
-    let groups = by_world_size(ranks);
+    let groups = by_run(ranks);
     let mut windows = match select {
         Select::Latest => {
             groups.into_iter().map(latest).max_by(order_of_windows).into_iter().collect()
@@ -103,14 +109,14 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
 /// The files of each rank, in order of time.
 type Ranks = BTreeMap<usize, Vec<TraceFile>>;
 
-/// Runs with different numbers of ranks may have left their traces in one folder, and share no window. A file
-/// that does not say how many there were belongs to the largest.
-fn by_world_size(ranks: Ranks) -> Vec<Ranks> {
+/// Runs may have left their traces in one folder, and share no window. Files that do not say of which run they are
+/// are told apart by how many ranks there were; one that does not say this either belongs to the largest.
+fn by_run(ranks: Ranks) -> Vec<Ranks> {
     let largest = ranks.values().flatten().filter_map(|file| file.world_size).max();
-    let mut groups: BTreeMap<Option<usize>, Ranks> = BTreeMap::new();
+    let mut groups: BTreeMap<(Option<usize>, Option<String>), Ranks> = BTreeMap::new();
     for file in ranks.into_values().flatten() {
-        let group = groups.entry(file.world_size.or(largest)).or_default();
-        group.entry(file.rank).or_default().push(file);
+        let key = (file.world_size.or(largest), file.run_id.clone());
+        groups.entry(key).or_default().entry(file.rank).or_default().push(file);
     }
     groups.into_values().collect()
 }
@@ -169,12 +175,15 @@ fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), R
 }
 
 fn identify(path: PathBuf) -> Result<TraceFile, ReadError> {
-    let Header { rank, world_size, backend } = header(&path)?;
+    let Header { rank, world_size, backend, run_id, absurd } = header(&path)?;
+    if let Some(claim) = absurd {
+        return Err(ReadError::Absurd { path, claim });
+    }
     let Some(rank) = rank.or_else(|| rank_of_path(&path)) else {
         return Err(ReadError::NoRank { path });
     };
     let stamp = stamp_of(&path);
-    Ok(TraceFile { path, rank, world_size, backend, stamp })
+    Ok(TraceFile { path, rank, world_size, backend, run_id, stamp })
 }
 
 /// The time in a name: what stands between the last two dots before `.pt.trace.json`.
@@ -213,10 +222,27 @@ fn tell_apart(rank: usize, files: &[TraceFile], are_named: bool) -> Result<(), R
     Ok(())
 }
 
+/// The window of files in order of rank.
 fn window(files: Vec<TraceFile>) -> Window {
     let world_size = files.iter().filter_map(|file| file.world_size).max().unwrap_or(0);
-    let missing =
-        (0..world_size).filter(|&rank| files.iter().all(|file| file.rank != rank)).collect();
+    let is_here = |rank: &usize| files.binary_search_by_key(rank, |file| file.rank).is_ok();
+    let missing = (0..world_size).filter(|rank| !is_here(rank)).collect();
     let stamp = files.first().and_then(|file| file.stamp.clone());
-    Window { idx: 0, stamp, files, missing }
+    let doubts = files.iter().flat_map(doubts).collect();
+    Window { idx: 0, stamp, files, missing, doubts }
+}
+
+/// What a file says of its rank that cannot be, or that its path denies.
+fn doubts(file: &TraceFile) -> Vec<String> {
+    let TraceFile { path, rank, world_size, .. } = file;
+    let beyond = world_size.filter(|world_size| rank >= world_size).map(|world_size| {
+        format!("{} claims to be of rank {rank} in a world of {world_size}.", path.display())
+    });
+    let other = rank_of_path(path).filter(|of_path| of_path != rank).map(|of_path| {
+        format!(
+            "{} is of rank {rank} by what it says, and of rank {of_path} by its path.",
+            path.display()
+        )
+    });
+    beyond.into_iter().chain(other).collect()
 }

@@ -35,6 +35,10 @@ pub struct Header {
     pub world_size: Option<usize>,
     /// From `distributedInfo`.
     pub backend: Option<String>,
+    /// From `distributedInfo` of our own files: what the traces of one profiling window of one run share.
+    pub run_id: Option<String>,
+    /// Numbers of `distributedInfo` that no run can have, in words: `a rank of -1`.
+    pub absurd: Option<String>,
 }
 
 impl Header {
@@ -57,23 +61,33 @@ impl Header {
     }
 
     fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
-        let number = |value: Value<'_>| {
-            let number: usize = value.bytes().and_then(unsigned)?.try_into().ok()?;
-            (number <= MAX_RANKS).then_some(number)
-        };
         if !pull.at_object()? {
             return pull.skip();
         }
         pull.begin_object()?;
         while let Some(key) = pull.next_key()? {
             match key {
-                b"rank" => self.rank = number(pull.value()?),
-                b"world_size" => self.world_size = number(pull.value()?),
+                b"rank" => self.rank = self.number("a rank", pull.value()?),
+                b"world_size" => self.world_size = self.number("a world size", pull.value()?),
                 b"backend" => self.backend = pull.value()?.words().map(Into::into),
+                b"run_id" => self.run_id = pull.value()?.words().map(Into::into),
                 _ => pull.skip()?,
             }
         }
         Ok(())
+    }
+
+    /// A number of ranks; one that no run can have is noted.
+    fn number(&mut self, of: &str, value: Value<'_>) -> Option<usize> {
+        let number: Option<usize> =
+            value.bytes().and_then(unsigned).and_then(|number| number.try_into().ok());
+        let number = number.filter(|&number| number <= MAX_RANKS);
+        // Writers without ranks say `null`.
+        if number.is_none() && value != Value::Null {
+            let words = value.words().unwrap_or_else(|| "nothing that is a number".into());
+            self.absurd = Some(format!("{of} of {}", words.chars().take(40).collect::<String>()));
+        }
+        number
     }
 }
 
@@ -95,6 +109,9 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
                 header.take(pull)?;
                 (timeline.rank, timeline.world_size) = (header.rank, header.world_size);
                 timeline.backend = header.backend;
+                if let Some(absurd) = header.absurd {
+                    timeline.oddities.insert(absurd, 1);
+                }
             }
             b"deviceProperties" => devices(timeline, pull)?,
             b"baseTimeNanoseconds" => {

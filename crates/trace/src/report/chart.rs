@@ -47,8 +47,22 @@ pub enum Ink {
     Idle,
     /// What runs beside arithmetic, or is none.
     NonCompute,
+    /// Computation and communication at once.
+    Both,
     /// Waiting for another rank.
     Wait,
+    /// The host, where it neither computes nor communicates.
+    Host,
+    /// Of a step: waiting for a batch.
+    DataWait,
+    /// Of a step: the forward pass.
+    Forward,
+    /// Of a step: the backward pass.
+    Backward,
+    /// Of a step: what synchronisation adds.
+    Sync,
+    /// Of a step: the update.
+    Optimizer,
     /// What has no name of its own.
     Other,
     /// One of several things of one kind; their number repeats after [`Ink::NUM_SERIES`].
@@ -61,7 +75,7 @@ impl Ink {
     /// How many colours there are for things of one kind.
     pub const NUM_SERIES: usize = 8;
 
-    const NAMED: [(Ink, &'static str); 13] = [
+    const NAMED: [(Ink, &'static str); 20] = [
         (Ink::Text, "text"),
         (Ink::Muted, "muted"),
         (Ink::Grid, "grid"),
@@ -72,7 +86,14 @@ impl Ink {
         (Ink::Memory, "memory"),
         (Ink::Idle, "idle"),
         (Ink::NonCompute, "non-compute"),
+        (Ink::Both, "both"),
         (Ink::Wait, "wait"),
+        (Ink::Host, "host"),
+        (Ink::DataWait, "data-wait"),
+        (Ink::Forward, "forward"),
+        (Ink::Backward, "backward"),
+        (Ink::Sync, "sync"),
+        (Ink::Optimizer, "optimizer"),
         (Ink::Other, "other"),
         (Ink::Clear, "clear"),
     ];

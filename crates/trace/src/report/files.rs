@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
+use super::table::{counted, plain_markdown};
 use super::{Body, Figure, Report, html};
 use crate::plot::PlotError;
 
@@ -98,7 +99,8 @@ impl Serialize for Json<'_> {
 impl Report {
     /// The Markdown form: figures, notes and the tables, long ones cut.
     pub fn markdown(&self) -> String {
-        let mut out = format!("## {}\n\n{}\n\n", self.title, self.subtitle);
+        let (title, subtitle) = (plain_markdown(&self.title), plain_markdown(&self.subtitle));
+        let mut out = format!("## {title}\n\n{subtitle}\n\n");
         for figure in &self.figures {
             let Figure { column, value } = figure;
             let unit = if column.unit.is_empty() { "" } else { " " };
@@ -107,7 +109,8 @@ impl Report {
             let _ = writeln!(out, "- **{}**: {shown}{unit}{}", column.label, column.unit);
         }
         for note in &self.notes {
-            let _ = writeln!(out, "- {}: {}", note.weight.name(), note.text);
+            let text = plain_markdown(&note.text);
+            let _ = writeln!(out, "- {}: {text}", note.weight.name());
         }
         for section in &self.sections {
             let tables: Vec<_> = section
@@ -120,9 +123,11 @@ impl Report {
                 .collect();
             for (panel, table) in tables {
                 let (head, left_out) = table.head(MARKDOWN_ROWS);
-                let _ = write!(out, "\n### {}\n\n{}", panel.title, head.markdown());
+                let _ =
+                    write!(out, "\n### {}\n\n{}", plain_markdown(&panel.title), head.markdown());
                 if left_out > 0 {
-                    let _ = writeln!(out, "\n{left_out} more rows are in the other files.");
+                    let more = counted(left_out as u64, "more row is", "more rows are");
+                    let _ = writeln!(out, "\n{more} in the other files.");
                 }
             }
         }

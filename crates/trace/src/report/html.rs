@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::chart::{FULL, HALF, Ink, THIRD, escaped};
-use super::table::{Cell, Column, Table};
+use super::table::{Cell, Column, Table, counted};
 use super::{Body, Figure, Panel, Report, Section, Width};
 use crate::plot::PlotError;
 
@@ -118,8 +118,9 @@ fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
     };
     out.push_str(&legend(&drawn.0));
     let _ = write!(out, "</figcaption>\n<p class=\"definition\">{definition}</p>\n");
-    out.push_str(&drawn.1);
-    out.push_str("</figure>\n");
+    let is_chart = !matches!(panel.body, Body::Table(_) | Body::Nothing(_));
+    let (begin, end) = if is_chart { ("<div class=\"chart\">", "</div>") } else { ("", "") };
+    let _ = writeln!(out, "{begin}{}{end}</figure>", drawn.1);
     Ok(())
 }
 
@@ -169,7 +170,8 @@ fn table_html(table: &Table) -> String {
     }
     out.push_str("</table></div>\n");
     if left_out > 0 {
-        let _ = writeln!(out, "<p class=\"nothing\">{left_out} more rows are in the files.</p>");
+        let more = counted(left_out as u64, "more row is", "more rows are");
+        let _ = writeln!(out, "<p class=\"nothing\">{more} in the files.</p>");
     }
     out
 }

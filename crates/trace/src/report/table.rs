@@ -144,7 +144,7 @@ impl Table {
     /// As a table of Markdown. One of many columns and few rows lies on its side, so that it can be read
     /// in an issue.
     pub fn markdown(&self) -> String {
-        let plain = |text: &str| text.replace('|', "\\|").replace(['\n', '\r'], " ");
+        let plain = plain_markdown;
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         if self.columns.len() > MANY_COLUMNS && self.rows.len() <= FEW_ROWS {
             let lines = self.columns.iter().enumerate().map(|(at, column)| {
@@ -170,7 +170,8 @@ impl Table {
     pub fn text(&self) -> String {
         let heads = self.columns.iter().map(Column::head).collect();
         let shown = |row: &Vec<Cell>| -> Vec<String> {
-            row.iter().zip(&self.columns).map(|(cell, column)| cell.shown(column)).collect()
+            let cells = row.iter().zip(&self.columns);
+            cells.map(|(cell, column)| printable(&cell.shown(column))).collect()
         };
         let mut lines: Vec<Vec<String>> = vec![heads];
         lines.extend(self.lines().map(shown));
@@ -228,6 +229,31 @@ pub(super) fn aligned(mut lines: Vec<Vec<String>>, is_right: impl Fn(usize) -> b
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     lines.iter().map(set).collect::<Vec<_>>().join("\n")
+}
+
+/// Text as it may stand on a terminal: a name in a trace may hold anything, and what moves the cursor or
+/// changes colours is spelt out instead.
+pub fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
+/// Text as it may stand in a line or a cell of Markdown, where it is to begin neither HTML nor another
+/// cell nor another line.
+pub(super) fn plain_markdown(text: &str) -> String {
+    let text = printable(&text.replace(['\n', '\r'], " "));
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
+}
+
+/// So many of something, with the words that go with one of it or with several.
+pub(super) fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{} {}", grouped(count as f64, 0), if count == 1 { one } else { several })
 }
 
 /// A number with so many decimals and its thousands separated.
@@ -314,6 +340,21 @@ mod tests {
             "{text}"
         );
         assert_eq!(text.lines().count(), 13);
+    }
+
+    #[test]
+    fn names_command_neither_terminals_nor_pages() {
+        let columns = vec![Column::new("name", "name", "", 0, "")];
+        let rows = vec![vec!["\u{1b}[31mred\u{7}\n<script>|&amp;\u{9b}".into()]];
+        let table = Table { columns, rows, mean: None };
+        assert_eq!(
+            table.text().lines().last(),
+            Some("\\u{1b}[31mred\\u{7}\\n<script>|&amp;\\u{9b}")
+        );
+        assert_eq!(
+            table.markdown().lines().last(),
+            Some("| \\u{1b}[31mred\\u{7} &lt;script>\\|&amp;amp;\\u{9b} |")
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::io::Read;
 
+use crate::analysis::LIMIT_NS;
 use crate::json::{JsonError, Pull, Value, lossy, micros_ns};
 use crate::kineto::text::Text;
 
@@ -13,6 +14,11 @@ pub(super) const RANK_STRIDE: u64 = 1 << 40;
 /// Makes a number that ties events of one rank together distinct from those of other ranks.
 pub(super) fn distinct(id: u64, place: usize) -> u64 {
     id % RANK_STRIDE + RANK_STRIDE * place as u64
+}
+
+/// Whether a time is one that the analysis takes, too.
+fn is_believable(ns: &i64) -> bool {
+    ns.unsigned_abs() < LIMIT_NS as u64
 }
 
 /// What of an event is taken.
@@ -64,7 +70,8 @@ impl Event {
                     continue;
                 }
                 b"ts" => {
-                    self.ts_ns = pull.value()?.bytes().and_then(micros_ns);
+                    let ts_ns = pull.value()?.bytes().and_then(micros_ns);
+                    self.ts_ns = ts_ns.filter(is_believable);
                     continue;
                 }
                 b"dur" => {
@@ -98,6 +105,9 @@ impl Event {
                 }
             };
             text.extend_from_slice(pull.value()?.bytes().unwrap_or_default());
+        }
+        if self.dur_ns.is_some_and(|dur_ns| !is_believable(&dur_ns)) {
+            self.ts_ns = None;
         }
         Ok(())
     }

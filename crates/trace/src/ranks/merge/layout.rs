@@ -16,6 +16,13 @@ use crate::timeline::Stretch;
 /// How deep events of a track may nest. Perfetto gives up at 512.
 const MAX_NESTING: usize = 500;
 
+/// On how many tracks the events of a row may overlap. Nobody looks through more, and what would need them
+/// is left out.
+const MAX_TRACKS: usize = 256;
+
+/// In [`Layout::tracks`]: the event is left out.
+pub(super) const NO_TRACK: u16 = u16::MAX;
+
 /// Where a collective is: a row, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Point {
@@ -60,7 +67,8 @@ pub(super) struct Layout {
     pub(super) processes: Vec<Process>,
     pub(super) rows: Vec<Row>,
     pub(super) row_ids: HashMap<Vec<u8>, u32>,
-    /// Per complete event, or begin of one, in the order of the file: its track within its row.
+    /// Per complete event, or begin of one, in the order of the file: its track within its row, or
+    /// [`NO_TRACK`].
     pub(super) tracks: Vec<u16>,
     /// Per begin, in the order of the file: how long it lasts.
     pub(super) begun_ns: Vec<i64>,
@@ -314,7 +322,10 @@ impl Scan {
                     }
                 } else if let Some((i, slice)) = slice {
                     next_slice += 1;
-                    let track = tracks.put(slice.time);
+                    let Some(track) = tracks.put(slice.time) else {
+                        self.layout.tracks[i] = NO_TRACK;
+                        continue;
+                    };
                     self.layout.tracks[i] = track;
                     if let Some(&point) = wanted.get(&(row, slice.time)) {
                         of_points[point] = Some(track);
@@ -357,8 +368,8 @@ impl Scan {
 struct Tracks(Vec<Vec<Stretch>>);
 
 impl Tracks {
-    /// Puts the next event, by begin and then by length, on the first track where it nests.
-    fn put(&mut self, time: Stretch) -> u16 {
+    /// Puts the next event, by begin and then by length, on the first track where it nests, if there is one.
+    fn put(&mut self, time: Stretch) -> Option<u16> {
         for (i, open) in self.0.iter_mut().enumerate() {
             while open.last().is_some_and(|last| has_ended(*last, time)) {
                 open.pop();
@@ -366,14 +377,14 @@ impl Tracks {
             let nests = open.last().is_none_or(|last| time.end_ns() <= last.end_ns());
             if nests && open.len() < MAX_NESTING {
                 open.push(time);
-                return i as u16;
+                return Some(i as u16);
             }
         }
-        // Rows that overlap in more ways than there are numbers for end up on the last track.
-        if self.0.len() < usize::from(u16::MAX) {
-            self.0.push(vec![time]);
+        if self.0.len() == MAX_TRACKS {
+            return None;
         }
-        (self.0.len() - 1) as u16
+        self.0.push(vec![time]);
+        Some((self.0.len() - 1) as u16)
     }
 
     /// The track of the innermost event around a moment, and a moment within that event: just after its

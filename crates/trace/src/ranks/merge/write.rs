@@ -5,8 +5,9 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use super::LeftOut;
 use super::event::{Event, Take, distinct};
-use super::layout::{FlowEnd, Layout, each_event};
+use super::layout::{FlowEnd, Layout, NO_TRACK, each_event};
 use super::number::micros;
 use crate::json::{Pull, lossy};
 use crate::kineto::text::Text;
@@ -34,7 +35,7 @@ pub(super) struct Writer<'a> {
     /// The last number that a process or thread has got; none has another's.
     last_number: u32,
     num_events: u64,
-    num_left_out: u64,
+    left_out: LeftOut,
 }
 
 /// Where the events of a rank go.
@@ -69,8 +70,9 @@ impl<'a> Writer<'a> {
             text.string(&told(clock));
         }
         text.raw("},\n\"traceEvents\": [\n");
-        let (is_first, last_number, num_events, num_left_out) = (true, 0, 0, 0);
-        Ok(Self { out, clocks, zero_ns, text, is_first, last_number, num_events, num_left_out })
+        let (is_first, last_number, num_events) = (true, 0, 0);
+        let left_out = LeftOut::default();
+        Ok(Self { out, clocks, zero_ns, text, is_first, last_number, num_events, left_out })
     }
 
     /// Writes the events of a rank. The outer error is that of reading.
@@ -114,10 +116,10 @@ impl<'a> Writer<'a> {
     }
 
     /// Closes the file; events written, and those left out.
-    pub(super) fn end(mut self) -> io::Result<(u64, u64)> {
+    pub(super) fn end(mut self) -> io::Result<(u64, LeftOut)> {
         self.text.raw("\n]\n}\n");
         self.hand_over()?;
-        Ok((self.num_events, self.num_left_out))
+        Ok((self.num_events, self.left_out))
     }
 
     /// Numbers and names the processes and tracks of a rank.
@@ -241,7 +243,7 @@ impl Copier<'_, '_> {
         }
         event.row(&mut self.row);
         let (Some(at_ns), Some(&row)) = (event.ts_ns, self.layout.row_ids.get(&self.row)) else {
-            self.writer.num_left_out += 1;
+            self.writer.left_out.without_time += 1;
             return Ok(());
         };
         let row = &self.layout.rows[row as usize];
@@ -249,13 +251,18 @@ impl Copier<'_, '_> {
         let mut dur_ns = None;
         match event.phase {
             b'X' | b'B' => {
-                track += u32::from(self.layout.tracks[self.next_slice]);
+                let within = self.layout.tracks[self.next_slice];
                 self.next_slice += 1;
+                track += u32::from(within);
                 dur_ns = Some(event.dur_ns.unwrap_or(0).max(0));
                 if event.phase == b'B' {
                     dur_ns = Some(self.layout.begun_ns[self.next_begin]);
                     self.next_begin += 1;
                     event.phase = b'X';
+                }
+                if within == NO_TRACK {
+                    self.writer.left_out.crowded += 1;
+                    return Ok(());
                 }
             }
             // The begin has become the whole event.
@@ -266,17 +273,17 @@ impl Copier<'_, '_> {
                 return match end {
                     Some(end) => self.flow(event, end),
                     None => {
-                        self.writer.num_left_out += 1;
+                        self.writer.left_out.loose_arrows += 1;
                         Ok(())
                     }
                 };
             }
             b'C' if event.args.bytes.is_empty() => {
-                self.writer.num_left_out += 1;
+                self.writer.left_out.without_meaning += 1;
                 return Ok(());
             }
             0 => {
-                self.writer.num_left_out += 1;
+                self.writer.left_out.without_meaning += 1;
                 return Ok(());
             }
             _ => {}

@@ -9,7 +9,7 @@ use super::PathSource;
 use crate::interval::{IntervalSet, Span};
 use crate::ranks::clock::RankClock;
 use crate::ranks::meetings::{is_back_end, is_collective_kernel};
-use crate::ranks::steps::{self, Steps};
+use crate::steps::{self, Step};
 use crate::timeline::{Annotation, DeviceWork, LaneId, NameId, Stretch, Timeline};
 
 /// A stretch on the reference clock, with a name.
@@ -175,14 +175,12 @@ fn phases(timeline: &Timeline, source: PathSource) -> Vec<(Stretch, NameId)> {
     let names = &timeline.names;
     let on_device =
         source == PathSource::Kernels && timeline.annotations.iter().any(|a| a.is_device);
-    let is_step = |annotation: &&Annotation| steps::number(names.text(annotation.name)).is_some();
-    let host = || timeline.annotations.iter().filter(|a| !a.is_device);
-    let lane = host().find(is_step).map(|annotation| annotation.lane);
-    let steps = Steps::of(timeline);
+    let lane = steps::lane(timeline);
+    let steps = steps::of(timeline);
+    let ends = earliest_ends(&steps);
     let contains_step = |time: Stretch| {
-        let inside =
-            |step: Stretch| time.start_ns <= step.start_ns && step.end_ns() <= time.end_ns();
-        steps.iter().any(|(_, step)| inside(step))
+        let first = steps.partition_point(|step| step.time.start_ns < time.start_ns);
+        ends.get(first).is_some_and(|&end_ns| end_ns <= time.end_ns())
     };
     let is_phase = |annotation: &&Annotation| {
         let here = annotation.is_device == on_device
@@ -191,6 +189,15 @@ fn phases(timeline: &Timeline, source: PathSource) -> Vec<(Stretch, NameId)> {
         here && !is_call_of_collective(name) && !contains_step(annotation.time)
     };
     timeline.annotations.iter().filter(is_phase).map(|a| (a.time, a.name)).collect()
+}
+
+/// For each of the steps, sorted by begin, the earliest end of it and of all after it.
+fn earliest_ends(steps: &[Step]) -> Vec<i64> {
+    let mut ends: Vec<i64> = steps.iter().map(|step| step.time.end_ns()).collect();
+    for i in (1..ends.len()).rev() {
+        ends[i - 1] = ends[i - 1].min(ends[i]);
+    }
+    ends
 }
 
 /// Of what overlaps, the one that began first; the rest of a later one that outlasts it.

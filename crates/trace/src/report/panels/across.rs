@@ -3,7 +3,7 @@
 use super::{ms, us};
 use crate::ranks::{AcrossRanks, ClockSource, RankClock, StepPath, WaitSource};
 use crate::report::chart::{Ink, Jump, Lane, Lanes, Part, Segment, Stack, Stacked};
-use crate::report::table::{Cell, Column, Table};
+use crate::report::table::{Cell, Column, Table, counted};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
 
 /// Segments of a chart at most. A step of thousands of collectives would be a chart of pixels.
@@ -42,9 +42,12 @@ pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
         notes.push(Note {
             weight: Weight::Warning,
             text: format!(
-                "{incomplete} of {} collectives lack a rank of their group, which may have been the last \
-                 one to come.",
-                across.stragglers.num_collectives
+                "{} a rank of the group, which may have been the last one to come.",
+                counted(
+                    incomplete as u64,
+                    &format!("of {} collectives lacks", across.stragglers.num_collectives),
+                    &format!("of {} collectives lack", across.stragglers.num_collectives),
+                )
             ),
         });
     }
@@ -52,9 +55,12 @@ pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
         notes.push(Note {
             weight: Weight::Note,
             text: format!(
-                "{} calls of collectives have no counterpart in another rank's trace and say nothing of \
-                 waiting.",
-                across.stragglers.num_unmatched
+                "{} no counterpart in another rank's trace: nobody knows who waited for whom.",
+                counted(
+                    across.stragglers.num_unmatched as u64,
+                    "call of a collective has",
+                    "calls of collectives have",
+                )
             ),
         });
     }
@@ -100,7 +106,7 @@ fn lanes(across: &AcrossRanks) -> Panel {
         let kinds = [
             ("computation", Ink::Compute, segment.compute_ns),
             ("transfer", Ink::Communication, segment.transfer_ns),
-            ("host", Ink::Series(3), segment.host_ns()),
+            ("host", Ink::Host, segment.host_ns()),
         ];
         let (kind, ink, _) = kinds.into_iter().max_by_key(|of| of.2).unwrap_or(kinds[2]);
         let seq = segment.seq.map_or(String::new(), |seq| format!(" #{seq}"));
@@ -150,7 +156,7 @@ fn shares(across: &AcrossRanks) -> Panel {
             label: format!("rank {}", share.rank),
             parts: vec![
                 part("computation", share.compute_ns, Ink::Compute),
-                part("host", share.host_ns, Ink::Series(3)),
+                part("host", share.host_ns, Ink::Host),
                 part("transfer", share.transfer_ns, Ink::Communication),
             ],
         }
@@ -232,8 +238,8 @@ fn stragglers(across: &AcrossRanks) -> Panel {
             "gain_us",
             "steps would gain",
             "What the steps would gain if it were no later than the next rank wherever \
-             the critical path depends on it: an upper bound, since something else may \
-             then take as long.",
+             the critical path depends on it, at collectives and at the end of the step: \
+             an upper bound, since something else may then take as long.",
         ),
         Column::new(
             "share_pctg",

@@ -10,8 +10,16 @@ use crate::report::{Body, Panel, Section};
 /// Rows of each rank in tables by name.
 const NAMES: usize = 12;
 
-pub(super) fn section(analysis: &Analysis) -> Section {
-    let panels = vec![
+/// What launches are in a trace that has lanes of our own, said where they are shown.
+const LANES: &str = " These ranks have computed on a CPU: a launch is how the trace writes which work of a \
+    lane belongs to which call, and no device was waited for, so launches, delays and queues measure \
+    nothing here, and host is where the main thread computes.";
+const OF_LAUNCHES: [&str; 6] =
+    ["critical-path", "critical-path-names", "launches", "launches-by-kernel", "queue", "queues"];
+
+/// The panels of each rank; `has_lanes` where ranks have written lanes of a CPU as streams.
+pub(super) fn section(analysis: &Analysis, has_lanes: bool) -> Section {
+    let mut panels = vec![
         path_bounds(analysis),
         path_names(analysis),
         idle(analysis),
@@ -22,6 +30,9 @@ pub(super) fn section(analysis: &Analysis) -> Section {
         copies(analysis),
         kernels::statistics(analysis),
     ];
+    for panel in panels.iter_mut().filter(|panel| OF_LAUNCHES.contains(&panel.id.as_str())) {
+        panel.definition += if has_lanes { LANES } else { "" };
+    }
     Section::new(
         "device",
         "Each rank by itself",
@@ -76,7 +87,7 @@ fn path_bounds(analysis: &Analysis) -> Panel {
 
 fn words(bound: BoundBy) -> (&'static str, Ink) {
     match bound {
-        BoundBy::Cpu => ("host", Ink::Series(3)),
+        BoundBy::Cpu => ("host", Ink::Host),
         BoundBy::GpuCompute => ("compute kernels", Ink::Compute),
         BoundBy::GpuCommunication => ("communication", Ink::Communication),
         BoundBy::KernelGap => ("gaps between kernels", Ink::Idle),

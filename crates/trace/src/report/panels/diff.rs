@@ -82,7 +82,7 @@ fn changes(diff: &Diff, id: &str, title: &str, sign: i64) -> Panel {
         label: row.name.clone(),
         value: Some((row.time_ns() * sign) as f64 / 1e6),
         ink: match row.side {
-            Side::Host => Ink::Series(3),
+            Side::Host => Ink::Host,
             Side::Device => Ink::Compute,
         },
     });
@@ -92,7 +92,7 @@ fn changes(diff: &Diff, id: &str, title: &str, sign: i64) -> Panel {
         false => Body::Bars(Bars { unit: "ms".into(), whole: None, bars }),
     };
     let definition = "The twelve names with the largest difference of summed durations; kernels of the \
-         device in blue, the host in purple.";
+         device in blue, the host in brown.";
     Panel::new(id, title, "ms", definition, body).wide(Width::Half)
 }
 

@@ -49,7 +49,7 @@ pub(super) fn donuts(analysis: &Analysis) -> Panel {
             let ink = match of.kinds.as_slice() {
                 [kind] => ink(*kind),
                 kinds if kinds.contains(&KernelKind::Memory) && kinds.len() == 2 => Ink::Series(6),
-                kinds if kinds.len() == 2 => Ink::NonCompute,
+                kinds if kinds.len() == 2 => Ink::Both,
                 _ => Ink::Other,
             };
             Part { name: names.join(" + "), value: ms(of.time_ns), ink }
@@ -67,7 +67,7 @@ pub(super) fn donuts(analysis: &Analysis) -> Panel {
         "Kinds of kernels",
         "% of the time with kernels",
         "Time in which kernels of exactly these kinds ran: \"computation + communication\" is \
-         communication behind computation; as HTA's kernel breakdown has it.",
+         communication behind computation; as HTA has it.",
         body,
     )
 }

@@ -6,7 +6,7 @@ use crate::report::chart::{Bar, Bars, Ink, Line, Lines};
 use crate::report::{Body, Panel, Section, Width};
 
 /// As PyTorch's own tools count.
-const MB: f64 = (1 << 20) as f64;
+const MIB: f64 = (1 << 20) as f64;
 
 /// Peak and steady memory of a sharded run.
 pub(super) fn peaks(analysis: &Analysis) -> Section {
@@ -20,10 +20,10 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
             })
         });
         let body = match analysis.ranks.iter().any(|rank| rank.memory.is_some()) {
-            true => Body::Bars(Bars { unit: "MB".into(), whole: None, bars: bars.collect() }),
+            true => Body::Bars(Bars { unit: "MiB".into(), whole: None, bars: bars.collect() }),
             false => Body::Nothing("The traces hold no samples of memory.".into()),
         };
-        Panel::new(id, title, "MB = 2^20 bytes", definition, body).wide(Width::Half)
+        Panel::new(id, title, "MiB", definition, body).wide(Width::Half)
     };
     let peak = panel(
         "peak-memory",
@@ -55,17 +55,17 @@ pub(super) fn over_time(analysis: &Analysis) -> Section {
         let memory = rank.memory.as_ref()?;
         let begin = memory.series.first()?.at_ns;
         let points = memory.series.iter();
-        let points = points.map(|p| ((p.at_ns - begin) as f64 / 1e6, p.value / MB)).collect();
+        let points = points.map(|p| ((p.at_ns - begin) as f64 / 1e6, p.value / MIB)).collect();
         Some(Line { name: label(rank), ink: Ink::Series(rank.rank), points })
     });
     let lines: Vec<Line> = lines.collect();
     let body = if lines.is_empty() {
         Body::Nothing("The traces hold no samples of memory.".into())
     } else {
-        Body::Lines(Lines { x_unit: "ms".into(), y_unit: "MB".into(), lines })
+        Body::Lines(Lines { x_unit: "ms".into(), y_unit: "MiB".into(), lines })
     };
-    let definition = "Bytes alive after each change, in MB = 2^20 bytes, since the first sample of the \
+    let definition = "Bytes alive after each change, in MiB = 2^20 bytes, since the first sample of the \
          rank; the highest of each of at most 1000 equal stretches of time.";
-    let panel = Panel::new("memory", "Memory over time", "MB", definition, body);
-    Section::new("memory-section", "Memory over time", "", vec![panel])
+    let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);
+    Section::new("memory-section", "Memory in use", "", vec![panel])
 }

@@ -1,6 +1,8 @@
 //! What was odd in the traces, and what of them was left out.
 
-use crate::report::table::{Cell, Column, Table};
+use std::collections::BTreeMap;
+
+use crate::report::table::{Cell, Column, Table, counted};
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::timeline::Timeline;
 
@@ -11,20 +13,56 @@ fn dropped(timeline: &Timeline) -> u64 {
     timeline.truth.get(DROPPED).and_then(|words| words.parse().ok()).unwrap_or(0)
 }
 
+/// Kinds of events that every trace of ours or of PyTorch has and that the analysis has no use for: arrows,
+/// counters, marks, what names rows, and the calls of Python.
+const USUAL: [&str; 12] = [
+    "__metadata",
+    "ac2g",
+    "async_cpu_to_gpu",
+    "async_gpu",
+    "cpu_instant_event",
+    "fwdbwd",
+    "overhead",
+    "python_function",
+    "Trace",
+    "ph C",
+    "ph M",
+    "ph i",
+];
+
+fn is_usual(kind: &str) -> bool {
+    USUAL.contains(&kind)
+}
+
+/// What was left out although nothing is wrong with it, in a line.
+pub(super) fn not_used(timelines: &[Timeline]) -> Option<String> {
+    let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+    for (kind, count) in timelines.iter().flat_map(|timeline| &timeline.skipped) {
+        if is_usual(kind) {
+            *kinds.entry(kind).or_default() += count;
+        }
+    }
+    let events = counted(kinds.values().sum(), "event", "events");
+    let kinds: Vec<&str> = kinds.into_keys().collect();
+    let of_kinds = if kinds.len() == 1 { "of kind" } else { "of kinds" };
+    (!kinds.is_empty()).then(|| format!("Not used: {events} {of_kinds} {}.", kinds.join(", ")))
+}
+
 /// Warnings, where numbers are less than they seem.
 pub(super) fn notes(timelines: &[Timeline]) -> Vec<Note> {
     let mut notes = Vec::new();
     let lost: u64 = timelines.iter().map(dropped).sum();
     if lost > 0 {
+        let events = counted(lost, "event, which is", "events, which are");
         let text = format!(
-            "The recorder had no room for {lost} events, which are in no trace: sums are too small. \
-             Profile fewer steps."
+            "The recorder had no room for {events} in no trace: sums are too small. Profile fewer steps."
         );
         notes.push(Note { weight: Weight::Warning, text });
     }
     let odd: u64 = timelines.iter().flat_map(|timeline| timeline.oddities.values()).sum();
     if odd > 0 {
-        let text = format!("{odd} events of the traces were odd; the table of oddities says how.");
+        let events = counted(odd, "event of the traces was", "events of the traces were");
+        let text = format!("{events} odd; the table of oddities says how.");
         notes.push(Note { weight: Weight::Warning, text });
     }
     notes
@@ -53,8 +91,8 @@ pub(super) fn section(timelines: &[Timeline]) -> Option<Section> {
     ];
     let rows = timelines.iter().flat_map(|timeline| {
         let odd = timeline.oddities.iter().map(|(what, count)| ("odd", what.clone(), *count));
-        let skipped =
-            timeline.skipped.iter().map(|(what, count)| ("skipped", what.clone(), *count));
+        let skipped = timeline.skipped.iter().filter(|(what, _)| !is_usual(what));
+        let skipped = skipped.map(|(what, count)| ("skipped", what.clone(), *count));
         let lost = Some(dropped(timeline)).filter(|count| *count > 0);
         let lost = lost.map(|count| ("dropped", "by the recorder".to_owned(), count));
         let rank = timeline.rank.map_or(Cell::Missing, |rank| Cell::Whole(rank as u64));
@@ -69,5 +107,5 @@ pub(super) fn section(timelines: &[Timeline]) -> Option<Section> {
     let definition = "What of the traces was not used, or not as it was written.";
     let body = Body::Table(Table { columns, rows, mean: None });
     let panel = Panel::new("oddities", "Oddities", "", definition, body);
-    Some(Section::new("oddities-section", "Oddities", "", vec![panel]))
+    Some(Section::new("oddities-section", "Left out, or odd", "", vec![panel]))
 }

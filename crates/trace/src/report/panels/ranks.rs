@@ -1,5 +1,6 @@
 //! The figures of the summary as bars, rank by rank.
 
+use super::summary::{definition, symbol};
 use super::{label, ms};
 use crate::analysis::{Analysis, CollectiveKind, Unit, columns};
 use crate::report::chart::{Bar, Bars, Ink, Part, Stack, Stacked};
@@ -14,8 +15,8 @@ pub(super) fn bars(analysis: &Analysis, name: &str, title: &str, ink: Ink) -> Op
         ink,
     });
     let whole = (of.unit == Unit::Percent).then_some(100.0);
-    let body = Body::Bars(Bars { unit: of.unit.symbol().into(), whole, bars: bars.collect() });
-    let panel = Panel::new(&name.replace('_', "-"), title, of.unit.symbol(), of.definition, body);
+    let body = Body::Bars(Bars { unit: symbol(of.unit).into(), whole, bars: bars.collect() });
+    let panel = Panel::new(&name.replace('_', "-"), title, symbol(of.unit), &definition(of), body);
     Some(panel)
 }
 
@@ -24,7 +25,7 @@ pub(super) fn ddp(analysis: &Analysis) -> Section {
     let all = [
         ("all_reduce_time_ms", "All-reduce time", Ink::Communication),
         ("comm_comp_overlap_pctg", "Communication hidden", Ink::Communication),
-        ("comm_overhead_pctg", "Communication overhead", Ink::Communication),
+        ("comm_overhead_pctg", "Communication of kernel time", Ink::Communication),
         ("compute_time_ms", "Compute time", Ink::Compute),
         ("compute_time_pctg", "Time with computation", Ink::Compute),
         ("all_reduce_calls", "All-reduce calls", Ink::Communication),
@@ -64,14 +65,14 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
         body,
     );
     let overhead = [
-        ("comm_overhead_pctg", "Communication overhead", Ink::Communication),
+        ("comm_overhead_pctg", "Communication of kernel time", Ink::Communication),
         ("comm_comp_overlap_pctg", "Communication hidden", Ink::Communication),
     ];
     let bars = overhead.iter().filter_map(|(name, title, ink)| bars(analysis, name, title, *ink));
     let bars = bars.map(|panel| panel.wide(Width::Half));
     Section::new(
         "collectives-section",
-        "Collectives",
+        "Messages",
         "Sharding trades memory for messages: these are the messages.",
         std::iter::once(panel).chain(bars).collect(),
     )

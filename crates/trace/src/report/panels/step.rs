@@ -15,7 +15,7 @@ pub(super) fn section(analysis: &Analysis) -> Section {
     let definition = "The time of the main thread in a step, as a mean over the steps that were looked \
          at. Parts are the spans that the program named; of spans within each other the innermost \
          counts, and what no span accounts for is the rest, so the parts add up to the step.";
-    let lead = "What a step consists of, on the thread that drives it.";
+    let lead = "In parts, on the thread that drives it.";
     let panels = if with_steps.is_empty() {
         let reason = "No trace names its steps (ProfilerStep#N).";
         vec![Panel::new(
@@ -47,7 +47,7 @@ pub(super) fn section(analysis: &Analysis) -> Section {
             ),
         ]
     };
-    Section::new("step", "Anatomy of the step", lead, panels)
+    Section::new("step", "What a step consists of", lead, panels)
 }
 
 fn table(all: &[(usize, &Anatomy)]) -> Table {
@@ -111,14 +111,14 @@ fn meaning(part: StepPart) -> &'static str {
 
 fn ink(part: StepPart) -> Ink {
     match part {
-        StepPart::DataWait => Ink::Wait,
-        StepPart::Forward => Ink::Series(0),
-        StepPart::Backward => Ink::Series(3),
-        StepPart::GradSync => Ink::Series(4),
-        StepPart::Exposed => Ink::Series(1),
-        StepPart::ReduceScatter => Ink::Series(7),
-        StepPart::OptimizerStep => Ink::Series(2),
-        StepPart::ParamBroadcast => Ink::Series(5),
+        StepPart::DataWait => Ink::DataWait,
+        StepPart::Forward => Ink::Forward,
+        StepPart::Backward => Ink::Backward,
+        StepPart::GradSync => Ink::Sync,
+        StepPart::Exposed => Ink::Communication,
+        StepPart::ReduceScatter => Ink::Series(3),
+        StepPart::OptimizerStep => Ink::Optimizer,
+        StepPart::ParamBroadcast => Ink::Series(7),
         StepPart::Gather => Ink::Series(6),
         StepPart::Rest => Ink::Idle,
     }

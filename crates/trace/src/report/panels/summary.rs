@@ -32,7 +32,32 @@ pub(super) fn column(of: &analysis::Column) -> Column {
         Unit::Us => 1,
         Unit::Ms | Unit::Percent | Unit::Mb => 2,
     };
-    Column::new(of.name, &label, of.unit.symbol(), decimals, of.definition)
+    Column::new(of.name, &label, symbol(of.unit), decimals, &definition(of))
+}
+
+/// The unit as people see it: memory is counted in 2^20 bytes, whatever the names of columns say.
+pub(super) fn symbol(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Mb => "MiB",
+        unit => unit.symbol(),
+    }
+}
+
+/// What a column means, and how it differs from the figure of the same name that a run prints itself.
+pub(super) fn definition(of: &analysis::Column) -> String {
+    let beside = match of.name {
+        "comm_overhead_pctg" => {
+            " `paceline train` means another thing by overhead: the part of a step in which the main \
+             thread was blocked on communication."
+        }
+        "comm_comp_overlap_pctg" => {
+            " It is about the steps of the trace that were looked at; `paceline train` measures the \
+             overlap itself, over all measured steps, as communication while the main thread \
+             computed."
+        }
+        _ => "",
+    };
+    format!("{}{beside}", of.definition)
 }
 
 fn cell(of: &analysis::Column, value: Option<f64>) -> Cell {
@@ -88,7 +113,7 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
             column.definition = format!("Mean over ranks. {}", column.definition);
             column.label = match name {
                 "comm_comp_overlap_pctg" => "communication hidden".to_owned(),
-                "comm_overhead_pctg" => "communication overhead".to_owned(),
+                "comm_overhead_pctg" => "communication of kernel time".to_owned(),
                 _ => column.label.trim_end_matches(" time").replace("non ", "non-"),
             };
             figures.push(Figure { column, value: Cell::maybe(analysis.mean(of)) });
@@ -97,7 +122,8 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
     figures
 }
 
-pub(super) fn section(analysis: &Analysis) -> Section {
+/// All tables by number; `not_used` says what of the traces is in none.
+pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
     let panel = Panel::new(
         TABLE,
         "Summary of the ranks",
@@ -147,7 +173,7 @@ pub(super) fn section(analysis: &Analysis) -> Section {
         mean: None,
     };
     let files = Panel::new("files", "Traces", "", "What was read.", Body::Table(files));
-    Section::new("numbers", "All numbers", "", vec![panel, files])
+    Section::new("numbers", "All numbers", not_used.unwrap_or(""), vec![panel, files])
 }
 
 /// What the console says: a line per figure, the mean over ranks, then each rank.
@@ -164,7 +190,7 @@ pub fn console(analysis: &Analysis) -> String {
         head.extend((at == 0).then(|| "mean".to_owned()));
         head.extend(ranks.iter().map(super::label));
         let rows = all.iter().map(|of| {
-            let unit = of.unit.symbol();
+            let unit = symbol(of.unit);
             let label = column(of).label;
             let mut row = vec![label, unit.to_owned()];
             row.extend((at == 0).then(|| number(of, analysis.mean(of), true)));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::analysis::*;
-use crate::report::{Body, Weight};
+use crate::report::{Body, Panel, Weight};
 use crate::timeline::Stretch;
 
 const MS: i64 = 1_000_000;
@@ -204,7 +204,9 @@ fn timelines() -> Vec<Timeline> {
     vec![Timeline {
         rank: Some(2),
         oddities: [("negative duration".to_owned(), 3)].into(),
-        skipped: [("python_function".to_owned(), 1200)].into(),
+        skipped: [("python_function", 1200), ("ac2g", 400), ("nobody knows", 2)]
+            .map(|(kind, count)| (kind.to_owned(), count))
+            .into(),
         truth: [("dropped_events".to_owned(), "7".to_owned())].into(),
         ..Timeline::default()
     }]
@@ -393,4 +395,128 @@ fn the_console_has_the_mean_first() {
     assert_eq!(words(calls), "all reduce calls 36 36 36 36 36");
     let overlap = lines.iter().position(|line| line.starts_with("comm comp overlap")).unwrap();
     assert_eq!(words(overlap), "comm comp overlap % 41.25 41.25 41.25 41.25 \u{2013}");
+}
+
+#[test]
+fn what_every_trace_has_is_no_oddity() {
+    let report = report(Kind::Ddp);
+    let Some(odd) = report.table("oddities") else { panic!("no table") };
+    let whats: Vec<String> = odd.rows.iter().map(|row| row[2].exact()).collect();
+    assert_eq!(whats, ["negative duration", "nobody knows", "by the recorder"]);
+    let lead = &report.sections.iter().find(|of| of.id == "numbers").unwrap().lead;
+    assert_eq!(lead, "Not used: 1,600 events of kinds ac2g, python_function.");
+    let mut one = timelines();
+    one[0].oddities = [("negative duration".to_owned(), 1)].into();
+    let notes = odd::notes(&one);
+    assert!(notes[1].text.starts_with("1 event of the traces was odd"), "{}", notes[1].text);
+}
+
+#[test]
+fn launches_of_our_own_ranks_are_said_to_be_none() {
+    let definition = |timelines: &[Timeline], id: &str| -> String {
+        let report = of_analysis(&analysis(Kind::Ddp), None, timelines, About::default());
+        let mut panels = report.sections.into_iter().flat_map(|section| section.panels);
+        panels.find(|panel| panel.id == id).unwrap().definition
+    };
+    let mut ours = timelines();
+    ours[0].truth.insert("lanes".into(), "main".into());
+    for id in ["launches", "queues", "critical-path"] {
+        assert!(definition(&ours, id).contains("on a CPU"), "{id}");
+        assert!(!definition(&timelines(), id).contains("on a CPU"), "{id}");
+    }
+    assert!(!definition(&ours, "idle").contains("on a CPU"));
+}
+
+#[test]
+fn without_kernels_definitions_speak_of_operators() {
+    let mut analysis = analysis(Kind::Ddp);
+    for rank in &mut analysis.ranks {
+        rank.source = Source::Operators;
+    }
+    let report = of_analysis(&analysis, None, &[], About::default());
+    let panels = || report.sections.iter().flat_map(|section| &section.panels);
+    let temporal = panels().find(|panel| panel.id == "temporal").unwrap();
+    assert!(temporal.definition.starts_with("From the first to the last operator"));
+    assert!(panels().any(|panel| panel.title == "The longest operators"));
+    let is_left =
+        |panel: &Panel| panel.definition.contains("kernels") || panel.title.contains("ernels");
+    assert!(!panels().any(is_left));
+}
+
+#[test]
+fn no_heading_stands_twice() {
+    for kind in [Kind::Ddp, Kind::Sharding] {
+        let report = report(kind);
+        let sections = report.sections.iter().map(|section| &section.title);
+        let panels = report.sections.iter().flat_map(|section| &section.panels);
+        let mut titles: Vec<&String> = sections.chain(panels.map(|panel| &panel.title)).collect();
+        let count = titles.len();
+        titles.sort();
+        titles.dedup();
+        assert_eq!(titles.len(), count, "{titles:?}");
+    }
+}
+
+/// JSON whose objects have each key once.
+struct Unique;
+
+impl<'de> serde::Deserialize<'de> for Unique {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Unique;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("JSON")
+            }
+            fn visit_bool<E>(self, _: bool) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_i64<E>(self, _: i64) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_u64<E>(self, _: u64) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_f64<E>(self, _: f64) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_str<E>(self, _: &str) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_unit<E>(self) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(
+                self,
+                mut seq: A,
+            ) -> Result<Unique, A::Error> {
+                while seq.next_element::<Unique>()?.is_some() {}
+                Ok(Unique)
+            }
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<Unique, A::Error> {
+                let mut keys = std::collections::HashSet::new();
+                while let Some((key, Unique)) = map.next_entry::<String, Unique>()? {
+                    if !keys.insert(key.clone()) {
+                        return Err(serde::de::Error::custom(format!("{key} twice")));
+                    }
+                }
+                Ok(Unique)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[test]
+fn no_object_of_the_json_repeats_a_key() {
+    assert!(serde_json::from_str::<Unique>(r#"{"a": 1, "b": [{"c": 1, "c": null}]}"#).is_err());
+    let folder = tempfile::tempdir().unwrap();
+    for kind in [Kind::Ddp, Kind::Sharding] {
+        crate::report::write(&report(kind), folder.path(), "x").unwrap();
+        let json = std::fs::read_to_string(folder.path().join("x.json")).unwrap();
+        serde_json::from_str::<Unique>(&json).unwrap();
+    }
 }
