@@ -323,7 +323,8 @@ def torch_cpu(tools: Tools) -> tuple[list[Record], Record]:
         outcome("PyTorch on a CPU", "least all-reduces of a rank", min(reduced), ">= 1", min(reduced) >= 1),
         outcome("PyTorch on a CPU", "least compute time of a rank, us", min(computed), "> 0", min(computed) > 0),
     ]
-    return results, {"hta": refusal, "printed": printed.splitlines(), "summary": rows}
+    printed = printed.replace(scratch, "SCRATCH").splitlines()
+    return results, {"hta": refusal, "printed": printed, "summary": rows}
 
 
 def tensorboard(tools: Tools) -> tuple[list[Record], Record]:

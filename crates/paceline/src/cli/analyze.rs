@@ -35,7 +35,7 @@ pub struct AnalyzeArgs {
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     #[arg(conflicts_with_all = ["dir", "trace_dir"])]
     pub trace_files: Vec<PathBuf>,
-    /// Of runs that were profiled several times: the last time, or each by itself in run_<idx>_<time>/
+    /// Of runs that were profiled several times: the last time, or each by itself in run_IDX_TIME/
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = SelectName::Latest)]
     pub select: SelectName,
     /// Look at the last step too, which may have been cut off
@@ -74,7 +74,7 @@ pub struct DiffArgs {
     /// Look at the last step too, which may have been cut off
     #[arg(long)]
     pub include_last_step: bool,
-    /// Where the report is written [default: reports/diff/<A>-<B>]
+    /// Where the report is written [default: reports/diff/A-B]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }

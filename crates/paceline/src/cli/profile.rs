@@ -20,7 +20,7 @@ pub struct ProfileArgs {
     /// Steps that are recorded then [default: 10]
     #[arg(long, value_name = "N")]
     pub profile_active: Option<u64>,
-    /// Folder of the traces, which go to DIR/<strategy>/rank_<rank>/ [default: profile]
+    /// Folder of the traces, which go to DIR/STRATEGY/rank_N/ [default: profile]
     #[arg(long, value_name = "DIR")]
     pub profile_dir: Option<PathBuf>,
 }
