@@ -63,13 +63,13 @@ impl Compute {
     /// Copies the elements of a tensor into another one of the same element type and number, and records
     /// it as a copy.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<(), MemoryError> {
+        let Some(track) = self.track.as_deref().filter(|track| track.is_on()) else {
+            return to.copy_from(from);
+        };
         let start_ns = now_ns();
         to.copy_from(from)?;
-        if let Some(track) = &self.track {
-            let span = Span { start_ns, end_ns: now_ns() };
-            let bytes = from.num_elems() * from.dtype().size_bytes();
-            track.record(Event::Copy { span, bytes: bytes as u64 });
-        }
+        let span = Span { start_ns, end_ns: now_ns() };
+        track.record(Event::Copy { span, bytes: from.num_bytes() as u64 });
         Ok(())
     }
 
