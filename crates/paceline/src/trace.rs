@@ -7,6 +7,7 @@ use paceline_trace::ranks::{ClockSource, Clocks};
 use paceline_trace::read::{ReadError, Select, Window, find};
 
 use crate::cli::{MergeArgs, TraceCommand};
+use crate::outputs::check_file;
 use crate::text::plural;
 use crate::{Failure, Result};
 
@@ -23,9 +24,7 @@ pub fn trace(command: &TraceCommand) -> Result<u8> {
 
 fn merge_command(args: &MergeArgs) -> Result<u8> {
     let output = args.output.display();
-    if args.output.is_dir() {
-        return Err(Failure::Usage(format!("--output {output} is a folder; name a file")));
-    }
+    check_file("--output", &args.output)?;
     if args.output.exists() && !args.force {
         return Err(Failure::Usage(format!(
             "{output} is there already; pass --force to replace it, or name another --output"

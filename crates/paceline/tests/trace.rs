@@ -67,6 +67,7 @@ fn what_cannot_be_merged_is_named() {
     failed(&["some.json"], "some.json does not say which rank it is of");
     merge(&sandbox, &[]).refused(&["required"]);
     merge(&sandbox, &["empty", "-o", "empty"]).refused(&["--output empty is a folder"]);
+    merge(&sandbox, &["empty", "-o", "none/all.json.gz"]).refused(&["its folder does not exist"]);
     merge(&sandbox, &["empty", "--compress"]).refused(&["--compress"]);
     sandbox.write("rank_1.json", b"{\"traceEvents\": []}");
     let itself = ["rank_1.json", "-o", "rank_1.json", "--force"];
