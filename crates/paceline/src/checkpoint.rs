@@ -79,10 +79,11 @@ fn settings(config: &TrainConfig) -> Vec<Setting> {
         course("--min-lr", schedule.min_lr.to_string()),
         setting("the steps would be of another size")("--clip-grad-norm", clipped),
         Setting {
-            // The epochs that are complete have the shorter name.
-            key: "planned-epochs",
-            // A course that ends with the run depends on where that is.
-            ..course("--epochs", if decays { config.epochs.to_string() } else { "any".into() })
+            key: "lr-steps",
+            ..course(
+                "--lr-steps",
+                if decays { config.lr_steps().to_string() } else { "any".into() },
+            )
         },
     ]
 }

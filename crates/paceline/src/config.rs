@@ -44,8 +44,10 @@ pub struct TrainConfig {
     pub pin_cores: bool,
     /// Where ranks of another launcher meet.
     pub init_method: InitMethod,
-    /// Passes over the data.
+    /// Passes over the data; the last one may be cut short by `steps`.
     pub epochs: usize,
+    /// Optimizer steps after which the run ends, if that is not the end of the last epoch.
+    pub steps: Option<u64>,
     /// Batches of one pass.
     pub steps_per_epoch: usize,
     /// First steps that are not measured.
@@ -74,6 +76,8 @@ pub struct TrainConfig {
     pub profile: Option<ProfileConfig>,
     /// Folder to write checkpoints to.
     pub save: Option<PathBuf>,
+    /// Optimizer steps between two checkpoints, if they are not written after every epoch.
+    pub save_every: Option<u64>,
     /// What to continue from.
     pub resume: Option<Resume>,
     /// Whether to write scalars for TensorBoard.
@@ -90,7 +94,7 @@ impl TrainConfig {
     /// Optimizer steps of the whole run.
     pub fn total_steps(&self) -> u64 {
         let per_epoch = self.steps_per_epoch.div_ceil(self.strategy.accumulate);
-        (self.epochs as u64).saturating_mul(per_epoch as u64)
+        self.steps.unwrap_or((self.epochs as u64).saturating_mul(per_epoch as u64))
     }
 
     /// Samples of a step on all ranks: of a full one, or where ranks have shards of their own, the
@@ -110,7 +114,12 @@ impl TrainConfig {
 
     /// The learning rate of the optimizer step that follows `steps_made`.
     pub fn lr(&self, steps_made: u64) -> f64 {
-        self.schedule.lr(self.optimizer.lr(), steps_made, self.total_steps())
+        self.schedule.lr(self.optimizer.lr(), steps_made, self.lr_steps())
+    }
+
+    /// Optimizer steps over which the learning rate takes its course.
+    pub fn lr_steps(&self) -> u64 {
+        self.schedule.steps.unwrap_or_else(|| self.total_steps())
     }
 }
 
@@ -162,9 +171,11 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
     check_drift(args, &strategy, &mut warnings)?;
     let schedule = Schedule::resolve(args, optimizer.lr())?;
     let global_batch_size = resolve_batch(args, world_size, if is_mlp { 256 } else { 64 })?;
-    let epochs = args.epochs.unwrap_or(if is_mlp { 5 } else { 3 });
-    if epochs == 0 || args.steps_per_epoch == Some(0) {
-        return usage("--epochs and --steps-per-epoch must be at least 1".into());
+    if args.epochs == Some(0) || args.steps == Some(0) || args.steps_per_epoch == Some(0) {
+        return usage("--epochs, --steps and --steps-per-epoch must be at least 1".into());
+    }
+    if args.save_every == Some(0) {
+        return usage("--save-every 0: pass the number of optimizer steps between two".into());
     }
     let data = data::resolve(args, &model, global_batch_size)?;
     if args.download && !placement.is_some_and(Placement::is_of_train) {
@@ -190,13 +201,19 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
         }
         asked => asked.unwrap_or(natural_steps),
     };
+    let steps_of_epoch = steps_per_epoch.div_ceil(strategy.accumulate);
+    let epochs = match args.steps {
+        Some(steps) => usize::try_from(steps.div_ceil(steps_of_epoch as u64)).unwrap_or(usize::MAX),
+        None => args.epochs.unwrap_or(if is_mlp { 5 } else { 3 }),
+    };
     if let Some(block) = strategy.sync_blocks {
-        let made = epochs.saturating_mul(steps_per_epoch.div_ceil(strategy.accumulate));
+        let made = args.steps.and_then(|steps| usize::try_from(steps).ok());
+        let made = made.unwrap_or(epochs.saturating_mul(steps_of_epoch));
         let needed = args.warmup_steps.saturating_add(block.saturating_mul(2));
         if made < needed {
             return usage(format!(
                 "--sync-blocks {block}: two blocks and {} steps of warm-up are {needed} steps, but the run \
-                 has {made}; pass more --epochs, or smaller blocks",
+                 has {made}; pass more --epochs or --steps, or smaller blocks",
                 args.warmup_steps
             ));
         }
@@ -222,6 +239,7 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
         pin_cores: args.pin_cores,
         init_method: resolve_init_method(&args.init_method)?,
         epochs,
+        steps: args.steps,
         steps_per_epoch,
         warmup_steps: args.warmup_steps,
         batch_size: global_batch_size.div_ceil(world_size),
@@ -236,13 +254,14 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
         eval_every: args.eval_every,
         profile: None,
         save: args.save.clone(),
+        save_every: args.save_every,
         resume: Resume::resolve(args)?,
         tensorboard: args.tensorboard,
         json: args.json.clone(),
         quiet: args.quiet,
         warnings,
     };
-    config.schedule.check(config.total_steps())?;
+    config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name.name());
     config.profile = profile::resolve(&args.profile, choice, total, &mut config.warnings)?;
     if config.evaluate || config.eval_every.is_some() {

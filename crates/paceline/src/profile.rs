@@ -66,7 +66,7 @@ pub fn resolve(
         return Err(Failure::Usage(format!(
             "--profile: {wait} + {warmup} + {active} steps are to be left out and recorded, but the run \
              has {total_steps}; lower --profile-active, --profile-wait or --profile-warmup, or pass \
-             more --epochs"
+             more --epochs or --steps"
         )));
     }
     if active < FEW_STEPS {

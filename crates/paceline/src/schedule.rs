@@ -33,6 +33,8 @@ pub struct Schedule {
     pub warmup_steps: u64,
     /// Where linear and cosine end.
     pub min_lr: f64,
+    /// Optimizer steps after which they end, if those are not the steps of the run.
+    pub steps: Option<u64>,
 }
 
 impl Schedule {
@@ -40,6 +42,12 @@ impl Schedule {
     pub fn resolve(args: &TrainArgs, lr: f64) -> Result<Self> {
         let (name, warmup_steps) = (args.lr_schedule, args.lr_warmup_steps);
         let usage = |problem: String| Err(Failure::Usage(problem));
+        if let Some(steps) = args.lr_steps.filter(|_| name == ScheduleName::Constant) {
+            return usage(format!(
+                "--lr-steps {steps} is when --lr-schedule linear and cosine end; leave it out, or pass \
+                 one of them"
+            ));
+        }
         match args.min_lr {
             Some(min_lr) if name == ScheduleName::Constant => usage(format!(
                 "--min-lr {min_lr} is where --lr-schedule linear and cosine end; leave it out, or pass \
@@ -49,25 +57,29 @@ impl Schedule {
             Some(min_lr) if !(0.0..=lr).contains(&min_lr) => {
                 usage(format!("--min-lr {min_lr}: pass a number from 0 to --lr, which is {lr}"))
             }
-            min_lr => Ok(Self { name, warmup_steps, min_lr: min_lr.unwrap_or(0.0) }),
+            min_lr => {
+                Ok(Self { name, warmup_steps, min_lr: min_lr.unwrap_or(0.0), steps: args.lr_steps })
+            }
         }
     }
 
-    /// Refuses a warm-up that the run does not outlast.
+    /// Refuses a warm-up that lasts as long as the whole course of so many steps.
     pub fn check(&self, total_steps: u64) -> Result<()> {
         let warmup_steps = self.warmup_steps;
         if warmup_steps == 0 || warmup_steps < total_steps {
             return Ok(());
         }
         Err(Failure::Usage(format!(
-            "--lr-warmup-steps {warmup_steps}: the run has {total_steps} optimizer steps, so it would \
-             never reach --lr; lower it, or raise --epochs"
+            "--lr-warmup-steps {warmup_steps}: the {} {total_steps} optimizer steps, so it would never \
+             reach --lr; lower it, or raise {}",
+            if self.steps.is_some() { "learning rate's course has" } else { "run has" },
+            if self.steps.is_some() { "--lr-steps" } else { "--epochs or --steps" },
         )))
     }
 
     /// The rate of the step that follows `steps_made` of `total_steps`, where `lr` is the full one.
     pub fn lr(&self, lr: f64, steps_made: u64, total_steps: u64) -> f64 {
-        let Schedule { name, warmup_steps, min_lr } = *self;
+        let Schedule { name, warmup_steps, min_lr, .. } = *self;
         if steps_made < warmup_steps {
             return lr * (steps_made + 1) as f64 / (warmup_steps + 1) as f64;
         }
@@ -87,7 +99,7 @@ mod tests {
 
     /// The rates of all steps of a run.
     fn rates(name: ScheduleName, warmup_steps: u64, min_lr: f64, total: u64) -> Vec<f64> {
-        let schedule = Schedule { name, warmup_steps, min_lr };
+        let schedule = Schedule { name, warmup_steps, min_lr, steps: None };
         (0..total).map(|step| schedule.lr(0.1, step, total)).collect()
     }
 
@@ -134,7 +146,7 @@ mod tests {
     #[test]
     fn the_end_is_what_comes_after_the_last_step() {
         for name in [ScheduleName::Linear, ScheduleName::Cosine] {
-            let schedule = Schedule { name, warmup_steps: 3, min_lr: 0.01 };
+            let schedule = Schedule { name, warmup_steps: 3, min_lr: 0.01, steps: None };
             assert_rates(vec![schedule.lr(0.1, 10, 10), schedule.lr(0.1, 50, 10)], &[0.01; 2]);
         }
     }

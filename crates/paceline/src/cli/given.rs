@@ -13,11 +13,14 @@ use super::TrainArgs;
 
 /// Flags that commands with [`TrainFlags`] have for themselves, or that make no sense in a run that
 /// only measures.
-const NOT_PASSED_ON: [&str; 12] = [
+const NOT_PASSED_ON: [&str; 14] = [
     "nproc",
+    // Measurements count --steps-per-epoch and --epochs.
+    "steps",
     "json",
     "quiet",
     "save",
+    "save_every",
     "tensorboard",
     "resume",
     "evaluate",

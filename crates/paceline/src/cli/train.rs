@@ -80,6 +80,9 @@ pub struct TrainArgs {
     /// Passes over the data [default: 3, or 5 for the MLP]
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub epochs: Option<usize>,
+    /// Optimizer steps after which the run ends, in as many passes over the data as they take
+    #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Training")]
+    pub steps: Option<u64>,
     /// Steps of an epoch at most [default: all of the data, or 20 for the MLP]
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub steps_per_epoch: Option<usize>,
@@ -108,6 +111,9 @@ pub struct TrainArgs {
     /// Learning rate at which linear and cosine end [default: 0]
     #[arg(long, value_name = "X", help_heading = "Training")]
     pub min_lr: Option<f64>,
+    /// Optimizer steps after which linear and cosine end [default: those of the run]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub lr_steps: Option<u64>,
     /// Momentum of SGD
     #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = "Training")]
     pub momentum: f64,
@@ -157,9 +163,12 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub profile: ProfileArgs,
 
-    /// Write a checkpoint into this folder after every epoch
+    /// Write a checkpoint into this folder after every epoch and at the end of the run
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub save: Option<PathBuf>,
+    /// Write it after every N optimizer steps instead of after every epoch
+    #[arg(long, value_name = "N", requires = "save", help_heading = "Output")]
+    pub save_every: Option<u64>,
     /// Continue from the checkpoint in this folder; with auto, from the one in --save, if there is one
     /// yet
     #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
