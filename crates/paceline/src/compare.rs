@@ -10,10 +10,12 @@ use serde_json::Value;
 use crate::bench::screen::say;
 use crate::cli::{CompareArgs, DdpChoice, Given, StrategyName, TrainArgs};
 use crate::environment::Placement;
+use crate::metrics::TOTAL;
 use crate::outputs::{check_file, check_folder};
+use crate::run::folder;
 use crate::runs::{self, RunSummary, Runs};
 use crate::text::{hundredths, plain_table, thousands};
-use crate::{Failure, Result, measure, resources, run_folder, study};
+use crate::{Failure, Result, resources, study};
 
 /// Batches of a step of the strategies that were published with several.
 const PUBLISHED_ACCUMULATION: usize = 4;
@@ -158,11 +160,7 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
         let reason = left_out.into_iter().next().map_or(String::new(), |left| left.reason);
         return usage(format!("--ddp-choice all: no strategy fits these flags: {reason}"));
     }
-    check_folder(
-        "the run folder",
-        &run_folder::runs(),
-        "start from a folder that you can write to",
-    )?;
+    check_folder("the run folder", &folder::runs(), "start from a folder that you can write to")?;
     args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
     // What holds for some of the strategies only is in their run folders.
     let everywhere =
@@ -171,7 +169,7 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
         eprintln!("warning: {warning}");
     }
 
-    let folder = run_folder::create_named(config.model.name(), "all")?;
+    let folder = folder::create_named(config.model.name(), "all")?;
     let absolute = std::path::absolute(&folder)
         .map_err(|e| Failure::io("the run folder has no absolute path", e))?;
     let runs = Runs::new(cases.len(), Duration::MAX, Some(absolute))?;
@@ -204,9 +202,9 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
         runs: rows,
         left_out,
     };
-    run_folder::write_json(&folder.join("comparison.json"), &report)?;
+    folder::write_json(&folder.join("comparison.json"), &report)?;
     if let Some(file) = &args.json {
-        run_folder::write_json(file, &report)?;
+        folder::write_json(file, &report)?;
     }
     if !args.quiet {
         say(&text(&report));
@@ -274,7 +272,7 @@ fn line(row: &Row) -> [String; 14] {
     let or_dash = |value: Option<f64>, decimals: usize| {
         value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
     };
-    let peak = found.peak_bytes.get(measure::TOTAL).map(|bytes| *bytes as f64 / 1e6);
+    let peak = found.peak_bytes.get(TOTAL).map(|bytes| *bytes as f64 / 1e6);
     [
         row.strategy.clone(),
         or_dash(found.step_ms_median, 2),

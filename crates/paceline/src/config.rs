@@ -445,7 +445,7 @@ fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> R
 
 /// Tries whether everything that the run will write can be written.
 fn check_outputs(config: &TrainConfig) -> Result<()> {
-    let runs = crate::run_folder::runs();
+    let runs = crate::run::folder::runs();
     check_folder("the run folder", &runs, "start from a folder that you can write to")?;
     if let Some(folder) = &config.save {
         check_folder("--save", folder, "pass a folder that you can write to")?;

@@ -10,7 +10,7 @@ use crate::config::{self, InitMethod, TrainConfig};
 use crate::connect::connect;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Launch};
-use crate::run_folder::{self, RunFolder};
+use crate::run::folder::{self, RunFolder};
 use crate::{Failure, Result, compare, threads, train};
 
 /// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
@@ -29,7 +29,7 @@ pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     match placement {
         Some(placement) => run_process(&config, &placement)?,
         None if config.world_size == 1 => {
-            let folder = RunFolder::open(run_folder::create(&config)?, &config)?;
+            let folder = RunFolder::open(folder::create(&config)?, &config)?;
             train::pin(&config, 0)?;
             train::run_rank(&config, Group::single(), 0, Some(folder))?;
         }
@@ -50,7 +50,7 @@ fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
     let group = connect(config.transport, &config.comm, &meeting, place, pinned)?;
     let folder = match (place.rank, &placement.run_folder) {
         (0, Some(folder)) => Some(RunFolder::open(PathBuf::from(folder), config)?),
-        (0, None) => Some(RunFolder::open(run_folder::create(config)?, config)?),
+        (0, None) => Some(RunFolder::open(folder::create(config)?, config)?),
         _ => None,
     };
     train::run_rank(config, group, place.local_rank, folder)
@@ -58,7 +58,7 @@ fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
 
 /// All ranks are threads of this process.
 fn run_threads(config: &TrainConfig) -> Result<()> {
-    let folder = Mutex::new(Some(RunFolder::open(run_folder::create(config)?, config)?));
+    let folder = Mutex::new(Some(RunFolder::open(folder::create(config)?, config)?));
     threads::run(config.world_size, config.comm.options(config.world_size), |group| {
         let rank = group.rank();
         let take = || folder.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -72,7 +72,7 @@ fn run_threads(config: &TrainConfig) -> Result<()> {
 fn launch_processes(config: &TrainConfig) -> Result<u8> {
     let own_program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
-    let folder = run_folder::create(config)?;
+    let folder = folder::create(config)?;
     let mut command = vec![own_program.into_os_string()];
     command.extend(std::env::args_os().skip(1));
     launcher::launch(&Launch {

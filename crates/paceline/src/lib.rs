@@ -7,9 +7,7 @@
 //! Start reading at [`train`], which holds the training loop from top to bottom.
 #![forbid(unsafe_code)]
 
-pub mod advice;
 pub mod analyze;
-pub mod anatomy;
 pub mod bench;
 pub mod check;
 pub mod checkpoint;
@@ -24,28 +22,25 @@ pub mod download;
 pub mod environment;
 pub mod experiment;
 pub mod feed;
+pub mod insight;
 pub mod launcher;
 pub mod links;
-pub mod measure;
+pub mod metrics;
 pub mod model_settings;
 pub mod outputs;
 pub mod profile;
-pub mod replay;
-pub mod report;
 pub mod resources;
 pub mod resume;
-pub mod run_folder;
+pub mod run;
 pub mod runs;
 pub mod schedule;
 pub mod strategy;
 pub mod study;
-pub mod summary;
 pub mod trace;
 pub mod train;
 
 mod connect;
 mod failure;
-mod tensorboard;
 mod text;
 mod threads;
 

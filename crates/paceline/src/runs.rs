@@ -22,10 +22,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::anatomy::Anatomy;
 use crate::cli::{Cli, Given};
 use crate::config::{self, TrainConfig};
-use crate::run_folder::RUNS_VARIABLE;
+use crate::metrics::anatomy::Anatomy;
+use crate::run::folder::RUNS_VARIABLE;
 use crate::{Failure, Result};
 
 /// How often a run is looked after.

@@ -18,11 +18,11 @@ use paceline_trace::{Lane, Span, now_ns};
 use crate::checkpoint::{self, Progress};
 use crate::config::TrainConfig;
 use crate::feed::{self, Feed};
-use crate::measure::{Meter, RankReport, StepTimes};
+use crate::metrics::console::{Console, EvaluationLine, StepLine};
+use crate::metrics::meter::{Meter, RankReport, StepTimes};
+use crate::metrics::summary::{Outcome, Summary};
 use crate::profile::Profiler;
-use crate::report::{Console, EvaluationLine, StepLine};
-use crate::run_folder::RunFolder;
-use crate::summary::{Outcome, Summary};
+use crate::run::folder::RunFolder;
 use crate::{Failure, Result, resources, resume};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
@@ -391,10 +391,10 @@ impl Trainer<'_> {
         let summary = Summary::new(self.config, &outcome, &reports, &model.layout);
         let folder = self.folder.as_ref().map(RunFolder::path);
         if let Some(folder) = folder {
-            crate::run_folder::write_json(&folder.join("summary.json"), &summary)?;
+            crate::run::folder::write_json(&folder.join("summary.json"), &summary)?;
         }
         if let Some(file) = &self.config.json {
-            crate::run_folder::write_json(file, &summary)?;
+            crate::run::folder::write_json(file, &summary)?;
         }
         self.console.summary(self.config, &summary, &outcome, folder);
         Ok(())

@@ -14,7 +14,7 @@ use super::plan::Plan;
 use super::result::{Row, Timing, bus_factor};
 use crate::Result;
 use crate::cli::TransportName;
-use crate::measure::quantile;
+use crate::metrics::quantile;
 
 /// What a rank has to say while it measures. Every rank's is called, at the same points.
 pub trait Listener {

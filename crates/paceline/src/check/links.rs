@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answers, Verdict};
 use crate::Result;
-use crate::measure::quantile;
+use crate::metrics::quantile;
 use crate::text::plain_lines;
 
 /// There and back so often, for the latency.

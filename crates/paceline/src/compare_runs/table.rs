@@ -7,7 +7,7 @@ use paceline_trace::report::{Body, Panel, Section, Width};
 
 use super::NAME;
 use super::load::Run;
-use crate::measure;
+use crate::metrics::TOTAL;
 
 /// A column, and where it is of a run.
 struct Figure {
@@ -44,7 +44,7 @@ fn cost(run: &Run, price_per_hour: f64) -> Option<f64> {
 }
 
 fn peak_mb(run: &Run) -> Option<f64> {
-    run.summary.peak_bytes.get(measure::TOTAL).map(|bytes| *bytes as f64 / 1e6)
+    run.summary.peak_bytes.get(TOTAL).map(|bytes| *bytes as f64 / 1e6)
 }
 
 /// A figure of the traces.
@@ -294,7 +294,7 @@ pub(super) fn for_console(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::anatomy::Anatomy;
+    use crate::metrics::anatomy::Anatomy;
     use crate::runs::RunSummary;
 
     fn run(name: &str, strategy: &str, total_s: Option<f64>) -> Run {

@@ -23,8 +23,9 @@ use crate::cli::{Given, StudyArgs, StudyCommand};
 use crate::config::TrainConfig;
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder};
+use crate::run::folder;
 use crate::runs::{self, RunSummary, Runs};
-use crate::{Failure, Result, resources, run_folder};
+use crate::{Failure, Result, resources};
 
 /// Rounds at most.
 const MAX_ROUNDS: usize = 1000;
@@ -216,7 +217,7 @@ fn write_files(
     charts: &[(String, LineChart)],
 ) -> Result<()> {
     if let Some(file) = &study.json {
-        run_folder::write_json(file, report)?;
+        folder::write_json(file, report)?;
     }
     if let Some(file) = &study.csv {
         let failed =

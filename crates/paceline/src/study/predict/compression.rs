@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::model::{Calibration, Prediction};
 use crate::config::TrainConfig;
-use crate::replay;
+use crate::insight::replay;
 use crate::{Failure, Result};
 
 /// How often each way is measured; the fastest counts, since whatever else runs only adds.
@@ -181,7 +181,7 @@ mod tests {
     use paceline_model::{Init, LayoutBuilder};
 
     use super::*;
-    use crate::anatomy::ReadyLine;
+    use crate::metrics::anatomy::ReadyLine;
 
     const COSTS: Costs = Costs { narrow_ms: 1.0, widen_ms: 1.0, select_ms: 8.0, scatter_ms: 1.0 };
 

@@ -1,7 +1,7 @@
 //! `paceline predict`: the step that more ranks on other links would take, from runs without communication.
 //!
 //! Runs that do not communicate tell what a step computes and when each gradient is final. What a link
-//! makes of that is a queue ([`crate::replay`]): so the step, the overlap and the best buckets follow for
+//! makes of that is a queue ([`crate::insight::replay`]): so the step, the overlap and the best buckets follow for
 //! links and strategies that were never run. With `--measure` the same links are emulated, and what
 //! was measured stands beside what was predicted.
 //!

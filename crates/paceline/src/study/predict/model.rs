@@ -5,9 +5,9 @@ use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
-use crate::advice;
-use crate::anatomy::ReadyLine;
-use crate::replay::{self, Backward};
+use crate::insight::advice;
+use crate::insight::replay::{self, Backward};
+use crate::metrics::anatomy::ReadyLine;
 use crate::runs::{self, RunSummary};
 use crate::{Failure, Result};
 

@@ -111,7 +111,7 @@ fn short(mb: f64) -> String {
 mod tests {
     use super::super::model::Prediction;
     use super::*;
-    use crate::anatomy::ReadyLine;
+    use crate::metrics::anatomy::ReadyLine;
 
     #[test]
     fn what_is_printed() {

@@ -10,11 +10,11 @@ use paceline_model::Layout;
 use paceline_strategies::Alternating;
 use serde::Serialize;
 
-use crate::advice::{self, Cost};
-use crate::anatomy::Anatomy;
 use crate::cli::DeviceName;
 use crate::config::TrainConfig;
-use crate::measure::{RankReport, StepTimes, TOTAL, quantile};
+use crate::insight::advice::{self, Cost};
+use crate::metrics::anatomy::Anatomy;
+use crate::metrics::meter::{RankReport, StepTimes, TOTAL, quantile};
 use crate::text::{ms, thousands};
 
 /// What training came to.

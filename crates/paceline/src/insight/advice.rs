@@ -1,14 +1,14 @@
 //! A sentence that follows from the anatomy of a step: is communication hidden, and if not, why?
 //!
-//! It replays the measured ready times with other buckets ([`crate::replay`]) and says what they would
+//! It replays the measured ready times with other buckets ([`crate::insight::replay`]) and says what they would
 //! change. It only ever says what the numbers of the run say.
 
 use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
 
-use crate::anatomy::{Anatomy, OpLine, ReadyLine, Slowest};
 use crate::cli::StrategyName;
-use crate::replay::{self, Backward};
+use crate::insight::replay::{self, Backward};
+use crate::metrics::anatomy::{Anatomy, OpLine, ReadyLine, Slowest};
 
 /// Less exposed communication than this part of the step is nobody's concern, in percent.
 const NEGLIGIBLE_PCT: f64 = 2.0;

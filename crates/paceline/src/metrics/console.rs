@@ -13,10 +13,10 @@ use serde::Serialize;
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::config::TrainConfig;
-use crate::measure::StepTimes;
+use crate::metrics::meter::StepTimes;
+use crate::metrics::summary::{Outcome, Summary, scaling_block, summary_block};
 use crate::model_settings::ModelSettings;
 use crate::profile;
-use crate::summary::{Outcome, Summary, scaling_block, summary_block};
 use crate::text::{ms, placement_line, plural, thousands};
 use crate::train::EpochSums;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::config::TrainConfig;
-use crate::tensorboard::EventFile;
+use crate::metrics::tensorboard::EventFile;
 use crate::{Failure, Result};
 
 /// The variable that names another place for run folders.

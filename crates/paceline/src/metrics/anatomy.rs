@@ -2,12 +2,12 @@
 //!
 //! The main thread's times are disjoint and add up to the wall clock, with what no span accounts for
 //! printed as the rest. What communication did meanwhile stands beside them. What follows from the
-//! numbers for the user is [`advice`](crate::advice)'s.
+//! numbers for the user is [`advice`](crate::insight::advice)'s.
 
 use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{OpMean, RankReport, StepTimes};
+use crate::metrics::meter::{OpMean, RankReport, StepTimes};
 use crate::text::plain_table;
 
 /// Where the time of a step goes: means over ranks and measured steps, in milliseconds.
