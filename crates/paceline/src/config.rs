@@ -15,10 +15,11 @@ use crate::environment::Placement;
 use crate::model_settings::{ModelSettings, OptimizerSettings, resolve_model, resolve_optimizer};
 use crate::outputs::{check_file, check_folder};
 use crate::profile::{self, ProfileConfig};
-use crate::resume::{self, Resume};
+use crate::run::batches;
+use crate::run::resume::{self, Resume};
 use crate::schedule::Schedule;
 use crate::strategy::{self, StrategyConfig};
-use crate::{Failure, Result, compare, download, feed, launcher, resources};
+use crate::{Failure, Result, compare, download, launcher, resources};
 
 /// Threads per rank at most. More than any host has cores to give.
 const MAX_THREADS: usize = 1024;
@@ -184,7 +185,7 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
     let dataset = data.open_train(args.seed)?;
     let natural_steps = match &args.rank_samples {
         Some(samples) => {
-            feed::check_rank_samples(args, samples, world_size, dataset.len())?;
+            batches::check_rank_samples(args, samples, world_size, dataset.len())?;
             // All go on until the last one is out of data.
             let most = samples.iter().max().copied().unwrap_or(0);
             most.div_ceil(global_batch_size / world_size)

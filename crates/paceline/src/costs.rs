@@ -13,8 +13,9 @@ use crate::bench::screen::say;
 use crate::bench::sweep;
 use crate::cli::{Cli, CnnSizes, Command, LinksArgs, ModelName, TransportName};
 use crate::links::{LinkRow, ModelRow, overheads, speeds};
+use crate::run::trainer;
 use crate::text::plain_table;
-use crate::{Failure, Result, config, launcher, train};
+use crate::{Failure, Result, config, launcher};
 
 /// Steps that are made to find a model's computing time, and how many of them do not count.
 const STEPS: (usize, usize) = (6, 2);
@@ -158,7 +159,7 @@ fn of_model(name: &str, model_flags: &[String], compute_ms: Option<f64>) -> Resu
     let summary = memfd_create("summary", MemfdFlags::CLOEXEC)
         .map_err(|e| Failure::io("no memory for a summary", e))?;
     config.json = Some(format!("/proc/self/fd/{}", summary.as_raw_fd()).into());
-    train::run_rank(&config, Group::single(), 0, None)?;
+    trainer::run_rank(&config, Group::single(), 0, None)?;
     let mut text = String::new();
     File::from(summary)
         .read_to_string(&mut text)

@@ -11,7 +11,8 @@ use crate::connect::connect;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Launch};
 use crate::run::folder::{self, RunFolder};
-use crate::{Failure, Result, compare, threads, train};
+use crate::run::trainer;
+use crate::{Failure, Result, compare, threads};
 
 /// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
@@ -30,8 +31,8 @@ pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
         Some(placement) => run_process(&config, &placement)?,
         None if config.world_size == 1 => {
             let folder = RunFolder::open(folder::create(&config)?, &config)?;
-            train::pin(&config, 0)?;
-            train::run_rank(&config, Group::single(), 0, Some(folder))?;
+            trainer::pin(&config, 0)?;
+            trainer::run_rank(&config, Group::single(), 0, Some(folder))?;
         }
         None if config.transport == TransportName::Thread => run_threads(&config)?,
         None => return launch_processes(&config),
@@ -53,7 +54,7 @@ fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
         (0, None) => Some(RunFolder::open(folder::create(config)?, config)?),
         _ => None,
     };
-    train::run_rank(config, group, place.local_rank, folder)
+    trainer::run_rank(config, group, place.local_rank, folder)
 }
 
 /// All ranks are threads of this process.
@@ -63,8 +64,8 @@ fn run_threads(config: &TrainConfig) -> Result<()> {
         let rank = group.rank();
         let take = || folder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let folder = if rank == 0 { take() } else { None };
-        train::pin(config, rank)?;
-        train::run_rank(config, group, rank, folder)
+        trainer::pin(config, rank)?;
+        trainer::run_rank(config, group, rank, folder)
     })
 }
 

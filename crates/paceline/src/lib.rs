@@ -4,7 +4,7 @@
 //! launcher, the training loop, checkpoints, measurements and reports. It knows how nothing is
 //! computed.
 //!
-//! Start reading at [`train`], which holds the training loop from top to bottom.
+//! Start reading at [`run::trainer`], which holds the training loop from top to bottom.
 #![forbid(unsafe_code)]
 
 pub mod analyze;
@@ -21,7 +21,6 @@ pub mod data;
 pub mod download;
 pub mod environment;
 pub mod experiment;
-pub mod feed;
 pub mod insight;
 pub mod launcher;
 pub mod links;
@@ -30,14 +29,12 @@ pub mod model_settings;
 pub mod outputs;
 pub mod profile;
 pub mod resources;
-pub mod resume;
 pub mod run;
 pub mod runs;
 pub mod schedule;
 pub mod strategy;
 pub mod study;
 pub mod trace;
-pub mod train;
 
 mod connect;
 mod failure;

@@ -11,14 +11,13 @@ use paceline_strategies::StepLoss;
 use serde::Serialize;
 
 use crate::Result;
-use crate::checkpoint::Progress;
 use crate::config::TrainConfig;
 use crate::metrics::meter::StepTimes;
 use crate::metrics::summary::{Outcome, Summary, scaling_block, summary_block};
 use crate::model_settings::ModelSettings;
 use crate::profile;
+use crate::run::progress::{EpochSums, Progress};
 use crate::text::{ms, placement_line, plural, thousands};
-use crate::train::EpochSums;
 
 /// Without a terminal, a line is printed every so many batches.
 const LINE_EVERY: usize = 10;

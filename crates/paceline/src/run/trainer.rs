@@ -8,22 +8,25 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use paceline_collectives::Group;
-use paceline_data::{Batch, Dataset, Loader, LoaderConfig, Order, Sampler};
+use paceline_data::Dataset;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Optimizer;
-use paceline_strategies::{Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm};
+use paceline_strategies::{Replica, StepLoss};
 use paceline_trace::{Lane, Span, now_ns};
 
-use crate::checkpoint::{self, Progress};
 use crate::config::TrainConfig;
-use crate::feed::{self, Feed};
 use crate::metrics::console::{Console, EvaluationLine, StepLine};
 use crate::metrics::meter::{Meter, RankReport, StepTimes};
 use crate::metrics::summary::{Outcome, Summary};
 use crate::profile::Profiler;
+use crate::run::batches::{self, BatchStream};
+use crate::run::evaluation;
 use crate::run::folder::RunFolder;
-use crate::{Failure, Result, resources, resume};
+use crate::run::progress::{EpochSums, Progress};
+use crate::run::resume;
+use crate::run::step::{StepOutcome, Stepper};
+use crate::{Result, checkpoint, resources};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
 const LANE_CAPACITY: usize = 1 << 14;
@@ -63,20 +66,11 @@ pub fn run_rank(
 
     let lane = Lane::with_capacity(LANE_CAPACITY);
     let evaluates = config.evaluate || config.eval_every.is_some();
-    let join = feed::join(config, dataset.as_ref(), &replica)?;
+    let join = batches::join(config, dataset.as_ref(), &replica)?;
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
-    let mut trainer = Trainer {
-        config,
-        replica,
-        optimizer,
-        strategy,
-        lane,
-        profiler,
-        console,
-        folder,
-        test,
-        join,
-    };
+    let max_norm = config.clip_grad_norm;
+    let stepper = Stepper { replica, optimizer, strategy, lane, join, max_norm };
+    let mut trainer = Trainer { config, stepper, profiler, console, folder, test };
     let trained = trainer.train(dataset, progress)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     if let Some(sums) = &evaluation {
@@ -101,53 +95,22 @@ struct Trained {
     last: Option<EpochSums>,
 }
 
-/// What one step came to.
-struct StepOutcome {
-    loss: StepLoss,
-    /// The norm of the gradients before they were clipped, if they are to be.
-    grad_norm: Option<f64>,
-    whole: Span,
-}
-
-/// Sums over an epoch, over all ranks.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct EpochSums {
-    /// Sum of the samples' losses.
-    pub loss: f64,
-    /// Samples classified correctly.
-    pub correct: f64,
-    /// Samples.
-    pub count: f64,
-}
-
-impl EpochSums {
-    fn add(&mut self, step: &StepLoss) {
-        self.loss += step.loss * step.count as f64;
-        self.correct += step.correct;
-        self.count += step.count as f64;
-    }
-}
-
 struct Trainer<'a> {
     config: &'a TrainConfig,
-    replica: Replica,
-    optimizer: Optimizer,
-    strategy: Box<dyn Strategy>,
-    lane: Lane,
+    stepper: Stepper,
     profiler: Option<Profiler>,
     console: Console,
     folder: Option<RunFolder>,
     /// The test set, if there is to be any evaluation.
     test: Option<Arc<dyn Dataset>>,
-    /// Where ranks have batches of their own.
-    join: Option<Join>,
 }
 
 impl Trainer<'_> {
     fn train(&mut self, dataset: Arc<dyn Dataset>, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
         let track = self.profiler.as_ref().map(Profiler::loader);
-        let mut feed = Feed::new(config, dataset, &self.replica, progress.epochs, track)?;
+        let replica = &self.stepper.replica;
+        let mut stream = BatchStream::new(config, dataset, replica, progress.epochs, track)?;
         let mut meter = Meter::new();
         // Room for all steps, so that measuring does not allocate; within reason, because a run
         // that is to go on until it is stopped may announce any number of epochs.
@@ -163,28 +126,27 @@ impl Trainer<'_> {
             let mut batches = 0;
             while batches < config.steps_per_epoch {
                 if let Some(profiler) = &mut self.profiler {
-                    profiler.begin_step(made, &self.replica.group)?;
-                    meter.forget(&self.replica.group);
+                    profiler.begin_step(made, &self.stepper.replica.group)?;
+                    meter.forget(&self.stepper.replica.group);
                 }
                 let asked_ns = now_ns();
                 let num_left = config.steps_per_epoch - batches;
-                let shares = feed.step(epoch, config.strategy.accumulate.min(num_left))?;
+                let shares = stream.step(epoch, config.strategy.accumulate.min(num_left))?;
                 batches += shares.len();
                 let data_ns = now_ns() - asked_ns;
 
                 let lr = config.lr(progress.steps);
-                self.optimizer.set_lr(lr);
-                let Some(outcome) = self.step(shares)? else { break };
+                let Some(outcome) = self.stepper.step(shares, lr)? else { break };
+                self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
                 let StepOutcome { loss, grad_norm, whole } = outcome;
-                self.stop_if_not_finite(progress.steps, &loss, grad_norm)?;
 
                 progress.steps += 1;
                 made += 1;
                 sums.add(&loss);
-                meter.read(&self.replica.group);
+                meter.read(&self.stepper.replica.group);
                 self.profile(made - 1, asked_ns, whole, &loss, &meter)?;
                 let counts = made > config.warmup_steps as u64;
-                let times = meter.take(whole, data_ns, &mut self.lane, counts);
+                let times = meter.take(whole, data_ns, &mut self.stepper.lane, counts);
                 if counts {
                     steps.push(times);
                 }
@@ -200,15 +162,14 @@ impl Trainer<'_> {
                     self.forget_records(&mut meter);
                 }
             }
-            self.strategy.settle(&self.replica, &mut self.lane)?;
-            self.lane.clear();
+            self.stepper.settle()?;
             progress.epochs = epoch + 1;
             self.console.end_epoch(epoch, &sums, epoch_begin.elapsed());
             last = Some(sums);
             self.save(progress)?;
         }
         if let Some(profiler) = &mut self.profiler {
-            profiler.finish(&self.replica.group)?;
+            profiler.finish(&self.stepper.replica.group)?;
         }
         Ok(Trained { steps, meter, num_steps: made, last })
     }
@@ -224,112 +185,31 @@ impl Trainer<'_> {
     ) -> Result<()> {
         let Some(profiler) = &mut self.profiler else { return Ok(()) };
         profiler.count("loss", whole.end_ns, loss.loss);
-        let group = &self.replica.group;
-        profiler.end_step(number, asked_ns, whole, &self.lane, meter.records(), group)
+        let group = &self.stepper.replica.group;
+        profiler.end_step(number, asked_ns, whole, &self.stepper.lane, meter.records(), group)
     }
 
     /// What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
     fn forget_records(&mut self, meter: &mut Meter) {
-        meter.forget(&self.replica.group);
-        self.lane.clear();
-    }
-
-    /// One training step, from the batches to the updated parameters; nothing if no rank has any.
-    fn step(&mut self, batches: Vec<Option<Batch>>) -> Result<Option<StepOutcome>> {
-        let start_ns = now_ns();
-        let shares = batches.into_iter().filter_map(|batch| self.share(batch).transpose());
-        let shares = shares.collect::<Result<Vec<_>>>()?;
-        if shares.is_empty() {
-            return Ok(None);
-        }
-        let loss = self.strategy.train_step(&mut self.replica, &shares, &mut self.lane)?;
-        let Self { strategy, replica, lane, .. } = self;
-        let mut grad_norm = None;
-        if let Some(max_norm) = self.config.clip_grad_norm
-            && loss.loss.is_finite()
-        {
-            grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, lane)?);
-        }
-        if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
-            strategy.optimizer_step(replica, &mut self.optimizer, lane)?;
-        }
-        let whole = Span { start_ns, end_ns: now_ns() };
-        Ok(Some(StepOutcome { loss, grad_norm, whole }))
-    }
-
-    /// This rank's share of a batch. Where the ranks share every batch, each knows how many samples
-    /// there are; ranks with batches of their own have to agree.
-    fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
-        let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
-        let own = batch.map(|batch| (batch.inputs, batch.targets));
-        Ok(join.next(&self.replica, own, &mut self.lane)?)
-    }
-
-    /// Where all ranks know the same loss and norm, all stop together, before the optimizer has touched
-    /// a parameter. They still tell each other whose loss it was.
-    fn stop_if_not_finite(
-        &self,
-        steps_made: u64,
-        loss: &StepLoss,
-        grad_norm: Option<f64>,
-    ) -> Result<()> {
-        let lr = self.config.lr(steps_made);
-        let step = steps_made + 1;
-        let advice = || {
-            format!(
-                "with a learning rate of {lr:?}; training stopped before the optimizer step: lower \
-                 --lr, or look at the data"
-            )
-        };
-        let group = &self.replica.group;
-        if loss.loss.is_finite() {
-            let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
-            // The gradients are those of all ranks, so there is no culprit, and rank 0 speaks.
-            let problem = format!("the gradient norm of step {step} is not finite ({norm})");
-            return Err(match group.rank() {
-                0 => Failure::Run(format!("{problem}, {}", advice())),
-                _ => Failure::Consequence(problem),
-            });
-        }
-        if !loss.is_shared {
-            // The others know nothing of it and go on, so this rank has nobody to ask.
-            let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
-            return Err(Failure::Run(format!("{problem}, {}", advice())));
-        }
-        let sums = group.gather_object(&loss.local_sum, 0)?;
-        let Some(sums) = sums else {
-            return Err(Failure::Consequence(format!("the loss of step {step} is not finite")));
-        };
-        let culprits: Vec<String> = sums
-            .iter()
-            .enumerate()
-            .filter(|(_, sum)| !sum.is_finite())
-            .map(|(rank, sum)| format!("rank {rank} ({sum})"))
-            .collect();
-        let culprits = if culprits.is_empty() {
-            "the sum over all ranks".to_owned()
-        } else {
-            culprits.join(", ")
-        };
-        let problem = format!("the loss of step {step} is not finite on {culprits}");
-        Err(Failure::Run(format!("{problem}, {}", advice())))
+        meter.forget(&self.stepper.replica.group);
+        self.stepper.lane.clear();
     }
 
     fn save(&mut self, progress: Progress) -> Result<()> {
         if let Some(folder) = &self.config.save {
-            if self.replica.group.rank() == 0 {
-                let storage = &self.replica.storage;
-                checkpoint::save(folder, self.config, storage, &self.optimizer, progress)?;
+            if self.stepper.replica.group.rank() == 0 {
+                let storage = &self.stepper.replica.storage;
+                checkpoint::save(folder, self.config, storage, &self.stepper.optimizer, progress)?;
             }
             // No rank goes on, and perhaps dies, before the checkpoint is complete.
-            self.replica.group.barrier()?;
+            self.stepper.replica.group.barrier()?;
         }
         Ok(())
     }
 
     /// Evaluates after a step, and says so.
     fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
-        self.strategy.settle(&self.replica, &mut self.lane)?;
+        self.stepper.settle()?;
         let Some(sums) = self.evaluate()? else { return Ok(()) };
         self.console.evaluation_midway(steps, &sums);
         let Some(folder) = &mut self.folder else { return Ok(()) };
@@ -338,26 +218,12 @@ impl Trainer<'_> {
         folder.add_scalars(steps, &line.scalars())
     }
 
-    /// Loss and accuracy over the test set, if there is one: all ranks take their shares, and each
-    /// sample is counted once.
+    /// Loss and accuracy over the test set, if there is one.
     fn evaluate(&mut self) -> Result<Option<EpochSums>> {
-        let Some(dataset) = self.test.clone() else { return Ok(None) };
-        let Replica { compute, group, .. } = &self.replica;
-        let (rank, world) = (group.rank(), group.world_size());
+        let Some(test) = self.test.clone() else { return Ok(None) };
+        let Stepper { strategy, replica, .. } = &mut self.stepper;
         let batch = self.config.global_batch_size;
-        let sampler = Sampler::new(dataset.len(), batch, rank, world, Order::Sequential)?;
-        let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
-        let mut sums = [0.0; 3];
-        for batch in Loader::new(dataset, sampler, compute.allocator.clone(), settings)? {
-            let share = share_of(batch?);
-            let loss = self.strategy.evaluate(&self.replica, &share)?;
-            sums[0] += loss.loss;
-            sums[1] += loss.correct as f64;
-            sums[2] += share.targets.dims()[0] as f64;
-        }
-        group.all_reduce_slice(&mut sums, paceline_collectives::ReduceOp::Sum)?;
-        let [loss, correct, count] = sums;
-        Ok(Some(EpochSums { loss, correct, count }))
+        evaluation::evaluate(strategy.as_mut(), replica, test, batch).map(Some)
     }
 
     /// Gathers what every rank measured, and reports it.
@@ -367,10 +233,11 @@ impl Trainer<'_> {
         trained: Trained,
         evaluation: Option<EpochSums>,
     ) -> Result<()> {
-        let Replica { compute, group, model, storage, .. } = &self.replica;
+        let Replica { compute, group, model, storage, .. } = &self.stepper.replica;
         let digest = storage.digest()?;
         let Trained { steps, meter, num_steps, last } = trained;
-        let mut report = RankReport::new(steps, meter, &compute.allocator, &self.lane, digest);
+        let mut report =
+            RankReport::new(steps, meter, &compute.allocator, &self.stepper.lane, digest);
         if let Some(profiler) = &self.profiler {
             report.dropped_spans += profiler.dropped();
             report.trace = profiler.trace().map(Path::to_owned);
@@ -399,11 +266,6 @@ impl Trainer<'_> {
         self.console.summary(self.config, &summary, &outcome, folder);
         Ok(())
     }
-}
-
-fn share_of(batch: Batch) -> MicroBatch {
-    let Batch { inputs, targets, global_count, .. } = batch;
-    MicroBatch { inputs, targets, global_count }
 }
 
 /// Pins the calling thread, if the run asks for it.

@@ -8,10 +8,10 @@ use paceline_model::{Model, Optimizer};
 use paceline_strategies::Replica;
 use serde::Serialize;
 
-use crate::checkpoint::{self, Progress};
 use crate::cli::TrainArgs;
 use crate::config::TrainConfig;
-use crate::{Failure, Result};
+use crate::run::progress::Progress;
+use crate::{Failure, Result, checkpoint};
 
 /// The value of `--resume` that stands for the folder of `--save`, if it has a checkpoint.
 const AUTO: &str = "auto";

@@ -15,22 +15,14 @@ use paceline_model::{Model, Optimizer, Storage};
 
 use crate::cli::ScheduleName;
 use crate::config::TrainConfig;
-use crate::resume::Resume;
+use crate::run::progress::Progress;
+use crate::run::resume::Resume;
 use crate::{Failure, Result};
 
 /// The file's name in its folder.
 const FILE: &str = "checkpoint.safetensors";
 /// What metadata of this version look like.
 const VERSION: &str = "2";
-
-/// Where a run stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Epochs that are complete.
-    pub epochs: u64,
-    /// Steps made, over all epochs.
-    pub steps: u64,
-}
 
 /// A setting that must be the same for a run to go on as if it had never stopped.
 struct Setting {

@@ -11,7 +11,7 @@ use paceline_data::{
     TargetSpec,
 };
 use paceline_memory::{Category, DType};
-use paceline_strategies::{Join, Replica};
+use paceline_strategies::{Join, MicroBatch, Replica};
 use paceline_trace::Track;
 
 use crate::cli::TrainArgs;
@@ -19,12 +19,12 @@ use crate::config::TrainConfig;
 use crate::{Failure, Result};
 
 /// Where a rank's batches come from.
-pub struct Feed {
+pub struct BatchStream {
     /// Nothing on a rank without samples.
     loader: Option<Peekable<Loader>>,
 }
 
-impl Feed {
+impl BatchStream {
     /// The batches of this rank, from the start of an epoch to the end of the run. The making of each is
     /// recorded on `track`.
     pub fn new(
@@ -75,6 +75,12 @@ impl Feed {
         let next = self.loader.as_mut().and_then(|loader| loader.next_if(belongs));
         Ok(next.transpose()?)
     }
+}
+
+/// A batch as a strategy takes it.
+pub fn share_of(batch: Batch) -> MicroBatch {
+    let Batch { inputs, targets, global_count, .. } = batch;
+    MicroBatch { inputs, targets, global_count }
 }
 
 /// Checks the samples of each rank's own shard against a training set of so many.

@@ -1,0 +1,39 @@
+//! Loss and accuracy over a test set.
+//!
+//! In go a data set and a replica; out come sums over all ranks. It knows nothing of when a run
+//! evaluates, nor of what is done with the result.
+
+use std::sync::Arc;
+
+use paceline_collectives::ReduceOp;
+use paceline_data::{Dataset, Loader, LoaderConfig, Order, Sampler};
+use paceline_strategies::{Replica, Strategy};
+
+use crate::Result;
+use crate::run::batches::share_of;
+use crate::run::progress::EpochSums;
+
+/// Evaluates the whole data set in batches of `global_batch` samples. All ranks call it, each takes its
+/// share of every batch, and each sample is counted once. No parameter changes.
+pub fn evaluate(
+    strategy: &mut dyn Strategy,
+    replica: &Replica,
+    dataset: Arc<dyn Dataset>,
+    global_batch: usize,
+) -> Result<EpochSums> {
+    let Replica { compute, group, .. } = replica;
+    let (rank, world) = (group.rank(), group.world_size());
+    let sampler = Sampler::new(dataset.len(), global_batch, rank, world, Order::Sequential)?;
+    let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
+    let mut sums = [0.0; 3];
+    for batch in Loader::new(dataset, sampler, compute.allocator.clone(), settings)? {
+        let share = share_of(batch?);
+        let loss = strategy.evaluate(replica, &share)?;
+        sums[0] += loss.loss;
+        sums[1] += loss.correct as f64;
+        sums[2] += share.targets.dims()[0] as f64;
+    }
+    group.all_reduce_slice(&mut sums, ReduceOp::Sum)?;
+    let [loss, correct, count] = sums;
+    Ok(EpochSums { loss, correct, count })
+}

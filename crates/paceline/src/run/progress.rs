@@ -1,0 +1,34 @@
+//! Where a run stands, and what its epoch came to so far.
+//!
+//! Plain values: they know nothing of models, files or ranks.
+
+use paceline_strategies::StepLoss;
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Epochs that are complete.
+    pub epochs: u64,
+    /// Steps made, over all epochs.
+    pub steps: u64,
+}
+
+/// Sums over an epoch, over all ranks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EpochSums {
+    /// Sum of the samples' losses.
+    pub loss: f64,
+    /// Samples classified correctly.
+    pub correct: f64,
+    /// Samples.
+    pub count: f64,
+}
+
+impl EpochSums {
+    /// Adds what a step came to.
+    pub fn add(&mut self, step: &StepLoss) {
+        self.loss += step.loss * step.count as f64;
+        self.correct += step.correct;
+        self.count += step.count as f64;
+    }
+}

@@ -1,0 +1,124 @@
+//! One optimizer step of one rank: from its batches to the updated parameters.
+//!
+//! In go batches and a learning rate; out come the loss and the time. It knows nothing of epochs,
+//! checkpoints or what is reported.
+
+use paceline_data::Batch;
+use paceline_model::Optimizer;
+use paceline_strategies::{Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm};
+use paceline_trace::{Lane, Span, now_ns};
+
+use crate::run::batches::share_of;
+use crate::{Failure, Result};
+
+/// What one step came to.
+pub struct StepOutcome {
+    /// The loss.
+    pub loss: StepLoss,
+    /// The norm of the gradients before they were clipped, if they are to be.
+    pub grad_norm: Option<f64>,
+    /// From the batches being there to the end of the optimizer.
+    pub whole: Span,
+}
+
+/// What makes the steps of one rank.
+pub struct Stepper {
+    /// The model, its storage and the group.
+    pub replica: Replica,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// What keeps the replicas equal.
+    pub strategy: Box<dyn Strategy>,
+    /// What the step's spans are recorded on.
+    pub lane: Lane,
+    /// Where ranks have batches of their own.
+    pub join: Option<Join>,
+    /// The largest norm of the gradients, if they are clipped.
+    pub max_norm: Option<f64>,
+}
+
+impl Stepper {
+    /// One training step; nothing if no rank has any batch. Parameters are as they were if the loss or the
+    /// norm is not finite.
+    pub fn step(&mut self, batches: Vec<Option<Batch>>, lr: f64) -> Result<Option<StepOutcome>> {
+        self.optimizer.set_lr(lr);
+        let start_ns = now_ns();
+        let shares = batches.into_iter().filter_map(|batch| self.share(batch).transpose());
+        let shares = shares.collect::<Result<Vec<_>>>()?;
+        if shares.is_empty() {
+            return Ok(None);
+        }
+        let loss = self.strategy.train_step(&mut self.replica, &shares, &mut self.lane)?;
+        let Self { strategy, replica, lane, .. } = self;
+        let mut grad_norm = None;
+        if let Some(max_norm) = self.max_norm
+            && loss.loss.is_finite()
+        {
+            grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, lane)?);
+        }
+        if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
+            strategy.optimizer_step(replica, &mut self.optimizer, lane)?;
+        }
+        let whole = Span { start_ns, end_ns: now_ns() };
+        Ok(Some(StepOutcome { loss, grad_norm, whole }))
+    }
+
+    /// Makes the replicas equal where they are not after every step. Its time belongs to no step.
+    pub fn settle(&mut self) -> Result<()> {
+        self.strategy.settle(&self.replica, &mut self.lane)?;
+        self.lane.clear();
+        Ok(())
+    }
+
+    /// This rank's share of a batch. Where the ranks share every batch, each knows how many samples
+    /// there are; ranks with batches of their own have to agree.
+    fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
+        let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
+        let own = batch.map(|batch| (batch.inputs, batch.targets));
+        Ok(join.next(&self.replica, own, &mut self.lane)?)
+    }
+
+    /// Where all ranks know the same loss and norm, all stop together, before the optimizer has touched
+    /// a parameter. They still tell each other whose loss it was. `step` is the step's number, from 1.
+    pub fn stop_if_not_finite(&self, step: u64, lr: f64, outcome: &StepOutcome) -> Result<()> {
+        let StepOutcome { loss, grad_norm, .. } = outcome;
+        let advice = || {
+            format!(
+                "with a learning rate of {lr:?}; training stopped before the optimizer step: lower \
+                 --lr, or look at the data"
+            )
+        };
+        let group = &self.replica.group;
+        if loss.loss.is_finite() {
+            let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
+            // The gradients are those of all ranks, so there is no culprit, and rank 0 speaks.
+            let problem = format!("the gradient norm of step {step} is not finite ({norm})");
+            return Err(match group.rank() {
+                0 => Failure::Run(format!("{problem}, {}", advice())),
+                _ => Failure::Consequence(problem),
+            });
+        }
+        if !loss.is_shared {
+            // The others know nothing of it and go on, so this rank has nobody to ask.
+            let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
+            return Err(Failure::Run(format!("{problem}, {}", advice())));
+        }
+        let sums = group.gather_object(&loss.local_sum, 0)?;
+        let Some(sums) = sums else {
+            return Err(Failure::Consequence(format!("the loss of step {step} is not finite")));
+        };
+        let culprits: Vec<String> = sums
+            .iter()
+            .enumerate()
+            .filter(|(_, sum)| !sum.is_finite())
+            .map(|(rank, sum)| format!("rank {rank} ({sum})"))
+            .collect();
+        let culprits = if culprits.is_empty() {
+            "the sum over all ranks".to_owned()
+        } else {
+            culprits.join(", ")
+        };
+        let problem = format!("the loss of step {step} is not finite on {culprits}");
+        Err(Failure::Run(format!("{problem}, {}", advice())))
+    }
+}
