@@ -19,7 +19,7 @@ use crate::run::batches;
 use crate::run::resume::{self, Resume};
 use crate::schedule::Schedule;
 use crate::strategy::{self, StrategyConfig};
-use crate::{Failure, Result, compare, download, launcher, resources};
+use crate::{Failure, Result, download, launcher, resources};
 
 /// Threads per rank at most. More than any host has cores to give.
 const MAX_THREADS: usize = 1024;
@@ -154,7 +154,7 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
     check_ranks(args, placement, world_size)?;
     let comm = resolve_comm(args, placement, world_size)?;
     let mut warnings = Vec::new();
-    let name = compare::chosen(&args.compare, args.strategy.name)?;
+    let name = args.compare.chosen(args.strategy.name)?;
     let strategy = StrategyArgs { name, ..args.strategy.clone() };
     let strategy = strategy::resolve(&strategy, world_size, is_mlp, &mut warnings)?;
     let optimizer = resolve_optimizer(args)?;

@@ -12,13 +12,14 @@ use crate::environment::{self, Placement};
 use crate::launcher::{self, Launch};
 use crate::run::folder::{self, RunFolder};
 use crate::run::trainer;
-use crate::{Failure, Result, compare, threads};
+use crate::sweep::presets::strategies;
+use crate::{Failure, Result, threads};
 
 /// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
 pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     if args.compare.ddp_choice == Some(DdpChoice::All) {
-        return compare::compare(args, placement);
+        return strategies::compare(args, placement);
     }
     let config = config::resolve(args, placement.as_ref())?;
     let was_said = |placement: &Placement| placement.is_of_train() || placement.place.rank > 0;

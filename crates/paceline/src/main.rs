@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use paceline::cli::{BenchCommand, Cli, Command};
 use paceline::{
-    analyze, bench, check, compare_runs, costs, environment, experiment, launcher, study, trace,
+    analyze, bench, check, compare, costs, environment, experiment, launcher, sweep, trace,
 };
 
 fn main() -> ExitCode {
@@ -18,12 +18,14 @@ fn main() -> ExitCode {
             place().and_then(|place| bench::sweep::bench(&args, place))
         }
         Command::Bench(BenchCommand::Study(study)) => {
-            place().and_then(|place| study::study(&study, place))
+            place().and_then(|place| sweep::presets::study(&study, place))
         }
         Command::Check(args) => place().and_then(|place| check::check(&args, place)),
-        Command::Predict(args) => place().and_then(|place| study::predict::predict(&args, place)),
+        Command::Predict(args) => {
+            place().and_then(|place| sweep::presets::predict::predict(&args, place))
+        }
         Command::Analyze(args) => analyze::analyze(&args),
-        Command::Compare(args) => compare_runs::compare(&args),
+        Command::Compare(args) => compare::compare(&args),
         Command::Links(args) => costs::links_command(&args),
         Command::Trace(command) => trace::trace(&command),
         Command::Launch(args) => launcher::launch_command(&args),

@@ -6,6 +6,7 @@ use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
 use super::StrategyName;
+use crate::{Failure, Result};
 
 /// Flags of the comparison.
 #[derive(Clone, Debug, Args)]
@@ -23,6 +24,39 @@ pub struct CompareArgs {
     /// What an hour of this machine costs, for a column of what each run costs
     #[arg(long, value_name = "X")]
     pub price_per_hour: Option<f64>,
+}
+
+impl CompareArgs {
+    /// The strategy that `--strategy` and `--ddp-choice` ask for together, in a run of one.
+    pub fn chosen(&self, strategy: Option<StrategyName>) -> Result<Option<StrategyName>> {
+        let needs_all = [
+            ("--like-for-like", self.like_for_like),
+            ("--as-published", self.as_published),
+            ("--price-per-hour", self.price_per_hour.is_some()),
+        ];
+        if let Some((flag, _)) = needs_all.iter().find(|(_, is_given)| *is_given) {
+            return usage(format!("{flag} is about a comparison; it needs --ddp-choice all"));
+        }
+        match (self.ddp_choice, strategy) {
+            (None, strategy) => Ok(strategy),
+            (Some(DdpChoice::One(choice)), None) => Ok(Some(choice)),
+            (Some(DdpChoice::One(choice)), Some(strategy)) if choice == strategy => {
+                Ok(Some(choice))
+            }
+            (Some(DdpChoice::One(choice)), Some(strategy)) => usage(format!(
+                "--ddp-choice {} and --strategy {} are two names of one flag; pass one of them",
+                choice.name(),
+                strategy.name()
+            )),
+            (Some(DdpChoice::All), _) => {
+                usage("--ddp-choice all makes several runs, and this is one of them".into())
+            }
+        }
+    }
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
 }
 
 /// A strategy, or all of them.
@@ -48,5 +82,27 @@ impl ValueEnum for DdpChoice {
             DdpChoice::All => Some(PossibleValue::new("all")),
             DdpChoice::One(name) => name.to_possible_value(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_choice_is_a_strategy() {
+        let args = |ddp_choice| CompareArgs {
+            ddp_choice,
+            like_for_like: false,
+            as_published: false,
+            price_per_hour: None,
+        };
+        let ddp = StrategyName::Ddp;
+        assert_eq!(args(None).chosen(Some(ddp)).unwrap(), Some(ddp));
+        let one = args(Some(DdpChoice::One(ddp)));
+        assert_eq!(one.chosen(None).unwrap(), Some(ddp));
+        assert_eq!(one.chosen(Some(ddp)).unwrap(), Some(ddp));
+        assert!(one.chosen(Some(StrategyName::SimpleDdp)).is_err());
+        assert!(CompareArgs { as_published: true, ..one }.chosen(None).is_err());
     }
 }

@@ -295,7 +295,7 @@ pub(super) fn for_console(table: &Table) -> String {
 mod tests {
     use super::*;
     use crate::metrics::anatomy::Anatomy;
-    use crate::runs::RunSummary;
+    use crate::sweep::execute::RunSummary;
 
     fn run(name: &str, strategy: &str, total_s: Option<f64>) -> Run {
         let anatomy =

@@ -7,7 +7,7 @@ use paceline_trace::read;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::runs::RunSummary;
+use crate::sweep::execute::RunSummary;
 use crate::{Failure, Result};
 
 /// A run that was made.

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{Case, Setting, check, measuring, median_of, run_all, write_files};
 use crate::bench::screen::say;
 use crate::cli::{BucketsArgs, Given};
-use crate::runs::RunSummary;
+use crate::sweep::execute::RunSummary;
 use crate::text::hundredths;
 use crate::{Failure, Result, launcher};
 
@@ -154,7 +154,7 @@ fn usage<T>(reason: String) -> Result<T> {
 
 /// A case whose flags are sound.
 fn case(what: String, flags: &Given) -> Result<Case> {
-    crate::runs::resolve(flags)?;
+    crate::sweep::execute::resolve(flags)?;
     Ok(Case { what, flags: flags.clone() })
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::insight::advice;
 use crate::insight::replay::{self, Backward};
 use crate::metrics::anatomy::ReadyLine;
-use crate::runs::{self, RunSummary};
+use crate::sweep::execute::{self, RunSummary};
 use crate::{Failure, Result};
 
 /// The part of a step that other buckets have to gain to be worth a word.
@@ -36,7 +36,7 @@ impl Calibration {
     pub fn of(ranks: usize, rounds: &[RunSummary]) -> Result<Self> {
         let missing = || Failure::Run("a summary lacks the anatomy of its steps".to_owned());
         let median = |part: &dyn Fn(&RunSummary) -> Option<f64>| {
-            runs::median(rounds.iter().map(part)).ok_or_else(missing)
+            execute::median(rounds.iter().map(part)).ok_or_else(missing)
         };
         let first = rounds.first().ok_or_else(missing)?;
         // The anatomy has means, which a few slow steps stretch; what counts is the usual step.

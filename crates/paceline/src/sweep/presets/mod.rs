@@ -1,4 +1,4 @@
-//! Studies: training runs that are made several times, interleaved, and compared.
+//! Presets of a sweep: studies of training with a report of their own.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -11,6 +11,7 @@
 pub mod buckets;
 pub mod predict;
 pub mod scaling;
+pub mod strategies;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +25,7 @@ use crate::config::TrainConfig;
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder};
 use crate::run::folder;
-use crate::runs::{self, RunSummary, Runs};
+use crate::sweep::execute::{self, RunSummary, Runs};
 use crate::{Failure, Result, resources};
 
 /// Rounds at most.
@@ -157,7 +158,7 @@ fn measuring(flags: &Given) -> Result<(Given, TrainConfig)> {
     // Of so many batches one step is made.
     let accumulate = flags.number("accumulate").unwrap_or(1).max(1);
     let flags = flags.with_default("steps-per-epoch", STEPS.saturating_mul(accumulate));
-    let config = runs::resolve(&flags.with_default("epochs", 1))?;
+    let config = execute::resolve(&flags.with_default("epochs", 1))?;
     if flags.has("epochs") {
         return Ok((flags, config));
     }
@@ -165,7 +166,7 @@ fn measuring(flags: &Given) -> Result<(Given, TrainConfig)> {
     let natural = config.steps_per_epoch;
     let wanted = flags.number("steps-per-epoch").unwrap_or(STEPS);
     let flags = flags.with("steps-per-epoch", natural).with("epochs", wanted.div_ceil(natural));
-    let config = runs::resolve(&flags)?;
+    let config = execute::resolve(&flags)?;
     Ok((flags, config))
 }
 
@@ -206,7 +207,7 @@ fn run_all(study: &StudyArgs, cases: &[Case]) -> Result<Vec<Vec<RunSummary>>> {
 
 /// The median over the rounds of what `part` takes from each.
 fn median_of(rounds: &[RunSummary], part: impl Fn(&RunSummary) -> Option<f64>) -> Option<f64> {
-    runs::median(rounds.iter().map(part))
+    execute::median(rounds.iter().map(part))
 }
 
 /// Writes what the user asked for.

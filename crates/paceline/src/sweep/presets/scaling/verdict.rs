@@ -5,7 +5,7 @@
 //! these is the limit.
 
 use super::rows::{Mode, Row};
-use crate::study::Setting;
+use crate::sweep::presets::Setting;
 
 /// An efficiency, in percent, above which nothing is worth calling a limit.
 const GOOD_PCT: f64 = 95.0;

@@ -8,14 +8,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::bench::screen::say;
-use crate::cli::{CompareArgs, DdpChoice, Given, StrategyName, TrainArgs};
+use crate::cli::{Given, StrategyName, TrainArgs};
 use crate::environment::Placement;
 use crate::metrics::TOTAL;
 use crate::outputs::{check_file, check_folder};
 use crate::run::folder;
-use crate::runs::{self, RunSummary, Runs};
+use crate::sweep::execute::{self, RunSummary, Runs};
 use crate::text::{hundredths, plain_table, thousands};
-use crate::{Failure, Result, resources, study};
+use crate::{Failure, Result, resources};
 
 /// Batches of a step of the strategies that were published with several.
 const PUBLISHED_ACCUMULATION: usize = 4;
@@ -41,31 +41,6 @@ impl Settings {
                 StrategyName::Single | StrategyName::SimpleDdp | StrategyName::Ddp,
             ) => 1,
             (Settings::AsPublished, _) => asked.unwrap_or(PUBLISHED_ACCUMULATION),
-        }
-    }
-}
-
-/// The strategy that `--strategy` and `--ddp-choice` ask for together, in a run of one.
-pub fn chosen(args: &CompareArgs, strategy: Option<StrategyName>) -> Result<Option<StrategyName>> {
-    let needs_all = [
-        ("--like-for-like", args.like_for_like),
-        ("--as-published", args.as_published),
-        ("--price-per-hour", args.price_per_hour.is_some()),
-    ];
-    if let Some((flag, _)) = needs_all.iter().find(|(_, is_given)| *is_given) {
-        return usage(format!("{flag} is about a comparison; it needs --ddp-choice all"));
-    }
-    match (args.ddp_choice, strategy) {
-        (None, strategy) => Ok(strategy),
-        (Some(DdpChoice::One(choice)), None) => Ok(Some(choice)),
-        (Some(DdpChoice::One(choice)), Some(strategy)) if choice == strategy => Ok(Some(choice)),
-        (Some(DdpChoice::One(choice)), Some(strategy)) => usage(format!(
-            "--ddp-choice {} and --strategy {} are two names of one flag; pass one of them",
-            choice.name(),
-            strategy.name()
-        )),
-        (Some(DdpChoice::All), _) => {
-            usage("--ddp-choice all makes several runs, and this is one of them".into())
         }
     }
 }
@@ -138,7 +113,7 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
         if args.compare.as_published { Settings::AsPublished } else { Settings::LikeForLike };
     let own = ["ddp-choice", "like-for-like", "as-published", "price-per-hour", "json", "quiet"];
     let flags = given.without(&own);
-    let config = runs::resolve(&flags)?;
+    let config = execute::resolve(&flags)?;
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut left_out) = (Vec::new(), Vec::new());
     for &strategy in StrategyName::value_variants() {
@@ -147,7 +122,7 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
         }
         let accumulate = settings.accumulation(strategy, asked);
         let flags = flags.with("strategy", strategy.name()).with("accumulate", accumulate);
-        match runs::resolve(&flags) {
+        match execute::resolve(&flags) {
             Ok(config) => cases.push((strategy, accumulate, config.warnings, flags)),
             // The flags are sound by themselves, as was seen above; they only do not fit this one.
             Err(Failure::Usage(reason)) => {
@@ -196,7 +171,7 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     let report = Report {
         machine: resources::machine(),
         date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
-        command: study::command_line(),
+        command: super::command_line(),
         settings,
         price_per_hour,
         runs: rows,
@@ -374,22 +349,5 @@ mod tests {
         };
         assert_eq!((like(None), like(Some(3))), ([1, 1, 1], [3, 3, 3]));
         assert_eq!((published(None), published(Some(3))), ([1, 4, 1], [1, 3, 1]));
-    }
-
-    #[test]
-    fn one_choice_is_a_strategy() {
-        let args = |ddp_choice| CompareArgs {
-            ddp_choice,
-            like_for_like: false,
-            as_published: false,
-            price_per_hour: None,
-        };
-        let ddp = StrategyName::Ddp;
-        assert_eq!(chosen(&args(None), Some(ddp)).unwrap(), Some(ddp));
-        let one = args(Some(DdpChoice::One(ddp)));
-        assert_eq!(chosen(&one, None).unwrap(), Some(ddp));
-        assert_eq!(chosen(&one, Some(ddp)).unwrap(), Some(ddp));
-        assert!(chosen(&one, Some(StrategyName::SimpleDdp)).is_err());
-        assert!(chosen(&CompareArgs { as_published: true, ..one }, None).is_err());
     }
 }

@@ -4,7 +4,7 @@ use paceline_trace::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
 use super::Row;
 use super::fit::{Fit, overhead_ms};
-use crate::study::Setting;
+use crate::sweep::presets::Setting;
 
 /// The chart of steps.
 pub fn step(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
@@ -70,7 +70,7 @@ mod tests {
     use super::super::MB;
     use super::super::tests::rows;
     use super::*;
-    use crate::study::scaling::verdict::tests::setting;
+    use crate::sweep::presets::scaling::verdict::tests::setting;
 
     #[test]
     fn the_fit_runs_through_what_follows_it_and_strategies_are_level_lines() {

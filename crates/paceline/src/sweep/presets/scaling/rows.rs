@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
-use crate::runs::RunSummary;
-use crate::study::median_of;
+use crate::sweep::execute::RunSummary;
+use crate::sweep::presets::median_of;
 use crate::{Failure, Result};
 
 /// What stays the same when ranks are added.

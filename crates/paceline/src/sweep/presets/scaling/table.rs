@@ -3,7 +3,7 @@
 use super::Scaling;
 use super::fit::Fit;
 use super::rows::{Mode, Row};
-use crate::study::Setting;
+use crate::sweep::presets::Setting;
 use crate::text::{plain_table, thousands};
 
 const NAMES: [&str; 11] = [

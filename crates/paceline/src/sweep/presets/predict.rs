@@ -86,7 +86,7 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
         cases.push(case(format!("{ranks} without communication"), flags)?);
     }
     let num_places = cases.len();
-    let config = crate::runs::resolve(&single.with("strategy", "ddp"))?;
+    let config = crate::sweep::execute::resolve(&single.with("strategy", "ddp"))?;
     for &ranks in &args.nproc {
         for link in args.links.iter().filter(|_| args.measure) {
             let flags = at(&single, ranks).with("strategy", "ddp");
@@ -188,7 +188,7 @@ fn at(single: &Given, ranks: usize) -> Given {
 }
 
 fn case(what: String, flags: Given) -> Result<Case> {
-    crate::runs::resolve(&flags)?;
+    crate::sweep::execute::resolve(&flags)?;
     Ok(Case { what, flags })
 }
 

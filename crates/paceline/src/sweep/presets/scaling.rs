@@ -15,7 +15,8 @@ use serde::Serialize;
 use super::{Case, Setting, check, measuring, run_all, write_files};
 use crate::bench::screen::say;
 use crate::cli::{Given, ModeName, ScalingArgs};
-use crate::{Failure, Result, launcher, runs};
+use crate::sweep::execute;
+use crate::{Failure, Result, launcher};
 
 use fit::Fit;
 use rows::{Mode, Row};
@@ -53,7 +54,7 @@ struct Point {
 pub(super) fn scaling(args: &ScalingArgs) -> Result<u8> {
     check(&args.study)?;
     let ranks = resolve_ranks(&args.nproc)?;
-    let base = runs::resolve(&at(&args.train.0, 1, None))?;
+    let base = execute::resolve(&at(&args.train.0, 1, None))?;
     let modes = match args.mode {
         ModeName::Weak => vec![Mode::Weak],
         ModeName::Strong => vec![Mode::Strong],

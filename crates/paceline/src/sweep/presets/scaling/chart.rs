@@ -5,7 +5,7 @@ use paceline_trace::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 use super::Scaling;
 use super::fit::{Fit, law};
 use super::rows::Mode;
-use crate::study::Setting;
+use crate::sweep::presets::Setting;
 
 /// Places at which the curve of a fit is drawn.
 const CURVE: u32 = 64;
