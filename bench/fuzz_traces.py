@@ -3,10 +3,10 @@
     rustup toolchain install nightly && cargo install cargo-fuzz
     python3 bench/fuzz_traces.py --minutes 10 --keep
 
-The fuzzer starts from the kept inputs in crates/trace/tests/corpus, which `cargo test` replays; it runs on one
+The fuzzer starts from the kept inputs in crates/analysis/tests/corpus, which `cargo test` replays; it runs on one
 thread at the lowest priority. What it finds that reaches code that no kept input reaches is counted and, with
 --keep, stored there if it is small. Ends with exit code 1 if an input broke something: that input is left in
-crates/trace/fuzz, and belongs into the corpus together with its fix.
+crates/analysis/fuzz, and belongs into the corpus together with its fix.
 """
 import argparse
 import datetime
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from common import ROOT, commit, machine
 
-FUZZ = ROOT / "crates" / "trace" / "fuzz"
-KEPT = ROOT / "crates" / "trace" / "tests" / "corpus"
+FUZZ = ROOT / "crates" / "analysis" / "fuzz"
+KEPT = ROOT / "crates" / "analysis" / "tests" / "corpus"
 # Larger than the largest kept input.
 MAX_BYTES = 16384
 # Larger inputs are not worth their place in the repository.
@@ -65,7 +65,7 @@ def main() -> None:
         # Of every size alike, since short inputs are many and say little.
         stored = stored[:: math.ceil(len(stored) / MAX_NEW) or 1] if args.keep else []
         record = {
-            "what": "arbitrary bytes given to the reader of traces (crates/trace/fuzz)",
+            "what": "arbitrary bytes given to the reader of traces (crates/analysis/fuzz)",
             "date": began.isoformat(timespec="seconds"),
             "commit": version_fuzzed,
             "machine": machine(),
@@ -90,7 +90,7 @@ def main() -> None:
         args.out.write_text(json.dumps(record, indent=2) + "\n")
         print(json.dumps(record, indent=2))
         if broken:
-            sys.exit(f"an input broke something, see crates/trace/fuzz:\n{log[-3000:]}")
+            sys.exit(f"an input broke something, see crates/analysis/fuzz:\n{log[-3000:]}")
 
 
 def fuzz(folders: list[Path], *options: str) -> str:

@@ -1,9 +1,9 @@
 """Traces beside the tools that others use: Holistic Trace Analysis, PyTorch's profiler, TensorBoard, Perfetto.
 
-    cargo build --release && cargo build --release -p paceline-trace --examples
+    cargo build --release && cargo build --release -p paceline-analysis --examples
     python3 bench/traces.py                      # all parts
     python3 bench/traces.py --parts hta torch_cpu tensorboard perfetto    # those that measure no time
-    python3 bench/traces.py --fixtures           # makes the traces of crates/trace/tests/fixtures anew
+    python3 bench/traces.py --fixtures           # makes the traces of crates/analysis/tests/fixtures anew
 
 `hta`: traces of `paceline train --profile` on 2 and 4 ranks, synthetic ones in the shape of PyTorch's on CUDA, and
 those of `--cuda-traces`, if given, are analysed by real HTA and by us, and every figure is compared: by
@@ -47,7 +47,7 @@ from pathlib import Path
 from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
 HTA_PACKAGES = ["HolisticTraceAnalysis==0.5.0", "pandas<3", "tensorboard", "setuptools<81", "perfetto"]
-FIXTURES = ROOT / "crates/trace/tests/fixtures"
+FIXTURES = ROOT / "crates/analysis/tests/fixtures"
 TRAIN = "train --channels 8 16 --hidden 32 --samples 2000 --batch-size 32 --epochs 1 --profile --profile-active 5 --quiet"
 POINTS = 0.1  # percentages may differ by this
 PART = 1e-3  # times by this part
@@ -106,7 +106,7 @@ class Tools:
     def example(self, name: str, *words: str | Path) -> str:
         program = self.binary.parent / "examples" / name
         if not program.is_file():
-            raise RunFailed(f"{shown(program)} is missing; `cargo build --release -p paceline-trace --examples` makes it")
+            raise RunFailed(f"{shown(program)} is missing; `cargo build --release -p paceline-analysis --examples` makes it")
         return self.run([program, *map(str, words)], ROOT)
 
     def script(self, python: Path, name: str, *words: str | Path) -> str:
@@ -365,7 +365,7 @@ def perfetto(tools: Tools) -> tuple[list[Record], Record]:
     raw = {"events": num_events} | found
     if reason := found.get("unavailable"):
         say(f"perfetto: its trace processor could not be had here: {reason}")
-        raw["note"] = "not available here; crates/trace/tests/merge.rs holds the file against the rules of its importer"
+        raw["note"] = "not available here; crates/analysis/tests/merge.rs holds the file against the rules of its importer"
         return [], raw
     errors = sum(found["errors"].values())
     return [

@@ -96,7 +96,7 @@ failure_while_running!(
     paceline_kernels::KernelError,
     paceline_memory::MemoryError,
     paceline_model::ModelError,
-    paceline_trace::analysis::AnalysisError,
-    paceline_trace::read::ReadError,
-    paceline_trace::report::ReportError
+    paceline_analysis::hta::AnalysisError,
+    paceline_analysis::read::ReadError,
+    paceline_analysis::report::ReportError
 );

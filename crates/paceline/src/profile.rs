@@ -8,10 +8,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use paceline_analysis::kineto;
 use paceline_collectives::{ClockOffset, Group, OpRecord, measure_clock};
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
-use paceline_trace::{Event, Lane, Recorder, Span, Track, kineto, realtime_at_zero_ns};
+use paceline_trace::{Event, Lane, Recorder, Span, Track, realtime_at_zero_ns};
 use serde::Serialize;
 
 use crate::cli::ProfileArgs;

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use paceline_trace::ranks::merge::{MergeError, Merged, merge};
-use paceline_trace::ranks::{ClockSource, Clocks};
-use paceline_trace::read::{ReadError, Select, Window, find};
+use paceline_analysis::ranks::merge::{MergeError, Merged, merge};
+use paceline_analysis::ranks::{ClockSource, Clocks};
+use paceline_analysis::read::{ReadError, Select, Window, find};
 
 use crate::cli::{MergeArgs, TraceCommand};
 use crate::outputs::check_file;

@@ -3,7 +3,7 @@
 //! Each source of events (a thread, the allocator, the group) has a track. Recording takes a place in
 //! the track by one atomic addition and fills it once: no lock, no allocation, and threads may share a
 //! track. What no longer fits is counted. While the recorder is off, an event costs one load. What is
-//! recorded becomes a trace file by [`crate::kineto`].
+//! recorded becomes a trace file by the `kineto` of `paceline-analysis`.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_trace::analysis::{self, Options, StepChoice};
-use paceline_trace::read::{self, Select};
-use paceline_trace::report::panels::{self, About};
-use paceline_trace::report::table::printable;
-use paceline_trace::report::{self, Report};
-use paceline_trace::timeline::Timeline;
+use paceline_analysis::hta::{self, Options, StepChoice};
+use paceline_analysis::read::{self, Select};
+use paceline_analysis::report::panels::{self, About};
+use paceline_analysis::report::table::printable;
+use paceline_analysis::report::{self, Report};
+use paceline_analysis::timeline::Timeline;
 
 use super::{notes, read_all, trace_folder};
 use crate::Result;
@@ -35,7 +35,7 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
         StepsName::One(number) => StepChoice::These(vec![number]),
     };
     let options = Options { include_last_step: args.include_last_step, ..Options::default() };
-    let diff = analysis::diff(&first, &second, &steps, &options)?;
+    let diff = hta::diff(&first, &second, &steps, &options)?;
     let about = About {
         title: "Trace difference".into(),
         subtitle: format!("first: {}, second: {}", args.first.display(), args.second.display()),

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use paceline_trace::analysis::{self, Analysis, Kind, Options};
-use paceline_trace::ranks::{across_ranks, apart};
-use paceline_trace::read::{self, ReadError, Select, TraceFile, Window};
-use paceline_trace::report::panels::{self, About};
-use paceline_trace::report::table::printable;
-use paceline_trace::report::{self, Note, Report, Weight};
-use paceline_trace::timeline::Timeline;
+use paceline_analysis::hta::{self, Analysis, Kind, Options};
+use paceline_analysis::ranks::{across_ranks, apart};
+use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
+use paceline_analysis::report::panels::{self, About};
+use paceline_analysis::report::table::printable;
+use paceline_analysis::report::{self, Note, Report, Weight};
+use paceline_analysis::timeline::Timeline;
 
 use crate::bench::screen::say;
 use crate::cli::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
@@ -121,7 +121,7 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<M
         KindName::Sharding => Some(Kind::Sharding),
     };
     let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
-    let analysis = analysis::analyze(&timelines, &options)?;
+    let analysis = hta::analyze(&timelines, &options)?;
     let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
     let about = about(window, &timelines, &analysis, folder);
     let report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);

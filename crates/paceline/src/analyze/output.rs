@@ -2,8 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use paceline_trace::analysis::Kind;
-use paceline_trace::read::Window;
+use paceline_analysis::hta::Kind;
+use paceline_analysis::read::Window;
 
 /// The folder of the report of the traces in `folder`: its part that begins with `profile`, as
 /// `profile` or `profile_runpod`, becomes `reports` or `reports_sharding`. Where no part does, the first

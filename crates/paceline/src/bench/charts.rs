@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_trace::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, Unit};
+use paceline_analysis::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, Unit};
 
 use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
 use super::series::Series;
@@ -16,7 +16,7 @@ pub fn write(report: &BenchReport, compared: &[Series], folder: &Path) -> Result
         .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))?;
     let mut written = Vec::new();
     for (name, chart) in [("time", time(report, compared)), ("busbw", busbw(report, compared))] {
-        let failed = |error: paceline_trace::plot::PlotError| Failure::Run(error.to_string());
+        let failed = |error: paceline_analysis::plot::PlotError| Failure::Run(error.to_string());
         let (png, svg) = (folder.join(format!("{name}.png")), folder.join(format!("{name}.svg")));
         chart.write_png(&png).map_err(failed)?;
         chart.write_svg(&svg).map_err(failed)?;

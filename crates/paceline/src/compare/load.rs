@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_trace::analysis::{self, Analysis, Options};
-use paceline_trace::read;
+use paceline_analysis::hta::{self, Analysis, Options};
+use paceline_analysis::read;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -111,9 +111,7 @@ fn traced(folder: &Path, summary: &Value) -> std::result::Result<Option<Analysis
     if timelines.is_empty() {
         return Ok(None);
     }
-    analysis::analyze(&timelines, &Options::default())
-        .map(Some)
-        .map_err(|error| vec![error.to_string()])
+    hta::analyze(&timelines, &Options::default()).map(Some).map_err(|error| vec![error.to_string()])
 }
 
 /// A file that a run has named from the folder in which it was started, which is one of those above the run

@@ -1,9 +1,9 @@
 //! The table and the charts of a comparison.
 
-use paceline_trace::analysis::{Analysis, columns};
-use paceline_trace::report::chart::{Bar, Bars, Ink, Part, Stack, Stacked};
-use paceline_trace::report::table::{Cell, Column, Table};
-use paceline_trace::report::{Body, Panel, Section, Width};
+use paceline_analysis::hta::{Analysis, columns};
+use paceline_analysis::report::chart::{Bar, Bars, Ink, Part, Stack, Stacked};
+use paceline_analysis::report::table::{Cell, Column, Table};
+use paceline_analysis::report::{Body, Panel, Section, Width};
 
 use super::NAME;
 use super::load::Run;
@@ -53,7 +53,7 @@ fn traced(key: &'static str, label: &'static str, name: &'static str) -> Figure 
         let column = columns(analysis.kind).find(|column| column.name == name)?;
         analysis.mean(column)
     };
-    let definition = columns(paceline_trace::analysis::Kind::Ddp)
+    let definition = columns(paceline_analysis::hta::Kind::Ddp)
         .find(|column| column.name == name)
         .map_or("", |column| column.definition);
     let definition = format!(

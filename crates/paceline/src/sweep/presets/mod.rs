@@ -16,7 +16,7 @@ pub mod strategies;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use paceline_trace::plot::LineChart;
+use paceline_analysis::plot::LineChart;
 use serde::Serialize;
 
 use crate::bench::screen::say;
@@ -242,7 +242,7 @@ fn write_charts(folder: &Path, charts: &[(String, LineChart)]) -> Result<Vec<Pat
         .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))?;
     let mut written = Vec::new();
     for (name, chart) in charts {
-        let failed = |error: paceline_trace::plot::PlotError| Failure::Run(error.to_string());
+        let failed = |error: paceline_analysis::plot::PlotError| Failure::Run(error.to_string());
         let (png, svg) = (folder.join(format!("{name}.png")), folder.join(format!("{name}.svg")));
         chart.write_png(&png).map_err(failed)?;
         chart.write_svg(&svg).map_err(failed)?;

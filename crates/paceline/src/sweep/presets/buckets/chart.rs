@@ -1,6 +1,6 @@
 //! Time of a step and exposed communication against bucket size.
 
-use paceline_trace::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
 use super::Row;
 use super::fit::{Fit, overhead_ms};

@@ -1,6 +1,6 @@
 //! Speed-up against ranks, with the ideal line and the fit.
 
-use paceline_trace::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
 use super::Scaling;
 use super::fit::{Fit, law};

@@ -1,0 +1,23 @@
+//! Whether the analysis of traces agrees with what Holistic Trace Analysis said of them: `bench/traces.py` runs
+//! it, and has put HTA's answers, `hta.json` and `hta-rounded.json`, into the folder of the traces.
+//!
+//! `cargo run --release -p paceline-analysis --example hta_agreement -- FOLDER` prints one line of JSON.
+
+#[path = "../tests/hta/comparison.rs"]
+mod comparison;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use comparison::Comparison;
+use paceline_analysis::hta::Rounding;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = PathBuf::from(std::env::args_os().nth(1).ok_or("give a folder")?);
+    let [exact, rounded] =
+        [Rounding::Exact, Rounding::Hta].map(|rounding| Comparison::of(&folder, rounding));
+    let differences = [exact.differences, rounded.differences].concat();
+    let compared = exact.compared + rounded.compared;
+    println!("{}", serde_json::json!({"compared": compared, "differences": differences}));
+    Ok(())
+}

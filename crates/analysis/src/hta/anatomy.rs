@@ -1,0 +1,201 @@
+//! What a step consists of, from the spans that the program named.
+
+use std::collections::BTreeMap;
+
+use super::Step;
+use super::kernels::KernelKind;
+use super::nesting::{Nested, innermost};
+use super::work::{Work, rounded};
+use crate::timeline::Timeline;
+use paceline_trace::{IntervalSet, Span};
+
+/// A part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// Waiting for a batch.
+    DataWait,
+    /// The forward pass.
+    Forward,
+    /// The backward pass.
+    Backward,
+    /// Making gradients equal on all ranks, after or within the backward pass.
+    GradSync,
+    /// The thread was blocked on communication, where the program says so.
+    Exposed,
+    /// Reducing gradients to the ranks that own them.
+    ReduceScatter,
+    /// The update.
+    OptimizerStep,
+    /// Owners sending out updated parameters.
+    ParamBroadcast,
+    /// Collecting the parts of parameters.
+    Gather,
+    /// What no span accounts for.
+    Rest,
+}
+
+impl Part {
+    /// As spans are named.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DataWait => "data wait",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::GradSync => "grad_sync",
+            Self::Exposed => "exposed",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::OptimizerStep => "optimizer_step",
+            Self::ParamBroadcast => "param broadcast",
+            Self::Gather => "gather",
+            Self::Rest => "rest",
+        }
+    }
+}
+
+/// Time of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartTime {
+    /// Which part.
+    pub part: Part,
+    /// Its time on the main thread. Parts are disjoint: of spans within each other the innermost counts,
+    /// so the parts of a step, with the rest, add up to its length.
+    pub time_ns: i64,
+}
+
+/// One step in parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepAnatomy {
+    /// Which one.
+    pub step: Step,
+    /// Its parts, in the order of [`Part`]; those that occur, and the rest.
+    pub parts: Vec<PartTime>,
+    /// Communication that it launched, during which nothing was computed. It lies across the parts, may
+    /// reach beyond the step, and is no part of the sum.
+    pub exposed_ns: i64,
+}
+
+/// All steps in parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Anatomy {
+    /// Every step that was looked at, in order.
+    pub steps: Vec<StepAnatomy>,
+    /// Mean over steps of each part, in nanoseconds, in the order of [`Part`].
+    pub mean_ns: Vec<(Part, f64)>,
+    /// Mean over steps of exposed communication, in nanoseconds.
+    pub exposed_mean_ns: f64,
+    /// Mean length of a step, in nanoseconds.
+    pub step_mean_ns: f64,
+}
+
+/// Which part a span is, from its name: our own names, those of PyTorch's data parallel and sharded
+/// wrappers, optimizers and loaders, and however else people write them.
+fn part_of(name: &str) -> Option<Part> {
+    if name.starts_with("Optimizer.") {
+        return Some(Part::OptimizerStep);
+    }
+    let words = name.to_ascii_lowercase().replace(['_', '-'], " ");
+    Some(match words.trim() {
+        "data wait" | "data" | "data loading" | "dataloader" => Part::DataWait,
+        "forward" | "distributeddataparallel.forward" | "fullyshardeddataparallel.forward" => {
+            Part::Forward
+        }
+        "backward" => Part::Backward,
+        "grad sync" | "gradient sync" | "all reduce grads" => Part::GradSync,
+        "exposed" => Part::Exposed,
+        "reduce scatter" | "fsdp::post backward reduce" => Part::ReduceScatter,
+        "optimizer step" | "optimizer" => Part::OptimizerStep,
+        "param broadcast" | "parameter broadcast" => Part::ParamBroadcast,
+        "gather" | "all gather" | "param gather" | "fsdp::all gather" => Part::Gather,
+        words if words.starts_with("enumerate(dataloader)") => Part::DataWait,
+        _ => return None,
+    })
+}
+
+/// Whether the program named spans that only sharded training has: data parallel programs broadcast
+/// parameters and gather figures, but scatter no sums of gradients.
+pub(super) fn has_sharding(timeline: &Timeline) -> bool {
+    let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();
+    timeline.annotations.iter().any(|annotation| {
+        let part = parts[annotation.name.0 as usize];
+        part == Some(Part::ReduceScatter)
+    })
+}
+
+impl Anatomy {
+    pub(super) fn of(work: &Work) -> Option<Self> {
+        let chosen = &work.steps.chosen;
+        if chosen.is_empty() {
+            return None;
+        }
+        let mut parts = vec![BTreeMap::<Part, i64>::new(); chosen.len()];
+        innermost(&mut spans(work), |piece| {
+            let middle_ns = piece.start_ns.midpoint(piece.end_ns);
+            if let Some(step) = work.steps.at(middle_ns) {
+                *parts[step].entry(piece.what).or_default() += piece.end_ns - piece.start_ns;
+            }
+        });
+        let exposed = exposed(work);
+        let steps = chosen.iter().zip(parts).zip(exposed).map(|((&step, parts), exposed_ns)| {
+            let parts = parts.into_iter().map(|(part, time_ns)| PartTime { part, time_ns });
+            StepAnatomy { step, parts: parts.collect(), exposed_ns }
+        });
+        Some(Self::mean(steps.collect()))
+    }
+
+    fn mean(steps: Vec<StepAnatomy>) -> Self {
+        let count = steps.len() as f64;
+        let mut sums: BTreeMap<Part, i64> = BTreeMap::new();
+        for part in steps.iter().flat_map(|step| &step.parts) {
+            *sums.entry(part.part).or_default() += part.time_ns;
+        }
+        let mean_ns = sums.into_iter().map(|(part, sum)| (part, sum as f64 / count)).collect();
+        let exposed: i64 = steps.iter().map(|step| step.exposed_ns).sum();
+        let total: i64 = steps.iter().map(|step| step.step.time.dur_ns).sum();
+        let (exposed_mean_ns, step_mean_ns) = (exposed as f64 / count, total as f64 / count);
+        Self { steps, mean_ns, exposed_mean_ns, step_mean_ns }
+    }
+}
+
+/// The steps, as what is left of them, and the named spans of the thread that takes the steps, cut at the
+/// bounds of steps.
+fn spans(work: &Work) -> Vec<Nested<Part>> {
+    let timeline = work.timeline;
+    let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();
+    let main = crate::steps::lane(timeline);
+    let mut spans: Vec<Nested<Part>> = Vec::new();
+    for step in &work.steps.chosen {
+        let (start_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
+        spans.push(Nested { start_ns, end_ns, what: Part::Rest });
+    }
+    for annotation in &timeline.annotations {
+        let Some(part) = parts[annotation.name.0 as usize] else { continue };
+        if annotation.is_device || Some(annotation.lane) != main {
+            continue;
+        }
+        let time = rounded(annotation.time, work.options.rounding);
+        let (start_ns, end_ns) = (time.start_ns, time.end_ns());
+        let steps = &work.steps.chosen;
+        let first = steps.partition_point(|step| step.time.end_ns() <= start_ns);
+        for step in steps[first..].iter().take_while(|step| step.time.start_ns < end_ns) {
+            let start_ns = start_ns.max(step.time.start_ns);
+            let end_ns = end_ns.min(step.time.end_ns());
+            spans.push(Nested { start_ns, end_ns, what: part });
+        }
+    }
+    spans
+}
+
+/// Per chosen step: communication that it launched, during which nothing was computed.
+fn exposed(work: &Work) -> Vec<i64> {
+    let mut spans: Vec<Vec<Span>> = vec![Vec::new(); work.steps.chosen.len()];
+    for item in work.of_kind(KernelKind::Communication) {
+        if let Some(step) = work.step_of(item) {
+            let at = |moment_ns: i64| (moment_ns - work.origin_ns).max(0) as u64;
+            spans[step].push(Span { start_ns: at(item.start_ns), end_ns: at(item.end_ns) });
+        }
+    }
+    let exposed = spans
+        .into_iter()
+        .map(|spans| IntervalSet::union(spans).difference(&work.computation).len_ns() as i64);
+    exposed.collect()
+}

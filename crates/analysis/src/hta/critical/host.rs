@@ -1,0 +1,143 @@
+//! The threads' part of the graph: what ran within what, and after what.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::graph::{Account, Graph, Node};
+use super::{Bounds, EdgeKind};
+use crate::hta::work::{Work, rounded};
+use crate::timeline::{LaneId, NameId, Stretch};
+
+/// Calls that return only when the device is done; the wait belongs to what the device does. Copies
+/// are among them, because even asynchronous ones may wait.
+const BLOCKING: [&str; 6] = [
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventQuery",
+    "cudaEventSynchronize",
+    "cudaMemcpy",
+    "cudaMemcpyAsync",
+];
+
+/// Begin and end of the calls that are part of the graph, by their place among the timeline's launches.
+pub(super) type Calls = HashMap<u32, (Node, Node)>;
+
+/// Something that a thread ran.
+#[derive(Clone, Copy)]
+struct Frame {
+    name: NameId,
+    time: Stretch,
+    /// Its begin and end; spans that the program named have none, but count as what others ran in.
+    nodes: Option<(Node, Node)>,
+}
+
+/// Adds operators and calls of all threads.
+pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls {
+    let timeline = work.timeline;
+    let mut lanes: BTreeMap<LaneId, Vec<Frame>> = BTreeMap::new();
+    let mut calls = Calls::new();
+    let nodes =
+        |graph: &mut Graph, time: Stretch| (graph.node(time.start_ns), graph.node(time.end_ns()));
+    for operator in &timeline.operators {
+        let time = rounded(operator.time, work.options.rounding);
+        if bounds.hold(time.start_ns) && time.dur_ns > 0 {
+            let frame = Frame { name: operator.name, time, nodes: Some(nodes(graph, time)) };
+            lanes.entry(operator.lane).or_default().push(frame);
+        }
+    }
+    for (launch, number) in timeline.launches.iter().zip(0..) {
+        if bounds.hold_call(work, launch.time) {
+            let time = rounded(launch.time, work.options.rounding);
+            let ends = nodes(graph, time);
+            calls.insert(number, ends);
+            let frame = Frame { name: launch.name, time, nodes: Some(ends) };
+            lanes.entry(launch.lane).or_default().push(frame);
+        }
+    }
+    for span in timeline.annotations.iter().filter(|span| !span.is_device) {
+        let time = rounded(span.time, work.options.rounding);
+        if bounds.hold(time.start_ns) && time.dur_ns > 0 {
+            let frame = Frame { name: span.name, time, nodes: None };
+            lanes.entry(span.lane).or_default().push(frame);
+        }
+    }
+    let names = timeline.names.iter();
+    let is_blocking: Vec<bool> = names.map(|name| BLOCKING.contains(&name)).collect();
+    for frames in lanes.values_mut() {
+        frames.sort_by_key(|frame| (frame.time.start_ns, std::cmp::Reverse(frame.time.end_ns())));
+        let mut thread = Thread {
+            graph,
+            is_blocking: &is_blocking,
+            open: vec![],
+            depth: 0,
+            last: None,
+            last_top: None,
+        };
+        frames.iter().for_each(|&frame| thread.enter(frame));
+        thread.exit_until(i64::MAX);
+    }
+    calls
+}
+
+/// A thread on the way through what it ran.
+struct Thread<'a> {
+    graph: &'a mut Graph,
+    is_blocking: &'a [bool],
+    open: Vec<Frame>,
+    /// How many open frames are part of the graph.
+    depth: usize,
+    /// The moment before, while anything is open.
+    last: Option<Last>,
+    /// The end of the last frame that was in no other.
+    last_top: Option<Node>,
+}
+
+#[derive(Clone, Copy)]
+struct Last {
+    node: Node,
+    is_begin: bool,
+    name: NameId,
+    parent: Option<NameId>,
+}
+
+impl Thread<'_> {
+    fn enter(&mut self, frame: Frame) {
+        self.exit_until(frame.time.start_ns);
+        if let Some((begin, _)) = frame.nodes {
+            if let (0, Some(before)) = (self.depth, self.last_top) {
+                self.graph.untimed(EdgeKind::Dependency, before, begin, None);
+            }
+            self.depth += 1;
+            if let Some(last) = self.last {
+                // Between two frames it is time of what both are in.
+                let name = if last.is_begin { Some(last.name) } else { last.parent };
+                self.graph.timed(EdgeKind::Work, last.node, begin, account(name));
+            }
+            let parent = self.open.last().map(|around| around.name);
+            self.last = Some(Last { node: begin, is_begin: true, name: frame.name, parent });
+        }
+        self.open.push(frame);
+    }
+
+    /// Leaves the frames that end by a moment.
+    fn exit_until(&mut self, at_ns: i64) {
+        while let Some(frame) = self.open.pop_if(|frame| frame.time.end_ns() <= at_ns) {
+            let Some((_, end)) = frame.nodes else { continue };
+            self.depth -= 1;
+            if let Some(last) = self.last {
+                let name = account(Some(if last.is_begin { last.name } else { frame.name }));
+                match self.is_blocking[frame.name.0 as usize] {
+                    true => self.graph.untimed(EdgeKind::Work, last.node, end, name),
+                    false => self.graph.timed(EdgeKind::Work, last.node, end, name),
+                }
+            }
+            let parent = self.open.last().map(|around| around.name);
+            let last = Last { node: end, is_begin: false, name: frame.name, parent };
+            (self.last, self.last_top) =
+                if self.depth == 0 { (None, Some(end)) } else { (Some(last), self.last_top) };
+        }
+    }
+}
+
+fn account(name: Option<NameId>) -> Option<Account> {
+    name.map(|name| Account { name, is_host: true })
+}

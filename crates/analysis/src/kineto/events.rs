@@ -1,0 +1,300 @@
+//! Events of a track as events of a trace file.
+
+use std::io::{self, Write};
+
+use super::Header;
+use super::text::Text;
+use paceline_trace::{Event, Operation, Shapes, Span, Track};
+
+/// The stream on which compute kernels are written.
+const COMPUTE_STREAM: u32 = 7;
+
+/// The stream on which communication is written.
+const COMMUNICATION_STREAM: u32 = 20;
+
+/// The process number of the device.
+const DEVICE: u32 = 0;
+
+/// What follows for the reader from how a trace is written.
+const LANES: &str = "this rank computed on the host: a kernel of stream 7 is a compute kernel that the main \
+                     thread ran, launched when it began; a kernel of stream 20 is a collective operation \
+                     of the transport named here, launched when it was submitted, and named as NCCL would \
+                     name it";
+
+/// Writes one event after the other.
+pub(super) struct Events<'a, W> {
+    out: &'a mut W,
+    header: &'a Header,
+    text: Text,
+    count: u64,
+    correlation: u64,
+    /// `[0, 1, ...]`, the ranks of the group.
+    ranks: String,
+}
+
+impl<'a, W: Write> Events<'a, W> {
+    /// Writes everything before the events.
+    pub(super) fn begin(out: &'a mut W, header: &'a Header) -> io::Result<Self> {
+        let Header { rank, world_size, run_id, transport, device, base_ns, truth, .. } = header;
+        let ranks: Vec<String> = (0..*world_size).map(|rank| rank.to_string()).collect();
+        let ranks = format!("[{}]", ranks.join(", "));
+        let mut text = Text::default();
+        // Holistic Trace Analysis finds the rank by a pattern that asks for a space after the colon.
+        text.raw("{\n\"distributedInfo\": {\"backend\": ").string(transport);
+        text.raw(", \"rank\": ").int(*rank).raw(", \"world_size\": ").int(*world_size);
+        text.raw(", \"run_id\": ").string(run_id).raw(", \"pg_count\": 1, \"pg_config\": ");
+        text.raw("[{\"pg_name\": \"0\", \"pg_desc\": \"world\", ");
+        text.raw("\"backend_config\": ").string(transport);
+        text.raw(", \"ranks\": ").raw(&ranks).raw("}]},\n");
+        text.raw("\"schemaVersion\": 1,\n\"deviceProperties\": [{\"id\": 0, \"name\": ");
+        text.string(device).raw("}],\n\"displayTimeUnit\": \"ms\",\n\"baseTimeNanoseconds\": ");
+        text.int(*base_ns).raw(",\n\"paceline\": {\"version\": ");
+        text.string(env!("CARGO_PKG_VERSION")).raw(", \"transport\": ").string(transport);
+        text.raw(", \"lanes\": ").string(LANES);
+        for (key, value) in truth {
+            text.raw(", ").string(key).raw(": ").string(value);
+        }
+        text.raw("},\n\"traceEvents\": [\n");
+        Ok(Self { out, header, text, count: 0, correlation: 0, ranks })
+    }
+
+    /// Names processes and threads, for those who look at the file.
+    pub(super) fn names_of_lanes(&mut self, tracks: &[&Track]) -> io::Result<()> {
+        let pid = self.header.pid;
+        self.process(pid, &format!("rank {}", self.header.rank), "threads")?;
+        self.process(DEVICE, &format!("rank {}", self.header.rank), "compute and communication")?;
+        for (thread, track) in tracks.iter().enumerate() {
+            let has_spans = track.events().any(|event| matches!(event, Event::Span { .. }));
+            if has_spans || thread == 0 {
+                self.thread(pid, self.tid(thread), track.name())?;
+            }
+        }
+        self.thread(DEVICE, COMPUTE_STREAM, "stream 7: compute")?;
+        self.thread(DEVICE, COMMUNICATION_STREAM, "stream 20: communication")
+    }
+
+    fn process(&mut self, pid: u32, name: &str, label: &str) -> io::Result<()> {
+        for (what, key, value) in
+            [("process_name", "name", name), ("process_labels", "labels", label)]
+        {
+            self.open("M", what, pid, 0).raw(",\"args\":{\"").raw(key).raw("\":").string(value);
+            self.text.raw("}");
+            self.close()?;
+        }
+        Ok(())
+    }
+
+    fn thread(&mut self, pid: u32, tid: u32, name: &str) -> io::Result<()> {
+        self.open("M", "thread_name", pid, tid).raw(",\"args\":{\"name\":").string(name).raw("}");
+        self.close()
+    }
+
+    /// The number of a thread in the file: the first is the main one.
+    fn tid(&self, thread: usize) -> u32 {
+        self.header.pid + thread as u32
+    }
+
+    /// Writes a step of the training loop.
+    pub(super) fn step(&mut self, number: u64, span: Span) -> io::Result<()> {
+        let name = format!("ProfilerStep#{number}");
+        self.complete("user_annotation", &name, self.header.pid, self.tid(0), span);
+        self.close()
+    }
+
+    /// Writes what a thread, given by its number among the tracks, has recorded.
+    pub(super) fn add(&mut self, thread: usize, event: &Event) -> io::Result<()> {
+        let (pid, tid) = (self.header.pid, self.tid(thread));
+        match *event {
+            Event::Span { name, span } => {
+                self.complete("user_annotation", name, pid, tid, span);
+                self.close()
+            }
+            Event::Kernel { name, span, shapes } => self.kernel(name, span, &shapes),
+            Event::Copy { span, bytes } => self.copy(span, bytes),
+            Event::Operation(operation) => self.operation(&operation),
+            Event::Memory {
+                at_ns,
+                category,
+                delta_bytes,
+                allocated_bytes,
+                reserved_bytes,
+                address,
+            } => {
+                let tid = self.tid(0);
+                self.open("i", "[memory]", pid, tid);
+                self.text.raw(",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"ts\":").us(at_ns);
+                self.text.raw(",\"args\":{\"Total Reserved\":").int(reserved_bytes);
+                self.text.raw(",\"Total Allocated\":").int(allocated_bytes);
+                self.text.raw(",\"Bytes\":").int(delta_bytes).raw(",\"Addr\":").int(address);
+                self.text.raw(",\"Device Id\":-1,\"Device Type\":0,\"Category\":");
+                self.text.string(category).raw("}");
+                self.close()
+            }
+            Event::Counter { name, at_ns, value } => {
+                let tid = self.tid(0);
+                self.open("C", name, pid, tid).raw(",\"ts\":").us(at_ns);
+                self.text.raw(",\"args\":{").string(name).raw(":").float(value).raw("}");
+                self.close()
+            }
+            Event::Mark { name, at_ns, id } => {
+                self.open("i", name, pid, tid);
+                self.text.raw(",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"ts\":").us(at_ns);
+                self.text.raw(",\"args\":{\"id\":").int(id).raw("}");
+                self.close()
+            }
+        }
+    }
+
+    /// A compute kernel: the operator on the main thread, its launch, and the kernel itself.
+    fn kernel(&mut self, name: &str, span: Span, shapes: &Shapes) -> io::Result<()> {
+        let (pid, tid) = (self.header.pid, self.tid(0));
+        let id = self.correlation + 1;
+        let call = Span { start_ns: before(span.start_ns), ..span };
+        self.open_complete("cpu_op", pid, tid, call).raw("\"paceline::").raw(name);
+        self.text.raw("\",\"args\":{\"External id\":").int(id).raw(",\"Input Dims\":[");
+        for (at, dims) in shapes.iter().enumerate() {
+            self.text.raw(if at == 0 { "[" } else { ",[" });
+            for (at, dim) in dims.iter().enumerate() {
+                self.text.raw(if at == 0 { "" } else { "," }).int(*dim);
+            }
+            self.text.raw("]");
+        }
+        self.text.raw("]}");
+        self.close()?;
+        self.launch(span.start_ns)?;
+        self.complete("kernel", name, DEVICE, COMPUTE_STREAM, span);
+        self.device_args(COMPUTE_STREAM).raw("}");
+        self.close()?;
+        self.arrive(COMPUTE_STREAM, span.start_ns)
+    }
+
+    fn copy(&mut self, span: Span, bytes: u64) -> io::Result<()> {
+        self.launch(span.start_ns)?;
+        let name = "Memcpy HtoH (Pageable -> Pageable)";
+        self.complete("gpu_memcpy", name, DEVICE, COMPUTE_STREAM, span);
+        // Bytes per nanosecond are gigabytes per second.
+        let bandwidth = bytes as f64 / span.len_ns().max(1) as f64;
+        self.device_args(COMPUTE_STREAM).raw(",\"bytes\":").int(bytes);
+        self.text.raw(",\"memory bandwidth (GB/s)\":").float(bandwidth).raw("}");
+        self.close()?;
+        self.arrive(COMPUTE_STREAM, span.start_ns)
+    }
+
+    fn operation(&mut self, operation: &Operation) -> io::Result<()> {
+        let Operation { name, dtype, seq, in_elems, out_elems, .. } = *operation;
+        let Operation { submitted_ns, started_ns, present_ns, finished_ns, .. } = *operation;
+        self.launch(submitted_ns)?;
+        let span = Span { start_ns: started_ns, end_ns: finished_ns };
+        let kernel = nccl_name(operation, &self.header.transport);
+        self.complete("kernel", &kernel, DEVICE, COMMUNICATION_STREAM, span);
+        self.device_args(COMMUNICATION_STREAM).raw(",\"Collective name\":").string(name);
+        self.text.raw(",\"In msg nelems\":").int(in_elems);
+        self.text.raw(",\"Out msg nelems\":").int(out_elems);
+        self.text.raw(",\"Group size\":").int(self.header.world_size);
+        self.text.raw(",\"dtype\":").string(dtype).raw(",\"Process Group Name\":\"0\"");
+        self.text.raw(",\"Process Group Description\":\"world\",\"Process Group Ranks\":");
+        self.text.string(&self.ranks).raw(",\"Seq\":").int(seq);
+        self.text.raw(",\"queue (us)\":").us(started_ns.saturating_sub(submitted_ns));
+        self.text.raw(",\"wait (us)\":").us(present_ns.saturating_sub(started_ns)).raw("}");
+        self.close()?;
+        self.arrive(COMMUNICATION_STREAM, started_ns)
+    }
+
+    /// The call that launched the next kernel, and the begin of the arrow that leads to it. It lasts for the
+    /// nanosecond before `at_ns`, because readers leave out calls that take no time, and because a kernel
+    /// that begins when it is launched has been in the queue for them either before or after it was.
+    fn launch(&mut self, at_ns: u64) -> io::Result<()> {
+        self.correlation += 1;
+        let (pid, tid, id) = (self.header.pid, self.tid(0), self.correlation);
+        let moment = Span { start_ns: before(at_ns), end_ns: at_ns };
+        self.complete("cuda_runtime", "cudaLaunchKernel", pid, tid, moment);
+        self.text.raw(",\"args\":{\"External id\":").int(id).raw(",\"correlation\":").int(id);
+        self.text.raw("}");
+        self.close()?;
+        self.open("s", "ac2g", pid, tid).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
+        self.text.raw(",\"ts\":").us(before(at_ns));
+        self.close()
+    }
+
+    /// The end of the arrow.
+    fn arrive(&mut self, stream: u32, at_ns: u64) -> io::Result<()> {
+        let id = self.correlation;
+        self.open("f", "ac2g", DEVICE, stream).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
+        self.text.raw(",\"ts\":").us(at_ns).raw(",\"bp\":\"e\"");
+        self.close()
+    }
+
+    /// Begins the arguments of what a device did; the last kernel launched is meant.
+    fn device_args(&mut self, stream: u32) -> &mut Text {
+        let id = self.correlation;
+        self.text.raw(",\"args\":{\"External id\":").int(id).raw(",\"device\":0,\"context\":1");
+        self.text.raw(",\"stream\":").int(stream).raw(",\"correlation\":").int(id)
+    }
+
+    fn complete(&mut self, cat: &str, name: &str, pid: u32, tid: u32, span: Span) {
+        self.open_complete(cat, pid, tid, span).string(name);
+    }
+
+    /// An event with a duration, up to its name.
+    fn open_complete(&mut self, cat: &str, pid: u32, tid: u32, span: Span) -> &mut Text {
+        self.separate().raw("{\"ph\":\"X\",\"cat\":\"").raw(cat).raw("\",\"pid\":").int(pid);
+        self.text.raw(",\"tid\":").int(tid).raw(",\"ts\":").us(span.start_ns);
+        self.text.raw(",\"dur\":").us(span.len_ns()).raw(",\"name\":")
+    }
+
+    fn open(&mut self, phase: &str, name: &str, pid: u32, tid: u32) -> &mut Text {
+        self.separate().raw("{\"ph\":\"").raw(phase).raw("\",\"name\":").string(name);
+        self.text.raw(",\"pid\":").int(pid).raw(",\"tid\":").int(tid)
+    }
+
+    fn separate(&mut self) -> &mut Text {
+        self.text.raw(if self.count == 0 { "" } else { ",\n" })
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        self.text.raw("}");
+        self.count += 1;
+        self.hand_over()
+    }
+
+    fn hand_over(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.text.bytes)?;
+        self.text.bytes.clear();
+        Ok(())
+    }
+
+    /// Writes what follows the events, and returns how many there were.
+    pub(super) fn end(mut self) -> io::Result<u64> {
+        self.text.raw("\n],\n\"traceName\": ");
+        self.text.string(&format!("paceline rank {}", self.header.rank)).raw("\n}\n");
+        self.hand_over()?;
+        Ok(self.count)
+    }
+}
+
+/// The nanosecond before.
+fn before(at_ns: u64) -> u64 {
+    at_ns.saturating_sub(1)
+}
+
+/// `all_reduce`, f32, over shm is `ncclDevKernel_AllReduce_Sum_f32_Shm`.
+fn nccl_name(operation: &Operation, transport: &str) -> String {
+    let mut name = String::from("ncclDevKernel_");
+    name.extend(operation.name.split('_').map(capitalized));
+    for part in [operation.reduction, operation.dtype, transport] {
+        if !part.is_empty() {
+            name.push('_');
+            name.push_str(&if part == operation.dtype {
+                part.to_owned()
+            } else {
+                capitalized(part)
+            });
+        }
+    }
+    name
+}
+
+fn capitalized(word: &str) -> String {
+    let mut chars = word.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}

@@ -1,0 +1,134 @@
+//! What is written must be what other tools expect.
+
+use std::io::Read;
+
+use serde_json::{Value, json};
+
+use super::*;
+use paceline_trace::{Event, Operation, Recorder, Shapes};
+
+fn span(start_ns: u64, end_ns: u64) -> Span {
+    Span { start_ns, end_ns }
+}
+
+fn header() -> Header {
+    Header {
+        rank: 1,
+        world_size: 2,
+        run_id: "17".into(),
+        transport: "shm".into(),
+        device: "a processor".into(),
+        pid: 500,
+        base_ns: 1_700_000_000_000_000_000,
+        truth: vec![("dropped_events".into(), "0".into())],
+        steps: vec![(3, span(1000, 9000))],
+    }
+}
+
+fn recorder() -> Recorder {
+    let mut recorder = Recorder::new();
+    let main = recorder.track("main", 100);
+    recorder.set_on(true);
+    main.record(Event::Span { name: "forward", span: span(1000, 3000) });
+    let shapes = Shapes::new([&[64, 28][..], &[3]]);
+    main.record(Event::Kernel { name: "conv2d_forward", span: span(1100, 2101), shapes });
+    main.record(Event::Copy { span: span(2200, 2300), bytes: 200 });
+    main.record(Event::Operation(Operation {
+        name: "all_reduce",
+        reduction: "sum",
+        dtype: "f32",
+        seq: 7,
+        in_elems: 10,
+        out_elems: 10,
+        submitted_ns: 2400,
+        started_ns: 2500,
+        present_ns: 2700,
+        finished_ns: 3500,
+    }));
+    main.record(Event::Memory {
+        at_ns: 2600,
+        category: "activations",
+        delta_bytes: -64,
+        allocated_bytes: 128,
+        reserved_bytes: 256,
+        address: 4096,
+    });
+    main.record(Event::Counter { name: "loss", at_ns: 8000, value: 0.25 });
+    main.record(Event::Mark { name: "gradient_ready", at_ns: 8100, id: 4 });
+    recorder
+}
+
+fn events_named<'a>(trace: &'a Value, cat: &str) -> Vec<&'a Value> {
+    trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["cat"] == cat).collect()
+}
+
+fn tracks(recorder: &Recorder) -> Vec<&Track> {
+    recorder.tracks().iter().map(AsRef::as_ref).collect()
+}
+
+#[test]
+fn a_trace_has_the_form_that_tools_read() {
+    let recorder = recorder();
+    let mut bytes = Vec::new();
+    let count = write(&mut bytes, &header(), &tracks(&recorder)).unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    assert!(text.contains("\"rank\": 1,"), "the pattern of Holistic Trace Analysis");
+    assert!(text.find("distributedInfo") < text.find("schemaVersion"));
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(trace["traceEvents"].as_array().unwrap().len() as u64, count);
+    assert_eq!(trace["paceline"]["dropped_events"], "0");
+    assert_eq!(trace["distributedInfo"]["run_id"], "17");
+
+    let steps = events_named(&trace, "user_annotation");
+    assert_eq!((&steps[0]["name"], &steps[0]["ts"]), (&json!("ProfilerStep#3"), &json!(1.0)));
+    assert_eq!(steps[1]["name"], "forward");
+
+    let kernels = events_named(&trace, "kernel");
+    assert_eq!((&kernels[0]["ts"], &kernels[0]["dur"]), (&json!(1.1), &json!(1.001)));
+    assert_eq!(kernels[0]["args"]["stream"], 7);
+    assert_eq!(kernels[1]["name"], "ncclDevKernel_AllReduce_Sum_f32_Shm");
+    let args = &kernels[1]["args"];
+    assert_eq!((&args["Seq"], &args["Group size"]), (&json!(7), &json!(2)));
+    assert_eq!((&args["queue (us)"], &args["wait (us)"]), (&json!(0.1), &json!(0.2)));
+    assert_eq!(args["Process Group Ranks"], "[0, 1]");
+
+    let copy = events_named(&trace, "gpu_memcpy")[0];
+    assert_eq!(copy["args"]["memory bandwidth (GB/s)"], 2);
+    let operator = events_named(&trace, "cpu_op")[0];
+    assert_eq!(operator["args"]["Input Dims"], json!([[64, 28], [3]]));
+
+    // Every kernel and copy has a launch, and an arrow from the one to the other.
+    let launches = events_named(&trace, "cuda_runtime");
+    let arrows = events_named(&trace, "ac2g");
+    for device in kernels.iter().chain([&copy]) {
+        let id = &device["args"]["correlation"];
+        let launch = launches.iter().find(|e| e["args"]["correlation"] == *id).unwrap();
+        let ends: Vec<_> = arrows.iter().filter(|e| e["id"] == *id).collect();
+        assert_eq!((&ends[0]["ph"], &ends[0]["ts"]), (&json!("s"), &launch["ts"]));
+        assert_eq!((&ends[1]["ph"], &ends[1]["ts"]), (&json!("f"), &device["ts"]));
+        assert_eq!(ends[1]["tid"], device["tid"]);
+    }
+    let instants = events_named(&trace, "cpu_instant_event");
+    assert_eq!(instants[0]["args"]["Bytes"], -64);
+    assert_eq!(instants[1]["args"]["id"], 4);
+}
+
+#[test]
+fn a_file_appears_when_it_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("worker_1.5.pt.trace.json.gz");
+    let recorder = recorder();
+    write_file(&path, &header(), &tracks(&recorder)).unwrap();
+    let mut text = String::new();
+    let file = File::open(&path).unwrap();
+    flate2::read::GzDecoder::new(file).read_to_string(&mut text).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_folder_that_is_gone_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("none/worker_1.5.pt.trace.json.gz");
+    assert!(write_file(&path, &header(), &[]).is_err());
+}

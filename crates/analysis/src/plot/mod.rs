@@ -1,0 +1,278 @@
+//! Line charts, each axis logarithmic or linear, as PNG and SVG files.
+//!
+//! In go a title, two axes with units and named series of points; out comes a file. It does not
+//! know what is measured. The same drawing code serves both formats. Text of a PNG is drawn with a
+//! font that the program carries, so that a chart looks the same on a machine without any.
+
+mod axis;
+mod draw;
+mod line;
+
+use std::io::BufWriter;
+use std::path::Path;
+
+use plotters::prelude::*;
+use plotters::style::{FontStyle, register_font};
+
+pub use axis::Unit;
+
+/// Width and height of a chart in pixels.
+pub const SIZE: (u32, u32) = (1200, 800);
+
+/// A chart is drawn this many times larger. Places are whole numbers in both formats, which at the
+/// final size would make corners of circles; and the bitmap back end leaves lines and filled shapes
+/// with stairs, which go away when the pixels of a PNG are averaged.
+const OVERSAMPLING: u32 = 3;
+
+pub(crate) static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans.ttf");
+
+/// Why a chart could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum PlotError {
+    /// No series has a point that the axes can show.
+    #[error("the chart \"{title}\" has no point that its axes can show")]
+    Empty {
+        /// The chart's title.
+        title: String,
+    },
+    /// The file could not be written.
+    #[error("cannot write {path}: {reason}")]
+    File {
+        /// The file.
+        path: String,
+        /// What the system or the encoder says.
+        reason: String,
+    },
+    /// The drawing library failed.
+    #[error("cannot draw the chart \"{title}\": {reason}")]
+    Draw {
+        /// The chart's title.
+        title: String,
+        /// What the library says.
+        reason: String,
+    },
+}
+
+/// How an axis is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spacing {
+    /// Equal lengths are equal factors. Shows positive values.
+    Logarithmic,
+    /// Equal lengths are equal differences, from zero on. Shows values that are not negative.
+    Linear,
+}
+
+impl Spacing {
+    fn shows(self, value: f64) -> bool {
+        let enough = match self {
+            Spacing::Logarithmic => value > 0.0,
+            Spacing::Linear => value >= 0.0,
+        };
+        enough && value.is_finite()
+    }
+}
+
+/// An axis.
+#[derive(Clone, Debug)]
+pub struct Axis {
+    /// What it shows, without the unit.
+    pub label: String,
+    /// Unit of the values, which decides how ticks are written.
+    pub unit: Unit,
+    /// How it is divided.
+    pub spacing: Spacing,
+}
+
+/// How a series is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stroke {
+    /// A solid line with filled markers: what was measured.
+    Solid,
+    /// A dashed line with hollow markers: what is compared with it.
+    Dashed,
+    /// A dotted line without markers: what was predicted.
+    Dotted,
+}
+
+/// A named line of points.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// Name in the legend.
+    pub name: String,
+    /// Points, in the order in which they are joined. Those that have no place on the axes (see
+    /// [`Spacing`]) are left out.
+    pub points: Vec<(f64, f64)>,
+    /// How the line is drawn.
+    pub stroke: Stroke,
+    /// Which colour and marker. Lines that belong together share it.
+    pub look: usize,
+}
+
+/// A chart of lines.
+#[derive(Clone, Debug)]
+pub struct LineChart {
+    /// Title.
+    pub title: String,
+    /// A smaller line below the title: where and when it was measured. May be empty.
+    pub subtitle: String,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
+    /// The lines, in the order of the legend.
+    pub series: Vec<Series>,
+}
+
+impl LineChart {
+    /// The points of a series that can be drawn.
+    fn drawable<'a>(&self, series: &'a Series) -> impl Iterator<Item = (f64, f64)> + use<'a> {
+        let (x_axis, y_axis) = (self.x.spacing, self.y.spacing);
+        series.points.iter().copied().filter(move |&(x, y)| x_axis.shows(x) && y_axis.shows(y))
+    }
+
+    /// Writes the chart as an SVG, which names no font but only `sans-serif`.
+    pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
+        self.prepare()?;
+        let large = (SIZE.0 * OVERSAMPLING, SIZE.1 * OVERSAMPLING);
+        let mut text = String::new();
+        {
+            let area = SVGBackend::with_string(&mut text, large).into_drawing_area();
+            let medium = draw::Medium { k: OVERSAMPLING as i32, is_bitmap: false };
+            draw::chart(&area, self, medium).map_err(|error| self.failed(error))?;
+            area.present().map_err(|error| self.failed(error))?;
+        }
+        // The coordinates stay, as the view box says; only the size at which it is shown changes.
+        let size = |(width, height): (u32, u32)| format!("width=\"{width}\" height=\"{height}\"");
+        let text = text.replacen(&size(large), &size(SIZE), 1);
+        std::fs::write(path, text).map_err(|error| unwritable(path, error))
+    }
+
+    /// Writes the chart as a PNG.
+    pub fn write_png(&self, path: &Path) -> Result<(), PlotError> {
+        self.prepare()?;
+        let large = (SIZE.0 * OVERSAMPLING, SIZE.1 * OVERSAMPLING);
+        let mut pixels = vec![0; 3 * (large.0 * large.1) as usize];
+        {
+            let area = BitMapBackend::with_buffer(&mut pixels, large).into_drawing_area();
+            let medium = draw::Medium { k: OVERSAMPLING as i32, is_bitmap: true };
+            draw::chart(&area, self, medium).map_err(|error| self.failed(error))?;
+            area.present().map_err(|error| self.failed(error))?;
+        }
+        let file = std::fs::File::create(path).map_err(|error| unwritable(path, error))?;
+        let mut encoder = png::Encoder::new(BufWriter::new(file), SIZE.0, SIZE.1);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.set_depth(png::BitDepth::Eight);
+        let mut writer = encoder.write_header().map_err(|error| unwritable(path, error))?;
+        writer.write_image_data(&averaged(&pixels)).map_err(|error| unwritable(path, error))?;
+        writer.finish().map_err(|error| unwritable(path, error))
+    }
+
+    /// Checks that there is something to draw, and makes the font known.
+    fn prepare(&self) -> Result<(), PlotError> {
+        if self.series.iter().all(|series| self.drawable(series).next().is_none()) {
+            return Err(PlotError::Empty { title: self.title.clone() });
+        }
+        register_font("sans-serif", FontStyle::Normal, FONT)
+            .map_err(|_| self.failed("the font is not understood"))
+    }
+
+    fn failed(&self, reason: impl std::fmt::Display) -> PlotError {
+        PlotError::Draw { title: self.title.clone(), reason: reason.to_string() }
+    }
+}
+
+fn unwritable(path: &Path, reason: impl std::fmt::Display) -> PlotError {
+    PlotError::File { path: path.display().to_string(), reason: reason.to_string() }
+}
+
+/// Each pixel of the chart as the mean of its square of drawn ones. Three bytes per pixel.
+fn averaged(large: &[u8]) -> Vec<u8> {
+    let (width, height, side) = (SIZE.0 as usize, SIZE.1 as usize, OVERSAMPLING as usize);
+    let mut small = Vec::with_capacity(3 * width * height);
+    for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+        for channel in 0..3 {
+            let square = (0..side * side).map(|at| {
+                let (row, column) = (y * side + at / side, x * side + at % side);
+                u32::from(large[3 * (row * width * side + column) + channel])
+            });
+            small.push((square.sum::<u32>() / (side * side) as u32) as u8);
+        }
+    }
+    small
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axis(label: &str, unit: Unit) -> Axis {
+        Axis { label: label.to_owned(), unit, spacing: Spacing::Logarithmic }
+    }
+
+    fn chart(points: Vec<(f64, f64)>) -> LineChart {
+        LineChart {
+            title: "Time & size".to_owned(),
+            subtitle: String::new(),
+            x: axis("Size", Unit::Bytes),
+            y: axis("Time", Unit::Microseconds),
+            series: vec![Series {
+                name: "first".to_owned(),
+                points,
+                stroke: Stroke::Solid,
+                look: 0,
+            }],
+        }
+    }
+
+    #[test]
+    fn an_svg_holds_its_texts_and_names_no_particular_font() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.svg");
+        chart(vec![(1e3, 12.0), (1e6, 900.0), (1e9, 8e5)]).write_svg(&path).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        for part in ["Time &amp; size", "first", "Size", "1 KB", "100 MB", "10 ms", "Time (us)"] {
+            let found = text.contains(part);
+            assert_eq!(found, part != "Time (us)", "{part}: ticks carry the unit");
+        }
+        assert!(text.starts_with("<svg width=\"1200\" height=\"800\" viewBox=\"0 0 3600 2400\""));
+        assert!(text.contains("font-family=\"sans-serif\""));
+        assert!(!text.contains("DejaVu"));
+    }
+
+    #[test]
+    fn a_png_has_its_size_and_is_not_blank() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        chart(vec![(8.0, 3.0), (8.0, 3.0)]).write_png(&path).unwrap();
+        let file = std::io::BufReader::new(std::fs::File::open(path).unwrap());
+        let mut reader = png::Decoder::new(file).read_info().unwrap();
+        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+        let frame = reader.next_frame(&mut pixels).unwrap();
+        assert_eq!((frame.width, frame.height), SIZE);
+        let dark = pixels.chunks(3).filter(|pixel| pixel.iter().all(|&part| part < 90)).count();
+        assert!(dark > 500, "the text is missing: {dark} dark pixels");
+    }
+
+    #[test]
+    fn a_chart_without_a_point_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        let error = chart(vec![(0.0, 3.0), (2.0, f64::NAN)]).write_png(&path).unwrap_err();
+        assert!(error.to_string().contains("no point"), "{error}");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn zero_has_a_place_on_a_linear_axis_only() {
+        let mut chart = chart(vec![(1.0, 0.0), (2.0, -1.0), (0.0, 5.0)]);
+        assert_eq!(chart.drawable(&chart.series[0]).count(), 0);
+        chart.y.spacing = Spacing::Linear;
+        assert_eq!(chart.drawable(&chart.series[0]).collect::<Vec<_>>(), [(1.0, 0.0)]);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = chart(vec![(1.0, 1.0)]).write_svg(Path::new("/nowhere/a.svg")).unwrap_err();
+        assert!(error.to_string().starts_with("cannot write /nowhere/a.svg: "), "{error}");
+    }
+}

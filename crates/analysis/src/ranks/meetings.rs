@@ -1,0 +1,366 @@
+//! Which collectives of different ranks are one and the same, and how long each rank waited in them.
+//!
+//! In go timelines and their clocks; out come [`Meeting`]s on the reference clock. Messages between two
+//! ranks are left out: their order is a matter of those two.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::clock::Clocks;
+use super::rank_of;
+use crate::hta::Chosen;
+use crate::steps;
+use crate::timeline::{Collective, Stretch, Timeline};
+
+/// How it is known how long ranks waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WaitSource {
+    /// The transport measured on each rank when the last one had come, so clocks have no part in it.
+    Transport,
+    /// From the begin of the collective on each rank, on aligned clocks: the latest less a rank's own. As
+    /// good as the clocks are.
+    #[default]
+    Clocks,
+}
+
+/// A rank in a collective. Times are nanoseconds of the reference clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrival {
+    /// Index of the timeline.
+    pub place: usize,
+    /// Which rank.
+    pub rank: usize,
+    /// When it began on this rank.
+    pub start_ns: i64,
+    /// When it was over on this rank.
+    pub end_ns: i64,
+    /// How long it waited for the last rank, in nanoseconds; never longer than it lasted.
+    pub wait_ns: i64,
+    /// Time in the queue behind earlier operations before it began, where the trace says so.
+    pub queue_ns: Option<i64>,
+}
+
+impl Arrival {
+    /// Time in which data moved, in nanoseconds: what is left of it without the wait.
+    pub fn transfer_ns(&self) -> i64 {
+        self.end_ns.saturating_sub(self.start_ns).saturating_sub(self.wait_ns)
+    }
+}
+
+/// A collective that two ranks or more have a trace of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Meeting {
+    /// As the traces call it.
+    pub name: String,
+    /// The group of ranks, where the traces name it.
+    pub group: Option<String>,
+    /// Its place in the sequence of its group, where the traces say so.
+    pub seq: Option<u64>,
+    /// The number of the step in which its last rank came.
+    pub step: Option<u64>,
+    /// Where [`Arrival::wait_ns`] comes from.
+    pub source: WaitSource,
+    /// Whether all ranks of the group are here, as far as the traces give its size.
+    pub is_complete: bool,
+    /// The ranks, in the order of the timelines.
+    pub arrivals: Vec<Arrival>,
+    /// Index in `arrivals` of the rank that came last.
+    last: usize,
+}
+
+impl Meeting {
+    /// The rank that came last: the one that waited least or, of several, that began latest.
+    pub fn last(&self) -> &Arrival {
+        &self.arrivals[self.last]
+    }
+
+    /// How much later the last rank came than the one before it, in nanoseconds: what would be gained
+    /// here if it came with that one.
+    pub fn lead_ns(&self) -> i64 {
+        let others = self.arrivals.iter().enumerate().filter(|&(i, _)| i != self.last);
+        let second = others.map(|(_, arrival)| arrival.wait_ns).min();
+        second.map_or(0, |wait_ns| wait_ns - self.last().wait_ns)
+    }
+
+    /// How long the last rank made the others wait, in nanoseconds added up: their waits, each less what
+    /// the last one waited itself.
+    pub fn made_wait_ns(&self) -> i64 {
+        let least_ns = self.last().wait_ns;
+        let waits = self.arrivals.iter().map(|arrival| arrival.wait_ns - least_ns);
+        waits.fold(0, i64::saturating_add)
+    }
+}
+
+/// All collectives of some timelines.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Meetings {
+    /// Those that two ranks or more have, by the moment at which the last rank came.
+    pub all: Vec<Meeting>,
+    /// Collectives, counted per rank, that no other rank has a trace of, or that cannot be told apart:
+    /// without sequence numbers, where ranks have called different numbers of them in a step.
+    pub num_unmatched: usize,
+}
+
+/// Finds the collectives that timelines have in common.
+///
+/// They are the same where group, name and sequence number are; without sequence numbers, the n-th call of
+/// a name in a group within a step, or, without steps, within the trace. Kernels are taken where there are
+/// any, else what the back-end says of itself (as `gloo:all_reduce`), else the operators that called them.
+pub fn meet(timelines: &[Timeline], clocks: &Clocks) -> Meetings {
+    meet_chosen(timelines, clocks, &everything(timelines))
+}
+
+fn everything(timelines: &[Timeline]) -> Vec<Chosen> {
+    timelines.iter().map(Chosen::everything).collect()
+}
+
+/// As [`meet`], of the collectives that are looked at.
+pub(super) fn meet_chosen(timelines: &[Timeline], clocks: &Clocks, chosen: &[Chosen]) -> Meetings {
+    let mut met: HashMap<Key, Vec<(Operation, Arrival)>> = HashMap::new();
+    let mut num_unmatched = 0;
+    for (place, operations) in operations(timelines, chosen).into_iter().enumerate() {
+        let (clock, rank) = (&clocks.ranks[place], rank_of(timelines, place));
+        for mut operation in operations {
+            let time = operation.time;
+            let start_ns = clock.align(time.start_ns);
+            // A clock that is said to run backwards makes no collective end before it begins.
+            let end_ns = clock.align(time.end_ns()).max(start_ns);
+            let wait_ns = operation.wait_ns.unwrap_or_default().clamp(0, end_ns - start_ns);
+            let queue_ns = operation.queue_ns;
+            let arrival = Arrival { place, rank, start_ns, end_ns, wait_ns, queue_ns };
+            match operation.key.take() {
+                Some(key) => met.entry(key).or_default().push((operation, arrival)),
+                None => num_unmatched += 1,
+            }
+        }
+    }
+    let mut all = Vec::with_capacity(met.len());
+    for (key, arrivals) in met {
+        if arrivals.len() < 2 {
+            num_unmatched += arrivals.len();
+            continue;
+        }
+        all.push(meeting(key, arrivals));
+    }
+    let came = |meeting: &Meeting| (meeting.last().start_ns, meeting.last().end_ns);
+    all.sort_unstable_by(|a: &Meeting, b: &Meeting| {
+        came(a)
+            .cmp(&came(b))
+            .then_with(|| (&a.group, a.seq, &a.name).cmp(&(&b.group, b.seq, &b.name)))
+    });
+    Meetings { all, num_unmatched }
+}
+
+fn meeting(key: Key, came: Vec<(Operation, Arrival)>) -> Meeting {
+    let measured = came.iter().all(|(operation, _)| operation.wait_ns.is_some());
+    let size = came.iter().filter_map(|(operation, _)| operation.group_size).max();
+    let mut arrivals: Vec<Arrival> = came.iter().map(|(_, arrival)| *arrival).collect();
+    let latest_ns = arrivals.iter().map(|arrival| arrival.start_ns).max().unwrap_or_default();
+    if !measured {
+        for arrival in &mut arrivals {
+            // Clocks that are not quite one may show an end before the last begin.
+            arrival.wait_ns = (latest_ns.min(arrival.end_ns) - arrival.start_ns).max(0);
+        }
+    }
+    let order = |arrival: &Arrival| (arrival.wait_ns, std::cmp::Reverse(arrival.start_ns));
+    let last = (0..arrivals.len()).min_by_key(|&i| order(&arrivals[i])).unwrap_or_default();
+    Meeting {
+        seq: if let Order::Sequence(seq, _) = key.order { Some(seq) } else { None },
+        name: key.name,
+        group: key.group,
+        step: came[last].0.step,
+        source: if measured { WaitSource::Transport } else { WaitSource::Clocks },
+        is_complete: size.is_none_or(|size| arrivals.len() as u64 >= size),
+        arrivals,
+        last,
+    }
+}
+
+/// When each collective ended, per timeline and on its own clock: of those that end everywhere at about
+/// the same time, if there are any.
+pub(super) fn ends(timelines: &[Timeline]) -> Vec<HashMap<Key, i64>> {
+    let operations = operations(timelines, &everything(timelines));
+    let any = operations.iter().flatten().any(|operation| ends_together(&operation.name));
+    let ends = operations.into_iter().map(|operations| {
+        let kept = operations.into_iter().filter(|op| !any || ends_together(&op.name));
+        kept.filter_map(|op| Some((op.key?, op.time.end_ns()))).collect()
+    });
+    ends.collect()
+}
+
+/// What makes a collective the same on several ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    group: Option<String>,
+    name: String,
+    order: Order,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Order {
+    /// Its number in the group's sequence, and which one of those with this number.
+    Sequence(u64, u32),
+    /// Which one in this step.
+    Step(u64, u32),
+    /// Which one in the trace, or before its first step.
+    Trace(u32),
+}
+
+/// A collective of one rank, on its own clock.
+struct Operation {
+    /// `None` where it cannot be told which one of the others' it is.
+    key: Option<Key>,
+    name: String,
+    time: Stretch,
+    step: Option<u64>,
+    group_size: Option<u64>,
+    wait_ns: Option<i64>,
+    queue_ns: Option<i64>,
+}
+
+/// What of a trace shows when collectives ran.
+#[derive(Clone, Copy)]
+enum Shown {
+    Kernels,
+    BackEnd,
+    Operators,
+}
+
+/// The collectives of all timelines, each by time, from what all of them show.
+fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> {
+    let shown = [Shown::Kernels, Shown::BackEnd, Shown::Operators];
+    let read = |shown| -> Vec<_> {
+        timelines
+            .iter()
+            .zip(chosen)
+            .map(|(timeline, chosen)| list(timeline, chosen, shown))
+            .collect()
+    };
+    let mut found: Vec<Vec<Vec<Operation>>> = Vec::new();
+    for shown in shown {
+        let lists = read(shown);
+        if lists.iter().all(|list| !list.is_empty()) {
+            return distinct(lists);
+        }
+        found.push(lists);
+    }
+    // Some rank has none at all, so take what shows most.
+    let most = found.into_iter().max_by_key(|lists| lists.iter().filter(|l| !l.is_empty()).count());
+    distinct(most.unwrap_or_default())
+}
+
+/// Its step is the one in which the host began it.
+fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
+    let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
+    let own: Vec<bool> = timeline.names.iter().map(is_back_end).collect();
+    let mut events: Vec<(Stretch, i64, &str, Option<&Collective>)> = Vec::new();
+    match shown {
+        Shown::Kernels => {
+            for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
+                let name = timeline.names.text(kernel.name);
+                if (kernel.collective.is_some() || is_collective_kernel(name))
+                    && let Some(begun_ns) = chosen.kernel(index, kernel)
+                {
+                    events.push((kernel.time, begun_ns, name, collective(kernel.collective)));
+                }
+            }
+        }
+        Shown::BackEnd => {
+            let operators = timeline.operators.iter().map(|o| (o.time, o.name, o.collective));
+            let annotations = timeline.annotations.iter().filter(|a| !a.is_device);
+            let all = operators.chain(annotations.map(|a| (a.time, a.name, None)));
+            let all =
+                all.filter(|(time, name, _)| own[name.0 as usize] && chosen.holds(time.start_ns));
+            for (time, name, id) in all {
+                events.push((time, time.start_ns, timeline.names.text(name), collective(id)));
+            }
+        }
+        Shown::Operators => {
+            let operators = timeline.operators.iter().filter(|operator| {
+                operator.collective.is_some() && chosen.holds(operator.time.start_ns)
+            });
+            for operator in operators {
+                let (time, name) = (operator.time, timeline.names.text(operator.name));
+                events.push((time, time.start_ns, name, collective(operator.collective)));
+            }
+        }
+    }
+    events.sort_by_key(|&(time, _, name, _)| (time, name));
+    let operation = |(time, begun_ns, name, said): (Stretch, i64, &str, Option<&Collective>)| {
+        let called = said.map(|said| said.name.as_str()).filter(|name| !name.is_empty());
+        let name = called.unwrap_or(name).to_owned();
+        let ranks = said.and_then(|said| said.group_ranks.clone());
+        let group = said.and_then(|said| said.group.clone()).or(ranks);
+        // Which one it is of those with the same number is for `distinct` to say.
+        let step = steps::at(&chosen.steps, begun_ns).map(|step| step.number);
+        let order = match (said.and_then(|said| said.seq), step) {
+            (Some(seq), _) => Order::Sequence(seq, 0),
+            (None, Some(step)) => Order::Step(step, 0),
+            (None, None) => Order::Trace(0),
+        };
+        Operation {
+            key: Some(Key { group, name: name.clone(), order }),
+            name,
+            time,
+            step,
+            group_size: said.and_then(|said| said.group_size),
+            wait_ns: said.and_then(|said| said.wait_ns),
+            queue_ns: said.and_then(|said| said.queue_ns),
+        }
+    };
+    events.into_iter().map(operation).filter(|operation| !is_message(&operation.name)).collect()
+}
+
+/// Numbers the collectives that would otherwise have one key, and takes the key of those of which ranks
+/// have different numbers.
+fn distinct(mut lists: Vec<Vec<Operation>>) -> Vec<Vec<Operation>> {
+    let mut counts: BTreeMap<usize, HashMap<Key, u32>> = BTreeMap::new();
+    for (place, list) in lists.iter_mut().enumerate() {
+        let counts = counts.entry(place).or_default();
+        for key in list.iter_mut().filter_map(|operation| operation.key.as_mut()) {
+            let count = counts.entry(key.clone()).or_default();
+            let (Order::Sequence(_, nth) | Order::Step(_, nth) | Order::Trace(nth)) =
+                &mut key.order;
+            *nth = *count;
+            *count += 1;
+        }
+    }
+    let is_ambiguous = |key: &Key| {
+        let zeroth = match key.order {
+            Order::Sequence(..) => return false,
+            Order::Step(step, _) => Order::Step(step, 0),
+            Order::Trace(_) => Order::Trace(0),
+        };
+        let zeroth = Key { order: zeroth, ..key.clone() };
+        let mut numbers = counts.values().filter_map(|counts| counts.get(&zeroth));
+        let first = numbers.next();
+        numbers.any(|number| Some(number) != first)
+    };
+    for operation in lists.iter_mut().flatten() {
+        operation.key.take_if(|key| is_ambiguous(key));
+    }
+    lists
+}
+
+/// Whether a kernel communicates, by its name, as Holistic Trace Analysis tells them.
+pub(super) fn is_collective_kernel(name: &str) -> bool {
+    name.starts_with("nccl") || name.contains("ncclKernel")
+}
+
+/// Whether it is a back-end's own name for a collective.
+pub(super) fn is_back_end(name: &str) -> bool {
+    ["gloo:", "mpi:", "ucc:", "nccl:"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether an operation only joins two ranks.
+fn is_message(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.contains("send") || name.contains("recv")
+}
+
+/// Whether no rank is done before all have come: so with all that bring everybody's data to everybody.
+fn ends_together(name: &str) -> bool {
+    let name: String = name.chars().filter(|c| *c != '_').collect::<String>().to_ascii_lowercase();
+    ["allreduce", "allgather", "reducescatter", "alltoall", "barrier"]
+        .iter()
+        .any(|kind| name.contains(kind))
+}

@@ -1,0 +1,254 @@
+//! One trace file of all ranks, on one time line.
+//!
+//! In go trace files, one per rank; out comes a file that Perfetto opens without an import error. Each rank
+//! becomes processes of its own, named after it; its times are brought to the clock of the lowest rank;
+//! numbers that tie events together are made distinct between ranks; and arrows lead through the ranks of
+//! each collective, in the order in which they came.
+//!
+//! Files are read three times and never held: once for the collectives and the clocks, once for how the
+//! events of each row nest, once to write. What stays in memory is a few bytes per event.
+//!
+//! Perfetto's rules, which the events have to obey (its `slice_tracker.cc`, `flow_tracker.cc` and the
+//! importer of JSON): complete events of one thread nest or lie apart; nothing has a negative time or
+//! duration; an arrow begins and ends within an event of its thread, and one identity begins once.
+
+mod event;
+mod layout;
+mod number;
+mod write;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::clock::{Clocks, align};
+use super::meetings::meet;
+use crate::hta::{AnalysisError, check_times};
+use crate::kineto::compress::Compressor;
+use crate::read::{self, ReadError, TraceFile};
+use crate::steps;
+use crate::timeline::{LaneId, Stretch, Timeline};
+use layout::{Layout, Point};
+use write::{Arrow, Writer};
+
+/// Why traces could not be merged.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeError {
+    /// A trace cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The times of a trace are not to be believed.
+    #[error(transparent)]
+    Times(#[from] AnalysisError),
+    /// A trace without a single event that could be shown.
+    #[error("{}: no events: there is nothing to merge", path.display())]
+    NoEvents {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The merged file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The merged file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// What was merged.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Merged {
+    /// Events written, without those that only name rows.
+    pub num_events: u64,
+    /// Collectives through which an arrow leads.
+    pub num_joined: usize,
+    /// What no reader could place.
+    pub left_out: LeftOut,
+    /// What was odd in the traces, as the analysis says it, each kind once with its count.
+    pub oddities: BTreeMap<String, u64>,
+    /// See [`apart`](super::apart).
+    pub apart: Vec<usize>,
+    /// Rows more than there were, because events of one row overlapped without nesting.
+    pub num_split: usize,
+    /// How the clocks were brought together.
+    pub clocks: Clocks,
+}
+
+/// Events that are not in the merged file, by the reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Without a time that can be read and believed.
+    pub without_time: u64,
+    /// Without a phase, or counters without values.
+    pub without_meaning: u64,
+    /// Ends of arrows from or to no event.
+    pub loose_arrows: u64,
+    /// Events that overlap with more others of their row than there may be rows.
+    pub crowded: u64,
+}
+
+impl LeftOut {
+    /// All of them.
+    pub fn count(&self) -> u64 {
+        self.without_time + self.without_meaning + self.loose_arrows + self.crowded
+    }
+}
+
+/// Merges the traces of some ranks into `out`, compressed if its name ends in `.gz`.
+///
+/// The file appears under its name only when it is complete, and replaces what was there.
+pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
+    let mut skeletons = Vec::with_capacity(files.len());
+    let mut oddities = BTreeMap::new();
+    for file in files {
+        let mut timeline = read::open(&file.path)?;
+        timeline.rank = Some(file.rank);
+        check_times(&timeline)?;
+        for (what, count) in std::mem::take(&mut timeline.oddities) {
+            *oddities.entry(what).or_default() += count;
+        }
+        skeletons.push(skeleton(timeline));
+    }
+    let clocks = align(&skeletons);
+    let layouts: Vec<Layout> = files
+        .iter()
+        .zip(&skeletons)
+        .map(|(file, skeleton)| Layout::read(&file.path, &points(skeleton)))
+        .collect::<Result<_, _>>()?;
+    if let Some((file, _)) = files.iter().zip(&layouts).find(|(_, of)| of.first_ns.is_none()) {
+        return Err(MergeError::NoEvents { path: file.path.clone() });
+    }
+    // The merged time line begins at zero: nothing has a negative time, and small numbers are exact.
+    let first = |(layout, clock): (&Layout, &super::RankClock)| Some(clock.align(layout.first_ns?));
+    let zero_ns = layouts.iter().zip(&clocks.ranks).filter_map(first).min().unwrap_or(0);
+    let arrows = arrows(&skeletons, &layouts, &clocks);
+    let base_ns = base_ns(&skeletons, &clocks).map(|base_ns| base_ns.saturating_add(zero_ns));
+    let num_joined = arrows.iter().flatten().filter(|arrow| arrow.is_start).count();
+    let num_split = layouts.iter().map(Layout::num_split).sum();
+    let io = |source| MergeError::Write { path: out.to_owned(), source };
+    let partial = partial(out);
+    let all = |sink: &mut dyn Write| -> Result<(u64, LeftOut), MergeError> {
+        let mut writer = Writer::begin(sink, &clocks, base_ns, zero_ns).map_err(io)?;
+        for (place, file) in files.iter().enumerate() {
+            writer.rank(&file.path, place, &layouts[place], &arrows[place])?.map_err(io)?;
+        }
+        writer.end().map_err(io)
+    };
+    let written = File::create(&partial).map_err(io).and_then(|file| {
+        if out.extension().is_some_and(|extension| extension == "gz") {
+            let mut sink = Compressor::start(file).map_err(io)?;
+            let counts = all(&mut sink)?;
+            sink.finish().map_err(io)?;
+            Ok(counts)
+        } else {
+            let mut sink = BufWriter::with_capacity(1 << 18, file);
+            let counts = all(&mut sink)?;
+            sink.flush().map_err(io)?;
+            Ok(counts)
+        }
+    });
+    let counts = written.and_then(|counts| {
+        std::fs::rename(&partial, out).map_err(io)?;
+        Ok(counts)
+    });
+    let (num_events, left_out) = counts.inspect_err(|_| {
+        // The error that is being reported matters more.
+        let _ = std::fs::remove_file(&partial);
+    })?;
+    let apart = super::apart(&skeletons);
+    Ok(Merged { num_events, num_joined, left_out, oddities, apart, num_split, clocks })
+}
+
+/// Where the file is until it is complete.
+fn partial(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// What clocks and collectives need of a trace: collectives, steps, and the first and the last event.
+fn skeleton(mut timeline: Timeline) -> Timeline {
+    let times = |timeline: &Timeline| -> Vec<Stretch> {
+        let kernels = timeline.kernels.iter().map(|kernel| kernel.time);
+        let operators = timeline.operators.iter().map(|operator| operator.time);
+        kernels.chain(operators).chain(timeline.annotations.iter().map(|a| a.time)).collect()
+    };
+    let all = times(&timeline);
+    let first_ns = all.iter().map(|time| time.start_ns).min();
+    let last_ns = all.iter().map(Stretch::end_ns).max();
+    drop(all);
+    let is_edge = |time: Stretch| Some(time.start_ns) == first_ns || Some(time.end_ns()) == last_ns;
+    timeline.kernels.retain(|kernel| kernel.collective.is_some() || is_edge(kernel.time));
+    let is_step: Vec<bool> = steps::numbers(&timeline).iter().map(Option::is_some).collect();
+    timeline.operators.retain(|operator| {
+        let is_collective = operator.collective.is_some();
+        is_collective || is_step[operator.name.0 as usize] || is_edge(operator.time)
+    });
+    timeline.annotations.retain(|a| is_step[a.name.0 as usize] || is_edge(a.time));
+    timeline.launches = Vec::new();
+    timeline.memory = Vec::new();
+    timeline.kernels.shrink_to_fit();
+    timeline.operators.shrink_to_fit();
+    timeline.annotations.shrink_to_fit();
+    timeline
+}
+
+/// Where the collectives of a trace are.
+fn points(skeleton: &Timeline) -> Vec<Point> {
+    let point = |lane: LaneId, time: Stretch| {
+        let lane = &skeleton.lanes[lane.0 as usize];
+        Point { pid: lane.pid.clone(), tid: lane.tid.clone(), time }
+    };
+    let kernels = skeleton.kernels.iter().filter(|kernel| kernel.collective.is_some());
+    let operators = skeleton.operators.iter().filter(|operator| operator.collective.is_some());
+    kernels
+        .map(|kernel| point(kernel.lane, kernel.time))
+        .chain(operators.map(|operator| point(operator.lane, operator.time)))
+        .collect()
+}
+
+/// The arrows through the collectives, per rank. Each rank's end lies just after its begin, one nanosecond
+/// after that of the rank before it at least, so that readers see them in the order of the ranks' coming.
+fn arrows(skeletons: &[Timeline], layouts: &[Layout], clocks: &Clocks) -> Vec<Vec<Arrow>> {
+    let mut arrows: Vec<Vec<Arrow>> = layouts.iter().map(|_| Vec::new()).collect();
+    let tracks: Vec<HashMap<(i64, i64), u32>> = layouts
+        .iter()
+        .zip(&clocks.ranks)
+        .map(|(layout, clock)| {
+            let aligned = |time: &Stretch| (clock.align(time.start_ns), clock.align(time.end_ns()));
+            layout.tracks_of_points.iter().map(|(time, track)| (aligned(time), *track)).collect()
+        })
+        .collect();
+    for (id, meeting) in meet(skeletons, clocks).all.iter().enumerate() {
+        let mut came: Vec<_> = meeting.arrivals.iter().collect();
+        came.sort_by_key(|arrival| (arrival.start_ns, arrival.rank));
+        let mut at_ns = i64::MIN;
+        let ends = came.iter().filter_map(|arrival| {
+            let time = (arrival.start_ns, arrival.end_ns);
+            let track = *tracks[arrival.place].get(&time)?;
+            let inside_ns = (arrival.start_ns + 1).max(at_ns.saturating_add(1));
+            if inside_ns > arrival.end_ns {
+                return None;
+            }
+            at_ns = inside_ns;
+            Some((arrival.place, track, inside_ns))
+        });
+        let ends: Vec<_> = ends.collect();
+        if ends.len() < 2 {
+            continue;
+        }
+        for (i, &(place, track, at_ns)) in ends.iter().enumerate() {
+            let (is_start, is_end) = (i == 0, i + 1 == ends.len());
+            arrows[place].push(Arrow { id: id as u64, track, at_ns, is_start, is_end });
+        }
+    }
+    arrows
+}
+
+/// The time of day at the zero of the reference clock, where its trace gives it.
+fn base_ns(skeletons: &[Timeline], clocks: &Clocks) -> Option<i64> {
+    let place = clocks.ranks.iter().position(|clock| clock.rank == clocks.reference)?;
+    skeletons[place].base_ns
+}

@@ -1,0 +1,214 @@
+//! When one rank computed, and what it was doing.
+//!
+//! In goes a timeline; out come its busy time and its named phases on the reference clock. It knows no
+//! other rank.
+
+use std::collections::HashMap;
+
+use super::PathSource;
+use crate::ranks::clock::RankClock;
+use crate::ranks::meetings::{is_back_end, is_collective_kernel};
+use crate::steps::{self, Step};
+use crate::timeline::{Annotation, DeviceWork, LaneId, NameId, Stretch, Timeline};
+use paceline_trace::{IntervalSet, Span};
+
+/// A stretch on the reference clock, with a name.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    start_ns: i64,
+    end_ns: i64,
+    name: NameId,
+}
+
+/// What one rank did. Times are nanoseconds of the reference clock.
+pub(super) struct Activity<'a> {
+    timeline: &'a Timeline,
+    /// The first moment of anything here, from which `busy` counts.
+    origin_ns: i64,
+    /// When it computed.
+    busy: IntervalSet,
+    /// What it computed, by begin.
+    work: Vec<Named>,
+    /// Annotations that lie in no other one but a step, by begin, and without overlap.
+    phases: Vec<Named>,
+}
+
+/// A stretch in which a rank was in one phase.
+pub(super) struct Piece<'a> {
+    pub(super) what: &'a str,
+    pub(super) start_ns: i64,
+    pub(super) end_ns: i64,
+    pub(super) compute_ns: i64,
+}
+
+impl<'a> Activity<'a> {
+    pub(super) fn of(timeline: &'a Timeline, clock: &RankClock, source: PathSource) -> Self {
+        let named = |(time, name): (Stretch, NameId)| Named {
+            start_ns: clock.align(time.start_ns),
+            end_ns: clock.align(time.end_ns()),
+            name,
+        };
+        let mut work: Vec<Named> = work(timeline, source).into_iter().map(named).collect();
+        work.sort_unstable_by_key(|work| (work.start_ns, work.end_ns));
+        let origin_ns = work.first().map_or(0, |first| first.start_ns);
+        let since = |at_ns: i64| at_ns.saturating_sub(origin_ns).max(0) as u64;
+        let spans =
+            work.iter().map(|w| Span { start_ns: since(w.start_ns), end_ns: since(w.end_ns) });
+        let busy = IntervalSet::union(spans);
+        let mut phases: Vec<Named> = phases(timeline, source).into_iter().map(named).collect();
+        phases.sort_unstable_by_key(|p| (p.start_ns, std::cmp::Reverse(p.end_ns)));
+        let phases = disjoint(phases);
+        Self { timeline, origin_ns, busy, work, phases }
+    }
+
+    /// How long it computed between two moments.
+    pub(super) fn compute_ns(&self, start_ns: i64, end_ns: i64) -> i64 {
+        let since = |at_ns: i64| at_ns.saturating_sub(self.origin_ns).max(0) as u64;
+        self.busy.len_within_ns(Span { start_ns: since(start_ns), end_ns: since(end_ns) }) as i64
+    }
+
+    /// Its first and its last moment.
+    pub(super) fn extent(&self) -> Option<(i64, i64)> {
+        let all = || self.work.iter().chain(&self.phases);
+        let begin = all().map(|named| named.start_ns).min()?;
+        Some((begin, all().map(|named| named.end_ns).max()?))
+    }
+
+    /// Cuts a stretch where phases begin and end.
+    pub(super) fn pieces(&self, start_ns: i64, end_ns: i64) -> Vec<Piece<'a>> {
+        let mut pieces = Vec::new();
+        let mut at_ns = start_ns;
+        let first = self.phases.partition_point(|phase| phase.end_ns <= start_ns);
+        for phase in self.phases[first..].iter().take_while(|phase| phase.start_ns < end_ns) {
+            let (from_ns, to_ns) = (phase.start_ns.max(at_ns), phase.end_ns.min(end_ns));
+            if from_ns > at_ns {
+                pieces.push(self.piece(None, at_ns, from_ns));
+            }
+            if to_ns > from_ns {
+                pieces.push(self.piece(Some(phase.name), from_ns, to_ns));
+            }
+            at_ns = at_ns.max(to_ns);
+        }
+        if end_ns > at_ns {
+            pieces.push(self.piece(None, at_ns, end_ns));
+        }
+        pieces
+    }
+
+    fn piece(&self, phase: Option<NameId>, start_ns: i64, end_ns: i64) -> Piece<'a> {
+        let what = phase.or_else(|| self.busiest(start_ns, end_ns));
+        let what = what.map_or("host", |name| self.timeline.names.text(name));
+        let compute_ns = self.compute_ns(start_ns, end_ns);
+        Piece { what, start_ns, end_ns, compute_ns }
+    }
+
+    /// The name of what took most of a stretch, if it took a tenth or more.
+    fn busiest(&self, start_ns: i64, end_ns: i64) -> Option<NameId> {
+        let mut totals: HashMap<NameId, i64> = HashMap::new();
+        // Work that began earlier can reach into the stretch, but rarely does: one before is looked at.
+        let first = self.work.partition_point(|work| work.start_ns < start_ns).saturating_sub(1);
+        for work in self.work[first..].iter().take_while(|work| work.start_ns < end_ns) {
+            let inside_ns = work.end_ns.min(end_ns) - work.start_ns.max(start_ns);
+            if inside_ns > 0 {
+                *totals.entry(work.name).or_default() += inside_ns;
+            }
+        }
+        let (name, ns) = totals.into_iter().max_by_key(|&(name, ns)| (ns, name))?;
+        (ns >= (end_ns - start_ns) / 10).then_some(name)
+    }
+}
+
+/// What counts as computation.
+fn work(timeline: &Timeline, source: PathSource) -> Vec<(Stretch, NameId)> {
+    let names = &timeline.names;
+    match source {
+        PathSource::Kernels => {
+            let is_work = |kernel: &&crate::timeline::Kernel| {
+                kernel.work != DeviceWork::Sync
+                    && kernel.collective.is_none()
+                    && !is_collective_kernel(names.text(kernel.name))
+            };
+            timeline.kernels.iter().filter(is_work).map(|k| (k.time, k.name)).collect()
+        }
+        PathSource::Operators => {
+            let is_call: Vec<bool> = names.iter().map(is_call_of_collective).collect();
+            let is_work = |operator: &&crate::timeline::Operator| {
+                operator.collective.is_none() && !is_call[operator.name.0 as usize]
+            };
+            let operators = timeline.operators.iter().filter(is_work);
+            leaves(operators.map(|o| (o.lane, o.time, o.name)).collect())
+        }
+        PathSource::Annotations => {
+            let is_call: Vec<bool> = names.iter().map(is_call_of_collective).collect();
+            let is_work = |annotation: &&Annotation| !is_call[annotation.name.0 as usize];
+            let annotations = timeline.annotations.iter().filter(is_work);
+            leaves(annotations.map(|a| (a.lane, a.time, a.name)).collect())
+        }
+    }
+}
+
+/// Whether an event is a collective or its call, or a whole step: time in it is not work of the rank.
+fn is_call_of_collective(name: &str) -> bool {
+    let is_call = ["c10d::", "record_param_comms"].iter().any(|prefix| name.starts_with(prefix));
+    is_call || is_back_end(name) || steps::number(name).is_some()
+}
+
+/// Those that contain no other one on their lane.
+fn leaves(mut events: Vec<(LaneId, Stretch, NameId)>) -> Vec<(Stretch, NameId)> {
+    events.sort_unstable_by_key(|&(lane, time, name)| {
+        (lane, time.start_ns, std::cmp::Reverse(time.dur_ns), name)
+    });
+    let is_leaf = |pair: &[(LaneId, Stretch, NameId)]| match pair {
+        [(lane, time, _), (next_lane, next, _)] => {
+            lane != next_lane || next.end_ns() > time.end_ns() || next.start_ns >= time.end_ns()
+        }
+        _ => true,
+    };
+    let all = 0..events.len();
+    let leaf = all.filter(|&i| is_leaf(&events[i..(i + 2).min(events.len())]));
+    leaf.map(|i| (events[i].1, events[i].2)).collect()
+}
+
+/// The annotations that tell what a rank was doing: the device's, if it has any and kernels are looked at,
+/// else those of the thread that has the steps.
+fn phases(timeline: &Timeline, source: PathSource) -> Vec<(Stretch, NameId)> {
+    let names = &timeline.names;
+    let on_device =
+        source == PathSource::Kernels && timeline.annotations.iter().any(|a| a.is_device);
+    let lane = steps::lane(timeline);
+    let steps = steps::of(timeline);
+    let ends = earliest_ends(&steps);
+    let contains_step = |time: Stretch| {
+        let first = steps.partition_point(|step| step.time.start_ns < time.start_ns);
+        ends.get(first).is_some_and(|&end_ns| end_ns <= time.end_ns())
+    };
+    let is_phase = |annotation: &&Annotation| {
+        let here = annotation.is_device == on_device
+            && (on_device || lane.is_none_or(|lane| annotation.lane == lane));
+        let name = names.text(annotation.name);
+        here && !is_call_of_collective(name) && !contains_step(annotation.time)
+    };
+    timeline.annotations.iter().filter(is_phase).map(|a| (a.time, a.name)).collect()
+}
+
+/// For each of the steps, sorted by begin, the earliest end of it and of all after it.
+fn earliest_ends(steps: &[Step]) -> Vec<i64> {
+    let mut ends: Vec<i64> = steps.iter().map(|step| step.time.end_ns()).collect();
+    for i in (1..ends.len()).rev() {
+        ends[i - 1] = ends[i - 1].min(ends[i]);
+    }
+    ends
+}
+
+/// Of what overlaps, the one that began first; the rest of a later one that outlasts it.
+fn disjoint(sorted: Vec<Named>) -> Vec<Named> {
+    let mut kept: Vec<Named> = Vec::new();
+    for mut named in sorted {
+        let free_ns = kept.last().map_or(i64::MIN, |last| last.end_ns);
+        named.start_ns = named.start_ns.max(free_ns);
+        if named.end_ns > named.start_ns {
+            kept.push(named);
+        }
+    }
+    kept
+}

@@ -1,0 +1,94 @@
+//! Hand-made timelines for tests. Times are given in microseconds.
+
+use super::{AcrossRanks, across_ranks};
+use crate::hta::Options;
+use crate::timeline::{
+    Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Operator, Stretch, Timeline,
+};
+
+/// All ranks together, as the analysis looks at them where nothing else is asked for.
+pub(super) fn across(timelines: &[Timeline]) -> AcrossRanks {
+    across_ranks(timelines, &Options::default())
+}
+
+/// A stretch from its begin to its end.
+pub(super) fn stretch(start_us: i64, end_us: i64) -> Stretch {
+    Stretch { start_ns: start_us * 1000, dur_ns: (end_us - start_us) * 1000 }
+}
+
+/// A timeline with three lanes: the host, the compute lane and the communication lane.
+pub(super) fn timeline(rank: usize) -> Timeline {
+    let lane = |tid: &str| LaneInfo { pid: "1".into(), tid: tid.into(), name: None };
+    let lanes = ["1", "7", "20"].map(lane).to_vec();
+    Timeline { rank: Some(rank), lanes, ..Timeline::default() }
+}
+
+impl Timeline {
+    pub(super) fn step(self, number: u64, start_us: i64, end_us: i64) -> Self {
+        self.phase(&format!("ProfilerStep#{number}"), start_us, end_us)
+    }
+
+    pub(super) fn phase(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
+        let (name, time) = (self.names.intern(name), stretch(start_us, end_us));
+        self.annotations.push(Annotation { name, time, lane: LaneId(0), is_device: false });
+        self
+    }
+
+    pub(super) fn operator(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
+        let (name, time) = (self.names.intern(name), stretch(start_us, end_us));
+        self.operators.push(Operator { name, time, lane: LaneId(0), collective: None });
+        self
+    }
+
+    pub(super) fn compute(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
+        self.kernel(name, stretch(start_us, end_us), LaneId(1), None);
+        self
+    }
+
+    /// A collective without a sequence number.
+    pub(super) fn call(self, start_us: i64, end_us: i64) -> Self {
+        self.said(start_us, end_us, Collective::default())
+    }
+
+    /// A collective with a sequence number.
+    pub(super) fn all_reduce(self, seq: u64, start_us: i64, end_us: i64) -> Self {
+        self.said(start_us, end_us, Collective { seq: Some(seq), ..Collective::default() })
+    }
+
+    pub(super) fn said(mut self, start_us: i64, end_us: i64, said: Collective) -> Self {
+        let collective = self.collectives.len() as u32;
+        let (name, group) = ("all_reduce".into(), Some("world".into()));
+        self.collectives.push(Collective { name, group, ..said });
+        let time = stretch(start_us, end_us);
+        self.kernel("ncclDevKernel_AllReduce_Sum_f32_Shm", time, LaneId(2), Some(collective));
+        self
+    }
+
+    fn kernel(&mut self, name: &str, time: Stretch, lane: LaneId, collective: Option<u32>) {
+        self.kernels.push(Kernel {
+            name: self.names.intern(name),
+            work: DeviceWork::Kernel,
+            time,
+            lane,
+            stream: 7,
+            correlation: None,
+            bytes: None,
+            bandwidth_gb_s: None,
+            collective,
+        });
+    }
+
+    /// The same trace by a clock that reads `ahead_us` more at zero, and `drift_ppm` more per second.
+    pub(super) fn by_clock(mut self, ahead_us: i64, drift_ppm: i64) -> Self {
+        let read = |at_ns: i64| at_ns + ahead_us * 1000 + at_ns * drift_ppm / 1_000_000;
+        let shift = |time: &mut Stretch| {
+            let end_ns = read(time.end_ns());
+            time.start_ns = read(time.start_ns);
+            time.dur_ns = end_ns - time.start_ns;
+        };
+        self.kernels.iter_mut().for_each(|kernel| shift(&mut kernel.time));
+        self.operators.iter_mut().for_each(|operator| shift(&mut operator.time));
+        self.annotations.iter_mut().for_each(|annotation| shift(&mut annotation.time));
+        self
+    }
+}

@@ -1,0 +1,192 @@
+//! The page: one file with its style, its script and its drawings in it, which asks nobody for
+//! anything.
+
+use std::fmt::Write as _;
+
+use super::chart::{FULL, HALF, Ink, THIRD, escaped};
+use super::table::{Cell, Column, Table, counted};
+use super::{Body, Figure, Panel, Report, Section, Width};
+use crate::plot::PlotError;
+
+static STYLE: &str = include_str!("page.css");
+static SCRIPT: &str = include_str!("page.js");
+
+/// Rows of a table on the page at most; the files have the rest. It keeps the page small.
+const ROWS: usize = 250;
+/// Words longer than this may be cut where they stand, and are shown in full on hover.
+const LONG: usize = 40;
+
+/// The page of a report.
+pub(super) fn page(report: &Report) -> Result<String, PlotError> {
+    let mut body = String::new();
+    head(&mut body, report);
+    for section in &report.sections {
+        add_section(&mut body, section)?;
+    }
+    let title = escaped(&report.title);
+    Ok(format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
+         <div id=\"said\" role=\"status\" aria-live=\"polite\"></div>\n\
+         <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+    ))
+}
+
+fn head(out: &mut String, report: &Report) {
+    // Writing to a string cannot fail.
+    let _ = write!(
+        out,
+        "<header>\n<div class=\"bar\"><h1>{}</h1>\
+         <button id=\"face\" type=\"button\" title=\"Light or dark\">light / dark</button></div>\n\
+         <p class=\"sub\">{}</p>\n",
+        escaped(&report.title),
+        escaped(&report.subtitle)
+    );
+    if !report.figures.is_empty() {
+        out.push_str("<dl class=\"figures\">\n");
+        for Figure { column, value } in &report.figures {
+            let _ = writeln!(
+                out,
+                "<div title=\"{}\"><dt>{}</dt><dd><span class=\"n\" data-v=\"{}\">{}</span>\
+                 <small>{}</small></dd></div>",
+                escaped(&column.definition),
+                escaped(&column.label),
+                escaped(&value.exact()),
+                escaped(&value.shown(column)),
+                escaped(&column.unit)
+            );
+        }
+        out.push_str("</dl>\n");
+    }
+    if !report.notes.is_empty() {
+        out.push_str("<ul class=\"notes\" id=\"notes\">\n");
+        for note in &report.notes {
+            let (kind, text) = (note.weight.name(), escaped(&note.text));
+            let _ = writeln!(out, "<li class=\"{kind}\"><b>{kind}</b> {text}</li>");
+        }
+        out.push_str("</ul>\n");
+    }
+    let links = report.sections.iter().filter(|section| !section.panels.is_empty());
+    let links = links.map(|s| format!("<a href=\"#{}\">{}</a>", escaped(&s.id), escaped(&s.title)));
+    let _ = write!(out, "<nav>{}</nav>\n</header>\n", links.collect::<String>());
+}
+
+fn add_section(out: &mut String, section: &Section) -> Result<(), PlotError> {
+    if section.panels.is_empty() {
+        return Ok(());
+    }
+    let (id, title, lead) = (escaped(&section.id), escaped(&section.title), escaped(&section.lead));
+    let _ = write!(
+        out,
+        "<section id=\"{id}\">\n<h2>{title}</h2>\n<p class=\"lead\">{lead}</p>\n<div class=\"panels\">\n"
+    );
+    for panel in &section.panels {
+        add_panel(out, panel)?;
+    }
+    out.push_str("</div>\n</section>\n");
+    Ok(())
+}
+
+fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
+    let (class, width) = match panel.width {
+        Width::Full => ("panel", FULL),
+        Width::Half => ("panel half", HALF),
+        Width::Third => ("panel third", THIRD),
+    };
+    let unit = match panel.unit.as_str() {
+        "" => String::new(),
+        unit => format!(" <small>{}</small>", escaped(unit)),
+    };
+    let definition = escaped(&panel.definition);
+    let _ = write!(
+        out,
+        "<figure class=\"{class}\" id=\"{}\">\n<figcaption title=\"{definition}\"><h3>{}{unit}</h3>",
+        escaped(&panel.id),
+        escaped(&panel.title)
+    );
+    let drawn = match &panel.body {
+        Body::Bars(bars) => (Vec::new(), bars.svg(width, &panel.title)?),
+        Body::Stacked(stacked) => (stacked.legend(), stacked.svg(width, &panel.title)?),
+        Body::Donuts(donuts) => (donuts.legend(), donuts.svg(width, &panel.title)?),
+        Body::Lanes(lanes) => (lanes.legend(), lanes.svg(width, &panel.title)?),
+        Body::Lines(lines) => (lines.legend(), lines.svg(width, &panel.title)?),
+        Body::Table(table) => (Vec::new(), table_html(table)),
+        Body::Nothing(reason) => {
+            (Vec::new(), format!("<p class=\"nothing\">{}</p>\n", escaped(reason)))
+        }
+    };
+    out.push_str(&legend(&drawn.0));
+    let _ = write!(out, "</figcaption>\n<p class=\"definition\">{definition}</p>\n");
+    let is_chart = !matches!(panel.body, Body::Table(_) | Body::Nothing(_));
+    let (begin, end) = if is_chart { ("<div class=\"chart\">", "</div>") } else { ("", "") };
+    let _ = writeln!(out, "{begin}{}{end}</figure>", drawn.1);
+    Ok(())
+}
+
+fn legend(entries: &[(String, Ink)]) -> String {
+    if entries.len() < 2 {
+        return String::new();
+    }
+    let entry = |(name, ink): &(String, Ink)| {
+        format!(
+            "<span><i style=\"background:var({})\"></i>{}</span>",
+            ink.variable(),
+            escaped(name)
+        )
+    };
+    format!("<div class=\"legend\">{}</div>", entries.iter().map(entry).collect::<String>())
+}
+
+/// A table whose heads sort and whose numbers can be copied.
+fn table_html(table: &Table) -> String {
+    let class = |at| if table.is_number(at) { "num" } else { "word" };
+    let classes: Vec<&str> = (0..table.columns.len()).map(class).collect();
+    let mut out = String::from("<div class=\"scroll\"><table>\n<thead><tr>");
+    for (Column { key, label, unit, definition, .. }, class) in table.columns.iter().zip(&classes) {
+        let unit = match unit.as_str() {
+            "" => String::new(),
+            unit => format!("<small>{}</small>", escaped(unit)),
+        };
+        let _ = write!(
+            out,
+            "<th class=\"{class}\" data-key=\"{}\" aria-sort=\"none\" title=\"{}\">\
+             <button type=\"button\">{}{unit}</button></th>",
+            escaped(key),
+            escaped(definition),
+            escaped(label)
+        );
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    let (shown, left_out) = table.head(ROWS);
+    for row in &shown.rows {
+        add_row(&mut out, row, &table.columns, &classes);
+    }
+    out.push_str("</tbody>\n");
+    if let Some(mean) = &table.mean {
+        out.push_str("<tfoot>\n");
+        add_row(&mut out, mean, &table.columns, &classes);
+        out.push_str("</tfoot>\n");
+    }
+    out.push_str("</table></div>\n");
+    if left_out > 0 {
+        let more = counted(left_out as u64, "more row is", "more rows are");
+        let _ = writeln!(out, "<p class=\"nothing\">{more} in the files.</p>");
+    }
+    out
+}
+
+fn add_row(out: &mut String, row: &[Cell], columns: &[Column], classes: &[&str]) {
+    out.push_str("<tr>");
+    for ((cell, column), class) in row.iter().zip(columns).zip(classes) {
+        let (exact, text) = (escaped(&cell.exact()), escaped(&cell.shown(column)));
+        let _ = match cell {
+            Cell::Text(words) if words.len() > LONG => {
+                write!(out, "<td class=\"{class}\" title=\"{text}\">{text}</td>")
+            }
+            Cell::Text(_) => write!(out, "<td class=\"{class}\">{text}</td>"),
+            _ => write!(out, "<td class=\"{class} n\" data-v=\"{exact}\">{text}</td>"),
+        };
+    }
+    out.push_str("</tr>\n");
+}

@@ -1,0 +1,71 @@
+//! Memory of the ranks: its peaks, and how it went.
+
+use super::label;
+use crate::hta::Analysis;
+use crate::report::chart::{Bar, Bars, Ink, Line, Lines};
+use crate::report::{Body, Panel, Section, Width};
+
+/// As PyTorch's own tools count.
+const MIB: f64 = (1 << 20) as f64;
+
+/// Peak and steady memory of a sharded run.
+pub(super) fn peaks(analysis: &Analysis) -> Section {
+    let panel = |id: &str, title: &str, definition: &str, of: [(&str, &str, Ink); 2]| {
+        let columns: Vec<_> = crate::hta::columns(analysis.kind).collect();
+        let bars = analysis.ranks.iter().flat_map(|rank| {
+            of.iter().map(|(name, words, ink)| Bar {
+                label: format!("{}, {words}", label(rank)),
+                value: columns.iter().find(|c| c.name == *name).and_then(|c| (c.get)(&rank.row)),
+                ink: *ink,
+            })
+        });
+        let body = match analysis.ranks.iter().any(|rank| rank.memory.is_some()) {
+            true => Body::Bars(Bars { unit: "MiB".into(), whole: None, bars: bars.collect() }),
+            false => Body::Nothing("The traces hold no samples of memory.".into()),
+        };
+        Panel::new(id, title, "MiB", definition, body).wide(Width::Half)
+    };
+    let peak = panel(
+        "peak-memory",
+        "Peak memory",
+        "The most memory at one moment: alive (allocated), and taken from the system (reserved).",
+        [
+            ("peak_allocated_mb", "allocated", Ink::Memory),
+            ("peak_reserved_mb", "reserved", Ink::Other),
+        ],
+    );
+    let steady = panel(
+        "steady-memory",
+        "Steady memory",
+        "Memory alive: the median over samples, and at the last sample. The median over samples is not \
+         one over time.",
+        [("p50_allocated_mb", "median", Ink::Memory), ("final_allocated_mb", "final", Ink::Other)],
+    );
+    Section::new(
+        "peaks",
+        "Memory",
+        "What sharding is for: the memory that each rank needs.",
+        vec![peak, steady],
+    )
+}
+
+/// Memory over time, of every rank that has samples.
+pub(super) fn over_time(analysis: &Analysis) -> Section {
+    let lines = analysis.ranks.iter().filter_map(|rank| {
+        let memory = rank.memory.as_ref()?;
+        let begin = memory.series.first()?.at_ns;
+        let points = memory.series.iter();
+        let points = points.map(|p| ((p.at_ns - begin) as f64 / 1e6, p.value / MIB)).collect();
+        Some(Line { name: label(rank), ink: Ink::Series(rank.rank), points })
+    });
+    let lines: Vec<Line> = lines.collect();
+    let body = if lines.is_empty() {
+        Body::Nothing("The traces hold no samples of memory.".into())
+    } else {
+        Body::Lines(Lines { x_unit: "ms".into(), y_unit: "MiB".into(), lines })
+    };
+    let definition = "Bytes alive after each change, in MiB = 2^20 bytes, since the first sample of the \
+         rank; the highest of each of at most 1000 equal stretches of time.";
+    let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);
+    Section::new("memory-section", "Memory in use", "", vec![panel])
+}

@@ -1,0 +1,119 @@
+//! What an analysis of traces is shown as.
+//!
+//! In go an [`Analysis`] and what is known beside it; out comes a [`Report`]. Figures and definitions
+//! are the analysis' own; here they are only arranged.
+
+mod across;
+mod device;
+mod diff;
+mod kernels;
+mod memory;
+mod odd;
+mod ranks;
+mod step;
+mod summary;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+pub use diff::of_diff;
+pub use summary::console;
+
+use super::{Note, Report, Section, Weight};
+use crate::hta::{Analysis, Kind, RankAnalysis, Source};
+use crate::ranks::AcrossRanks;
+use crate::timeline::Timeline;
+
+/// What a report says of where its numbers come from.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// What was analysed, in a few words.
+    pub title: String,
+    /// Where it was read from.
+    pub subtitle: String,
+    /// What was found while reading.
+    pub notes: Vec<Note>,
+}
+
+/// Ranks that have bars of their own: a page of thousands could not be read, nor be small.
+const RANKS: usize = 48;
+
+/// The report of a run; `across` is what the ranks' traces say together, if there are several, and
+/// `timelines` are the traces themselves, for what was odd in them.
+pub fn of_analysis(
+    analysis: &Analysis,
+    across: Option<&AcrossRanks>,
+    timelines: &[Timeline],
+    about: About,
+) -> Report {
+    let mut report = Report {
+        title: about.title,
+        subtitle: about.subtitle,
+        figures: summary::figures(analysis),
+        notes: about.notes,
+        sections: Vec::new(),
+        csv_table: summary::TABLE.to_owned(),
+    };
+    for note in &analysis.notes {
+        report.note(Weight::Note, note);
+    }
+    report.notes.extend(across.into_iter().flat_map(across::notes));
+    let whole = analysis;
+    let first;
+    let analysis = if whole.ranks.len() > RANKS {
+        let text = format!(
+            "Charts and tables show the first {RANKS} of {} ranks, but for the summary and the means.",
+            whole.ranks.len()
+        );
+        report.note(Weight::Note, text);
+        first = Analysis { ranks: whole.ranks[..RANKS].to_vec(), ..whole.clone() };
+        &first
+    } else {
+        whole
+    };
+    let time =
+        vec![kernels::temporal(analysis), kernels::donuts(analysis), kernels::longest(analysis)];
+    let time = Section::new(
+        "time",
+        "Where the time goes",
+        "What the device of each rank did between its first and its last kernel, and with which kernels.",
+        time,
+    );
+    report.sections = match analysis.kind {
+        Kind::Ddp => vec![ranks::ddp(analysis), time],
+        Kind::Sharding => vec![memory::peaks(analysis), ranks::sharding(analysis), time],
+    };
+    report.sections.push(step::section(analysis));
+    report.sections.extend(across.map(across::section));
+    let has_lanes = timelines.iter().any(|timeline| timeline.truth.contains_key("lanes"));
+    report.sections.push(device::section(analysis, has_lanes));
+    report.sections.push(memory::over_time(analysis));
+    report.sections.push(summary::section(whole, odd::not_used(timelines).as_deref()));
+    report.sections.extend(odd::section(timelines));
+    if whole.ranks.iter().all(|rank| rank.source == Source::Operators) {
+        words::of_operators(&mut report);
+    }
+    report.notes.extend(odd::notes(timelines));
+    // What matters most stands first, and otherwise all stay in order.
+    report.notes.sort_by_key(|note| match note.weight {
+        Weight::Advice => 0,
+        Weight::Warning => 1,
+        Weight::Note => 2,
+    });
+    report
+}
+
+fn label(rank: &RankAnalysis) -> String {
+    format!("rank {}", rank.rank)
+}
+
+/// Nanoseconds as milliseconds.
+fn ms(ns: i64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// Nanoseconds as microseconds.
+fn us(ns: f64) -> f64 {
+    ns / 1e3
+}

@@ -1,0 +1,203 @@
+//! The summary: a line per rank, the headline, and what the console says.
+
+use crate::hta::{self, Analysis, Unit, columns};
+use crate::report::table::{Cell, Column, Table, aligned};
+use crate::report::{Body, Figure, Panel, Section};
+
+/// The name of the summary's panel.
+pub(super) const TABLE: &str = "summary";
+/// Ranks that stand beside each other on a console.
+const RANKS_PER_BLOCK: usize = 8;
+/// The figures of the headline.
+const HEADLINE: [&str; 5] = [
+    "compute_time_pctg",
+    "non_compute_time_pctg",
+    "idle_time_pctg",
+    "comm_comp_overlap_pctg",
+    "comm_overhead_pctg",
+];
+
+/// The column of the analysis as one of a table: its label is its name without the unit.
+pub(super) fn column(of: &hta::Column) -> Column {
+    let ending = match of.unit {
+        Unit::Us => "_us",
+        Unit::Ms => "_ms",
+        Unit::Percent => "_pctg",
+        Unit::Mb => "_mb",
+        Unit::Rank | Unit::Count => "",
+    };
+    let label = of.name.strip_suffix(ending).unwrap_or(of.name).replace('_', " ");
+    let decimals = match of.unit {
+        Unit::Rank | Unit::Count => 0,
+        Unit::Us => 1,
+        Unit::Ms | Unit::Percent | Unit::Mb => 2,
+    };
+    Column::new(of.name, &label, symbol(of.unit), decimals, &definition(of))
+}
+
+/// The unit as people see it: memory is counted in 2^20 bytes, whatever the names of columns say.
+pub(super) fn symbol(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Mb => "MiB",
+        unit => unit.symbol(),
+    }
+}
+
+/// What a column means, and how it differs from the figure of the same name that a run prints itself.
+pub(super) fn definition(of: &hta::Column) -> String {
+    let beside = match of.name {
+        "comm_overhead_pctg" => {
+            " `paceline train` means another thing by overhead: the part of a step in which the main \
+             thread was blocked on communication."
+        }
+        "comm_comp_overlap_pctg" => {
+            " It is about the steps of the trace that were looked at; `paceline train` measures the \
+             overlap itself, over all measured steps, as communication while the main thread \
+             computed."
+        }
+        _ => "",
+    };
+    format!("{}{beside}", of.definition)
+}
+
+fn cell(of: &hta::Column, value: Option<f64>) -> Cell {
+    match (of.unit, value) {
+        (Unit::Rank | Unit::Count, Some(value)) if value == value.trunc() && value >= 0.0 => {
+            Cell::Whole(value as u64)
+        }
+        (_, value) => Cell::maybe(value),
+    }
+}
+
+/// The table of `summary.csv`.
+pub(super) fn table(analysis: &Analysis) -> Table {
+    let all: Vec<_> = columns(analysis.kind).collect();
+    let row = |rank: &hta::RankAnalysis| -> Vec<Cell> {
+        all.iter().map(|of| cell(of, (of.get)(&rank.row))).collect()
+    };
+    let mean = |of: &&hta::Column| match of.unit {
+        Unit::Rank => Cell::Text("mean".to_owned()),
+        _ => Cell::maybe(analysis.mean(of)),
+    };
+    Table {
+        columns: all.iter().map(|of| column(of)).collect(),
+        rows: analysis.ranks.iter().map(row).collect(),
+        mean: Some(all.iter().map(mean).collect()),
+    }
+}
+
+/// The headline: means over ranks.
+pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    let steps: Vec<f64> = analysis
+        .ranks
+        .iter()
+        .filter_map(|rank| rank.anatomy.as_ref().map(|anatomy| anatomy.step_mean_ns / 1e6))
+        .collect();
+    if !steps.is_empty() {
+        figures.push(Figure {
+            column: Column::new(
+                "step_ms",
+                "step",
+                "ms",
+                2,
+                "Mean length of the steps that were looked at, over steps and ranks.",
+            ),
+            value: Cell::Number(steps.iter().sum::<f64>() / steps.len() as f64),
+        });
+    }
+    let all: Vec<_> = columns(analysis.kind).collect();
+    for name in HEADLINE {
+        if let Some(of) = all.iter().find(|of| of.name == name) {
+            let mut column = column(of);
+            column.definition = format!("Mean over ranks. {}", column.definition);
+            column.label = match name {
+                "comm_comp_overlap_pctg" => "communication hidden".to_owned(),
+                "comm_overhead_pctg" => "communication of kernel time".to_owned(),
+                _ => column.label.trim_end_matches(" time").replace("non ", "non-"),
+            };
+            figures.push(Figure { column, value: Cell::maybe(analysis.mean(of)) });
+        }
+    }
+    figures
+}
+
+/// All tables by number; `not_used` says what of the traces is in none.
+pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
+    let panel = Panel::new(
+        TABLE,
+        "Summary of the ranks",
+        "",
+        "A line per rank and the mean over ranks, as in summary.csv. The head of each column says on \
+         hover what it means.",
+        Body::Table(table(analysis)),
+    );
+    let files = Table {
+        columns: vec![
+            Column::new("rank", "rank", "", 0, "The rank of the process."),
+            Column::new("file", "file", "", 0, "Where its trace was read from."),
+            Column::new(
+                "counted",
+                "counted",
+                "",
+                0,
+                "What was counted as the rank's work: the kernels of its device or, where the trace has \
+                 none, the operators of its threads.",
+            ),
+            Column::new("steps_found", "steps in the file", "", 0, "Steps that the trace holds."),
+            Column::new(
+                "steps",
+                "steps looked at",
+                "",
+                0,
+                "Steps that the figures are about; 0 if it is the whole trace.",
+            ),
+        ],
+        rows: analysis
+            .ranks
+            .iter()
+            .map(|rank| {
+                let counted = match rank.source {
+                    hta::Source::Kernels => "kernels",
+                    hta::Source::Operators => "operators",
+                };
+                vec![
+                    Cell::Whole(rank.rank as u64),
+                    Cell::Text(rank.file.clone()),
+                    counted.into(),
+                    Cell::Whole(rank.steps.found as u64),
+                    Cell::Whole(rank.steps.chosen.len() as u64),
+                ]
+            })
+            .collect(),
+        mean: None,
+    };
+    let files = Panel::new("files", "Traces", "", "What was read.", Body::Table(files));
+    Section::new("numbers", "All numbers", not_used.unwrap_or(""), vec![panel, files])
+}
+
+/// What the console says: a line per figure, the mean over ranks, then each rank.
+pub fn console(analysis: &Analysis) -> String {
+    let all: Vec<_> = columns(analysis.kind).filter(|of| of.unit != Unit::Rank).collect();
+    let number = |of: &hta::Column, value: Option<f64>, is_mean: bool| {
+        let mut column = column(of);
+        // A mean of whole numbers is none.
+        column.decimals = if is_mean && column.decimals == 0 { 2 } else { column.decimals };
+        cell(of, value).shown(&column)
+    };
+    let blocks = analysis.ranks.chunks(RANKS_PER_BLOCK).enumerate().map(|(at, ranks)| {
+        let mut head = vec!["figure".to_owned(), "unit".to_owned()];
+        head.extend((at == 0).then(|| "mean".to_owned()));
+        head.extend(ranks.iter().map(super::label));
+        let rows = all.iter().map(|of| {
+            let unit = symbol(of.unit);
+            let label = column(of).label;
+            let mut row = vec![label, unit.to_owned()];
+            row.extend((at == 0).then(|| number(of, analysis.mean(of), true)));
+            row.extend(ranks.iter().map(|rank| number(of, (of.get)(&rank.row), false)));
+            row
+        });
+        aligned(std::iter::once(head).chain(rows).collect(), |at| at > 1)
+    });
+    blocks.collect::<Vec<_>>().join("\n\n")
+}

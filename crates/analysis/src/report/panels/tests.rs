@@ -1,0 +1,522 @@
+//! Reports of a made-up analysis in which everything occurs.
+
+use super::*;
+use crate::hta::*;
+use crate::report::{Body, Panel, Weight};
+use crate::timeline::Stretch;
+
+const MS: i64 = 1_000_000;
+
+/// Four ranks, of which each is a little different.
+fn analysis(kind: Kind) -> Analysis {
+    let ranks = (0..4).map(rank).collect();
+    Analysis { kind, ranks, notes: vec!["the last step was left out".into()] }
+}
+
+fn rank(rank: usize) -> RankAnalysis {
+    let more = rank as i64 * MS / 3;
+    let (compute, comm, copies) = (60 * MS + more, 24 * MS - 2 * more, 2 * MS);
+    let row = Row {
+        rank,
+        idle_time_us: 4100.0,
+        temporal_compute_time_us: compute as f64 / 1e3,
+        non_compute_time_us: 15_000.125,
+        kernel_time_us: 79_100.0 + rank as f64,
+        idle_time_pctg: Some(5.18),
+        compute_time_pctg: Some(75.85 - rank as f64),
+        non_compute_time_pctg: Some(18.97),
+        comm_comp_overlap_pctg: (rank != 3).then_some(41.25),
+        total_kernel_time_us: 86_000.0,
+        compute_time_us: compute as f64 / 1e3,
+        comm_time_us: comm as f64 / 1e3,
+        memory_time_us: 2000.0,
+        all_reduce_time_us: comm as f64 / 1e3,
+        all_reduce_calls: 36,
+        all_gather_time_us: 5000.0,
+        reduce_scatter_time_us: 3000.0,
+        broadcast_time_us: 1000.0,
+        collective_calls: 60,
+        collective_time_us: comm as f64 / 1e3,
+        comm_overhead_pctg: Some(27.9 - rank as f64),
+        memory_samples: 200,
+        peak_allocated_mb: Some(2760.5 - 10.0 * rank as f64),
+        peak_reserved_mb: Some(2900.0),
+        p50_allocated_mb: Some(1380.26),
+        p95_allocated_mb: Some(2000.0),
+        final_allocated_mb: Some(1400.0),
+        final_reserved_mb: Some(2900.0),
+        ..Row::default()
+    };
+    use KernelKind::{Communication, Computation, Memory};
+    let kinds = vec![
+        KindTime { kinds: vec![Computation], time_ns: compute - 9 * MS },
+        KindTime { kinds: vec![Communication], time_ns: comm - 9 * MS },
+        KindTime { kinds: vec![Computation, Communication], time_ns: 9 * MS },
+        KindTime { kinds: vec![Memory], time_ns: copies },
+    ];
+    let step = |number: u64| StepAnatomy {
+        step: Step {
+            number,
+            time: Stretch { start_ns: number as i64 * 10 * MS, dur_ns: 9_900_000 },
+        },
+        parts: vec![
+            PartTime { part: Part::DataWait, time_ns: 150_000 },
+            PartTime { part: Part::Forward, time_ns: 3 * MS },
+            PartTime { part: Part::Backward, time_ns: 5 * MS },
+            PartTime { part: Part::GradSync, time_ns: MS / 5 },
+            PartTime { part: Part::Exposed, time_ns: 4 * MS / 5 },
+            PartTime { part: Part::OptimizerStep, time_ns: MS / 2 },
+            PartTime { part: Part::Rest, time_ns: MS / 4 },
+        ],
+        exposed_ns: MS,
+    };
+    let series = (0..100).map(|at| Point {
+        at_ns: at * MS,
+        value: f64::from(1 << 20) * (500.0 + 60.0 * ((at + rank as i64) % 10) as f64),
+    });
+    let queue = (0..100).map(|at| Point { at_ns: at * MS, value: (at % 7) as f64 });
+    let summary = |scale: f64| {
+        Summary::of((1..=100).map(|at| scale * f64::from(at)).collect()).unwrap_or_default()
+    };
+    let kernel = |at: usize| KernelStats {
+        name: match at % 4 {
+            1 => {
+                format!("ncclDevKernel_AllReduce_Sum_f32_RING_LL_{at}(ncclDevComm*, unsigned long)")
+            }
+            2 => format!("Memcpy HtoD {at}"),
+            _ => {
+                format!("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize{at}_stage3_warpsize2x2x1")
+            }
+        },
+        kind: [Computation, Communication, Memory, Computation][at % 4],
+        calls: 10 + at as u64,
+        sum_ns: (30 - at as i64) * MS,
+        mean_ns: (30 - at as i64) as f64 * 1e6 / (10 + at) as f64,
+        std_ns: 1234.5,
+        min_ns: 1000,
+        max_ns: 4 * MS,
+    };
+    let idle = |category, gaps, time_ns, ratio| IdleTime { category, gaps, time_ns, ratio };
+    let bounds = [
+        (BoundBy::GpuCompute, 6 * MS),
+        (BoundBy::GpuCommunication, 2 * MS),
+        (BoundBy::Cpu, MS),
+        (BoundBy::LaunchDelay, MS / 2),
+        (BoundBy::KernelGap, MS / 4),
+    ];
+    RankAnalysis {
+        rank,
+        file: format!("profile/ddp/rank_{rank}/worker_{rank}.1.pt.trace.json.gz"),
+        source: Source::Kernels,
+        steps: Steps { chosen: (1..=9).map(|number| step(number).step).collect(), found: 10 },
+        row,
+        temporal: Temporal {
+            kernel_time_ns: compute + 19 * MS,
+            idle_ns: 4 * MS,
+            compute_ns: compute,
+            non_compute_ns: 15 * MS,
+        },
+        overlap: Overlap { communication_ns: comm, both_ns: 9 * MS },
+        kinds,
+        kernels: (0..20).map(kernel).collect(),
+        idle: vec![StreamIdle {
+            stream: 7,
+            by_category: [
+                idle(IdleCategory::HostWait, 120, 3 * MS, Some(0.75)),
+                idle(IdleCategory::KernelWait, 300, MS / 2, Some(0.125)),
+                idle(IdleCategory::Other, 12, MS / 2, Some(0.125)),
+            ],
+        }],
+        launches: Some(LaunchStats {
+            cpu_ns: summary(100.0),
+            gpu_ns: summary(2000.0),
+            delay_ns: summary(500.0),
+            short_kernels: 17,
+            slow_calls: 2,
+            long_delays: 5,
+            by_kernel: vec![NameLaunches {
+                name: "sm80_xmma_gemm".into(),
+                launches: 90,
+                cpu_mean_ns: 5500.0,
+                gpu_mean_ns: 100_000.0,
+                delay_mean_ns: 7000.0,
+                delay_max_ns: 90_000,
+                short: 1,
+            }],
+        }),
+        queues: vec![StreamQueue {
+            stream: 7,
+            length: summary(0.1),
+            full_ns: 0,
+            series: queue.collect(),
+        }],
+        copies: vec![CopyBandwidth {
+            name: "Memcpy HtoD".into(),
+            copies: 40,
+            bytes: 123_456_789,
+            time_ns: 2 * MS,
+            gb_per_s: Some(summary(0.12)),
+            series: Vec::new(),
+        }],
+        collectives: CollectiveTimes {
+            by_kind: vec![
+                (CollectiveKind::AllReduce, 36, comm - 9 * MS),
+                (CollectiveKind::AllGather, 12, 5 * MS),
+                (CollectiveKind::ReduceScatter, 12, 3 * MS),
+                (CollectiveKind::Broadcast, 12, MS),
+            ],
+            wait_ns: Some(3 * MS),
+        },
+        memory: Some(MemoryUse {
+            device_type: 1,
+            samples: 200,
+            peak_allocated: 2760 << 20,
+            peak_reserved: 2900 << 20,
+            p50_allocated: 1e9,
+            p95_allocated: 2e9,
+            final_allocated: 1400 << 20,
+            final_reserved: 2900 << 20,
+            series: series.collect(),
+        }),
+        anatomy: Some(Anatomy {
+            steps: (1..=9).map(step).collect(),
+            mean_ns: step(1).parts.iter().map(|p| (p.part, p.time_ns as f64)).collect(),
+            exposed_mean_ns: 1e6,
+            step_mean_ns: 9.9e6,
+        }),
+        critical_path: Some(CriticalPath {
+            step: Some(1),
+            total_ns: bounds.iter().map(|(_, ns)| ns).sum(),
+            edges: Vec::new(),
+            by_bound: bounds.to_vec(),
+            by_name: vec![PathName {
+                name: "sm80_xmma_gemm".into(),
+                bound_by: BoundBy::GpuCompute,
+                pieces: 40,
+                time_ns: 5 * MS,
+            }],
+        }),
+    }
+}
+
+/// A trace in which something was odd.
+fn timelines() -> Vec<Timeline> {
+    vec![Timeline {
+        rank: Some(2),
+        oddities: [("negative duration".to_owned(), 3)].into(),
+        skipped: [("python_function", 1200), ("ac2g", 400), ("nobody knows", 2)]
+            .map(|(kind, count)| (kind.to_owned(), count))
+            .into(),
+        truth: [("dropped_events".to_owned(), "7".to_owned())].into(),
+        ..Timeline::default()
+    }]
+}
+
+/// What the four ranks say together.
+fn across() -> AcrossRanks {
+    use crate::ranks::{CriticalPath, RankShare, RankWaits, Segment, StepPath, Stragglers};
+    let segment = |at: usize| Segment {
+        rank: [0, 2, 2, 1, 3, 3][at % 6],
+        what: ["forward", "backward", "all_reduce"][at % 3].into(),
+        seq: (at % 3 == 2).then_some(at as u64),
+        start_ns: at as i64 * MS,
+        dur_ns: MS,
+        compute_ns: if at % 3 == 2 { 0 } else { 900_000 },
+        transfer_ns: if at % 3 == 2 { MS } else { 0 },
+    };
+    let step = StepPath {
+        step: Some(4),
+        segments: (0..12).map(segment).collect(),
+        gain_ns: Default::default(),
+    };
+    let share = |rank: usize| RankShare {
+        rank,
+        compute_ns: 2 * MS,
+        host_ns: MS / 5,
+        transfer_ns: MS,
+        share: 0.2,
+        gain_ns: MS / 2,
+        parts: vec![("backward".into(), MS)],
+    };
+    let waits = |rank: usize| RankWaits {
+        rank,
+        num_collectives: 40,
+        times_last: 10 * rank,
+        waited_ns: (3 - rank as i64) * MS,
+        made_wait_ns: rank as i64 * MS,
+        lead_ns: MS / 4,
+        transfer_ns: 5 * MS,
+    };
+    AcrossRanks {
+        ranks: (0..4).collect(),
+        path: CriticalPath {
+            steps: vec![step],
+            ranks: (0..4).map(share).collect(),
+            ..Default::default()
+        },
+        stragglers: Stragglers {
+            num_collectives: 40,
+            ranks: (0..4).rev().map(waits).collect(),
+            ..Default::default()
+        },
+        ..AcrossRanks::default()
+    }
+}
+
+fn report(kind: Kind) -> Report {
+    let about = About {
+        title: "profile/ddp <four ranks>".into(),
+        subtitle: "4 ranks, 9 of 10 steps each".into(),
+        notes: vec![Note { weight: Weight::Warning, text: "rank 4 is missing".into() }],
+    };
+    of_analysis(&analysis(kind), Some(&across()), &timelines(), about)
+}
+
+#[test]
+fn every_format_is_written_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    for (kind, name) in [(Kind::Ddp, "ddp"), (Kind::Sharding, "sharding")] {
+        crate::report::write(&report(kind), &folder.path().join(name), "summary").unwrap();
+        let files = std::fs::read_dir(folder.path().join(name)).unwrap();
+        let mut files: Vec<_> =
+            files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        files.sort();
+        assert_eq!(files, ["summary.csv", "summary.html", "summary.json", "summary.md"]);
+        // To be looked at.
+        if let Some(out) = std::env::var_os("REPORT_OUT") {
+            let out = std::path::Path::new(&out).join(name);
+            crate::report::write(&report(kind), &out, "summary").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_page_of_many_ranks_stays_small() {
+    let mut analysis = analysis(Kind::Sharding);
+    analysis.ranks = (0..300).map(rank).collect();
+    let mut across = across();
+    across.ranks = (0..300).collect();
+    let report = of_analysis(&analysis, Some(&across), &[], About::default());
+    let folder = tempfile::tempdir().unwrap();
+    crate::report::write(&report, folder.path(), "x").unwrap();
+    let page = std::fs::metadata(folder.path().join("x.html")).unwrap().len();
+    assert!(page < 2_000_000, "{page} bytes");
+    assert_eq!(report.table("summary").unwrap().rows.len(), 300);
+    assert!(report.notes.iter().any(|note| note.text.contains("first 48 of 300 ranks")));
+    let path = report.sections.iter().flat_map(|s| &s.panels).find(|panel| panel.id == "path");
+    let Some(Body::Lanes(lanes)) = path.map(|panel| &panel.body) else { panic!("no lanes") };
+    assert_eq!(lanes.lanes.len(), 4);
+    assert!(lanes.jumps.iter().all(|jump| jump.from.0 < 4 && jump.to.0 < 4));
+}
+
+#[test]
+fn the_csv_has_the_columns_of_the_kind_and_all_digits() {
+    let report = report(Kind::Ddp);
+    let csv = report.table("summary").unwrap().csv();
+    let lines: Vec<&str> = csv.lines().collect();
+    let names: Vec<&str> = columns(Kind::Ddp).map(|column| column.name).collect();
+    assert_eq!(lines[0], names.join(","));
+    assert_eq!(lines.len(), 5);
+    assert!(lines[1].starts_with("0,4100,60000,15000.125,79100,5.18,75.85,"), "{}", lines[1]);
+    // Rank 3 has no overlap, which is no zero.
+    let overlap = names.iter().position(|name| *name == "comm_comp_overlap_pctg").unwrap();
+    assert_eq!(lines[4].split(',').nth(overlap), Some(""));
+}
+
+#[test]
+fn panels_have_names_of_their_own_and_say_what_they_show() {
+    for kind in [Kind::Ddp, Kind::Sharding] {
+        let report = report(kind);
+        let mut ids: Vec<&str> = report.sections.iter().map(|section| &*section.id).collect();
+        for panel in report.sections.iter().flat_map(|section| &section.panels) {
+            ids.push(&panel.id);
+            assert!(!panel.definition.is_empty(), "{}", panel.id);
+            // Nobody waited for anybody there.
+            let is_empty = matches!(panel.body, Body::Nothing(_));
+            assert_eq!(is_empty, panel.id == "worst", "{}", panel.id);
+            if let Body::Table(table) = &panel.body {
+                assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
+                assert!(table.columns.iter().all(|column| !column.definition.is_empty()));
+                let mut keys: Vec<&str> = table.columns.iter().map(|c| c.key.as_str()).collect();
+                keys.sort();
+                keys.dedup();
+                assert_eq!(keys.len(), table.columns.len(), "{}", panel.id);
+            }
+        }
+        let num = ids.len();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), num, "{ids:?}");
+    }
+}
+
+#[test]
+fn a_run_of_which_nothing_is_known_has_a_report_too() {
+    let mut analysis = analysis(Kind::Sharding);
+    for rank in &mut analysis.ranks {
+        *rank = RankAnalysis {
+            row: Row { rank: rank.rank, ..Row::default() },
+            temporal: Temporal::default(),
+            overlap: Overlap::default(),
+            kinds: Vec::new(),
+            kernels: Vec::new(),
+            idle: Vec::new(),
+            launches: None,
+            queues: Vec::new(),
+            copies: Vec::new(),
+            collectives: CollectiveTimes::default(),
+            memory: None,
+            anatomy: None,
+            critical_path: None,
+            steps: Steps::default(),
+            ..rank.clone()
+        };
+    }
+    for kind in [Kind::Ddp, Kind::Sharding] {
+        analysis.kind = kind;
+        let folder = tempfile::tempdir().unwrap();
+        crate::report::write(
+            &of_analysis(&analysis, None, &[], About::default()),
+            folder.path(),
+            "x",
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn the_console_has_the_mean_first() {
+    let text = console(&analysis(Kind::Ddp));
+    let lines: Vec<&str> = text.lines().collect();
+    let words = |at: usize| lines[at].split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(words(0), "figure unit mean rank 0 rank 1 rank 2 rank 3");
+    assert_eq!(words(2), "idle time us 4,100.0 4,100.0 4,100.0 4,100.0 4,100.0");
+    let calls = lines.iter().position(|line| line.starts_with("all reduce calls")).unwrap();
+    assert_eq!(words(calls), "all reduce calls 36 36 36 36 36");
+    let overlap = lines.iter().position(|line| line.starts_with("comm comp overlap")).unwrap();
+    assert_eq!(words(overlap), "comm comp overlap % 41.25 41.25 41.25 41.25 \u{2013}");
+}
+
+#[test]
+fn what_every_trace_has_is_no_oddity() {
+    let report = report(Kind::Ddp);
+    let Some(odd) = report.table("oddities") else { panic!("no table") };
+    let whats: Vec<String> = odd.rows.iter().map(|row| row[2].exact()).collect();
+    assert_eq!(whats, ["negative duration", "nobody knows", "by the recorder"]);
+    let lead = &report.sections.iter().find(|of| of.id == "numbers").unwrap().lead;
+    assert_eq!(lead, "Not used: 1,600 events of kinds ac2g, python_function.");
+    let mut one = timelines();
+    one[0].oddities = [("negative duration".to_owned(), 1)].into();
+    let notes = odd::notes(&one);
+    assert!(notes[1].text.starts_with("1 event of the traces was odd"), "{}", notes[1].text);
+}
+
+#[test]
+fn launches_of_our_own_ranks_are_said_to_be_none() {
+    let definition = |timelines: &[Timeline], id: &str| -> String {
+        let report = of_analysis(&analysis(Kind::Ddp), None, timelines, About::default());
+        let mut panels = report.sections.into_iter().flat_map(|section| section.panels);
+        panels.find(|panel| panel.id == id).unwrap().definition
+    };
+    let mut ours = timelines();
+    ours[0].truth.insert("lanes".into(), "main".into());
+    for id in ["launches", "queues", "critical-path"] {
+        assert!(definition(&ours, id).contains("on a CPU"), "{id}");
+        assert!(!definition(&timelines(), id).contains("on a CPU"), "{id}");
+    }
+    assert!(!definition(&ours, "idle").contains("on a CPU"));
+}
+
+#[test]
+fn without_kernels_definitions_speak_of_operators() {
+    let mut analysis = analysis(Kind::Ddp);
+    for rank in &mut analysis.ranks {
+        rank.source = Source::Operators;
+    }
+    let report = of_analysis(&analysis, None, &[], About::default());
+    let panels = || report.sections.iter().flat_map(|section| &section.panels);
+    let temporal = panels().find(|panel| panel.id == "temporal").unwrap();
+    assert!(temporal.definition.starts_with("From the first to the last operator"));
+    assert!(panels().any(|panel| panel.title == "The longest operators"));
+    let is_left =
+        |panel: &Panel| panel.definition.contains("kernels") || panel.title.contains("ernels");
+    assert!(!panels().any(is_left));
+}
+
+#[test]
+fn no_heading_stands_twice() {
+    for kind in [Kind::Ddp, Kind::Sharding] {
+        let report = report(kind);
+        let sections = report.sections.iter().map(|section| &section.title);
+        let panels = report.sections.iter().flat_map(|section| &section.panels);
+        let mut titles: Vec<&String> = sections.chain(panels.map(|panel| &panel.title)).collect();
+        let count = titles.len();
+        titles.sort();
+        titles.dedup();
+        assert_eq!(titles.len(), count, "{titles:?}");
+    }
+}
+
+/// JSON whose objects have each key once.
+struct Unique;
+
+impl<'de> serde::Deserialize<'de> for Unique {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Unique;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("JSON")
+            }
+            fn visit_bool<E>(self, _: bool) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_i64<E>(self, _: i64) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_u64<E>(self, _: u64) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_f64<E>(self, _: f64) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_str<E>(self, _: &str) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_unit<E>(self) -> Result<Unique, E> {
+                Ok(Unique)
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(
+                self,
+                mut seq: A,
+            ) -> Result<Unique, A::Error> {
+                while seq.next_element::<Unique>()?.is_some() {}
+                Ok(Unique)
+            }
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<Unique, A::Error> {
+                let mut keys = std::collections::HashSet::new();
+                while let Some((key, Unique)) = map.next_entry::<String, Unique>()? {
+                    if !keys.insert(key.clone()) {
+                        return Err(serde::de::Error::custom(format!("{key} twice")));
+                    }
+                }
+                Ok(Unique)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[test]
+fn no_object_of_the_json_repeats_a_key() {
+    assert!(serde_json::from_str::<Unique>(r#"{"a": 1, "b": [{"c": 1, "c": null}]}"#).is_err());
+    let folder = tempfile::tempdir().unwrap();
+    for kind in [Kind::Ddp, Kind::Sharding] {
+        crate::report::write(&report(kind), folder.path(), "x").unwrap();
+        let json = std::fs::read_to_string(folder.path().join("x.json")).unwrap();
+        serde_json::from_str::<Unique>(&json).unwrap();
+    }
+}

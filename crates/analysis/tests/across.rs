@@ -1,0 +1,50 @@
+//! Across ranks, what is looked at is what the figures of each rank are about.
+
+mod common;
+
+use common::{Build, NCCL, rank};
+use paceline_analysis::hta::{Options, analyze};
+use paceline_analysis::ranks::across_ranks;
+use paceline_analysis::timeline::Timeline;
+
+/// Three steps of 100 us with an all-reduce each, of which rank 1 comes `late` to the last by much. The second
+/// one's runs when the third step has begun, and one comes before the first step.
+fn ranks() -> Vec<Timeline> {
+    let reduce = |build: Build, call: f64, start: f64, end: f64, wait: i64| {
+        build.launched(NCCL, 20, call, call + 1.0, start, end).told("all_reduce", Some(wait))
+    };
+    [(0, [2, 10, 5, 60]), (1, [1, 0, 7, 0])]
+        .map(|(number, waits): (usize, [i64; 4])| {
+            let mut build = rank(number).kernel("gemm", 7, 5.0, 290.0);
+            for (step, from) in [(3, 0.0), (4, 100.0), (5, 200.0)] {
+                build = build.step(step, from, from + 100.0);
+            }
+            build = reduce(build, -20.0, -15.0, -5.0, waits[0]);
+            build = reduce(build, 20.0, 30.0, 70.0, waits[1]);
+            build = reduce(build, 190.0, 205.0, 215.0, waits[2]);
+            reduce(build, 220.0, 225.0, 290.0, waits[3]).timeline
+        })
+        .into()
+}
+
+#[test]
+fn waits_and_transfers_add_up_to_the_communication_of_the_row() {
+    for (include_last_step, collectives, steps) in [(false, 3, 2), (true, 4, 3)] {
+        let options = Options { include_last_step, ..Options::default() };
+        let (timelines, us) = (ranks(), |ns: i64| ns as f64 / 1e3);
+        let analysis = analyze(&timelines, &options).expect("two ranks");
+        let across = across_ranks(&timelines, &options);
+        assert_eq!(across.stragglers.num_collectives, collectives);
+        assert_eq!((across.stragglers.num_unmatched, across.path.steps.len()), (0, steps));
+        assert_eq!(across.path.len_ns(), steps as i64 * 100_000);
+        for waits in &across.stragglers.ranks {
+            let row = &analysis.ranks[waits.rank].row;
+            assert_eq!(us(waits.waited_ns + waits.transfer_ns), row.comm_time_us);
+            assert_eq!(waits.num_collectives as u64, row.collective_calls);
+        }
+        // The worst of all is in the last step; what the second step launched belongs to it.
+        let worst = across.stragglers.worst[0].step;
+        assert_eq!(worst, if include_last_step { Some(5) } else { Some(3) });
+        assert!(across.stragglers.worst.iter().any(|meeting| meeting.step == Some(4)));
+    }
+}

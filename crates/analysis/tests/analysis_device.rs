@@ -1,0 +1,332 @@
+//! What is computed from the kernels of a rank, on timelines whose answers are known.
+
+mod common;
+
+use common::{NCCL, rank};
+use paceline_analysis::hta::{
+    Analysis, AnalysisError, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis,
+    Rounding, Source, analyze, columns, top_kernels,
+};
+
+fn one(build: common::Build) -> RankAnalysis {
+    with(build, &Options::default())
+}
+
+fn with(build: common::Build, options: &Options) -> RankAnalysis {
+    let mut analysis = analyze(&[build.timeline], options).unwrap();
+    analysis.ranks.remove(0)
+}
+
+fn near(a: Option<f64>, b: f64) {
+    assert!(a.is_some_and(|a| (a - b).abs() < 1e-9), "{a:?} is not {b}");
+}
+
+#[test]
+fn idle_computing_and_neither() {
+    // Out of order, overlapping, nested, of no length; two gaps of 10 us, and a copy alone for 10 us.
+    let build = rank(3)
+        .kernel("gemm", 7, 50.0, 80.0)
+        .kernel("relu", 7, 10.0, 30.0)
+        .kernel("gemm", 8, 20.0, 40.0)
+        .kernel("relu", 8, 22.0, 24.0)
+        .kernel("relu", 8, 45.0, 45.0)
+        .kernel("Memcpy HtoD (Pinned -> Device)", 22, 90.0, 110.0)
+        .kernel("gemm", 7, 100.0, 110.0);
+    let rank = one(build);
+    let row = rank.row;
+    assert_eq!((row.rank, rank.source), (3, Source::Kernels));
+    assert_eq!((row.kernel_time_us, row.idle_time_us), (100.0, 20.0));
+    assert_eq!((row.temporal_compute_time_us, row.non_compute_time_us), (70.0, 10.0));
+    near(row.compute_time_pctg, 70.0);
+    near(row.idle_time_pctg, 20.0);
+    near(row.non_compute_time_pctg, 10.0);
+    // Sums count every kernel.
+    assert_eq!((row.compute_time_us, row.memory_time_us), (82.0, 20.0));
+    assert_eq!((row.comm_time_us, row.total_kernel_time_us), (0.0, 102.0));
+    assert_eq!((row.comm_comp_overlap_pctg, row.comm_overhead_pctg), (None, Some(0.0)));
+    let times: Vec<_> = rank.kinds.iter().map(|of| (of.kinds.clone(), of.time_ns)).collect();
+    use KernelKind::{Computation, Memory};
+    let expected =
+        [(vec![Computation], 60_000), (vec![Memory], 10_000), (vec![Computation, Memory], 10_000)];
+    assert_eq!(times, expected);
+}
+
+#[test]
+fn communication_is_hidden_partly_wholly_or_not_at_all() {
+    let overlap = |from, to| {
+        let build = rank(0).kernel("gemm", 7, 0.0, 40.0).kernel("gemm", 7, 50.0, 60.0);
+        one(build.kernel(NCCL, 20, from, to)).row.comm_comp_overlap_pctg
+    };
+    near(overlap(30.0, 70.0), 50.0);
+    near(overlap(10.0, 30.0), 100.0);
+    near(overlap(40.0, 50.0), 0.0);
+    near(overlap(60.0, 80.0), 0.0);
+    // Two at once are communication once.
+    let build = rank(0).kernel("gemm", 7, 0.0, 40.0).kernel(NCCL, 20, 20.0, 60.0);
+    let rank = one(build.kernel(NCCL, 21, 40.0, 60.0));
+    near(rank.row.comm_comp_overlap_pctg, 50.0);
+    assert_eq!((rank.overlap.communication_ns, rank.overlap.exposed_ns()), (40_000, 20_000));
+    near(rank.row.comm_overhead_pctg, 60.0);
+}
+
+#[test]
+fn the_last_of_several_steps_is_left_out() {
+    let build = || {
+        rank(0)
+            .step(4, 0.0, 100.0)
+            .step(5, 100.0, 200.0)
+            .step(6, 200.0, 300.0)
+            .kernel("gemm", 7, 10.0, 20.0)
+            // Launched within step 5, run within step 6: it belongs to 5.
+            .launched("gemm", 7, 190.0, 191.0, 250.0, 260.0)
+            .kernel("gemm", 7, 280.0, 290.0)
+            .stray("gemm", 7, 295.0, 299.0)
+    };
+    let rank = one(build());
+    assert_eq!(rank.steps.chosen.iter().map(|step| step.number).collect::<Vec<_>>(), [4, 5]);
+    assert_eq!((rank.steps.found, rank.row.kernel_time_us), (3, 250.0));
+    let stray = build().stray("gemm", 7, 5.0, 8.0);
+    let analysis = analyze(&[stray.timeline], &Options::default()).unwrap();
+    assert_eq!(analysis.ranks[0].row.kernel_time_us, 250.0);
+    assert!(analysis.notes[0].contains("could not be traced"), "{:?}", analysis.notes);
+    let all = Options { include_last_step: true, ..Options::default() };
+    let rank = with(build(), &all);
+    assert_eq!((rank.steps.chosen.len(), rank.row.kernel_time_us), (3, 280.0));
+    // Without a choice of steps, also a kernel whose launch the trace lacks counts.
+    let whole = common::rank(0).kernel("gemm", 7, 10.0, 20.0).stray("gemm", 7, 295.0, 299.0);
+    let analysis = analyze(&[whole.timeline], &Options::default()).unwrap();
+    assert_eq!(analysis.ranks[0].row.kernel_time_us, 289.0);
+    assert!(analysis.notes[0].contains("names no steps"), "{:?}", analysis.notes);
+}
+
+#[test]
+fn kernels_without_launches_are_chosen_by_their_own_begin() {
+    let build = rank(1).step(1, 0.0, 100.0).step(2, 100.0, 200.0);
+    let build = build.stray("gemm", 7, 10.0, 30.0).stray("gemm", 7, 150.0, 160.0);
+    let analysis = analyze(&[build.timeline], &Options::default()).unwrap();
+    assert_eq!(analysis.ranks[0].row.kernel_time_us, 20.0);
+    assert!(analysis.ranks[0].launches.is_none());
+    assert!(analysis.notes[0].starts_with("Rank 1: No kernel could be traced"));
+}
+
+#[test]
+fn gaps_are_put_down_to_host_kernels_or_neither() {
+    let build = rank(0)
+        .launched("a", 7, 0.0, 1.0, 10.0, 20.0)
+        // Launched after the end of the one before.
+        .launched("b", 7, 25.0, 26.0, 40.0, 50.0)
+        // Launched before, gap of 29.999 us.
+        .launched("c", 7, 41.0, 42.0, 79.999, 90.0)
+        // Launched before, gap of 30 us: at the threshold it is no kernel wait any more.
+        .launched("d", 7, 60.0, 61.0, 120.0, 130.0)
+        .launched("e", 9, 60.0, 61.0, 120.0, 130.0);
+    let idle = one(build).idle;
+    let times: Vec<Vec<i64>> =
+        idle.iter().map(|of| of.by_category.iter().map(|by| by.time_ns).collect()).collect();
+    assert_eq!(times, [[20_000, 29_999, 30_000], [0, 0, 0]]);
+    assert_eq!((idle[0].stream, idle[1].stream), (7, 9));
+    assert_eq!(idle[0].by_category[1].category, IdleCategory::KernelWait);
+    near(idle[0].by_category[0].ratio, 20_000.0 / 79_999.0);
+    assert_eq!(idle[1].by_category[0].ratio, None);
+}
+
+#[test]
+fn a_gap_that_no_launch_explains_is_told_by_its_length() {
+    let build = rank(0).stray("a", 7, 0.0, 10.0).stray("b", 7, 20.0, 30.0);
+    let idle = one(build.stray("c", 7, 100.0, 110.0)).idle;
+    let gaps: Vec<_> = idle[0].by_category.iter().map(|by| (by.gaps, by.time_ns)).collect();
+    assert_eq!(gaps, [(0, 0), (1, 10_000), (1, 70_000)]);
+}
+
+#[test]
+fn launches_are_counted_as_short_slow_and_late() {
+    let build = rank(0)
+        // Shorter than its call, and 4 us after it.
+        .launched("a", 7, 0.0, 6.0, 10.0, 14.0)
+        // A call above 50 us is slow, and its kernel then not called short.
+        .launched("b", 7, 20.0, 71.0, 72.0, 82.0)
+        // It began while the call still ran: no delay below zero.
+        .launched("a", 7, 90.0, 95.0, 93.0, 99.0)
+        .launched("a", 7, 100.0, 101.0, 202.0, 210.0)
+        // Not a launch by HTA's list.
+        .stray("c", 7, 300.0, 310.0);
+    let stats = one(build).launches.unwrap();
+    assert_eq!((stats.short_kernels, stats.slow_calls, stats.long_delays), (1, 1, 1));
+    assert_eq!(stats.cpu_ns.count, 4);
+    assert_eq!((stats.cpu_ns.mean, stats.gpu_ns.mean), (15_750.0, 7_000.0));
+    assert_eq!((stats.delay_ns.mean, stats.delay_ns.max), (26_500.0, 101_000.0));
+    assert_eq!((stats.by_kernel[0].name.as_str(), stats.by_kernel[0].launches), ("a", 3));
+    assert_eq!((stats.by_kernel[0].delay_mean_ns, stats.by_kernel[0].short), (35_000.0, 1));
+}
+
+#[test]
+fn queues_grow_with_launches_and_shrink_with_kernels() {
+    let build = rank(0)
+        .launched("a", 7, 0.0, 1.0, 10.0, 20.0)
+        .launched("b", 7, 2.0, 3.0, 20.0, 30.0)
+        .launched("c", 7, 4.0, 5.0, 30.0, 40.0)
+        .launched("d", 9, 6.0, 7.0, 8.0, 9.0);
+    let options = Options { full_queue: 2, ..Options::default() };
+    let queues = with(build, &options).queues;
+    assert_eq!((queues[0].stream, queues[1].stream), (7, 9));
+    let points: Vec<_> = queues[0].series.iter().map(|p| (p.at_ns / 1000, p.value)).collect();
+    let expected = [(0, 1.0), (2, 2.0), (4, 3.0), (10, 2.0), (20, 1.0), (30, 0.0)];
+    assert_eq!(points, expected);
+    assert_eq!(
+        (queues[0].length.max, queues[0].length.mean, queues[0].full_ns),
+        (3.0, 1.5, 18_000)
+    );
+}
+
+#[test]
+fn copies_have_bytes_and_bandwidth_by_kind() {
+    let build = rank(0)
+        .copy("Memcpy HtoD (Pinned -> Device)", 10.0, 20.0, 1000, 10.0)
+        .copy("Memcpy HtoD (Pageable -> Device)", 15.0, 25.0, 500, 5.0)
+        .copy("Memset (Device)", 30.0, 30.0, 8, 100.0);
+    let copies = one(build).copies;
+    assert_eq!(
+        (copies[0].name.as_str(), copies[0].copies, copies[0].bytes),
+        ("Memcpy HtoD", 2, 1500)
+    );
+    assert_eq!((copies[1].name.as_str(), copies[1].time_ns), ("Memset", 0));
+    let bandwidth = copies[0].gb_per_s.unwrap();
+    // 10, then both, then the second alone; the zero at the end does not count.
+    assert_eq!((bandwidth.count, bandwidth.max, bandwidth.mean), (3, 15.0, 10.0));
+    assert_eq!(copies[1].gb_per_s.unwrap().mean, 100.0);
+}
+
+#[test]
+fn kernels_by_name_and_the_rest_together() {
+    let build = rank(0)
+        .kernel("a", 7, 0.0, 10.0)
+        .kernel("a", 7, 10.0, 40.0)
+        .kernel("b", 7, 50.0, 55.0)
+        .kernel("c", 7, 60.0, 61.0)
+        .kernel("c", 7, 62.0, 65.0);
+    let kernels = one(build).kernels;
+    assert_eq!((kernels[0].calls, kernels[0].sum_ns, kernels[0].mean_ns), (2, 40_000, 20_000.0));
+    assert_eq!((kernels[0].min_ns, kernels[0].max_ns), (10_000, 30_000));
+    assert!((kernels[0].std_ns - 14142.135623730952).abs() < 1e-6);
+    let top = top_kernels(&kernels, Some(KernelKind::Computation), 1);
+    assert_eq!(
+        (top.len(), top[1].name.as_str(), top[1].calls, top[1].sum_ns),
+        (2, "others", 3, 9_000)
+    );
+    // Of 5, 1 and 3 us.
+    assert!((top[1].std_ns - 2_000.0).abs() < 1e-6);
+    assert!(top_kernels(&kernels, Some(KernelKind::Memory), 3).is_empty());
+}
+
+#[test]
+fn collectives_are_told_by_their_arguments_first() {
+    let build = rank(0)
+        .kernel("ncclDevKernel_SendRecv(args)", 20, 0.0, 10.0)
+        .told("all_to_allv", Some(4))
+        .kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(args)", 20, 10.0, 15.0)
+        .told("", None)
+        .kernel(NCCL, 20, 20.0, 21.0)
+        .kernel("ncclDevKernel_Generic(args)", 20, 30.0, 32.0);
+    let rank = one(build);
+    assert_eq!(rank.row.all_to_all_time_us, 10.0);
+    assert_eq!((rank.row.all_gather_time_us, rank.row.all_reduce_calls), (5.0, 1));
+    assert_eq!((rank.row.collective_calls, rank.row.collective_time_us), (4, 18.0));
+    assert_eq!(rank.collectives.calls(CollectiveKind::Unknown), 1);
+    assert_eq!(rank.collectives.wait_ns, Some(4_000));
+}
+
+#[test]
+fn rounding_is_that_of_hta() {
+    let build = || {
+        rank(0)
+            .kernel("a", 7, 0.5, 10.5)
+            // Crosses no whole microsecond: HTA takes it for one of -1 us.
+            .kernel("b", 7, 20.2, 20.8)
+            .kernel("a", 7, 30.0, 40.0)
+    };
+    let exact = one(build()).row;
+    assert_eq!((exact.kernel_time_us, exact.temporal_compute_time_us), (39.5, 20.6));
+    let hta = with(build(), &Options { rounding: Rounding::Hta, ..Options::default() });
+    // 1..10, 21..20, 30..40
+    assert_eq!((hta.row.kernel_time_us, hta.row.temporal_compute_time_us), (39.0, 18.0));
+    assert_eq!(hta.row.idle_time_us, 21.0);
+    assert_eq!(hta.kernels[1].sum_ns, -1_000);
+}
+
+#[test]
+fn waits_of_the_device_count_as_hta_counts_them() {
+    // A wait on a stream is something that runs and computes nothing; one of no stream is nothing.
+    let build = rank(0)
+        .kernel("gemm", 7, 0.0, 10.0)
+        .wait("Stream Sync", 7, 77, 10.0, 15.0)
+        .wait("Context Sync", -1, 78, 15.0, 18.0)
+        .kernel("gemm", 7, 20.0, 30.0);
+    let rank = one(build);
+    assert_eq!((rank.row.idle_time_us, rank.row.non_compute_time_us), (5.0, 5.0));
+    assert_eq!(rank.row.total_kernel_time_us, 20.0);
+    // No gap ends at a wait.
+    assert_eq!(rank.idle[0].by_category[0].time_ns, 10_000);
+}
+
+#[test]
+fn the_kind_is_chosen_from_the_collectives_or_given() {
+    let kind = |name: &str, options: &Options| {
+        let build = rank(0).kernel("gemm", 7, 0.0, 10.0).kernel(NCCL, 20, 10.0, 20.0);
+        analyze(&[build.kernel(name, 20, 20.0, 25.0).timeline], options).unwrap().kind
+    };
+    let any = Options::default();
+    assert_eq!(kind("ncclDevKernel_Broadcast_RING_LL", &any), Kind::Ddp);
+    assert_eq!(kind("ncclDevKernel_ReduceScatter_Sum_f32", &any), Kind::Sharding);
+    // A short all-gather beside a longer all-reduce: statistics of a batch norm, say.
+    assert_eq!(kind("ncclDevKernel_AllGather_RING_LL", &any), Kind::Ddp);
+    let ddp = Options { kind: Some(Kind::Ddp), ..Options::default() };
+    assert_eq!(kind("ncclDevKernel_ReduceScatter_Sum_f32", &ddp), Kind::Ddp);
+    let named = |span: &str| {
+        let spans = rank(0).span(span, 0.0, 5.0).kernel("gemm", 7, 0.0, 10.0);
+        analyze(&[spans.timeline], &any).unwrap().kind
+    };
+    assert_eq!(named("reduce scatter"), Kind::Sharding);
+    // Data parallel programs do these too.
+    assert_eq!([named("param broadcast"), named("gather")], [Kind::Ddp; 2]);
+}
+
+#[test]
+fn means_are_over_the_ranks_that_have_the_figure() {
+    let first = rank(1).kernel("gemm", 7, 0.0, 10.0).kernel(NCCL, 20, 5.0, 15.0);
+    let second = rank(0).kernel("gemm", 7, 0.0, 30.0);
+    let analysis: Analysis =
+        analyze(&[first.timeline, second.timeline], &Options::default()).unwrap();
+    assert_eq!(analysis.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1]);
+    let mean = |name: &str| {
+        let column = columns(Kind::Sharding).find(|column| column.name == name).unwrap();
+        analysis.mean(column)
+    };
+    assert_eq!(mean("compute_time_us"), Some(20.0));
+    assert_eq!(mean("comm_comp_overlap_pctg"), Some(50.0));
+    assert_eq!(mean("peak_allocated_mb"), None);
+}
+
+#[test]
+fn what_cannot_be_analysed_is_said() {
+    let analyze = |timelines: &[_]| analyze(timelines, &Options::default()).unwrap_err();
+    assert_eq!(analyze(&[]), AnalysisError::Empty);
+    let mut nameless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;
+    nameless.rank = None;
+    assert!(analyze(&[nameless]).to_string().starts_with("rank_0.json: no rank"));
+    let twice = || rank(2).kernel("gemm", 7, 0.0, 10.0).timeline;
+    assert!(matches!(analyze(&[twice(), twice()]), AnalysisError::SameRank { rank: 2, .. }));
+    let file = "rank_5.json".to_owned();
+    assert_eq!(analyze(&[rank(5).timeline]), AnalysisError::NoWork { file });
+    let mut endless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;
+    endless.kernels[0].time.start_ns = i64::MIN;
+    assert!(analyze(&[endless]).to_string().contains("more than 73 years"));
+    // Each of them is short enough, but not all.
+    let mut many = rank(0);
+    for _ in 0..5 {
+        many = many.kernel("gemm", 7, 0.0, 1e-3 * (1u64 << 59) as f64);
+    }
+    assert!(matches!(analyze(&[many.timeline]), AnalysisError::Times { .. }));
+    // All of it belongs to the last step.
+    let last = rank(0).step(1, 0.0, 10.0).step(2, 10.0, 20.0).kernel("gemm", 7, 15.0, 18.0);
+    assert!(matches!(analyze(&[last.timeline]), AnalysisError::NoWork { .. }));
+}

@@ -1,0 +1,197 @@
+//! What is computed from what the host did: operators, spans, memory, and what changed between two runs.
+
+mod common;
+
+use common::{MAIN, NCCL, OTHER, rank};
+use paceline_analysis::hta::{
+    AnalysisError, Change, KernelKind, Kind, Options, Part, RankAnalysis, Side, Source, StepChoice,
+    analyze, diff,
+};
+
+fn one(build: common::Build) -> RankAnalysis {
+    analyze(&[build.timeline], &Options::default()).unwrap().ranks.remove(0)
+}
+
+#[test]
+fn without_kernels_operators_and_transfers_are_analysed() {
+    let build = rank(0)
+        .operator("aten::linear", MAIN, 0.0, 30.0)
+        .operator("aten::addmm", MAIN, 5.0, 25.0)
+        // Hands the sum over to another thread, which works on it from 42 to 60.
+        .operator("c10d::allreduce_", MAIN, 40.0, 44.0)
+        .operator("record_param_comms", MAIN, 41.0, 43.0)
+        .operator("gloo:all_reduce", OTHER, 42.0, 60.0)
+        .operator("aten::mul", MAIN, 50.0, 55.0);
+    let analysis = analyze(&[build.timeline], &Options::default()).unwrap();
+    let rank = &analysis.ranks[0];
+    assert_eq!(rank.source, Source::Operators);
+    assert!(analysis.notes[0].contains("from its operators"), "{:?}", analysis.notes);
+    let row = rank.row;
+    assert_eq!((row.kernel_time_us, row.temporal_compute_time_us), (60.0, 35.0));
+    assert_eq!((row.non_compute_time_us, row.idle_time_us), (13.0, 12.0));
+    assert_eq!((row.all_reduce_calls, row.all_reduce_time_us), (1, 18.0));
+    assert!((row.comm_comp_overlap_pctg.unwrap() - 100.0 * 5.0 / 18.0).abs() < 1e-9);
+    // What an operator calls counts for what it called.
+    let sums: Vec<_> = rank.kernels.iter().map(|of| (of.name.as_str(), of.sum_ns)).collect();
+    let expected = [
+        ("aten::addmm", 20_000),
+        ("gloo:all_reduce", 18_000),
+        ("aten::linear", 10_000),
+        ("aten::mul", 5_000),
+    ];
+    assert_eq!(sums, expected);
+    assert!(rank.idle.is_empty() && rank.queues.is_empty() && rank.launches.is_none());
+    assert!(rank.critical_path.is_none());
+}
+
+#[test]
+fn where_no_thread_shows_transfers_the_calls_are_the_communication() {
+    let build = rank(0)
+        .operator("aten::addmm", MAIN, 0.0, 20.0)
+        .operator("c10d::_allgather_base_", MAIN, 20.0, 30.0)
+        .operator("record_param_comms", MAIN, 22.0, 24.0);
+    let rank = one(build);
+    assert_eq!((rank.row.comm_time_us, rank.row.all_gather_time_us), (8.0, 8.0));
+    assert_eq!((rank.row.collective_calls, rank.row.temporal_compute_time_us), (1, 20.0));
+    let kind = |rank: &RankAnalysis, name: &str| {
+        rank.kernels.iter().find(|of| of.name == name).map(|of| of.kind)
+    };
+    assert_eq!(kind(&rank, "c10d::_allgather_base_"), Some(KernelKind::Communication));
+    assert_eq!(kind(&rank, "record_param_comms"), None);
+}
+
+#[test]
+fn operators_of_the_last_step_are_left_out() {
+    let build = rank(0).step(1, 0.0, 50.0).step(2, 50.0, 100.0);
+    let build = build.operator("a", MAIN, 10.0, 30.0).operator("a", OTHER, 20.0, 45.0);
+    let rank = one(build.operator("a", MAIN, 50.0, 70.0));
+    assert_eq!((rank.row.kernel_time_us, rank.row.temporal_compute_time_us), (35.0, 35.0));
+    assert_eq!(rank.row.compute_time_us, 45.0);
+}
+
+#[test]
+fn the_parts_of_a_step_add_up() {
+    let build = rank(0)
+        .step(1, 0.0, 100.0)
+        .step(2, 100.0, 220.0)
+        .step(3, 220.0, 300.0)
+        .span("forward", 10.0, 30.0)
+        .span("DistributedDataParallel.forward", 12.0, 28.0)
+        .span("backward", 30.0, 80.0)
+        .span("grad_sync", 40.0, 60.0)
+        .span("exposed", 50.0, 60.0)
+        .span("Optimizer.step#SGD.step", 80.0, 95.0)
+        .span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 100.0, 110.0)
+        .span("forward", 110.0, 130.0)
+        .span("something else", 130.0, 140.0)
+        .span("param broadcast", 210.0, 230.0)
+        .kernel("gemm", 7, 10.0, 50.0)
+        // Of step 1, though it runs into step 2: 20 us of it are hidden.
+        .launched(NCCL, 20, 30.0, 31.0, 30.0, 110.0)
+        .kernel("gemm", 7, 150.0, 160.0);
+    let anatomy = one(build).anatomy.unwrap();
+    let parts = |step: usize| -> Vec<(Part, i64)> {
+        anatomy.steps[step].parts.iter().map(|of| (of.part, of.time_ns / 1000)).collect()
+    };
+    use Part::*;
+    let first = [
+        (Forward, 20),
+        (Backward, 30),
+        (GradSync, 10),
+        (Exposed, 10),
+        (OptimizerStep, 15),
+        (Rest, 15),
+    ];
+    assert_eq!(parts(0), first);
+    assert_eq!(parts(1), [(DataWait, 10), (Forward, 20), (ParamBroadcast, 10), (Rest, 80)]);
+    for step in &anatomy.steps {
+        let sum: i64 = step.parts.iter().map(|part| part.time_ns).sum();
+        assert_eq!(sum, step.step.time.dur_ns);
+    }
+    let exposed: Vec<i64> = anatomy.steps.iter().map(|step| step.exposed_ns).collect();
+    assert_eq!(exposed, [60_000, 0]);
+    assert_eq!((anatomy.step_mean_ns, anatomy.exposed_mean_ns), (110_000.0, 30_000.0));
+    assert_eq!(anatomy.mean_ns[1], (Forward, 20_000.0));
+}
+
+#[test]
+fn memory_is_that_of_the_device_where_one_is_sampled() {
+    const MB: u64 = 1 << 20;
+    let build = rank(0)
+        .kernel("gemm", 7, 0.0, 10.0)
+        .memory(3.0, 1, 4 * MB, 10 * MB)
+        .memory(1.0, 1, MB, 8 * MB)
+        .memory(2.0, 1, 5 * MB, 10 * MB)
+        .memory(2.0, 0, 100 * MB, 100 * MB)
+        .memory(4.0, 1, 2 * MB, 9 * MB);
+    let row = one(build).row;
+    assert_eq!(row.memory_samples, 4);
+    assert_eq!((row.peak_allocated_mb, row.peak_reserved_mb), (Some(5.0), Some(10.0)));
+    assert_eq!((row.final_allocated_mb, row.final_reserved_mb), (Some(2.0), Some(9.0)));
+    assert_eq!(row.p50_allocated_mb, Some(3.0));
+    assert!((row.p95_allocated_mb.unwrap() - 4.85).abs() < 1e-9);
+    let host = rank(0).kernel("gemm", 7, 0.0, 10.0).memory(1.0, 0, 3 * MB, 0);
+    assert_eq!(one(host).row.peak_allocated_mb, Some(3.0));
+}
+
+#[test]
+fn spans_of_sharded_training_make_it_sharded() {
+    let kind = |span: &str| {
+        let build = rank(0).operator("aten::mm", MAIN, 0.0, 10.0).span(span, 0.0, 10.0);
+        analyze(&[build.timeline], &Options::default()).unwrap().kind
+    };
+    assert_eq!(kind("reduce-scatter"), Kind::Sharding);
+    assert_eq!(kind("gather"), Kind::Ddp);
+    assert_eq!(kind("grad_sync"), Kind::Ddp);
+}
+
+fn run(number: u64, build: common::Build) -> common::Build {
+    build
+        .step(number, 0.0, 100.0)
+        .operator("aten::mm", MAIN, 10.0, 20.0)
+        .kernel("gemm", 7, 15.0, 40.0)
+}
+
+#[test]
+fn a_difference_has_counts_and_times_of_both() {
+    let control = run(3, rank(0)).kernel("old", 7, 50.0, 60.0).step(4, 100.0, 200.0);
+    // Launched in the first step, run in the second; what only the second step launched does not count.
+    let test = run(3, rank(0))
+        .launched("gemm", 7, 90.0, 91.0, 110.0, 120.0)
+        .operator("aten::relu", MAIN, 30.0, 31.0)
+        .step(4, 100.0, 200.0)
+        .kernel("late", 7, 150.0, 160.0);
+    let options = Options::default();
+    let (control, test) = ([control.timeline], [test.timeline]);
+    let diff_of = |steps| diff(&control, &test, &steps, &options).unwrap();
+    let first = diff_of(StepChoice::First);
+    let row = |name: &str| first.rows.iter().find(|row| row.name == name);
+    let gemm = row("gemm").unwrap();
+    assert_eq!((gemm.change, gemm.side), (Change::Increased, Side::Device));
+    assert_eq!((gemm.calls(), gemm.control_ns, gemm.test_ns), (1, 25_000, 35_000));
+    assert_eq!(row("old").unwrap().change, Change::Deleted);
+    assert_eq!(row("aten::relu").unwrap().change, Change::Added);
+    assert_eq!(row("aten::mm").unwrap().change, Change::Unchanged);
+    assert_eq!((row("late"), row("ProfilerStep#3").unwrap().side), (None, Side::Host));
+    // Two launches in each of the first steps, though not of the same kernels.
+    assert_eq!(row("cudaLaunchKernel").unwrap().change, Change::Unchanged);
+    assert!(first.notes.iter().all(|note| note.ends_with("rank 0, 1 step.")), "{:?}", first.notes);
+
+    let all = diff_of(StepChoice::All);
+    assert!(all.rows.iter().any(|row| row.name == "late" && row.change == Change::Added));
+    let second = diff_of(StepChoice::These(vec![4]));
+    assert!(second.rows.iter().all(|row| row.name != "gemm"));
+    let error = diff(&control, &test, &StepChoice::These(vec![9]), &options).unwrap_err();
+    assert_eq!(error.to_string(), "rank_0.json: no step 9; it has 3, 4");
+    let none = diff(&[], &test, &StepChoice::All, &options).unwrap_err();
+    assert_eq!(none, AnalysisError::Empty);
+}
+
+#[test]
+fn runs_without_steps_are_compared_as_a_whole() {
+    let control = [rank(0).stray("gemm", 7, 0.0, 10.0).timeline];
+    let test = [rank(0).stray("gemm", 7, 0.0, 10.0).stray("gemm", 7, 20.0, 50.0).timeline];
+    let diff = diff(&control, &test, &StepChoice::First, &Options::default()).unwrap();
+    assert_eq!((diff.rows[0].calls(), diff.rows[0].time_ns()), (1, 30_000));
+    assert!(diff.notes[0].contains("names no steps"));
+}
