@@ -26,7 +26,7 @@ pub(crate) struct Card {
     /// The name of an abstract socket of its host.
     local: String,
     /// Host and port.
-    tcp: (String, u16),
+    pub(crate) tcp: (String, u16),
     /// What to present there.
     secret: String,
 }

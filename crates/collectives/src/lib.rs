@@ -177,6 +177,8 @@ mod clock;
 mod core;
 mod cost;
 mod door;
+#[cfg(test)]
+mod door_tests;
 mod engine;
 mod environment;
 mod error;

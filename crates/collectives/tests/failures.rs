@@ -1,17 +1,14 @@
-//! What ranks say when calls do not fit together, when a rank dies or is stopped, and when strangers
-//! find a door.
+//! What ranks say when calls do not fit together, and when a rank dies or is stopped.
 //!
 //! Limits are so long that no rank ends by one, but where a rank is stopped: what else ends an
 //! operation must do so by itself. A rank that hangs is killed after a minute and its test fails.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use paceline_collectives::{CollectiveError, DUMP_FOLDER, Group, GroupOptions, Meeting, ReduceOp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 const WORLD: usize = 3;
@@ -159,17 +156,6 @@ fn rank_process() {
             stopped(&error, seq, 4 * MANY);
             is_broken(&group);
         }
-        "strangers" => {
-            let end = std::env::var("END_FILE").unwrap();
-            loop {
-                let part = group.split(Some(0)).unwrap().unwrap();
-                let mut is_enough = [i32::from(rank == 0 && Path::new(&end).exists())];
-                part.broadcast_slice(&mut is_enough, 0).unwrap();
-                if is_enough == [1] {
-                    break;
-                }
-            }
-        }
         case => {
             group.barrier().unwrap();
             check_conflict(&group, case);
@@ -231,7 +217,6 @@ impl Run {
                 .env("TRANSPORT", transport)
                 .env("RANK", rank.to_string())
                 .env("MEET_FILE", folder.path().join("meet"))
-                .env("END_FILE", folder.path().join("end"))
                 .env(DUMP_FOLDER, folder.path())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
@@ -241,13 +226,23 @@ impl Run {
         Self { ranks: (0..WORLD).map(start).collect(), folder }
     }
 
-    /// Waits until the victim says that it is ready, and a little longer.
-    fn wait_ready(&mut self, pause: Duration) {
-        let stdout = self.ranks[VICTIM].stdout.as_mut().unwrap();
-        let mut lines = BufReader::new(stdout).lines();
-        let ready = lines.by_ref().any(|line| line.is_ok_and(|line| line.ends_with("ready")));
-        assert!(ready, "the victim ended early");
-        std::thread::sleep(pause);
+    /// Waits until `rank` says that it is ready.
+    fn wait_ready(&mut self, rank: usize) {
+        let stdout = self.ranks[rank].stdout.as_mut().unwrap();
+        let deadline = Instant::now() + HANGS;
+        let mut said = Vec::new();
+        while !said.ends_with(b"ready\n") {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let limit = Timespec::try_from(left).unwrap();
+            let mut bytes = [0; 1000];
+            let len = match poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&limit)).unwrap() {
+                0 => 0,
+                _ => stdout.read(&mut bytes).unwrap(),
+            };
+            said.extend(&bytes[..len]);
+            let text = String::from_utf8_lossy(&said);
+            assert!(len > 0, "rank {rank} ended or hangs before it was ready: {text}");
+        }
     }
 
     fn signal_victim(&self, signal: Signal) {
@@ -368,7 +363,8 @@ fn a_rank_that_dies_inside_of_an_operation_is_named() {
     for transport in ["shm", "tcp"] {
         for pause_ms in [0, 3, 7, 20] {
             let mut run = Run::start("dies inside", transport);
-            run.wait_ready(Duration::from_millis(pause_ms));
+            run.wait_ready(VICTIM);
+            std::thread::sleep(Duration::from_millis(pause_ms));
             run.signal_victim(Signal::KILL);
             run.finish(&SURVIVORS);
             run.check_dumps(&SURVIVORS, "all_reduce");
@@ -380,7 +376,7 @@ fn a_rank_that_dies_inside_of_an_operation_is_named() {
 fn a_rank_that_is_stopped_before_it_arrives_is_named_at_the_limit() {
     for transport in ["shm", "tcp"] {
         let mut run = Run::start("is stopped before", transport);
-        run.wait_ready(Duration::ZERO);
+        run.wait_ready(VICTIM);
         run.finish(&SURVIVORS);
         run.check_dumps(&SURVIVORS, "all_reduce");
     }
@@ -389,7 +385,8 @@ fn a_rank_that_is_stopped_before_it_arrives_is_named_at_the_limit() {
 fn stopped_inside(transport: &str) {
     for pause_ms in [0, 5, 13] {
         let mut run = Run::start("is stopped inside", transport);
-        run.wait_ready(Duration::from_millis(pause_ms));
+        run.wait_ready(VICTIM);
+        std::thread::sleep(Duration::from_millis(pause_ms));
         run.signal_victim(Signal::STOP);
         run.finish(&SURVIVORS);
         run.check_dumps(&SURVIVORS, "all_reduce");
@@ -404,59 +401,4 @@ fn a_rank_that_is_stopped_in_shared_memory_is_named_at_the_limit() {
 #[test]
 fn a_rank_that_is_stopped_over_tcp_is_named_at_the_limit() {
     stopped_inside("tcp");
-}
-
-/// The ports on which a process listens now.
-fn listening_ports(process: u32) -> Vec<u16> {
-    let files = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
-    let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-    let sockets: Vec<String> = targets.map(|target| target.display().to_string()).collect();
-    let table = std::fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap_or_default();
-    let rows = table.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
-    // Local address, state (0A is listening), inode.
-    rows.filter(|row| row.len() > 9 && row[3] == "0A")
-        .filter(|row| sockets.contains(&format!("socket:[{}]", row[9])))
-        .filter_map(|row| u16::from_str_radix(row[1].rsplit(':').next()?, 16).ok())
-        .collect()
-}
-
-#[test]
-fn strangers_at_the_door_do_no_harm() {
-    let mut run = Run::start("strangers", "tcp");
-    let processes: Vec<u32> = run.ranks.iter().map(Child::id).collect();
-    let end = run.folder.path().join("end");
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut held = Vec::new();
-            let mut num_calls = 0;
-            // Whoever forms groups all the time has a door open now and then.
-            while num_calls < 20 && !is_over.load(Ordering::Relaxed) {
-                for port in processes.iter().flat_map(|&process| listening_ports(process)) {
-                    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-                    let Ok(mut stranger) = TcpStream::connect(address) else { continue };
-                    let garbage: Vec<u8> =
-                        (0..5000u32).map(|i| ((i * i * 31) >> 3) as u8).collect();
-                    let words: &[u8] = match num_calls % 4 {
-                        0 => &garbage,
-                        1 => b"GET / HTTP/1.1\r\n\r\n",
-                        2 => &[],
-                        _ => b"p",
-                    };
-                    // The door may be shut in their face.
-                    let _ = stranger.write_all(words);
-                    num_calls += 1;
-                    if num_calls % 3 == 0 {
-                        held.push(stranger);
-                    }
-                }
-            }
-            std::fs::write(&end, "").unwrap();
-        });
-        let outputs = run.finish(&[0, 1, 2]);
-        is_over.store(true, Ordering::Relaxed);
-        let num_refused: usize =
-            outputs.iter().map(|text| text.matches("turned away").count()).sum();
-        assert!(num_refused > 0, "{outputs:?}");
-    });
 }
