@@ -1,7 +1,6 @@
 //! From the command line to running ranks.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 use paceline_collectives::{Group, Meeting};
 
@@ -10,7 +9,7 @@ use crate::config::{self, InitMethod, TrainConfig};
 use crate::connect::connect;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Launch};
-use crate::run::folder::{self, RunFolder};
+use crate::run::folder;
 use crate::run::trainer;
 use crate::sweep::presets::strategies;
 use crate::{Failure, Result, threads};
@@ -31,9 +30,9 @@ pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     match placement {
         Some(placement) => run_process(&config, &placement)?,
         None if config.world_size == 1 => {
-            let folder = RunFolder::open(folder::create(&config)?, &config)?;
+            let folder = folder::create(&config)?;
             trainer::pin(&config, 0)?;
-            trainer::run_rank(&config, Group::single(), 0, Some(folder))?;
+            trainer::run_rank(&config, Group::single(), 0, Some(&folder))?;
         }
         None if config.transport == TransportName::Thread => run_threads(&config)?,
         None => return launch_processes(&config),
@@ -51,20 +50,19 @@ fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
     let pinned = config.pin_cores.then_some(config.threads);
     let group = connect(config.transport, &config.comm, &meeting, place, pinned)?;
     let folder = match (place.rank, &placement.run_folder) {
-        (0, Some(folder)) => Some(RunFolder::open(PathBuf::from(folder), config)?),
-        (0, None) => Some(RunFolder::open(folder::create(config)?, config)?),
+        (0, Some(folder)) => Some(PathBuf::from(folder)),
+        (0, None) => Some(folder::create(config)?),
         _ => None,
     };
-    trainer::run_rank(config, group, place.local_rank, folder)
+    trainer::run_rank(config, group, place.local_rank, folder.as_deref())
 }
 
 /// All ranks are threads of this process.
 fn run_threads(config: &TrainConfig) -> Result<()> {
-    let folder = Mutex::new(Some(RunFolder::open(folder::create(config)?, config)?));
+    let folder = folder::create(config)?;
     threads::run(config.world_size, config.comm.options(config.world_size), |group| {
         let rank = group.rank();
-        let take = || folder.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let folder = if rank == 0 { take() } else { None };
+        let folder = (rank == 0).then_some(folder.as_path());
         trainer::pin(config, rank)?;
         trainer::run_rank(config, group, rank, folder)
     })

@@ -123,6 +123,35 @@ fn all_ranks_evaluate_together_every_few_steps() {
 }
 
 #[test]
+fn the_metrics_end_with_the_evaluation_of_the_trained_model() {
+    // Four steps of 50 make an epoch: the last evaluation on the way is that of step 6.
+    let flags = "--channels 4 --hidden 8 --samples 200 --global-batch-size 50 --epochs 2 --nproc 2";
+    for more in ["--evaluate", "--evaluate --eval-every 3", "--evaluate --eval-every 4"] {
+        let sandbox = Sandbox::new();
+        let run = sandbox.train(&format!("{flags} {more}")).ok();
+        let lines = metrics(&sandbox.run_folder());
+        let steps: Vec<&Value> = lines
+            .iter()
+            .filter(|line| line["eval_loss"].is_number())
+            .map(|line| &line["step"])
+            .collect();
+        let expected: &[u64] = match more {
+            "--evaluate" => &[8],
+            "--evaluate --eval-every 3" => &[3, 6, 8],
+            _ => &[4, 8],
+        };
+        assert_eq!(steps, expected.to_vec(), "{more}");
+        let last = lines.last().unwrap();
+        assert_eq!((&last["epoch"], &last["eval_samples"]), (&2.into(), &50.0.into()), "{more}");
+        let said = run.line("Evaluation loss: ");
+        assert!(
+            said.starts_with(&format!("{:.4},", last["eval_loss"].as_f64().unwrap())),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn ranks_with_different_numbers_of_samples_train_together() {
     // In batches of 20: ranks of 5, 2, no and 1 steps, the last two with short batches.
     let flags = "--channels 4 --hidden 8 --samples 200 --nproc 4 --rank-samples 95 40 0 7 \

@@ -133,7 +133,7 @@ impl Meter {
 
     /// The times of the step that `whole` spans, from the main lane's spans and the records. Only
     /// steps that count enter the means of operations and gradients.
-    pub fn take(&mut self, whole: Span, data_ns: u64, lane: &mut Lane, counts: bool) -> StepTimes {
+    pub fn times(&mut self, whole: Span, data_ns: u64, lane: &Lane, counts: bool) -> StepTimes {
         let exposed = IntervalSet::union(lane.named(span::EXPOSED));
         let sync = IntervalSet::union(lane.named(span::GRAD_SYNC)).difference(&exposed);
         let busy = |name: &str| {
@@ -177,8 +177,6 @@ impl Meter {
         if counts {
             self.shape.add(whole.start_ns, &self.records, lane, &computing);
         }
-        self.records.clear();
-        lane.clear();
         times
     }
 }
@@ -342,14 +340,13 @@ mod tests {
         lane.push(span::OPTIMIZER, span(340, 350));
         let mut meter = Meter::new();
         meter.records.push(record(0, [140, 150, 255, 320]));
-        let times = meter.take(span(0, 360), 7, &mut lane, true);
+        let times = meter.times(span(0, 360), 7, &lane, true);
         assert_eq!((times.step, times.data), (360, 7));
         assert_eq!((times.forward, times.backward, times.optimizer), (100, 185, 10));
         assert_eq!((times.sync, times.exposed, times.hidden), (5, 50, 140));
         assert_eq!((times.communicating, times.rest()), (170, 10));
         assert_eq!((times.wait, times.moving, times.exposed_wait), (105, 65, 5));
         assert_eq!((times.ops, times.bytes), (1, 8));
-        assert_eq!(meter.take(span(0, 1), 0, &mut lane, true).compute(), 0);
     }
 
     #[test]
@@ -360,7 +357,7 @@ mod tests {
         let mut meter = Meter::new();
         meter.records.push(record(0, [6, 7, 90, 95]));
         meter.records.push(record(1, [100, 110, 120, 150]));
-        let times = meter.take(span(0, 300), 0, &mut lane, true);
+        let times = meter.times(span(0, 300), 0, &lane, true);
         assert_eq!((times.communicating, times.hidden), (40, 40));
         assert_eq!((times.ops, times.wait), (2, 93));
     }
@@ -374,10 +371,12 @@ mod tests {
             lane.mark(span::GRADIENT_READY, 3);
             let late = begin / 100;
             meter.records.push(record(0, [10, 20, 30, 60].map(|at| begin + late + at)));
-            meter.take(span(begin, begin + 200), 0, &mut lane, true);
+            meter.times(span(begin, begin + 200), 0, &lane, true);
+            meter.records.clear();
+            lane.clear();
         }
         // Another number of operations, as at the tail of an epoch, is another kind of step.
-        meter.take(span(3000, 3100), 0, &mut lane, true);
+        meter.times(span(3000, 3100), 0, &lane, true);
         let Shape { ops, ready, backward_end, bucket_ops, .. } = meter.shape.mean();
         let expected =
             OpMean { bytes: 8, ready: 25.0, sent: 35.0, present: 45.0, done: 75.0, hidden: 40.0 };

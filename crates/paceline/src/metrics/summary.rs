@@ -1,7 +1,7 @@
 //! What a run came to: the summary that is written, and the blocks that are printed at its end.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use paceline_collectives::{Algorithm, Link, OpKind, Transport};
@@ -10,11 +10,14 @@ use paceline_model::Layout;
 use paceline_strategies::Alternating;
 use serde::Serialize;
 
+use super::event::{Event, Listener};
+use crate::Result;
 use crate::cli::DeviceName;
 use crate::config::TrainConfig;
 use crate::insight::advice::{self, Cost};
 use crate::metrics::anatomy::Anatomy;
 use crate::metrics::meter::{RankReport, StepTimes, TOTAL, quantile};
+use crate::run::folder::write_json;
 use crate::text::{ms, thousands};
 
 /// What training came to.
@@ -180,6 +183,27 @@ impl Summary {
             step_ms_mean: step,
             dropped_spans: reports.iter().map(|report| report.dropped_spans).sum(),
         }
+    }
+}
+
+/// `summary.json`, and the copy that `--json` asks for.
+#[derive(Debug)]
+pub struct SummaryFile {
+    files: Vec<PathBuf>,
+}
+
+impl SummaryFile {
+    /// The summary in a run folder, and in this file too.
+    pub fn new(folder: &Path, copy: Option<&Path>) -> Self {
+        let file = folder.join("summary.json");
+        Self { files: std::iter::once(file).chain(copy.map(Path::to_owned)).collect() }
+    }
+}
+
+impl Listener for SummaryFile {
+    fn on(&mut self, event: &Event) -> Result<()> {
+        let Event::Ended(summary, _) = event else { return Ok(()) };
+        self.files.iter().try_for_each(|file| write_json(file, summary))
     }
 }
 

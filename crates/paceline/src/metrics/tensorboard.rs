@@ -1,8 +1,7 @@
 //! Scalars for TensorBoard: an event file that its server follows while the run goes on.
 //!
 //! The file is a sequence of TFRecords, each a protocol buffer of type `Event`
-//! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Names, steps and values come
-//! in; what they mean, this module does not know.
+//! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard).
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -11,6 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
+use super::event::{self, Listener};
+use super::jsonl::{EvaluationLine, StepLine};
 use crate::{Failure, Result};
 
 /// What the first record of an event file says.
@@ -56,13 +57,29 @@ struct Value {
 
 /// An open event file.
 #[derive(Debug)]
-pub struct EventFile {
+pub struct TensorBoard {
     file: BufWriter<File>,
+    /// Whether the model classifies: otherwise it has no accuracy.
+    has_classes: bool,
 }
 
-impl EventFile {
+impl Listener for TensorBoard {
+    fn on(&mut self, event: &event::Event) -> Result<()> {
+        match event {
+            event::Event::Step(step) => {
+                self.add_scalars(step.steps, &StepLine::new(step).scalars(self.has_classes))
+            }
+            event::Event::Evaluated(evaluation) if !evaluation.is_repeated => {
+                self.add_scalars(evaluation.steps, &EvaluationLine::new(evaluation).scalars())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl TensorBoard {
     /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in `folder`, which is made too.
-    pub fn create(folder: &Path) -> Result<Self> {
+    pub fn create(folder: &Path, has_classes: bool) -> Result<Self> {
         let uname = rustix::system::uname();
         // TensorBoard asks only for "tfevents"; a host's name is not bound to fit a file's.
         let host = uname.nodename().to_string_lossy().replace('/', "_");
@@ -71,7 +88,7 @@ impl EventFile {
         fs::create_dir_all(folder)
             .and_then(|()| File::create(&path))
             .and_then(|file| {
-                let mut events = Self { file: BufWriter::new(file) };
+                let mut events = Self { file: BufWriter::new(file), has_classes };
                 events.write(0, What::FileVersion(FILE_VERSION.to_owned()))?;
                 Ok(events)
             })
@@ -79,7 +96,7 @@ impl EventFile {
     }
 
     /// Adds the scalars of a step, visible at once to whoever follows the file.
-    pub fn add_scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
+    fn add_scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
         let value = |(tag, value): &(&str, f64)| Value {
             tag: (*tag).to_owned(),
             // The format knows scalars of no other kind than f32.

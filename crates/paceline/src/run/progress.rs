@@ -13,7 +13,7 @@ pub struct Progress {
     pub steps: u64,
 }
 
-/// Sums over an epoch, over all ranks.
+/// Sums over the samples of an epoch or of the test set, over all ranks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EpochSums {
     /// Sum of the samples' losses.
@@ -30,5 +30,15 @@ impl EpochSums {
         self.loss += step.loss * step.count as f64;
         self.correct += step.correct;
         self.count += step.count as f64;
+    }
+
+    /// Mean loss of a sample.
+    pub fn mean_loss(&self) -> f64 {
+        self.loss / self.count
+    }
+
+    /// The part of the samples that is classified correctly.
+    pub fn accuracy(&self) -> f64 {
+        self.correct / self.count
     }
 }

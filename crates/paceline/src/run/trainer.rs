@@ -12,21 +12,21 @@ use paceline_data::Dataset;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Optimizer;
-use paceline_strategies::{Replica, StepLoss};
-use paceline_trace::{Lane, Span, now_ns};
+use paceline_strategies::Replica;
+use paceline_trace::{Lane, Track, now_ns};
 
 use crate::config::TrainConfig;
-use crate::metrics::console::{Console, EvaluationLine, StepLine};
+use crate::metrics::event::{Evaluation, Event, Listeners, StepDone};
 use crate::metrics::meter::{Meter, RankReport, StepTimes};
+use crate::metrics::profiler::Profiler;
 use crate::metrics::summary::{Outcome, Summary};
-use crate::profile::Profiler;
 use crate::run::batches::{self, BatchStream};
 use crate::run::evaluation;
-use crate::run::folder::RunFolder;
 use crate::run::progress::{EpochSums, Progress};
 use crate::run::resume;
 use crate::run::step::{StepOutcome, Stepper};
-use crate::{Result, checkpoint, resources};
+use crate::text::placement_line;
+use crate::{Result, checkpoint, metrics, resources};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
 const LANE_CAPACITY: usize = 1 << 14;
@@ -39,30 +39,34 @@ pub fn run_rank(
     config: &TrainConfig,
     group: Group,
     local_rank: usize,
-    folder: Option<RunFolder>,
+    folder: Option<&Path>,
 ) -> Result<()> {
     let begin = Instant::now();
-    let console = Console::new(config, group.rank());
-    console.placement(config, &group, local_rank)?;
+    let mut listeners = metrics::listeners(config, folder)?;
+    let placements = group.gather_object(&placement_line(group.rank(), local_rank), 0)?;
+    let placements = placements.unwrap_or_default();
+    listeners.tell(Event::Placed { group: &group, placements: &placements })?;
 
     let allocator = Allocator::new();
     let compute = Compute::new(config.threads, allocator.clone());
-    let (profiler, compute) = match &config.profile {
+    let (loader_track, compute) = match &config.profile {
         Some(profile) => {
             let (profiler, compute) = Profiler::new(profile, compute, &allocator);
-            (Some(profiler), compute)
+            let track = profiler.loader();
+            listeners.add(profiler);
+            (Some(track), compute)
         }
         None => (None, compute),
     };
     let dataset = config.data.open_train(config.seed)?;
     let model = config.model.build(dataset.as_ref(), group.world_size())?;
-    console.model(&model);
+    listeners.tell(Event::Built(&model))?;
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options();
     let replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed, options)?;
     let mut optimizer = Optimizer::new(config.optimizer.config(), &replica.storage, &allocator)?;
     let progress = resume::begin(config, &replica, &mut optimizer)?;
-    console.begin(config, progress);
+    listeners.tell(Event::Begun(progress))?;
 
     let lane = Lane::with_capacity(LANE_CAPACITY);
     let evaluates = config.evaluate || config.eval_every.is_some();
@@ -70,16 +74,18 @@ pub fn run_rank(
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     let max_norm = config.clip_grad_norm;
     let stepper = Stepper { replica, optimizer, strategy, lane, join, max_norm };
-    let mut trainer = Trainer { config, stepper, profiler, console, folder, test };
+    let mut trainer = Trainer { config, stepper, listeners, loader_track, test };
     let trained = trainer.train(dataset, progress)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
-    if let Some(sums) = &evaluation {
-        trainer.console.evaluation(sums);
-        if let Some(folder) = &mut trainer.folder {
-            let steps = progress.steps + trained.num_steps;
-            let line = EvaluationLine::new(steps, config.epochs as u64, sums);
-            folder.add_scalars(steps, &line.scalars())?;
-        }
+    if let Some(sums) = evaluation {
+        let steps = progress.steps + trained.num_steps;
+        trainer.listeners.tell(Event::Evaluated(Evaluation {
+            steps,
+            epoch: config.epochs as u64 - 1,
+            sums,
+            is_final: true,
+            is_repeated: trained.num_steps > 0 && trainer.evaluates_after(steps),
+        }))?;
     }
     trainer.finish(begin, trained, evaluation)
 }
@@ -98,9 +104,9 @@ struct Trained {
 struct Trainer<'a> {
     config: &'a TrainConfig,
     stepper: Stepper,
-    profiler: Option<Profiler>,
-    console: Console,
-    folder: Option<RunFolder>,
+    listeners: Listeners<'a>,
+    /// Where the making of batches is recorded, if the run is profiled.
+    loader_track: Option<Arc<Track>>,
     /// The test set, if there is to be any evaluation.
     test: Option<Arc<dyn Dataset>>,
 }
@@ -108,7 +114,7 @@ struct Trainer<'a> {
 impl Trainer<'_> {
     fn train(&mut self, dataset: Arc<dyn Dataset>, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
-        let track = self.profiler.as_ref().map(Profiler::loader);
+        let track = self.loader_track.clone();
         let replica = &self.stepper.replica;
         let mut stream = BatchStream::new(config, dataset, replica, progress.epochs, track)?;
         let mut meter = Meter::new();
@@ -121,14 +127,15 @@ impl Trainer<'_> {
         for epoch in progress.epochs..config.epochs as u64 {
             let epoch_begin = Instant::now();
             let mut sums = EpochSums::default();
-            self.console.begin_epoch(epoch, config.steps_per_epoch);
-            self.forget_records(&mut meter);
+            let num_batches = config.steps_per_epoch;
+            self.listeners.tell(Event::EpochBegun { epoch, num_batches })?;
             let mut batches = 0;
             while batches < config.steps_per_epoch {
-                if let Some(profiler) = &mut self.profiler {
-                    profiler.begin_step(made, &self.stepper.replica.group)?;
-                    meter.forget(&self.stepper.replica.group);
-                }
+                let group = &self.stepper.replica.group;
+                self.listeners.tell(Event::StepBegun { number: made, group })?;
+                // What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
+                meter.forget(group);
+                self.stepper.lane.clear();
                 let asked_ns = now_ns();
                 let num_left = config.steps_per_epoch - batches;
                 let shares = stream.step(epoch, config.strategy.accumulate.min(num_left))?;
@@ -144,65 +151,57 @@ impl Trainer<'_> {
                 made += 1;
                 sums.add(&loss);
                 meter.read(&self.stepper.replica.group);
-                self.profile(made - 1, asked_ns, whole, &loss, &meter)?;
                 let counts = made > config.warmup_steps as u64;
-                let times = meter.take(whole, data_ns, &mut self.stepper.lane, counts);
+                let times = meter.times(whole, data_ns, &self.stepper.lane, counts);
                 if counts {
                     steps.push(times);
                 }
-                self.console.step(epoch, batches, loss.loss);
-                if let Some(folder) = &mut self.folder {
-                    let steps = progress.steps;
-                    let line = StepLine::new(steps, epoch, batches, &loss, lr, grad_norm, &times);
-                    folder.add_metrics(&line)?;
-                    folder.add_scalars(steps, &line.scalars(config.model.has_classes()))?;
-                }
-                if config.eval_every.is_some_and(|every| progress.steps.is_multiple_of(every)) {
+                self.listeners.tell(Event::Step(StepDone {
+                    number: made - 1,
+                    steps: progress.steps,
+                    epoch,
+                    batches,
+                    loss: &loss,
+                    lr,
+                    grad_norm,
+                    asked_ns,
+                    whole,
+                    times,
+                    lane: &self.stepper.lane,
+                    records: meter.records(),
+                    group: &self.stepper.replica.group,
+                }))?;
+                if self.evaluates_after(progress.steps) {
                     self.evaluate_midway(progress.steps, epoch)?;
-                    self.forget_records(&mut meter);
                 }
             }
             self.stepper.settle()?;
             progress.epochs = epoch + 1;
-            self.console.end_epoch(epoch, &sums, epoch_begin.elapsed());
+            let took = epoch_begin.elapsed();
+            self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
             last = Some(sums);
             self.save(progress)?;
         }
-        if let Some(profiler) = &mut self.profiler {
-            profiler.finish(&self.stepper.replica.group)?;
-        }
+        self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
         Ok(Trained { steps, meter, num_steps: made, last })
     }
 
-    /// Hands a step, whose batches were asked for at `asked_ns`, to the profiler, if there is one.
-    fn profile(
-        &mut self,
-        number: u64,
-        asked_ns: u64,
-        whole: Span,
-        loss: &StepLoss,
-        meter: &Meter,
-    ) -> Result<()> {
-        let Some(profiler) = &mut self.profiler else { return Ok(()) };
-        profiler.count("loss", whole.end_ns, loss.loss);
-        let group = &self.stepper.replica.group;
-        profiler.end_step(number, asked_ns, whole, &self.stepper.lane, meter.records(), group)
-    }
-
-    /// What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
-    fn forget_records(&mut self, meter: &mut Meter) {
-        meter.forget(&self.stepper.replica.group);
-        self.stepper.lane.clear();
+    /// Whether `--eval-every` asks for an evaluation after so many steps.
+    fn evaluates_after(&self, steps: u64) -> bool {
+        self.config.eval_every.is_some_and(|every| steps.is_multiple_of(every))
     }
 
     fn save(&mut self, progress: Progress) -> Result<()> {
         if let Some(folder) = &self.config.save {
+            let begin = Instant::now();
             if self.stepper.replica.group.rank() == 0 {
                 let storage = &self.stepper.replica.storage;
                 checkpoint::save(folder, self.config, storage, &self.stepper.optimizer, progress)?;
             }
             // No rank goes on, and perhaps dies, before the checkpoint is complete.
             self.stepper.replica.group.barrier()?;
+            let (steps, took) = (progress.steps, begin.elapsed());
+            self.listeners.tell(Event::Saved { steps, took })?;
         }
         Ok(())
     }
@@ -211,11 +210,9 @@ impl Trainer<'_> {
     fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
         self.stepper.settle()?;
         let Some(sums) = self.evaluate()? else { return Ok(()) };
-        self.console.evaluation_midway(steps, &sums);
-        let Some(folder) = &mut self.folder else { return Ok(()) };
-        let line = EvaluationLine::new(steps, epoch, &sums);
-        folder.add_metrics(&line)?;
-        folder.add_scalars(steps, &line.scalars())
+        let (is_final, is_repeated) = (false, false);
+        let evaluation = Evaluation { steps, epoch, sums, is_final, is_repeated };
+        self.listeners.tell(Event::Evaluated(evaluation))
     }
 
     /// Loss and accuracy over the test set, if there is one.
@@ -238,10 +235,7 @@ impl Trainer<'_> {
         let Trained { steps, meter, num_steps, last } = trained;
         let mut report =
             RankReport::new(steps, meter, &compute.allocator, &self.stepper.lane, digest);
-        if let Some(profiler) = &self.profiler {
-            report.dropped_spans += profiler.dropped();
-            report.trace = profiler.trace().map(Path::to_owned);
-        }
+        self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = group.gather_object(&report, 0)? else { return Ok(()) };
         let sums = evaluation.or(last).unwrap_or_default();
@@ -256,15 +250,7 @@ impl Trainer<'_> {
             total,
         };
         let summary = Summary::new(self.config, &outcome, &reports, &model.layout);
-        let folder = self.folder.as_ref().map(RunFolder::path);
-        if let Some(folder) = folder {
-            crate::run::folder::write_json(&folder.join("summary.json"), &summary)?;
-        }
-        if let Some(file) = &self.config.json {
-            crate::run::folder::write_json(file, &summary)?;
-        }
-        self.console.summary(self.config, &summary, &outcome, folder);
-        Ok(())
+        self.listeners.tell(Event::Ended(&summary, &outcome))
     }
 }
 

@@ -1,0 +1,190 @@
+//! The profiler: records a window of steps and writes the trace file of this rank.
+//!
+//! Right after the last step of the window every rank writes its file, and no rank goes on before all have.
+//! In go what the recorder's tracks hold, the spans of each step and the records of its operations. What is
+//! done with the files is not known here.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use paceline_analysis::kineto;
+use paceline_collectives::{ClockOffset, Group, measure_clock};
+use paceline_kernels::Compute;
+use paceline_memory::Allocator;
+use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
+
+use super::event::{Event, Listener, StepDone};
+use super::meter::RankReport;
+use crate::profile::ProfileConfig;
+use crate::{Failure, Result, resources};
+
+/// Events per recorded step that find room, by track: several times what a step of the largest model here
+/// records.
+const MAIN_EVENTS: u64 = 1 << 11;
+const KERNEL_EVENTS: u64 = 1 << 12;
+const COMMUNICATION_EVENTS: u64 = 1 << 10;
+const LOADER_EVENTS: u64 = 1 << 6;
+const MEMORY_EVENTS: u64 = 1 << 13;
+const THREAD_EVENTS: u64 = 1 << 13;
+
+/// However many steps are recorded, all tracks together hold no more than this: about 130 MB.
+const MAX_EVENTS: u64 = 1 << 20;
+
+/// Records the steps of a window and writes them.
+pub struct Profiler {
+    config: ProfileConfig,
+    recorder: Recorder,
+    main: Arc<Track>,
+    communication: Arc<Track>,
+    loader: Arc<Track>,
+    /// Steps that were recorded.
+    steps: Vec<(u64, Span)>,
+    clock_at_begin: ClockOffset,
+    /// The file, once it is written.
+    trace: Option<PathBuf>,
+}
+
+impl Listener for Profiler {
+    fn on(&mut self, event: &Event) -> Result<()> {
+        match event {
+            Event::StepBegun { number, group } => self.begin_step(*number, group),
+            Event::Step(step) => self.end_step(step),
+            Event::TrainingEnded(group) => self.finish(group),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_to(&self, report: &mut RankReport) {
+        report.dropped_spans += self.recorder.dropped();
+        report.trace.clone_from(&self.trace);
+    }
+}
+
+impl Profiler {
+    /// A profiler of this rank, and the means of computation that record for it.
+    pub fn new(config: &ProfileConfig, compute: Compute, allocator: &Allocator) -> (Self, Compute) {
+        // A single thread is the main one.
+        let num_threads = Some(compute.threads.count()).filter(|count| *count > 1).unwrap_or(0);
+        let per_step = MAIN_EVENTS + KERNEL_EVENTS + COMMUNICATION_EVENTS + LOADER_EVENTS;
+        let per_step = per_step + MEMORY_EVENTS + THREAD_EVENTS * num_threads as u64;
+        let num_steps = config.active.min(MAX_EVENTS / per_step);
+        let mut recorder = Recorder::new();
+        let mut track =
+            |name: &str, events: u64| recorder.track(name, (events * num_steps) as usize);
+        // The first track's thread is the main one of the file.
+        let main = track("main", MAIN_EVENTS);
+        let kernels = track("kernels", KERNEL_EVENTS);
+        let communication = track("communication", COMMUNICATION_EVENTS);
+        let loader = track("loader", LOADER_EVENTS);
+        allocator.record_on(track("memory", MEMORY_EVENTS));
+        let names = (0..num_threads).map(|at| format!("compute {at}"));
+        let threads = names.map(|name| track(&name, THREAD_EVENTS)).collect();
+        let profiler = Self {
+            config: config.clone(),
+            main,
+            communication,
+            loader,
+            recorder,
+            steps: Vec::with_capacity(config.active.min(MAX_EVENTS) as usize),
+            clock_at_begin: ClockOffset::default(),
+            trace: None,
+        };
+        (profiler, compute.recorded(kernels, threads))
+    }
+
+    /// Where the loader records.
+    pub fn loader(&self) -> Arc<Track> {
+        self.loader.clone()
+    }
+
+    /// A step is about to begin, and with it perhaps the window.
+    fn begin_step(&mut self, number: u64, group: &Group) -> Result<()> {
+        if number == self.config.wait + self.config.warmup {
+            self.clock_at_begin = measure_clock(group)?;
+            self.recorder.set_on(true);
+        }
+        Ok(())
+    }
+
+    /// A step is done, and with it perhaps the window: then the trace is written.
+    fn end_step(&mut self, step: &StepDone) -> Result<()> {
+        let StepDone { number, asked_ns, whole, .. } = *step;
+        self.main.record(trace::Event::Counter {
+            name: "loss",
+            at_ns: whole.end_ns,
+            value: step.loss.loss,
+        });
+        if !self.main.is_on() {
+            return Ok(());
+        }
+        let wait = Span { start_ns: asked_ns, end_ns: whole.start_ns };
+        self.main.record(trace::Event::Span { name: "data wait", span: wait });
+        self.steps.push((number, Span { start_ns: asked_ns, ..whole }));
+        for (name, span) in step.lane.spans() {
+            self.main.record(trace::Event::Span { name, span });
+        }
+        for mark in step.lane.marks() {
+            self.main.record(trace::Event::Mark {
+                name: mark.name,
+                at_ns: mark.at_ns,
+                id: mark.id,
+            });
+        }
+        for record in step.records {
+            self.communication.record(trace::Event::Operation(record.traced()));
+        }
+        if self.steps.len() as u64 == self.config.active {
+            self.write(step.group)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what was recorded where the run ends before the window does.
+    fn finish(&mut self, group: &Group) -> Result<()> {
+        if self.steps.is_empty() || self.trace.is_some() { Ok(()) } else { self.write(group) }
+    }
+
+    fn write(&mut self, group: &Group) -> Result<()> {
+        self.recorder.set_on(false);
+        let clock_at_end = measure_clock(group)?;
+        let folder = self.config.folder.join(format!("rank_{}", group.rank()));
+        // The name that PyTorch gives: the worker, and when, in nanoseconds since 1970.
+        let now_ns = realtime_at_zero_ns() + paceline_trace::now_ns();
+        // Folders of traces are shared by all runs of a strategy; this tells which belong together.
+        let mut run_id = [now_ns as i64];
+        group.broadcast_slice(&mut run_id, 0)?;
+        let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
+        let header = self.header(group, run_id[0], clock_at_end);
+        let tracks: Vec<&Track> = self.recorder.tracks().iter().map(AsRef::as_ref).collect();
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| kineto::write_file(&path, &header, &tracks))
+            .map_err(|e| Failure::io(format!("cannot write the trace {}", path.display()), e))?;
+        self.trace = Some(path);
+        // A rank that goes on alone would measure how long the others write.
+        group.barrier()?;
+        Ok(())
+    }
+
+    fn header(&self, group: &Group, run_id: i64, clock_at_end: ClockOffset) -> kineto::Header {
+        let mut truth = vec![("dropped_events".to_owned(), self.recorder.dropped().to_string())];
+        if let Some(link) = group.link() {
+            truth.push(("emulated_link".into(), link.to_string()));
+        }
+        for (when, clock) in [("begin", self.clock_at_begin), ("end", clock_at_end)] {
+            truth.push((format!("clock_offset_{when}_ns"), clock.offset_ns.to_string()));
+        }
+        let error = self.clock_at_begin.error_ns.max(clock_at_end.error_ns);
+        truth.push(("clock_offset_error_ns".into(), error.to_string()));
+        kineto::Header {
+            rank: group.rank(),
+            world_size: group.world_size(),
+            run_id: run_id.to_string(),
+            transport: group.transport().name().into(),
+            device: resources::machine(),
+            pid: std::process::id(),
+            base_ns: realtime_at_zero_ns(),
+            truth,
+            steps: self.steps.clone(),
+        }
+    }
+}
