@@ -13,6 +13,8 @@ pub mod plot;
 pub mod ranks;
 pub mod read;
 pub mod report;
+pub mod stats;
+pub mod table;
 pub mod timeline;
 
 mod steps;

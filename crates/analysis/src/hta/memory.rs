@@ -2,7 +2,7 @@
 
 use super::Point;
 use super::counters::thinned;
-use super::stats::quantile;
+use crate::stats::quantile;
 use crate::timeline::{MemorySample, Timeline};
 
 /// Memory of one rank, of its device where the trace samples one, else of the host. MB = 2^20 bytes, as
@@ -53,8 +53,8 @@ impl MemoryUse {
             samples: samples.len() as u64,
             peak_allocated: samples.iter().map(|sample| sample.allocated_bytes).max()?,
             peak_reserved: samples.iter().map(|sample| sample.reserved_bytes).max()?,
-            p50_allocated: quantile(&sizes, 0.5),
-            p95_allocated: quantile(&sizes, 0.95),
+            p50_allocated: quantile(&sizes, 0.5)?,
+            p95_allocated: quantile(&sizes, 0.95)?,
             final_allocated: last.allocated_bytes,
             final_reserved: last.reserved_bytes,
             series: thinned(&points),

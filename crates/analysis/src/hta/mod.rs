@@ -23,7 +23,6 @@ mod nesting;
 mod notes;
 mod options;
 mod row;
-mod stats;
 mod steps;
 mod temporal;
 mod work;
@@ -37,6 +36,7 @@ use crate::timeline::{Stretch, Timeline};
 use notes::{Note, Notes};
 use work::Work;
 
+pub use crate::stats::Summary;
 pub use crate::steps::Step;
 pub use anatomy::{Anatomy, Part, PartTime, StepAnatomy};
 pub(crate) use chosen::Chosen;
@@ -51,7 +51,6 @@ pub use launches::{LaunchStats, NameLaunches};
 pub use memory::MemoryUse;
 pub use options::{Kind, Options, Rounding, StepChoice};
 pub use row::Row;
-pub use stats::Summary;
 pub use steps::Steps;
 pub use temporal::{Overlap, Temporal};
 

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use super::meetings::{self, Key};
 use super::rank_of;
+use crate::stats::median;
 use crate::timeline::Timeline;
 
 /// How many collectives it takes to tell a drift from chance.
@@ -181,19 +182,12 @@ fn estimate(own: &HashMap<Key, i64>, to: &HashMap<Key, i64>, clock: RankClock) -
     differences.sort_unstable();
     let num_collectives = differences.len();
     let unchanged = RankClock { source: ClockSource::AsWritten, ..clock };
-    if num_collectives == 0 {
-        return unchanged;
-    }
     let point = |part: &[(i64, i64)]| {
-        (median(part.iter().map(|d| d.0).collect()), median(part.iter().map(|d| d.1).collect()))
+        Some((median(part.iter().map(|d| d.0))?, median(part.iter().map(|d| d.1))?))
     };
-    let (begin, end) = if num_collectives < MIN_FOR_DRIFT {
-        let all = point(&differences);
-        (all, all)
-    } else {
-        let third = num_collectives / 3;
-        (point(&differences[..third]), point(&differences[num_collectives - third..]))
-    };
+    let part = if num_collectives < MIN_FOR_DRIFT { num_collectives } else { num_collectives / 3 };
+    let (first, last) = (&differences[..part], &differences[num_collectives - part..]);
+    let (Some(begin), Some(end)) = (point(first), point(last)) else { return unchanged };
     let found = RankClock {
         source: ClockSource::Estimated { num_collectives },
         offset_begin_ns: begin.1,
@@ -204,19 +198,12 @@ fn estimate(own: &HashMap<Key, i64>, to: &HashMap<Key, i64>, clock: RankClock) -
     };
     let distance =
         |&(at_ns, ns): &(i64, i64)| ns.abs_diff(found.offset_ns(at_ns)).min(i64::MAX as u64) as i64;
-    let spread_ns = median(differences.iter().map(distance).collect()).unsigned_abs();
+    let spread_ns = median(differences.iter().map(distance)).unwrap_or_default().unsigned_abs();
     let offset_ns = begin.1.unsigned_abs().max(end.1.unsigned_abs());
     if offset_ns <= spread_ns {
         return RankClock { error_ns: Some(spread_ns), ..unchanged };
     }
     RankClock { error_ns: Some(spread_ns), ..found }
-}
-
-/// The middle value; of an even number of them, the middle between two.
-fn median(mut values: Vec<i64>) -> i64 {
-    values.sort_unstable();
-    let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-    low.midpoint(high)
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::table::{counted, plain_markdown};
 use super::{Body, Figure, Report, html};
 use crate::plot::PlotError;
+use crate::table::{counted, plain_markdown};
 
 /// Why a report could not be written.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,6 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | [`table`] | tables, and how numbers are written |
 //! | [`chart`] | charts, drawn as SVG |
 //! | [`panels`] | what an analysis of traces is shown as |
 //! | `html` | the page |
@@ -14,15 +13,14 @@
 
 pub mod chart;
 pub mod panels;
-pub mod table;
 
 mod files;
 mod html;
 
 pub use files::{ReportError, write};
 
+use crate::table::{Cell, Column, Table};
 use chart::{Bars, Donuts, Lanes, Lines, Stacked};
-use table::{Cell, Column, Table};
 
 /// Everything that a page shows.
 #[derive(Clone, Debug, Default, PartialEq)]

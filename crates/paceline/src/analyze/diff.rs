@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use paceline_analysis::hta::{self, Options, StepChoice};
 use paceline_analysis::read::{self, Select};
 use paceline_analysis::report::panels::{self, About};
-use paceline_analysis::report::table::printable;
 use paceline_analysis::report::{self, Report};
+use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
 
 use super::{notes, read_all, trace_folder};

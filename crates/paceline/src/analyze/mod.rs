@@ -15,8 +15,8 @@ use paceline_analysis::hta::{self, Analysis, Kind, Options};
 use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
 use paceline_analysis::report::panels::{self, About};
-use paceline_analysis::report::table::printable;
 use paceline_analysis::report::{self, Note, Report, Weight};
+use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
 
 use crate::bench::screen::say;

@@ -7,8 +7,8 @@
 mod load;
 mod table;
 
-use paceline_analysis::report::table::printable;
 use paceline_analysis::report::{self, Report, Weight};
+use paceline_analysis::table::printable;
 
 use crate::bench::screen::say;
 use crate::cli::CompareRunsArgs;

@@ -2,8 +2,8 @@
 
 use paceline_analysis::hta::{Analysis, columns};
 use paceline_analysis::report::chart::{Bar, Bars, Ink, Part, Stack, Stacked};
-use paceline_analysis::report::table::{Cell, Column, Table};
 use paceline_analysis::report::{Body, Panel, Section, Width};
+use paceline_analysis::table::{Cell, Column, Table};
 
 use super::NAME;
 use super::load::Run;

@@ -339,7 +339,7 @@ fn tick_labels(ticks: &[f64], unit: &str) -> Vec<String> {
         match tick {
             0.0 => format!("0{unit}"),
             _ if decimals > 4 => format!("{tick:.0e}{unit}"),
-            _ => format!("{}{unit}", super::table::grouped(tick, decimals)),
+            _ => format!("{}{unit}", crate::table::grouped(tick, decimals)),
         }
     };
     ticks.iter().enumerate().map(label).collect()
@@ -348,9 +348,9 @@ fn tick_labels(ticks: &[f64], unit: &str) -> Vec<String> {
 /// A number for a label by itself: four digits that count, and no more.
 pub(super) fn brief(value: f64) -> String {
     match value.abs() {
-        size if value == value.round() && size < 1e6 => super::table::grouped(value, 0),
+        size if value == value.round() && size < 1e6 => crate::table::grouped(value, 0),
         size if size < 0.01 => format!("{value:.2e}"),
-        size => super::table::grouped(value, decimals_for(size)),
+        size => crate::table::grouped(value, decimals_for(size)),
     }
 }
 
@@ -372,7 +372,7 @@ fn like(values: impl Iterator<Item = f64> + Clone) -> impl Fn(f64) -> String {
     let is_tiny = largest < 0.01 && !is_whole;
     move |value| match is_tiny {
         true => format!("{value:.2e}"),
-        false => super::table::grouped(value, decimals),
+        false => crate::table::grouped(value, decimals),
     }
 }
 

@@ -4,9 +4,9 @@
 use std::fmt::Write as _;
 
 use super::chart::{FULL, HALF, Ink, THIRD, escaped};
-use super::table::{Cell, Column, Table, counted};
 use super::{Body, Figure, Panel, Report, Section, Width};
 use crate::plot::PlotError;
+use crate::table::{Cell, Column, Table, counted};
 
 static STYLE: &str = include_str!("page.css");
 static SCRIPT: &str = include_str!("page.js");

@@ -3,8 +3,8 @@
 use super::{ms, us};
 use crate::ranks::{AcrossRanks, ClockSource, RankClock, StepPath, WaitSource};
 use crate::report::chart::{Ink, Jump, Lane, Lanes, Part, Segment, Stack, Stacked};
-use crate::report::table::{Cell, Column, Table, counted};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
+use crate::table::{Cell, Column, Table, counted};
 
 /// Segments of a chart at most. A step of thousands of collectives would be a chart of pixels.
 const SEGMENTS: usize = 1500;

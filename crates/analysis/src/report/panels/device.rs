@@ -4,8 +4,8 @@
 use super::{kernels, label, ms, us};
 use crate::hta::{Analysis, BoundBy, RankAnalysis};
 use crate::report::chart::{Ink, Line, Lines, Part, Stack, Stacked};
-use crate::report::table::{Cell, Column, Table};
 use crate::report::{Body, Panel, Section};
+use crate::table::{Cell, Column, Table};
 
 /// Rows of each rank in tables by name.
 const NAMES: usize = 12;

@@ -2,8 +2,8 @@
 
 use crate::hta::{Diff, DiffRow, Side};
 use crate::report::chart::{Bar, Bars, Ink};
-use crate::report::table::{Cell, Column, Table};
 use crate::report::{Body, Figure, Panel, Report, Section, Weight, Width};
+use crate::table::{Cell, Column, Table};
 
 use super::About;
 

@@ -107,7 +107,7 @@ pub(super) fn longest(analysis: &Analysis) -> Panel {
 
 /// Statistics of the longest kernels of each rank.
 pub(super) fn statistics(analysis: &Analysis) -> Panel {
-    use crate::report::table::{Cell, Column, Table};
+    use crate::table::{Cell, Column, Table};
     let time =
         |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 1, definition);
     let columns = vec![

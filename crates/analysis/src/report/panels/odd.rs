@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::table::{Cell, Column, Table, counted};
 use crate::report::{Body, Note, Panel, Section, Weight};
+use crate::table::{Cell, Column, Table, counted};
 use crate::timeline::Timeline;
 
 /// What our own recorder says of events that found no room.

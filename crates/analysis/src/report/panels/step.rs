@@ -3,8 +3,8 @@
 use super::{label, us};
 use crate::hta::{Analysis, Anatomy, Part as StepPart};
 use crate::report::chart::{Ink, Part, Stack, Stacked};
-use crate::report::table::{Cell, Column, Table};
 use crate::report::{Body, Panel, Section};
+use crate::table::{Cell, Column, Table};
 
 /// Steps of a rank that have a row of their own.
 const STEPS: usize = 100;

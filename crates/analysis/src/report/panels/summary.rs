@@ -1,8 +1,8 @@
 //! The summary: a line per rank, the headline, and what the console says.
 
 use crate::hta::{self, Analysis, Unit, columns};
-use crate::report::table::{Cell, Column, Table, aligned};
 use crate::report::{Body, Figure, Panel, Section};
+use crate::table::{Cell, Column, Table, aligned};
 
 /// The name of the summary's panel.
 pub(super) const TABLE: &str = "summary";
@@ -189,15 +189,16 @@ pub fn console(analysis: &Analysis) -> String {
         let mut head = vec!["figure".to_owned(), "unit".to_owned()];
         head.extend((at == 0).then(|| "mean".to_owned()));
         head.extend(ranks.iter().map(super::label));
-        let rows = all.iter().map(|of| {
+        let row = |of: &&hta::Column| {
             let unit = symbol(of.unit);
             let label = column(of).label;
             let mut row = vec![label, unit.to_owned()];
             row.extend((at == 0).then(|| number(of, analysis.mean(of), true)));
             row.extend(ranks.iter().map(|rank| number(of, (of.get)(&rank.row), false)));
             row
-        });
-        aligned(std::iter::once(head).chain(rows).collect(), |at| at > 1)
+        };
+        let rows: Vec<Vec<String>> = all.iter().map(row).collect();
+        aligned(&head, &rows, |at| at < 2)
     });
     blocks.collect::<Vec<_>>().join("\n\n")
 }

@@ -1,4 +1,8 @@
-//! Tables whose columns say what they are, and how their numbers are written.
+//! Tables: rows of cells under columns that say what they hold, and the one way in which numbers and tables are
+//! written on a console.
+//!
+//! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]; lines for a console,
+//! CSV, Markdown and JSON come out. Nothing here knows what was measured.
 
 use serde::Serialize;
 use serde::ser::SerializeMap;
@@ -124,7 +128,7 @@ impl Table {
     }
 
     /// Whether a column holds numbers only, which are set to the right.
-    pub(super) fn is_number(&self, at: usize) -> bool {
+    pub(crate) fn is_number(&self, at: usize) -> bool {
         self.rows.iter().all(|row| row[at].is_number())
     }
 
@@ -168,14 +172,13 @@ impl Table {
 
     /// As lines of text: words to the left, numbers to the right.
     pub fn text(&self) -> String {
-        let heads = self.columns.iter().map(Column::head).collect();
+        let head: Vec<String> = self.columns.iter().map(Column::head).collect();
         let shown = |row: &Vec<Cell>| -> Vec<String> {
             let cells = row.iter().zip(&self.columns);
             cells.map(|(cell, column)| printable(&cell.shown(column))).collect()
         };
-        let mut lines: Vec<Vec<String>> = vec![heads];
-        lines.extend(self.lines().map(shown));
-        aligned(lines, |at| self.is_number(at))
+        let lines: Vec<Vec<String>> = self.lines().map(shown).collect();
+        aligned(&head, &lines, |at| !self.is_number(at))
     }
 
     /// The first `count` rows, and how many that leaves out.
@@ -214,21 +217,41 @@ impl Serialize for Table {
     }
 }
 
-/// Lines of as many cells each, the first of which is the head, with those of some columns set to the
-/// right.
-pub(super) fn aligned(mut lines: Vec<Vec<String>>, is_right: impl Fn(usize) -> bool) -> String {
-    let columns = lines.first().map_or(0, Vec::len);
-    let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or(0)).collect();
-    lines.insert(1.min(lines.len()), widths.iter().map(|width| "-".repeat(*width)).collect());
-    let set = |line: &Vec<String>| {
-        let cells = line.iter().enumerate().map(|(at, cell)| match is_right(at) {
-            true => format!("{cell:>width$}", width = widths[at]),
-            false => format!("{cell:<width$}", width = widths[at]),
-        });
+/// A table as lines of text without a line end after the last: the head, a rule and the rows, columns two
+/// spaces apart. Columns of words (`is_left`, by index from 0) are set to the left, all others to the right.
+/// An empty head leaves out head and rule. A row may be shorter than the others.
+pub fn aligned(
+    head: &[impl AsRef<str>],
+    rows: &[impl AsRef<[String]>],
+    is_left: impl Fn(usize) -> bool,
+) -> String {
+    let head: Vec<&str> = head.iter().map(AsRef::as_ref).collect();
+    let rows = rows.iter().map(|row| row.as_ref().iter().map(String::as_str).collect());
+    let mut lines: Vec<Vec<&str>> = std::iter::once(head).chain(rows).collect();
+    let num_columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |at: usize| lines.iter().filter_map(|line| Some(line.get(at)?.chars().count())).max();
+    let widths: Vec<usize> = (0..num_columns).map(|at| width(at).unwrap_or(0)).collect();
+    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
+    if lines[0].is_empty() {
+        lines.remove(0);
+    } else {
+        lines.insert(1, rule.iter().map(String::as_str).collect());
+    }
+    let set = |line: &Vec<&str>| {
+        let cells =
+            line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match is_left(at) {
+                true => format!("{cell:<width$}"),
+                false => format!("{cell:>width$}"),
+            });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     lines.iter().map(set).collect::<Vec<_>>().join("\n")
+}
+
+/// A number with so many decimals, or a dash where there is none.
+pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
 /// Text as it may stand on a terminal: a name in a trace may hold anything, and what moves the cursor or
@@ -246,18 +269,18 @@ pub fn printable(text: &str) -> String {
 
 /// Text as it may stand in a line or a cell of Markdown, where it is to begin neither HTML nor another
 /// cell nor another line.
-pub(super) fn plain_markdown(text: &str) -> String {
+pub(crate) fn plain_markdown(text: &str) -> String {
     let text = printable(&text.replace(['\n', '\r'], " "));
     text.replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
 }
 
-/// So many of something, with the words that go with one of it or with several.
-pub(super) fn counted(count: u64, one: &str, several: &str) -> String {
+/// A count with the words for one thing or for several.
+pub fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count as f64, 0), if count == 1 { one } else { several })
 }
 
 /// A number with so many decimals and its thousands separated.
-pub(super) fn grouped(value: f64, decimals: usize) -> String {
+pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
     let (whole, fraction) = digits.split_once('.').map_or((digits, None), |(w, f)| (w, Some(f)));
@@ -355,6 +378,21 @@ mod tests {
             table.markdown().lines().last(),
             Some("| \\u{1b}[31mred\\u{7} &lt;script>\\|&amp;amp;\\u{9b} |")
         );
+    }
+
+    #[test]
+    fn plain_strings_are_set_in_columns_too() {
+        let rows = [["ddp", "1.5"], ["\u{3b1}", "12.25"]].map(|row| row.map(str::to_owned));
+        assert_eq!(
+            aligned(&["strategy", "ms"], &rows, |at| at == 0),
+            "strategy     ms\n--------  -----\nddp         1.5\n\u{3b1}         12.25"
+        );
+        // Without a head, without rows, and with rows of different lengths.
+        let rows = [vec!["a".to_owned()], vec!["bb".to_owned(), "c".to_owned()]];
+        assert_eq!(aligned(&[""; 0], &rows, |_| false), " a\nbb  c");
+        assert_eq!(aligned(&["a", "b"], &[[""; 0].map(str::to_owned)], |_| true), "a  b\n-  -\n");
+        assert_eq!(aligned(&["a"], &[[""; 0].map(str::to_owned); 0], |_| true), "a\n-");
+        assert_eq!(or_dash(Some(1.25), 1) + &or_dash(None, 3), "1.2-");
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! The median, quantiles and a summary of a set of numbers, each with one definition.
+//!
+//! Numbers in any order go in, and a figure comes out, or `None` where there are no numbers. Each caller says
+//! by the function that it calls which definition its figure has: [`median`] and [`quantile`] lie on straight
+//! lines between neighbours, [`nearest_rank`] is a value that occurred. Nothing here knows what was measured.
+
+use std::cmp::Ordering;
+
+/// A number of which a median can be taken.
+pub trait Number: Copy {
+    /// How two numbers are ordered. Every pair is, `NaN` included.
+    fn order(&self, other: &Self) -> Ordering;
+    /// The number in the middle between two.
+    fn middle(self, other: Self) -> Self;
+}
+
+impl Number for f64 {
+    fn order(&self, other: &Self) -> Ordering {
+        self.total_cmp(other)
+    }
+
+    fn middle(self, other: Self) -> Self {
+        self.midpoint(other)
+    }
+}
+
+impl Number for i64 {
+    fn order(&self, other: &Self) -> Ordering {
+        self.cmp(other)
+    }
+
+    fn middle(self, other: Self) -> Self {
+        self.midpoint(other)
+    }
+}
+
+/// The middle number of an odd count of numbers, and the middle between the two middle ones of an even count.
+pub fn median<T: Number>(values: impl IntoIterator<Item = T>) -> Option<T> {
+    let mut values: Vec<T> = values.into_iter().collect();
+    values.sort_unstable_by(T::order);
+    let above = *values.get(values.len() / 2)?;
+    Some(values[(values.len() - 1) / 2].middle(above))
+}
+
+/// The quantile `part` (between 0 and 1) of `sorted`, on a straight line between the two numbers that it falls
+/// between. This is the default of pandas and numpy.
+pub fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
+    let place = part * sorted.len().checked_sub(1)? as f64;
+    let below = place.floor() as usize;
+    let above = sorted.get(below + 1).unwrap_or(&sorted[below]);
+    Some(sorted[below] + (above - sorted[below]) * (place - below as f64))
+}
+
+/// The quantile `part` (between 0 and 1) by nearest rank: the smallest of `values` that at least this part of
+/// them does not exceed. It is always one of the values.
+pub fn nearest_rank<T: Copy + Ord>(values: &[T], part: f64) -> Option<T> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let rank = (part * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// A set of numbers in a few figures, as pandas' `describe` gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// How many numbers.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// The standard deviation, with the divisor `count - 1`; 0 for fewer than two numbers.
+    pub std: f64,
+    /// The smallest number.
+    pub min: f64,
+    /// The first quartile, as [`quantile`] defines it. So are the median and the other quantiles.
+    pub p25: f64,
+    /// The median.
+    pub p50: f64,
+    /// The third quartile.
+    pub p75: f64,
+    /// The 95th percentile.
+    pub p95: f64,
+    /// The largest number.
+    pub max: f64,
+}
+
+impl Summary {
+    /// The summary of numbers in any order; `None` if there are none.
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_unstable_by(f64::total_cmp);
+        let (&min, &max) = (values.first()?, values.last()?);
+        let count = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / count;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        let std = if values.len() < 2 { 0.0 } else { (squares / (count - 1.0)).sqrt() };
+        let [p25, p50, p75, p95] = [0.25, 0.5, 0.75, 0.95].map(|part| quantile(&values, part));
+        let (p25, p50, p75, p95) = (p25?, p50?, p75?, p95?);
+        Some(Self { count: values.len() as u64, mean, std, min, p25, p50, p75, p95, max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_and_deviation_are_those_of_pandas() {
+        // pandas: Series([4, 1, 3, 10]).describe() and .quantile(.95)
+        let all = Summary::of(vec![4.0, 1.0, 3.0, 10.0]).unwrap();
+        assert_eq!((all.count, all.mean, all.min, all.max), (4, 4.5, 1.0, 10.0));
+        assert_eq!((all.p25, all.p50, all.p75), (2.5, 3.5, 5.5));
+        assert!((all.std - 3.872983346207417).abs() < 1e-12 && (all.p95 - 9.1).abs() < 1e-12);
+        assert_eq!(Summary::of(vec![7.0]).unwrap().std, 0.0);
+        assert_eq!(Summary::of(vec![]), None);
+    }
+
+    #[test]
+    fn a_median_lies_between_the_two_middle_numbers() {
+        assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median([4.0, 1.0]), Some(2.5));
+        assert_eq!(median([f64::INFINITY, 1.0, f64::NAN]), Some(f64::INFINITY));
+        assert_eq!(median([i64::MAX, i64::MAX - 2]), Some(i64::MAX - 1));
+        assert_eq!(median::<f64>([]), None);
+    }
+
+    #[test]
+    fn a_nearest_rank_is_a_value_that_occurred() {
+        assert_eq!(nearest_rank(&[5, 1, 9], 0.5), Some(5));
+        assert_eq!(nearest_rank(&[4, 1, 2, 3], 0.5), Some(2));
+        assert_eq!(nearest_rank(&(1..=200).collect::<Vec<_>>(), 0.99), Some(198));
+        assert_eq!(nearest_rank::<u64>(&[], 0.5), None);
+    }
+}
