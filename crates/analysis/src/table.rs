@@ -390,8 +390,8 @@ mod tests {
         // Without a head, without rows, and with rows of different lengths.
         let rows = [vec!["a".to_owned()], vec!["bb".to_owned(), "c".to_owned()]];
         assert_eq!(aligned(&[""; 0], &rows, |_| false), " a\nbb  c");
-        assert_eq!(aligned(&["a", "b"], &[[""; 0].map(str::to_owned)], |_| true), "a  b\n-  -\n");
-        assert_eq!(aligned(&["a"], &[[""; 0].map(str::to_owned); 0], |_| true), "a\n-");
+        assert_eq!(aligned(&["a", "b"], &[Vec::new()], |_| true), "a  b\n-  -\n");
+        assert_eq!(aligned(&["a"], &[Vec::new(); 0], |_| true), "a\n-");
         assert_eq!(or_dash(Some(1.25), 1) + &or_dash(None, 3), "1.2-");
     }
 
