@@ -31,9 +31,9 @@ pub struct Batch {
 /// A point between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The epoch.
+    /// The epoch, counted from zero: as many are complete.
     pub epoch: u64,
-    /// The step that comes next in it.
+    /// The step that comes next in it, counted from zero: as many of its steps lie behind.
     pub step: usize,
 }
 

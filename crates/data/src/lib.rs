@@ -73,7 +73,7 @@ pub use dataset::{Dataset, Split, TargetMut, TargetSpec};
 pub use error::DataError;
 pub use loader::{Loader, LoaderConfig, Prefetch};
 pub use mnist::Mnist;
-pub use sampler::{EpochPlan, Order, Sampler, Share};
+pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share};
 pub use subset::Subset;
 pub use synthetic_images::{SyntheticImages, SyntheticImagesConfig};
 pub use synthetic_regression::SyntheticRegression;

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use rand::seq::SliceRandom;
 
-use crate::DataError;
 use crate::random::{Purpose, generator};
+use crate::{DataError, Position};
 
 /// The order of the samples within an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,15 @@ pub struct Share<'a> {
     pub indices: &'a [u32],
     /// Samples of all ranks together.
     pub global_count: usize,
+}
+
+/// Numbers of samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleCounts {
+    /// Those of this rank.
+    pub own: u64,
+    /// Those of all ranks together.
+    pub all: u64,
 }
 
 impl Sampler {
@@ -116,6 +125,22 @@ impl Sampler {
             order.shuffle(&mut generator(seed, Purpose::Shuffle, epoch, 0));
         }
         EpochPlan { sampler: self.clone(), epoch, order }
+    }
+
+    /// The samples of all steps that lie before `position`, in this epoch and in those before it.
+    pub fn samples_before(&self, position: Position) -> SampleCounts {
+        let of_epoch = |steps: usize| {
+            let full = steps.min(self.len / self.global_batch);
+            let tail = if steps > full { self.len % self.global_batch } else { 0 };
+            let own = full * self.share_of(self.global_batch).len() + self.share_of(tail).len();
+            SampleCounts { own: own as u64, all: (full * self.global_batch + tail) as u64 }
+        };
+        let complete = of_epoch(self.steps_per_epoch());
+        let begun = of_epoch(position.step.min(self.steps_per_epoch()));
+        SampleCounts {
+            own: position.epoch.saturating_mul(complete.own).saturating_add(begun.own),
+            all: position.epoch.saturating_mul(complete.all).saturating_add(begun.all),
+        }
     }
 
     /// The part of `count` samples that is this rank's.

@@ -1,6 +1,6 @@
 //! The promise of the sampler: every sample once, and the ranks together read what one would.
 
-use paceline_data::{Order, Sampler};
+use paceline_data::{Order, Position, SampleCounts, Sampler};
 
 const SHUFFLED: Order = Order::Shuffled { seed: 42 };
 
@@ -61,6 +61,32 @@ fn the_last_ranks_get_nothing_when_the_tail_is_short() {
     assert_eq!([sizes(0), sizes(1)], [[1, 1, 1], [1, 1, 1]]);
     assert_eq!([sizes(2), sizes(3)], [[1, 1, 0], [1, 1, 0]]);
     assert_eq!(sampler(10, 4, 0, 4, SHUFFLED).epoch(0).step(2).unwrap().global_count, 2);
+}
+
+#[test]
+fn the_samples_before_a_position_are_those_of_all_steps_before_it() {
+    for (len, global_batch, world) in [(10, 4, 1), (10, 4, 4), (97, 8, 3), (5, 64, 2), (64, 8, 2)] {
+        for (rank, max_steps) in [(0, usize::MAX), (world - 1, usize::MAX), (world - 1, 1)] {
+            let sampler = sampler(len, global_batch, rank, world, SHUFFLED);
+            let sampler = sampler.with_max_steps(max_steps).unwrap();
+            let mut counts = SampleCounts::default();
+            for epoch in 0..3 {
+                let plan = sampler.epoch(epoch);
+                for step in 0..sampler.steps_per_epoch() {
+                    let case = format!("{len} by {global_batch}, rank {rank} of {world}");
+                    let position = Position { epoch, step };
+                    assert_eq!(sampler.samples_before(position), counts, "{case}: {position:?}");
+                    let share = plan.step(step).unwrap();
+                    counts.own += share.indices.len() as u64;
+                    counts.all += share.global_count as u64;
+                }
+                // The end of an epoch is the start of the next, and nothing lies beyond it.
+                for step in [sampler.steps_per_epoch(), usize::MAX] {
+                    assert_eq!(sampler.samples_before(Position { epoch, step }), counts);
+                }
+            }
+        }
+    }
 }
 
 #[test]

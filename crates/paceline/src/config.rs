@@ -15,8 +15,8 @@ use crate::environment::Placement;
 use crate::model_settings::{ModelSettings, OptimizerSettings, resolve_model, resolve_optimizer};
 use crate::outputs::{check_file, check_folder};
 use crate::profile::{self, ProfileConfig};
-use crate::run::batches;
-use crate::run::resume::{self, Resume};
+use crate::run::origin::Resume;
+use crate::run::{resume, shards};
 use crate::schedule::Schedule;
 use crate::strategy::{self, StrategyConfig};
 use crate::{Failure, Result, download, launcher, resources};
@@ -185,7 +185,7 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
     let dataset = data.open_train(args.seed)?;
     let natural_steps = match &args.rank_samples {
         Some(samples) => {
-            batches::check_rank_samples(args, samples, world_size, dataset.len())?;
+            shards::check_rank_samples(args, samples, world_size, dataset.len())?;
             // All go on until the last one is out of data.
             let most = samples.iter().max().copied().unwrap_or(0);
             most.div_ceil(global_batch_size / world_size)
@@ -274,7 +274,7 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
         return Ok(config);
     }
     check_memory(&config, &built, dataset.as_ref())?;
-    resume::check(&config, &built)?;
+    resume::check(&config, &built, dataset.len())?;
     Ok(config)
 }
 
@@ -308,11 +308,16 @@ fn check_drift(
                  and rank 0's is saved"
             ));
         }
-    } else if strategy.name == StrategyName::LocalSgd && args.eval_every.is_some() {
-        warnings.push(
-            "--eval-every: local_sgd averages its models before each evaluation, and trains on from there"
-                .into(),
-        );
+    } else if strategy.name == StrategyName::LocalSgd {
+        let early = [
+            ("--eval-every", args.eval_every.is_some(), "evaluation"),
+            ("--save-every", args.save_every.is_some(), "checkpoint"),
+        ];
+        for (flag, _, what) in early.iter().filter(|(_, is_given, _)| *is_given) {
+            warnings.push(format!(
+                "{flag}: local_sgd averages its models before each {what}, and trains on from there"
+            ));
+        }
     }
     let is_stateless = args.momentum == 0.0 && args.optimizer == OptimizerName::Sgd;
     let lost = match strategy.name {

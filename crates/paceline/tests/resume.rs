@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::process::{Command, Stdio};
 
-use common::{Run, Sandbox, TINY, signal, wait_until};
+use common::{Run, Sandbox, TINY, TINY_MLP, metrics, signal, wait_until, write_cifar10};
 use serde_json::Value;
 
 /// Every step's value of `key`, over all run folders of the sandbox in order of their steps.
@@ -53,6 +53,135 @@ fn a_run_goes_on_with_another_number_of_ranks() {
         let words = ["--global-batch-size 32", "this run has 64", "pass the same"];
         sandbox.train(&format!("{batch} --epochs 4 --resume saved --nproc 4")).refused(&words);
     }
+}
+
+/// Runs `flags` to the end, and again with an interruption after each of its `total` optimizer steps: all
+/// must end with the same weights, the same epochs and the same evaluation.
+#[track_caller]
+fn interrupt_at_every_step(flags: &str, total: u64) {
+    // The last epoch and what it came to, without the time that it took.
+    let last_epoch = |run: &Run| -> String {
+        let mut lines = run.stdout.lines().rev();
+        let line = lines.find(|line| line.starts_with("Epoch ") && line.contains('/')).unwrap();
+        line.rsplit_once(',').unwrap().0.to_owned()
+    };
+    let evaluation = |run: &Run| -> Vec<String> {
+        let lines = run.stdout.lines().filter(|line| line.starts_with("Evaluation "));
+        lines.map(str::to_owned).collect()
+    };
+    let flags = format!("{flags} --save saved --save-every 1");
+    let sandbox = Sandbox::new();
+    let whole = sandbox.train(&format!("{flags} --steps {total}")).ok();
+    let lines = metrics(&sandbox.run_folder());
+    assert_eq!(lines.iter().filter(|line| line["loss"].is_number()).count() as u64, total);
+    let mut seen = vec![whole.weights().to_owned()];
+    for step in 1..total {
+        let sandbox = Sandbox::new();
+        let first = sandbox.train(&format!("{flags} --steps {step}")).ok();
+        assert!(
+            !seen.contains(&first.weights().to_owned()),
+            "{flags}: step {step} changed nothing"
+        );
+        seen.push(first.weights().to_owned());
+        let rest = sandbox.train(&format!("{flags} --steps {total} --resume saved")).ok();
+        assert_eq!(rest.weights(), whole.weights(), "{flags}, interrupted after step {step}");
+        assert_eq!(evaluation(&rest), evaluation(&whole), "{flags}, step {step}");
+        assert_eq!(last_epoch(&rest), last_epoch(&whole), "{flags}, step {step}");
+        let resumed = rest.line("Resumed from saved: ");
+        let steps = if step == 1 { "1 step are".into() } else { format!("{step} steps are") };
+        assert!(resumed.contains(&steps), "{resumed}");
+        assert!(resumed.ends_with("; no sample is repeated or skipped"), "{resumed}");
+    }
+}
+
+// Four tests and not one, so that they run beside each other.
+
+#[test]
+fn a_cnn_goes_on_after_any_step() {
+    // Seven batches of an epoch, the last one of 20 samples: four steps of two batches, or less.
+    let flags = format!("{TINY} --global-batch-size 30 --lr-schedule cosine --lr-warmup-steps 2");
+    for (nproc, more) in [
+        (1, "--momentum 0.9 --lr-steps 7"),
+        (2, "--momentum 0.9 --lr-steps 7 --accumulate 2 --batch-norm --evaluate"),
+        (2, "--optimizer adamw --lr-steps 6 --eval-every 2 --transport thread"),
+    ] {
+        interrupt_at_every_step(&format!("{flags} --nproc {nproc} {more}"), 6);
+    }
+}
+
+#[test]
+fn an_mlp_goes_on_after_any_step() {
+    // New vectors in each epoch, in the order in which they are made.
+    let flags = format!("{TINY_MLP} --batch-size 4 --steps-per-epoch 3");
+    for (nproc, more) in [
+        (1, "--optimizer adamw --lr-schedule linear --lr-steps 9"),
+        (2, "--momentum 0.9 --accumulate 2"),
+    ] {
+        interrupt_at_every_step(&format!("{flags} --nproc {nproc} {more}"), 5);
+    }
+}
+
+#[test]
+fn ranks_with_uneven_shards_go_on_after_any_step() {
+    // Four batches on the first rank, two on the second: it is at the end of its data for half of the
+    // epoch, where a run may stop too.
+    let flags = format!("{TINY} --batch-size 30 --rank-samples 100 45 --nproc 2 --momentum 0.9");
+    interrupt_at_every_step(&format!("{flags} --batch-norm --evaluate"), 6);
+    interrupt_at_every_step(&flags.replace("100 45", "45 0"), 3);
+}
+
+#[test]
+fn files_go_on_after_any_step() {
+    let sandbox = Sandbox::new();
+    write_cifar10(&sandbox, "data", 8, 7);
+    let data = sandbox.path("data");
+    let flags = format!("--data cifar10 --data-dir {} --channels 4 --hidden 8", data.display());
+    let flags = format!("{flags} --nproc 2 --batch-size 6 --clip-grad-norm 0.5");
+    interrupt_at_every_step(&format!("{flags} --strategy bucket_ddp_async --evaluate"), 5);
+
+    // Other files than those that the run began with would come in another order.
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{flags} --steps 2 --save saved")).ok();
+    let path = data.join("data_batch_5.bin");
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() / 8 * 7]).unwrap();
+    let words =
+        ["written with 40 training samples, this run has 39", "another order", "same files"];
+    sandbox.train(&format!("{flags} --steps 4 --resume saved")).refused(&words);
+}
+
+#[test]
+fn checkpoints_are_written_when_they_are_due() {
+    let flags = format!("{TINY} --global-batch-size 50 --nproc 2 --steps 9 --save saved");
+    // Four steps are an epoch, after which checkpoints are written unless --save-every says otherwise.
+    for (saving, at) in [
+        ("", "1 epoch and 4 steps are"),
+        ("--save-every 1", "1 epoch, 1 batch of the next and 5 steps are"),
+        ("--save-every 2", "1 epoch and 4 steps are"),
+        ("--save-every 5", "1 epoch, 1 batch of the next and 5 steps are"),
+    ] {
+        let sandbox = Sandbox::new();
+        sandbox.train(&flags.replace("--steps 9", "--steps 4")).ok();
+        // The fifth step moves the weights far out, the sixth shows it, and the run ends as if killed.
+        let broken = sandbox.train(&format!("{flags} {saving} --resume auto --lr 1e30"));
+        assert!(broken.stderr.contains("loss of step 6 is not finite"), "{broken:#?}");
+        let rest = sandbox.train(&format!("{flags} --resume auto --lr 1e-30"));
+        assert!(rest.line("Resumed from saved: ").starts_with(at), "{saving}: {rest:#?}");
+    }
+}
+
+#[test]
+fn a_run_that_has_made_its_steps_has_nothing_left_to_do() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --global-batch-size 50 --nproc 1 --save saved --quiet");
+    sandbox.train(&format!("{flags} --steps 5")).ok();
+    let enough = ["--resume saved", "5 optimizer steps already", "a larger --steps than 5"];
+    sandbox.train(&format!("{flags} --steps 5 --resume saved")).refused(&enough);
+    let enough = ["--resume saved", "1 complete epochs already", "a larger --epochs than 1"];
+    sandbox.train(&format!("{flags} --epochs 1 --resume saved")).refused(&enough);
+    let auto = format!("{flags} --steps 5 --resume auto").replace(" --quiet", "");
+    let rest = sandbox.train(&auto).ok();
+    assert_eq!(rest.line("Resumed from saved: "), "all 5 steps are complete already");
 }
 
 /// A command that a scheduler would repeat: the ranks are started by a launcher that is not that of

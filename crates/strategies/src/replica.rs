@@ -122,6 +122,11 @@ impl Replica {
         Ok(replica)
     }
 
+    /// Goes on where a run stands in which this rank has trained on so many samples.
+    pub fn resume_after(&mut self, num_samples: u64) {
+        self.num_samples = num_samples;
+    }
+
     /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. Of a
     /// model without buffers there is nothing to copy, and no communication.
     pub fn broadcast_buffers(&self, root: usize, lane: &mut Lane) -> Result<()> {

@@ -1,5 +1,6 @@
 //! What a run says on the console: a view of its events.
 
+use std::cmp::Ordering;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -47,20 +48,38 @@ impl<'a> Console<'a> {
         }
     }
 
-    fn resumed(&self, progress: Progress) {
+    /// Where a run that may continue from a checkpoint begins, and whether it has trained on the samples
+    /// that lie before that place in the data, of which there are `samples_before`: all of them, once.
+    fn resumed(&self, progress: &Progress, samples_before: u64) {
         let Some(resume) = &self.config.resume else { return };
         let folder = resume.folder().display();
-        let Progress { epochs, steps } = progress;
-        let left = (self.config.epochs as u64).saturating_sub(epochs);
-        self.say(match (epochs, left) {
-            (0, _) => format!("No checkpoint in {folder} yet: training starts anew"),
-            (_, 0) => format!("Resumed from {folder}: all {epochs} epochs are complete already"),
-            (_, _) => format!(
-                "Resumed from {folder}: {} and {} are complete",
-                plural(epochs as usize, "epoch"),
-                plural(steps as usize, "step")
-            ),
-        });
+        let Progress { position, steps, samples, .. } = progress;
+        if *steps == 0 {
+            return self.say(format!("No checkpoint in {folder} yet: training starts anew"));
+        }
+        let epochs = plural(position.epoch as usize, "epoch");
+        if *steps >= self.config.total_steps() {
+            let all = match self.config.steps {
+                Some(_) => plural(*steps as usize, "step"),
+                None => epochs,
+            };
+            return self.say(format!("Resumed from {folder}: all {all} are complete already"));
+        }
+        let begun = match position.step {
+            0 => String::new(),
+            1 => ", 1 batch of the next".to_owned(),
+            batches => format!(", {batches} batches of the next"),
+        };
+        let off = samples.abs_diff(samples_before);
+        let samples = match samples.cmp(&samples_before) {
+            Ordering::Equal => "no sample is repeated or skipped".to_owned(),
+            Ordering::Greater => format!("{} are repeated", plural(off as usize, "sample")),
+            Ordering::Less => format!("{} are skipped", plural(off as usize, "sample")),
+        };
+        self.say(format!(
+            "Resumed from {folder}: {epochs}{begun} and {} are complete; {samples}",
+            plural(*steps as usize, "step")
+        ));
     }
 
     fn step(&self, StepDone { epoch, batches, loss, .. }: &StepDone) {
@@ -130,7 +149,7 @@ impl Listener for Console<'_> {
                 thousands(model.layout.num_params() as u64),
                 model.layout.num_trained_params() as f64 * 4.0 / 1e6
             )),
-            Event::Begun(progress) => self.resumed(*progress),
+            Event::Begun { progress, samples_before } => self.resumed(progress, *samples_before),
             Event::EpochBegun { epoch, num_batches } => {
                 if let Some(bar) = &self.bar {
                     bar.set_length(*num_batches as u64);

@@ -28,7 +28,12 @@ pub enum Event<'a> {
     /// The model is built.
     Built(&'a Model),
     /// Training begins where the checkpoint, if there is one, ends.
-    Begun(Progress),
+    Begun {
+        /// Where that is.
+        progress: Progress,
+        /// Samples that lie before that place in the data.
+        samples_before: u64,
+    },
     /// An epoch begins.
     EpochBegun {
         /// Which one.

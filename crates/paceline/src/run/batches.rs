@@ -7,59 +7,71 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 use paceline_data::{
-    Batch, DataError, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, Sampler, Subset,
-    TargetSpec,
+    Batch, DataError, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, SampleCounts,
+    Sampler, Subset, TargetSpec,
 };
 use paceline_memory::{Category, DType};
 use paceline_strategies::{Join, MicroBatch, Replica};
 use paceline_trace::Track;
 
-use crate::cli::TrainArgs;
+use crate::Result;
 use crate::config::TrainConfig;
-use crate::{Failure, Result};
 
 /// Where a rank's batches come from.
 pub struct BatchStream {
     /// Nothing on a rank without samples.
     loader: Option<Peekable<Loader>>,
+    /// Samples that lie before its first batch.
+    before: SampleCounts,
 }
 
 impl BatchStream {
-    /// The batches of this rank, from the start of an epoch to the end of the run. The making of each is
+    /// The batches of this rank, from a position in the data to the end of the run. The making of each is
     /// recorded on `track`.
     pub fn new(
         config: &TrainConfig,
         dataset: Arc<dyn Dataset>,
         replica: &Replica,
-        first_epoch: u64,
+        start: Position,
         track: Option<Arc<Track>>,
     ) -> Result<Self> {
         let Replica { group, compute, .. } = replica;
         let (rank, world) = (group.rank(), group.world_size());
-        let generated = config.data.is_generated();
-        let order =
-            if generated { Order::Sequential } else { Order::Shuffled { seed: config.seed } };
-        let (dataset, sampler) = match &config.rank_samples {
-            None => {
-                let batch = config.global_batch_size;
-                let sampler = Sampler::new(dataset.len(), batch, rank, world, order)?;
-                (dataset, sampler)
-            }
-            Some(samples) if samples[rank] == 0 => return Ok(Self { loader: None }),
-            Some(samples) => {
-                let start: usize = samples[..rank].iter().sum();
-                let shard = Subset::new(dataset, start..start + samples[rank])?;
-                let sampler = Sampler::new(shard.len(), config.batch_size, 0, 1, order)?;
-                (Arc::new(shard) as Arc<dyn Dataset>, sampler)
+        let samplers = (0..world).map(|rank| sampler(config, dataset.len(), rank, world));
+        let samplers = samplers.collect::<Result<Vec<_>>>()?;
+        let counts = |sampler: &Sampler| sampler.samples_before(start);
+        let own = samplers[rank].as_ref().map(counts).unwrap_or_default();
+        let before = match &config.rank_samples {
+            None => own,
+            Some(_) => {
+                let all = samplers.iter().flatten().map(counts).map(|counts| counts.own).sum();
+                SampleCounts { own: own.own, all }
             }
         };
-        let sampler = sampler.with_max_steps(config.steps_per_epoch)?;
+        let Some(sampler) = samplers.into_iter().nth(rank).flatten() else {
+            return Ok(Self { loader: None, before });
+        };
+        let dataset = match &config.rank_samples {
+            None => dataset,
+            Some(samples) => {
+                let first: usize = samples[..rank].iter().sum();
+                Arc::new(Subset::new(dataset, first..first + samples[rank])?)
+            }
+        };
+        // A rank with fewer samples than others may be at the end of its epoch already.
+        let start = Position { step: start.step.min(sampler.steps_per_epoch()), ..start };
         // Making samples costs time that would be taken from the step that is being measured.
-        let prefetch = if generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
-        let start = Position { epoch: first_epoch, step: 0 };
+        let is_generated = config.data.is_generated();
+        let prefetch =
+            if is_generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
         let settings = LoaderConfig { start, end_epoch: config.epochs as u64, prefetch, track };
         let loader = Loader::new(dataset, sampler, compute.allocator.clone(), settings)?;
-        Ok(Self { loader: Some(loader.peekable()) })
+        Ok(Self { loader: Some(loader.peekable()), before })
+    }
+
+    /// The samples that lie before the position where it began.
+    pub fn samples_before(&self) -> SampleCounts {
+        self.before
     }
 
     /// The next batches of an epoch, which make one step; nothing in place of those that this rank has
@@ -77,40 +89,25 @@ impl BatchStream {
     }
 }
 
+/// Which samples a rank reads when, of `len` training samples: its shares of every batch, or batches of its
+/// own shard; nothing on a rank without samples.
+fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
+    let order = match config.data.is_generated() {
+        true => Order::Sequential,
+        false => Order::Shuffled { seed: config.seed },
+    };
+    let sampler = match config.rank_samples.as_ref().map(|samples| samples[rank]) {
+        None => Sampler::new(len, config.global_batch_size, rank, world, order)?,
+        Some(0) => return Ok(None),
+        Some(len) => Sampler::new(len, config.batch_size, 0, 1, order)?,
+    };
+    Ok(Some(sampler.with_max_steps(config.steps_per_epoch)?))
+}
+
 /// A batch as a strategy takes it.
 pub fn share_of(batch: Batch) -> MicroBatch {
     let Batch { inputs, targets, global_count, .. } = batch;
     MicroBatch { inputs, targets, global_count }
-}
-
-/// Checks the samples of each rank's own shard against a training set of so many.
-pub fn check_rank_samples(
-    args: &TrainArgs,
-    samples: &[usize],
-    world_size: usize,
-    available: usize,
-) -> Result<()> {
-    let usage = |problem: String| Err(Failure::Usage(problem));
-    let all = samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
-    if args.global_batch_size.is_some() {
-        return usage(format!(
-            "--rank-samples {all}: each rank takes batches of its own; pass --batch-size instead of \
-             --global-batch-size"
-        ));
-    }
-    if samples.len() != world_size {
-        return usage(format!(
-            "--rank-samples {all}: there are {world_size} ranks; pass one number for each"
-        ));
-    }
-    match samples.iter().try_fold(0usize, |sum, &samples| sum.checked_add(samples)) {
-        Some(0) => usage(format!("--rank-samples {all}: at least one rank must have samples")),
-        Some(sum) if sum <= available => Ok(()),
-        _ => usage(format!(
-            "--rank-samples {all}: more in all than the training set, which has {available} samples; \
-             lower them"
-        )),
-    }
 }
 
 /// What ranks with shards of their own need to train together.

@@ -10,7 +10,9 @@
 pub mod batches;
 pub mod evaluation;
 pub mod folder;
+pub mod origin;
 pub mod progress;
 pub mod resume;
+pub mod shards;
 pub mod step;
 pub mod trainer;

@@ -1,20 +1,50 @@
-//! Where a run stands, and what its epoch came to so far.
+//! Where a run stands: between two optimizer steps, at a position in the data.
 //!
-//! Plain values: they know nothing of models, files or ranks.
+//! Plain values, which the trainer moves on and a checkpoint holds. They know nothing of models, files or
+//! ranks.
 
+use paceline_data::Position;
 use paceline_strategies::StepLoss;
 
-/// Where a run stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Where a run stands. What counts is what the steps have consumed, not what a loader has read ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Epochs that are complete.
-    pub epochs: u64,
-    /// Steps made, over all epochs.
+    /// Complete epochs, and the batches of the epoch after them that lie behind.
+    pub position: Position,
+    /// Optimizer steps made, over all epochs.
     pub steps: u64,
+    /// Samples that these steps were made of, on all ranks together.
+    pub samples: u64,
+    /// What the steps of the begun epoch came to.
+    pub epoch: EpochSums,
+}
+
+impl Progress {
+    /// Moves on by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. At
+    /// the end of an epoch, which has `batches_per_epoch`, gives what that epoch came to.
+    pub fn advance(
+        &mut self,
+        num_batches: usize,
+        batches_per_epoch: usize,
+        samples: usize,
+        loss: &StepLoss,
+    ) -> Option<EpochSums> {
+        self.steps += 1;
+        self.samples += samples as u64;
+        self.epoch.add(loss);
+        self.position.step += num_batches;
+        (self.position.step >= batches_per_epoch).then(|| self.end_epoch())
+    }
+
+    /// Moves on to the start of the next epoch, and gives what this one came to.
+    pub fn end_epoch(&mut self) -> EpochSums {
+        self.position = Position { epoch: self.position.epoch + 1, step: 0 };
+        std::mem::take(&mut self.epoch)
+    }
 }
 
 /// Sums over the samples of an epoch or of the test set, over all ranks.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EpochSums {
     /// Sum of the samples' losses.
     pub loss: f64,
@@ -25,8 +55,7 @@ pub struct EpochSums {
 }
 
 impl EpochSums {
-    /// Adds what a step came to.
-    pub fn add(&mut self, step: &StepLoss) {
+    fn add(&mut self, step: &StepLoss) {
         self.loss += step.loss * step.count as f64;
         self.correct += step.correct;
         self.count += step.count as f64;
@@ -40,5 +69,30 @@ impl EpochSums {
     /// The part of the samples that is classified correctly.
     pub fn accuracy(&self) -> f64 {
         self.correct / self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_ends_with_its_last_batch() {
+        let loss = StepLoss { loss: 0.5, correct: 3.0, count: 4, is_shared: true, local_sum: 2.0 };
+        let mut progress = Progress::default();
+        // Five batches, two to a step: the last step has one.
+        assert_eq!(progress.advance(2, 5, 8, &loss), None);
+        assert_eq!(progress.advance(2, 5, 8, &loss), None);
+        assert_eq!(progress.position, Position { epoch: 0, step: 4 });
+        assert_eq!(progress.epoch, EpochSums { loss: 4.0, correct: 6.0, count: 8.0 });
+        let whole = EpochSums { loss: 6.0, correct: 9.0, count: 12.0 };
+        assert_eq!(progress.advance(1, 5, 4, &loss), Some(whole));
+        let expected = Progress {
+            position: Position { epoch: 1, step: 0 },
+            steps: 3,
+            samples: 20,
+            epoch: EpochSums::default(),
+        };
+        assert_eq!(progress, expected);
     }
 }

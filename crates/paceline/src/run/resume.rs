@@ -1,77 +1,26 @@
 //! Where a run begins: anew, or where a checkpoint stands, and the same on every rank.
 //!
-//! It knows what was asked for; what a checkpoint is, [`checkpoint`] knows.
+//! It knows what was asked for and which settings decide how a run goes on; what a checkpoint is,
+//! [`checkpoint`] knows.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use paceline_model::{Model, Optimizer};
+use paceline_model::{Layout, Model, Optimizer, Storage};
 use paceline_strategies::Replica;
-use serde::Serialize;
 
-use crate::cli::TrainArgs;
+use crate::checkpoint::{self, Checkpoint, Setting};
+use crate::cli::ScheduleName;
 use crate::config::TrainConfig;
+use crate::run::origin::Resume;
 use crate::run::progress::Progress;
-use crate::{Failure, Result, checkpoint};
+use crate::{Failure, Result};
 
-/// The value of `--resume` that stands for the folder of `--save`, if it has a checkpoint.
-const AUTO: &str = "auto";
-
-/// What a run is to continue from.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Resume {
-    /// The checkpoint in this folder.
-    From(PathBuf),
-    /// The checkpoint in this folder if there is one; a run that is started again and again by one
-    /// command makes it itself.
-    IfThere(PathBuf),
-}
-
-impl Resume {
-    /// What the flags ask for.
-    pub fn resolve(args: &TrainArgs) -> Result<Option<Self>> {
-        match (&args.resume, &args.save) {
-            (Some(folder), Some(save)) if folder.as_os_str() == AUTO => {
-                Ok(Some(Self::IfThere(save.clone())))
-            }
-            (Some(folder), None) if folder.as_os_str() == AUTO => Err(Failure::Usage(
-                "--resume auto continues from the folder of --save; pass --save DIR too (a folder \
-                 that is called auto is --resume ./auto)"
-                    .into(),
-            )),
-            (folder, _) => Ok(folder.clone().map(Self::From)),
-        }
-    }
-
-    /// The folder.
-    pub fn folder(&self) -> &Path {
-        match self {
-            Self::From(folder) | Self::IfThere(folder) => folder,
-        }
-    }
-
-    /// Whether there is something to continue from, as far as this process sees.
-    fn is_given(&self) -> bool {
-        match self {
-            Self::From(_) => true,
-            Self::IfThere(folder) => checkpoint::is_in(folder),
-        }
-    }
-
-    /// What the user wrote, for messages.
-    pub fn flag(&self) -> String {
-        match self {
-            Self::From(folder) => format!("--resume {}", folder.display()),
-            Self::IfThere(folder) => format!("--resume auto (--save {})", folder.display()),
-        }
-    }
-}
-
-/// Checks before ranks start that the run can begin where it is to. Loads nothing.
-pub fn check(config: &TrainConfig, model: &Model) -> Result<()> {
+/// Checks before ranks start that the run can begin where it is to, with so many training samples. Changes
+/// nothing.
+pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<()> {
     match &config.resume {
-        Some(resume) if resume.is_given() => {
-            checkpoint::open(resume, config, model)?;
+        Some(resume) if is_given(resume) => {
+            open(resume, config, &model.layout, num_samples)?;
             Ok(())
         }
         _ => Ok(()),
@@ -86,18 +35,19 @@ pub fn begin(
     config: &TrainConfig,
     replica: &Replica,
     optimizer: &mut Optimizer,
+    num_samples: usize,
 ) -> Result<Progress> {
     let Some(resume) = &config.resume else { return Ok(Progress::default()) };
     let Replica { group, model, storage, .. } = replica;
     let is_first = group.rank() == 0;
-    let open = || checkpoint::open(resume, config, model);
-    let first = if is_first && resume.is_given() { Some(open()?) } else { None };
-    let found = first.as_ref().map(|file| file.digest().to_owned());
+    let open = || open(resume, config, &model.layout, num_samples);
+    let first = if is_first && is_given(resume) { Some(open()?) } else { None };
+    let found = first.as_ref().map(|checkpoint| checkpoint.digest().to_owned());
     let Some(digest) = group.broadcast_object(Some(&found), 0)? else {
         return Ok(Progress::default());
     };
-    let file = first.map_or_else(open, Ok)?;
-    if file.digest() != digest {
+    let checkpoint = first.map_or_else(open, Ok)?;
+    if checkpoint.digest() != digest {
         return Err(Failure::Run(format!(
             "{}: rank {} finds another checkpoint there than rank 0; all ranks must see the same \
              folder",
@@ -105,5 +55,96 @@ pub fn begin(
             group.rank()
         )));
     }
-    checkpoint::restore(&file, storage, optimizer)
+    checkpoint.restore(storage, optimizer)?;
+    Ok(checkpoint.progress())
+}
+
+/// Whether there is something to continue from, as far as this process sees.
+fn is_given(resume: &Resume) -> bool {
+    match resume {
+        Resume::From(_) => true,
+        Resume::IfThere(folder) => checkpoint::is_in(folder),
+    }
+}
+
+/// Opens a checkpoint, having checked that it is whole and belongs to this run.
+fn open(
+    resume: &Resume,
+    config: &TrainConfig,
+    layout: &Layout,
+    num_samples: usize,
+) -> Result<Checkpoint> {
+    let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+    let checkpoint = Checkpoint::open(resume.folder()).map_err(refuse)?;
+    let settings = settings(config, num_samples);
+    checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
+    let Progress { position, steps, .. } = checkpoint.progress();
+    // Where one command starts a run again and again, having nothing left to do is no mistake.
+    let must_go_on = matches!(resume, Resume::From(_));
+    if must_go_on && steps >= config.total_steps() {
+        return Err(refuse(match config.steps {
+            Some(total) => format!(
+                "it has {steps} optimizer steps already; pass a larger --steps than {total}"
+            ),
+            None => format!(
+                "it has {} complete epochs already; pass a larger --epochs than {}",
+                position.epoch, config.epochs
+            ),
+        }));
+    }
+    Ok(checkpoint)
+}
+
+/// What must be the same for a run to go on as if it had never stopped, with so many training samples.
+fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
+    let order = "the samples would come in another order";
+    let course = "the learning rate would take another course";
+    let sync = "the gradients would be other ones";
+    let TrainConfig { data, strategy, schedule, .. } = config;
+    let samples = data.samples.map_or("all".into(), |samples| samples.to_string());
+    let image = data.image.map_or("of the data".into(), |image| format!("{image:?}"));
+    let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| {
+        samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
+    });
+    let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
+    // A constant rate does not end with the run.
+    let decays = schedule.name != ScheduleName::Constant;
+    let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
+    vec![
+        Setting::of_flag("--seed", config.seed, order),
+        Setting::of_flag("--global-batch-size", config.global_batch_size, order),
+        Setting::of_flag("--steps-per-epoch", config.steps_per_epoch, order),
+        Setting::of_flag("--data", data.kind.name(), order),
+        Setting::of_flag("--samples", samples, order),
+        Setting::of_flag("--image", image, order),
+        Setting::of_flag("--rank-samples", shards, order),
+        Setting {
+            // Files in a folder may change between two runs.
+            key: "training-samples",
+            name: String::new(),
+            value: format!("{num_samples} training samples"),
+            otherwise: order,
+            fix: "pass a --data-dir with the same files".into(),
+        },
+        Setting::of_flag("--accumulate", strategy.accumulate, sync),
+        Setting::of_flag("--strategy", strategy.kind(), sync),
+        Setting::of_flag("--sync-batch-norm", strategy.sync_batch_norm, sync),
+        Setting::of_flag("--lr-schedule", schedule.name.name(), course),
+        Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
+        Setting::of_flag("--min-lr", schedule.min_lr, course),
+        Setting::of_flag("--lr-steps", lr_steps, course),
+        Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
+    ]
+}
+
+/// Writes the checkpoint of a run that stands at `progress`, with so many training samples.
+pub fn save(
+    folder: &Path,
+    config: &TrainConfig,
+    num_samples: usize,
+    storage: &Storage,
+    optimizer: &Optimizer,
+    progress: &Progress,
+) -> Result<()> {
+    checkpoint::save(folder, &settings(config, num_samples), storage, optimizer, progress)
 }

@@ -15,6 +15,8 @@ use crate::{Failure, Result};
 pub struct StepOutcome {
     /// The loss.
     pub loss: StepLoss,
+    /// Samples of all ranks together, whether or not they share the loss.
+    pub samples: usize,
     /// The norm of the gradients before they were clipped, if they are to be.
     pub grad_norm: Option<f64>,
     /// From the batches being there to the end of the optimizer.
@@ -48,6 +50,7 @@ impl Stepper {
         if shares.is_empty() {
             return Ok(None);
         }
+        let samples = shares.iter().map(|share| share.global_count).sum();
         let loss = self.strategy.train_step(&mut self.replica, &shares, &mut self.lane)?;
         let Self { strategy, replica, lane, .. } = self;
         let mut grad_norm = None;
@@ -60,7 +63,7 @@ impl Stepper {
             strategy.optimizer_step(replica, &mut self.optimizer, lane)?;
         }
         let whole = Span { start_ns, end_ns: now_ns() };
-        Ok(Some(StepOutcome { loss, grad_norm, whole }))
+        Ok(Some(StepOutcome { loss, samples, grad_norm, whole }))
     }
 
     /// Makes the replicas equal where they are not after every step. Its time belongs to no step.

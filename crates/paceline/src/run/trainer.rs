@@ -13,7 +13,7 @@ use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Optimizer;
 use paceline_strategies::Replica;
-use paceline_trace::{Lane, Track, now_ns};
+use paceline_trace::{Lane, now_ns};
 
 use crate::config::TrainConfig;
 use crate::metrics::event::{Evaluation, Event, Listeners, StepDone};
@@ -26,7 +26,7 @@ use crate::run::progress::{EpochSums, Progress};
 use crate::run::resume;
 use crate::run::step::{StepOutcome, Stepper};
 use crate::text::placement_line;
-use crate::{Result, checkpoint, metrics, resources};
+use crate::{Failure, Result, metrics, resources};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
 const LANE_CAPACITY: usize = 1 << 14;
@@ -63,19 +63,23 @@ pub fn run_rank(
     listeners.tell(Event::Built(&model))?;
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options();
-    let replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed, options)?;
+    let mut replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed, options)?;
     let mut optimizer = Optimizer::new(config.optimizer.config(), &replica.storage, &allocator)?;
-    let progress = resume::begin(config, &replica, &mut optimizer)?;
-    listeners.tell(Event::Begun(progress))?;
+    let num_samples = dataset.len();
+    let progress = resume::begin(config, &replica, &mut optimizer, num_samples)?;
 
     let lane = Lane::with_capacity(LANE_CAPACITY);
     let evaluates = config.evaluate || config.eval_every.is_some();
     let join = batches::join(config, dataset.as_ref(), &replica)?;
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     let max_norm = config.clip_grad_norm;
+    let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
+    let before = stream.samples_before();
+    replica.resume_after(before.own);
+    listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     let stepper = Stepper { replica, optimizer, strategy, lane, join, max_norm };
-    let mut trainer = Trainer { config, stepper, listeners, loader_track, test };
-    let trained = trainer.train(dataset, progress)?;
+    let mut trainer = Trainer { config, num_samples, stepper, listeners, test };
+    let trained = trainer.train(stream, progress)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     if let Some(sums) = evaluation {
         let steps = progress.steps + trained.num_steps;
@@ -97,59 +101,60 @@ struct Trained {
     meter: Meter,
     /// All steps, measured or not.
     num_steps: u64,
-    /// Of the last epoch.
+    /// Of the last epoch, or of the part of it that the run has made.
     last: Option<EpochSums>,
 }
 
 struct Trainer<'a> {
     config: &'a TrainConfig,
+    /// Training samples.
+    num_samples: usize,
     stepper: Stepper,
     listeners: Listeners<'a>,
-    /// Where the making of batches is recorded, if the run is profiled.
-    loader_track: Option<Arc<Track>>,
     /// The test set, if there is to be any evaluation.
     test: Option<Arc<dyn Dataset>>,
 }
 
 impl Trainer<'_> {
-    fn train(&mut self, dataset: Arc<dyn Dataset>, mut progress: Progress) -> Result<Trained> {
+    /// Steps until the run has made all of them, from one epoch into the next.
+    fn train(&mut self, mut stream: BatchStream, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
-        let track = self.loader_track.clone();
-        let replica = &self.stepper.replica;
-        let mut stream = BatchStream::new(config, dataset, replica, progress.epochs, track)?;
+        let total_steps = config.total_steps();
         let mut meter = Meter::new();
         // Room for all steps, so that measuring does not allocate; within reason, because a run
         // that is to go on until it is stopped may announce any number of epochs.
-        let num_steps = usize::try_from(config.total_steps()).unwrap_or(usize::MAX);
+        let num_steps = usize::try_from(total_steps).unwrap_or(usize::MAX);
         let mut steps = Vec::with_capacity(num_steps.min(MAX_RESERVED_STEPS));
         let mut last = None;
         let mut made = 0;
-        for epoch in progress.epochs..config.epochs as u64 {
+        while progress.steps < total_steps {
+            let epoch = progress.position.epoch;
             let epoch_begin = Instant::now();
-            let mut sums = EpochSums::default();
             let num_batches = config.steps_per_epoch;
             self.listeners.tell(Event::EpochBegun { epoch, num_batches })?;
-            let mut batches = 0;
-            while batches < config.steps_per_epoch {
+            let mut ended = None;
+            while ended.is_none() && progress.steps < total_steps {
                 let group = &self.stepper.replica.group;
                 self.listeners.tell(Event::StepBegun { number: made, group })?;
                 // What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
                 meter.forget(group);
                 self.stepper.lane.clear();
                 let asked_ns = now_ns();
-                let num_left = config.steps_per_epoch - batches;
-                let shares = stream.step(epoch, config.strategy.accumulate.min(num_left))?;
-                batches += shares.len();
+                let num_left = config.steps_per_epoch - progress.position.step;
+                let num_batches = config.strategy.accumulate.min(num_left);
+                let shares = stream.step(epoch, num_batches)?;
                 let data_ns = now_ns() - asked_ns;
 
                 let lr = config.lr(progress.steps);
-                let Some(outcome) = self.stepper.step(shares, lr)? else { break };
+                let Some(outcome) = self.stepper.step(shares, lr)? else {
+                    return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
+                };
                 self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
-                let StepOutcome { loss, grad_norm, whole } = outcome;
+                let StepOutcome { loss, samples, grad_norm, whole } = outcome;
 
-                progress.steps += 1;
+                let batches = progress.position.step + num_batches;
+                ended = progress.advance(num_batches, config.steps_per_epoch, samples, &loss);
                 made += 1;
-                sums.add(&loss);
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
                 let times = meter.times(whole, data_ns, &self.stepper.lane, counts);
@@ -174,13 +179,22 @@ impl Trainer<'_> {
                 if self.evaluates_after(progress.steps) {
                     self.evaluate_midway(progress.steps, epoch)?;
                 }
+                // The end of an epoch settles what it is to save.
+                let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
+                if is_due && ended.is_none() && progress.steps < total_steps {
+                    self.stepper.settle()?;
+                    self.save(&progress)?;
+                }
             }
             self.stepper.settle()?;
-            progress.epochs = epoch + 1;
+            let sums = ended.unwrap_or(progress.epoch);
             let took = epoch_begin.elapsed();
             self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
             last = Some(sums);
-            self.save(progress)?;
+            let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
+            if is_due || progress.steps == total_steps {
+                self.save(&progress)?;
+            }
         }
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
         Ok(Trained { steps, meter, num_steps: made, last })
@@ -191,19 +205,18 @@ impl Trainer<'_> {
         self.config.eval_every.is_some_and(|every| steps.is_multiple_of(every))
     }
 
-    fn save(&mut self, progress: Progress) -> Result<()> {
-        if let Some(folder) = &self.config.save {
-            let begin = Instant::now();
-            if self.stepper.replica.group.rank() == 0 {
-                let storage = &self.stepper.replica.storage;
-                checkpoint::save(folder, self.config, storage, &self.stepper.optimizer, progress)?;
-            }
-            // No rank goes on, and perhaps dies, before the checkpoint is complete.
-            self.stepper.replica.group.barrier()?;
-            let (steps, took) = (progress.steps, begin.elapsed());
-            self.listeners.tell(Event::Saved { steps, took })?;
+    /// Writes a checkpoint, if there are to be any. The replicas are equal.
+    fn save(&mut self, progress: &Progress) -> Result<()> {
+        let Some(folder) = &self.config.save else { return Ok(()) };
+        let begin = Instant::now();
+        let Stepper { replica, optimizer, .. } = &self.stepper;
+        if replica.group.rank() == 0 {
+            let (config, storage) = (self.config, &replica.storage);
+            resume::save(folder, config, self.num_samples, storage, optimizer, progress)?;
         }
-        Ok(())
+        // No rank goes on, and perhaps dies, before the checkpoint is complete.
+        replica.group.barrier()?;
+        self.listeners.tell(Event::Saved { steps: progress.steps, took: begin.elapsed() })
     }
 
     /// Evaluates after a step, and says so.

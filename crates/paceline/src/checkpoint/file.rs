@@ -1,0 +1,138 @@
+//! The file of a checkpoint: written, verified, compared with a run, and read back.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use paceline_data::Position;
+use paceline_memory::DType;
+use paceline_model::weights::{self, WeightFile};
+use paceline_model::{Layout, Optimizer, OptimizerConfig, Storage};
+
+use super::Setting;
+use crate::run::progress::{EpochSums, Progress};
+use crate::{Failure, Result};
+
+/// The file's name in its folder.
+const FILE: &str = "checkpoint.safetensors";
+/// What metadata of this version look like. Version 2 knew complete epochs only.
+const VERSION: &str = "3";
+
+/// Writes the checkpoint of a run that stands at `progress`, whose continuation needs the same `settings`.
+pub fn save(
+    folder: &Path,
+    settings: &[Setting],
+    storage: &Storage,
+    optimizer: &Optimizer,
+    progress: &Progress,
+) -> Result<()> {
+    fs::create_dir_all(folder)
+        .map_err(|e| Failure::io(format!("cannot make the folder {}", folder.display()), e))?;
+    let Progress { position, steps, samples, epoch } = progress;
+    let mut metadata = BTreeMap::from(
+        [
+            ("version", VERSION.to_owned()),
+            ("epochs", position.epoch.to_string()),
+            ("batches", position.step.to_string()),
+            ("steps", steps.to_string()),
+            ("samples-trained", samples.to_string()),
+            // As many digits as it takes to get the same number back.
+            ("epoch-loss", format!("{:?}", epoch.loss)),
+            ("epoch-correct", format!("{:?}", epoch.correct)),
+            ("epoch-samples", format!("{:?}", epoch.count)),
+            ("optimizer-steps", optimizer.steps().to_string()),
+        ]
+        .map(|(key, value)| (key.to_owned(), value)),
+    );
+    for Setting { key, value, .. } in settings {
+        metadata.insert((*key).to_owned(), value.clone());
+    }
+    Ok(weights::save(&folder.join(FILE), storage, optimizer, &metadata)?)
+}
+
+/// Whether there is a checkpoint in `folder`. What is there under its name is complete: it appears by
+/// being renamed. Where the system cannot tell, there is one, so that opening it says why.
+pub fn is_in(folder: &Path) -> bool {
+    folder.join(FILE).try_exists().unwrap_or(true)
+}
+
+/// A checkpoint in memory, whose digest has been verified.
+#[derive(Debug)]
+pub struct Checkpoint {
+    file: WeightFile,
+    progress: Progress,
+    optimizer_steps: u64,
+}
+
+impl Checkpoint {
+    /// Reads the checkpoint in `folder`. Errors when there is none, when it is not whole, or when another
+    /// version wrote it.
+    pub fn open(folder: &Path) -> std::result::Result<Self, String> {
+        let file = WeightFile::open(&folder.join(FILE)).map_err(|e| e.to_string())?;
+        match file.metadata().get("version").map_or("none", String::as_str) {
+            VERSION => {}
+            other => {
+                return Err(format!(
+                    "{FILE} there is of version {other}, this program reads version {VERSION}: go on with \
+                     the program that wrote it, or begin anew in another folder"
+                ));
+            }
+        }
+        let epoch = EpochSums {
+            loss: number(&file, "epoch-loss")?,
+            correct: number(&file, "epoch-correct")?,
+            count: number(&file, "epoch-samples")?,
+        };
+        let position =
+            Position { epoch: number(&file, "epochs")?, step: number(&file, "batches")? };
+        let progress = Progress {
+            position,
+            steps: number(&file, "steps")?,
+            samples: number(&file, "samples-trained")?,
+            epoch,
+        };
+        let optimizer_steps = number(&file, "optimizer-steps")?;
+        Ok(Self { file, progress, optimizer_steps })
+    }
+
+    /// Errors unless it holds this model's parameters with this optimizer's state and was written with the
+    /// same settings.
+    pub fn check(
+        &self,
+        layout: &Layout,
+        optimizer: &OptimizerConfig,
+        settings: &[Setting],
+    ) -> std::result::Result<(), String> {
+        self.file.check(layout, DType::F32, optimizer).map_err(|e| e.to_string())?;
+        for setting in settings {
+            let theirs = self.file.metadata().get(setting.key);
+            if theirs != Some(&setting.value) {
+                return Err(setting.refusal(theirs.map(String::as_str)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the run that wrote it stood.
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// The digest of all of it.
+    pub fn digest(&self) -> &str {
+        self.file.digest()
+    }
+
+    /// Copies parameters, running statistics and optimizer state into place.
+    pub fn restore(&self, storage: &Storage, optimizer: &mut Optimizer) -> Result<()> {
+        self.file.restore(storage, optimizer)?;
+        optimizer.resume_after(self.optimizer_steps);
+        Ok(())
+    }
+}
+
+fn number<T: FromStr>(file: &WeightFile, key: &str) -> std::result::Result<T, String> {
+    let text = file.metadata().get(key).ok_or_else(|| format!("it does not say its {key}"))?;
+    text.parse().map_err(|_| format!("its {key} ({text}) is not a number"))
+}

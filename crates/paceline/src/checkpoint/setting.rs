@@ -1,0 +1,38 @@
+//! A setting that a checkpoint remembers, and what is said when a run has another one.
+
+/// A setting that must be the same for a run to go on as if it had never stopped.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Its name among the metadata.
+    pub key: &'static str,
+    /// The flag that sets it, if there is one.
+    pub name: String,
+    /// What it is in this run.
+    pub value: String,
+    /// What another value would mean.
+    pub otherwise: &'static str,
+    /// What to do then.
+    pub fix: String,
+}
+
+impl Setting {
+    /// A setting that a flag decides: its key is the flag's name.
+    pub fn of_flag(flag: &'static str, value: impl ToString, otherwise: &'static str) -> Self {
+        Self {
+            key: flag.trim_start_matches('-'),
+            name: flag.to_owned(),
+            value: value.to_string(),
+            otherwise,
+            fix: format!("pass the same {flag}"),
+        }
+    }
+
+    /// Why a checkpoint that was written with `theirs` cannot be continued.
+    pub(super) fn refusal(&self, theirs: Option<&str>) -> String {
+        let Setting { name, value, otherwise, fix, .. } = self;
+        let theirs = theirs.unwrap_or("nothing");
+        let theirs = format!("{name} {theirs}");
+        let theirs = theirs.trim_start();
+        format!("it was written with {theirs}, this run has {value}; {otherwise}: {fix}")
+    }
+}

@@ -1,0 +1,56 @@
+//! What a run is to continue from, as the flags say it.
+//!
+//! It knows no checkpoint, nor whether there is one.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::cli::TrainArgs;
+use crate::{Failure, Result};
+
+/// The value of `--resume` that stands for the folder of `--save`, if it has a checkpoint.
+const AUTO: &str = "auto";
+
+/// What a run is to continue from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resume {
+    /// The checkpoint in this folder.
+    From(PathBuf),
+    /// The checkpoint in this folder if there is one; a run that is started again and again by one
+    /// command makes it itself.
+    IfThere(PathBuf),
+}
+
+impl Resume {
+    /// What the flags ask for.
+    pub fn resolve(args: &TrainArgs) -> Result<Option<Self>> {
+        match (&args.resume, &args.save) {
+            (Some(folder), Some(save)) if folder.as_os_str() == AUTO => {
+                Ok(Some(Self::IfThere(save.clone())))
+            }
+            (Some(folder), None) if folder.as_os_str() == AUTO => Err(Failure::Usage(
+                "--resume auto continues from the folder of --save; pass --save DIR too (a folder \
+                 that is called auto is --resume ./auto)"
+                    .into(),
+            )),
+            (folder, _) => Ok(folder.clone().map(Self::From)),
+        }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        match self {
+            Self::From(folder) | Self::IfThere(folder) => folder,
+        }
+    }
+
+    /// What the user wrote, for messages.
+    pub fn flag(&self) -> String {
+        match self {
+            Self::From(folder) => format!("--resume {}", folder.display()),
+            Self::IfThere(folder) => format!("--resume auto (--save {})", folder.display()),
+        }
+    }
+}

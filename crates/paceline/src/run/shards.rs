@@ -1,0 +1,36 @@
+//! Whether a training set can be parted into the shards that the ranks are to have.
+//!
+//! It knows the flags and the number of samples, and nothing of how a shard is read.
+
+use crate::cli::TrainArgs;
+use crate::{Failure, Result};
+
+/// Checks the samples of each rank's own shard against a training set of so many.
+pub fn check_rank_samples(
+    args: &TrainArgs,
+    samples: &[usize],
+    world_size: usize,
+    available: usize,
+) -> Result<()> {
+    let usage = |problem: String| Err(Failure::Usage(problem));
+    let all = samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+    if args.global_batch_size.is_some() {
+        return usage(format!(
+            "--rank-samples {all}: each rank takes batches of its own; pass --batch-size instead of \
+             --global-batch-size"
+        ));
+    }
+    if samples.len() != world_size {
+        return usage(format!(
+            "--rank-samples {all}: there are {world_size} ranks; pass one number for each"
+        ));
+    }
+    match samples.iter().try_fold(0usize, |sum, &samples| sum.checked_add(samples)) {
+        Some(0) => usage(format!("--rank-samples {all}: at least one rank must have samples")),
+        Some(sum) if sum <= available => Ok(()),
+        _ => usage(format!(
+            "--rank-samples {all}: more in all than the training set, which has {available} samples; \
+             lower them"
+        )),
+    }
+}
