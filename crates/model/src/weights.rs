@@ -129,6 +129,10 @@ fn digest<'a>(
     hex(&hasher.finalize())
 }
 
+fn is_param(layout: &Layout, name: &str) -> bool {
+    layout.params().iter().any(|param| param.name == name)
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -174,68 +178,75 @@ impl WeightFile {
         self.metadata.get(DIGEST_KEY).map_or("", String::as_str)
     }
 
-    /// Checks that every parameter of `layout` and its optimizer state and every buffer is there with
-    /// its shape, and nothing else. The error names the first that differs.
-    pub fn check(&self, layout: &Layout, dtype: DType, optimizer: &OptimizerConfig) -> Result<()> {
-        let differs = |reason: String| ModelError::OtherModel { path: self.path.clone(), reason };
+    /// Checks that every parameter and every buffer of `layout` is there with its shape, and no other ones;
+    /// optimizer state does not matter. The error names the first that differs.
+    pub fn check_model(&self, layout: &Layout, dtype: DType) -> Result<()> {
         let tensors = self.tensors()?;
-        let states = optimizer.state_names();
-        let compare = |what: &str, stored: TensorView, ours: Shape| {
-            let (shape, theirs) = (stored.shape(), stored.dtype());
-            if shape != ours.dims() {
-                let reason = format!("{what} has shape {shape:?} there, and {ours} in this model");
-                return Err(differs(reason));
-            }
-            if theirs != file_dtype(dtype) {
-                let reason = format!("{what} has type {theirs:?} there, and {dtype} in this model");
-                return Err(differs(reason));
-            }
-            Ok(())
-        };
         for param in layout.params() {
             let stored = tensors.tensor(&format!("model.{}", param.name)).map_err(|_| {
-                differs(format!("it has no parameter {}, which this model has", param.name))
+                let name = &param.name;
+                self.differs(format!("it has no parameter {name}, which this model has"))
             })?;
-            compare(&format!("parameter {}", param.name), stored, param.shape)?;
+            self.compare(&format!("parameter {}", param.name), stored, param.shape, dtype)?;
         }
         for buffer in layout.buffers() {
             let stored = tensors.tensor(&format!("model.{}", buffer.name)).map_err(|_| {
-                differs(format!("it has no buffer {}, which this model has", buffer.name))
+                let name = &buffer.name;
+                self.differs(format!("it has no buffer {name}, which this model has"))
             })?;
-            compare(&format!("buffer {}", buffer.name), stored, buffer.shape)?;
+            self.compare(&format!("buffer {}", buffer.name), stored, buffer.shape, dtype)?;
         }
-        let known = |name: &str| {
-            let is_param = |name: &str| layout.params().iter().any(|p| p.name == name);
-            let is_buffer = |name: &str| layout.buffers().iter().any(|b| b.name == name);
-            match name.strip_prefix("model.") {
-                Some(name) => is_param(name) || is_buffer(name),
-                None => states.iter().any(|state| {
-                    let rest = name.strip_prefix("optimizer.").and_then(|n| n.strip_prefix(state));
-                    rest.and_then(|n| n.strip_prefix('.')).is_some_and(is_param)
-                }),
-            }
+        let is_known = |name: &str| {
+            let is_buffer = layout.buffers().iter().any(|buffer| buffer.name == name);
+            is_buffer || is_param(layout, name)
         };
-        let mut names = tensors.names();
-        names.sort_unstable();
-        if let Some(name) = names.iter().find(|name| !known(name)) {
-            return Err(differs(format!("it has {name}, which this run has no use for")));
-        }
+        self.check_names(|name| name.strip_prefix("model.").is_none_or(is_known))
+    }
+
+    /// Checks that every parameter of `layout` and its optimizer state and every buffer is there with
+    /// its shape, and nothing else. The error names the first that differs.
+    pub fn check(&self, layout: &Layout, dtype: DType, optimizer: &OptimizerConfig) -> Result<()> {
+        self.check_model(layout, dtype)?;
+        let tensors = self.tensors()?;
+        let states = optimizer.state_names();
+        self.check_names(|name| {
+            let of_state = |state: &&str| {
+                let rest = name.strip_prefix("optimizer.").and_then(|n| n.strip_prefix(state));
+                rest.and_then(|n| n.strip_prefix('.')).is_some_and(|name| is_param(layout, name))
+            };
+            name.starts_with("model.") || states.iter().any(of_state)
+        })?;
+        let num_names = tensors.names().len();
         let of_params = layout.params().len() + layout.trained().count() * states.len();
         let needed = of_params + layout.buffers().len();
-        if names.len() < needed {
+        if num_names < needed {
             let reason = format!("it lacks the optimizer state this run needs ({states:?})");
-            return Err(differs(reason));
+            return Err(self.differs(reason));
         }
-        if names.len() > needed {
+        if num_names > needed {
             let reason = "it has optimizer state of parameters that this run has frozen";
-            return Err(differs(reason.into()));
+            return Err(self.differs(reason.into()));
         }
         for (_, param) in layout.trained() {
             for state in states {
                 let name = format!("optimizer.{state}.{}", param.name);
                 let stored = tensors.tensor(&name).map_err(|e| self.fail(e.to_string()))?;
-                compare(&name, stored, param.shape)?;
+                self.compare(&name, stored, param.shape, dtype)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Copies parameters and buffers into place, after [`WeightFile::check_model`].
+    pub fn restore_model(&self, storage: &Storage) -> Result<()> {
+        let layout = storage.layout();
+        self.check_model(layout, storage.values().dtype())?;
+        let tensors = self.tensors()?;
+        for (at, param) in layout.params().iter().enumerate() {
+            self.copy(&tensors, &format!("model.{}", param.name), storage.value(ParamId(at))?)?;
+        }
+        for (at, buffer) in layout.buffers().iter().enumerate() {
+            self.copy(&tensors, &format!("model.{}", buffer.name), storage.buffer(BufferId(at))?)?;
         }
         Ok(())
     }
@@ -243,25 +254,54 @@ impl WeightFile {
     /// Copies parameters, buffers and optimizer state into place, after [`WeightFile::check`]. The number of
     /// optimizer steps is the caller's to restore.
     pub fn restore(&self, storage: &Storage, optimizer: &Optimizer) -> Result<()> {
-        let dtype = storage.values().dtype();
-        self.check(storage.layout(), dtype, optimizer.config())?;
+        let layout = storage.layout();
+        self.check(layout, storage.values().dtype(), optimizer.config())?;
+        self.restore_model(storage)?;
         let tensors = self.tensors()?;
-        let copy = |name: String, to: Tensor| -> Result<()> {
-            let from = tensors.tensor(&name).map_err(|e| self.fail(e.to_string()))?;
-            to.as_bytes().write::<u8>()?.copy_from_slice(from.data());
-            Ok(())
-        };
-        for (at, param) in storage.layout().params().iter().enumerate() {
-            copy(format!("model.{}", param.name), storage.value(ParamId(at))?)?;
-            for (state, tensor) in optimizer.state().filter(|_| !param.is_frozen) {
+        for (_, param) in layout.trained() {
+            for (state, tensor) in optimizer.state() {
                 let name = format!("optimizer.{state}.{}", param.name);
-                copy(name, tensor.slice(param.range())?)?;
+                self.copy(&tensors, &name, tensor.slice(param.range())?)?;
             }
         }
-        for (at, buffer) in storage.layout().buffers().iter().enumerate() {
-            copy(format!("model.{}", buffer.name), storage.buffer(BufferId(at))?)?;
+        Ok(())
+    }
+
+    fn copy(&self, tensors: &SafeTensors, name: &str, to: Tensor) -> Result<()> {
+        let from = tensors.tensor(name).map_err(|e| self.fail(e.to_string()))?;
+        to.as_bytes().write::<u8>()?.copy_from_slice(from.data());
+        Ok(())
+    }
+
+    /// Errors when a stored tensor has another shape or type than this model's.
+    fn compare(&self, what: &str, stored: TensorView, ours: Shape, dtype: DType) -> Result<()> {
+        let (shape, theirs) = (stored.shape(), stored.dtype());
+        if shape != ours.dims() {
+            let reason = format!("{what} has shape {shape:?} there, and {ours} in this model");
+            return Err(self.differs(reason));
+        }
+        if theirs != file_dtype(dtype) {
+            let reason = format!("{what} has type {theirs:?} there, and {dtype} in this model");
+            return Err(self.differs(reason));
         }
         Ok(())
+    }
+
+    /// Errors with the first name that nothing here has a use for.
+    fn check_names(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
+        let tensors = self.tensors()?;
+        let mut names = tensors.names();
+        names.sort_unstable();
+        match names.iter().find(|name| !is_known(name)) {
+            Some(name) => {
+                Err(self.differs(format!("it has {name}, which this run has no use for")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn differs(&self, reason: String) -> ModelError {
+        ModelError::OtherModel { path: self.path.clone(), reason }
     }
 
     fn tensors(&self) -> Result<SafeTensors<'_>> {

@@ -117,6 +117,20 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
 }
 
 #[test]
+fn a_model_is_read_whatever_optimizer_it_was_trained_with() {
+    for config in [SGD, PLAIN_SGD, ADAMW] {
+        let (_folder, path) = saved(config);
+        let file = WeightFile::open(&path).unwrap();
+        let read = Trainee::new(&SMALL, PLAIN_SGD, DType::F32, 3);
+        file.restore_model(&read.storage).unwrap();
+        let mut written = Trainee::new(&SMALL, config, DType::F32, 1);
+        assert_ne!(read.storage.digest().unwrap(), written.storage.digest().unwrap());
+        written.step();
+        assert_eq!(read.storage.digest().unwrap(), written.storage.digest().unwrap());
+    }
+}
+
+#[test]
 fn a_file_is_replaced_as_a_whole() {
     let (folder, path) = saved(SGD);
     let mut trainee = Trainee::new(&SMALL, SGD, DType::F32, 1);

@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 
-use common::{Run, Sandbox, TINY, gzip, idx, idx_images, idx_labels, write_cifar10};
+use common::{Run, Sandbox, TINY, TINY_MLP, gzip, idx, idx_images, idx_labels, write_cifar10};
+use paceline_kernels::optimizer::Sgd;
+use paceline_memory::{Allocator, DType};
+use paceline_model::{MlpConfig, Optimizer, OptimizerConfig, Storage, weights};
 
 /// Demands that `paceline train` refuses these flags with a message that holds all of `words`, and
 /// leaves the folder as it was.
@@ -194,6 +198,10 @@ fn steps_and_optimizers() {
         refused(&flags, &["--min-lr", "from 0 to --lr, which is 0.1"]);
     }
     refused("--min-lr 0.001", &["--min-lr 0.001", "--lr-schedule linear and cosine", "leave it"]);
+    let constant = ["--lr-steps 5", "when --lr-schedule linear and cosine end", "leave it out"];
+    refused("--lr-steps 5", &constant);
+    let endless = ["--lr-warmup-steps 9", "learning rate's course has 9", "raise --lr-steps"];
+    refused("--lr-warmup-steps 9 --lr-steps 9 --lr-schedule linear", &endless);
     refused("--momentum -0.9", &["--momentum -0.9", "not negative"]);
     refused("--weight-decay -1", &["--weight-decay -1", "not negative"]);
     refused("--optimizer adamw --momentum 0.9", &["--momentum belongs to --optimizer sgd"]);
@@ -234,6 +242,11 @@ fn data_flags() {
     refused("--model mlp --eval-every 5", &["--eval-every", "no test part", "leave it out"]);
     refused("--eval-every 0", &["--eval-every 0", "number of optimizer steps"]);
     refused("--eval-every -1", &["'-1'", "--eval-every"]);
+    refused("--save ckpt --save-every 0", &["--save-every 0", "number of optimizer steps"]);
+    refused("--save-every 5", &["--save <DIR>", "not provided"]);
+    refused("--steps 0", &["--epochs, --steps and --steps-per-epoch must be at least 1"]);
+    refused("--steps 5 --epochs 1", &["'--steps <N>' cannot be used with '--epochs <N>'"]);
+    refused("--steps -5", &["'-5'", "--steps"]);
 }
 
 #[test]
@@ -422,6 +435,34 @@ fn corrupt_checkpoints() {
     // The test can fail: the whole one is accepted.
     fs::write(&path, &whole).unwrap();
     sandbox.train(&resume).ok();
+}
+
+#[test]
+fn checkpoints_of_other_versions() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("saved")).unwrap();
+    // What another version wrote is whole, and its digest is right.
+    let allocator = Allocator::new();
+    let sizes = MlpConfig {
+        input_dim: 16,
+        hidden_dim: 16,
+        output_dim: 4,
+        num_layers: 1,
+        tie_layers: false,
+    };
+    let layout = sizes.build(1).unwrap().layout;
+    let storage = Storage::host(layout, DType::F32, &allocator).unwrap();
+    storage.initialize(1).unwrap();
+    let sgd = OptimizerConfig::Sgd(Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 });
+    let optimizer = Optimizer::new(sgd, &storage, &allocator).unwrap();
+    for (version, said) in [(Some("2"), "of version 2"), (None, "of version none")] {
+        let version = version.map(|version| ("version".to_owned(), version.to_owned()));
+        let metadata = BTreeMap::from_iter(version);
+        let path = sandbox.path("saved/checkpoint.safetensors");
+        weights::save(&path, &storage, &optimizer, &metadata).unwrap();
+        let words = ["--resume saved", said, "this program reads version 3", "begin anew"];
+        refused_in(&sandbox, &format!("{TINY_MLP} --resume saved"), &words);
+    }
 }
 
 #[test]
