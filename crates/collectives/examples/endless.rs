@@ -61,10 +61,10 @@ fn run(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let (rank, world) = (placement.rank, placement.world_size);
     let options = GroupOptions { timeout, ..GroupOptions::for_local_ranks(world) };
-    let meeting = placement.meeting()?;
+    let rendezvous = placement.rendezvous()?;
     let group = match transport {
-        "tcp" => Group::tcp(meeting, "127.0.0.1", rank, world, options)?,
-        _ => Group::shm(meeting, rank, world, options)?,
+        "tcp" => Group::tcp(rendezvous, "127.0.0.1", rank, world, options)?,
+        _ => Group::shm(rendezvous, rank, world, options)?,
     };
     let mut data = vec![1f32; MAX_ELEMENTS as usize];
     // The same sizes on all ranks, by a generator of Marsaglia's.

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use paceline_memory::MemoryError;
+use paceline_rendezvous::{EnvironmentError, RendezvousError};
 
-use crate::EnvironmentError;
-
-/// An error of a collective operation, or of meeting the other ranks.
+/// An error of a collective operation, or of forming a group.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CollectiveError {
     /// A peer ended without leaving the group in order.
@@ -131,17 +130,28 @@ pub enum CollectiveError {
         /// The first error.
         cause: String,
     },
-    /// The ranks could not meet.
-    #[error("rank {rank} of {world_size} could not meet the others at {place}: {reason}")]
-    Meeting {
-        /// Who reports.
+    /// The ranks could not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The ranks have met, but could not set up what they share.
+    #[error("rank {rank} of {world_size} could not set up {what}: {reason}")]
+    Setup {
+        /// The rank that reports.
         rank: usize,
-        /// How many ranks were to meet.
+        /// How many ranks there are.
         world_size: usize,
-        /// Where.
-        place: String,
-        /// Why not.
+        /// What was to be set up.
+        what: &'static str,
+        /// Why it was not.
         reason: String,
+    },
+    /// The environment names a transport that does not exist, or that cannot connect these ranks.
+    #[error("PACELINE_TRANSPORT={value:?} in the environment: {advice}")]
+    TransportVariable {
+        /// The variable's value.
+        value: String,
+        /// What is wrong, and what to do.
+        advice: String,
     },
     /// The MPI library refused, or failed.
     #[error("rank {rank}: the MPI library failed in {op} #{seq}: {reason}")]
@@ -158,9 +168,6 @@ pub enum CollectiveError {
     /// An object could not be turned into bytes, or back.
     #[error("cannot turn this object into bytes or back: {0}")]
     Object(String),
-    /// The environment does not say, or says wrongly, who the ranks are and how they connect.
-    #[error(transparent)]
-    Environment(#[from] EnvironmentError),
     /// Memory was refused.
     #[error(transparent)]
     Memory(#[from] std::sync::Arc<MemoryError>),
@@ -169,6 +176,12 @@ pub enum CollectiveError {
 impl From<MemoryError> for CollectiveError {
     fn from(error: MemoryError) -> Self {
         CollectiveError::Memory(std::sync::Arc::new(error))
+    }
+}
+
+impl From<EnvironmentError> for CollectiveError {
+    fn from(error: EnvironmentError) -> Self {
+        CollectiveError::Rendezvous(error.into())
     }
 }
 

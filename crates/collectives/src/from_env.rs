@@ -5,15 +5,10 @@
 //! others, through the store, which transport it was asked for and where it is, so that all choose
 //! the same one. Knows nothing of how the transports work.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-
+use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::door::Door;
-use crate::{
-    CollectiveError, EnvironmentError, Group, GroupOptions, Meeting, MeetingPoint, Placement,
-    Store, Transport,
-};
+use crate::{CollectiveError, Group, GroupOptions, Transport};
 
 /// The variable that names the transport, for ranks that some launcher has started.
 pub const TRANSPORT: &str = "PACELINE_TRANSPORT";
@@ -25,10 +20,7 @@ struct Spot {
     wish: String,
     local_rank: usize,
     local_world: usize,
-    /// This host's address on the way to the meeting.
-    own: IpAddr,
-    /// The meeting's address as this host sees it.
-    meeting: IpAddr,
+    route: HostRoute,
 }
 
 impl Group {
@@ -57,21 +49,23 @@ impl Group {
         if world == 1 && wish.is_none() {
             return Self::alone(Some(options));
         }
-        let meeting = place.meeting()?;
-        let own = Spot::of(&place, meeting, wish)?;
-        let store = Store::open(meeting, rank, world, options.timeout)?;
-        let spots = own.swap_at(&store, rank, world)?;
+        let rendezvous = place.rendezvous()?;
+        let own = Spot::of(&place, rendezvous, wish)?;
+        let store = Store::open(rendezvous, rank, world, options.timeout)?;
+        let spots: Vec<Spot> = store.exchange("spot", &own)?;
         let transport = choose(&spots, wish)?;
-        let host = address(&spots, rank).to_string();
-        let door = Door::open((transport != Transport::Shm).then_some(&*host), rank)?;
-        let cards = door.swap_at(&store, rank, world)?;
+        let routes: Vec<HostRoute> = spots.iter().map(|spot| spot.route).collect();
+        let host = HostRoute::address_of(&routes, rank).to_string();
+        let listens_to = (transport != Transport::Shm).then_some(&*host);
+        let listener = PeerListener::bind(listens_to, rank, world)?;
+        let addresses = store.exchange("address", listener.address())?;
         match transport {
-            Transport::Shm => Self::form_shm(&door, &cards, rank, options, "world"),
+            Transport::Shm => Self::form_shm(&listener, &addresses, rank, options, "world"),
             Transport::Hybrid => {
                 let local_world = place.local_world_size;
-                Self::form_hybrid(&door, &cards, &host, rank, local_world, options, "world")
+                Self::form_hybrid(&listener, &addresses, &host, rank, local_world, options, "world")
             }
-            _ => Self::form_tcp(&door, &cards, &host, rank, options, "world"),
+            _ => Self::form_tcp(&listener, &addresses, &host, rank, options, "world"),
         }
     }
 
@@ -91,47 +85,28 @@ impl Group {
     fn by_mpi(_: GroupOptions) -> Result<Self, CollectiveError> {
         let advice = "this program was built without it; build it with the cargo feature `mpi` of \
                       paceline-collectives, or unset the variable";
-        Err(refusal("mpi", advice).into())
+        Err(refusal("mpi", advice))
     }
 }
 
 impl Spot {
     fn of(
         place: &Placement,
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         wish: Option<Transport>,
     ) -> Result<Self, CollectiveError> {
-        let (own, there) = route(meeting).map_err(|reason| CollectiveError::Meeting {
-            rank: place.rank,
-            world_size: place.world_size,
-            place: meeting.place(),
-            reason,
-        })?;
+        let route = HostRoute::to(rendezvous, place.rank, place.world_size)?;
         Ok(Self {
             wish: wish.map_or(String::new(), |wish| wish.name().into()),
             local_rank: place.local_rank,
             local_world: place.local_world_size,
-            own,
-            meeting: there,
+            route,
         })
-    }
-
-    /// Everybody's, in rank order.
-    fn swap_at(
-        &self,
-        store: &Store,
-        rank: usize,
-        world: usize,
-    ) -> Result<Vec<Self>, CollectiveError> {
-        let wrap = |e: postcard::Error| CollectiveError::Object(e.to_string());
-        store.set(&format!("spot/{rank}"), &postcard::to_stdvec(self).map_err(wrap)?)?;
-        let spot = |peer| postcard::from_bytes(&store.get(&format!("spot/{peer}"))?).map_err(wrap);
-        (0..world).map(spot).collect()
     }
 }
 
 /// The transport that the variable names.
-fn wish(value: Option<&str>) -> Result<Option<Transport>, EnvironmentError> {
+fn wish(value: Option<&str>) -> Result<Option<Transport>, CollectiveError> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
     match value {
         "shm" => Ok(Some(Transport::Shm)),
@@ -147,12 +122,12 @@ fn wish(value: Option<&str>) -> Result<Option<Transport>, EnvironmentError> {
     }
 }
 
-fn refusal(value: &str, advice: &str) -> EnvironmentError {
-    EnvironmentError::Transport { value: value.into(), advice: advice.into() }
+fn refusal(value: &str, advice: &str) -> CollectiveError {
+    CollectiveError::TransportVariable { value: value.into(), advice: advice.into() }
 }
 
 /// The transport for ranks at these spots: the same answer, or the same error, on all of them.
-fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport, EnvironmentError> {
+fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport, CollectiveError> {
     let other = spots.iter().position(|spot| spot.wish != spots[0].wish);
     if let Some(other) = other {
         let advice = format!(
@@ -185,48 +160,13 @@ fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport, Environm
     }
 }
 
-/// The address by which the others reach `rank`.
-///
-/// The host where the ranks meet may know itself by a loopback address only, as its own file of host
-/// names often has it. The others see it from outside.
-fn address(spots: &[Spot], rank: usize) -> IpAddr {
-    let own = spots[rank].own;
-    let from_outside = spots.iter().map(|spot| spot.meeting).find(|ip| !ip.is_loopback());
-    if own.is_loopback() { from_outside.unwrap_or(own) } else { own }
-}
-
-/// This host's address on the way to the meeting, and the meeting's. No packet is sent.
-fn route(meeting: &Meeting) -> Result<(IpAddr, IpAddr), String> {
-    let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
-    let (host, port) = match &meeting.point {
-        MeetingPoint::Tcp { host, port } | MeetingPoint::Agent { host, port, .. } => (host, *port),
-        // These are of this host; the environment never names a file.
-        MeetingPoint::Local { .. } | MeetingPoint::File(_) => return Ok((loopback, loopback)),
-    };
-    let through = |target: SocketAddr| {
-        let any = match target {
-            SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.connect(target)?;
-        Ok::<_, std::io::Error>((socket.local_addr()?.ip(), target.ip()))
-    };
-    let mut last = "the name has no address".to_owned();
-    for target in (host.as_str(), port).to_socket_addrs().map_err(|e| e.to_string())? {
-        match through(target) {
-            Ok(found) => return Ok(found),
-            Err(error) => last = error.to_string(),
-        }
-    }
-    Err(format!("this host has no way to {host}: {last}"))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
     use super::*;
 
-    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     /// The spots of ranks on hosts with these numbers of ranks.
     fn spots(hosts: &[usize]) -> Vec<Spot> {
@@ -235,8 +175,7 @@ mod tests {
                 wish: String::new(),
                 local_rank,
                 local_world,
-                own: HERE,
-                meeting: HERE,
+                route: HostRoute { own: LOOPBACK, rendezvous: LOOPBACK },
             })
         };
         hosts.iter().flat_map(on).collect()
@@ -244,19 +183,19 @@ mod tests {
 
     #[test]
     fn the_hosts_decide_unless_the_variable_does() {
-        assert_eq!(choose(&spots(&[3]), None), Ok(Transport::Shm));
-        assert_eq!(choose(&spots(&[2, 2, 2]), None), Ok(Transport::Hybrid));
-        assert_eq!(choose(&spots(&[1, 1]), None), Ok(Transport::Tcp));
-        assert_eq!(choose(&spots(&[3, 1]), None), Ok(Transport::Tcp));
-        assert_eq!(choose(&spots(&[3]), Some(Transport::Tcp)), Ok(Transport::Tcp));
+        assert_eq!(choose(&spots(&[3]), None).unwrap(), Transport::Shm);
+        assert_eq!(choose(&spots(&[2, 2, 2]), None).unwrap(), Transport::Hybrid);
+        assert_eq!(choose(&spots(&[1, 1]), None).unwrap(), Transport::Tcp);
+        assert_eq!(choose(&spots(&[3, 1]), None).unwrap(), Transport::Tcp);
+        assert_eq!(choose(&spots(&[3]), Some(Transport::Tcp)).unwrap(), Transport::Tcp);
         // Dealt out one host at a time, ranks do not count through the hosts.
         let dealt: Vec<Spot> = [0, 2, 1, 3].map(|rank| spots(&[2, 2])[rank].clone()).into();
-        assert_eq!(choose(&dealt, None), Ok(Transport::Tcp));
+        assert_eq!(choose(&dealt, None).unwrap(), Transport::Tcp);
     }
 
     #[test]
     fn what_cannot_be_is_refused_with_the_way_out() {
-        let says = |outcome: Result<_, EnvironmentError>| outcome.unwrap_err().to_string();
+        let says = |outcome: Result<_, CollectiveError>| outcome.unwrap_err().to_string();
         let error = says(choose(&spots(&[2, 2]), Some(Transport::Shm)));
         assert!(error.contains("PACELINE_TRANSPORT=\"shm\"") && error.contains("use hybrid"));
         let error = says(choose(&spots(&[3, 1]), Some(Transport::Hybrid)));
@@ -267,19 +206,6 @@ mod tests {
         assert!(error.contains("rank 0 has \"\" and rank 1 has \"tcp\""), "{error}");
         assert!(wish(Some("thread")).unwrap_err().to_string().contains("use shm"));
         assert!(wish(Some("pigeon")).unwrap_err().to_string().contains("no such transport"));
-        assert_eq!((wish(None), wish(Some(""))), (Ok(None), Ok(None)));
-    }
-
-    #[test]
-    fn a_host_that_knows_itself_by_loopback_only_is_seen_from_outside() {
-        let outside = IpAddr::from([10, 0, 0, 1]);
-        let mut spots = spots(&[1, 1]);
-        assert_eq!(address(&spots, 0), HERE);
-        (spots[1].own, spots[1].meeting) = ([10, 0, 0, 2].into(), outside);
-        assert_eq!(address(&spots, 0), outside);
-        assert_eq!(address(&spots, 1), IpAddr::from([10, 0, 0, 2]));
-        let local = Meeting::by_tcp("127.0.0.1", 9, "");
-        assert_eq!(route(&local), Ok((HERE, HERE)));
-        assert_eq!(route(&Meeting::by_port(9, "")), Ok((HERE, HERE)));
+        assert_eq!((wish(None).unwrap(), wish(Some("")).unwrap()), (None, None));
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use paceline_memory::{Allocator, Buffer, Category, DType, Mapping, Tensor};
+use paceline_rendezvous::{PeerAddress, PeerListener, Rendezvous, Store};
 
 use crate::core::Core;
 use crate::cost::{Algorithm, Link};
-use crate::door::{Card, Door};
 use crate::engine::Engine;
 use crate::hybrid::Hybrid;
 #[cfg(feature = "mpi")]
@@ -21,7 +21,7 @@ use crate::shared::{Control, Fate, Reach, Shared};
 use crate::tcp::{NEVER, Tcp};
 use crate::watch::Watch;
 use crate::worker::Worker;
-use crate::{CollectiveError, GroupOptions, Meeting, ReduceOp, Store, Transport};
+use crate::{CollectiveError, GroupOptions, ReduceOp, Transport};
 
 /// The most ranks that a group can have.
 pub const MAX_RANKS: usize = 64;
@@ -97,13 +97,13 @@ impl Group {
     /// Blocks until all `world_size` ranks have come, at most `options.timeout`. Errors when they
     /// do not, when one presents another secret or world size, or when memory cannot be shared.
     pub fn shm(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         rank: usize,
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        let (door, cards) = Self::meet(meeting, None, rank, world_size, &options)?;
-        Self::form_shm(&door, &cards, rank, options, "world")
+        let (listener, addresses) = Self::meet(rendezvous, None, rank, world_size, &options)?;
+        Self::form_shm(&listener, &addresses, rank, options, "world")
     }
 
     /// Meets the other processes, on this host or others, and forms a group with them over TCP.
@@ -111,28 +111,28 @@ impl Group {
     ///
     /// Errors as [`Group::shm`] does.
     pub fn tcp(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         host: &str,
         rank: usize,
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        let (door, cards) = Self::meet(meeting, Some(host), rank, world_size, &options)?;
-        Self::form_tcp(&door, &cards, host, rank, options, "world")
+        let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
+        Self::form_tcp(&listener, &addresses, host, rank, options, "world")
     }
 
     /// As [`Group::tcp`], but ranks of one host share memory. Ranks count through the hosts one after
     /// the other, `local_world_size` on each.
     pub fn hybrid(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         host: &str,
         rank: usize,
         world_size: usize,
         local_world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        let (door, cards) = Self::meet(meeting, Some(host), rank, world_size, &options)?;
-        Self::form_hybrid(&door, &cards, host, rank, local_world_size, options, "world")
+        let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
+        Self::form_hybrid(&listener, &addresses, host, rank, local_world_size, options, "world")
     }
 
     /// Forms a group of all ranks that an MPI launcher has started, whose library carries the bytes.
@@ -204,8 +204,10 @@ impl Group {
                     Engine::Hybrid(hybrid) => Some(hybrid.host()),
                     _ => None,
                 };
-                let door = Door::open(host, self.rank())?;
-                let cards = door.swap_within(self, &members)?;
+                let listener = PeerListener::bind(host, self.rank(), self.world_size())?;
+                let all = self.all_gather_object(listener.address())?;
+                let addresses: Vec<PeerAddress> =
+                    members.iter().map(|&member| all[member].clone()).collect();
                 if colour.is_none() {
                     return Ok(None);
                 }
@@ -215,15 +217,15 @@ impl Group {
                     _ => None,
                 };
                 match (host, local) {
-                    (None, _) => Self::form_shm(&door, &cards, rank, options, &name)?,
+                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, &name)?,
                     (_, Some(local)) if local == world => {
-                        Self::form_shm(&door, &cards, rank, options, &name)?
+                        Self::form_shm(&listener, &addresses, rank, options, &name)?
                     }
                     (Some(host), Some(local)) => {
-                        Self::form_hybrid(&door, &cards, host, rank, local, options, &name)?
+                        Self::form_hybrid(&listener, &addresses, host, rank, local, options, &name)?
                     }
                     (Some(host), None) => {
-                        Self::form_tcp(&door, &cards, host, rank, options, &name)?
+                        Self::form_tcp(&listener, &addresses, host, rank, options, &name)?
                     }
                 }
             }
@@ -232,14 +234,14 @@ impl Group {
     }
 
     pub(crate) fn form_shm(
-        door: &Door,
-        cards: &[Card],
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
         rank: usize,
         options: GroupOptions,
         name: &str,
     ) -> Result<Self, CollectiveError> {
-        let world = cards.len();
-        let links = Links::connect(door, cards, rank, options.timeout)?;
+        let world = addresses.len();
+        let links = Links::connect(listener, addresses, rank, options.timeout)?;
         let (memory, reach) = links.share_control()?;
         let engine = Engine::Shared(Shared::new(rank, world, memory, reach));
         let ties = Ties::Host { links, monitor: None };
@@ -251,15 +253,15 @@ impl Group {
     }
 
     pub(crate) fn form_tcp(
-        door: &Door,
-        cards: &[Card],
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
         host: &str,
         rank: usize,
         options: GroupOptions,
         name: &str,
     ) -> Result<Self, CollectiveError> {
-        let world = cards.len();
-        let tcp = Tcp::connect(door, cards, host, rank, &options, |_| true)?;
+        let world = addresses.len();
+        let tcp = Tcp::connect(listener, addresses, host, rank, &options, |_| true)?;
         let engine = Engine::Tcp(tcp);
         let transport = Transport::Tcp;
         let group =
@@ -272,15 +274,15 @@ impl Group {
     }
 
     pub(crate) fn form_hybrid(
-        door: &Door,
-        cards: &[Card],
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
         host: &str,
         rank: usize,
         local_world: usize,
         options: GroupOptions,
         name: &str,
     ) -> Result<Self, CollectiveError> {
-        let world = cards.len();
+        let world = addresses.len();
         if local_world == 0 || !world.is_multiple_of(local_world) {
             let reason = format!(
                 "needs the same number of ranks on every host, got {world} ranks with {local_world} \
@@ -290,12 +292,12 @@ impl Group {
         }
         let (node, local_rank) = (rank / local_world, rank % local_world);
         let first = node * local_world;
-        let here = &cards[first..first + local_world];
-        let links = Links::connect(door, here, local_rank, options.timeout)?;
+        let here = &addresses[first..first + local_world];
+        let links = Links::connect(listener, here, local_rank, options.timeout)?;
         let (memory, reach) = links.share_control()?;
         let shared = Shared::new(local_rank, local_world, memory, reach);
         let is_remote = |peer: usize| peer / local_world != node;
-        let tcp = Tcp::connect(door, cards, host, rank, &options, is_remote)?;
+        let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote)?;
         let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
         let ties = Ties::Host { links, monitor: None };
         let transport = Transport::Hybrid;
@@ -330,20 +332,20 @@ impl Group {
         Ok(())
     }
 
-    /// Where all ranks can be reached, and this rank's own door. The store may close when this
+    /// This rank's own listener, and where all ranks can be reached. The store may close when this
     /// returns: rank 0 answers the others for as long as its process lives.
     fn meet(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         host: Option<&str>,
         rank: usize,
         world_size: usize,
         options: &GroupOptions,
-    ) -> Result<(Door, Vec<Card>), CollectiveError> {
+    ) -> Result<(PeerListener, Vec<PeerAddress>), CollectiveError> {
         Self::check_world(rank, world_size)?;
-        let store = Store::open(meeting, rank, world_size, options.timeout)?;
-        let door = Door::open(host, rank)?;
-        let cards = door.swap_at(&store, rank, world_size)?;
-        Ok((door, cards))
+        let store = Store::open(rendezvous, rank, world_size, options.timeout)?;
+        let listener = PeerListener::bind(host, rank, world_size)?;
+        let addresses = store.exchange("address", listener.address())?;
+        Ok((listener, addresses))
     }
 
     pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<(), CollectiveError> {

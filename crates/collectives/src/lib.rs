@@ -31,7 +31,7 @@
 //!
 //! Started alone it is a group of one. Ranks of one host share memory; others are connected by
 //! sockets. PACELINE_TRANSPORT chooses otherwise. [`Group::shm`], [`Group::tcp`] and
-//! [`Group::hybrid`] take rank, world size and [`Meeting`] from the program instead.
+//! [`Group::hybrid`] take rank, world size and [`Rendezvous`] from the program instead.
 //!
 //! Ranks can also be threads of one process, and the rest stays the same:
 //!
@@ -176,16 +176,11 @@ mod call;
 mod clock;
 mod core;
 mod cost;
-mod door;
-#[cfg(test)]
-mod door_tests;
 mod engine;
-mod environment;
 mod error;
 mod from_env;
 mod group;
 mod hybrid;
-mod meeting;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod objects;
@@ -196,7 +191,6 @@ mod record;
 mod reduce;
 mod shared;
 mod slices;
-mod store;
 mod tcp;
 mod warning;
 mod watch;
@@ -204,16 +198,17 @@ mod worker;
 
 pub use clock::{ClockOffset, Exchange, measure_clock};
 pub use cost::{Algorithm, Cost, Link, NAMED_LINKS};
-pub use environment::{
-    EnvironmentError, Launcher, Placement, write_consequence_file, write_error_file,
-};
 pub use error::CollectiveError;
 pub use from_env::TRANSPORT;
 pub use group::{Dumper, Group, MAX_RANKS};
-pub use meeting::{Meeting, MeetingPoint};
 pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes};
 pub use reduce::{ReduceElement, ReduceOp};
-pub use store::Store;
 pub use watch::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use worker::Work;
+
+// What a program names when it forms a group. The whole of it is in `paceline-rendezvous`.
+pub use paceline_rendezvous::{
+    EnvironmentError, Launcher, Placement, Rendezvous, RendezvousError, RendezvousPoint,
+    write_consequence_file, write_error_file,
+};

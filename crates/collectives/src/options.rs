@@ -38,7 +38,7 @@ impl Transport {
 /// How a group waits, and what it tells.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// The longest that any operation, or the meeting, may wait for other ranks.
+    /// The longest that any operation, or the rendezvous, may wait for other ranks.
     pub timeout: Duration,
     /// How long a blocking operation keeps its core busy before it sleeps. Zero is right where ranks
     /// share cores.

@@ -1,10 +1,9 @@
-//! The one place where this crate speaks to the user by itself.
+//! The only place where this crate writes to the user by itself, besides the log of operations.
 //!
-//! Errors are returned; what neither fails nor may go unnoticed (a stranger that was turned away, a
-//! meeting without a secret) is one line on standard error. The crate has no other output and keeps
-//! no log.
+//! Errors are returned. An event that is no error but must not go unnoticed (a variable that makes no
+//! sense, an emulated link that the transport cannot keep up with) is one line on standard error.
 
-/// Writes one line to standard error. A closed standard error is no reason to fail.
+/// Writes one line to standard error. A closed standard error is not treated as a failure.
 pub(crate) fn warn(message: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "paceline-collectives: {message}");

@@ -7,7 +7,9 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use paceline_collectives::{CollectiveError, DUMP_FOLDER, Group, GroupOptions, Meeting, ReduceOp};
+use paceline_collectives::{
+    CollectiveError, DUMP_FOLDER, Group, GroupOptions, ReduceOp, Rendezvous,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
@@ -111,12 +113,12 @@ fn rank_process() {
     let Ok(scenario) = std::env::var("SCENARIO") else { return };
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let rank = number("RANK");
-    let meeting = Meeting::by_file(std::env::var("MEET_FILE").unwrap());
+    let rendezvous = Rendezvous::by_file(std::env::var("MEET_FILE").unwrap());
     let mut options = GroupOptions::for_local_ranks(WORLD);
     options.timeout = if scenario.contains("stopped") { SHORT } else { NEVER };
     let group = match std::env::var("TRANSPORT").unwrap().as_str() {
-        "shm" => Group::shm(&meeting, rank, WORLD, options),
-        "tcp" => Group::tcp(&meeting, "127.0.0.1", rank, WORLD, options),
+        "shm" => Group::shm(&rendezvous, rank, WORLD, options),
+        "tcp" => Group::tcp(&rendezvous, "127.0.0.1", rank, WORLD, options),
         other => panic!("unknown transport {other}"),
     };
     let group = group.unwrap();

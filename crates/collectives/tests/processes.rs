@@ -5,10 +5,10 @@ mod common;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use paceline_collectives::{CollectiveError, Group, GroupOptions, Meeting, Placement};
+use paceline_collectives::{CollectiveError, Group, GroupOptions, Placement, Rendezvous};
 
 /// Starts `world` copies of this binary that run `scenario` in [`rank_process`].
-fn start(scenario: &str, world: usize, meeting: &[(&str, String)]) -> Vec<Child> {
+fn start(scenario: &str, world: usize, rendezvous: &[(&str, String)]) -> Vec<Child> {
     (0..world)
         .map(|rank| {
             Command::new(std::env::current_exe().unwrap())
@@ -16,7 +16,7 @@ fn start(scenario: &str, world: usize, meeting: &[(&str, String)]) -> Vec<Child>
                 .env("SCENARIO", scenario)
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", world.to_string())
-                .envs(meeting.iter().map(|(key, value)| (*key, value.as_str())))
+                .envs(rendezvous.iter().map(|(key, value)| (*key, value.as_str())))
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -51,13 +51,15 @@ fn rank_process() {
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let placement = Placement::from_env().unwrap().unwrap();
     let (rank, world) = (placement.rank, placement.world_size);
-    let meeting = match std::env::var("MEET_FILE") {
-        Ok(path) => Meeting::by_file(path),
+    let rendezvous = match std::env::var("MEET_FILE") {
+        Ok(path) => Rendezvous::by_file(path),
         // Started by hand under a foreign launcher, to try that: with SCENARIO=operations.
-        Err(_) if std::env::var_os("MEET_PORT").is_none() => placement.meeting().unwrap().clone(),
+        Err(_) if std::env::var_os("MEET_PORT").is_none() => {
+            placement.rendezvous().unwrap().clone()
+        }
         Err(_) => {
             let secret = if scenario == "imposter" && rank == 1 { "wrong" } else { "right" };
-            Meeting::by_port(number("MEET_PORT") as u16, secret)
+            Rendezvous::by_port(number("MEET_PORT") as u16, secret)
         }
     };
     let mut options = GroupOptions::for_local_ranks(world);
@@ -66,15 +68,15 @@ fn rank_process() {
     }
     let transport = std::env::var("TRANSPORT").unwrap_or_else(|_| "shm".into());
     let group = match transport.as_str() {
-        "shm" => Group::shm(&meeting, rank, world, options),
-        "tcp" => Group::tcp(&meeting, "127.0.0.1", rank, world, options),
+        "shm" => Group::shm(&rendezvous, rank, world, options),
+        "tcp" => Group::tcp(&rendezvous, "127.0.0.1", rank, world, options),
         "ring" | "auto" => {
             options.algorithm = transport.parse().unwrap();
-            Group::tcp(&meeting, "127.0.0.1", rank, world, options)
+            Group::tcp(&rendezvous, "127.0.0.1", rank, world, options)
         }
         "hybrid" => {
             let local = number("RANKS_PER_HOST");
-            Group::hybrid(&meeting, "127.0.0.1", rank, world, local, options)
+            Group::hybrid(&rendezvous, "127.0.0.1", rank, world, local, options)
         }
         other => panic!("unknown transport {other}"),
     };
@@ -110,11 +112,11 @@ fn rank_process() {
 fn over(
     transport: &str,
     local_world: usize,
-    mut meeting: Vec<(&'static str, String)>,
+    mut rendezvous: Vec<(&'static str, String)>,
 ) -> Vec<(&'static str, String)> {
-    meeting.push(("TRANSPORT", transport.into()));
-    meeting.push(("RANKS_PER_HOST", local_world.to_string()));
-    meeting
+    rendezvous.push(("TRANSPORT", transport.into()));
+    rendezvous.push(("RANKS_PER_HOST", local_world.to_string()));
+    rendezvous
 }
 
 #[test]
@@ -154,8 +156,8 @@ fn processes_meet_through_a_file_and_remove_it() {
     let path = folder.path().join("meet");
     // What an earlier run that died may have left there.
     std::fs::write(&path, "paceline-long-gone\nsecret\n").unwrap();
-    let meeting = [("MEET_FILE", path.to_str().unwrap().to_owned())];
-    finish(start("operations", 3, &meeting));
+    let rendezvous = [("MEET_FILE", path.to_str().unwrap().to_owned())];
+    finish(start("operations", 3, &rendezvous));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -178,8 +180,8 @@ fn all_transports_give_the_same_bits() {
             ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
         });
         for (n, transport) in ["shm", "tcp", "hybrid"].into_iter().enumerate() {
-            let meeting = over(transport, world / 2, port(40 + (3 * case + n) as u16));
-            for output in finish(start("order", world, &meeting)) {
+            let rendezvous = over(transport, world / 2, port(40 + (3 * case + n) as u16));
+            for output in finish(start("order", world, &rendezvous)) {
                 assert!(output.contains(&format!("bits {expected}")), "{transport}: {output}");
             }
         }

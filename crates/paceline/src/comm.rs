@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Launcher, Link, Placement};
+use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Link};
+use paceline_rendezvous::{Launcher, Placement};
 use serde::Serialize;
 
 use crate::cli::{CommArgs, TransportName};

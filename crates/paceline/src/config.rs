@@ -373,7 +373,7 @@ fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usiz
         let place = &placement.place;
         placement.check_transport(Some(args.transport))?;
         if args.init_method == "env://"
-            && let Err(error) = place.meeting()
+            && let Err(error) = place.rendezvous()
         {
             return usage(format!("{error}, or pass --init-method file:///PATH"));
         }

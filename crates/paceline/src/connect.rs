@@ -1,10 +1,10 @@
 //! How this process, one rank of several, joins its group over any transport.
 
-use std::net::UdpSocket;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use paceline_collectives::{Dumper, Group, Meeting, MeetingPoint, Placement};
+use paceline_collectives::{Dumper, Group};
+use paceline_rendezvous::{HostRoute, Placement, Rendezvous};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 
@@ -14,22 +14,22 @@ use crate::comm;
 use crate::comm::CommConfig;
 use crate::{Failure, Result, resources};
 
-/// What a process that is ended by a signal exits with, by the custom of shells.
+/// The exit code of a process that SIGTERM ended, by the convention of shells.
 const EXIT_TERMINATED: i32 = 128 + SIGTERM;
 
-/// What a program exits with that panics, as Rust has it.
+/// The exit code of a Rust program that panics.
 const EXIT_PANICKED: i32 = 101;
 
-/// How long a rank that panics may take to write its operations: it may hold what that needs.
+/// How long a rank that panics may take to write its operations. It may hold a lock that writing needs.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Meets the others and forms the group; before that, gives this rank so many cores of its own, if
-/// asked. From then on, a polite request to end makes this rank write its last operations to the
-/// dump folder first.
+/// Meets the other ranks and forms the group. If `pinned_threads` is given, first gives this rank so many
+/// cores of its own. From then on, SIGTERM makes this rank write its last operations to the dump folder
+/// before it ends.
 pub(crate) fn connect(
     transport: TransportName,
     comm: &CommConfig,
-    meeting: &Meeting,
+    rendezvous: &Rendezvous,
     place: &Placement,
     pinned_threads: Option<usize>,
 ) -> Result<Group> {
@@ -44,15 +44,15 @@ pub(crate) fn connect(
         TransportName::Thread => {
             return Err(Failure::Usage("--transport thread connects no processes".into()));
         }
-        TransportName::Shm => Group::shm(meeting, rank, world, options)?,
+        TransportName::Shm => Group::shm(rendezvous, rank, world, options)?,
         TransportName::Tcp => {
-            Group::tcp(meeting, &host_address(comm, meeting, place)?, rank, world, options)?
+            Group::tcp(rendezvous, &host_address(comm, rendezvous, place)?, rank, world, options)?
         }
         TransportName::Hybrid => {
-            let host = host_address(comm, meeting, place)?;
+            let host = host_address(comm, rendezvous, place)?;
             let local = place.local_world_size;
             let local = if place.is_one_host() { local / comm.hosts } else { local };
-            Group::hybrid(meeting, &host, rank, world, local, options)?
+            Group::hybrid(rendezvous, &host, rank, world, local, options)?
         }
         #[cfg(feature = "mpi")]
         TransportName::Mpi => Group::mpi(options)?,
@@ -64,27 +64,18 @@ pub(crate) fn connect(
     Ok(group)
 }
 
-/// The address by which the other ranks reach this host: the one given, or that of the interface
-/// towards the meeting point.
-fn host_address(comm: &CommConfig, meeting: &Meeting, place: &Placement) -> Result<String> {
+/// The address by which the other ranks reach this host: the `--host` flag's, or that of the interface
+/// towards the rendezvous.
+fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -> Result<String> {
     if let Some(host) = &comm.host {
         return Ok(host.clone());
     }
     if place.is_one_host() {
         return Ok("127.0.0.1".into());
     }
-    let towards = match &meeting.point {
-        MeetingPoint::Tcp { host, port } | MeetingPoint::Agent { host, port, .. } => {
-            // Connecting a datagram socket sends nothing; it only asks for the way.
-            let socket = UdpSocket::bind(("0.0.0.0", 0)).and_then(|socket| {
-                socket.connect((host.as_str(), *port))?;
-                socket.local_addr()
-            });
-            socket.ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback())
-        }
-        MeetingPoint::Local { .. } | MeetingPoint::File(_) => None,
-    };
-    towards.map(|ip| ip.to_string()).ok_or_else(|| {
+    let route = HostRoute::to(rendezvous, place.rank, place.world_size);
+    let own = route.ok().map(|route| route.own).filter(|ip| !ip.is_loopback());
+    own.map(|ip| ip.to_string()).ok_or_else(|| {
         Failure::Usage(
             "cannot tell by which address the other hosts reach this one; pass --host ADDRESS"
                 .into(),
@@ -92,8 +83,8 @@ fn host_address(comm: &CommConfig, meeting: &Meeting, place: &Placement) -> Resu
     })
 }
 
-/// Waits for the signal by which launchers end ranks, in a thread of its own: the main one may be
-/// blocked in an operation that nobody will finish.
+/// Waits for SIGTERM, by which launchers end ranks, in a thread of its own. The main thread may be blocked
+/// in an operation that no rank will finish.
 fn dump_when_ended(dumper: Dumper) -> Result<()> {
     let mut signals = Signals::new([SIGTERM])
         .map_err(|e| Failure::io("cannot listen for the signal to end", e))?;
@@ -106,8 +97,8 @@ fn dump_when_ended(dumper: Dumper) -> Result<()> {
     Ok(())
 }
 
-/// A rank that panics ends at once, whichever of its threads it was: the others would otherwise wait
-/// for it until their time limit.
+/// Makes a rank end at once when any of its threads panics. Otherwise the other ranks would wait for it
+/// until their time limit.
 fn end_when_panicking(dumper: Dumper) {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,14 +1,13 @@
-//! What our own launcher tells a rank, beside its place among the ranks.
+//! What our own launcher tells a rank besides its place among the ranks.
 //!
-//! The place itself, whoever launched the ranks, is read by `paceline_collectives::Placement`.
+//! `paceline_rendezvous::Placement` reads the place itself, whichever launcher started the ranks.
 
-use paceline_collectives::EnvironmentError;
+use paceline_rendezvous::EnvironmentError;
+pub use paceline_rendezvous::SECRET;
 
 use crate::cli::TransportName;
 use crate::{Failure, Result};
 
-/// The variable that carries the run's secret.
-pub const SECRET: &str = "PACELINE_SECRET";
 /// The variable that carries the run folder.
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
 /// The variable that marks the ranks of `paceline check`.
@@ -18,7 +17,7 @@ pub const CHECK: &str = "PACELINE_CHECK";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Its place.
-    pub place: paceline_collectives::Placement,
+    pub place: paceline_rendezvous::Placement,
     /// The run folder that our launcher made.
     pub run_folder: Option<String>,
     /// Whether `paceline check` started this rank.
@@ -27,12 +26,12 @@ pub struct Placement {
 
 impl Placement {
     /// Whether `paceline train` started this rank, so that its own flags were checked and warned
-    /// about before. `paceline launch` is as foreign to a training run as any other launcher.
+    /// about before. For a training run, `paceline launch` is a launcher like any other.
     pub fn is_of_train(&self) -> bool {
         self.run_folder.is_some()
     }
 
-    /// The transport of ranks that name none.
+    /// The transport if no flag names one.
     pub fn default_transport(&self) -> TransportName {
         if self.place.is_one_host() { TransportName::Shm } else { TransportName::Tcp }
     }
@@ -56,10 +55,10 @@ impl Placement {
     }
 }
 
-/// Reads the placement; `None` if no launcher set one. A half-set one is an error that names the
-/// missing variable.
+/// Reads the placement. `None` if no launcher set one. An incomplete placement is an error that names
+/// the missing variable.
 pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>> {
-    let place = paceline_collectives::Placement::from_lookup(&variable)?;
+    let place = paceline_rendezvous::Placement::from_lookup(&variable)?;
     Ok(place.map(|place| Placement {
         place,
         run_folder: variable(RUN_FOLDER),

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use paceline_collectives::{Group, Meeting};
+use paceline_collectives::Group;
+use paceline_rendezvous::Rendezvous;
 
 use crate::cli::{DdpChoice, TrainArgs, TransportName};
 use crate::config::{self, InitMethod, TrainConfig};
@@ -43,12 +44,12 @@ pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
 /// This process is one rank of several.
 fn run_process(config: &TrainConfig, placement: &Placement) -> Result<()> {
     let place = &placement.place;
-    let meeting = match &config.init_method {
-        InitMethod::File(path) => Meeting::by_file(path),
-        InitMethod::Environment => place.meeting()?.clone(),
+    let rendezvous = match &config.init_method {
+        InitMethod::File(path) => Rendezvous::by_file(path),
+        InitMethod::Environment => place.rendezvous()?.clone(),
     };
     let pinned = config.pin_cores.then_some(config.threads);
-    let group = connect(config.transport, &config.comm, &meeting, place, pinned)?;
+    let group = connect(config.transport, &config.comm, &rendezvous, place, pinned)?;
     let folder = match (place.rank, &placement.run_folder) {
         (0, Some(folder)) => Some(PathBuf::from(folder)),
         (0, None) => Some(folder::create(config)?),

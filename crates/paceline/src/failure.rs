@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use paceline_collectives::{CollectiveError, Placement, write_consequence_file, write_error_file};
+use paceline_collectives::CollectiveError;
+use paceline_rendezvous::{Placement, RendezvousError, write_consequence_file, write_error_file};
 use paceline_strategies::StrategyError;
 
 /// The reason why a command ended early.
@@ -96,6 +97,7 @@ failure_while_running!(
     paceline_kernels::KernelError,
     paceline_memory::MemoryError,
     paceline_model::ModelError,
+    RendezvousError,
     paceline_analysis::hta::AnalysisError,
     paceline_analysis::read::ReadError,
     paceline_analysis::report::ReportError

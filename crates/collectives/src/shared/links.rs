@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_memory::{Mapping, MemoryError};
+use paceline_rendezvous::{Network, PeerAddress, PeerListener};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -22,7 +23,6 @@ use rustix::net::{
 
 use super::{Control, Reach, STAGING_BYTES, Segment};
 use crate::CollectiveError;
-use crate::door::{Card, Door, Side};
 
 /// Parts of a segment begin at large pages, so that ranks never share one.
 const PART_ALIGNMENT: usize = 2 << 20;
@@ -39,15 +39,15 @@ pub(crate) struct Links {
 impl Links {
     /// Connects the ranks of this host, for at most `limit`.
     pub(crate) fn connect(
-        door: &Door,
-        cards: &[Card],
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
         rank: usize,
         limit: Duration,
     ) -> Result<Self, CollectiveError> {
-        let world = cards.len();
+        let world = addresses.len();
         let others: Vec<usize> = (1..world).collect();
         let (from, to) = if rank == 0 { (&others[..], &[][..]) } else { (&[][..], &[0][..]) };
-        let sockets = door.connect(Side::Local, cards, rank, (from, to), limit)?;
+        let sockets = listener.connect(Network::Local, addresses, rank, from, to, limit)?;
         let streams: Vec<UnixStream> =
             sockets.into_iter().flatten().map(UnixStream::from).collect();
         let links = Self { rank, world, streams };
@@ -137,7 +137,7 @@ impl Links {
 
     fn fail(&self, reason: String) -> CollectiveError {
         let (rank, world_size) = (self.rank, self.world);
-        CollectiveError::Meeting { rank, world_size, place: "shared memory".into(), reason }
+        CollectiveError::Setup { rank, world_size, what: "shared memory", reason }
     }
 
     /// The rank at the other end of stream `index`.

@@ -1,37 +1,39 @@
-//! One connection between every two ranks: the higher one goes to the door of the lower one.
+//! One connection between every two ranks: the higher rank connects to the lower rank.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
+use paceline_rendezvous::{Network, PeerAddress, PeerListener};
+
 use super::{Inner, Mesh, NEVER, Scratch, Tcp};
 use crate::cost::Algorithm;
-use crate::door::{Card, Door, Side};
 use crate::{CollectiveError, GroupOptions};
 
 impl Tcp {
     /// Connects this rank to all for which `is_linked`.
     pub(crate) fn connect(
-        door: &Door,
-        cards: &[Card],
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
         host: &str,
         rank: usize,
         options: &GroupOptions,
         is_linked: impl Fn(usize) -> bool,
     ) -> Result<Self, CollectiveError> {
-        let world = cards.len();
+        let world = addresses.len();
         let linked = |range: std::ops::Range<usize>| -> Vec<usize> {
             range.filter(|&peer| is_linked(peer)).collect()
         };
         let (lower, higher) = (linked(0..rank), linked(rank + 1..world));
-        let sockets = door.connect(Side::Tcp, cards, rank, (&higher, &lower), options.timeout)?;
+        let limit = options.timeout;
+        let sockets = listener.connect(Network::Tcp, addresses, rank, &higher, &lower, limit)?;
         let streams =
             sockets.into_iter().map(|socket: Option<OwnedFd>| socket.map(TcpStream::from));
-        let mesh = Mesh::new(streams.collect()).map_err(|error| CollectiveError::Meeting {
+        let mesh = Mesh::new(streams.collect()).map_err(|error| CollectiveError::Setup {
             rank,
             world_size: world,
-            place: host.to_owned(),
-            reason: format!("cannot set its connections up: {error}"),
+            what: "its connections",
+            reason: error.to_string(),
         })?;
         Ok(Self {
             rank,

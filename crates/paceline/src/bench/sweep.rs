@@ -126,7 +126,7 @@ fn screen(plan: &Plan) -> Screen {
 fn join(plan: &Plan, transport: TransportName, placement: &Placement) -> Result<Group> {
     let place = &placement.place;
     let threads = plan.pin_cores.then_some(1);
-    connect(transport, &plan.comm, place.meeting()?, place, threads)
+    connect(transport, &plan.comm, place.rendezvous()?, place, threads)
 }
 
 /// A rank that this command has started in another process.

@@ -126,7 +126,7 @@ fn resolve(
 fn as_rank(placement: &Placement, transport: TransportName, comm: &CommConfig) -> Result<u8> {
     let place = &placement.place;
     let begin = Instant::now();
-    let group = match connect(transport, comm, place.meeting()?, place, None) {
+    let group = match connect(transport, comm, place.rendezvous()?, place, None) {
         Ok(group) => group,
         Err(failure) => {
             let mut answers = Answers { speaks: place.rank == 0, has_failed: false };

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_collectives::{DUMP_FOLDER, Meeting};
+use paceline_collectives::DUMP_FOLDER;
+use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
 
 use crate::{Failure, Result};
@@ -27,7 +28,7 @@ impl Dumps {
             let folder = std::path::absolute(&folder).unwrap_or(folder);
             return Ok(Self { folder, is_ours: false });
         }
-        let folder = std::env::temp_dir().join(format!("paceline-{}", Meeting::fresh_secret()));
+        let folder = std::env::temp_dir().join(format!("paceline-{}", Rendezvous::fresh_secret()?));
         mkdir(&folder, Mode::RWXU).map_err(|e| {
             Failure::io(format!("cannot make {} for reports of failures", folder.display()), e)
         })?;

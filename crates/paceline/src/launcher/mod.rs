@@ -19,7 +19,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use paceline_collectives::{MAX_RANKS, Meeting};
+use paceline_collectives::MAX_RANKS;
+use paceline_rendezvous::Rendezvous;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::cli::LaunchArgs;
@@ -108,10 +109,10 @@ fn rank_variables(rank: usize, world_size: usize, port: u16, secret: &str) -> Ve
 }
 
 /// A port that is free now, and a fresh secret.
-fn meeting_point() -> Result<(u16, String)> {
+fn rendezvous_point() -> Result<(u16, String)> {
     let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr());
     let port = free.map_err(|e| Failure::io("no free port for MASTER_PORT", e))?.port();
-    Ok((port, Meeting::fresh_secret()))
+    Ok((port, Rendezvous::fresh_secret()?))
 }
 
 /// `paceline __rank`: asks to be killed when the launcher dies, then becomes the rank's program.

@@ -18,7 +18,7 @@ use signal_hook::low_level::emulate_default_handler;
 use super::dumps::Dumps;
 use super::guard::Guard;
 use super::relay::{LastLines, To};
-use super::{Launch, meeting_point, rank_variables};
+use super::{Launch, rank_variables, rendezvous_point};
 use crate::failure::EXIT_CONSEQUENCE;
 use crate::{Failure, Result};
 
@@ -70,7 +70,7 @@ pub fn launch(launch: &Launch) -> Result<u8> {
 pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
-    let (port, secret) = meeting_point()?;
+    let (port, secret) = rendezvous_point()?;
     let (sender, events) = channel();
     forward_signals(sender.clone())?;
     let mut guard = Guard::start(&own_program)?;

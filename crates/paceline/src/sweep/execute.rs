@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use paceline_collectives::Meeting;
+use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
@@ -248,7 +248,7 @@ struct Scratch {
 impl Scratch {
     fn new() -> Result<Self> {
         let path: PathBuf =
-            std::env::temp_dir().join(format!("paceline-{}", Meeting::fresh_secret()));
+            std::env::temp_dir().join(format!("paceline-{}", Rendezvous::fresh_secret()?));
         mkdir(&path, Mode::RWXU)
             .map_err(|e| Failure::io(format!("cannot make {} for runs", path.display()), e))?;
         Ok(Self { path })

@@ -1,8 +1,8 @@
-//! Environments of every launcher, whole and half.
+//! Environments of every launcher, complete and incomplete.
 
 use super::slurm::{first_host, tasks_of_node};
 use super::*;
-use crate::MeetingPoint;
+use crate::RendezvousPoint;
 
 fn read(variables: &[(&str, &str)]) -> Result<Option<Placement>, EnvironmentError> {
     Placement::from_lookup(|name| {
@@ -19,21 +19,21 @@ fn place(variables: &[(&str, &str)]) -> (Launcher, Place) {
     (p.launcher, (p.rank, p.world_size, p.local_rank, p.local_world_size, p.node))
 }
 
-fn point(variables: &[(&str, &str)]) -> MeetingPoint {
-    read(variables).unwrap().unwrap().meeting().unwrap().point.clone()
+fn point(variables: &[(&str, &str)]) -> RendezvousPoint {
+    read(variables).unwrap().unwrap().rendezvous().unwrap().point.clone()
 }
 
 fn error(variables: &[(&str, &str)]) -> String {
     read(variables).unwrap_err().to_string()
 }
 
-fn by_user(name: &str) -> MeetingPoint {
+fn by_user(name: &str) -> RendezvousPoint {
     let user = rustix::process::geteuid().as_raw();
-    MeetingPoint::Local { name: format!("paceline-{user}-{name}") }
+    RendezvousPoint::Local { name: format!("paceline-{user}-{name}") }
 }
 
-fn tcp(host: &str, port: u16) -> MeetingPoint {
-    MeetingPoint::Tcp { host: host.into(), port }
+fn tcp(host: &str, port: u16) -> RendezvousPoint {
+    RendezvousPoint::Tcp { host: host.into(), port }
 }
 
 const TORCHRUN: [(&str, &str); 10] = [
@@ -71,7 +71,8 @@ const SLURM: [(&str, &str); 9] = [
 #[test]
 fn torchruns_ranks_meet_at_its_agent() {
     assert_eq!(place(&TORCHRUN), (Launcher::Torchrun, (3, 4, 1, 2, Some(1))));
-    let agent = MeetingPoint::Agent { host: "host-a".into(), port: 29500, round: "run7/2".into() };
+    let agent =
+        RendezvousPoint::Agent { host: "host-a".into(), port: 29500, round: "run7/2".into() };
     assert_eq!(point(&TORCHRUN), agent);
     // Without the agent's store, the port is for rank 0.
     assert_eq!(point(&TORCHRUN[..9]), tcp("host-a", 29500));
@@ -90,7 +91,7 @@ fn our_ranks_meet_locally() {
     ];
     assert_eq!(place(&ours), (Launcher::Paceline, (1, 2, 1, 2, Some(0))));
     assert_eq!(point(&ours), by_user("4000"));
-    assert_eq!(read(&ours).unwrap().unwrap().meeting.unwrap().secret, "s");
+    assert_eq!(read(&ours).unwrap().unwrap().rendezvous.unwrap().secret, "s");
 }
 
 #[test]
@@ -101,7 +102,7 @@ fn ranks_by_hand() {
     assert_eq!(point(&[hand.as_slice(), &[("MASTER_ADDR", "h")]].concat()), tcp("h", 4000));
     let elsewhere = [hand.as_slice(), &[("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")]].concat();
     assert!(error(&elsewhere).contains("MASTER_PORT is set"), "{}", error(&elsewhere));
-    let nowhere = read(&hand[..2]).unwrap().unwrap().meeting().unwrap_err().to_string();
+    let nowhere = read(&hand[..2]).unwrap().unwrap().rendezvous().unwrap_err().to_string();
     assert!(nowhere.contains("MASTER_PORT is not set"), "{nowhere}");
     assert_eq!(read(&[]).unwrap(), None);
 }
@@ -115,14 +116,14 @@ fn open_mpis_ranks_meet_by_their_job() {
     assert_eq!(point(&job), by_user("99"));
     let long = "x".repeat(200) + "17@1";
     let long = [OPEN_MPI.as_slice(), &[("PMIX_NAMESPACE", &long)]].concat();
-    let MeetingPoint::Local { name } = point(&long) else { panic!("not local") };
+    let RendezvousPoint::Local { name } = point(&long) else { panic!("not local") };
     assert!(name.len() < 100 && name.ends_with("17@1"), "{name}");
 
     let mut hosts = one_host.clone();
     hosts[2].1 = "0";
     hosts[3].1 = "1";
     assert_eq!(place(&hosts).1, (1, 2, 0, 1, Some(1)));
-    let missing = read(&hosts).unwrap().unwrap().meeting().unwrap_err().to_string();
+    let missing = read(&hosts).unwrap().unwrap().rendezvous().unwrap_err().to_string();
     assert!(missing.contains("mpirun -x MASTER_ADDR"), "{missing}");
     hosts.extend([("MASTER_ADDR", "host-a"), ("MASTER_PORT", "29500")]);
     assert_eq!(point(&hosts), tcp("host-a", 29500));
@@ -140,7 +141,7 @@ fn pmi() {
     ];
     assert_eq!(place(&mpich), (Launcher::Mpich, (1, 4, 1, 2, Some(0))));
     assert_eq!(point(&mpich), tcp("h", 1));
-    let missing = read(&mpich[..4]).unwrap().unwrap().meeting().unwrap_err().to_string();
+    let missing = read(&mpich[..4]).unwrap().unwrap().rendezvous().unwrap_err().to_string();
     assert!(missing.contains("mpiexec -genv MASTER_ADDR"), "{missing}");
     // srun --mpi=pmi2 speaks PMI, but only Slurm's own variables tell the hosts.
     let both = [SLURM.as_slice(), &[("PMI_RANK", "2"), ("PMI_SIZE", "3")]].concat();
@@ -150,7 +151,7 @@ fn pmi() {
 #[test]
 fn slurms_steps_meet_at_their_first_host() {
     assert_eq!(place(&SLURM), (Launcher::Slurm, (2, 3, 0, 1, Some(1))));
-    let MeetingPoint::Tcp { host, port } = point(&SLURM) else { panic!("not tcp") };
+    let RendezvousPoint::Tcp { host, port } = point(&SLURM) else { panic!("not tcp") };
     assert_eq!(host, "gpu-003");
     assert!((15_000..31_000).contains(&port), "{port}");
     let other_job: Vec<_> =

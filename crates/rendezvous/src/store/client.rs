@@ -4,18 +4,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::address::Address;
-use super::hello::{Refusal, Verdict, say_hello};
 use super::wire::{Answer, Request, read_answer, send_request};
+use crate::address::Address;
+use crate::hello::{Refusal, Verdict, say_hello};
 
-/// How much longer than the server may wait this side waits for its answer.
+/// How much longer than the server's own limit this side waits for an answer.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Instants have an end; nobody waits for so long.
-pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
-
-/// Addresses to try, the secret to present, and whether a server found there may be one of an
-/// earlier run.
+/// Addresses to try, the secret to present, and whether a server found there may belong to an earlier
+/// run.
 #[derive(Debug)]
 pub(crate) struct Candidates {
     pub(crate) addresses: Vec<Address>,
@@ -23,23 +20,23 @@ pub(crate) struct Candidates {
     pub(crate) may_be_stale: bool,
 }
 
-/// What did not come to be.
+/// Why a request to the store failed.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// The time was over; which ranks were missing, if ranks were waited for.
+    /// The time was over. Holds the missing ranks if the request waited for ranks.
     TimedOut(Vec<usize>),
     Other(String),
 }
 
-/// An admitted connection.
+/// A connection that the server has accepted.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// `None` after an error: question and answer may no longer belong together.
+    /// `None` after an error, because later answers could belong to earlier questions.
     socket: Option<OwnedFd>,
 }
 
 impl Connection {
-    /// Tries what `find` gives until rank 0 is there. Also gives the secret that was right.
+    /// Tries the candidates that `find` returns until rank 0 is there. Also returns the right secret.
     pub(crate) fn join(
         find: impl Fn() -> Result<Candidates, String>,
         rank: usize,
@@ -54,7 +51,7 @@ impl Connection {
                     Err(Refusal::Final(Verdict::WrongSecret | Verdict::WrongWorld))
                         if candidates.may_be_stale =>
                     {
-                        "the server there is of another run".into()
+                        "the server there belongs to another run".into()
                     }
                     Err(Refusal::NotYet(reason)) => reason,
                     Err(refusal) => return Err(refusal.reason(rank, world)),
@@ -69,7 +66,7 @@ impl Connection {
         }
     }
 
-    /// Asks and waits for the answer, which the server may take `limit` for.
+    /// Sends a request and waits for the answer. The server may take `limit` for it.
     pub(crate) fn request(
         &mut self,
         request: &Request,

@@ -1,16 +1,17 @@
-//! Where the environment says that ranks meet.
+//! Finds the place where ranks meet in the variables of the environment.
 
 use super::{EnvironmentError, Launcher, Placement, SECRET, Variables, slurm};
-use crate::Meeting;
+use crate::Rendezvous;
 
-/// The longest part of a job's name that goes into a socket's; the end of it tells jobs apart.
+/// The longest part of a job's name that becomes part of a socket's name. It is taken from the end of
+/// the job's name, where jobs differ.
 const MAX_JOB_BYTES: usize = 64;
 
-/// The meeting, if the environment names one.
+/// The rendezvous, if the environment names one.
 pub(super) fn find(
     variables: &Variables<'_>,
     placement: &Placement,
-) -> Result<Option<Meeting>, EnvironmentError> {
+) -> Result<Option<Rendezvous>, EnvironmentError> {
     let secret = variables.text(SECRET).unwrap_or_default();
     let port = variables.number("MASTER_PORT")?;
     let to_port = |port| u16::try_from(port).map_err(|_| EnvironmentError::NoPort(port));
@@ -20,11 +21,11 @@ pub(super) fn find(
         return of_job(variables, placement, secret);
     };
     let Some(host) = host else {
-        // On one host the port can do as a name.
+        // On one host the port serves as a name.
         return if is_one_host {
-            Ok(Some(Meeting::by_port(port, secret)))
+            Ok(Some(Rendezvous::by_port(port, secret)))
         } else {
-            Err(EnvironmentError::NoMeeting(
+            Err(EnvironmentError::NoRendezvous(
                 "MASTER_PORT is set in the environment, but MASTER_ADDR is not, and the ranks are on \
                  several hosts; set MASTER_ADDR to the host of rank 0"
                     .into(),
@@ -37,19 +38,19 @@ pub(super) fn find(
             let text = |name| variables.text(name).unwrap_or_default();
             let run = text("TORCHELASTIC_RUN_ID");
             let restart = text("TORCHELASTIC_RESTART_COUNT");
-            Meeting::by_agent(host, port, format!("{run}/{restart}"))
+            Rendezvous::by_agent(host, port, format!("{run}/{restart}"))
         }
-        Launcher::Paceline if is_one_host => Meeting::by_port(port, secret),
-        _ => Meeting::by_tcp(host, port, secret),
+        Launcher::Paceline if is_one_host => Rendezvous::by_port(port, secret),
+        _ => Rendezvous::by_tcp(host, port, secret),
     }))
 }
 
-/// The meeting of a job whose launcher names no port.
+/// The rendezvous of a job whose launcher names no port.
 fn of_job(
     variables: &Variables<'_>,
     placement: &Placement,
     secret: String,
-) -> Result<Option<Meeting>, EnvironmentError> {
+) -> Result<Option<Rendezvous>, EnvironmentError> {
     let first = |names: &[&str]| names.iter().find_map(|name| variables.text(name));
     let job = match placement.launcher {
         Launcher::OpenMpi => first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]),
@@ -61,15 +62,15 @@ fn of_job(
     if placement.is_one_host() {
         let letters: Vec<char> = job.chars().filter(char::is_ascii_graphic).collect();
         let end = &letters[letters.len().saturating_sub(MAX_JOB_BYTES)..];
-        return Ok(Some(Meeting::by_job(&end.iter().collect::<String>(), secret)));
+        return Ok(Some(Rendezvous::by_job(&end.iter().collect::<String>(), secret)));
     }
     if placement.launcher == Launcher::Slurm {
-        return slurm::meeting(variables, secret);
+        return slurm::rendezvous(variables, secret);
     }
     Ok(None)
 }
 
-/// What to do where the environment names no meeting.
+/// What to do where the environment names no rendezvous.
 pub(super) fn advice(launcher: Launcher) -> &'static str {
     match launcher {
         Launcher::OpenMpi => {

@@ -1,14 +1,14 @@
-//! Rank 0's side of a meeting, where it hosts the store, and how the others find it.
+//! Rank 0's side of a rendezvous where it hosts the store, and how the other ranks find it.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::address::{Address, Listener, listen_by_tcp, listen_locally};
 use super::client::Candidates;
 use super::file::{Published, boot_id, own_hosts};
 use super::server::Server;
+use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
 use crate::warning::warn;
-use crate::{Meeting, MeetingPoint};
+use crate::{Rendezvous, RendezvousPoint};
 
 /// A server that listens where the others will look for it.
 #[derive(Debug)]
@@ -16,31 +16,32 @@ pub(crate) struct Host {
     pub(crate) server: Server,
     own_address: Address,
     secret: String,
-    /// Removed when the meeting is over, however it ended.
-    _file: Option<MeetingFile>,
+    /// Removed when the rendezvous is over, whether or not it succeeded.
+    _file: Option<RendezvousFile>,
 }
 
 impl Host {
     pub(crate) fn start(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         world: usize,
         deadline: Instant,
     ) -> Result<Self, String> {
         let serve = |listeners: Vec<Listener>, secret: &str| {
             Server::start(listeners, world, secret).map_err(|e| format!("rank 0 cannot serve: {e}"))
         };
-        let secret = meeting.secret.clone();
-        match &meeting.point {
-            MeetingPoint::Local { name } => {
+        let secret = rendezvous.secret.clone();
+        match &rendezvous.point {
+            RendezvousPoint::Local { name } => {
                 let server = serve(vec![listen_locally(name, deadline)?], &secret)?;
                 Ok(Self { server, own_address: Address::Local(name.clone()), secret, _file: None })
             }
-            MeetingPoint::Tcp { host, port } => {
-                let (listener, own_address) = listen_by_tcp(host, *port, deadline)?;
+            RendezvousPoint::Tcp { host, port } => {
+                let (listener, own) = listen_by_tcp(host, *port, deadline)?;
+                let own_address = Address::Tcp(own.ip().to_string(), own.port());
                 if secret.is_empty() && world > 1 {
                     warn(&format!(
-                        "whoever reaches {host}:{port} may join this run; set PACELINE_SECRET to \
-                         the same random text for all ranks"
+                        "anybody who can reach {host}:{port} may join this run; set \
+                         PACELINE_SECRET to the same random text for all ranks"
                     ));
                 }
                 Ok(Self {
@@ -50,24 +51,26 @@ impl Host {
                     _file: None,
                 })
             }
-            MeetingPoint::File(path) => {
-                // Nobody can know of these before the file is there, so they cannot be taken.
-                let name = format!("paceline-{}", Meeting::fresh_secret());
-                let secret = Meeting::fresh_secret();
+            RendezvousPoint::File(path) => {
+                // No other process can know this name before the file is there, so it is free.
+                let fresh = || Rendezvous::fresh_secret().map_err(|error| error.to_string());
+                let name = format!("paceline-{}", fresh()?);
+                let secret = fresh()?;
                 let own_address = Address::Local(name.clone());
                 let mut listeners = vec![listen_locally(&name, deadline)?];
                 let mut addresses = vec![own_address.clone()];
                 // A host without a network can still meet the ranks that it starts itself.
-                if let Ok((listener, Address::Tcp(_, port))) = listen_by_tcp("", 0, deadline) {
+                if let Ok((listener, own)) = listen_by_tcp("", 0, deadline) {
                     listeners.push(listener);
-                    addresses.extend(own_hosts().into_iter().map(|host| Address::Tcp(host, port)));
+                    let reached_by = |host| Address::Tcp(host, own.port());
+                    addresses.extend(own_hosts().into_iter().map(reached_by));
                 }
                 let server = serve(listeners, &secret)?;
                 let published = Published { boot: boot_id(), addresses, secret: secret.clone() };
-                let file = Some(MeetingFile::publish(path, published)?);
+                let file = Some(RendezvousFile::publish(path, published)?);
                 Ok(Self { server, own_address, secret, _file: file })
             }
-            MeetingPoint::Agent { .. } => Err("torchrun's agent hosts the store there".into()),
+            RendezvousPoint::Agent { .. } => Err("torchrun's agent hosts the store there".into()),
         }
     }
 
@@ -78,41 +81,41 @@ impl Host {
     }
 }
 
-/// Where the other ranks look for rank 0 now; the error says why nowhere yet.
-pub(crate) fn find_host(meeting: &Meeting) -> Result<Candidates, String> {
-    let address = match &meeting.point {
-        MeetingPoint::File(path) => {
+/// Where the other ranks can look for rank 0 now. The error says why there is no such place yet.
+pub(crate) fn find_host(rendezvous: &Rendezvous) -> Result<Candidates, String> {
+    let address = match &rendezvous.point {
+        RendezvousPoint::File(path) => {
             let published = Published::read(path)?;
             let addresses = published.reachable();
             return Ok(Candidates { addresses, secret: published.secret, may_be_stale: true });
         }
-        MeetingPoint::Local { name } => Address::Local(name.clone()),
-        MeetingPoint::Tcp { host, port } | MeetingPoint::Agent { host, port, .. } => {
+        RendezvousPoint::Local { name } => Address::Local(name.clone()),
+        RendezvousPoint::Tcp { host, port } | RendezvousPoint::Agent { host, port, .. } => {
             Address::Tcp(host.clone(), *port)
         }
     };
-    let (addresses, secret) = (vec![address], meeting.secret.clone());
+    let (addresses, secret) = (vec![address], rendezvous.secret.clone());
     Ok(Candidates { addresses, secret, may_be_stale: false })
 }
 
-/// A published meeting file.
+/// A published rendezvous file.
 #[derive(Debug)]
-struct MeetingFile {
+struct RendezvousFile {
     path: PathBuf,
     published: Published,
 }
 
-impl MeetingFile {
+impl RendezvousFile {
     fn publish(path: &Path, published: Published) -> Result<Self, String> {
         let written = published.write(path);
-        written.map_err(|e| format!("rank 0 cannot write the meeting file: {e}"))?;
+        written.map_err(|e| format!("rank 0 cannot write the rendezvous file: {e}"))?;
         Ok(Self { path: path.into(), published })
     }
 }
 
-impl Drop for MeetingFile {
+impl Drop for RendezvousFile {
     fn drop(&mut self) {
-        // By now, another run may have written its own there.
+        // Meanwhile another run may have written its own file there.
         if Published::read(&self.path).is_ok_and(|there| there == self.published) {
             let _ = std::fs::remove_file(&self.path);
         }

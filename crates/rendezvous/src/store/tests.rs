@@ -1,4 +1,4 @@
-//! Meetings of every kind, with threads as ranks, and what strangers may do to them.
+//! Every kind of rendezvous, with threads as ranks, and what strangers may do to it.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,20 +7,21 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 
 use super::*;
+use crate::hello::say_hello;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(400);
 
-/// Runs `body` on `world` ranks that meet there.
+/// Runs `body` on `world` ranks that meet at `rendezvous`.
 fn ranks<T: Send>(
-    meeting: &Meeting,
+    rendezvous: &Rendezvous,
     world: usize,
     body: impl Fn(usize, Store) -> T + Sync,
 ) -> Vec<T> {
     std::thread::scope(|scope| {
         let start = |rank| {
             let body = &body;
-            scope.spawn(move || body(rank, Store::open(meeting, rank, world, LIMIT).unwrap()))
+            scope.spawn(move || body(rank, Store::open(rendezvous, rank, world, LIMIT).unwrap()))
         };
         let threads: Vec<_> = (0..world).map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -28,8 +29,8 @@ fn ranks<T: Send>(
 }
 
 /// What every store must do.
-pub(super) fn exercise(meeting: &Meeting) {
-    let secrets = ranks(meeting, 8, |rank, store| {
+pub(super) fn exercise(rendezvous: &Rendezvous) {
+    let secrets = ranks(rendezvous, 8, |rank, store| {
         // So that the others wait for a key that is not there yet.
         if rank == 3 {
             std::thread::sleep(Duration::from_millis(50));
@@ -55,39 +56,39 @@ pub(super) fn exercise(meeting: &Meeting) {
     assert!(secrets.iter().all(|secret| *secret == secrets[0]));
 }
 
-fn error(meeting: &Meeting, rank: usize, world: usize) -> String {
-    Store::open(meeting, rank, world, SHORT).unwrap_err().to_string()
+fn error(rendezvous: &Rendezvous, rank: usize, world: usize) -> String {
+    Store::open(rendezvous, rank, world, SHORT).unwrap_err().to_string()
 }
 
 fn unused_name() -> String {
-    format!("paceline-test-{}", Meeting::fresh_secret())
+    format!("paceline-test-{}", Rendezvous::fresh_secret().unwrap())
 }
 
 fn unused_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn local() -> Meeting {
-    Meeting::by_name(unused_name(), "right")
+fn local() -> Rendezvous {
+    Rendezvous::by_name(unused_name(), "right")
 }
 
-fn tcp() -> Meeting {
-    Meeting::by_tcp("127.0.0.1", unused_port(), "right")
+fn tcp() -> Rendezvous {
+    Rendezvous::by_tcp("127.0.0.1", unused_port(), "right")
 }
 
 #[test]
 fn by_a_local_socket_again_and_again() {
-    let meeting = local();
+    let rendezvous = local();
     for _ in 0..5 {
-        exercise(&meeting);
+        exercise(&rendezvous);
     }
 }
 
 #[test]
 fn by_tcp_again_and_again() {
-    let meeting = tcp();
+    let rendezvous = tcp();
     for _ in 0..5 {
-        exercise(&meeting);
+        exercise(&rendezvous);
     }
 }
 
@@ -95,7 +96,7 @@ fn by_tcp_again_and_again() {
 fn by_tcp_on_all_interfaces() {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if resolves(&host) {
-        exercise(&Meeting::by_tcp(host, unused_port(), ""));
+        exercise(&Rendezvous::by_tcp(host, unused_port(), ""));
     } else {
         println!("skipped: this host does not know its own name");
     }
@@ -110,9 +111,9 @@ fn resolves(host: &str) -> bool {
 fn by_a_file_that_is_removed_when_all_are_there() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meet");
-    for stale in ["paceline-long-gone\nsecret\n", "", "paceline meeting 2\nsecret s\nend\n"] {
+    for stale in ["paceline-long-gone\nsecret\n", "", "paceline rendezvous 2\nsecret s\nend\n"] {
         std::fs::write(&path, stale).unwrap();
-        exercise(&Meeting::by_file(&path));
+        exercise(&Rendezvous::by_file(&path));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }
@@ -121,10 +122,10 @@ fn by_a_file_that_is_removed_when_all_are_there() {
 fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meet");
-    let meeting = Meeting::by_file(&path);
+    let rendezvous = Rendezvous::by_file(&path);
     // Another run lives where the file points, as when its port was given out anew.
     let other = local();
-    let MeetingPoint::Local { name } = other.point.clone() else { unreachable!() };
+    let RendezvousPoint::Local { name } = other.point.clone() else { unreachable!() };
     std::thread::scope(|scope| {
         scope.spawn(|| Store::open(&other, 0, 2, Duration::from_secs(2)).unwrap_err());
         let stale = file::Published {
@@ -133,9 +134,9 @@ fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
             secret: "of an earlier run".into(),
         };
         stale.write(&path).unwrap();
-        let joining = scope.spawn(|| Store::open(&meeting, 1, 2, LIMIT));
+        let joining = scope.spawn(|| Store::open(&rendezvous, 1, 2, LIMIT));
         std::thread::sleep(Duration::from_millis(100));
-        let host = Store::open(&meeting, 0, 2, LIMIT).unwrap();
+        let host = Store::open(&rendezvous, 0, 2, LIMIT).unwrap();
         host.set("key", b"value").unwrap();
         assert_eq!(joining.join().unwrap().unwrap().get("key").unwrap(), b"value");
     });
@@ -145,9 +146,9 @@ fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
 fn a_file_leads_other_hosts_to_the_port() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meet");
-    let meeting = Meeting::by_file(&path);
+    let rendezvous = Rendezvous::by_file(&path);
     std::thread::scope(|scope| {
-        let host = scope.spawn(|| Store::open(&meeting, 0, 2, LIMIT).unwrap());
+        let host = scope.spawn(|| Store::open(&rendezvous, 0, 2, LIMIT).unwrap());
         let far = folder.path().join("far");
         let published = loop {
             match file::Published::read(&path) {
@@ -156,7 +157,7 @@ fn a_file_leads_other_hosts_to_the_port() {
             }
         };
         file::Published { boot: "another host".into(), ..published }.write(&far).unwrap();
-        let store = Store::open(&Meeting::by_file(&far), 1, 2, LIMIT).unwrap();
+        let store = Store::open(&Rendezvous::by_file(&far), 1, 2, LIMIT).unwrap();
         host.join().unwrap().set("key", b"value").unwrap();
         assert_eq!(store.get("key").unwrap(), b"value");
     });
@@ -165,17 +166,17 @@ fn a_file_leads_other_hosts_to_the_port() {
 
 #[test]
 fn who_may_not_join_is_told_why() {
-    for meeting in [local(), tcp()] {
+    for rendezvous in [local(), tcp()] {
         std::thread::scope(|scope| {
-            let host = scope.spawn(|| Store::open(&meeting, 0, 3, Duration::from_secs(3)));
-            let first = scope.spawn(|| Store::open(&meeting, 1, 3, Duration::from_secs(3)));
+            let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, Duration::from_secs(3)));
+            let first = scope.spawn(|| Store::open(&rendezvous, 1, 3, Duration::from_secs(3)));
             std::thread::sleep(Duration::from_millis(300));
-            let wrong = Meeting { secret: "wrong".into(), ..meeting.clone() };
+            let wrong = Rendezvous { secret: "wrong".into(), ..rendezvous.clone() };
             let message = error(&wrong, 2, 3);
             assert!(message.contains("its secret differs"), "{message}");
-            let message = error(&meeting, 2, 4);
+            let message = error(&rendezvous, 2, 4);
             assert!(message.contains("another world size than 4"), "{message}");
-            let message = error(&meeting, 1, 3);
+            let message = error(&rendezvous, 1, 3);
             assert!(message.contains("already come as rank 1"), "{message}");
             // Both that came know who did not.
             for came in [host, first] {
@@ -183,15 +184,15 @@ fn who_may_not_join_is_told_why() {
                 assert!(message.contains("ranks [2] did not come in time"), "{message}");
             }
         });
-        let message = error(&meeting, 1, 2);
+        let message = error(&rendezvous, 1, 2);
         assert!(message.contains("rank 0 did not come in time"), "{message}");
     }
 }
 
 #[test]
 fn a_key_that_nobody_sets_is_named_and_harms_nothing() {
-    let meeting = local();
-    let store = Store::open(&meeting, 0, 1, SHORT).unwrap();
+    let rendezvous = local();
+    let store = Store::open(&rendezvous, 0, 1, SHORT).unwrap();
     let message = store.get("nobody's").unwrap_err().to_string();
     assert!(message.contains("nobody has set the key \"nobody's\""), "{message}");
     store.set("text", b"no number").unwrap();
@@ -209,8 +210,8 @@ fn who_waits_for_ever_may() {
 
 #[test]
 fn rank_0s_handle_may_go_first() {
-    let meeting = tcp();
-    ranks(&meeting, 3, |rank, store| {
+    let rendezvous = tcp();
+    ranks(&rendezvous, 3, |rank, store| {
         if rank == 0 {
             store.set("last words", b"bye").unwrap();
         } else {
@@ -224,8 +225,8 @@ fn rank_0s_handle_may_go_first() {
 fn a_port_in_use_is_said() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let meeting = Meeting::by_tcp("127.0.0.1", port, "s");
-    let message = error(&meeting, 0, 2);
+    let rendezvous = Rendezvous::by_tcp("127.0.0.1", port, "s");
+    let message = error(&rendezvous, 0, 2);
     assert!(message.contains("in use by another program"), "{message}");
     // And to the others, whether that program echoes or hangs up.
     let echo = std::thread::spawn(move || {
@@ -236,15 +237,15 @@ fn a_port_in_use_is_said() {
             }
         }
     });
-    let message = error(&meeting, 1, 2);
+    let message = error(&rendezvous, 1, 2);
     assert!(message.contains("another program"), "{message}");
     drop(echo);
 }
 
 /// Strangers of every kind at the place, while three ranks meet there.
-fn with_strangers<S: Read + Write + Send>(meeting: &Meeting, connect: impl Fn() -> S + Sync) {
+fn with_strangers<S: Read + Write + Send>(rendezvous: &Rendezvous, connect: impl Fn() -> S + Sync) {
     std::thread::scope(|scope| {
-        let host = scope.spawn(|| Store::open(meeting, 0, 3, LIMIT).unwrap());
+        let host = scope.spawn(|| Store::open(rendezvous, 0, 3, LIMIT).unwrap());
         std::thread::sleep(Duration::from_millis(100));
         let slow: Vec<S> = (0..20).map(|_| connect()).collect();
         for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], b"pacelin2", b"x"] {
@@ -253,7 +254,7 @@ fn with_strangers<S: Read + Write + Send>(meeting: &Meeting, connect: impl Fn() 
         let mut trickling = connect();
         let begin = Instant::now();
         let others: Vec<_> = (1..3)
-            .map(|rank| scope.spawn(move || Store::open(meeting, rank, 3, LIMIT).unwrap()))
+            .map(|rank| scope.spawn(move || Store::open(rendezvous, rank, 3, LIMIT).unwrap()))
             .collect();
         let _ = trickling.write_all(b"p");
         let mut stores = vec![host.join().unwrap()];
@@ -267,12 +268,12 @@ fn with_strangers<S: Read + Write + Send>(meeting: &Meeting, connect: impl Fn() 
 
 #[test]
 fn strangers_do_no_harm() {
-    let meeting = tcp();
-    let MeetingPoint::Tcp { port, .. } = meeting.point else { unreachable!() };
-    with_strangers(&meeting, || TcpStream::connect(("127.0.0.1", port)).unwrap());
-    let meeting = local();
-    let MeetingPoint::Local { name } = meeting.point.clone() else { unreachable!() };
-    with_strangers(&meeting, || {
+    let rendezvous = tcp();
+    let RendezvousPoint::Tcp { port, .. } = rendezvous.point else { unreachable!() };
+    with_strangers(&rendezvous, || TcpStream::connect(("127.0.0.1", port)).unwrap());
+    let rendezvous = local();
+    let RendezvousPoint::Local { name } = rendezvous.point.clone() else { unreachable!() };
+    with_strangers(&rendezvous, || {
         UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap()
     });
 }
@@ -280,10 +281,10 @@ fn strangers_do_no_harm() {
 /// One that knows the secret, but then speaks of lengths that nobody should allocate.
 #[test]
 fn huge_lengths_end_the_connection_only() {
-    let meeting = tcp();
-    let MeetingPoint::Tcp { port, .. } = meeting.point else { unreachable!() };
+    let rendezvous = tcp();
+    let RendezvousPoint::Tcp { port, .. } = rendezvous.point else { unreachable!() };
     std::thread::scope(|scope| {
-        let host = scope.spawn(|| Store::open(&meeting, 0, 3, LIMIT).unwrap());
+        let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
         for header in [[0xff; 17], [0x7f; 17]] {
             // Until rank 0 listens, and until it has noticed that the one before is gone.
             let mut stream = loop {
@@ -297,7 +298,7 @@ fn huge_lengths_end_the_connection_only() {
             assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "it hung up");
         }
         std::thread::sleep(Duration::from_millis(100));
-        let join = |rank| Store::open(&meeting, rank, 3, LIMIT).unwrap();
+        let join = |rank| Store::open(&rendezvous, rank, 3, LIMIT).unwrap();
         let second = scope.spawn(move || join(2));
         join(1).set("key", b"value").unwrap();
         assert_eq!(second.join().unwrap().get("key").unwrap(), b"value");

@@ -1,24 +1,24 @@
 //! A client of the store that torchrun's agent serves, PyTorch's TCPStore.
 //!
-//! The protocol: a connection begins with the query VALIDATE and a number; then each query is a byte
-//! followed by its arguments. Strings and values carry their length in eight bytes, numbers are
-//! little-endian, of eight bytes. A value is read by waiting for its key and then getting it, since a
-//! get of a missing key is either empty or the end of the connection. Both of PyTorch's servers (its
-//! own loop and libuv) speak it. Queries that older servers lack are not used.
+//! The protocol: a connection begins with the query VALIDATE and a number. Then each query is a byte
+//! followed by its arguments. Strings and values start with their length in eight bytes. Numbers are
+//! little-endian and have eight bytes. To read a value, this client first waits for its key: for a
+//! missing key, the server returns an empty value or closes the connection. Both of PyTorch's servers
+//! (its own loop and libuv) speak this protocol. Queries that older servers lack are not used.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::address::Address;
 use super::client::Failed;
-use super::socket::{receive, transmit};
-use crate::Meeting;
+use crate::Rendezvous;
+use crate::address::Address;
+use crate::socket::{receive, transmit};
 
-/// The longest value; PyTorch's server closes the connection on longer ones.
+/// The longest value. PyTorch's server closes the connection if a value is longer.
 pub(crate) const MAX_VALUE_BYTES: usize = 8 << 20;
 
-/// Where rank 0 leaves the run's secret.
+/// The key under which rank 0 stores the run's secret.
 const SECRET_KEY: &str = "secret";
 
 const MAGIC: u32 = 0x3C85_F7CE;
@@ -37,11 +37,11 @@ const WAIT_CANCELED: u8 = 1;
 /// Answer to CHECK.
 const READY: u8 = 0;
 
-/// How long the agent may take for an answer that needs nobody else.
+/// How long the agent may take for an answer that depends on no other rank.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Meets the other ranks at the agent's store. The environment holds no secret there: rank 0 makes
-/// one and leaves it in the store.
+/// Meets the other ranks at the agent's store. torchrun sets no secret in the environment, so rank 0
+/// makes one and stores it there.
 pub(crate) fn meet(
     address: &Address,
     round: &str,
@@ -53,26 +53,28 @@ pub(crate) fn meet(
     let mut store =
         Connection::join(address, round, rank, world, deadline).map_err(Failed::Other)?;
     if rank == 0 {
-        store.set(SECRET_KEY, Meeting::fresh_secret().as_bytes())?;
+        let secret =
+            Rendezvous::fresh_secret().map_err(|error| Failed::Other(error.to_string()))?;
+        store.set(SECRET_KEY, secret.as_bytes())?;
     }
     store.arrive(rank, world, left())?;
     let secret = store.get(SECRET_KEY, left().max(ANSWER_LIMIT))?;
     let secret = String::from_utf8(secret);
-    Ok((store, secret.map_err(|_| Failed::Other("the secret there is no text".into()))?))
+    Ok((store, secret.map_err(|_| Failed::Other("the secret there is not text".into()))?))
 }
 
 /// A connection to the agent's store.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// `None` after an error: question and answer may no longer belong together.
+    /// `None` after an error, because later answers could belong to earlier questions.
     socket: Option<OwnedFd>,
     prefix: String,
 }
 
 impl Connection {
-    /// Connects, and finds out whether what answers is such a store. All keys begin with `round`
-    /// and with how many times this rank has come in it: a round whose ranks come again, since
-    /// torchrun gathered them anew after other hosts joined or left, finds nothing of the last time.
+    /// Connects, and checks that a PyTorch store answers. All keys begin with `round` and with the
+    /// number of times that this rank has joined it. After other hosts have joined or left, torchrun
+    /// makes the ranks meet again in the same round, and they find no keys of the time before.
     pub(crate) fn join(
         address: &Address,
         round: &str,
@@ -97,8 +99,10 @@ impl Connection {
         let mut connection = Self { socket: Some(socket), prefix };
         let attempt = connection.add(&format!("attempts/{rank}"), 1);
         let attempt = attempt.map_err(|failed| match failed {
-            Failed::Other(reason) => format!("what answers there is no PyTorch store: {reason}"),
-            Failed::TimedOut(_) => "what listens there does not answer".into(),
+            Failed::Other(reason) => {
+                format!("the program that answers there is not a PyTorch store: {reason}")
+            }
+            Failed::TimedOut(_) => "the program that listens there does not answer".into(),
         })?;
         connection.prefix += &format!("{attempt}/");
         Ok(connection)
@@ -117,7 +121,7 @@ impl Connection {
         self.exchange(|socket| Ok(i64::from_le_bytes(ask(socket, &query)?)))
     }
 
-    /// Waits for the key, at most `limit`.
+    /// Waits until the key is set, at most `limit`, and returns its value.
     pub(crate) fn get(&mut self, key: &str, limit: Duration) -> Result<Vec<u8>, Failed> {
         if !self.wait(&[key.to_owned()], limit)? {
             return Err(Failed::TimedOut(Vec::new()));
@@ -134,7 +138,7 @@ impl Connection {
         })
     }
 
-    /// Waits until each of `world` ranks has said that it is here, at most `limit`.
+    /// Says that `rank` has come, and waits until all `world` ranks have said so, at most `limit`.
     pub(crate) fn arrive(
         &mut self,
         rank: usize,
@@ -158,7 +162,7 @@ impl Connection {
         Err(Failed::TimedOut(missing))
     }
 
-    /// Whether all keys were there in time.
+    /// Waits for all keys, at most `limit`. Returns whether they came in time.
     fn wait(&mut self, keys: &[String], limit: Duration) -> Result<bool, Failed> {
         let query = self.key_list(WAIT, keys);
         self.exchange(|socket| {
@@ -170,7 +174,7 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
                 Err(error) => return Err(error),
             }
-            // The keys may come while the wait is called off; then both answers are sent.
+            // The keys may come while the wait is being cancelled. Then the server sends both answers.
             let [mut answer] = ask(socket, &[CANCEL_WAIT])?;
             let came = answer == STOP_WAITING;
             if came {

@@ -1,16 +1,17 @@
 //! How two ranks recognise each other on a new connection.
 //!
-//! The one that connects sends a hello of fixed size: magic, rank, world size, secret. The one that
-//! listens answers with a magic of its own, so that neither an echo nor another program is taken for
-//! a rank, and a verdict. Used for the store and for the connections that are made through it.
+//! The rank that connects sends a hello of fixed size: a magic number, its rank, the world size, and the
+//! secret. The rank that listens answers with another magic number, so that neither an echo nor another
+//! program is mistaken for a rank, and with a verdict. Both the store's connections and those between
+//! peers begin like this.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::socket::{receive, transmit};
+use crate::socket::{receive, transmit};
 
-/// Length of a hello's secret in bytes; shorter ones are padded with zeros.
+/// Length of the secret in a hello, in bytes. A shorter secret is padded with zeros.
 pub(crate) const SECRET_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"pacelin2";
@@ -18,8 +19,8 @@ const ANSWER_MAGIC: [u8; 8] = *b"2nilecap";
 const HELLO_BYTES: usize = 8 + 4 + 4 + SECRET_BYTES;
 const ANSWER_BYTES: usize = 8 + 1;
 
-/// How long the answer may take. Rank 0 looks at every connection at once, but may have to wait for
-/// a core.
+/// How long the answer may take. The listener looks at a new connection at once, but its process may
+/// have to wait for a core.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The verdict on a hello.
@@ -35,20 +36,20 @@ impl Verdict {
     const ALL: [Self; 4] = [Self::Welcome, Self::WrongSecret, Self::WrongWorld, Self::RankTaken];
 }
 
-/// Who is at the other end, as it says, and what it knows.
+/// Which rank the other side says it is, and whether it may join.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
-    /// [`Verdict::Welcome`], unless secret or world size differ.
+    /// [`Verdict::Welcome`], unless the secret or the world size differs.
     pub(crate) verdict: Verdict,
 }
 
-/// Why a connection did not come to be.
+/// Why a connection was not made.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// Trying again may help.
     NotYet(String),
-    /// It will not.
+    /// Trying again cannot help.
     Final(Verdict),
 }
 
@@ -57,15 +58,15 @@ impl Refusal {
         Self::NotYet(error.to_string())
     }
 
-    /// For the rank that was refused.
+    /// The reason in words, for the rank that was refused.
     pub(crate) fn reason(self, rank: usize, world: usize) -> String {
         match self {
             Self::NotYet(reason) => reason,
             Self::Final(Verdict::WrongSecret) => {
-                "rank 0 there belongs to another run (its secret differs)".into()
+                "the listener there belongs to another run (its secret differs)".into()
             }
             Self::Final(Verdict::WrongWorld) => {
-                format!("rank 0 expects another world size than {world}")
+                format!("the listener there expects another world size than {world}")
             }
             Self::Final(_) => format!("another process has already come as rank {rank}"),
         }
@@ -97,7 +98,7 @@ pub(crate) fn say_hello(
     }
 }
 
-/// Reads a hello; an error if this is none of ours, or slow.
+/// Reads a hello. Errors if the bytes are not a rank's hello, or do not come before the deadline.
 pub(crate) fn read_hello(
     socket: impl AsFd,
     world: usize,
@@ -105,14 +106,18 @@ pub(crate) fn read_hello(
     deadline: Instant,
 ) -> io::Result<Hello> {
     let mut hello = [0u8; HELLO_BYTES];
-    // The magic is looked at first: a stranger with a shorter message should not wait for the limit.
+    // The magic number is checked first, so that a stranger with a shorter message is refused before
+    // the deadline.
     receive(&socket, &mut hello[..8], Some(deadline))?;
     if hello[..8] != MAGIC {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak as ranks do"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it does not send what a rank sends",
+        ));
     }
     receive(&socket, &mut hello[8..], Some(deadline))?;
     let number = |at: usize| hello[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | *b as usize);
-    // Every byte is looked at, so that the time taken tells nothing about the secret.
+    // Every byte is compared, so that the time taken reveals nothing about the secret.
     let differs = hello[16..].iter().zip(padded(secret)).fold(0, |acc, (a, b)| acc | (a ^ b));
     let verdict = match (std::hint::black_box(differs), number(12)) {
         (0, their_world) if their_world == world => Verdict::Welcome,
@@ -122,7 +127,7 @@ pub(crate) fn read_hello(
     Ok(Hello { rank: number(8), verdict })
 }
 
-/// Tells the verdict.
+/// Sends the verdict.
 pub(crate) fn answer_hello(
     socket: impl AsFd,
     verdict: Verdict,

@@ -1,17 +1,26 @@
 //! Reading and writing sockets with a time limit on the whole message.
 //!
-//! A limit per call would let a peer that sends one byte at a time go on for ever. Knows nothing of
-//! what the bytes mean.
+//! With a limit per call, a peer that sends one byte at a time could keep a rank busy for ever. Knows
+//! nothing of what the bytes mean.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_peercred};
 
-/// Fills `bytes` from the socket; without a deadline, waits as long as it takes.
+/// The longest time limit: an `Instant` further away may not exist.
+pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// The moment at which a time limit that begins now is over. Longer limits end after
+/// [`MAX_LIMIT`].
+pub(crate) fn deadline_after(limit: Duration) -> Instant {
+    Instant::now() + limit.min(MAX_LIMIT)
+}
+
+/// Fills `bytes` from the socket. Without a deadline it waits as long as it takes.
 pub(crate) fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -48,7 +57,7 @@ pub(crate) fn transmit(socket: impl AsFd, bytes: &[u8], deadline: Instant) -> io
 
 fn wait(socket: BorrowedFd<'_>, flags: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    // A limit too long for the kernel's type is none.
+    // A limit too long for the kernel's type is treated as no limit.
     let limit = left.and_then(|left| Timespec::try_from(left).ok());
     match poll(&mut [PollFd::from_borrowed_fd(socket, flags)], limit.as_ref()) {
         Ok(0) => Err(io::ErrorKind::TimedOut.into()),
@@ -57,7 +66,7 @@ fn wait(socket: BorrowedFd<'_>, flags: PollFlags, deadline: Option<Instant>) -> 
     }
 }
 
-/// Whether the process at the other end of a Unix socket belongs to our user.
+/// Whether the process at the other end of a Unix socket belongs to the same user as this one.
 pub(crate) fn is_same_user(socket: impl AsFd) -> bool {
     socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }

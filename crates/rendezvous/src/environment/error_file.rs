@@ -1,23 +1,23 @@
 //! The file by which torchrun learns why a rank failed.
 //!
-//! torchrun names one in TORCHELASTIC_ERROR_FILE. Of the ranks that failed it shows the one with the
-//! earliest time as the root cause, in whole seconds; a rank without a file counts as failed when
-//! torchrun noticed.
+//! torchrun names the file in TORCHELASTIC_ERROR_FILE. Among the ranks that failed, torchrun shows the
+//! rank with the earliest time, in whole seconds, as the root cause. For a rank without a file, that time
+//! is the moment when torchrun noticed.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// By how much the time of a consequence is put off, so that it is never taken for its cause: more
-/// than torchrun's seconds round away and its looking round takes.
+/// How much later than now a consequence is dated, so that it is never taken for its cause. It is
+/// longer than torchrun's rounding to seconds and the time between two of its checks.
 const CONSEQUENCE_DELAY_SECS: u64 = 60;
 
-/// Tells torchrun why this rank failed. Does nothing under other launchers; a file that cannot be
-/// written is no second failure.
+/// Tells torchrun why this rank failed. Does nothing under other launchers. A file that cannot be
+/// written is ignored: the rank is failing already.
 pub fn write_error_file(message: &str) {
     write_for_torchrun(message, 0);
 }
 
-/// As [`write_error_file`], for a rank that failed only because another one did.
+/// Like [`write_error_file`], for a rank that failed only because another rank did.
 pub fn write_consequence_file(message: &str) {
     write_for_torchrun(message, CONSEQUENCE_DELAY_SECS);
 }
@@ -37,7 +37,7 @@ fn write(path: &Path, message: &str, unix_secs: u64) -> std::io::Result<()> {
             "extraInfo": { "timestamp": unix_secs.to_string() },
         },
     });
-    // torchrun fails on a half file, so it is only there when complete.
+    // torchrun fails on an incomplete file, so the file gets its name only when it is complete.
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}", std::process::id()));
     std::fs::write(&partial, text.to_string())?;

@@ -1,29 +1,26 @@
-//! A small store of keys and values, by which ranks exchange addresses when they meet.
+//! A small store of keys and values, through which ranks exchange addresses when they meet.
 //!
-//! Rank 0 hosts it, or torchrun's agent does; every rank, rank 0 included, is a client. Opening it
-//! is the meeting itself: it returns when all ranks have come. The store knows nothing of groups,
-//! transports, or what its keys mean.
+//! Either rank 0 or torchrun's agent hosts the store. Every rank is a client, rank 0 too. To open the
+//! store is the rendezvous itself: the call returns when all ranks have come. The store knows nothing
+//! of groups or transports, nor what its keys mean.
 //!
-//! | meeting | how the server is found | who may join |
+//! | rendezvous | how the server is found | who may join |
 //! |---|---|---|
 //! | local | an abstract Unix socket | the same user, with the secret |
 //! | tcp | rank 0's host and port | who has the secret |
 //! | file | addresses in a file | the same user, or who could read the secret in the file |
-//! | agent | torchrun's host and port | who reaches the port |
+//! | agent | torchrun's host and port | who can reach the port |
 //!
-//! Nothing is encrypted: over TCP, secret and values can be read on the way. Networks between hosts
-//! of a run are trusted in that.
+//! Nothing is encrypted: over TCP, anybody who can read the network can read the secret and the values.
+//! The network between the hosts of a run is trusted not to be read.
 
-mod address;
 mod agent;
 #[cfg(test)]
 mod agent_tests;
 mod client;
 mod file;
-mod hello;
 mod host;
 mod server;
-mod socket;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -31,23 +28,26 @@ mod wire;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use self::client::{Connection, Failed};
 use self::host::{Host, find_host};
 use self::server::Server;
 use self::wire::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Request};
-use crate::{CollectiveError, Meeting, MeetingPoint};
-
-pub(crate) use self::address::{Address, Listener, listen_by_tcp, listen_locally};
-pub(crate) use self::hello::{Refusal, Verdict, answer_hello, read_hello, say_hello};
+use crate::address::Address;
+use crate::hello::SECRET_BYTES;
+use crate::socket::{MAX_LIMIT, deadline_after};
+use crate::{Rendezvous, RendezvousError, RendezvousPoint};
 
 /// A rank's handle on the run's store.
 ///
-/// The calls of one rank take turns: while one thread waits in [`Store::get`], the others of this
-/// rank wait for it.
+/// The calls of one rank take turns: while one thread waits in [`Store::get`], this rank's other threads
+/// wait for it.
 ///
-/// Rank 0 answers the others for as long as its process lives, also after its own handle is dropped.
-/// So that its process does not end too early, ranks should pass a barrier before the first of them
-/// leaves; a group does so when it is formed.
+/// Rank 0 answers the other ranks for as long as its process lives, also after its own handle is dropped.
+/// So that rank 0's process does not end too early, ranks should pass a barrier before the first of them
+/// leaves. A group of `paceline-collectives` does so when it is formed.
 pub struct Store {
     rank: usize,
     world_size: usize,
@@ -55,7 +55,7 @@ pub struct Store {
     limit: Duration,
     secret: String,
     connection: Mutex<Backend>,
-    /// Rank 0's, where it hosts one.
+    /// On rank 0, the server that it hosts.
     _server: Option<Server>,
 }
 
@@ -65,32 +65,31 @@ enum Backend {
 }
 
 impl Store {
-    /// Meets the other ranks, at most for `limit`, which is also the longest that [`Store::get`]
-    /// waits.
+    /// Meets the other ranks, for at most `limit`. [`Store::get`] waits at most so long, too.
     ///
-    /// Returns when all ranks have come. Errors name the ranks that did not, or say why this one may
-    /// not join: another secret, another world size, a rank that is there already, a port in use.
+    /// Returns when all ranks have come. Errors name the ranks that did not come, or say why this rank
+    /// may not join: another secret, another world size, a rank that is there already, a port in use.
     pub fn open(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         rank: usize,
         world_size: usize,
         limit: Duration,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self, RendezvousError> {
         if rank >= world_size {
-            return Err(CollectiveError::NoSuchRank { rank, world_size });
+            return Err(RendezvousError::NoSuchRank { rank, world_size });
         }
-        let place = meeting.place();
+        let place = rendezvous.place();
         let wrap =
-            |reason| CollectiveError::Meeting { rank, world_size, place: place.clone(), reason };
-        if meeting.secret.len() > hello::SECRET_BYTES {
-            let reason = format!("the secret is longer than {} bytes", hello::SECRET_BYTES);
+            |reason| RendezvousError::Failed { rank, world_size, place: place.clone(), reason };
+        if rendezvous.secret.len() > SECRET_BYTES {
+            let reason = format!("the secret is longer than {} bytes", SECRET_BYTES);
             return Err(wrap(reason));
         }
-        let limit = limit.min(client::MAX_LIMIT);
-        let deadline = Instant::now() + limit;
+        let limit = limit.min(MAX_LIMIT);
+        let deadline = deadline_after(limit);
         let mut host = None;
-        let (backend, secret) = match &meeting.point {
-            MeetingPoint::Agent { host, port, round } => {
+        let (backend, secret) = match &rendezvous.point {
+            RendezvousPoint::Agent { host, port, round } => {
                 let address = Address::Tcp(host.clone(), *port);
                 let (connection, secret) = agent::meet(&address, round, rank, world_size, deadline)
                     .map_err(|failed| wrap(failed.reason()))?;
@@ -98,11 +97,11 @@ impl Store {
             }
             _ => {
                 if rank == 0 {
-                    host = Some(Host::start(meeting, world_size, deadline).map_err(wrap)?);
+                    host = Some(Host::start(rendezvous, world_size, deadline).map_err(wrap)?);
                 }
                 let find = || match &host {
                     Some(host) => Ok(host.candidates()),
-                    None => find_host(meeting),
+                    None => find_host(rendezvous),
                 };
                 let (mut connection, secret) =
                     Connection::join(find, rank, world_size, deadline).map_err(wrap)?;
@@ -114,15 +113,15 @@ impl Store {
         };
         let mut server = host.map(|host| host.server);
         if let Some(server) = &mut server {
-            // The place is free again when this returns, for the next run or group.
-            server.finish_meeting();
+            // The address is free again when this returns, for the next run or group.
+            server.stop_listening();
         }
         let connection = Mutex::new(backend);
         Ok(Self { rank, world_size, place, limit, secret, connection, _server: server })
     }
 
     /// Sets a key of at most 1 KiB to a value of at most 16 MiB (8 MiB in an agent's store).
-    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), CollectiveError> {
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
         let mut connection = self.lock();
         let max_bytes = match *connection {
             Backend::Own(_) => MAX_VALUE_BYTES,
@@ -140,9 +139,9 @@ impl Store {
         outcome.map_err(|failed| self.error("set", key, failed))
     }
 
-    /// The value of a key. Waits until it is there, at most for the limit given to [`Store::open`].
+    /// The value of a key. Waits until the key is set, at most for the limit given to [`Store::open`].
     /// A counter reads as decimal text.
-    pub fn get(&self, key: &str) -> Result<Vec<u8>, CollectiveError> {
+    pub fn get(&self, key: &str) -> Result<Vec<u8>, RendezvousError> {
         self.check_len("key", key.len(), MAX_KEY_BYTES)?;
         let outcome = match &mut *self.lock() {
             Backend::Own(connection) => {
@@ -154,8 +153,8 @@ impl Store {
         outcome.map_err(|failed| self.error("get", key, failed))
     }
 
-    /// Adds to a counter, which begins at 0, and returns the new value.
-    pub fn add(&self, key: &str, amount: i64) -> Result<i64, CollectiveError> {
+    /// Adds to a counter, which starts at 0, and returns the new value.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64, RendezvousError> {
         self.check_len("key", key.len(), MAX_KEY_BYTES)?;
         let outcome = match &mut *self.lock() {
             Backend::Own(connection) => {
@@ -170,24 +169,36 @@ impl Store {
         outcome.map_err(|failed| self.error("add to", key, failed))
     }
 
+    /// Gives every rank the values of all ranks, in rank order. Every rank calls this with the same
+    /// `name`, once per store.
+    pub fn exchange<T: Serialize + DeserializeOwned>(
+        &self,
+        name: &str,
+        value: &T,
+    ) -> Result<Vec<T>, RendezvousError> {
+        self.set(&format!("{name}/{}", self.rank), &postcard::to_stdvec(value)?)?;
+        let of = |peer| Ok(postcard::from_bytes(&self.get(&format!("{name}/{peer}"))?)?);
+        (0..self.world_size).map(of).collect()
+    }
+
     /// The run's secret, for connections that ranks open to each other afterwards.
     pub fn secret(&self) -> &str {
         &self.secret
     }
 
     fn lock(&self) -> MutexGuard<'_, Backend> {
-        // A connection that a panic left in the middle of a question counts as lost.
+        // If a panic interrupted a question, the connection counts as lost.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn check_len(&self, what: &str, len: usize, max_bytes: usize) -> Result<(), CollectiveError> {
+    fn check_len(&self, what: &str, len: usize, max_bytes: usize) -> Result<(), RendezvousError> {
         if len <= max_bytes {
             return Ok(());
         }
         Err(self.fail(format!("a {what} of {len} bytes is too long (at most {max_bytes})")))
     }
 
-    fn error(&self, action: &str, key: &str, failed: Failed) -> CollectiveError {
+    fn error(&self, action: &str, key: &str, failed: Failed) -> RendezvousError {
         self.fail(match failed {
             Failed::TimedOut(_) => {
                 format!("nobody has set the key {key:?} within {:?}", self.limit)
@@ -196,13 +207,13 @@ impl Store {
         })
     }
 
-    fn fail(&self, reason: String) -> CollectiveError {
+    fn fail(&self, reason: String) -> RendezvousError {
         let (rank, world_size, place) = (self.rank, self.world_size, self.place.clone());
-        CollectiveError::Meeting { rank, world_size, place, reason }
+        RendezvousError::Failed { rank, world_size, place, reason }
     }
 }
 
-/// Without the secret, which has no business in a log.
+/// Without the secret, which must not appear in a log.
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store")
@@ -214,7 +225,7 @@ impl std::fmt::Debug for Store {
 }
 
 impl Failed {
-    /// For a meeting that failed.
+    /// The reason in words, for a rendezvous that failed.
     fn reason(self) -> String {
         match self {
             Failed::TimedOut(ranks) if ranks.is_empty() => "not all ranks came in time".into(),

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::Store;
-use super::address::Address;
 use super::agent::Connection;
 use super::client::Failed;
-use crate::Meeting;
+use crate::Rendezvous;
+use crate::address::Address;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -210,9 +210,9 @@ fn ranks_meet_at_an_agent_round_after_round() {
     let port = fake_agent();
     let mut secrets = Vec::new();
     for round in ["run/0", "run/1", "run/1"] {
-        let meeting = Meeting::by_agent("127.0.0.1", port, round);
-        super::tests::exercise(&meeting);
-        secrets.push(Store::open(&Meeting::by_agent("127.0.0.1", port, "single"), 0, 1, LIMIT));
+        let rendezvous = Rendezvous::by_agent("127.0.0.1", port, round);
+        super::tests::exercise(&rendezvous);
+        secrets.push(Store::open(&Rendezvous::by_agent("127.0.0.1", port, "single"), 0, 1, LIMIT));
     }
     let secrets: Vec<_> = secrets.iter().map(|store| store.as_ref().unwrap().secret()).collect();
     assert!(secrets[0].len() == 32 && secrets[0] != secrets[1] && secrets[1] != secrets[2]);
@@ -220,8 +220,8 @@ fn ranks_meet_at_an_agent_round_after_round() {
 
 #[test]
 fn ranks_that_do_not_come_to_the_agent_are_named() {
-    let meeting = Meeting::by_agent("127.0.0.1", fake_agent(), "run/0");
-    let open = |rank| Store::open(&meeting, rank, 4, Duration::from_millis(500));
+    let rendezvous = Rendezvous::by_agent("127.0.0.1", fake_agent(), "run/0");
+    let open = |rank| Store::open(&rendezvous, rank, 4, Duration::from_millis(500));
     std::thread::scope(|scope| {
         let came = [0, 2].map(|rank| scope.spawn(move || open(rank)));
         for came in came {
@@ -229,7 +229,7 @@ fn ranks_that_do_not_come_to_the_agent_are_named() {
             assert!(message.contains("ranks [1, 3] did not come in time"), "{message}");
         }
     });
-    let nowhere = Meeting::by_agent("127.0.0.1", 1, "run/0");
+    let nowhere = Rendezvous::by_agent("127.0.0.1", 1, "run/0");
     let message = Store::open(&nowhere, 0, 1, Duration::from_millis(100)).unwrap_err().to_string();
     assert!(message.contains("torchrun's agent cannot be reached"), "{message}");
 }

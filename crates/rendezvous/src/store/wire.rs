@@ -1,20 +1,20 @@
-//! Requests to our own store's server and its answers, as bytes.
+//! The bytes of requests to our own store's server, and of its answers.
 //!
-//! A request is a header of fixed size, a key and a value; an answer is a status and a payload.
-//! Numbers are little-endian. Lengths are checked before anything is allocated.
+//! A request is a header of fixed size, a key and a value. An answer is a status and a payload. Numbers
+//! are little-endian. Lengths are checked before memory is allocated.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::socket::{receive, transmit};
+use crate::socket::{receive, transmit};
 
 /// The longest key.
 pub(crate) const MAX_KEY_BYTES: usize = 1 << 10;
 /// The longest value.
 pub(crate) const MAX_VALUE_BYTES: usize = 16 << 20;
 
-/// How long the rest of a message may take once its first byte is there.
+/// How long the rest of a message may take after its first byte has come.
 pub(crate) const MESSAGE_LIMIT: Duration = Duration::from_secs(30);
 
 const HEADER_BYTES: usize = 1 + 4 + 4 + 8;
@@ -24,14 +24,14 @@ const GET: u8 = 1;
 const ADD: u8 = 2;
 const ARRIVE: u8 = 3;
 
-/// What a rank asks of the store.
+/// A rank's request.
 #[derive(Debug)]
 pub(crate) enum Request {
     Set {
         key: String,
         value: Vec<u8>,
     },
-    /// Waits for the key, at most so long.
+    /// Waits until the key is set, at most `limit`.
     Get {
         key: String,
         limit: Duration,
@@ -40,20 +40,20 @@ pub(crate) enum Request {
         key: String,
         amount: i64,
     },
-    /// Waits for all ranks, at most so long.
+    /// Waits until all ranks have come, at most `limit`.
     Arrive {
         limit: Duration,
     },
 }
 
-/// What the store answers.
+/// The store's answer.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Done; the value of a get, the sum of an add.
+    /// Done. Holds the value of a get, or the sum of an add.
     Done(Vec<u8>),
-    /// The time is over; the ranks that are missing, four bytes each.
+    /// The time is over. Holds the missing ranks, four bytes each.
     TimedOut(Vec<u8>),
-    /// The request cannot be done; why.
+    /// The request cannot be done. Holds the reason.
     Refused(Vec<u8>),
 }
 
@@ -79,8 +79,7 @@ pub(crate) fn send_request(
     transmit(socket, &bytes, deadline)
 }
 
-/// Waits for the next request, however long the rank takes to have one. The end of the connection
-/// is an error like any other.
+/// Waits for the next request, without a limit. The end of the connection is an error.
 pub(crate) fn read_request(socket: impl AsFd) -> io::Result<Request> {
     let mut header = [0u8; HEADER_BYTES];
     let (first, rest) = header.split_at_mut(1);
@@ -119,7 +118,7 @@ pub(crate) fn read_answer(socket: impl AsFd, deadline: Instant) -> io::Result<An
     let mut header = [0u8; 5];
     receive(&socket, &mut header, Some(deadline))?;
     let [status, len @ ..] = header;
-    // The answer has begun, so that its end is waited for even if the request took all the time.
+    // The answer has begun, so this side waits for its end even if the request used up all the time.
     let deadline = deadline.max(Instant::now() + MESSAGE_LIMIT);
     let payload = read_part(&socket, len, MAX_VALUE_BYTES, Some(deadline))?;
     match status {

@@ -1,8 +1,8 @@
-//! The store's server, which rank 0 hosts unless somebody else does.
+//! The store's server, which rank 0 hosts unless torchrun's agent hosts one.
 //!
-//! One thread accepts connections until all ranks have come, then nobody listens any more: what
-//! connects later, perhaps the next run of the same name, cannot end up here. Every connection has a
-//! thread of its own, so that a slow stranger holds nobody up. Knows nothing of what keys mean.
+//! One thread accepts connections until all ranks have come. Then the server stops listening, so that
+//! later connections, perhaps of the next run of the same name, cannot end up here. Every connection has
+//! a thread of its own, so that a slow stranger delays no rank. Knows nothing of what keys mean.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,26 +15,26 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::address::Listener;
-use super::hello::{Verdict, answer_hello, read_hello};
 use super::wire::{Answer, MESSAGE_LIMIT, Request, read_request, send_answer};
+use crate::address::Listener;
+use crate::hello::{Verdict, answer_hello, read_hello};
 use crate::warning::warn;
 
 /// How long a new connection may take to say hello.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How many connections may be about to say hello; more are turned away at once.
+/// How many connections may be about to say hello. Further ones are refused at once.
 const MAX_STRANGERS: usize = 128;
-/// How many strangers are mentioned before the server only counts them.
+/// How many refused connections are reported. Further ones are only counted.
 const MAX_WARNINGS: usize = 16;
-/// A connection's thread does little.
+/// The stack of a connection's thread, which does little.
 const STACK_BYTES: usize = 128 << 10;
 
 #[derive(Debug, Default)]
 struct State {
     values: HashMap<String, Vec<u8>>,
-    /// Which ranks are here.
+    /// Which ranks are here now.
     joined: Vec<bool>,
-    /// Which ranks have been here.
+    /// Which ranks have been here at some time.
     seen: Vec<bool>,
 }
 
@@ -46,12 +46,12 @@ struct Shared {
     changed: Condvar,
     num_strangers: AtomicUsize,
     num_warnings: AtomicUsize,
-    /// Shut down when nobody else is to come.
+    /// Shut down when no other rank is to come.
     closing: UnixStream,
 }
 
-/// The running server. Dropping it ends the listening; ranks that have come are answered as long as
-/// the process lives.
+/// The running server. When it is dropped, it stops listening. Ranks that have come are answered as
+/// long as the process lives.
 #[derive(Debug)]
 pub(crate) struct Server {
     shared: Arc<Shared>,
@@ -82,8 +82,8 @@ impl Server {
         Ok(Self { shared, accepting: Some(accepting) })
     }
 
-    /// Waits until nobody listens any more, which is soon once all ranks have come.
-    pub(crate) fn finish_meeting(&mut self) {
+    /// Stops listening, and waits until that is done.
+    pub(crate) fn stop_listening(&mut self) {
         self.shared.close();
         if let Some(thread) = self.accepting.take() {
             let _ = thread.join();
@@ -93,13 +93,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.finish_meeting();
+        self.stop_listening();
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements, so a panic elsewhere does not spoil it.
+        // The state is consistent between any two statements, so a panic elsewhere does no harm.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,7 +107,7 @@ impl Shared {
         let _ = self.closing.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Waits until `ready` gives something, at most so long.
+    /// Waits until `ready` returns a value, at most `limit`.
     fn wait_for<T>(&self, limit: Duration, ready: impl Fn(&State) -> Option<T>) -> Option<T> {
         let deadline = Instant::now().checked_add(limit);
         let mut state = self.lock();
@@ -132,7 +132,7 @@ impl Shared {
             warn(&format!("refused a connection from {who}: {why}"));
         }
         if num_warnings == MAX_WARNINGS {
-            warn("further refused connections are not mentioned");
+            warn("further refused connections are not reported");
         }
     }
 
@@ -158,14 +158,14 @@ impl Shared {
         }
     }
 
-    /// Counters are kept as decimal text, as torchrun's store keeps them, so that reading one by its
-    /// key gives the same everywhere.
+    /// Counters are kept as decimal text, as in torchrun's store, so that a counter reads the same in
+    /// both.
     fn add(&self, key: String, amount: i64) -> Answer {
         let mut state = self.lock();
         let value = state.values.entry(key).or_insert_with(|| b"0".to_vec());
         let old = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
         let Some(new) = old.and_then(|old| old.checked_add(amount)) else {
-            return Answer::Refused(b"the key holds no number, or too large a one".to_vec());
+            return Answer::Refused(b"the key holds no number, or the sum is too large".to_vec());
         };
         *value = new.to_string().into_bytes();
         let answer = Answer::Done(value.clone());
@@ -175,8 +175,8 @@ impl Shared {
     }
 }
 
-/// The ranks to blame when the time is over, four bytes each: those that never came. Who came and
-/// gave up because of them is not to blame, unless nobody else is.
+/// The ranks to name when the time is over, four bytes each: those that never came. A rank that came and
+/// gave up is named only if every rank came at some time.
 fn missing(state: &State) -> Vec<u8> {
     let bytes_of = |here: &[bool]| -> Vec<u8> {
         let ranks = here.iter().enumerate().filter(|(_, is_here)| !**is_here);
@@ -210,7 +210,7 @@ fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<Shared>)
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(_) => {
-                    // Too many open files, or the connection is gone; others may come.
+                    // Too many files are open, or the connection is gone. Others may come.
                     std::thread::sleep(Duration::from_millis(10));
                     continue;
                 }
@@ -235,13 +235,13 @@ fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
         }
     }
     let mut state = shared.lock();
-    // Until all have come, a rank that went may come again.
+    // Until all ranks have come, a rank that has left may come again.
     if !state.joined.iter().all(|&is_here| is_here) {
         state.joined[rank] = false;
     }
 }
 
-/// The rank that has come; `None` if it may not.
+/// Reads the hello of a new connection and answers it. Returns the rank, or `None` if it may not join.
 fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
     let deadline = Instant::now() + HELLO_LIMIT;
     let hello = match read_hello(socket, shared.world, &shared.secret, deadline) {
@@ -260,7 +260,8 @@ fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
     let verdict = {
         let mut state = shared.lock();
         if state.joined.iter().all(|&is_here| is_here) {
-            // It came while the listener closed, so it means another run; it will try again there.
+            // It came while the listener was closing, so it belongs to another run and will try again
+            // there.
             return None;
         }
         match (hello.verdict, state.joined.get_mut(rank)) {

@@ -1,21 +1,21 @@
 //! What a launcher tells a rank through the environment: its place, and where the ranks meet.
 //!
-//! The first launcher that has set anything counts: RANK and WORLD_SIZE (ours, torchrun, or by
-//! hand), then Open MPI, then PMI (MPICH, Intel MPI), then a step of Slurm. Variables are read only;
-//! nothing is opened here.
+//! The first launcher that has set a rank counts, in this order: RANK and WORLD_SIZE (our launcher,
+//! torchrun, or a user), Open MPI, PMI (MPICH, Intel MPI), a step of Slurm. This module only reads
+//! variables. It opens no file and no connection.
 
 mod error_file;
-mod meeting;
+mod rendezvous;
 mod slurm;
 #[cfg(test)]
 mod tests;
 
-use crate::Meeting;
+use crate::Rendezvous;
 
 pub use self::error_file::{write_consequence_file, write_error_file};
 
 /// The variable that carries the run's secret.
-const SECRET: &str = "PACELINE_SECRET";
+pub const SECRET: &str = "PACELINE_SECRET";
 
 /// Who started the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,34 +26,34 @@ pub enum Launcher {
     Torchrun,
     /// Open MPI's mpirun.
     OpenMpi,
-    /// MPICH's mpiexec, or another one that speaks PMI, as Intel MPI's.
+    /// MPICH's mpiexec, or another launcher that speaks PMI, such as Intel MPI's.
     Mpich,
     /// Slurm's srun.
     Slurm,
-    /// Somebody who set RANK and WORLD_SIZE.
+    /// A user or a script that set RANK and WORLD_SIZE.
     ByHand,
 }
 
 /// This process's place among the ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Its number, from 0.
+    /// Its rank, from 0.
     pub rank: usize,
     /// How many ranks there are.
     pub world_size: usize,
-    /// Its number among the ranks of this host.
+    /// Its rank among the ranks of this host.
     pub local_rank: usize,
     /// How many ranks this host has.
     pub local_world_size: usize,
-    /// This host's number among the hosts, if it can be told.
+    /// This host's number among the hosts, if the environment tells.
     pub node: Option<usize>,
     /// Who started it.
     pub launcher: Launcher,
-    /// Where the ranks meet, if the environment says so; see [`Placement::meeting`].
-    pub meeting: Option<Meeting>,
+    /// Where the ranks meet, if the environment says so. See [`Placement::rendezvous`].
+    pub rendezvous: Option<Rendezvous>,
 }
 
-/// Variables that do not make sense, or not together.
+/// A variable that makes no sense, or variables that contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
     /// A variable that should hold a number holds something else.
@@ -64,18 +64,18 @@ pub enum EnvironmentError {
         /// What it holds.
         value: String,
     },
-    /// One variable of a pair.
+    /// Only one variable of a pair is set.
     #[error(
         "{there} is set in the environment, but {missing} is not; a launcher sets both: set \
          {missing}, or unset {there} to run without a launcher"
     )]
     HalfSet {
-        /// The one that is set.
+        /// The variable that is set.
         there: String,
-        /// The one that is not.
+        /// The variable that is not set.
         missing: String,
     },
-    /// A rank that its world has no room for.
+    /// A rank that is too large for its world size.
     #[error("{name}={rank} does not fit {world_name}={world_size}: ranks count from 0 to {}",
         world_size.saturating_sub(1))]
     OutOfRange {
@@ -88,8 +88,8 @@ pub enum EnvironmentError {
         /// The number of ranks.
         world_size: usize,
     },
-    /// A number that is no port.
-    #[error("MASTER_PORT={0} in the environment is no port number")]
+    /// A number that cannot be a port.
+    #[error("MASTER_PORT={0} in the environment is not a port number")]
     NoPort(usize),
     /// A list of hosts or of tasks that cannot be read.
     #[error("{name}={value:?} in the environment cannot be read")]
@@ -99,17 +99,9 @@ pub enum EnvironmentError {
         /// What it holds.
         value: String,
     },
-    /// A transport that there is not, or that cannot connect these ranks.
-    #[error("PACELINE_TRANSPORT={value:?} in the environment: {advice}")]
-    Transport {
-        /// What it holds.
-        value: String,
-        /// What is wrong, and what to do.
-        advice: String,
-    },
     /// The environment does not say where the ranks meet.
     #[error("{0}")]
-    NoMeeting(String),
+    NoRendezvous(String),
 }
 
 impl Placement {
@@ -118,24 +110,24 @@ impl Placement {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// As [`Placement::from_env`], for any source of variables.
+    /// Like [`Placement::from_env`], for any source of variables.
     pub fn from_lookup(
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, EnvironmentError> {
         let variables = Variables { lookup: &lookup };
         for read in [from_rank, from_open_mpi, from_pmi, slurm::placement] {
             if let Some(mut placement) = read(&variables)? {
-                placement.meeting = meeting::find(&variables, &placement)?;
+                placement.rendezvous = rendezvous::find(&variables, &placement)?;
                 return Ok(Some(placement));
             }
         }
         Ok(None)
     }
 
-    /// Where the ranks meet. The error says what to set.
-    pub fn meeting(&self) -> Result<&Meeting, EnvironmentError> {
-        let missing = || EnvironmentError::NoMeeting(meeting::advice(self.launcher).into());
-        self.meeting.as_ref().ok_or_else(missing)
+    /// Where the ranks meet. If the environment does not say so, the error says which variables to set.
+    pub fn rendezvous(&self) -> Result<&Rendezvous, EnvironmentError> {
+        let missing = || EnvironmentError::NoRendezvous(rendezvous::advice(self.launcher).into());
+        self.rendezvous.as_ref().ok_or_else(missing)
     }
 
     /// Whether all ranks are on this host.
@@ -168,7 +160,7 @@ fn from_open_mpi(variables: &Variables<'_>) -> Result<Option<Placement>, Environ
 
 fn from_pmi(variables: &Variables<'_>) -> Result<Option<Placement>, EnvironmentError> {
     let Some(world) = variables.world("PMI_RANK", "PMI_SIZE")? else { return Ok(None) };
-    // Slurm speaks PMI too, and then knows more than it says in that way.
+    // Slurm speaks PMI too, but its own variables say more.
     if let Some(placement) = slurm::placement(variables)?
         && (placement.rank, placement.world_size) == world
     {
@@ -178,7 +170,7 @@ fn from_pmi(variables: &Variables<'_>) -> Result<Option<Placement>, EnvironmentE
     variables.placement(Launcher::Mpich, world, local, None).map(Some)
 }
 
-/// The environment, read with names in its errors.
+/// The environment. Its errors name the variable.
 struct Variables<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
 }
@@ -195,7 +187,7 @@ impl Variables<'_> {
         value.trim().parse().map(Some).map_err(not_a_number)
     }
 
-    /// A rank and the number of ranks; `None` if neither is set.
+    /// A rank and the number of ranks. `None` if neither is set.
     fn world(
         &self,
         rank_name: &str,
@@ -215,7 +207,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Completes a placement by the two variables with the rank's place on its host. Where they are
+    /// Completes a placement by the two variables that hold the rank's place on its host. If they are
     /// not set, all ranks are on this host.
     fn placement(
         &self,
@@ -228,7 +220,7 @@ impl Variables<'_> {
             match (self.number(rank_name)?, self.number(size_name)?) {
                 (None, None) => (rank, world_size),
                 (Some(local_rank), Some(size)) => (local_rank, size),
-                // With one of them, and that the same as if all ranks were here, nothing is missing.
+                // One variable is enough if it says that all ranks are on this host.
                 (Some(local_rank), None) if local_rank == rank => (rank, world_size),
                 (None, Some(size)) if size == world_size => (rank, world_size),
                 (there, _) => {
@@ -242,11 +234,11 @@ impl Variables<'_> {
                 }
             };
         check_range(rank_name, local_rank, size_name, local_world_size)?;
-        let meeting = None;
-        // Where ranks are handed out host by host, the rank tells the host.
+        let rendezvous = None;
+        // If ranks are numbered host by host, the rank tells the host.
         let in_blocks = rank % local_world_size == local_rank;
         let node = node.or(in_blocks.then_some(rank / local_world_size));
-        Ok(Placement { rank, world_size, local_rank, local_world_size, node, launcher, meeting })
+        Ok(Placement { rank, world_size, local_rank, local_world_size, node, launcher, rendezvous })
     }
 }
 

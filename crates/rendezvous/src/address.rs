@@ -1,4 +1,6 @@
-//! Where a store's server can be reached: listening there, and connecting to it.
+//! Addresses on this host and on the network: listening at them, and connecting to them.
+//!
+//! Knows nothing of who connects, or of what is said on the connection.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -9,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 
-use super::socket::is_same_user;
+use crate::socket::is_same_user;
 
-/// How long a place may stay taken: the run before this one may be about to end.
-const TAKEN_LIMIT: Duration = Duration::from_secs(3);
-/// How long one attempt to connect may take. Firewalls often drop what they refuse.
+/// How long to wait for an address that is in use: the run that uses it may be about to end.
+const IN_USE_LIMIT: Duration = Duration::from_secs(3);
+/// How long one attempt to connect may take. Firewalls often drop packets without an answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// Where the server listens.
+/// A socket that listens.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Unix(UnixListener),
@@ -38,7 +40,8 @@ impl Listener {
         }
     }
 
-    /// A new connection, and who is at its other end, for messages; `None` if it is not our user.
+    /// A new connection, and who is at its other end, for messages. The connection is `None` if the
+    /// other process belongs to another user.
     pub(crate) fn accept(&self) -> io::Result<(Option<OwnedFd>, String)> {
         match self {
             Listener::Unix(listener) => {
@@ -52,7 +55,7 @@ impl Listener {
             Listener::Tcp(listener) => {
                 let (stream, address) = listener.accept()?;
                 set_tcp_nodelay(&stream, true)?;
-                // A rank whose host is gone says nothing; its thread ends by this.
+                // A rank whose host has crashed sends nothing. This ends the thread that reads from it.
                 set_socket_keepalive(&stream, true)?;
                 Ok((Some(stream.into()), address.to_string()))
             }
@@ -60,7 +63,7 @@ impl Listener {
     }
 }
 
-/// One way to reach a server.
+/// An address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     /// An abstract Unix socket of this host.
@@ -70,7 +73,7 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// Connects; a local socket must belong to our user.
+    /// Connects. A local socket must belong to the same user as this process.
     pub(crate) fn connect(&self, deadline: Instant) -> io::Result<OwnedFd> {
         match self {
             Address::Local(name) => {
@@ -99,7 +102,8 @@ fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
     let left = deadline.saturating_duration_since(Instant::now());
     let limit = left.clamp(Duration::from_millis(1), CONNECT_LIMIT);
     let stream = TcpStream::connect_timeout(&address, limit)?;
-    // On one's own host, a socket that knocks at a port where nobody listens can meet itself.
+    // Within one host, a socket that connects to a port where nobody listens can be connected to
+    // itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
@@ -115,20 +119,21 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 
 /// Listens at an abstract Unix socket of this host.
 pub(crate) fn listen_locally(name: &str, deadline: Instant) -> Result<Listener, String> {
-    let taken = "another process of this host listens there already (another run with the same \
+    let in_use = "another process of this host listens there already (another run with the same \
                  name or MASTER_PORT?)";
     let bind = || UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?);
-    while_taken(bind, deadline, taken).map(Listener::Unix)
+    while_in_use(bind, deadline, in_use).map(Listener::Unix)
 }
 
-/// Listens at a TCP port: of the loopback device if `host` is that, of all interfaces otherwise.
-/// Also gives the address by which this very host reaches it.
+/// Listens at a TCP port: on the loopback device if `host` is a loopback address, otherwise on all
+/// interfaces. Port 0 takes any free port. Also returns the address by which this host itself reaches
+/// the listener.
 pub(crate) fn listen_by_tcp(
     host: &str,
     port: u16,
     deadline: Instant,
-) -> Result<(Listener, Address), String> {
-    // A name that this host cannot resolve may still mean it to others.
+) -> Result<(Listener, SocketAddr), String> {
+    // This host may have a name that only the others can resolve.
     let addresses = resolve(host, port).unwrap_or_default();
     let is_loopback = |address: &SocketAddr| address.ip().is_loopback();
     let places: Vec<IpAddr> = if !addresses.is_empty() && addresses.iter().all(is_loopback) {
@@ -136,7 +141,7 @@ pub(crate) fn listen_by_tcp(
     } else if !addresses.is_empty() && addresses.iter().all(SocketAddr::is_ipv4) {
         vec![Ipv4Addr::UNSPECIFIED.into()]
     } else {
-        // The first of these takes IPv4 as well, where the host has IPv6 at all.
+        // Where the host has IPv6, the first of these also takes IPv4.
         vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()]
     };
     let bind = || {
@@ -150,34 +155,34 @@ pub(crate) fn listen_by_tcp(
         }
         Err(last)
     };
-    let taken = format!(
+    let in_use = format!(
         "port {port} of this host is in use by another program; choose another MASTER_PORT"
     );
-    let listener = while_taken(bind, deadline, &taken)?;
+    let listener = while_in_use(bind, deadline, &in_use)?;
     let own = listener.local_addr().map_err(|e| e.to_string())?;
     let ip = match own.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    Ok((Listener::Tcp(listener), Address::Tcp(ip.to_string(), own.port())))
+    Ok((Listener::Tcp(listener), SocketAddr::new(ip, own.port())))
 }
 
-/// Tries again for a while where a place is taken.
-fn while_taken<T>(
+/// Binds. While the address is in use, tries again for a while; `in_use` is the reason if it stays so.
+fn while_in_use<T>(
     bind: impl Fn() -> io::Result<T>,
     deadline: Instant,
-    taken: &str,
+    in_use: &str,
 ) -> Result<T, String> {
-    let deadline = deadline.min(Instant::now() + TAKEN_LIMIT);
+    let deadline = deadline.min(Instant::now() + IN_USE_LIMIT);
     loop {
         match bind() {
             Ok(listener) => return Ok(listener),
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                return Err(format!("rank 0 cannot listen there: {error}"));
+                return Err(format!("cannot listen there: {error}"));
             }
             Err(_) if Instant::now() >= deadline => {
-                return Err(format!("rank 0 cannot listen there: {taken}"));
+                return Err(format!("cannot listen there: {in_use}"));
             }
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }

@@ -1,7 +1,7 @@
-//! The meeting file: rank 0's addresses and the run's secret, for ranks that see the same folder.
+//! The rendezvous file: rank 0's addresses and the run's secret, for ranks that see the same folder.
 //!
-//! The file only says where to look. Whether rank 0 lives is seen by connecting, so what a run that
-//! died has left behind is never joined.
+//! The file only says where to look. Whether rank 0 is alive shows when a rank connects, so ranks never
+//! join a file that a dead run has left behind.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,24 +9,24 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::address::Address;
+use crate::address::Address;
 
-const FIRST_LINE: &str = "paceline meeting 2";
-/// More than any meeting file has.
+const FIRST_LINE: &str = "paceline rendezvous 2";
+/// More bytes than any rendezvous file has.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// What a meeting file says.
+/// The contents of a rendezvous file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// Tells the hosts apart, and a host before and after it was started anew.
+    /// Differs between hosts, and on one host from boot to boot.
     pub(crate) boot: String,
     pub(crate) addresses: Vec<Address>,
     pub(crate) secret: String,
 }
 
 impl Published {
-    /// Writes the file: readable by this user only, and visible only when complete. Replaces what an
-    /// earlier run left there.
+    /// Writes the file: readable only by this user, and visible only when complete. Replaces a file of
+    /// an earlier run.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
         let mut text = format!("{FIRST_LINE}\nsecret {}\nboot {}\n", self.secret, self.boot);
         for address in &self.addresses {
@@ -49,7 +49,7 @@ impl Published {
         })
     }
 
-    /// Reads the file. The error says what is wrong with it, for as long as it stays so.
+    /// Reads the file. The error says what is wrong with it now; a later attempt may succeed.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let read = || -> io::Result<(u32, String)> {
             let file = File::open(path)?;
@@ -59,13 +59,13 @@ impl Published {
             Ok((owner, text))
         };
         let (owner, text) = read().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => "no meeting file is there".into(),
-            _ => format!("the meeting file cannot be read: {error}"),
+            io::ErrorKind::NotFound => "there is no rendezvous file".into(),
+            _ => format!("the rendezvous file cannot be read: {error}"),
         })?;
         if owner != rustix::process::geteuid().as_raw() {
-            return Err("the meeting file belongs to another user".into());
+            return Err("the rendezvous file belongs to another user".into());
         }
-        Self::parse(&text).ok_or_else(|| "what is there is no meeting file".into())
+        Self::parse(&text).ok_or_else(|| "the file there is not a rendezvous file".into())
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -94,13 +94,13 @@ impl Published {
     /// The addresses that this host can use, best first.
     pub(crate) fn reachable(&self) -> Vec<Address> {
         let is_same_host = !self.boot.is_empty() && self.boot == boot_id();
-        // A container of the same host may have a network of its own: the other ways stay.
+        // A container of the same host may have a network of its own, so all addresses stay.
         let usable = |address: &&Address| is_same_host || matches!(address, Address::Tcp(..));
         self.addresses.iter().filter(usable).cloned().collect()
     }
 }
 
-/// What tells this host from others; empty if unknown.
+/// A text that differs between hosts and boots. Empty if unknown.
 pub(crate) fn boot_id() -> String {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     text.trim().into()
@@ -109,7 +109,7 @@ pub(crate) fn boot_id() -> String {
 /// The names by which other hosts may know this one.
 pub(crate) fn own_hosts() -> Vec<String> {
     let mut hosts = Vec::new();
-    // No packet is sent: the kernel only says which of our addresses it would send it from.
+    // No packet is sent. The kernel only says which of this host's addresses it would use.
     let route = || -> io::Result<IpAddr> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         socket.connect("192.0.2.1:9")?;
@@ -152,8 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn other_and_half_files_are_none() {
-        for text in ["", "paceline-long-gone\nsecret\n", "paceline meeting 2\nsecret s\nboot b\n"] {
+    fn other_and_incomplete_files_are_refused() {
+        for text in
+            ["", "paceline-long-gone\nsecret\n", "paceline rendezvous 2\nsecret s\nboot b\n"]
+        {
             assert_eq!(Published::parse(text), None, "{text:?}");
         }
     }

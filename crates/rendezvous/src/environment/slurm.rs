@@ -1,18 +1,19 @@
-//! Slurm's variables, and its short forms for lists of hosts and tasks.
+//! Reads Slurm's variables, and its short forms for lists of hosts and tasks.
 
 use super::{EnvironmentError, Launcher, Placement, Variables};
-use crate::Meeting;
+use crate::Rendezvous;
 
-/// Numbers of steps from here on are not of srun: the batch script itself, a shell in an
-/// allocation, and the like.
+/// Step numbers from here on do not belong to srun but to the batch script itself, to a shell in an
+/// allocation, and so on.
 const FIRST_SPECIAL_STEP: usize = 0xffff_fff0;
 
-/// Ports for jobs begin here, below those that systems hand out by themselves, ...
+/// The first port for jobs. It lies below the ports that systems assign by themselves.
 const FIRST_PORT: u64 = 15_000;
-/// ... and are so many.
+/// How many ports there are for jobs.
 const NUM_PORTS: u64 = 16_000;
 
-/// The placement within a step that srun started; the variables of a batch script alone are none.
+/// The placement within a step that srun started. The variables of a batch script alone make no
+/// placement.
 pub(super) fn placement(variables: &Variables<'_>) -> Result<Option<Placement>, EnvironmentError> {
     let is_step = variables.number("SLURM_STEP_ID")?.is_some_and(|step| step < FIRST_SPECIAL_STEP);
     if !is_step || variables.text("SLURM_PROCID").is_none() {
@@ -32,22 +33,30 @@ pub(super) fn placement(variables: &Variables<'_>) -> Result<Option<Placement>, 
     };
     let local_world_size = local_tasks(variables, world_size, node.unwrap_or(0))?;
     super::check_range("SLURM_LOCALID", local_rank, "the tasks of this host", local_world_size)?;
-    let (launcher, meeting) = (Launcher::Slurm, None);
-    Ok(Some(Placement { rank, world_size, local_rank, local_world_size, node, launcher, meeting }))
+    let (launcher, rendezvous) = (Launcher::Slurm, None);
+    Ok(Some(Placement {
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        node,
+        launcher,
+        rendezvous,
+    }))
 }
 
-/// What tells this step from others.
+/// The name of this step, which differs from those of other steps.
 pub(super) fn job(variables: &Variables<'_>) -> Option<String> {
     let job = variables.text("SLURM_JOB_ID").or_else(|| variables.text("SLURM_JOBID"))?;
     Some(format!("{job}.{}", variables.text("SLURM_STEP_ID")?))
 }
 
-/// The meeting of a step on several hosts: the first of them, at a port that the step's numbers
-/// choose, so that all ranks know it and two jobs seldom share it.
-pub(super) fn meeting(
+/// The rendezvous of a step on several hosts: the first host, at a port that follows from the numbers
+/// of job and step. So all ranks know the port, and two jobs seldom share one.
+pub(super) fn rendezvous(
     variables: &Variables<'_>,
     secret: String,
-) -> Result<Option<Meeting>, EnvironmentError> {
+) -> Result<Option<Rendezvous>, EnvironmentError> {
     let names = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let found = names.iter().find_map(|name| Some((*name, variables.text(name)?)));
     let (Some((name, value)), Some(job)) = (found, job(variables)) else { return Ok(None) };
@@ -57,7 +66,7 @@ pub(super) fn meeting(
     let number =
         |text: &str| text.bytes().fold(0u64, |n, byte| (n * 31 + u64::from(byte)) % NUM_PORTS);
     let port = FIRST_PORT + number(&job);
-    Ok(Some(Meeting::by_tcp(host, port as u16, secret)))
+    Ok(Some(Rendezvous::by_tcp(host, port as u16, secret)))
 }
 
 /// The ranks on host number `node`.
@@ -76,7 +85,7 @@ fn local_tasks(
     let num_nodes = variables.number("SLURM_NNODES")?.unwrap_or(1).max(1);
     match variables.number("SLURM_NTASKS_PER_NODE")? {
         Some(tasks) if num_nodes > 1 => Ok(tasks),
-        // As srun spreads them: evenly, with one more on the first hosts.
+        // srun spreads tasks evenly, with one more on each of the first hosts.
         _ => Ok(world_size / num_nodes + usize::from(node < world_size % num_nodes)),
     }
 }

@@ -1,0 +1,43 @@
+//! What can go wrong while ranks find each other.
+
+use crate::EnvironmentError;
+
+/// An error while ranks find each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RendezvousError {
+    /// A rank that does not exist.
+    #[error("there is no rank {rank} among {world_size} ranks")]
+    NoSuchRank {
+        /// The rank that was named.
+        rank: usize,
+        /// How many ranks there are.
+        world_size: usize,
+    },
+    /// The ranks could not meet, or could not connect to each other.
+    #[error("rank {rank} of {world_size} could not meet the others at {place}: {reason}")]
+    Failed {
+        /// The rank that reports.
+        rank: usize,
+        /// How many ranks were to meet.
+        world_size: usize,
+        /// Where they were to meet.
+        place: String,
+        /// Why they did not.
+        reason: String,
+    },
+    /// The kernel refused random numbers, so this rank has no secret.
+    #[error("cannot make a secret: the kernel gave no random numbers: {0}")]
+    NoRandomNumbers(String),
+    /// A value that ranks exchange could not be turned into bytes, or back.
+    #[error("cannot encode or decode a value that ranks exchange: {0}")]
+    Encoding(String),
+    /// The environment does not say who the ranks are, or contradicts itself.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+}
+
+impl From<postcard::Error> for RendezvousError {
+    fn from(error: postcard::Error) -> Self {
+        RendezvousError::Encoding(error.to_string())
+    }
+}

@@ -1,0 +1,58 @@
+//! How the ranks of a run find each other.
+//!
+//! In goes what a launcher left in the environment, or a rendezvous that the program names. Out come
+//! this process's place among the ranks, a store that all ranks can read and write, and one
+//! authenticated connection to each rank that the caller asks for. This crate does not know what the
+//! connections carry: it knows no operation, no group and no tensor.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `environment/` | reads the variables of each launcher; tells torchrun why a rank failed |
+//! | `rendezvous.rs` | names the place where ranks meet, and makes secrets |
+//! | `store/` | meets there, and exchanges keys and values |
+//! | `peers.rs` | listens for other ranks, and connects to them |
+//! | `route.rs` | finds the address by which other hosts reach this one |
+//! | `hello.rs` | the first bytes of each connection, which prove that a rank belongs to the run |
+//! | `address.rs`, `socket.rs` | listening, connecting, and whole messages with a time limit |
+//!
+//! A rank of a program uses it in this order:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use paceline_rendezvous::{Placement, RendezvousError, Store};
+//!
+//! fn main() -> Result<(), RendezvousError> {
+//!     let placement = Placement::from_env()?.expect("a launcher started this program");
+//!     let (rank, world_size) = (placement.rank, placement.world_size);
+//!     let limit = Duration::from_secs(60);
+//!     let store = Store::open(placement.rendezvous()?, rank, world_size, limit)?;
+//!     let names: Vec<String> = store.exchange("name", &format!("I am rank {rank}"))?;
+//!     println!("{names:?}");
+//!     Ok(())
+//! }
+//! ```
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod address;
+mod environment;
+mod error;
+mod hello;
+mod peers;
+#[cfg(test)]
+mod peers_tests;
+mod rendezvous;
+mod route;
+mod socket;
+mod store;
+mod warning;
+
+pub use environment::{
+    EnvironmentError, Launcher, Placement, SECRET, write_consequence_file, write_error_file,
+};
+pub use error::RendezvousError;
+pub use peers::{Network, PeerAddress, PeerListener};
+pub use rendezvous::{Rendezvous, RendezvousPoint};
+pub use route::HostRoute;
+pub use store::Store;

@@ -1,0 +1,132 @@
+//! Ranks that connect to each other, and strangers that connect to them first.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::{Network, PeerAddress, PeerListener, Rendezvous, Store};
+
+const WORLD: usize = 3;
+/// The rank that connects to all others.
+const LAST: usize = 2;
+const HOST: &str = "127.0.0.1";
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn pair() -> [PeerListener; 2] {
+    [0, 1].map(|rank| PeerListener::bind(Some(HOST), rank, 2).unwrap())
+}
+
+#[test]
+fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
+    for network in [Network::Local, Network::Tcp] {
+        let listeners = pair();
+        let addresses = listeners.each_ref().map(|listener| listener.address().clone());
+        let connect = |rank: usize, accept_from: &[usize], connect_to: &[usize]| {
+            let limit = Duration::MAX;
+            listeners[rank].connect(network, &addresses, rank, accept_from, connect_to, limit)
+        };
+        let connections = std::thread::scope(|scope| {
+            let first = scope.spawn(|| connect(0, &[1], &[]));
+            let second = scope.spawn(|| connect(1, &[], &[0]));
+            [first, second].map(|rank| rank.join().unwrap().unwrap())
+        });
+        assert!(connections[0][1].is_some() && connections[1][0].is_some(), "{network:?}");
+    }
+}
+
+#[test]
+fn a_rank_with_another_secret_is_told_so_and_the_absent_rank_is_named() {
+    let listeners = pair();
+    let mut addresses = listeners.each_ref().map(|listener| listener.address().clone());
+    addresses[0].secret = "guessed".into();
+    let limit = Duration::from_millis(300);
+    let errors = std::thread::scope(|scope| {
+        let connect = |rank: usize, accept_from: &'static [usize], to: &'static [usize]| {
+            let (listener, addresses) = (&listeners[rank], &addresses);
+            scope.spawn(move || {
+                listener.connect(Network::Tcp, addresses, rank, accept_from, to, limit)
+            })
+        };
+        [connect(0, &[1], &[]), connect(1, &[], &[0])]
+            .map(|rank| rank.join().unwrap().unwrap_err().to_string())
+    });
+    assert!(errors[0].contains("ranks [1] did not come in time"), "{}", errors[0]);
+    assert!(errors[1].contains("its secret differs"), "{}", errors[1]);
+}
+
+/// Connects ten strangers to a rank's listener. Returns those that wait for an answer.
+fn send_strangers_to(address: &PeerAddress) -> Vec<TcpStream> {
+    let garbage: Vec<u8> = (0..5000u32).map(|i| ((i * i * 31) >> 3) as u8).collect();
+    let words: [&[u8]; 4] = [&garbage, b"GET / HTTP/1.1\r\n\r\n", &[], b"p"];
+    let mut held = Vec::new();
+    for (number, words) in words.iter().cycle().take(10).enumerate() {
+        let mut stranger = TcpStream::connect((&*address.tcp.0, address.tcp.1)).unwrap();
+        stranger.write_all(words).unwrap();
+        if number < 4 {
+            held.push(stranger);
+        }
+    }
+    held
+}
+
+/// Whether a stranger was turned away without an answer.
+fn is_turned_away(mut stranger: TcpStream) -> bool {
+    stranger.set_read_timeout(Some(LIMIT)).unwrap();
+    match stranger.read(&mut [0; 1]) {
+        Ok(len) => len == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+/// Connects every rank to all others: lower ranks accept, higher ranks connect. Then every rank sends
+/// its number to all others.
+fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) {
+    let (lower, higher): (Vec<usize>, Vec<usize>) =
+        ((0..rank).collect(), (rank + 1..WORLD).collect());
+    let connections =
+        listener.connect(Network::Tcp, addresses, rank, &higher, &lower, LIMIT).unwrap();
+    let mut streams: Vec<Option<TcpStream>> =
+        connections.into_iter().map(|socket| socket.map(TcpStream::from)).collect();
+    for stream in streams.iter_mut().flatten() {
+        stream.write_all(&[rank as u8]).unwrap();
+    }
+    for (peer, stream) in streams.iter_mut().enumerate() {
+        assert_eq!(stream.is_none(), peer == rank);
+        if let Some(stream) = stream {
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            let mut number = [0];
+            stream.read_exact(&mut number).unwrap();
+            assert_eq!(usize::from(number[0]), peer);
+        }
+    }
+}
+
+/// A rank listens from when it tells its address until the last rank has connected to it. So the last
+/// rank decides for how long strangers can reach the others.
+#[test]
+fn strangers_do_no_harm_to_ranks_that_connect() {
+    let folder = tempfile::tempdir().unwrap();
+    let rendezvous = &Rendezvous::by_file(folder.path().join("meet"));
+    std::thread::scope(|scope| {
+        for rank in (0..WORLD).filter(|&rank| rank != LAST) {
+            scope.spawn(move || {
+                let store = Store::open(rendezvous, rank, WORLD, LIMIT).unwrap();
+                let listener = PeerListener::bind(Some(HOST), rank, WORLD).unwrap();
+                let addresses = store.exchange("address", listener.address()).unwrap();
+                connect_all(&listener, &addresses, rank);
+            });
+        }
+        let store = Store::open(rendezvous, LAST, WORLD, LIMIT).unwrap();
+        let listener = PeerListener::bind(Some(HOST), LAST, WORLD).unwrap();
+        let mut held = Vec::new();
+        for rank in (0..WORLD).filter(|&rank| rank != LAST) {
+            let address = store.get(&format!("address/{rank}")).unwrap();
+            held.extend(send_strangers_to(&postcard::from_bytes(&address).unwrap()));
+        }
+        // All strangers are in the queue before this rank is.
+        let addresses = store.exchange("address", listener.address()).unwrap();
+        connect_all(&listener, &addresses, LAST);
+        assert_eq!(held.len(), 8);
+        assert!(held.into_iter().all(is_turned_away));
+    });
+}

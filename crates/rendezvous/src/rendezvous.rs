@@ -1,0 +1,170 @@
+//! The place where the ranks of a run meet, and the secret by which they recognise each other.
+//!
+//! This file only names places. `store` goes there.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::RendezvousError;
+
+/// Random bytes in a new secret.
+const SECRET_RANDOM_BYTES: usize = 16;
+
+/// Where ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RendezvousPoint {
+    /// At an abstract Unix socket of this host, which has no name in any file system. Rank 0 listens.
+    /// Both sides check that the other process belongs to the same user.
+    Local {
+        /// The socket's name.
+        name: String,
+    },
+    /// At a TCP port on which rank 0 listens.
+    Tcp {
+        /// Rank 0's host.
+        host: String,
+        /// Rank 0's port.
+        port: u16,
+    },
+    /// Through a file in a folder that all ranks see. Rank 0 writes its address and a new secret
+    /// there, and removes the file once all ranks have come.
+    File(PathBuf),
+    /// At a store that torchrun's agent serves. No rank listens.
+    Agent {
+        /// The agent's host.
+        host: String,
+        /// The agent's port.
+        port: u16,
+        /// Distinguishes this run and this attempt from others that use the same store.
+        round: String,
+    },
+}
+
+/// A place to meet and the secret of the run.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// The place.
+    pub point: RendezvousPoint,
+    /// What every rank must present, at most 64 bytes. A rendezvous through a file or at an agent
+    /// makes a secret of its own and ignores this one.
+    pub secret: String,
+}
+
+impl Rendezvous {
+    /// Ranks meet on this host, at a socket of that name.
+    pub fn by_name(name: impl Into<String>, secret: impl Into<String>) -> Self {
+        Self { point: RendezvousPoint::Local { name: name.into() }, secret: secret.into() }
+    }
+
+    /// Ranks meet on this host by a port number, as in `MASTER_PORT`. No process listens on the port
+    /// itself: the socket's name is made of the port and the user's number.
+    pub fn by_port(port: u16, secret: impl Into<String>) -> Self {
+        Self::by_job(&port.to_string(), secret)
+    }
+
+    /// Ranks meet on this host by the number of a job, which is unique per user.
+    pub(crate) fn by_job(job: &str, secret: impl Into<String>) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        Self::by_name(format!("paceline-{user}-{job}"), secret)
+    }
+
+    /// Ranks meet at a TCP port of rank 0's host.
+    pub fn by_tcp(host: impl Into<String>, port: u16, secret: impl Into<String>) -> Self {
+        Self { point: RendezvousPoint::Tcp { host: host.into(), port }, secret: secret.into() }
+    }
+
+    /// Ranks meet through a file in a folder that all of them see.
+    pub fn by_file(path: impl Into<PathBuf>) -> Self {
+        Self { point: RendezvousPoint::File(path.into()), secret: String::new() }
+    }
+
+    /// Ranks meet at the store of torchrun's agent.
+    pub fn by_agent(host: impl Into<String>, port: u16, round: impl Into<String>) -> Self {
+        let (host, round) = (host.into(), round.into());
+        Self { point: RendezvousPoint::Agent { host, port, round }, secret: String::new() }
+    }
+
+    /// A new secret that cannot be guessed, as hexadecimal text.
+    ///
+    /// Errors if the kernel gives no random numbers. Over TCP the secret is the only check, so there
+    /// is no weaker secret to fall back on.
+    pub fn fresh_secret() -> Result<String, RendezvousError> {
+        secret_from(|bytes| getrandom(bytes, GetRandomFlags::empty()))
+    }
+
+    /// The place, for messages.
+    pub(crate) fn place(&self) -> String {
+        match &self.point {
+            RendezvousPoint::Local { name } => format!("the local socket {name}"),
+            RendezvousPoint::Tcp { host, port } => format!("{host}:{port}"),
+            RendezvousPoint::File(path) => path.display().to_string(),
+            RendezvousPoint::Agent { host, port, .. } => {
+                format!("torchrun's store at {host}:{port}")
+            }
+        }
+    }
+}
+
+/// A secret from a source of random bytes, which may fill only a part of the slice per call.
+fn secret_from(
+    source: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+) -> Result<String, RendezvousError> {
+    let mut bytes = [0u8; SECRET_RANDOM_BYTES];
+    let mut len = 0;
+    while len < bytes.len() {
+        match source(&mut bytes[len..]) {
+            Ok(0) => return Err(RendezvousError::NoRandomNumbers("it returned no bytes".into())),
+            Ok(filled) => len += filled,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(RendezvousError::NoRandomNumbers(error.to_string())),
+        }
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Without the secret, which must not appear in a log.
+impl std::fmt::Debug for Rendezvous {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rendezvous").field("point", &self.point).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn secrets_differ_and_have_32_digits() {
+        let [a, b] = [(); 2].map(|()| Rendezvous::fresh_secret().unwrap());
+        assert_eq!((a.len(), b.len()), (32, 32));
+        assert_ne!(a, b);
+    }
+
+    #[test]
+    fn without_random_numbers_there_is_no_secret() {
+        let error = secret_from(|_| Err(Errno::NOSYS)).unwrap_err();
+        assert!(matches!(error, RendezvousError::NoRandomNumbers(_)), "{error}");
+        let error = secret_from(|_| Ok(0)).unwrap_err();
+        assert!(matches!(error, RendezvousError::NoRandomNumbers(_)), "{error}");
+    }
+
+    #[test]
+    fn a_source_that_is_interrupted_or_gives_a_part_is_asked_again() {
+        let calls = Cell::new(0);
+        let secret = secret_from(|bytes| {
+            calls.set(calls.get() + 1);
+            if calls.get() == 1 {
+                return Err(Errno::INTR);
+            }
+            let len = bytes.len().min(10);
+            bytes[..len].fill(0xab);
+            Ok(len)
+        });
+        assert_eq!(secret.unwrap(), "ab".repeat(16));
+        assert_eq!(calls.get(), 3);
+    }
+}
