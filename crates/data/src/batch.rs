@@ -1,4 +1,4 @@
-//! Makes batches, one after the other, in memory that is used again and again.
+//! Makes batches one after the other, in memory that is reused.
 //!
 //! In go a data set, a sampler and an allocator; out come [`Batch`]es in order. It knows nothing of
 //! threads: the loader decides where this runs.
@@ -13,13 +13,11 @@ use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor, WriteGuar
 
 use crate::{DataError, Dataset, EpochPlan, Sampler, TargetMut, TargetSpec};
 
-/// One rank's share of one step. Dropping it gives its memory back for a later batch.
+/// One rank's share of one global batch. Dropping it gives its memory back for a later batch.
 #[derive(Debug)]
 pub struct Batch {
-    /// The epoch it belongs to.
-    pub epoch: u64,
-    /// The step within the epoch.
-    pub step: usize,
+    /// Where it lies in the data.
+    pub position: Position,
     /// f32, (local, input extents...); `local` may be 0.
     pub inputs: Tensor,
     /// Classes: i64, (local). Values: f32, (local, dim).
@@ -28,13 +26,13 @@ pub struct Batch {
     pub global_count: usize,
 }
 
-/// A point between two steps.
+/// A place in the data, between two batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// The epoch, counted from zero: as many are complete.
     pub epoch: u64,
-    /// The step that comes next in it, counted from zero: as many of its steps lie behind.
-    pub step: usize,
+    /// The batch that comes next in it, counted from zero: as many of its batches lie behind.
+    pub batch: usize,
 }
 
 /// Makes the batches from one position up to an epoch.
@@ -64,13 +62,13 @@ impl Producer {
         end_epoch: u64,
     ) -> Result<Self, DataError> {
         let setting = |setting, needs, got| Err(DataError::Setting { setting, needs, got });
-        let (len, steps) = (dataset.len(), sampler.steps_per_epoch());
+        let (len, batches) = (dataset.len(), sampler.batches_per_epoch());
         if sampler.len() != len {
             let needs = format!("the data set's length {len}");
             return setting("the sampler's number of samples", needs, sampler.len());
         }
-        if start.step > steps {
-            return setting("the first step", format!("at most {steps}"), start.step);
+        if start.batch > batches {
+            return setting("the first batch", format!("at most {batches}"), start.batch);
         }
         let (input_shape, target) = (dataset.input_shape().to_vec(), dataset.target());
         if input_shape.len() > 3 {
@@ -82,7 +80,7 @@ impl Producer {
         Ok(Self { dataset, sampler, allocator, next, end_epoch, plan, input_shape, target })
     }
 
-    /// Asks for the memory of `count` batches and gives it back, so that the pool has it.
+    /// Allocates the memory of `count` batches and gives it back, so that the pool has it from now on.
     pub(crate) fn reserve(&self, count: usize) -> Result<(), DataError> {
         let batches: Result<Vec<_>, MemoryError> = (0..count).map(|_| self.tensors(0)).collect();
         batches?;
@@ -91,34 +89,30 @@ impl Producer {
 
     /// The next batch; nothing after the last one, or once `stop` is set.
     pub(crate) fn next_batch(&mut self, stop: &AtomicBool) -> Option<Result<Batch, DataError>> {
-        if self.next.step >= self.sampler.steps_per_epoch() {
-            self.next = Position { epoch: self.next.epoch + 1, step: 0 };
+        if self.next.batch >= self.sampler.batches_per_epoch() {
+            self.next = Position { epoch: self.next.epoch + 1, batch: 0 };
         }
-        let Position { epoch, step } = self.next;
-        if epoch >= self.end_epoch {
+        let position = self.next;
+        if position.epoch >= self.end_epoch {
             return None;
         }
-        self.next.step += 1;
-        if self.plan.epoch() != epoch {
-            self.plan = self.sampler.epoch(epoch);
+        self.next.batch += 1;
+        if self.plan.epoch() != position.epoch {
+            self.plan = self.sampler.epoch(position.epoch);
         }
-        self.batch(epoch, step, stop).transpose()
+        self.batch(position, stop).transpose()
     }
 
-    fn batch(
-        &self,
-        epoch: u64,
-        step: usize,
-        stop: &AtomicBool,
-    ) -> Result<Option<Batch>, DataError> {
-        let Some(share) = self.plan.step(step) else { return Ok(None) };
+    fn batch(&self, position: Position, stop: &AtomicBool) -> Result<Option<Batch>, DataError> {
+        let Some(share) = self.plan.batch(position.batch) else { return Ok(None) };
+        let epoch = position.epoch;
         let (inputs, targets) = self.tensors(share.indices.len())?;
         let input_elems: usize = self.input_shape.iter().product();
         let mut input_rows = inputs.write::<f32>()?;
         let mut target_rows = TargetRows::new(&targets, self.target)?;
         for (row, &index) in share.indices.iter().enumerate() {
-            // Asked for each sample: reading one may be slow, and a whole batch of them too slow to
-            // wait for at the end of a run.
+            // Checked before each sample: reading one may be slow, and the end of a run should not wait
+            // for a whole batch.
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
@@ -135,11 +129,11 @@ impl Producer {
             target_rows.check(row, epoch, index)?;
         }
         drop((input_rows, target_rows));
-        Ok(Some(Batch { epoch, step, inputs, targets, global_count: share.global_count }))
+        Ok(Some(Batch { position, inputs, targets, global_count: share.global_count }))
     }
 
-    /// Inputs and targets of `rows` samples. Their buffers always have room for the largest batch:
-    /// then a short last batch is served by the blocks of the others, and the others by its.
+    /// Inputs and targets of `rows` samples. Their buffers always have room for the largest batch, so that
+    /// the pool can give the same blocks to full batches and to a short last one.
     fn tensors(&self, rows: usize) -> Result<(Tensor, Tensor), MemoryError> {
         let inputs = self.tensor(DType::F32, rows, &self.input_shape)?;
         let targets = match self.target {
@@ -181,7 +175,7 @@ impl TargetRows {
         }
     }
 
-    /// A class is checked here, where the sample can still be named, and not in a loss kernel.
+    /// Checks the class here, where an error can name the sample, and not in a loss kernel.
     fn check(&self, row: usize, epoch: u64, index: usize) -> Result<(), DataError> {
         match self {
             &Self::Classes { ref rows, num_classes }
@@ -194,7 +188,7 @@ impl TargetRows {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

@@ -1,4 +1,4 @@
-//! The trait behind which every data set lies, ours and the user's own.
+//! The trait that every data set implements, ours and the user's own.
 //!
 //! In goes an epoch and an index; out comes one sample, written where the caller wants it. A data
 //! set knows nothing of batches, ranks or the order in which it is read.
@@ -7,22 +7,22 @@
 ///
 /// The crate's first page shows how to write one.
 pub trait Dataset: Send + Sync {
-    /// Samples per epoch.
+    /// The number of samples of an epoch.
     fn len(&self) -> usize;
 
     /// Extents of one input: `[height, width, channels]` for images, `[dim]` for vectors; at most
-    /// three, for a batch puts one more in front.
+    /// three, because a batch adds one in front.
     fn input_shape(&self) -> &[usize];
 
     /// What one target is.
     fn target(&self) -> TargetSpec;
 
-    /// Writes sample `index` of `epoch`, every element of it: the memory holds what an earlier batch
-    /// left there. A data set that is the same in each epoch ignores `epoch`.
+    /// Writes every element of sample `index` of `epoch`; the memory still holds an earlier batch. A data
+    /// set that is the same in each epoch ignores `epoch`.
     ///
     /// `index` is below [`Dataset::len`], `input` has as many elements as [`Dataset::input_shape`],
     /// row-major, and `target` is of the kind that [`Dataset::target`] announced. The same epoch and
-    /// index must always give the same sample: each rank reads for itself. A panic ends the loader
+    /// index must always give the same sample, because each rank reads for itself. A panic ends the loader
     /// with an error.
     fn read(&self, epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>);
 
@@ -78,8 +78,8 @@ impl<'a> TargetMut<'a> {
 /// Which part of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// What is trained on.
+    /// The part to train on.
     Train,
-    /// What the result is judged by.
+    /// The part to evaluate on.
     Test,
 }

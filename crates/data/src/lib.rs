@@ -1,13 +1,13 @@
-//! Data: what is trained on, in which order, and how it gets into memory in time.
+//! Data: the samples to train on, their order, and how they get into memory in time.
 //!
 //! In go a folder or a seed; out come [`Batch`]es of tensors, in an order that depends on the seed
-//! and the epoch alone, cut into the shares of the ranks. A [`Dataset`] reads one sample, a
-//! [`Sampler`] says which samples a rank reads in which step, and a [`Loader`] reads them ahead of
+//! and the epoch alone, divided into the shares of the ranks. A [`Dataset`] reads one sample, a
+//! [`Sampler`] says which samples of each batch a rank reads, and a [`Loader`] reads them ahead of
 //! the training loop.
 //!
 //! It knows nothing of models, and of ranks only the pair (rank, world) that a sampler is given.
 //!
-//! # One's own data set
+//! # A data set of your own
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! The loader: batches in order, read ahead of the training loop.
+//! The loader: batches in order, made ahead of the training loop.
 //!
-//! In go a data set, a sampler and where to start; out come [`Batch`]es, from an iterator. It knows
-//! nothing of what is done with them.
+//! In go a data set, a sampler and where to start; out come [`Batch`]es, from an iterator. A loader
+//! knows nothing of what is done with them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,9 +19,9 @@ use crate::{Batch, DataError, Dataset, Position, Sampler};
 pub enum Prefetch {
     /// Each batch is made when it is asked for, on the thread that asks.
     None,
-    /// A thread of its own makes them ahead of time.
+    /// A separate thread makes batches ahead of time.
     Background {
-        /// How many finished batches wait at most.
+        /// The most finished batches that wait.
         depth: usize,
     },
 }
@@ -29,9 +29,9 @@ pub enum Prefetch {
 /// Where a [`Loader`] starts and ends, and how it works.
 #[derive(Clone, Debug)]
 pub struct LoaderConfig {
-    /// The first batch. One past the last step of an epoch is the start of the next.
+    /// The first batch. One past the last batch of an epoch is the start of the next.
     pub start: Position,
-    /// The first epoch that is not read any more.
+    /// The epoch before which it ends.
     pub end_epoch: u64,
     /// Whether to read ahead.
     pub prefetch: Prefetch,
@@ -49,9 +49,9 @@ impl Default for LoaderConfig {
 
 /// An iterator over one rank's batches.
 ///
-/// After an error it ends. Its memory is taken from the allocator once, at construction: batches
-/// recycle it as long as the caller holds one at a time. Dropping the loader ends its thread as soon
-/// as the sample that is being read has been.
+/// It ends after an error. Its memory is taken from the allocator once, at construction, and reused by
+/// all batches as long as the caller holds one at a time. Dropping the loader ends its thread as soon as
+/// the sample that is being read is complete.
 #[derive(Debug)]
 pub struct Loader(Source);
 
@@ -81,7 +81,7 @@ impl Loader {
                 Source::Inline(Box::new(producer))
             }
             Prefetch::Background { depth } => {
-                // One in the caller's hands, `depth` waiting, and one being made or handed over.
+                // One batch that the caller holds, `depth` that wait, and one that is being made.
                 producer.producer.reserve(depth + 2)?;
                 Source::Thread(Prefetcher::start(producer, depth)?)
             }
@@ -105,7 +105,7 @@ impl Iterator for Loader {
     }
 }
 
-/// What makes batches, and where that is recorded.
+/// A producer, and the track on which the making of each batch is recorded.
 #[derive(Debug)]
 struct Recorded {
     producer: Producer,
@@ -164,7 +164,7 @@ impl Drop for Prefetcher {
         self.stop.store(true, Ordering::Relaxed);
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // A panic has nobody left to be told to.
+            // The caller is gone, so nobody can be told of a panic.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,8 @@
-//! Which samples each rank reads in each step.
+//! Which samples of each batch a rank reads.
 //!
 //! In go the number of samples, the size of the global batch and the pair (rank, world); out come
-//! indices. Nothing is agreed upon between ranks: each works out the same order from the seed and
-//! takes its share. It knows nothing of the samples themselves.
+//! indices. The ranks do not communicate: each computes the same order from the seed and takes its
+//! share. A sampler knows nothing of the samples themselves.
 
 use std::ops::Range;
 
@@ -14,21 +14,21 @@ use crate::{DataError, Position};
 /// The order of the samples within an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As the data set has them.
+    /// The order of the data set.
     Sequential,
-    /// Another random order in each epoch.
+    /// A different random order in each epoch.
     Shuffled {
-        /// Decides all of the orders, together with the epoch.
+        /// Decides the order, together with the epoch.
         seed: u64,
     },
 }
 
 /// Cuts each epoch into global batches and each global batch into the shares of the ranks.
 ///
-/// Step `s` takes the samples `s * global_batch..(s + 1) * global_batch` of the epoch's order, fewer
-/// at the end. A rank's share is a contiguous piece of them, so the shares of all ranks one after
-/// the other are what a single process would read. Shares differ by one sample at most, lower ranks
-/// having the larger ones; where a batch has fewer samples than there are ranks, the last ranks get
+/// Batch `b` takes the samples `b * global_batch..(b + 1) * global_batch` of the epoch's order, fewer
+/// at the end. A rank's share is a contiguous piece of them, so the shares of all ranks, one after
+/// the other, are what a single process would read. Shares differ by one sample at most, and lower
+/// ranks have the larger ones. If a batch has fewer samples than there are ranks, the last ranks get
 /// none. Each sample occurs once per epoch.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -37,7 +37,7 @@ pub struct Sampler {
     rank: usize,
     world: usize,
     order: Order,
-    max_steps: usize,
+    max_batches: usize,
 }
 
 /// The order of one epoch.
@@ -48,10 +48,10 @@ pub struct EpochPlan {
     order: Vec<u32>, // (len)
 }
 
-/// What one rank reads in one step.
+/// What one rank reads of one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share<'a> {
-    /// Its samples, which may be none.
+    /// The indices of its samples; there may be none.
     pub indices: &'a [u32],
     /// Samples of all ranks together.
     pub global_count: usize,
@@ -88,32 +88,32 @@ impl Sampler {
         if rank >= world {
             return setting("the rank", format!("below the world size {world}"), rank);
         }
-        Ok(Self { len, global_batch, rank, world, order, max_steps: usize::MAX })
+        Ok(Self { len, global_batch, rank, world, order, max_batches: usize::MAX })
     }
 
-    /// Ends each epoch after `max_steps` steps where it would have more; what is left over is not
+    /// Ends each epoch after `max_batches` batches where it would have more; what is left over is not
     /// read in that epoch. Errors on zero.
-    pub fn with_max_steps(self, max_steps: usize) -> Result<Self, DataError> {
-        DataError::at_least_one("the number of steps per epoch", max_steps)?;
-        Ok(Self { max_steps, ..self })
+    pub fn with_max_batches(self, max_batches: usize) -> Result<Self, DataError> {
+        DataError::at_least_one("the number of batches per epoch", max_batches)?;
+        Ok(Self { max_batches, ..self })
     }
 
-    /// Samples per epoch, whatever the number of steps.
+    /// Samples of the data set, whatever the number of batches.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a sampler over nothing cannot be made.
+    /// Always false: a sampler over no samples is refused.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Steps per epoch, the same on every rank.
-    pub fn steps_per_epoch(&self) -> usize {
-        self.len.div_ceil(self.global_batch).min(self.max_steps)
+    /// Batches per epoch, the same on every rank.
+    pub fn batches_per_epoch(&self) -> usize {
+        self.len.div_ceil(self.global_batch).min(self.max_batches)
     }
 
-    /// The most samples that this rank gets in one step, which is what it gets in the first.
+    /// The most samples that this rank gets of one batch, which is what it gets of the first.
     pub fn local_batch_max(&self) -> usize {
         self.share_of(self.global_batch.min(self.len)).len()
     }
@@ -127,16 +127,16 @@ impl Sampler {
         EpochPlan { sampler: self.clone(), epoch, order }
     }
 
-    /// The samples of all steps that lie before `position`, in this epoch and in those before it.
+    /// The samples of all batches that lie before `position`, in this epoch and in those before it.
     pub fn samples_before(&self, position: Position) -> SampleCounts {
-        let of_epoch = |steps: usize| {
-            let full = steps.min(self.len / self.global_batch);
-            let tail = if steps > full { self.len % self.global_batch } else { 0 };
+        let of_epoch = |batches: usize| {
+            let full = batches.min(self.len / self.global_batch);
+            let tail = if batches > full { self.len % self.global_batch } else { 0 };
             let own = full * self.share_of(self.global_batch).len() + self.share_of(tail).len();
             SampleCounts { own: own as u64, all: (full * self.global_batch + tail) as u64 }
         };
-        let complete = of_epoch(self.steps_per_epoch());
-        let begun = of_epoch(position.step.min(self.steps_per_epoch()));
+        let complete = of_epoch(self.batches_per_epoch());
+        let begun = of_epoch(position.batch.min(self.batches_per_epoch()));
         SampleCounts {
             own: position.epoch.saturating_mul(complete.own).saturating_add(begun.own),
             all: position.epoch.saturating_mul(complete.all).saturating_add(begun.all),
@@ -157,12 +157,12 @@ impl EpochPlan {
         self.epoch
     }
 
-    /// What this rank reads in `step`; nothing from [`Sampler::steps_per_epoch`] on.
-    pub fn step(&self, step: usize) -> Option<Share<'_>> {
-        if step >= self.sampler.steps_per_epoch() {
+    /// What this rank reads of a batch; nothing from [`Sampler::batches_per_epoch`] on.
+    pub fn batch(&self, batch: usize) -> Option<Share<'_>> {
+        if batch >= self.sampler.batches_per_epoch() {
             return None;
         }
-        let start = step * self.sampler.global_batch;
+        let start = batch * self.sampler.global_batch;
         let global_count = self.sampler.global_batch.min(self.order.len() - start);
         let share = self.sampler.share_of(global_count);
         Some(Share { indices: &self.order[start..][share], global_count })

@@ -1,4 +1,4 @@
-//! A part of a data set that stands for the whole.
+//! A part of a data set, as a data set.
 //!
 //! In go a data set and a range of its samples; out comes a data set of those. It knows nothing of why
 //! the others are left out.
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{DataError, Dataset, TargetMut, TargetSpec};
 
-/// Consecutive samples of another data set.
+/// A range of consecutive samples of another data set.
 pub struct Subset {
     dataset: Arc<dyn Dataset>,
     range: Range<usize>,

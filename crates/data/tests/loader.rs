@@ -46,8 +46,8 @@ fn epochs(end_epoch: u64, prefetch: Prefetch) -> LoaderConfig {
 
 /// Compares a batch with reading its samples one by one.
 fn check(batch: &Batch, dataset: &dyn Dataset, sampler: &Sampler) {
-    let plan = sampler.epoch(batch.epoch);
-    let share = plan.step(batch.step).unwrap();
+    let plan = sampler.epoch(batch.position.epoch);
+    let share = plan.batch(batch.position.batch).unwrap();
     assert_eq!(batch.global_count, share.global_count);
     let mut dims = vec![share.indices.len()];
     dims.extend(dataset.input_shape());
@@ -61,14 +61,14 @@ fn check(batch: &Batch, dataset: &dyn Dataset, sampler: &Sampler) {
             TargetSpec::Class { .. } => {
                 let mut class = -1;
                 let target = TargetMut::Class(&mut class);
-                dataset.read(batch.epoch, index as usize, &mut input, target);
+                dataset.read(batch.position.epoch, index as usize, &mut input, target);
                 assert_eq!(batch.targets.dims(), [share.indices.len()]);
                 assert_eq!(batch.targets.read::<i64>().unwrap()[row], class);
             }
             TargetSpec::Values { dim } => {
                 let mut values = vec![f32::NAN; dim];
                 let target = TargetMut::Values(&mut values);
-                dataset.read(batch.epoch, index as usize, &mut input, target);
+                dataset.read(batch.position.epoch, index as usize, &mut input, target);
                 assert_eq!(batch.targets.dims(), [share.indices.len(), dim]);
                 assert_eq!(batch.targets.read::<f32>().unwrap()[row * dim..][..dim], values);
             }
@@ -92,7 +92,7 @@ fn every_batch_is_what_direct_reads_give() {
                 for batch in loader {
                     let batch = batch.unwrap();
                     check(&batch, &*dataset, &sampler);
-                    positions.push((batch.epoch, batch.step));
+                    positions.push((batch.position.epoch, batch.position.batch));
                 }
                 let expected: Vec<_> = (0..3).flat_map(|e| (0..5).map(move |s| (e, s))).collect();
                 assert_eq!(positions, expected);
@@ -110,16 +110,16 @@ fn a_start_in_the_middle_continues_where_another_run_stopped() {
         let mut loader = Loader::new(dataset.clone(), sampler.clone(), Allocator::new(), config)?;
         let batch = loader.next().transpose()?;
         batch.iter().for_each(|batch| check(batch, &*dataset, &sampler));
-        Ok::<_, DataError>(batch.map(|batch| (batch.epoch, batch.step)))
+        Ok::<_, DataError>(batch.map(|batch| (batch.position.epoch, batch.position.batch)))
     };
-    assert_eq!(first(Position { epoch: 1, step: 3 }, 2).unwrap(), Some((1, 3)));
-    // A run may have stopped after the last step of an epoch.
-    assert_eq!(first(Position { epoch: 1, step: 5 }, 3).unwrap(), Some((2, 0)));
-    assert_eq!(first(Position { epoch: 1, step: 5 }, 2).unwrap(), None);
-    assert_eq!(first(Position { epoch: 2, step: 0 }, 2).unwrap(), None);
+    assert_eq!(first(Position { epoch: 1, batch: 3 }, 2).unwrap(), Some((1, 3)));
+    // A run may have stopped after the last batch of an epoch.
+    assert_eq!(first(Position { epoch: 1, batch: 5 }, 3).unwrap(), Some((2, 0)));
+    assert_eq!(first(Position { epoch: 1, batch: 5 }, 2).unwrap(), None);
+    assert_eq!(first(Position { epoch: 2, batch: 0 }, 2).unwrap(), None);
     assert_eq!(
-        first(Position { epoch: 0, step: 6 }, 2).unwrap_err().to_string(),
-        "the first step must be at most 5, got 6"
+        first(Position { epoch: 0, batch: 6 }, 2).unwrap_err().to_string(),
+        "the first batch must be at most 5, got 6"
     );
 }
 
@@ -222,7 +222,9 @@ fn a_panic_in_the_data_set_is_an_error_and_the_end() {
             let sampler = Sampler::new(1000, 100, 0, 1, Order::Sequential).unwrap();
             let config = epochs(1, prefetch);
             let mut loader = Loader::new(dataset, sampler, Allocator::new(), config).unwrap();
-            [(); 5].map(|()| loader.next().map(|r| r.map(|b| b.step).map_err(|e| e.to_string())))
+            [(); 5].map(|()| {
+                loader.next().map(|r| r.map(|b| b.position.batch).map_err(|e| e.to_string()))
+            })
         });
         let said = "the data set panicked when sample 250 of epoch 0 was read: no sample 250 here";
         let end = Some(Err(said.to_owned()));

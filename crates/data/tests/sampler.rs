@@ -29,9 +29,9 @@ fn compare(len: usize, global_batch: usize, world: usize, order: Order) {
     let plans: Vec<_> = ranks.iter().map(|rank| rank.epoch(5)).collect();
 
     let mut seen = Vec::new();
-    for step in 0..single.steps_per_epoch() {
-        let whole = single_plan.step(step).unwrap();
-        let shares: Vec<_> = plans.iter().map(|plan| plan.step(step).unwrap()).collect();
+    for batch in 0..single.batches_per_epoch() {
+        let whole = single_plan.batch(batch).unwrap();
+        let shares: Vec<_> = plans.iter().map(|plan| plan.batch(batch).unwrap()).collect();
         let together: Vec<u32> = shares.iter().flat_map(|share| share.indices).copied().collect();
         assert_eq!(together, whole.indices, "{case}");
         assert_eq!(whole.indices.len(), whole.global_count, "{case}");
@@ -42,11 +42,11 @@ fn compare(len: usize, global_batch: usize, world: usize, order: Order) {
         assert!(sizes[0] - sizes[world - 1] <= 1, "{case}: {sizes:?}");
         for (rank, &size) in ranks.iter().zip(&sizes) {
             assert!(size <= rank.local_batch_max(), "{case}: {sizes:?}");
-            assert!(step > 0 || size == rank.local_batch_max(), "{case}: {sizes:?}");
+            assert!(batch > 0 || size == rank.local_batch_max(), "{case}: {sizes:?}");
         }
         seen.extend(together);
     }
-    assert!(single_plan.step(single.steps_per_epoch()).is_none(), "{case}");
+    assert!(single_plan.batch(single.batches_per_epoch()).is_none(), "{case}");
     seen.sort_unstable();
     assert_eq!(seen, (0..len as u32).collect::<Vec<_>>(), "{case}");
 }
@@ -56,33 +56,33 @@ fn the_last_ranks_get_nothing_when_the_tail_is_short() {
     // 10 samples by 4: the third batch has 2 samples for 4 ranks.
     let sizes = |rank| {
         let plan = sampler(10, 4, rank, 4, SHUFFLED).epoch(0);
-        (0..3).map(|step| plan.step(step).unwrap().indices.len()).collect::<Vec<_>>()
+        (0..3).map(|batch| plan.batch(batch).unwrap().indices.len()).collect::<Vec<_>>()
     };
     assert_eq!([sizes(0), sizes(1)], [[1, 1, 1], [1, 1, 1]]);
     assert_eq!([sizes(2), sizes(3)], [[1, 1, 0], [1, 1, 0]]);
-    assert_eq!(sampler(10, 4, 0, 4, SHUFFLED).epoch(0).step(2).unwrap().global_count, 2);
+    assert_eq!(sampler(10, 4, 0, 4, SHUFFLED).epoch(0).batch(2).unwrap().global_count, 2);
 }
 
 #[test]
-fn the_samples_before_a_position_are_those_of_all_steps_before_it() {
+fn the_samples_before_a_position_are_those_of_all_batches_before_it() {
     for (len, global_batch, world) in [(10, 4, 1), (10, 4, 4), (97, 8, 3), (5, 64, 2), (64, 8, 2)] {
-        for (rank, max_steps) in [(0, usize::MAX), (world - 1, usize::MAX), (world - 1, 1)] {
+        for (rank, max_batches) in [(0, usize::MAX), (world - 1, usize::MAX), (world - 1, 1)] {
             let sampler = sampler(len, global_batch, rank, world, SHUFFLED);
-            let sampler = sampler.with_max_steps(max_steps).unwrap();
+            let sampler = sampler.with_max_batches(max_batches).unwrap();
             let mut counts = SampleCounts::default();
             for epoch in 0..3 {
                 let plan = sampler.epoch(epoch);
-                for step in 0..sampler.steps_per_epoch() {
+                for batch in 0..sampler.batches_per_epoch() {
                     let case = format!("{len} by {global_batch}, rank {rank} of {world}");
-                    let position = Position { epoch, step };
+                    let position = Position { epoch, batch };
                     assert_eq!(sampler.samples_before(position), counts, "{case}: {position:?}");
-                    let share = plan.step(step).unwrap();
+                    let share = plan.batch(batch).unwrap();
                     counts.own += share.indices.len() as u64;
                     counts.all += share.global_count as u64;
                 }
                 // The end of an epoch is the start of the next, and nothing lies beyond it.
-                for step in [sampler.steps_per_epoch(), usize::MAX] {
-                    assert_eq!(sampler.samples_before(Position { epoch, step }), counts);
+                for batch in [sampler.batches_per_epoch(), usize::MAX] {
+                    assert_eq!(sampler.samples_before(Position { epoch, batch }), counts);
                 }
             }
         }
@@ -93,7 +93,7 @@ fn the_samples_before_a_position_are_those_of_all_steps_before_it() {
 fn the_order_depends_on_seed_and_epoch_alone() {
     let order = |order, epoch| {
         let plan = sampler(1000, 1000, 0, 1, order).epoch(epoch);
-        plan.step(0).unwrap().indices.to_vec()
+        plan.batch(0).unwrap().indices.to_vec()
     };
     assert_eq!(order(Order::Sequential, 3), (0..1000).collect::<Vec<_>>());
     assert_eq!(order(SHUFFLED, 3), order(SHUFFLED, 3));
@@ -104,12 +104,13 @@ fn the_order_depends_on_seed_and_epoch_alone() {
 
 #[test]
 fn a_cap_shortens_and_never_lengthens() {
-    let capped = |max_steps| sampler(10, 4, 0, 1, SHUFFLED).with_max_steps(max_steps).unwrap();
-    assert_eq!([1, 2, 3, 100].map(|cap| capped(cap).steps_per_epoch()), [1, 2, 3, 3]);
+    let capped =
+        |max_batches| sampler(10, 4, 0, 1, SHUFFLED).with_max_batches(max_batches).unwrap();
+    assert_eq!([1, 2, 3, 100].map(|cap| capped(cap).batches_per_epoch()), [1, 2, 3, 3]);
     let (plan, whole) = (capped(2).epoch(0), capped(100).epoch(0));
-    assert_eq!(plan.step(1), whole.step(1));
-    assert_eq!(plan.step(2), None);
-    assert!(whole.step(2).is_some());
+    assert_eq!(plan.batch(1), whole.batch(1));
+    assert_eq!(plan.batch(2), None);
+    assert!(whole.batch(2).is_some());
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn senseless_settings_are_refused() {
     assert_eq!(refused(1, 1, 0, 0), "the world size must be at least 1, got 0");
     assert_eq!(refused(1, 1, 2, 2), "the rank must be below the world size 2, got 2");
     assert_eq!(
-        sampler(1, 1, 0, 1, SHUFFLED).with_max_steps(0).unwrap_err().to_string(),
-        "the number of steps per epoch must be at least 1, got 0"
+        sampler(1, 1, 0, 1, SHUFFLED).with_max_batches(0).unwrap_err().to_string(),
+        "the number of batches per epoch must be at least 1, got 0"
     );
 }

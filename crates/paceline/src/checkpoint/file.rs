@@ -34,7 +34,7 @@ pub fn save(
         [
             ("version", VERSION.to_owned()),
             ("epochs", position.epoch.to_string()),
-            ("batches", position.step.to_string()),
+            ("batches", position.batch.to_string()),
             ("steps", steps.to_string()),
             ("samples-trained", samples.to_string()),
             // As many digits as it takes to get the same number back.
@@ -85,7 +85,7 @@ impl Checkpoint {
             count: number(&file, "epoch-samples")?,
         };
         let position =
-            Position { epoch: number(&file, "epochs")?, step: number(&file, "batches")? };
+            Position { epoch: number(&file, "epochs")?, batch: number(&file, "batches")? };
         let progress = Progress {
             position,
             steps: number(&file, "steps")?,

@@ -65,7 +65,7 @@ impl<'a> Console<'a> {
             };
             return self.say(format!("Resumed from {folder}: all {all} are complete already"));
         }
-        let begun = match position.step {
+        let begun = match position.batch {
             0 => String::new(),
             1 => ", 1 batch of the next".to_owned(),
             batches => format!(", {batches} batches of the next"),

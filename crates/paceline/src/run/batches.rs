@@ -59,7 +59,7 @@ impl BatchStream {
             }
         };
         // A rank with fewer samples than others may be at the end of its epoch already.
-        let start = Position { step: start.step.min(sampler.steps_per_epoch()), ..start };
+        let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
         // Making samples costs time that would be taken from the step that is being measured.
         let is_generated = config.data.is_generated();
         let prefetch =
@@ -82,7 +82,7 @@ impl BatchStream {
 
     fn next(&mut self, epoch: u64) -> Result<Option<Batch>> {
         let belongs = |next: &std::result::Result<Batch, DataError>| {
-            next.as_ref().map_or(true, |batch| batch.epoch == epoch)
+            next.as_ref().map_or(true, |batch| batch.position.epoch == epoch)
         };
         let next = self.loader.as_mut().and_then(|loader| loader.next_if(belongs));
         Ok(next.transpose()?)
@@ -101,7 +101,7 @@ fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Resul
         Some(0) => return Ok(None),
         Some(len) => Sampler::new(len, config.batch_size, 0, 1, order)?,
     };
-    Ok(Some(sampler.with_max_steps(config.steps_per_epoch)?))
+    Ok(Some(sampler.with_max_batches(config.steps_per_epoch)?))
 }
 
 /// A batch as a strategy takes it.

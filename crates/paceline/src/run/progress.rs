@@ -32,13 +32,13 @@ impl Progress {
         self.steps += 1;
         self.samples += samples as u64;
         self.epoch.add(loss);
-        self.position.step += num_batches;
-        (self.position.step >= batches_per_epoch).then(|| self.end_epoch())
+        self.position.batch += num_batches;
+        (self.position.batch >= batches_per_epoch).then(|| self.end_epoch())
     }
 
     /// Moves on to the start of the next epoch, and gives what this one came to.
     pub fn end_epoch(&mut self) -> EpochSums {
-        self.position = Position { epoch: self.position.epoch + 1, step: 0 };
+        self.position = Position { epoch: self.position.epoch + 1, batch: 0 };
         std::mem::take(&mut self.epoch)
     }
 }
@@ -83,12 +83,12 @@ mod tests {
         // Five batches, two to a step: the last step has one.
         assert_eq!(progress.advance(2, 5, 8, &loss), None);
         assert_eq!(progress.advance(2, 5, 8, &loss), None);
-        assert_eq!(progress.position, Position { epoch: 0, step: 4 });
+        assert_eq!(progress.position, Position { epoch: 0, batch: 4 });
         assert_eq!(progress.epoch, EpochSums { loss: 4.0, correct: 6.0, count: 8.0 });
         let whole = EpochSums { loss: 6.0, correct: 9.0, count: 12.0 };
         assert_eq!(progress.advance(1, 5, 4, &loss), Some(whole));
         let expected = Progress {
-            position: Position { epoch: 1, step: 0 },
+            position: Position { epoch: 1, batch: 0 },
             steps: 3,
             samples: 20,
             epoch: EpochSums::default(),

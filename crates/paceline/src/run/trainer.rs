@@ -140,7 +140,7 @@ impl Trainer<'_> {
                 meter.forget(group);
                 self.stepper.lane.clear();
                 let asked_ns = now_ns();
-                let num_left = config.steps_per_epoch - progress.position.step;
+                let num_left = config.steps_per_epoch - progress.position.batch;
                 let num_batches = config.strategy.accumulate.min(num_left);
                 let shares = stream.step(epoch, num_batches)?;
                 let data_ns = now_ns() - asked_ns;
@@ -152,7 +152,7 @@ impl Trainer<'_> {
                 self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
                 let StepOutcome { loss, samples, grad_norm, whole } = outcome;
 
-                let batches = progress.position.step + num_batches;
+                let batches = progress.position.batch + num_batches;
                 ended = progress.advance(num_batches, config.steps_per_epoch, samples, &loss);
                 made += 1;
                 meter.read(&self.stepper.replica.group);
