@@ -5,16 +5,16 @@
     python3 bench/collectives.py --cases tcp2 link
 
 Each side measures an all-reduce in place, one thread per rank, pinned where there are enough cores: a
-barrier before each of `--iterations` calls, the median of what the slowest rank took (Gloo and MPI: the
-slowest rank's median). Rounds are interleaved, ours, theirs, ours, theirs; each gives one ratio, and the
-median of the ratios is held against a bar. `private` is ordinary memory on our side too. The other cases
-are ours alone: latency, reduce-scatter and all-gather beside one all-reduce, how exactly an emulated link
-keeps its time, and what it takes from compute beside it.
+barrier before each of `--iterations` calls, then the median of the slowest rank's times (Gloo and MPI: the
+slowest rank's median). Rounds are interleaved: ours, theirs, ours, theirs. Each round gives one ratio, and the
+median of the ratios is compared with a bar. In the case `private` our side uses ordinary memory too. The other
+cases measure ours alone: latency, reduce-scatter and all-gather beside one all-reduce, how exactly an emulated
+link keeps its time, and how much it slows down compute beside it.
 
 Prints one table and writes every sample with date, machine, versions and commands to
 `results/collectives.json`. Run it from the root of the repository; only the standard library is needed
 (and `mpicc` for the case `mpi2`). Exits with 0 when everything was measured, whether or not a bar was
-met, with 1 when something could not be run, with 2 on a wrong argument.
+met, with 1 when something could not be run, and with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -35,7 +35,7 @@ KB, MB = 1_000, 1_000_000
 
 @dataclass(frozen=True)
 class Duel:
-    """Ours against a peer: for each size the ratio of times, theirs over ours, that is asked for."""
+    """Ours against a peer: for each size the demanded ratio of times, theirs over ours."""
 
     name: str
     peer: str  # gloo or mpi

@@ -5,14 +5,15 @@
 
 For each model both sides train with 2 ranks of 1 thread, each pinned to a core of its own, in turn:
 ours, theirs, ours, theirs. Every round gives one ratio of throughput and one of memory, and the median
-of the ratios is held against a bar, because a time alone says more about the machine than about the
-program. A short run of the peer before the first round decides how many steps fill `--seconds`.
+of the ratios is compared with a bar. Ratios are used because a time alone says more about the machine
+than about the program. A short run of the peer before the first round decides how many steps fill
+`--seconds`.
 
 Prints one table and writes the raw records of all runs with date, machine, versions and commands to
 `results/first_light.json`. Run it from the root of the repository; only the standard library is needed.
 
-Exits with 0 when everything was measured, whether or not a bar was met, and with 1 when something
-could not be run or the two sides did not train the same model, with 2 on a wrong argument.
+Exits with 0 when everything was measured, whether or not a bar was met, with 1 when something could
+not be run or the two sides did not train the same model, and with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -30,15 +31,15 @@ from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
 RANKS = 2
 PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "step.py"
-START_SECONDS = 300  # what a run may take beyond the steps that are timed
+START_SECONDS = 300  # how long a run may take in addition to the timed steps
 MIN_STEPS = 5
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Workload:
-    name: str  # as the peer calls it
-    flags: str  # what makes it ours
+    name: str  # the peer's name for it
+    flags: str  # our flags for it
     description: str
     batch_size: int  # per rank
     warmup_steps: int
@@ -102,7 +103,7 @@ class Paceline:
         return shlex.join([shown(self.binary), *self.arguments(workload, steps)])
 
     def measure(self, workload: Workload, steps: int, seconds: float) -> Record:
-        # A run leaves its folder of records where it is started, here to be thrown away.
+        # A run writes its run folder into the current folder, which is temporary here.
         with tempfile.TemporaryDirectory(prefix="first_light_") as folder:
             command = [self.binary, *self.arguments(workload, steps)]
             run(command, Path(folder), START_SECONDS + 10 * seconds)
@@ -115,7 +116,7 @@ class Paceline:
 
 class Peer:
     def __init__(self, python: Path) -> None:
-        self.python = Path(os.path.abspath(python))  # not resolved: the link is what makes it the virtual environment
+        self.python = Path(os.path.abspath(python))  # not resolved: a virtual environment is recognised by the link
 
     def version(self) -> str:
         program = "import sys, torch; print('Python', sys.version.split()[0] + ', PyTorch', torch.__version__)"
@@ -131,7 +132,7 @@ class Peer:
         return shlex.join([shown(self.python), shown(PEER_SCRIPT), *self.arguments(workload, seconds)])
 
     def measure(self, workload: Workload, seconds: float, failures: list[str]) -> Record:
-        """One run, tried a second time if the first fails; `failures` says so."""
+        """One run, repeated once if it fails; `failures` records that."""
         try:
             return self.measure_once(workload, seconds)
         except RunFailed as error:

@@ -1,12 +1,12 @@
-"""Gives the reader of traces arbitrary bytes for some minutes, and records what came of it.
+"""Gives the reader of traces arbitrary bytes for some minutes, and records the outcome.
 
     rustup toolchain install nightly && cargo install cargo-fuzz
     python3 bench/fuzz_traces.py --minutes 10 --keep
 
-The fuzzer starts from the kept inputs in crates/analysis/tests/corpus, which `cargo test` replays; it runs on one
-thread at the lowest priority. What it finds that reaches code that no kept input reaches is counted and, with
---keep, stored there if it is small. Ends with exit code 1 if an input broke something: that input is left in
-crates/analysis/fuzz, and belongs into the corpus together with its fix.
+The fuzzer starts from the kept inputs in crates/analysis/tests/corpus, which `cargo test` replays. It runs on one
+thread at the lowest priority. Inputs that reach code that no kept input reaches are counted and, with --keep,
+stored there if they are small. Ends with exit code 1 if an input broke something. That input is left in
+crates/analysis/fuzz, and should be added to the corpus together with the fix.
 """
 import argparse
 import datetime
@@ -62,7 +62,7 @@ def main() -> None:
         kept = {path.read_bytes() for path in KEPT.iterdir()}
         new = [path for path in sorted(small.iterdir()) if path.read_bytes() not in kept]
         stored = sorted((p for p in new if p.stat().st_size <= MAX_KEPT_BYTES), key=lambda p: p.stat().st_size)
-        # Of every size alike, since short inputs are many and say little.
+        # Equally many of every size, because most inputs are short and short inputs test little.
         stored = stored[:: math.ceil(len(stored) / MAX_NEW) or 1] if args.keep else []
         record = {
             "what": "arbitrary bytes given to the reader of traces (crates/analysis/fuzz)",
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def fuzz(folders: list[Path], *options: str) -> str:
-    """Runs the fuzzer over folders of inputs, of which the first takes new ones; what it says."""
+    """Runs the fuzzer over folders of inputs, adds new inputs to the first folder, and returns the output."""
     command = ["nice", "-n", "19", "cargo", "+nightly", "fuzz", "run", "read", *map(str, folders), "--", *options]
     return subprocess.run(command, cwd=FUZZ.parent, text=True, capture_output=True).stderr
 

@@ -1,4 +1,4 @@
-"""Kills a random rank at a random moment, many times, and looks at what the others say.
+"""Kills a random rank at a random moment, many times, and checks what the other ranks report.
 
     cargo build --release
     cargo build --release --examples -p paceline-collectives
@@ -6,13 +6,13 @@
     python3 bench/kill_ranks.py --stop     # SIGSTOP, with a time limit of 2 s
 
 Each trial starts `endless` (all-reduces of random sizes) by `paceline launch`, waits until all ranks
-work, and signals one of them. What counts: every other rank names the dead one, the operation, its
-number and its bytes, within a second (of the time limit, for a stopped rank); the launcher ends with a
-code that is not 0; each of the others has written its last operations; no process, socket, shared memory
-or other file is left.
+work, and signals one of them. A trial is good if every other rank names the dead rank, the operation, its
+number and its bytes within a second (for a stopped rank, within a second after the time limit), if the
+launcher ends with a code that is not 0, if each of the other ranks has written its last operations, and if
+no process, socket, shared memory or other file is left.
 
-With `--launcher none` the script starts the ranks itself, so that nobody ends the others before they
-have said all: this shows the library alone.
+With `--launcher none` the script starts the ranks itself, so that no launcher ends the others before they
+have reported everything. This tests the library alone.
 
 Prints a summary and writes every trial to `results/kill_ranks.json` (`results/stop_ranks.json` with
 `--stop`). The exit code is 1 when a trial failed. Only the standard library is needed.
@@ -38,19 +38,19 @@ from common import commit, machine
 ROOT = Path(__file__).resolve().parent.parent
 # A trial that takes longer hangs.
 HANGS_S = 30.0
-# By when every rank must have said it, after the signal or the time limit.
+# How soon every rank must have reported it, after the signal or the time limit.
 BAR_S = 1.0
 STOP_LIMIT_S = 2
-# What a launcher that has ended may still have to be cleared away by the kernel.
+# How long the kernel may take to clear up after a launcher that has ended.
 GRACE_S = 0.3
-# How every process of a trial is known.
+# The variable by which every process of a trial is recognised.
 TOKEN = "KILL_RANKS_TRIAL"
 
 READY = re.compile(r"rank (\d+) is process (\d+)")
 NAMED = [
-    # Killed: who reports, who died, in what.
+    # Killed: which rank reports, which died, and in which operation.
     re.compile(r"rank (?P<by>\d+): rank (?P<victim>\d+) died during (?P<op>\w+) #(?P<seq>\d+) \((?P<bytes>\d+) bytes\)"),
-    # Stopped: the first to notice, and those that it tells.
+    # Stopped: the first rank that notices, and the ranks that it tells.
     re.compile(
         r"rank (?P<by>\d+): (?P<op>\w+) #(?P<seq>\d+) \((?P<bytes>\d+) bytes\) timed out after [^,]*, "
         r"waiting for ranks \[(?P<victim>\d+)[\],]"
@@ -63,7 +63,7 @@ NAMED = [
 
 
 class Reader(threading.Thread):
-    """Reads one stream and notes when each line came."""
+    """Reads one stream and records when each line came."""
 
     def __init__(self, stream, trial: "Trial"):
         super().__init__(daemon=True)
@@ -81,7 +81,7 @@ class Trial:
     def __init__(self, arguments: argparse.Namespace, transport: str, chance: random.Random):
         self.arguments, self.transport = arguments, transport
         self.victim = chance.randrange(arguments.ranks)
-        # Anywhere in some tens of all-reduces.
+        # A random moment within some tens of all-reduces.
         self.pause_s = chance.uniform(0, 0.3)
         self.token = secrets.token_hex(8)
         self.lines: list[tuple[float, str]] = []
@@ -138,7 +138,7 @@ class Trial:
                 os.kill(process, signal.SIGKILL)
             for reader in readers:
                 reader.join(HANGS_S)
-            # The operations of those that survived stay on purpose, in a folder that the launcher names.
+            # The last operations of the surviving ranks stay on purpose, in a folder that the launcher names.
             dumps = {dump.name for dump in Path(folder).glob("paceline-*/*.jsonl")}
             files = [file for file in Path(folder).rglob("*") if file.is_file() and file.suffix != ".jsonl"]
             left = {"processes": len(processes), "files": len(files)}
@@ -146,7 +146,7 @@ class Trial:
         return self.verdict(is_ready, signalled, ended, codes, left, dumps)
 
     def wait(self, started: list[subprocess.Popen], signalled: float) -> tuple[list, float]:
-        """Waits for what was started, but not for a rank that this script has stopped itself."""
+        """Waits for the started processes, but not for a rank that this script has stopped."""
         deadline = signalled + HANGS_S
         by_hand = self.arguments.launcher == "none"
         awaited = [child for rank, child in enumerate(started) if not (by_hand and rank == self.victim)]
@@ -209,7 +209,7 @@ class Trial:
 
 
 def traces() -> dict[str, dict[str, str]]:
-    """What a run might leave outside of its own folder, by name, with the number of each socket."""
+    """What a run might leave outside its own folder, by name, with the number of each socket."""
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {
         "sockets": {row[7]: row[6] for row in rows if len(row) > 7 and row[7].startswith("@paceline")},
@@ -218,23 +218,23 @@ def traces() -> dict[str, dict[str, str]]:
 
 
 def held_by_others() -> set[str]:
-    """The numbers of all sockets that some process holds: those of the trial have ended by now."""
+    """The numbers of all sockets that some process holds. The processes of the trial have ended by now."""
     held = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             held.update(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
         except OSError:
-            # Closed, or somebody else's.
+            # Closed, or of another user.
             continue
     return held
 
 
 def left_outside(before: dict[str, dict[str, str]]) -> dict[str, list[str]]:
-    """What is there now and was not before, but for what other programs are using."""
+    """What exists now and did not exist before, except what other programs use."""
     now = traces()
     fresh = {kind: {name: number for name, number in now[kind].items() if name not in before[kind]} for kind in now}
     held = held_by_others() if fresh["sockets"] else set()
-    # What has gone since belonged to another program that has ended.
+    # What has vanished since then belonged to another program that has ended.
     still = traces()
     return {
         kind: sorted(name for name, number in names.items() if number not in held and name in still[kind])
@@ -251,7 +251,7 @@ def processes_of(token: str) -> list[int]:
                 if token.encode() in (folder / "environ").read_bytes():
                     found.append(int(folder.name))
             except OSError:
-                # It has ended, or belongs to somebody else.
+                # It has ended, or belongs to another user.
                 continue
     return found
 

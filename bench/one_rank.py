@@ -5,9 +5,9 @@
 
 The probe is any program that computes the same step (batch 64, convolutions of 32, 64, 128 channels on
 28 x 28, hidden 512, SGD) without layers, storage or measurement, and prints `step <milliseconds>`, the
-median over its run. What this shows is the price of the structure around the arithmetic.
+median over its run. The ratio is the price of the structure around the arithmetic.
 
-Both sides are pinned to one core and launched in turn, since a program's time varies from launch to
+Both sides are pinned to one core and launched in turn, because a program's time varies from launch to
 launch. Prints the ratios and writes every launch to `results/one_rank.json`. Only the standard library
 is needed.
 """

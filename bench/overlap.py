@@ -4,25 +4,25 @@
     python3 bench/overlap.py                    # all parts: about half an hour, most of it the MLP's
     python3 bench/overlap.py --parts overlap sync
 
-`overlap`: the CNN on an emulated link on which communication takes 60 % of the step without it. In turn it
-trains without communication, with `simple_ddp`, with `ddp`, and with `ddp` in the buckets that its own advice
-names, if it names any. T_ideal is what no implementation can beat: the step without communication, and what is
-left of the link's queue after it when every bucket starts as soon as its gradients are final. Both come from the
-run without communication of the same round; a round in which that is no faster than `simple_ddp` was disturbed, is
-kept aside and made again. The hidden part is (T_simple - T_ddp) / (T_simple - T_ideal).
+`overlap`: the CNN on an emulated link on which communication takes 60 % of the step without communication. It
+trains in turn without communication, with `simple_ddp`, with `ddp`, and with `ddp` with the buckets that its own
+advice names, if it names any. No implementation can beat T_ideal: the step without communication, plus what is
+left of the link's queue after the backward pass if every bucket starts as soon as its gradients are final. Both
+come from the run without communication of the same round. If this run is no faster than `simple_ddp`, the round was
+disturbed; it is recorded separately and repeated. The hidden part is (T_simple - T_ddp) / (T_simple - T_ideal).
 
 `sync`: what `ddp` adds to a step on shared memory, from alternating blocks of steps in one run.
 
-`predict`: the step that `paceline predict` expects on three links, over the one it measures there.
+`predict`: on three links, the step that `paceline predict` expects, over the step that it measures.
 
-Everything is ours alone, 2 ranks of 1 thread, each pinned to a core of its own (4 ranks where that is said, on
-any core). Every round gives one value of each measure, and the median is held against a bar.
+No peer takes part. There are 2 ranks of 1 thread, each pinned to a core of its own (where 4 ranks are stated, they
+run on any core). Every round gives one value of each measure, and the median is compared with a bar.
 
 Prints one table and writes the raw records of all runs with date, machine, versions and commands to
 `results/overlap.json`. Run it from the root of the repository; only the standard library is needed.
 
 Exits with 0 when everything was measured, whether or not a bar was met, with 1 when something could not be
-run, with 2 on a wrong argument.
+run, and with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -40,22 +40,22 @@ from pathlib import Path
 
 from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
-Measured = tuple[list[Record], Record]  # what is held against bars, and the raw records
+Measured = tuple[list[Record], Record]  # results to compare with bars, and the raw records
 
 RANKS = 2
 RUN_SECONDS = 900
 ELEMENT_BYTES = 4  # gradients are f32
 STEPS_PER_EPOCH = 64  # 8192 synthetic images for 2 ranks with batches of 64
 LATENCY_US = 50
-SHARE = 0.60  # of the step without communication, which communication takes
+SHARE = 0.60  # communication, as a part of the step without communication
 BLOCK_STEPS = 10
-MAX_LOAD = 0.3  # processes that may be running before this starts
+MAX_LOAD = 0.3  # load of the machine above which this script warns
 TRAIN = f"train --model cnn --nproc {RANKS} --threads 1 --pin-cores --batch-size 64 --lr 0.01"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Where a median has to lie."""
+    """The range in which a median should lie."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -73,7 +73,7 @@ HIDDEN = Bar(low=0.80)
 FASTER = Bar(low=1.3)
 NEAR_SHARE = Bar(low=SHARE - 0.05, high=SHARE + 0.05)
 RESIDUAL = Bar(high=0.03)
-ADDED_PCT = Bar(low=-3.0, high=3.0)  # less than nothing is no result either
+ADDED_PCT = Bar(low=-3.0, high=3.0)  # a value far below zero is suspicious too
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Study:
 STUDIES = (
     Study("cnn", 2, ("25gbit,50us", "1.5gbit,50us", "0.5gbit,50us"), 100, Bar(0.90, 1.10)),
     Study("mlp", 2, ("25gbit,50us", "4gbit,50us", "2gbit,50us"), 20, Bar(0.90, 1.10)),
-    # More ranks than cores take turns, which no replay knows of.
+    # If there are more ranks than cores, the ranks take turns. A replay does not know this.
     Study("cnn", 4, ("25gbit,50us", "1.5gbit,50us", "0.5gbit,50us"), 100, Bar(0.80, 1.20)),
 )
 
@@ -132,7 +132,7 @@ class Paceline:
         text = shlex.join([shown(self.binary), *map(str, command[1:])])
         if text not in self.commands:
             self.commands.append(text)
-        # A run leaves its folder of records where it is started, here to be thrown away.
+        # A run writes its run folder into the current folder, which is temporary here.
         with tempfile.TemporaryDirectory(prefix="overlap_") as folder:
             run(command, Path(folder), RUN_SECONDS)
             try:
@@ -147,7 +147,7 @@ class Paceline:
 
 @dataclass(frozen=True)
 class Link:
-    """An emulated link; `gbit` is rounded, so that the command and the formula mean the same one."""
+    """An emulated link. `gbit` is rounded, so that the command and the formula mean the same link."""
 
     gbit: float
 
@@ -159,7 +159,7 @@ class Link:
         return cls(float(f"{num_bytes * 8 / seconds_of_bytes / 1e9:.4g}"))
 
     def all_reduce_ms(self, num_bytes: int) -> float:
-        """Between 2 ranks each half goes there and back: two latencies, and all bytes once."""
+        """Between 2 ranks each half is sent once in each direction: two latencies, and all bytes once."""
         return 2 * LATENCY_US / 1e3 + num_bytes * 8 / (self.gbit * 1e6)
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ class Link:
 
 
 def ideal_ms(alone: Record, buckets: Sequence[Record], link: Link) -> float:
-    """The step of a run without communication, and what the queue of its gradients leaves after backward."""
+    """The step of a run without communication, plus what is left of the queue of its gradients after backward."""
     anatomy = alone["anatomy"]
     ready_ms: dict[str, float] = {}  # by unit: when the last of its gradients is final
     for line in anatomy["ready"]:
@@ -208,13 +208,13 @@ def overlap(paceline: Paceline, rounds: int) -> Measured:
         if all(times["simple"] > times["ideal"] for times in (times_of(sample, kind, link) for kind in kinds)):
             samples.append(sample)
             continue
-        # The run without communication was slowed down by something else: there is no ideal to compare with.
+        # Something else slowed down the run without communication, so there is no ideal to compare with.
         disturbed.append(sample)
         if len(disturbed) > rounds:
             raise RunFailed(f"{len(disturbed)} rounds were disturbed by something else that uses the cores")
         say("overlap: simple_ddp was faster than the ideal, so the round was disturbed, and is made again")
 
-    # The bars are about a link of this share; if the machine's speed has changed since the link was chosen, say so.
+    # The bars hold for a link with this share. The first row says whether the machine's speed has changed since.
     shares = [link_ms / sample["no_sync"]["step_ms_median"] for sample in samples]
     results = [held(f"link {link}", "its time over the step without", shares, NEAR_SHARE)]
     times: dict[str, list[Record]] = {}
@@ -269,7 +269,7 @@ def predict(paceline: Paceline, rounds: int) -> Measured:
     for number in range(1, rounds + 1):
         for study in STUDIES:
             pinned = " --pin-cores" if study.ranks <= machine()["cores"] else ""
-            # One round of its own: here the rounds are counted, and each prediction stands beside its measurement.
+            # `predict` makes one round; this script repeats it, so that each prediction has its own measurement.
             record = paceline.json(
                 f"predict --measure --model {study.model} --nproc {study.ranks} --links {' '.join(study.links)}"
                 f" --rounds 1 --steps-per-epoch {study.steps}{pinned}"
@@ -293,7 +293,7 @@ PARTS = {"overlap": overlap, "sync": sync, "predict": predict}
 
 
 def held(case: str, measure: str, values: list[float], bar: Bar) -> Record:
-    """The median of a measure against its bar."""
+    """The median of a measure, compared with its bar."""
     median = statistics.median(values)
     return {
         "case": case, "measure": measure, "values": values, "median": median, "bar": str(bar), "met": bar.met(median)
@@ -322,8 +322,8 @@ def table(results: Sequence[Record]) -> str:
 def main() -> int:
     arguments = parse_arguments()
     paceline = Paceline(arguments.paceline, arguments.steps)
-    # Ranks that wait for each other leave their cores to others now and then, ranks that never wait do not: beside
-    # other work a run without communication is slowed down more than one with it, and every comparison is off.
+    # Ranks that wait for each other leave their cores to other work now and then, ranks that never wait do not. So
+    # other work slows down a run without communication more than a run with it, and every comparison is wrong.
     if (load := os.getloadavg()[0]) > MAX_LOAD:
         say(f"warning: a load of {load:.2f} on this machine: what is measured beside other work means little")
     results: list[Record] = []

@@ -1,31 +1,31 @@
-"""Traces beside the tools that others use: Holistic Trace Analysis, PyTorch's profiler, TensorBoard, Perfetto.
+"""Our traces beside other tools: Holistic Trace Analysis, PyTorch's profiler, TensorBoard, Perfetto.
 
     cargo build --release && cargo build --release -p paceline-analysis --examples
     python3 bench/traces.py                      # all parts
-    python3 bench/traces.py --parts hta torch_cpu tensorboard perfetto    # those that measure no time
+    python3 bench/traces.py --parts hta torch_cpu tensorboard perfetto    # the parts that measure no time
     python3 bench/traces.py --fixtures           # makes the traces of crates/analysis/tests/fixtures anew
 
-`hta`: traces of `paceline train --profile` on 2 and 4 ranks, synthetic ones in the shape of PyTorch's on CUDA, and
-those of `--cuda-traces`, if given, are analysed by real HTA and by us, and every figure is compared: by
-`hta_agreement` in Rust all of them, and those that `paceline analyze` writes once more from its `summary.json`.
+`hta`: HTA and we analyse the same traces: those of `paceline train --profile` on 2 and 4 ranks, synthetic traces in
+the shape of PyTorch's on CUDA, and those of `--cuda-traces`, if given. Every figure is compared: all of them by
+`hta_agreement` in Rust, and those that `paceline analyze` writes also from its `summary.json`.
 
-`torch_cpu`: PyTorch's profiler on a CPU, two ranks over Gloo. HTA cannot analyse its traces for want of kernels;
-`paceline analyze` does, from operators, and says so.
+`torch_cpu`: PyTorch's profiler on a CPU, two ranks over Gloo. HTA cannot analyse such traces, because they have no
+kernels; `paceline analyze` analyses their operators, and says so.
 
 `tensorboard`: TensorBoard's own reader finds in the event file of `--tensorboard` what `metrics.jsonl` has.
 
-`perfetto`: the merged trace of all ranks in Perfetto's trace processor, if that can be had.
+`perfetto`: the merged trace of all ranks in Perfetto's trace processor, if it can be fetched.
 
 `speed`: `paceline analyze` against HTA on the same two traces of 100 MB, in turn; the speed of the parser; the
 memory for a trace of 1 GB.
 
-`recorder`: what recording an event costs, what writing a million of them takes, and the training step with and
+`recorder`: the cost of recording an event, the time to write a million of them, and the training step with and
 without the recorder, in turn.
 
 Python environments for HTA, TensorBoard and Perfetto are made in target/peers, unless --hta-python names one.
 
 Prints one table and writes the raw records to `results/traces.json`. Exits with 0 when everything was compared,
-whether or not a bar was met, with 1 when something could not be run, with 2 on a wrong argument.
+whether or not a bar was met, with 1 when something could not be run, and with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -93,7 +93,7 @@ class Tools:
         return run(command, folder, timeout_s)
 
     def note(self, command: Sequence[str | Path]) -> str:
-        """Keeps a command for the record, without folders that nobody else has."""
+        """Records a command, without folders that exist only on this machine."""
         words = [shown(Path(command[0])), *(re.sub(r"\S*/traces_\w+", "SCRATCH", str(word)) for word in command[1:])]
         text = shlex.join(words).replace(f"{ROOT}/", "")
         if text not in self.commands:
@@ -155,7 +155,7 @@ def torch_cpu_traces(tools: Tools, folder: Path) -> Path:
 
 
 def write_hta(tools: Tools, folder: Path) -> None:
-    """Puts what HTA says of the traces in a folder there."""
+    """Writes HTA's report on the traces in a folder into that folder."""
     for name, flags in [("hta.json", []), ("hta-rounded.json", ["--rounded"])]:
         (folder / name).write_text(tools.script(tools.hta_python, "hta_report.py", *flags, folder))
 
@@ -183,7 +183,7 @@ def make_fixtures(tools: Tools) -> None:
 
 
 class Comparison:
-    """Figures of ours beside HTA's."""
+    """Our figures beside HTA's."""
 
     def __init__(self) -> None:
         self.compared = 0
@@ -204,7 +204,7 @@ class Comparison:
 
 
 def compare_summary(summary: Record, hta: Record) -> Comparison:
-    """What `paceline analyze` wrote, as far as HTA has it too."""
+    """The figures that `paceline analyze` wrote and HTA has too."""
     found = Comparison()
     tables = {name: table["rows"] for name, table in summary["tables"].items()}
 
@@ -225,7 +225,7 @@ def compare_summary(summary: Record, hta: Record) -> Comparison:
         ours = row("summary", rank=theirs["rank"])
         pctg = theirs["comp_comm_overlap_pctg"]
         found.close(f"overlap %, rank {theirs['rank']}", ours.get("comm_comp_overlap_pctg"), pctg, POINTS)
-    # The longest kernels have rows of their own, all others have one together.
+    # The longest kernels have rows of their own; all others share one row.
     theirs_by_name = {(theirs["rank"], theirs["name"]): theirs for theirs in hta["kernels"]}
     for ours in tables["kernels"]:
         if ours["kind"] == "other" or ours["name"] == "others":
@@ -306,7 +306,7 @@ def torch_cpu(tools: Tools) -> tuple[list[Record], Record]:
             tools.script(tools.hta_python, "hta_report.py", "--no-critical-path", folder)
             refusal = None
         except RunFailed as error:
-            refusal = str(error).rsplit(" | ", 1)[-1]  # the exception, without the way to it
+            refusal = str(error).rsplit(" | ", 1)[-1]  # the exception, without its traceback
         report = Path(scratch, "report")
         printed = tools.paceline(f"analyze --trace-dir {folder} --output {report}", Path(scratch))
         tables = json.loads((report / "summary.json").read_text())["tables"]
@@ -379,8 +379,8 @@ def perfetto(tools: Tools) -> tuple[list[Record], Record]:
 
 
 def timed(tools: Tools, command: Sequence[str | Path], folder: Path) -> tuple[Record, str]:
-    """Runs a command, and says how long it took and the most memory that it had: the largest of its processes as
-    the kernel counts it, or, if that is more, all of them together as seen now and then."""
+    """Runs a command, and returns its time and its peak memory: that of its largest process as the kernel counts
+    it, or, if larger, that of all its processes together as sampled."""
     text = tools.note(command)
     with open(folder / "stdout", "w+") as out, open(folder / "stderr", "w+") as errors:
         begin = time.perf_counter()
@@ -388,7 +388,7 @@ def timed(tools: Tools, command: Sequence[str | Path], folder: Path) -> tuple[Re
         together = 0
         while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             together = max(together, proportional_bytes(process.pid))
-            # Looking holds the process up for a moment, so what takes long is looked at seldom.
+            # Sampling stops the process for a moment, so long runs are sampled rarely.
             time.sleep(0.02 if time.perf_counter() - begin < 2 else 0.5)
         _, status, usage = ended
         seconds = time.perf_counter() - begin
@@ -405,7 +405,7 @@ def timed(tools: Tools, command: Sequence[str | Path], folder: Path) -> tuple[Re
 
 
 def proportional_bytes(pid: int) -> int:
-    """Memory of a process and all that it has started, pages that they share counted once."""
+    """Memory of a process and all processes that it has started; shared pages count once."""
     total = 0
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -415,7 +415,7 @@ def proportional_bytes(pid: int) -> int:
             children = (task / "children").read_text().split()
             total += sum(proportional_bytes(int(child)) for child in children)
     except OSError:
-        pass  # it has just ended
+        pass  # the process has just ended
     return total
 
 
@@ -471,7 +471,7 @@ def recorder(tools: Tools) -> tuple[list[Record], Record]:
     with tempfile.TemporaryDirectory(prefix="traces_") as scratch:
         for number in range(1, tools.rounds + 1):
             sample = {}
-            # Which of the two goes first changes from round to round.
+            # The order of the two changes from round to round.
             for kind in ("off", "on") if number % 2 else ("on", "off"):
                 tools.paceline(f"{train} {profile if kind == 'on' else ''}", Path(scratch))
                 summary = json.loads(Path(scratch, "run.json").read_text())
@@ -482,7 +482,7 @@ def recorder(tools: Tools) -> tuple[list[Record], Record]:
         newest = max(Path(scratch, "profile/ddp/rank_0").iterdir(), key=lambda file: file.stat().st_mtime)
         with gzip.open(newest, "rt") as file:
             events = json.load(file)["traceEvents"]
-    # What was recorded is what is in the file, but for what the writer adds to a kernel: operator, launch, arrow.
+    # The file has the recorded events, plus what the writer adds to a kernel: operator, launch, arrow.
     added = {"cpu_op", "cuda_runtime", "ac2g"}
     num_recorded = sum(1 for event in events if event["ph"] != "M" and event.get("cat") not in added)
     num_steps = sum(1 for event in events if event["name"].startswith("ProfilerStep#"))
@@ -506,13 +506,13 @@ PARTS = {
 
 
 def outcome(case: str, measure: str, value: float, bar: str, met: bool, compared: int | None = None) -> Record:
-    """Something that is counted once."""
+    """A result that is counted once."""
     of = {} if compared is None else {"compared": compared}
     return {"case": case, "measure": measure, "values": [value], "median": value, "bar": bar, "met": met} | of
 
 
 def held(case: str, measure: str, values: list[float], bar: str, met: object) -> Record:
-    """The median of what was measured several times, against its bar."""
+    """The median of several measurements, compared with its bar."""
     median = statistics.median(values)
     return {"case": case, "measure": measure, "values": values, "median": median, "bar": bar, "met": bool(met(median))}
 

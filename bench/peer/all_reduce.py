@@ -2,8 +2,8 @@
 
     python bench/peer/all_reduce.py --ranks 2 --sizes 1000000,10000000
 
-Ranks meet at a barrier before every all-reduce. Prints one line of JSON per size: the median of each
-rank, and of those the largest.
+Ranks meet at a barrier before every all-reduce. Prints one line of JSON per size: the largest of the
+ranks' medians.
 """
 import argparse
 import json
@@ -82,7 +82,7 @@ def run_rank(rank: int, arguments: argparse.Namespace, store_port: int) -> None:
 def main() -> None:
     arguments = parse_arguments()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The operating system chooses the port, and this process holds it: no other can take it meanwhile.
+    # The operating system chooses the port, and this process holds it, so that no other process can take it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.spawn(run_rank, (arguments, store.port), arguments.ranks)
 

@@ -2,14 +2,14 @@
 
     python3 bench/peer/cuda_trace.py --out cuda-traces --ranks 2 --steps 4
 
-These traces are SYNTHETIC: no GPU ran, and the times come from a small simulation with a seed. What is
-faithful is the structure, as Kineto writes it (libkineto's output_json.cpp, CuptiActivity.cpp): operators
+These traces are SYNTHETIC: no GPU ran, and the times come from a small simulation with a seed. Only the
+structure is faithful, as Kineto writes it (libkineto's output_json.cpp, CuptiActivity.cpp): operators
 nested on several threads with `External id`, `Sequence number` and shapes; calls of the CUDA runtime and driver
 with correlation numbers; kernels, copies with bandwidth and memsets on streams 7 and 20; NCCL kernels with
-what they carry; `cuda_sync` events; flows; Python's frames; the device's view of annotations; samples of
-memory. What happens is a training step of DistributedDataParallel: the host runs ahead of the device, buckets
-are reduced on stream 20 while stream 7 goes on, a collective ends on all ranks at once, `item()` waits for
-the device.
+the sizes of their messages; `cuda_sync` events; flows; Python's frames; the device's view of annotations; samples of
+memory. The simulated program is a training step of DistributedDataParallel: the host runs ahead of the device,
+buckets are reduced on stream 20 while stream 7 continues, a collective ends on all ranks at once, and `item()`
+waits for the device.
 
 Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json[.gz]. Memory does not grow with the number of
 steps, so that traces of any size can be made.
@@ -86,7 +86,7 @@ class Rank:
         self.lines: list[str] = []
         self.slowness = 1.0 + 0.12 * rank  # the last rank is the slowest
 
-    # --- What the file says -------------------------------------------------------------------------------
+    # --- Writing the file ---------------------------------------------------------------------------------
 
     def head(self) -> None:
         ranks = list(range(self.world_size))
@@ -142,7 +142,7 @@ class Rank:
         self.lines.append("  {\n    " + fields + "\n  }")
 
     def flush(self) -> None:
-        """Writes what has come together, which ends a step."""
+        """Writes the collected events at the end of a step."""
         for line in self.lines:
             self.out.write(f"{self.separator}\n{line}")
             self.separator = ","
@@ -169,14 +169,14 @@ class Rank:
                  f'148897792, "Total Allocated": {self.allocated}, "Bytes": {delta}, "Device Id": {self.rank}, '
                  f'"Device Type": 1, "Addr": {140_100_000_000_000 + self.allocated}\n    }}')
 
-    # --- What happens -------------------------------------------------------------------------------------
+    # --- Simulation ---------------------------------------------------------------------------------------
 
     def some_ns(self, least_ns: int, most_ns: int) -> int:
         return int(self.random.randint(least_ns, most_ns) * self.slowness)
 
     def operator(self, thread: Thread, names: list[str], *kernels: tuple[str, int, int], dims: list[list[int]],
                  sequence: int | None = None) -> None:
-        """Operators inside each other, the innermost of which launches kernels: name, shortest and longest time."""
+        """Nested operators, the innermost of which launches kernels: name, shortest and longest time."""
         if not names:
             for name, least_ns, most_ns in kernels:
                 self.launch(thread, name, self.some_ns(least_ns, most_ns))
@@ -208,7 +208,7 @@ class Rank:
         self.arrow("f", "ac2g", self.correlation, self.rank, stream, begin_ns)
 
     def on_stream(self, thread: Thread, stream: int, length_ns: int) -> tuple[int, int]:
-        """When something that is launched now runs, after all that is in its stream."""
+        """When something that is launched now will run: after everything in its stream."""
         begin_ns = max(thread.now_ns + self.some_ns(1800, 4200), self.free_ns[stream] + self.some_ns(700, 1600))
         self.free_ns[stream] = begin_ns + length_ns
         return begin_ns, begin_ns + length_ns
@@ -243,7 +243,7 @@ class Rank:
                     *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
 
     def stream_waits(self, thread: Thread, waiting: int, for_stream: int) -> None:
-        """`waiting` begins nothing new before what `for_stream` has now is done."""
+        """`waiting` begins nothing new before everything that `for_stream` has now is done."""
         recorded = self.call(thread, "cudaEventRecord", self.some_ns(900, 2000))
         begin_ns = thread.now_ns
         self.call(thread, "cudaStreamWaitEvent", self.some_ns(700, 1600))
@@ -296,7 +296,7 @@ class Rank:
                       {"External id": external_id, "Ev Idx": external_id})
 
     def frame(self, name: str, begin_ns: int, parent: int | None) -> int:
-        """A frame of Python on the main thread, which ends now."""
+        """A Python frame on the main thread that ends now."""
         self.python_id += 1
         args = {"Python parent id": parent, "Python id": self.python_id, "Ev Idx": self.external_id}
         self.complete("python_function", name, self.pid, self.main.tid, begin_ns, self.main.now_ns, args)
@@ -424,7 +424,7 @@ class Rank:
 
 
 def run_step(ranks: list[Rank], number: int) -> None:
-    """One step of all ranks, each of which goes on from a collective when all have begun it."""
+    """One step of all ranks. Each rank continues after a collective when all have begun it."""
     runs = [rank.step(number) for rank in ranks]
     starts = [next(run, None) for run in runs]
     while all(start is not None for start in starts):
@@ -446,7 +446,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         suffix = "" if arguments.plain else ".gz"
         path = folder / f"worker_{rank}.{BASE_NS + rank}.pt.trace.json{suffix}"
-        # No time of writing inside, so that the same arguments give the same bytes.
+        # The file has no time of writing, so that the same arguments give the same bytes.
         binary = open(path, "wb")
         packed = binary if arguments.plain else gzip.GzipFile("", "wb", 9, binary, mtime=0)
         files.append((binary, packed))

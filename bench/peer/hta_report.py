@@ -1,4 +1,4 @@
-"""What Holistic Trace Analysis computes of the traces of a run, as one JSON document.
+"""What Holistic Trace Analysis computes from the traces of a run, as one JSON document.
 
     HTA_PYTHON bench/peer/hta_report.py TRACES... > hta.json
 
@@ -6,7 +6,7 @@ TRACES are one file per rank, or folders that hold one file per rank. HTA_PYTHON
 HolisticTraceAnalysis (see traces.py). Times are microseconds, as HTA gives them, bandwidths GB/s, and
 quantiles those of pandas. HTA is told not to round times to whole microseconds unless `--rounded` is given.
 
-With `--only-breakdowns` only the parts run that `paceline analyze` is timed against, and nothing but their
+With `--only-breakdowns`, only the parts run with which `paceline analyze` is compared in time, and only their
 time is printed.
 """
 import argparse
@@ -48,7 +48,7 @@ def trace_files(traces: list[Path]) -> list[Path]:
 
 
 def rank_of(path: Path) -> int:
-    """The rank that the file gives itself."""
+    """The rank that the file states."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
         text = file.read(1 << 20)
     at = text.index('"rank":')
@@ -56,7 +56,7 @@ def rank_of(path: Path) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Numbers that JSON knows."""
+    """Numbers as JSON has them."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -77,7 +77,7 @@ def described(frame: Any, keys: list[str], column: str) -> list[dict[str, Any]]:
 
 
 def launch_rows(frame: Any) -> dict[str, Any]:
-    """Sums over all launches, which say as much as their list."""
+    """Sums over all launches, which are as good for a comparison as the list."""
     columns = {"cpu_duration": "cpu", "gpu_duration": "gpu", "launch_delay": "delay"}
     rows: dict[str, Any] = {}
     for column, name in columns.items():
@@ -97,8 +97,8 @@ def kernel_breakdown(analysis: Any) -> tuple[Any, Any]:
 
 
 def kinds_in_ns(analysis: Any) -> list[dict[str, Any]]:
-    """The kinds of kernels once more. HTA cuts every stretch in which the same kinds run down to a whole number,
-    so it is given nanoseconds for microseconds."""
+    """The kinds of kernels again. HTA truncates every interval in which the same kinds run to a whole number, so it
+    is given nanoseconds as if they were microseconds."""
     traces = analysis.t.traces
     analysis.t.traces = {}
     for rank, frame in traces.items():
@@ -152,7 +152,7 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
         for rank in ranks:
             try:
                 found["critical_path"][rank] = critical_path(analysis, rank, arguments.step)
-            except Exception as error:  # whatever it is, it is HTA's answer for this rank
+            except Exception as error:  # any exception is HTA's answer for this rank
                 found["critical_path"][rank] = {"failed": f"{type(error).__name__}: {error}"}
     usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     times = {"load_s": loaded - begin, "analyse_s": done - loaded, "peak_rss_bytes": usage * 1024}

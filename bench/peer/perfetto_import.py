@@ -1,9 +1,9 @@
-"""What Perfetto's trace processor makes of a trace file, as JSON: slices, flows, and everything it counts as an error.
+"""What Perfetto's trace processor finds in a trace file, as JSON: slices, flows, and everything it counts as an error.
 
     PYTHON bench/peer/perfetto_import.py TRACE
 
-PYTHON is one that has `perfetto` (see traces.py), which fetches its trace processor when it is first used. Where
-that cannot be had, the answer is {"unavailable": why}.
+PYTHON is a Python that has `perfetto` (see traces.py), which fetches its trace processor when it is first used. If
+this fails, the answer is {"unavailable": why}.
 """
 import contextlib
 import json
@@ -17,7 +17,7 @@ ERRORS = "select name, value from stats where severity in ('error', 'data_loss')
 
 def main() -> None:
     try:
-        # What is said while its program is fetched is not the answer.
+        # Messages while the program is fetched are not part of the answer.
         with contextlib.redirect_stdout(sys.stderr):
             processor = TraceProcessor(trace=sys.argv[1])
     except Exception as error:  # no network, no program for this machine, ...

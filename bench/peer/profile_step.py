@@ -1,11 +1,11 @@
-"""What PyTorch's own profiler writes of our training step: two ranks on the CPU, over Gloo.
+"""Traces of our training step by PyTorch's own profiler: two ranks on the CPU, over Gloo.
 
     .peer/bin/python bench/peer/profile_step.py --out torch-traces
 
-Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json.gz: one step is skipped, one warms the
-profiler up and the next `--active` are recorded, with the shapes of operators and their memory. The
-data come from a DataLoader, so loading has its spans too. There is no device here, so the traces hold
-operators and collectives of the processor and not one kernel; that is what they are for.
+Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json.gz. One step is skipped, one warms the
+profiler up and the next `--active` steps are recorded, with the shapes of operators and their memory. The
+data come from a DataLoader, so loading has its spans too. There is no device, so the traces have operators
+and collectives of the processor and no kernels. They test the analysis of such traces.
 """
 import argparse
 import os
@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train(rank: int, arguments: argparse.Namespace) -> None:
-    """Train one rank until the profiler has recorded what it is to record."""
+    """Train one rank until the profiler has recorded its steps."""
     torch.manual_seed(rank)
     shape = CNNS[arguments.model]
     model = torch.nn.parallel.DistributedDataParallel(Cnn(shape, CLASSES), gradient_as_bucket_view=True)
@@ -86,7 +86,7 @@ def run_rank(rank: int, arguments: argparse.Namespace, store_port: int) -> None:
 def main() -> None:
     arguments = parse_arguments()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The operating system chooses the port, and this process holds it: no other can take it meanwhile.
+    # The operating system chooses the port, and this process holds it, so that no other process can take it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.spawn(run_rank, (arguments, store.port), arguments.ranks)
 

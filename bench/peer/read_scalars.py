@@ -1,8 +1,8 @@
-"""What TensorBoard itself reads from an event file's folder, as JSON: {name: [[step, value], ...]}.
+"""What TensorBoard reads from the folder of an event file, as JSON: {name: [[step, value], ...]}.
 
     PYTHON bench/peer/read_scalars.py RUN/tensorboard
 
-PYTHON is one that has TensorBoard (see traces.py).
+PYTHON is a Python that has TensorBoard (see traces.py).
 """
 import json
 import sys

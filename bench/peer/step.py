@@ -1,9 +1,9 @@
-"""PyTorch doing our training step: DistributedDataParallel over Gloo, on the CPU.
+"""Our training step in PyTorch: DistributedDataParallel over Gloo, on the CPU.
 
     .peer/bin/python bench/peer/step.py --model cnn --ranks 2 --seconds 5
 
-One thread per rank; each rank is pinned to a core of its own where there are enough. The settings
-are the fastest PyTorch offers for this step: fused optimizer, channels-last convolutions, gradients
+One thread per rank; each rank is pinned to a core of its own if there are enough cores. The settings
+are the fastest that PyTorch offers for this step: fused optimizer, channels-last convolutions, gradients
 that live in the buckets, a static graph. The batch is drawn once and used again in every step, so no
 time goes into loading data.
 
@@ -133,7 +133,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     """Train one rank, whose process group exists if there are several, and describe the run."""
     num_ranks = arguments.ranks
-    torch.manual_seed(rank)  # a batch of its own; DistributedDataParallel sends everyone the weights of rank 0
+    torch.manual_seed(rank)  # each rank has its own batch; DistributedDataParallel sends the weights of rank 0 to all ranks
     model, loss_function, inputs, targets = build(arguments.model, arguments.batch_size, arguments.channels_last)
     num_params = sum(parameter.numel() for parameter in model.parameters())
     if num_ranks > 1:
@@ -150,7 +150,7 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     for _ in range(arguments.warmup_steps):
         step()
 
-    # Ranks whose clocks disagree about the end would wait for each other for ever, so rank 0 decides.
+    # Ranks that disagree about the end would wait for each other for ever, so rank 0 decides.
     step_seconds: list[float] = []
     go_on = torch.ones(1)
     begin = time.perf_counter()
@@ -209,7 +209,7 @@ def main() -> None:
         run_rank(0, arguments)
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The operating system chooses the port, and this process holds it: no other can take it meanwhile.
+    # The operating system chooses the port, and this process holds it, so that no other process can take it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.spawn(run_rank, (arguments, store.port), arguments.ranks)
 

@@ -7,11 +7,11 @@ use paceline_memory::{DType, Tensor};
 use crate::error::expect_shape;
 use crate::{Compute, KernelError, Result};
 
-/// Elements that a thread converts at a time.
+/// Number of elements that a thread converts at a time.
 const BLOCK_ELEMS: usize = 1 << 16;
 
-/// `rounded = x`, to nearest, ties to even: f32 to f16 or bf16, of one shape. Overwrites. Beyond the
-/// range of f16 it gives infinity.
+/// `rounded = x`, to nearest, ties to even: f32 to f16 or bf16, of the same shape. Overwrites. Values
+/// beyond the range of f16 become infinity.
 pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
     let _time = compute.time("cast_narrow", [x]);
     let op = "narrow";
@@ -30,7 +30,7 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// `x = rounded`, exactly: f16 or bf16 to f32, of one shape. Overwrites.
+/// `x = rounded`, exactly: f16 or bf16 to f32, of the same shape. Overwrites.
 pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
     let _time = compute.time("cast_widen", [rounded]);
     let op = "widen";

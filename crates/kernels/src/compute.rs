@@ -9,10 +9,10 @@ use rayon::prelude::*;
 
 use crate::SimdLevel;
 
-/// What a thread of a pool does: a part of the kernel that is under way.
+/// The name of what a thread of a pool does: its part of the current kernel.
 const SHARE: &str = "share of a kernel";
 
-/// The means of computation of one rank.
+/// What one rank computes with.
 #[derive(Debug)]
 pub struct Compute {
     pub(crate) simd: SimdLevel,
@@ -20,9 +20,9 @@ pub struct Compute {
     pub threads: Threads,
     /// Where scratch memory comes from.
     pub allocator: Allocator,
-    /// Where kernels are recorded.
+    /// The track on which kernels are recorded.
     track: Option<Arc<Track>>,
-    /// Whether a kernel is being timed: those that it calls are part of it.
+    /// Whether a kernel is being timed. Kernels that it calls are part of it.
     is_timing: AtomicBool,
 }
 
@@ -38,15 +38,16 @@ impl Compute {
         }
     }
 
-    /// Records each kernel on `kernels`, and what each thread of a pool does on the track of its number.
+    /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
+    /// number of the thread.
     pub fn recorded(mut self, kernels: Arc<Track>, threads: Vec<Arc<Track>>) -> Self {
         self.track = Some(kernels);
         self.threads.tracks = threads;
         self
     }
 
-    /// Times a kernel from now until the returned value is dropped. A kernel that another one calls is
-    /// part of it.
+    /// Times a kernel from now until the returned value is dropped. A kernel that is called by another
+    /// kernel is part of that kernel.
     pub fn time<'a>(
         &self,
         name: &'static str,
@@ -60,8 +61,8 @@ impl Compute {
         KernelTimer(Some(Timing { compute: self, name, shapes, start_ns: now_ns() }))
     }
 
-    /// Copies the elements of a tensor into another one of the same element type and number, and records
-    /// it as a copy.
+    /// Copies the elements of a tensor into another tensor with the same element type and number of
+    /// elements, and records a copy.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<(), MemoryError> {
         let Some(track) = self.track.as_deref().filter(|track| track.is_on()) else {
             return to.copy_from(from);
@@ -73,7 +74,7 @@ impl Compute {
         Ok(())
     }
 
-    /// The same with other vector instructions; `None` if this processor does not have them.
+    /// The same with different vector instructions; `None` if this processor does not have them.
     pub fn with_simd(self, simd: SimdLevel) -> Option<Self> {
         SimdLevel::available().contains(&simd).then_some(Self { simd, ..self })
     }
@@ -83,7 +84,7 @@ impl Compute {
         self.simd
     }
 
-    /// Scratch memory of `len` elements with unspecified contents, for the time of one kernel.
+    /// Scratch memory of `len` elements with unspecified contents, for use within one kernel.
     pub(crate) fn scratch(&self, len: usize) -> Result<WriteGuard<f32>, MemoryError> {
         self.tensor(DType::F32, len)?.write()
     }
@@ -93,7 +94,7 @@ impl Compute {
     }
 }
 
-/// Ends the time of a kernel when it is dropped, see [`Compute::time`].
+/// Ends the time of a kernel when dropped, see [`Compute::time`].
 #[must_use = "the kernel is timed until this is dropped"]
 #[derive(Debug)]
 pub struct KernelTimer<'a>(Option<Timing<'a>>);
@@ -117,17 +118,17 @@ impl Drop for KernelTimer<'_> {
     }
 }
 
-/// The threads of one rank. A single one means that no pool exists and nothing is handed over.
+/// The threads of one rank. With one thread there is no pool: the caller does all work.
 #[derive(Debug)]
 pub struct Threads {
     pool: Option<rayon::ThreadPool>,
-    /// Where each records its shares of kernels, if it does.
+    /// The tracks on which the threads record their parts of kernels, if they record.
     tracks: Vec<Arc<Track>>,
 }
 
 impl Threads {
-    /// `num_threads` threads. Panics if the system has no room for them: computing with fewer would
-    /// change results and times without a word.
+    /// `num_threads` threads. Panics if the system cannot start them: fewer threads would silently
+    /// change results and times.
     pub fn new(num_threads: usize) -> Self {
         let build = || {
             rayon::ThreadPoolBuilder::new()
@@ -139,7 +140,7 @@ impl Threads {
         Self { pool: (num_threads > 1).then(build), tracks: Vec::new() }
     }
 
-    /// How many there are.
+    /// The number of threads.
     pub fn count(&self) -> usize {
         self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }
@@ -162,12 +163,12 @@ impl Threads {
         }
     }
 
-    /// The track of the pool's thread that asks.
+    /// The track of the calling thread of the pool.
     fn own_track(&self) -> Option<&Track> {
         self.tracks.get(rayon::current_thread_index()?).map(AsRef::as_ref)
     }
 
-    /// Runs `work` where `rayon`'s current pool is this one.
+    /// Runs `work` with this pool as `rayon`'s current pool.
     pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             None => work(),
@@ -175,7 +176,7 @@ impl Threads {
         }
     }
 
-    /// Splits `0..len` into one contiguous range per thread, the first ones longer by at most one.
+    /// Splits `0..len` into one contiguous range per thread. The first ranges may be longer by one.
     pub(crate) fn split(&self, len: usize) -> Vec<std::ops::Range<usize>> {
         let parts = self.count().min(len).max(1);
         (0..parts).map(|part| part * len / parts..(part + 1) * len / parts).collect()

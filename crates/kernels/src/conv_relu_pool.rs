@@ -2,10 +2,10 @@
 //!
 //! `y[n, i, j, o] = max(0, b[o] + max over the 2x2 window at (2i, 2j) of conv(x, w)[n, ., ., o])`
 //!
-//! Each image is pooled while its convolution is still in the second-level cache, and what the
-//! backward pass needs is one byte per pooled value: which of the four positions won. Positions that
-//! no window covers (the last row or column of an odd size) are never computed; that is why this
-//! is faster than its parts. A NaN anywhere in a window is passed on.
+//! This is faster than its parts for two reasons. Each image is pooled while its convolution is still
+//! in the second-level cache. Positions that no window covers (the last row or column of an odd size)
+//! are never computed. The backward pass needs one byte per pooled value: the *winner*, which is the
+//! position of the largest of the four values. A NaN in a window becomes the result.
 
 use paceline_memory::{DType, Tensor};
 
@@ -18,7 +18,7 @@ use crate::{Compute, KernelError, Result, reference};
 
 const OP: &str = "conv_relu_pool";
 
-/// In place of the position that won: ReLU let nothing through.
+/// In place of a winner: ReLU has made the value zero.
 const NOTHING: u8 = 4;
 
 /// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down.
@@ -26,7 +26,7 @@ pub fn output_shape(conv: &Conv2d, batch: usize) -> [usize; 4] {
     [batch, conv.out_height() / 2, conv.out_width() / 2, conv.c_out]
 }
 
-/// Checks the geometry: a convolution that makes sense, and at least one window.
+/// Checks the geometry: a valid convolution, and at least one window.
 pub fn check(conv: &Conv2d) -> Result<()> {
     conv.check()?;
     if conv.out_height() < 2 || conv.out_width() < 2 {
@@ -201,7 +201,7 @@ fn unpool_into(
 }
 
 multiversion! {
-    /// Pools `raw` (2 rows, 2 columns, stride), adds the bias and cuts at zero.
+    /// Pools `raw` (2 rows, 2 columns, stride), adds the bias and applies ReLU.
     fn pool(
         raw: &[f32],
         stride: usize,
@@ -245,7 +245,7 @@ fn pool_body(
 }
 
 multiversion! {
-    /// Writes all four positions of every window: the gradient where it won, else zero.
+    /// Writes all four positions of every window: the gradient for the winner, zero for the others.
     fn unpool(
         dy: &[f32],
         winners: &[u8],
@@ -281,7 +281,7 @@ fn unpool_body(
 }
 
 multiversion! {
-    /// Adds the gradients that ReLU let through to `db`, position by position.
+    /// Adds to `db` the gradients of positive outputs, position by position.
     fn add_won(dy: &[f32], winners: &[u8], db: &mut [f32]) = add_won_body
 }
 

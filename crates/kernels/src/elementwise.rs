@@ -6,7 +6,7 @@ use crate::error::expect_shape;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result, SimdLevel};
 
-/// `y = max(0, x)`, passing NaN on. f32 and f64; overwrites.
+/// `y = max(0, x)`; NaN stays NaN. f32 and f64; overwrites.
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
     let _time = compute.time("relu_forward", [input]);
     expect_shape("relu", "output", output.shape(), input.shape())?;

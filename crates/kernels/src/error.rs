@@ -1,20 +1,20 @@
-//! What can go wrong in a kernel, before it computes anything.
+//! What can go wrong in a kernel. Errors are found before anything is computed.
 
 use paceline_memory::{DType, MemoryError, Shape};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// A tensor has another shape than the operation needs.
+    /// A tensor does not have the shape that the operation needs.
     #[error("{op}: {operand} must have shape {expected}, got {got}")]
     Shape {
         /// The operation.
         op: &'static str,
         /// Which of its operands.
         operand: &'static str,
-        /// The shape it needs.
+        /// The shape that is needed.
         expected: Shape,
-        /// The shape it got.
+        /// The shape of the tensor.
         got: Shape,
     },
     /// The operation does not exist for this element type.
@@ -22,15 +22,15 @@ pub enum KernelError {
     DType {
         /// The operation.
         op: &'static str,
-        /// The type it got.
+        /// The type of the tensor.
         dtype: DType,
     },
-    /// The sizes themselves make no sense, whatever the tensors.
+    /// The sizes are invalid, whatever the tensors.
     #[error("{op}: {reason}")]
     Geometry {
         /// The operation.
         op: &'static str,
-        /// What does not fit.
+        /// What is wrong with them.
         reason: String,
     },
     /// A class label outside the classes.
@@ -53,7 +53,7 @@ pub enum KernelError {
         /// How many elements there are.
         len: usize,
     },
-    /// Memory was refused.
+    /// An error of the memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }

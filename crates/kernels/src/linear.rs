@@ -49,8 +49,8 @@ pub fn forward(
         DType::F32 => {
             let (x, w) = (input.read::<f32>()?, weight.read::<f32>()?);
             let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-            // `w x^T` instead of `x w^T`: the large matrix is then read as it lies in memory, which
-            // is worth more than turning the small result round.
+            // `w x^T` instead of `x w^T`: the large matrix is then read in the order of memory, which
+            // gains more than transposing the small result costs.
             let mut turned = compute.scratch(m * n)?;
             matmul(compute, w, x.transposed(), &mut turned, false);
             let bias = bias.read::<f32>()?;

@@ -1,7 +1,7 @@
 //! Losses over a batch, with their gradients.
 //!
-//! Both return sums over the samples, so that shares of a batch can be added up; the caller divides
-//! by the number of samples that there really are. The gradient is scaled by `scale`, which for the
+//! Both return sums over the samples, so that the sums of shares of a batch can be added up. The caller
+//! divides by the actual number of samples. The gradient is scaled by `scale`, which for the
 //! mean over `n` samples is `1 / n`.
 
 use paceline_memory::{DType, Tensor};
@@ -9,17 +9,17 @@ use paceline_memory::{DType, Tensor};
 use crate::error::expect_shape;
 use crate::{KernelError, Real, Result};
 
-/// What a batch came to.
+/// The result of a loss for a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LossSums {
     /// Sum of the samples' losses.
     pub loss: f64,
-    /// How many samples were classified correctly; zero for losses without classes.
+    /// Number of samples that are classified correctly; zero for losses without classes.
     pub correct: usize,
 }
 
 /// `loss = sum over rows of ln(sum over j of exp(x[i, j])) - x[i, label[i]]`, and
-/// `d_logits[i, j] = scale * (softmax(x[i])[j] - (j == label[i]))` if wanted.
+/// `d_logits[i, j] = scale * (softmax(x[i])[j] - (j == label[i]))` if requested.
 ///
 /// Shapes: logits (m, classes), labels (m) of i64, d_logits as logits. f32 and f64; overwrites. The
 /// largest logit is subtracted first, so that nothing overflows.
@@ -65,7 +65,7 @@ fn cross_entropy_of<T: Real>(
     let mut exps = vec![T::default(); classes];
     for (i, (row, &label)) in logits.chunks_exact(classes).zip(labels).enumerate() {
         let label = label as usize;
-        // The first of the largest, or the first NaN, which then makes the loss NaN.
+        // The first of the largest logits, or the first NaN, which makes the loss NaN.
         let mut best = 0;
         for (j, x) in row.iter().enumerate() {
             if *x > row[best] || (x.is_nan() && !row[best].is_nan()) {
@@ -94,7 +94,7 @@ fn cross_entropy_of<T: Real>(
 }
 
 /// `loss = sum over rows of (mean over j of (x[i, j] - t[i, j])^2)`, and
-/// `d_input[i, j] = scale * 2 / columns * (x[i, j] - t[i, j])` if wanted.
+/// `d_input[i, j] = scale * 2 / columns * (x[i, j] - t[i, j])` if requested.
 ///
 /// Shapes: all (m, columns). f32 and f64 (the target of the same type); overwrites.
 pub fn mse(
@@ -115,7 +115,8 @@ pub fn mse(
     }
 }
 
-/// Partial sums that the compiler may keep in registers; more than one, so that additions overlap.
+/// Number of partial sums, which the compiler may keep in registers. With several of them, additions
+/// overlap.
 const LANES: usize = 16;
 
 fn mse_of<T: Real>(

@@ -20,7 +20,7 @@ impl<'a, T> Matrix<'a, T> {
         Self { elems, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// Rows and columns exchanged; moves nothing.
+    /// The transpose, without moving data.
     pub fn transposed(self) -> Self {
         Self {
             rows: self.columns,
@@ -45,7 +45,7 @@ pub fn matmul<T: Real>(
     assert_eq!(a.columns, b.rows, "inner dimensions");
     assert_eq!(Some(c.len()), a.rows.checked_mul(b.columns), "size of the product");
     if a.columns == 0 {
-        // An empty sum, as a rank without samples has.
+        // An empty sum, as on a rank without samples.
         if !accumulate {
             c.fill(T::default());
         }
@@ -89,7 +89,7 @@ pub fn matmul<T: Real>(
     });
 }
 
-/// The destination, on its way to the thread pool.
+/// The destination, to be sent to the thread pool.
 #[derive(Clone, Copy)]
 struct Out<T>(*mut T);
 

@@ -6,17 +6,17 @@ use crate::conv2d::batches;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result};
 
-/// Elements whose squares are summed before anything else is added. A block is the work of one thread,
-/// so that the sum is the same for any number of them.
+/// Number of elements in a block. Each block is summed by one thread, so the sum does not depend on the
+/// number of threads.
 const BLOCK_ELEMS: usize = 4096;
 
-/// Running sums within a block, which fill whole vector registers at every level. Element `i` of a
-/// block always goes to sum `i % LANES`.
+/// Number of running sums within a block. They fill whole vector registers at every level. Element `i`
+/// of a block always goes to sum `i % LANES`.
 const LANES: usize = 16;
 
 /// The sum of the squares of all elements. f32 and f64, squared and summed in f64: by lane within a
 /// block, then over the lanes, then over the blocks, each in order. Neither the number of threads nor
-/// the vector instructions change a bit of it.
+/// the vector instructions change a bit of the result.
 pub fn sum_of_squares(compute: &Compute, tensor: &Tensor) -> Result<f64> {
     let _time = compute.time("sum_of_squares", [tensor]);
     match tensor.dtype() {
@@ -67,7 +67,7 @@ fn block_sums_body<T: Real>(x: &[T], sums: &mut [f64]) {
     }
 }
 
-/// `x = factor * x`, in place. f32, with the factor rounded to it, and f64.
+/// `x = factor * x`, in place. f32, with the factor rounded to f32, and f64.
 pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
     let _time = compute.time("scale", [tensor]);
     match tensor.dtype() {

@@ -12,9 +12,9 @@ use crate::{Compute, KernelError, Real, Result};
 pub struct Sgd {
     /// Learning rate.
     pub lr: f64,
-    /// Factor of the running sum of gradients; zero needs no such sum.
+    /// Factor of the running sum of gradients. With zero no such sum is kept.
     pub momentum: f64,
-    /// Factor of the parameter that is added to its gradient.
+    /// Factor with which the parameter is added to its gradient.
     pub weight_decay: f64,
 }
 
@@ -29,12 +29,12 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the denominator.
     pub eps: f64,
-    /// Factor by which parameters shrink, times the learning rate.
+    /// Parameters shrink by this factor times the learning rate.
     pub weight_decay: f64,
 }
 
-/// `g' = g + weight_decay * p; v = momentum * v + g'; p -= lr * v`, without `v` where there is no
-/// momentum (`velocity` is `None`). All tensors of one length, f32 or f64; updates in place.
+/// `g' = g + weight_decay * p; v = momentum * v + g'; p -= lr * v`, without `v` if there is no
+/// momentum (`velocity` is `None`). All tensors have the same length, f32 or f64; updates in place.
 pub fn sgd(
     compute: &Compute,
     config: &Sgd,
@@ -136,7 +136,7 @@ fn sgd_momentum_body<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T], v: &
 /// One step, the `step`-th counted from 1:
 /// `m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
 /// p = p (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)`.
-/// All tensors of one length, f32 or f64; updates in place.
+/// All tensors have the same length, f32 or f64; updates in place.
 pub fn adamw(
     compute: &Compute,
     config: &AdamW,

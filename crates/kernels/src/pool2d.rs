@@ -1,7 +1,7 @@
 //! Max-pooling of NHWC images with any window and stride.
 //!
 //! `y[n, i, j, c] = max over u, v < window of x[n, i*s + u, j*s + v, c]`, without padding; rows and
-//! columns that no window reaches are ignored. Among equal values the first wins; NaN wins always.
+//! columns that no window covers are ignored. Among equal values the first wins, and NaN always wins.
 
 use paceline_memory::{DType, Tensor};
 
@@ -21,7 +21,7 @@ pub struct MaxPool2d {
     pub channels: usize,
     /// Height and width of the window.
     pub window: usize,
-    /// Distance between neighbouring windows, both ways.
+    /// Distance between neighbouring windows, in both directions.
     pub stride: usize,
 }
 
@@ -59,7 +59,7 @@ impl MaxPool2d {
         ((n * self.height + y) * self.width + x) * self.channels
     }
 
-    /// Calls `visit` with the first output element of every position and the position.
+    /// Calls `visit` with the index of the first output element of every position, and with the position.
     fn for_each_position(&self, batch: usize, mut visit: impl FnMut(usize, (usize, usize, usize))) {
         let [_, rows, columns, channels] = self.output_shape(batch);
         for n in 0..batch {
@@ -93,8 +93,8 @@ pub fn forward(pool: &MaxPool2d, input: &Tensor, output: &Tensor, winners: &Tens
     Ok(())
 }
 
-/// Gradient of the input from `d_output`: each goes to the position that won; where windows overlap
-/// they add up. f32 and f64; overwrites.
+/// Gradient of the input from `d_output`: each goes to the winner of its window. Where windows overlap,
+/// gradients add up. f32 and f64; overwrites.
 pub fn backward(
     pool: &MaxPool2d,
     winners: &Tensor,

@@ -4,7 +4,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 use paceline_memory::Element;
 
-/// f32 or f64, as far as kernels need them.
+/// What kernels need of f32 and f64.
 pub trait Real:
     Element
     + Default
@@ -26,7 +26,7 @@ pub trait Real:
     fn ln(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
-    /// Whether this is not a number.
+    /// Whether this is NaN.
     fn is_nan(self) -> bool;
 }
 

@@ -1,7 +1,7 @@
 //! Plain implementations of the kernels that also exist in a fast form.
 //!
-//! They follow the formulas loop by loop, in f32 or f64. Tests compare the fast paths with them, and
-//! f64 tensors are computed by them, which is what gradient checks use.
+//! They follow the formulas loop by loop, in f32 or f64. Tests compare the fast paths with them. They
+//! also compute everything for f64 tensors, which gradient checks use.
 
 use crate::Real;
 use crate::batch_norm::BatchNorm;
@@ -94,7 +94,7 @@ pub fn conv_relu_pool_forward<T: Real>(
     });
 }
 
-/// The gradient before pooling and ReLU, (n, h', w', c_out), from the one after, `dy`.
+/// The gradient before pooling and ReLU, (n, h', w', c_out), from the gradient after them, `dy`.
 pub fn unpool<T: Real>(conv: &Conv2d, dy: &[T], winners: &[u8]) -> Vec<T> {
     let pooled = conv.out_height() / 2 * (conv.out_width() / 2) * conv.c_out;
     let batch = dy.len() / pooled;
@@ -208,7 +208,7 @@ pub fn batch_norm_backward<T: Real>(
     }
 }
 
-/// The sum of the squares, one after the other, in f64.
+/// The sum of the squares, added one after the other, in f64.
 pub fn sum_of_squares<T: Real>(x: &[T]) -> f64 {
     x.iter().fold(0.0, |sum, x| sum + x.to_f64() * x.to_f64())
 }

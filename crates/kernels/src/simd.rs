@@ -7,7 +7,7 @@ pub enum SimdLevel {
     Avx512,
     /// 256-bit registers with fused multiply-add, 16 of them.
     Avx2,
-    /// Whatever the compiler makes of plain code.
+    /// Plain code, as the compiler translates it for every processor.
     Portable,
 }
 
@@ -46,13 +46,13 @@ impl SimdLevel {
 /// `LANES` elements at the given address, which needs no alignment.
 pub(crate) unsafe trait Vector: Copy {
     const LANES: usize;
-    /// How many registers a kernel may fill with running sums.
+    /// The number of registers that a kernel may fill with running sums.
     const ACCUMULATORS: usize;
     unsafe fn zero() -> Self;
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
-    /// `self * factor + addend`, rounded once where the processor can.
+    /// `self * factor + addend`, rounded once if the processor can do so.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
 }
 
@@ -65,33 +65,33 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(__m512);
 
-    // SAFETY: thin names for instructions; the trait's contract is theirs.
+    // SAFETY: each method is one instruction, which needs no more than the trait's contract.
     unsafe impl Vector for Avx512 {
         const LANES: usize = 16;
         const ACCUMULATORS: usize = 28;
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: the caller vouches for the processor.
+            // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm512_setzero_ps() })
         }
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
-            // SAFETY: the caller vouches for the processor.
+            // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm512_set1_ps(value) })
         }
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: the caller vouches for the processor and for 16 elements.
+            // SAFETY: the caller guarantees the processor and 16 elements.
             Self(unsafe { _mm512_loadu_ps(from) })
         }
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
-            // SAFETY: the caller vouches for the processor and for 16 elements.
+            // SAFETY: the caller guarantees the processor and 16 elements.
             unsafe { _mm512_storeu_ps(to, self.0) }
         }
         #[inline(always)]
         unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-            // SAFETY: the caller vouches for the processor.
+            // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
         }
     }
@@ -99,33 +99,33 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(__m256);
 
-    // SAFETY: thin names for instructions; the trait's contract is theirs.
+    // SAFETY: each method is one instruction, which needs no more than the trait's contract.
     unsafe impl Vector for Avx2 {
         const LANES: usize = 8;
         const ACCUMULATORS: usize = 12;
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: the caller vouches for the processor.
+            // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm256_setzero_ps() })
         }
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
-            // SAFETY: the caller vouches for the processor.
+            // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm256_set1_ps(value) })
         }
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: the caller vouches for the processor and for 8 elements.
+            // SAFETY: the caller guarantees the processor and 8 elements.
             Self(unsafe { _mm256_loadu_ps(from) })
         }
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
-            // SAFETY: the caller vouches for the processor and for 8 elements.
+            // SAFETY: the caller guarantees the processor and 8 elements.
             unsafe { _mm256_storeu_ps(to, self.0) }
         }
         #[inline(always)]
         unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-            // SAFETY: the caller vouches for the processor.
+            // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
         }
     }
@@ -134,7 +134,7 @@ mod x86 {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
 
-/// Four lanes of plain code, which every processor's compiler can keep in a register.
+/// Four lanes of plain code, which a compiler can keep in a register on every processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; 4]);
 
@@ -152,12 +152,12 @@ unsafe impl Vector for Portable {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for four elements; an array of them has their alignment.
+        // SAFETY: the caller guarantees four elements; an array of them has their alignment.
         Self(unsafe { from.cast::<[f32; 4]>().read() })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller vouches for four elements.
+        // SAFETY: the caller guarantees four elements.
         unsafe { to.cast::<[f32; 4]>().write(self.0) }
     }
     #[inline(always)]

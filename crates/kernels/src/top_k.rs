@@ -1,7 +1,7 @@
 //! The largest elements of a vector, and sums of such selections.
 //!
 //! A selection of `k` elements is a tensor of i32 (2 k): their indices in ascending order, then their
-//! values bit by bit.
+//! values as bits.
 
 use paceline_memory::{DType, Tensor};
 
@@ -10,8 +10,8 @@ use crate::simd::multiversion;
 use crate::{Compute, KernelError, Result};
 
 /// `held_back += x`, then the `k` elements of `held_back` that are largest in magnitude move to
-/// `selected`, an i32 (2 k): `held_back` is -0 there afterwards. Of equals the first are taken, and NaN
-/// counts as larger than everything. `x` and `held_back` are f32 of one shape.
+/// `selected`, an i32 (2 k), and become -0 in `held_back`. Among equal elements the first are taken, and
+/// NaN counts as larger than every number. `x` and `held_back` are f32 of the same shape.
 pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tensor) -> Result<()> {
     let _time = compute.time("top_k_select", [x]);
     let op = "top_k select";
@@ -40,7 +40,7 @@ pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tens
         let Some((index, place)) = places.next() else { break };
         *index = at as i32;
         *place = value.to_bits() as i32;
-        // Not zero, for -0 + x is x whatever x, and 0 + -0 is not.
+        // Not +0: -0 + x is x for every x, but +0 + -0 is +0.
         *value = -0.0;
     }
     Ok(())
@@ -57,13 +57,13 @@ fn add_body(x: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// The bits of the absolute value, whose order is that of the values.
+/// The bits of the absolute value. They have the same order as the absolute values.
 fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
 }
 
-/// The magnitude of the `k`-th largest element, and how many elements of just that magnitude are among
-/// the `k`. Found digit by digit, from the upper bits: three passes, whatever the values.
+/// The magnitude of the `k`-th largest element, and how many elements of exactly that magnitude are
+/// among the `k`. Found digit by digit, from the upper bits, in three passes for all values.
 fn threshold(values: &[f32], k: usize) -> (u32, usize) {
     let mut known = 0;
     let mut left = k;
@@ -84,7 +84,7 @@ fn threshold(values: &[f32], k: usize) -> (u32, usize) {
 }
 
 /// `mean = (((s0 + s1) + s2) + ...) / n` over the `n` selections that lie one after the other in `selections`,
-/// where what is not selected counts as nothing. f32; overwrites. Errors on an index beyond `mean`.
+/// where elements that are not selected count as -0. f32; overwrites. Errors on an index beyond `mean`.
 pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
     let op = "top_k scatter_mean";
     if mean.dtype() != DType::F32 {
@@ -152,7 +152,7 @@ mod tests {
         let (selected, held_back) = case().select(&[1.0, -5.0, 0.5, 2.0], &[0.0, 1.0, 3.0, 0.0], 2);
         assert_eq!(selected, [(1, -4.0), (2, 3.5)]);
         assert_eq!(held_back, [1.0, 0.0, 0.0, 2.0]);
-        // Of equals the first.
+        // Among equal elements the first is taken.
         let (selected, _) = case().select(&[1.0, -1.0, 1.0, 0.0], &[0.0; 4], 2);
         assert_eq!(selected, [(0, 1.0), (1, -1.0)]);
         let (selected, _) = case().select(&[1.0, f32::NAN, 9.0], &[0.0; 3], 1);
@@ -163,7 +163,7 @@ mod tests {
     fn the_selection_is_that_of_a_sort() {
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(3);
         for (len, k) in [(1, 1), (1000, 1), (1000, 100), (1000, 1000), (4097, 410)] {
-            // Few distinct values, so that there are many equals.
+            // Few distinct values, so that many elements are equal.
             let x: Vec<f32> = (0..len).map(|_| rng.random_range(-50..50) as f32 / 8.0).collect();
             let mut order: Vec<usize> = (0..len).collect();
             order.sort_by(|a, b| x[*b].abs().total_cmp(&x[*a].abs()));
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn a_gradient_of_minus_zero_stays_one() {
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        // The second time there is held back what the first time left.
+        // The second time, `held_back` has what the first time left.
         let mut held_back = vec![-0.0; 2];
         for _ in 0..2 {
             let (selected, rest) = case().select(&[-0.0, 1.0], &held_back, 2);

@@ -57,7 +57,7 @@ impl Case {
     fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for activation in [Activation::None, Activation::Relu] {
-            // Channels for every group of them, and rows below, at and above a block of sums.
+            // Channels for every size of group, and rows below, at and above the size of a block.
             for dims in [
                 vec![3, 4, 5, 16],
                 vec![2, 12, 11, 39],
@@ -73,7 +73,7 @@ impl Case {
     }
 }
 
-/// What all kernels together give.
+/// The results of all kernels together.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     moments: Vec<f64>,
@@ -101,8 +101,8 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     }
 }
 
-/// Runs both passes on the shares `parts` of the rows of the first extent, whose sums are added up
-/// in between, and joins what they give.
+/// Runs both passes on the shares `parts` of the first extent, adds up the sums of the shares in
+/// between, and joins the results.
 fn run(compute: &Compute, case: &Case, dtype: DType, parts: &[usize]) -> Outcome {
     let Case { config, dims, .. } = case;
     let c = config.channels;
@@ -208,7 +208,7 @@ fn both_passes_at_every_level_whole_and_in_shares() {
                 let what = format!("{dtype} {:?} {:?}", compute.simd(), compute.threads);
                 let outcome = run(&compute, &case, dtype, &[case.dims[0]]);
                 check(&outcome, &case, tolerance(dtype), &what);
-                // Whatever the instructions and the threads, the bits are the same.
+                // The bits are the same for all vector instructions and numbers of threads.
                 assert_eq!(
                     &outcome,
                     whole.get_or_insert_with(|| run(&compute, &case, dtype, &[case.dims[0]]))

@@ -141,8 +141,8 @@ fn fused_convolution_relu_and_pool() {
                 let wint = a.tensor(DType::U8, pooled, Category::Activations).unwrap();
                 conv_relu_pool::forward(&compute, &conv, &xt, &wt, &bt, &yt, &wint).unwrap();
                 assert_close(&yt, &y, &what);
-                // Rounding may pick another winner where two are within it; the gradients below are
-                // compared for the fast path's own winners.
+                // Rounding may decide which of two nearly equal values wins. The gradients below are
+                // compared with the fast path's own winners.
                 let winners = wint.read::<u8>().unwrap().to_vec();
 
                 let full = reference::unpool(&conv, &dy, &winners);

@@ -1,4 +1,4 @@
-//! Bytes by category: what is alive now, and the most that ever was.
+//! Bytes by category: how many are in use now, and the most that ever were.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub enum Category {
     Workspace,
     /// Staging areas of collectives.
     Communication,
-    /// Batches on their way to the model.
+    /// Batches, before the model takes them.
     Data,
 }
 
@@ -60,9 +60,9 @@ impl fmt::Display for Category {
 /// Bytes of one category, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Alive now.
+    /// In use now.
     pub current_bytes: u64,
-    /// The most that was alive at once.
+    /// The most that were in use at once.
     pub peak_bytes: u64,
 }
 
@@ -73,14 +73,14 @@ struct Counter {
 }
 
 impl Counter {
-    /// Returns what is alive now.
+    /// Returns how many are in use now.
     fn add(&self, bytes: u64) -> u64 {
         let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
         now
     }
 
-    /// Returns what is alive now.
+    /// Returns how many are in use now.
     fn remove(&self, bytes: u64) -> u64 {
         self.current.fetch_sub(bytes, Ordering::Relaxed) - bytes
     }
@@ -93,14 +93,14 @@ impl Counter {
     }
 }
 
-/// The books of one allocator.
+/// The account of one allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     by_category: [Counter; Category::ALL.len()],
     total: Counter,
-    /// Memory of the system that is held for this: in use, or waiting in a pool.
+    /// Memory that is held from the system: in use, or free in a pool.
     reserved_bytes: AtomicU64,
-    /// Where every entry is recorded.
+    /// The track on which every change is recorded.
     track: OnceLock<Arc<Track>>,
 }
 
@@ -130,7 +130,7 @@ impl Account {
         }
     }
 
-    /// Records every entry from now on, unless that is so already.
+    /// Records every change from now on, unless a track is set already.
     pub(crate) fn record_on(&self, track: Arc<Track>) {
         let _ = self.track.set(track);
     }

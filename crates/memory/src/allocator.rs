@@ -16,16 +16,16 @@ use crate::{Category, DType, MemoryError, Shape, Tensor, Usage};
 /// Alignment of every buffer: one cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Blocks of this size and more are mapped for themselves, at large pages.
+/// Blocks of this size and larger have a mapping of their own, on large pages.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// The kernel's unit of mapping.
 const PAGE: usize = 4096;
 
-/// Hands out buffers, takes their memory back when the last user drops them, and keeps the books.
+/// Hands out buffers, takes their memory back when the last user drops them, and counts the bytes.
 ///
-/// A returned block serves the next request that fills at least half of it, so that a training step,
-/// which asks for the same sizes every time, allocates nothing once it has run (see
+/// A returned block serves the next request that fills at least half of it. A training step asks for
+/// the same sizes every time, so after the first step it takes no memory from the system (see
 /// [`Allocator::fresh_blocks`]). Clones share one pool and one account.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator(pub(crate) Arc<Pool>);
@@ -37,7 +37,7 @@ pub(crate) struct Pool {
     fresh_blocks: AtomicU64,
 }
 
-/// A piece of host memory that nobody uses at the moment, or that one buffer owns.
+/// A piece of host memory that is free, or that one buffer owns.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) base: NonNull<u8>,
@@ -52,7 +52,7 @@ impl Block {
         Layout::from_size_align(len_bytes, ALIGNMENT).ok()
     }
 
-    /// Zeroed memory from the system; `None` if it has none.
+    /// Zeroed memory from the system; `None` if the system has none.
     fn fresh(len_bytes: usize) -> Option<Self> {
         if len_bytes >= LARGE_PAGE {
             return Self::mapped(len_bytes);
@@ -63,8 +63,8 @@ impl Block {
         Some(Self { base, len_bytes })
     }
 
-    /// A mapping of its own, which begins at a large page and asks for large pages before anything
-    /// is written: on large matrices they save most page-table walks.
+    /// A mapping for this block alone, which begins at a large page and asks for large pages before
+    /// anything is written: on large matrices they save most page-table walks.
     fn mapped(len_bytes: usize) -> Option<Self> {
         let room = len_bytes.checked_add(LARGE_PAGE)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -96,7 +96,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         if self.len_bytes >= LARGE_PAGE {
             let kept = self.len_bytes.next_multiple_of(PAGE);
-            // SAFETY: `mapped` made this mapping with this length, and nobody uses the block. A
+            // SAFETY: `mapped` made this mapping with this length, and the block is unused. A
             // failure would leak it, which is harmless.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), kept) };
         } else if let Some(layout) = Self::layout(self.len_bytes) {
@@ -136,7 +136,7 @@ impl Pool {
 }
 
 impl Allocator {
-    /// An allocator with an empty pool and empty books.
+    /// An allocator with an empty pool and an empty account.
     pub fn new() -> Self {
         Self::default()
     }
@@ -148,7 +148,7 @@ impl Allocator {
         Ok(Buffer::pooled(block, len_bytes, category, self.clone()))
     }
 
-    /// A tensor in a buffer of its own; contents as for [`Allocator::host`].
+    /// A tensor in a buffer of its own. The contents are as for [`Allocator::host`].
     pub fn tensor(
         &self,
         dtype: DType,
@@ -161,22 +161,22 @@ impl Allocator {
         Tensor::new(buffer, 0, dtype, shape)
     }
 
-    /// Bytes alive in one category.
+    /// Bytes in use in one category.
     pub fn usage(&self, category: Category) -> Usage {
         self.0.account.usage(category)
     }
 
-    /// Bytes alive in all categories together.
+    /// Bytes in use in all categories together.
     pub fn total(&self) -> Usage {
         self.0.account.total()
     }
 
-    /// Memory of the system that is held: in use, or waiting in the pool.
+    /// Memory that is held from the system: in use, or free in the pool.
     pub fn reserved_bytes(&self) -> u64 {
         self.0.account.reserved_bytes()
     }
 
-    /// Records on `track` whenever memory is taken or given back. Only the first call has an effect.
+    /// Records on `track` every time that memory is taken or returned. Only the first call has an effect.
     pub fn record_on(&self, track: Arc<Track>) {
         self.0.account.record_on(track);
     }

@@ -12,7 +12,7 @@ use crate::{Allocator, Category, Element, Mapping, MemoryError};
 /// How a claimed range will be used. Reads may share a range; a write excludes everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The contents stay as they are.
+    /// The contents do not change.
     Read,
     /// The contents change.
     Write,
@@ -20,9 +20,8 @@ pub enum Access {
 
 /// A piece of memory, shared by reference counting.
 ///
-/// Access goes through claims: a claim on a range is refused while a conflicting one is held,
-/// whoever holds it. That is what lets a collective own a bucket of gradients while the layers next
-/// to it go on writing theirs.
+/// Access goes through claims: a claim on a range is refused while a conflicting claim is held by
+/// anybody. So a collective can own a bucket of gradients while layers write gradients next to it.
 #[derive(Clone, Debug)]
 pub struct Buffer(Arc<Inner>);
 
@@ -38,9 +37,9 @@ struct Inner {
 
 #[derive(Debug)]
 enum Storage {
-    /// Goes back to the allocator's pool.
+    /// Returned to the allocator's pool.
     Pooled(ManuallyDrop<Block>),
-    /// Part of a mapping that other processes may share; held only to keep it mapped.
+    /// Part of a mapping that other processes may share. It is held only to keep the memory mapped.
     Window { _mapping: Arc<Mapping> },
 }
 
@@ -59,8 +58,8 @@ struct Held {
 }
 
 // SAFETY: the memory behind `base` belongs to this value alone (a pooled block, or a window whose
-// exclusivity the caller of `Buffer::window` vouched for), and is reached through claims only, which
-// a mutex guards.
+// exclusivity the caller of `Buffer::window` guarantees), and is reached through claims only, which
+// a mutex protects.
 unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
@@ -94,8 +93,8 @@ impl Buffer {
     ///
     /// # Safety
     ///
-    /// No other buffer of this process may overlap the range, and other processes may touch it only
-    /// while this process holds a claim on it that allows what they do.
+    /// No other buffer of this process may overlap the range. Other processes may access the range only
+    /// while this process holds a claim on it that allows this access.
     pub unsafe fn window(
         mapping: Arc<Mapping>,
         range: Range<usize>,
@@ -137,7 +136,7 @@ impl Buffer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The allocator that keeps this buffer's books.
+    /// The allocator that counts this buffer's bytes.
     pub fn allocator(&self) -> &Allocator {
         &self.0.allocator
     }
@@ -182,7 +181,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Address of the first claimed byte.
+    /// The address of the first claimed byte.
     pub fn base(&self) -> NonNull<u8> {
         // SAFETY: `claim` checked that the range lies within the buffer.
         unsafe { self.buffer.0.base.add(self.range.start) }

@@ -16,11 +16,11 @@ pub enum DType {
     F64,
     /// IEEE 754 half precision.
     F16,
-    /// The upper half of a single: its range with 8 bits of precision.
+    /// The upper half of an IEEE 754 single: the same range with 8 bits of precision.
     BF16,
     /// Signed 32-bit integers.
     I32,
-    /// Signed 64-bit integers; class labels.
+    /// Signed 64-bit integers, such as class labels.
     I64,
     /// Bytes.
     U8,
@@ -41,7 +41,7 @@ impl DType {
         }
     }
 
-    /// Its name here, as in Rust.
+    /// Its name in this project, as in Rust.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -89,14 +89,14 @@ impl FromStr for DType {
 ///
 /// # Safety
 ///
-/// `DTYPE` must name the type's own size, every bit pattern of that size must be a valid value,
+/// `DTYPE` must have the size of the type, every bit pattern of that size must be a valid value,
 /// and the alignment must be at most 64 bytes.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// The run-time name of this type.
     const DTYPE: DType;
 }
 
-// SAFETY: plain numbers: every bit pattern is a value, and sizes agree with `DType::size_bytes`.
+// SAFETY: a plain number: every bit pattern is a value, and the size is that of `DType::size_bytes`.
 unsafe impl Element for f32 {
     const DTYPE: DType = DType::F32;
 }

@@ -16,25 +16,25 @@ pub enum MemoryError {
     /// The range is in use in a way that excludes the new use.
     #[error("bytes {}..{} are claimed for {holder}, so they cannot be used for {wanted}", range.start, range.end)]
     Claimed {
-        /// The byte range that was asked for.
+        /// The requested byte range.
         range: Range<usize>,
-        /// What holds it.
+        /// The holder of the conflicting claim.
         holder: &'static str,
-        /// What wanted it.
+        /// The holder of the refused claim.
         wanted: &'static str,
     },
     /// The range reaches past the end.
     #[error("bytes {}..{} lie outside a buffer of {len} bytes", range.start, range.end)]
     OutOfRange {
-        /// The byte range that was asked for.
+        /// The requested byte range.
         range: Range<usize>,
         /// Size of the buffer in bytes.
         len: usize,
     },
-    /// The tensor holds another type.
+    /// The tensor has a different type.
     #[error("expected elements of type {expected}, got {got}")]
     WrongType {
-        /// The type asked for.
+        /// The requested type.
         expected: DType,
         /// The tensor's type.
         got: DType,
@@ -42,12 +42,12 @@ pub enum MemoryError {
     /// No element type has this name.
     #[error("unknown element type \"{0}\"; use f32, f64, f16, bf16, i32, i64 or u8")]
     UnknownDType(String),
-    /// The new shape has another number of elements.
+    /// The new shape has a different number of elements.
     #[error("cannot view shape {from} as {to}: the number of elements differs")]
     WrongShape {
         /// The tensor's shape.
         from: Shape,
-        /// The shape asked for.
+        /// The requested shape.
         to: Shape,
     },
     /// The operating system refused a shared mapping.
@@ -55,7 +55,7 @@ pub enum MemoryError {
     Mapping {
         /// Size of the mapping.
         bytes: usize,
-        /// The reason it gave.
+        /// The reason that it gave.
         source: std::io::Error,
     },
 }

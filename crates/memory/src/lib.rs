@@ -2,8 +2,8 @@
 //!
 //! In go sizes and categories; out come [`Buffer`]s (pooled host memory, or windows into mappings
 //! that other processes share) and [`Tensor`]s, typed and shaped ranges of them. Every access takes
-//! a claim on its range, so that a collective in flight and a layer that touches the same gradients
-//! meet as an error and never as a data race.
+//! a claim on its range. If a collective in flight and a layer use the same gradients, the result is an
+//! error and never a data race.
 //!
 //! It knows nothing of arithmetic, layers or ranks.
 

@@ -14,9 +14,9 @@ use crate::MemoryError;
 
 /// A shared mapping of an anonymous memory file.
 ///
-/// The file has no name in any file system: it lives as long as a descriptor or a mapping of it
-/// does, so nothing can be left behind, however a process ends. Its size is sealed, so no process
-/// that maps it can make another one fault by shrinking it.
+/// The file has no name in any file system. It exists as long as a descriptor or a mapping of it, so
+/// nothing is left behind, however a process ends. Its size is sealed: a process that maps it cannot
+/// shrink it, which would make other processes fault.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -24,14 +24,14 @@ pub struct Mapping {
     file: OwnedFd,
 }
 
-// SAFETY: the mapping is plain memory that is valid until `drop`, from any thread; this type hands
-// out its address only, and access through the address is the caller's responsibility.
+// SAFETY: the mapping is plain memory that is valid until `drop`, from any thread. This type gives
+// out only its address, and access through the address is the caller's responsibility.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`; `&Mapping` offers no access to the contents.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Makes a new zeroed mapping of `len_bytes` bytes, rounded up to whole pages by the kernel.
+    /// Creates a new zeroed mapping of `len_bytes` bytes, rounded up to whole pages by the kernel.
     pub fn create(len_bytes: usize) -> Result<Self, MemoryError> {
         let wrap = |e: Errno| MemoryError::Mapping { bytes: len_bytes, source: e.into() };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -86,7 +86,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len_bytes` are what `mmap` returned, and nobody borrows from `self`.
+        // SAFETY: `base` and `len_bytes` are what `mmap` returned, and nothing borrows from `self`.
         // A failure would leak the mapping, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len_bytes) };
     }

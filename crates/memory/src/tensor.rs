@@ -21,7 +21,8 @@ impl Shape {
         &self.dims[..self.num_dims]
     }
 
-    /// Product of the extents; the largest number there is where it is larger, which no memory holds.
+    /// Product of the extents. A product that `usize` cannot hold becomes the largest `usize`, which is
+    /// more than any memory has.
     pub fn num_elems(&self) -> usize {
         if self.dims().contains(&0) {
             return 0;
@@ -31,7 +32,7 @@ impl Shape {
 }
 
 impl From<&[usize]> for Shape {
-    /// Panics on more than four extents: no layer here has more.
+    /// Panics on more than four extents: no layer in this project needs more.
     fn from(dims: &[usize]) -> Self {
         assert!(dims.len() <= MAX_DIMS, "at most {MAX_DIMS} dimensions, got {dims:?}");
         let mut shape = Self { dims: [1; MAX_DIMS], num_dims: dims.len() };
@@ -68,9 +69,9 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// The elements of `shape` from byte `start_bytes` of `buffer` on.
+    /// The elements of `shape` in `buffer`, beginning at byte `start_bytes`.
     ///
-    /// Errors when they do not fit, or when the start is not aligned to the element size.
+    /// Errors when the buffer is too short, or when the start is not aligned to the element size.
     pub fn new(
         buffer: Buffer,
         start_bytes: usize,
@@ -111,7 +112,7 @@ impl Tensor {
         self.num_elems() * self.dtype.size_bytes()
     }
 
-    /// The buffer it lies in.
+    /// The buffer that it lies in.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
@@ -146,8 +147,8 @@ impl Tensor {
         Self { dtype: DType::U8, shape: [self.num_bytes()].into(), ..self.clone() }
     }
 
-    /// Copies the elements of `from`, whatever the shapes. Errors when types or numbers of elements
-    /// differ, or while either is in use in a way that excludes it.
+    /// Copies the elements of `from`; the shapes may differ. Errors when the types or the numbers of
+    /// elements differ, or when a conflicting claim is held on either tensor.
     pub fn copy_from(&self, from: &Tensor) -> Result<(), MemoryError> {
         if from.dtype != self.dtype {
             return Err(MemoryError::WrongType { expected: self.dtype, got: from.dtype });
@@ -157,24 +158,24 @@ impl Tensor {
         Ok(())
     }
 
-    /// Sets all elements to zero, which is zero bytes in every type. Errors while anyone else uses it.
+    /// Sets all elements to zero, which is zero bytes in every type. Errors while the tensor is in use.
     pub fn fill_zero(&self) -> Result<(), MemoryError> {
         self.as_bytes().write::<u8>()?.fill(0);
         Ok(())
     }
 
-    /// Claims all of it for `holder`.
+    /// Claims the whole tensor for `holder`.
     pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim, MemoryError> {
         self.buffer.claim(self.byte_range(), access, holder)
     }
 
-    /// Its elements for reading. Errors when it holds another type, or while someone writes to it.
+    /// Its elements for reading. Errors when the tensor has a different type, or while it is written to.
     pub fn read<T: Element>(&self) -> Result<ReadGuard<T>, MemoryError> {
         self.check::<T>()?;
         Ok(ReadGuard::new(self.claim(Access::Read, "reading")?))
     }
 
-    /// Its elements for writing. Errors when it holds another type, or while anyone else uses it.
+    /// Its elements for writing. Errors when the tensor has a different type, or while it is in use.
     pub fn write<T: Element>(&self) -> Result<WriteGuard<T>, MemoryError> {
         self.check::<T>()?;
         Ok(WriteGuard::new(self.claim(Access::Write, "writing")?))

@@ -4,11 +4,10 @@
 //! Shapes: x, y and their gradients (n, h, w, c) or (n, c); weight, bias and running statistics (c).
 //! f32 and f64.
 //!
-//! Each pass is cut where the sums over the batch are known, [`sums`] in the forward and
-//! [`gradient_sums`] in the backward pass. Both are small tensors of f64 that may be added up over
-//! several shares of a batch before the second half goes on; a share may be empty. Sums are taken
-//! over blocks of rows, and over the blocks in their order, so no result depends on the number of
-//! threads.
+//! Each pass has two halves. The first half computes sums over the batch: [`sums`] in the forward pass,
+//! [`gradient_sums`] in the backward pass. Both are small tensors of f64, which may be added up over
+//! several shares of a batch before the second half begins; a share may be empty. Sums are taken over
+//! blocks of rows, and then over the blocks in order, so no result depends on the number of threads.
 
 use paceline_memory::{Category, DType, Shape, Tensor};
 
@@ -26,7 +25,7 @@ use rows::{
 
 const OP: &str = "batch_norm";
 
-/// Rows (positions of all images) whose sums are taken at once.
+/// Number of rows (positions of all images) in a block.
 const ROWS_PER_BLOCK: usize = 256;
 
 /// The settings of a batch normalization.
@@ -48,12 +47,12 @@ impl BatchNorm {
         Self { channels, eps: 1e-5, momentum: 0.1, activation }
     }
 
-    /// Elements of what [`sums`] and [`moments`] write.
+    /// Number of elements that [`sums`] and [`moments`] write.
     pub fn sums_len(&self) -> usize {
         1 + 2 * self.channels
     }
 
-    /// Elements of what [`gradient_sums`] writes.
+    /// Number of elements that [`gradient_sums`] writes.
     pub fn gradient_sums_len(&self) -> usize {
         2 * self.channels
     }
@@ -78,12 +77,13 @@ impl BatchNorm {
     }
 }
 
-/// Writes `sums` (1 + 2c) of f64: how many values a channel has, the sum of each channel's values,
+/// Writes `sums` (1 + 2c) of f64: the number of values of a channel, the sum of each channel's values,
 /// and the sum of their squares.
 ///
-/// A variance from such sums loses twice as many digits as the mean has more than the deviation. It
-/// is sound because the sums are kept in f64, in which the square of an f32 is exact: a mean of 1000
-/// with a deviation of 1 leaves ten digits, more than the values themselves have.
+/// A variance computed from such sums loses digits if the mean is large compared with the deviation:
+/// a mean of 10^k deviations costs 2k digits. The sums are kept in f64, in which the square of an f32 is
+/// exact, so this is accurate enough: a mean of 1000 with a deviation of 1 leaves ten digits, more than
+/// the values themselves have.
 pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
     let _time = compute.time("batch_norm_sums", [input]);
     let rows = config.rows("input", input)?;
@@ -121,7 +121,7 @@ pub fn moments(config: &BatchNorm, sums: &Tensor, moments: &Tensor) -> Result<()
         for c in 1..=config.channels {
             let mean = sums[c] / count;
             moments[c] = mean;
-            // Rounding may take it below zero; NaN must get through, which `max` would swallow.
+            // Rounding may make it negative. `max` is not used, because it would turn NaN into zero.
             let variance = sums[c + config.channels] / count - mean * mean;
             moments[c + config.channels] = if variance < 0.0 { 0.0 } else { variance };
         }
@@ -129,8 +129,8 @@ pub fn moments(config: &BatchNorm, sums: &Tensor, moments: &Tensor) -> Result<()
     Ok(())
 }
 
-/// Writes `moments` from running statistics. The count is infinite: whatever the batch is, it does
-/// not move them, and [`backward_input`] takes them for the constants they are.
+/// Writes `moments` from running statistics. The count is infinite, because the batch does not change
+/// these statistics; [`backward_input`] then treats them as constants.
 pub fn running_moments(
     config: &BatchNorm,
     running_mean: &Tensor,
@@ -152,9 +152,9 @@ pub fn running_moments(
     Ok(())
 }
 
-/// `running = (1 - momentum) * running + momentum * batch` for mean and variance, the variance
-/// without bias: divided by one less than the count. Fewer than two values have no such variance
-/// and leave both as they are.
+/// `running = (1 - momentum) * running + momentum * batch` for mean and variance, with the unbiased
+/// variance, divided by the count minus one. Fewer than two values have no such variance and change
+/// nothing.
 pub fn update_running(
     config: &BatchNorm,
     moments: &Tensor,
@@ -225,7 +225,7 @@ pub fn normalize(
 }
 
 /// Writes `gradient_sums` (2c) of f64: each channel's sum of `dz`, and its sum of `dz * x_hat`, where
-/// `dz` is `d_output` behind the activation. They are the gradients of bias and weight.
+/// `dz` is the gradient before the activation. The sums are the gradients of bias and weight.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn gradient_sums(
     compute: &Compute,
@@ -295,7 +295,7 @@ fn put<T: Real>(sums: &[f64], to: &mut [T], accumulate: bool) {
     }
 }
 
-/// Gradient of the input, from the [`gradient_sums`] of all shares that `moments` are of:
+/// Gradient of the input, from the [`gradient_sums`] of all shares that `moments` were computed from:
 /// `dx = weight / sqrt(variance + eps) * (dz - (sum of dz + x_hat * sum of dz x_hat) / count)`.
 /// Overwrites.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
@@ -338,8 +338,8 @@ pub fn backward_input(
     }
 }
 
-/// Writes `sums`: `add` fills in those of each block of rows, all threads take blocks, and the
-/// blocks are added up in their order.
+/// Writes `sums`: `add` computes the sums of each block of rows, the threads share the blocks, and the
+/// sums of the blocks are added up in order.
 fn add_blocks(
     compute: &Compute,
     rows: usize,

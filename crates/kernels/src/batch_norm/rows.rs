@@ -9,11 +9,11 @@ use crate::linear::Activation;
 use crate::simd::multiversion;
 use crate::{Real, Result};
 
-/// What the formulas need of each channel, (c) each, in the type of the values.
+/// What the formulas need for each channel, (c) each, in the type of the values.
 pub(super) struct Factors<T> {
     mean: Vec<T>,
-    /// What is left of the mean beyond its type. Subtracting it too keeps all digits of values that
-    /// lie close together and far from zero.
+    /// The part of the mean that is lost when the mean is rounded to its type. Subtracting this part
+    /// too keeps all digits of values that lie close together and far from zero.
     mean_rest: Vec<T>,
     inv_std: Vec<T>,
     weight: Vec<T>,
@@ -57,7 +57,7 @@ impl<T: Real> Factors<T> {
         }
     }
 
-    /// Those of `N` channels from `first` on, to be held in registers.
+    /// The factors of `N` channels, beginning with `first`, to be kept in registers.
     #[inline(always)]
     fn group<const N: usize>(&self, first: usize) -> Group<T, N> {
         Group {
@@ -92,7 +92,7 @@ impl<T: Real, const N: usize> Group<T, N> {
         x_hat * self.weight[j] + self.bias[j]
     }
 
-    /// Whether the activation makes zero of this; NaN passes.
+    /// Whether the activation turns this value into zero. It leaves NaN unchanged.
     #[inline(always)]
     fn is_cut(&self, z: T) -> bool {
         self.with_relu && z <= T::default()
@@ -105,8 +105,8 @@ fn columns<T: Copy, const N: usize>(row: &[T], first: usize) -> [T; N] {
     *columns
 }
 
-/// Calls `group::<_, N>(first, ..)` for all channels, `N` from `first` on at a time: few enough that
-/// their factors and sums stay in registers over all rows.
+/// Calls `group::<_, N>(first, ..)` for all channels in groups of `N`, each beginning with `first`: few
+/// enough that their factors and sums stay in registers over all rows.
 macro_rules! in_groups {
     ($channels:expr, $group:ident($($arg:expr),*)) => {{
         let (channels, mut first) = ($channels, 0);
@@ -150,7 +150,7 @@ fn sums_group<T: Real, const N: usize>(
     squares[first..first + N].copy_from_slice(&q);
 }
 
-/// Rows that stay in the first-level cache while the groups of channels take their turns.
+/// Number of rows that stay in the first-level cache while all groups of channels are computed.
 const ROWS_AT_ONCE: usize = 64;
 
 multiversion! {

@@ -1,7 +1,7 @@
 //! The loops around the register tiles: convolution forward, and its two gradients.
 //!
 //! Order of summation for an output value: kernel row, then kernel column, then channel. For a
-//! weight's gradient: image, row, column. Neither depends on where a value lies in memory.
+//! weight's gradient: image, row, column. Neither order depends on where a value lies in memory.
 
 use paceline_memory::WriteGuard;
 
@@ -10,27 +10,28 @@ use super::tile::{self, GradientTile, ProductTile};
 use super::{Conv2d, batches, columns_for};
 use crate::{Compute, Result, SimdLevel};
 
-/// A panel of weights of this size stays in the first-level cache (32 KB or more) beside the rest.
+/// A panel of weights of this size stays in the first-level cache (32 KB or more) together with the
+/// other data of a tile.
 const PANEL_BYTES: usize = 24 << 10;
 
-/// Output gradients of this size stay in the first-level cache while all weights go by.
+/// Output gradients of this size stay in the first-level cache while all weights are computed.
 const ROWS_BYTES: usize = 24 << 10;
 
 /// Images and gradients of this size stay in the second-level cache (1 MB or more).
 const GROUP_BYTES: usize = 512 << 10;
 
-/// How a number of channels is laid over registers.
+/// How channels are spread over registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Columns {
-    /// The channels that mean something.
+    /// Number of channels without padding.
     pub(crate) channels: usize,
-    /// The channels computed: `blocks * block`.
+    /// Number of channels that are computed: `blocks * block`.
     pub(crate) padded: usize,
     /// Channels of one block: `wide` registers.
     pub(crate) block: usize,
     /// Registers of one block.
     wide: usize,
-    /// The most rows of a tile.
+    /// The largest number of rows of a tile.
     tall: usize,
 }
 
@@ -50,7 +51,7 @@ impl Columns {
     }
 }
 
-/// Splits `len` into parts of at most `most`, as even as can be.
+/// Splits `len` into parts of at most `most`, as even as possible.
 fn even_parts(len: usize, most: usize) -> impl Iterator<Item = std::ops::Range<usize>> + Clone {
     let parts = len.div_ceil(most).max(1);
     (0..parts).map(move |part| part * len / parts..(part + 1) * len / parts)
@@ -105,8 +106,8 @@ impl Product {
     /// Computes one image: `y` (rows, positions, padded columns) from the prepared image `x`.
     pub(crate) fn run(&self, level: SimdLevel, x: &[f32], y: &mut [f32]) {
         let Self { reading, columns, panels, rows, positions } = self;
-        // The tiles below read and write through addresses; these two checks bound them all: the
-        // last tile ends with the last position's last value of the last kernel row.
+        // The tiles below read and write through addresses. These two checks bound all of them: the
+        // last tile ends with the last value of the last kernel row of the last position.
         assert!(y.len() >= self.output_elems());
         let last = (rows - 1) * reading.row_stride
             + (positions - 1) * reading.position_stride
@@ -160,7 +161,7 @@ impl Product {
 
 /// A rectangle of positions in a larger array, `channels` contiguous values at each.
 pub(crate) struct Grid<'a> {
-    /// Begins with the first position.
+    /// The memory, which begins with the first position.
     pub(crate) elems: &'a mut [f32],
     /// Elements from one row to the next.
     pub(crate) row_stride: usize,
@@ -169,7 +170,7 @@ pub(crate) struct Grid<'a> {
 }
 
 impl Grid<'_> {
-    /// Copies `d_output` (h', w', channels) in.
+    /// Copies `d_output` (h', w', channels) into the rectangle.
     pub(crate) fn copy_from(&mut self, d_output: &[f32], width: usize, channels: usize) {
         for (position, from) in d_output.chunks_exact(channels).enumerate() {
             let (i, j) = (position / width, position % width);
@@ -179,15 +180,15 @@ impl Grid<'_> {
     }
 }
 
-/// The gradient of the input: a convolution of the output's gradient, spread out by the stride and
-/// framed with zeros, with the weights turned round.
+/// The gradient of the input: a convolution of the output's gradient, spread out by the stride and with
+/// a border of zeros, with the weights rotated by 180 degrees.
 pub(crate) struct InputGradient<'a> {
     conv: &'a Conv2d,
     product: Product,
 }
 
 impl<'a> InputGradient<'a> {
-    /// For output gradients that are zero from row `live_rows` on.
+    /// For output gradients whose rows from `live_rows` on are zero.
     pub(crate) fn new(
         compute: &Compute,
         conv: &'a Conv2d,
@@ -338,7 +339,7 @@ impl<'a> WeightGradient<'a> {
         sum: &mut [f32],
     ) {
         let Self { reading, columns, rows, positions, .. } = self;
-        // The tiles below read and write through addresses; these checks bound them all.
+        // The tiles below read and write through addresses. These checks bound all of them.
         let last = (rows - 1) * reading.row_stride
             + (positions - 1) * reading.position_stride
             + (reading.kernel_rows - 1) * reading.kernel_row_stride

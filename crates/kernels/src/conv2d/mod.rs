@@ -5,9 +5,9 @@
 //! with stride `s` and padding `p`, zeros outside the image. This is the cross-correlation that
 //! deep-learning frameworks call convolution.
 //!
-//! Images are computed directly, without the matrix of patches: positions are rows and output
-//! channels columns of register tiles (see `tile`), the order of loops keeps a panel of weights in
-//! the first-level cache (see `direct`).
+//! Images are convolved directly, without a matrix of patches: positions are the rows and output
+//! channels the columns of register tiles (see `tile`), and the order of loops keeps a panel of weights
+//! in the first-level cache (see `direct`).
 
 pub(crate) mod direct;
 pub(crate) mod prepare;
@@ -33,7 +33,7 @@ pub struct Conv2d {
     pub c_out: usize,
     /// Kernel height and width.
     pub kernel: (usize, usize),
-    /// Distance between neighbouring positions, both ways.
+    /// Distance between neighbouring positions, in both directions.
     pub stride: usize,
     /// Rows and columns of zeros around the image, on every side.
     pub padding: usize,
@@ -45,8 +45,8 @@ impl Conv2d {
         Self { height, width, c_in, c_out, kernel: (3, 3), stride: 1, padding: 1 }
     }
 
-    /// Checks that the sizes make sense: nothing zero, the kernel not larger than the padded image,
-    /// the padding smaller than the kernel.
+    /// Checks the sizes: none is zero, the kernel is not larger than the padded image, and the padding
+    /// is smaller than the kernel.
     pub fn check(&self) -> Result<()> {
         let (kh, kw) = self.kernel;
         let sizes = [self.height, self.width, self.c_in, self.c_out, kh, kw, self.stride];
@@ -247,7 +247,7 @@ pub fn backward_input(
     }
 }
 
-/// Splits the images of a batch between the threads: each part with its first image's number.
+/// Splits the images of a batch between the threads: each part with the number of its first image.
 pub(crate) fn batches<'a, T>(
     compute: &Compute,
     all: &'a mut [T],
@@ -265,7 +265,7 @@ pub(crate) fn batches<'a, T>(
         .collect()
 }
 
-/// How the output channels of a product are laid over vector registers at this level.
+/// How the output channels of a product are spread over vector registers at this level.
 pub(crate) fn columns_for(compute: &Compute, channels: usize) -> Columns {
     Columns::new(compute.simd, channels)
 }

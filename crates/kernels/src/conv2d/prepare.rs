@@ -1,4 +1,4 @@
-//! Images with a border of zeros, and weights in the order in which tiles read them.
+//! Images with a border of zeros, and weights in the order in which register tiles read them.
 
 use paceline_memory::WriteGuard;
 
@@ -6,14 +6,14 @@ use super::Conv2d;
 use super::direct::Columns;
 use crate::{Compute, Result, SimdLevel};
 
-/// Below this many input values per kernel row the inner loop of a tile is too short to pay.
+/// With fewer input values per kernel row, the inner loop of a tile is too short to be fast.
 const SHORTEST_RUN: usize = 16;
 
 /// How a convolution reads its padded input: `kernel_rows` runs of `run` contiguous values for each
 /// position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
-    /// Kernel rows that are read one after the other.
+    /// Number of kernel rows that are read one after the other.
     pub(crate) kernel_rows: usize,
     /// Contiguous values of one kernel row: kernel width times channels.
     pub(crate) run: usize,
@@ -25,9 +25,9 @@ pub(crate) struct Reading {
     pub(crate) kernel_row_stride: usize,
     /// Image rows between rows of positions.
     pub(crate) row_step: usize,
-    /// The image rows, in padded coordinates, that hold more than zeros.
+    /// The image rows, in padded coordinates, that are not all zeros.
     pub(crate) live_rows: (usize, usize),
-    /// Elements of the whole prepared image.
+    /// Number of elements of the prepared image.
     pub(crate) elems: usize,
 }
 
@@ -53,8 +53,9 @@ impl Reading {
         }
     }
 
-    /// Reading the input of a convolution. A narrow one (grey or colour images) is laid out as one
-    /// run of all its patch per position, which is short enough to be worth the copies.
+    /// Reading the input of a convolution. An input with few channels (grey or colour images) is laid
+    /// out as one run per position, which holds the whole patch: patches are small then, and the copies
+    /// are worth their time.
     pub(crate) fn input(conv: &Conv2d) -> Self {
         if is_narrow(conv) {
             let run = conv.kernel.0 * conv.kernel.1 * conv.c_in;
@@ -67,7 +68,7 @@ impl Reading {
         Self::padded(rows, columns, conv.c_in, conv.kernel, conv.stride, live)
     }
 
-    /// Whether kernel row `u` of the positions in row `i` meets anything but zeros.
+    /// Whether kernel row `u` of the positions in row `i` reads anything but zeros.
     pub(crate) fn is_live(&self, i: usize, u: usize) -> bool {
         let row = i * self.row_step + u;
         self.live_rows.0 <= row && row < self.live_rows.1
@@ -86,14 +87,14 @@ pub(crate) struct PaddedImage<'a> {
 }
 
 impl<'a> PaddedImage<'a> {
-    /// Room for an image; the border is zero and stays so.
+    /// Memory for an image. Its border is zero and stays zero.
     pub(crate) fn new(compute: &Compute, conv: &'a Conv2d) -> Result<Self> {
         let mut elems = compute.scratch(Reading::input(conv).elems)?;
         elems.fill(0.0);
         Ok(Self { conv, elems })
     }
 
-    /// Copies `image` (h, w, c_in) in.
+    /// Copies an image (h, w, c_in) into this memory.
     pub(crate) fn fill(&mut self, level: SimdLevel, image: &[f32]) {
         fill_image(level, self.conv, image, &mut self.elems);
     }
@@ -120,8 +121,8 @@ pub(crate) fn fill_image(level: SimdLevel, conv: &Conv2d, image: &[f32], to: &mu
 }
 
 crate::simd::multiversion! {
-    /// Writes the whole patch of every position, except what lies outside the image: `to` starts as
-    /// zeros, and these stay.
+    /// Writes the whole patch of every position, except what lies outside the image: there, `to` keeps
+    /// the zeros that it starts with.
     fn expand(conv: &Conv2d, image: &[f32], to: &mut [f32]) = expand_body
 }
 
@@ -141,7 +142,7 @@ fn expand_body(conv: &Conv2d, image: &[f32], to: &mut [f32]) {
                 // The positions j whose column j * stride + v - padding lies in the image.
                 let first = padding.saturating_sub(v).div_ceil(stride);
                 let end = (width + padding).saturating_sub(v).div_ceil(stride).min(positions);
-                // One value of each patch after the other, so that the inner loop is long.
+                // The innermost loop goes over patches, not within a patch, so that it is long.
                 for ch in 0..c {
                     let mut at = first * patch + (u * kw + v) * c + ch;
                     let mut from = (first * stride + v - padding) * c + ch;

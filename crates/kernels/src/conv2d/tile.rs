@@ -12,16 +12,16 @@ use crate::simd::{Portable, Vector};
 /// Arguments of a product tile: `sums[p][c] (+)= sum over k < len of x[p, k] * w[k, c]`.
 #[derive(Clone, Copy)]
 pub(super) struct ProductTile {
-    /// First value of the first position; position `p` begins `x_stride` elements later each.
+    /// First value of the first position. Each next position begins `x_stride` elements later.
     pub(super) x: *const f32,
     pub(super) x_stride: usize,
     /// A panel of weights: `len` rows of `C` registers.
     pub(super) w: *const f32,
     pub(super) len: usize,
-    /// Sums of the first position; position `p` begins `y_stride` elements later each.
+    /// Sums of the first position. Each next position begins `y_stride` elements later.
     pub(super) y: *mut f32,
     pub(super) y_stride: usize,
-    /// Start from what `y` holds instead of zero.
+    /// Whether to start from the values in `y` instead of zero.
     pub(super) accumulate: bool,
 }
 
@@ -30,14 +30,14 @@ pub(super) struct ProductTile {
 pub(super) struct GradientTile<'a> {
     /// For each row of positions: its first input value and its first output gradient.
     pub(super) rows: &'a [(*const f32, *const f32)],
-    /// Added to every row's addresses: the first weight, and the first column.
+    /// Offsets that are added to the addresses of every row: of the first weight, of the first column.
     pub(super) x_offset: usize,
     pub(super) dy_offset: usize,
-    /// Positions in a row.
+    /// Number of positions in a row.
     pub(super) positions: usize,
     pub(super) x_stride: usize,
     pub(super) dy_stride: usize,
-    /// Gradients of the first of the `T` weights; each next one is `d_w_stride` elements on.
+    /// Gradients of the first of the `T` weights. Each next weight is `d_w_stride` elements later.
     pub(super) d_w: *mut f32,
     pub(super) d_w_stride: usize,
 }
@@ -175,7 +175,8 @@ level_kernels!(portable, Portable, [], {
     3: [1 2 3 4]
 });
 
-/// The most registers of columns, and for a number of them the most rows of a tile.
+/// The largest number of registers of columns, and, for a number of registers, the largest number of
+/// rows of a tile.
 pub(super) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
     match level {
         #[cfg(target_arch = "x86_64")]
@@ -186,7 +187,7 @@ pub(super) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
     }
 }
 
-/// Lanes of a register.
+/// Number of lanes of a register.
 pub(super) fn lanes(level: SimdLevel) -> usize {
     match level {
         #[cfg(target_arch = "x86_64")]
