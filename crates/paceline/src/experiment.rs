@@ -13,7 +13,7 @@ use crate::launcher::{self, Launch};
 use crate::run::folder;
 use crate::run::trainer;
 use crate::sweep::presets::strategies;
-use crate::{Failure, Result, threads};
+use crate::{Result, threads};
 
 /// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
@@ -71,16 +71,11 @@ fn run_threads(config: &TrainConfig) -> Result<()> {
 
 /// Starts one process per rank, with the flags of this one.
 fn launch_processes(config: &TrainConfig) -> Result<u8> {
-    let own_program = std::env::current_exe()
-        .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
     let folder = folder::create(config)?;
-    let mut command = vec![own_program.into_os_string()];
-    command.extend(std::env::args_os().skip(1));
+    let variables = vec![(environment::RUN_FOLDER, folder.clone().into_os_string())];
+    let args = std::env::args_os().skip(1);
     launcher::launch(&Launch {
-        command,
-        num_ranks: config.world_size,
-        variables: vec![(environment::RUN_FOLDER, folder.clone().into_os_string())],
-        rank_0_owns_stdout: true,
         dump_folder: Some(folder),
+        ..Launch::of_own_program(args, config.world_size, variables)?
     })
 }

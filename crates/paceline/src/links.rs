@@ -1,7 +1,7 @@
 //! What a link costs: the table of link speeds, and what training a model over a link would spend on
 //! communication. In go numbers, out come tables; nothing is measured here.
 
-use crate::bench::result::{bus_factor, predicted_us};
+use crate::bench::result::bus_factor;
 use crate::text::{hundredths, plain_table, thousands};
 
 /// A kind of link.
@@ -39,7 +39,7 @@ impl ModelRow {
     /// gradients of megabytes.
     pub fn comm_ms(&self, world_size: usize, link_gb_s: f64) -> f64 {
         let factor = bus_factor("all_reduce", world_size).unwrap_or(0.0);
-        predicted_us(self.gradient_bytes(), factor, link_gb_s) / 1e3
+        self.gradient_bytes() as f64 * factor / link_gb_s / 1e6
     }
 
     /// Communication as a part of the step, in percent, if nothing of it is hidden:

@@ -1,10 +1,13 @@
-//! Whether what a command will write can be written: tried before anything starts.
+//! The files that commands write. Whether they can be written is tried before anything starts. Charts are
+//! written here for all commands.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use paceline_analysis::plot::{LineChart, PlotError};
 
 use crate::{Failure, Result};
 
-/// Whether the file that `flag` names can be made. Leaves nothing behind.
+/// Checks that the file that `flag` names can be made. Leaves nothing behind.
 pub fn check_file(flag: &str, file: &Path) -> Result<()> {
     let usage = |problem: &str| Err(Failure::Usage(format!("{flag} {}{problem}", file.display())));
     if file.is_dir() {
@@ -20,7 +23,33 @@ pub fn check_file(flag: &str, file: &Path) -> Result<()> {
     check_folder(flag, folder, "pass a file that you can write to")
 }
 
-/// Whether files can be made in `folder`, or in the nearest folder above it that exists. Leaves
+/// Checks that the files that flags name, and a folder for charts, can be made.
+pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) -> Result<()> {
+    for (flag, file) in files {
+        file.as_deref().map_or(Ok(()), |file| check_file(flag, file))?;
+    }
+    charts.map_or(Ok(()), |folder| {
+        check_folder("--charts", folder, "pass a folder that you can write to")
+    })
+}
+
+/// Writes each chart into `folder`, which is made if it does not exist, as `name.png` and `name.svg`.
+/// Gives their paths.
+pub fn write_charts(folder: &Path, charts: &[(String, LineChart)]) -> Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))?;
+    let mut written = Vec::new();
+    for (name, chart) in charts {
+        let failed = |error: PlotError| Failure::Run(error.to_string());
+        let (png, svg) = (folder.join(format!("{name}.png")), folder.join(format!("{name}.svg")));
+        chart.write_png(&png).map_err(failed)?;
+        chart.write_svg(&svg).map_err(failed)?;
+        written.extend([png, svg]);
+    }
+    Ok(written)
+}
+
+/// Checks that files can be made in `folder`, or in the nearest folder above it that exists. Leaves
 /// nothing behind.
 pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     let absolute = std::path::absolute(folder)

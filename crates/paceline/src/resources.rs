@@ -1,4 +1,4 @@
-//! What this host has, and what a process of ours uses of it.
+//! What this host has, and how much of it this process uses.
 
 use std::fs;
 
@@ -6,13 +6,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::{Failure, Result};
 
-/// How many cores this process may use.
+/// The number of cores that this process may use.
 pub fn num_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes of memory that a new process could use without swapping, as far as the system tells: what
-/// the kernel calls available, or what the control group leaves, whichever is less.
+/// Bytes of memory that a new process could use without swapping, if the system says: what the kernel
+/// calls available, or what the control group leaves, whichever is less.
 pub fn available_bytes() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -23,12 +23,12 @@ pub fn available_bytes() -> Option<u64> {
     Some((kib * 1024).min(group.unwrap_or(u64::MAX)))
 }
 
-/// Bytes that the control group of this process allows it, if it sets a limit.
+/// The memory limit of this process's control group in bytes, if it sets one.
 pub fn memory_limit_bytes() -> Option<u64> {
     fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
 }
 
-/// Proportional set size of this process in bytes: its own pages, and its share of shared ones.
+/// Proportional set size of this process in bytes: its own pages, and its share of shared pages.
 pub fn resident_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
@@ -46,7 +46,7 @@ pub fn last_level_cache_bytes() -> Option<usize> {
     caches.filter_map(std::result::Result::ok).filter_map(size).max()
 }
 
-/// This machine in a few words: its processor, cores that this process may use, and memory.
+/// This machine in a few words: the processor, the cores that this process may use, and the memory.
 pub fn machine() -> String {
     let field = |path: &str, name: &str| {
         let text = fs::read_to_string(path).ok()?;
@@ -73,8 +73,8 @@ pub fn core_list() -> Option<String> {
     Some(ranges.collect::<Vec<_>>().join(","))
 }
 
-/// Lets the calling thread, and the threads that it starts, run on `threads` cores of its own:
-/// those after the ones of lower local ranks.
+/// Lets the calling thread, and the threads that it starts, run only on `threads` cores: those that
+/// follow the cores of lower local ranks.
 pub fn pin(local_rank: usize, threads: usize) -> Result<()> {
     let fail = |e: rustix::io::Errno| Failure::io("cannot pin this rank to its cores", e);
     let allowed = sched_getaffinity(None).map_err(fail)?;

@@ -1,72 +1,48 @@
 //! Numbers, words and tables as all commands print them.
 
+use std::io::Write;
+
+use paceline_analysis::table::{aligned, grouped};
+
+/// Prints a text on standard output. A reader that is gone, such as `head`, is no reason to stop.
+pub fn say(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
 /// Milliseconds.
 pub(crate) fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// So many of something, in words.
+/// A count and what is counted, such as `1 rank` or `2 ranks`.
 pub(crate) fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Where a rank computes.
+/// The line that says where a rank computes.
 pub(crate) fn placement_line(rank: usize, local_rank: usize) -> String {
     let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
     format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu")
 }
 
-/// Lines of as many cells each, set to the right in columns.
-pub(crate) fn plain_lines(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |at: usize| rows.iter().filter_map(|row| Some(row.get(at)?.len())).max();
-    let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
-        cells.collect::<Vec<_>>().join("  ")
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
-}
-
 /// A number with its thousands separated.
 pub(crate) fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    grouped(number as f64, 0)
 }
 
-/// The number without what lies below its second decimal, such as the noise of a mean of whole numbers.
+/// The number rounded to two decimals, which removes the noise of a mean of whole numbers.
 pub(crate) fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// A table whose first `num_left` columns are words, set to the left; the others are numbers.
+/// A table with a head. Its first `num_left` columns are words, set to the left; the others are numbers.
 pub(crate) fn plain_table<const N: usize>(
     names: [&str; N],
     num_left: usize,
     lines: &[[String; N]],
 ) -> String {
-    let widths: [usize; N] = std::array::from_fn(|at| {
-        let cells = lines.iter().map(|line| line[at].chars().count());
-        cells.chain([names[at].len()]).max().unwrap_or(0)
-    });
-    let set = |cells: [&str; N]| {
-        let padded: [String; N] = std::array::from_fn(|at| match at < num_left {
-            true => format!("{:<1$}", cells[at], widths[at]),
-            false => format!("{:>1$}", cells[at], widths[at]),
-        });
-        padded.join("  ").trim_end().to_owned()
-    };
-    let rule: [String; N] = widths.map(|width| "-".repeat(width));
-    let head = [set(names), set(rule.each_ref().map(String::as_str))];
-    let body = lines.iter().map(|line| set(line.each_ref().map(String::as_str)));
-    head.into_iter().chain(body).collect::<Vec<_>>().join("\n")
+    aligned(&names, lines, |at| at < num_left)
 }
 
 #[cfg(test)]

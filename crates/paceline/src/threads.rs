@@ -7,7 +7,7 @@ use crate::{Failure, Result};
 /// Runs `rank` with the group of each of `world_size` ranks, and gives what rank 0 returns. An
 /// emulated link of `options` is set up first.
 ///
-/// Of several failures the one is reported that is not the consequence of another.
+/// If several ranks fail, the failure that is not a consequence of another one is reported.
 pub(crate) fn run<T: Send>(
     world_size: usize,
     options: GroupOptions,
@@ -40,7 +40,7 @@ pub(crate) fn run<T: Send>(
             Err(failure) => failures.push(failure),
         }
     }
-    // The rank that failed by itself says more than those that failed with it.
+    // The rank that failed by itself says more than the ranks that failed because of it.
     let is_consequence = |failure: &Failure| matches!(failure, Failure::Consequence(_));
     match failures.into_iter().min_by_key(is_consequence) {
         Some(failure) => Err(failure),

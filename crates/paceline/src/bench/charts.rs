@@ -1,5 +1,5 @@
-//! Time and bus bandwidth against size, as PNG and SVG: one line per transport and number of ranks,
-//! dashed ones for the programs compared, dotted ones for predictions.
+//! Charts of time and bus bandwidth by size, as PNG and SVG: one line per transport and number of ranks,
+//! dashed lines for the programs that are compared, dotted lines for predictions.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,14 @@ use paceline_analysis::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, 
 
 use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
 use super::series::Series;
-use crate::{Failure, Result};
+use crate::Result;
+use crate::outputs::write_charts;
+use crate::text::plural;
 
-/// Writes `time.png`, `time.svg`, `busbw.png` and `busbw.svg` into `folder`, which is made if it does
-/// not exist, and gives their paths.
+/// Writes `time.png`, `time.svg`, `busbw.png` and `busbw.svg` into `folder`, and gives their paths.
 pub fn write(report: &BenchReport, compared: &[Series], folder: &Path) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(folder)
-        .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))?;
-    let mut written = Vec::new();
-    for (name, chart) in [("time", time(report, compared)), ("busbw", busbw(report, compared))] {
-        let failed = |error: paceline_analysis::plot::PlotError| Failure::Run(error.to_string());
-        let (png, svg) = (folder.join(format!("{name}.png")), folder.join(format!("{name}.svg")));
-        chart.write_png(&png).map_err(failed)?;
-        chart.write_svg(&svg).map_err(failed)?;
-        written.extend([png, svg]);
-    }
-    Ok(written)
+    let charts = [("time", time(report, compared)), ("busbw", busbw(report, compared))];
+    write_charts(folder, &charts.map(|(name, chart)| (name.to_owned(), chart)))
 }
 
 /// The chart of times.
@@ -31,7 +23,7 @@ pub fn time(report: &BenchReport, compared: &[Series]) -> LineChart {
     chart(report, compared, "time", y, |_, _, us| us)
 }
 
-/// The chart of bus bandwidths. A single rank has none, and no line.
+/// The chart of bus bandwidths. A single rank has no bus bandwidth, and no line.
 pub fn busbw(report: &BenchReport, compared: &[Series]) -> LineChart {
     let op = report.rows.first().map_or("", |row| &row.op);
     let y = axis("Bus bandwidth", Unit::GigabytesPerSecond);
@@ -44,7 +36,7 @@ fn axis(label: &str, unit: Unit) -> Axis {
     Axis { label: label.to_owned(), unit, spacing: Spacing::Logarithmic }
 }
 
-/// The chart whose values `shown` makes of ranks, size and time in microseconds.
+/// The chart whose values `shown` computes from ranks, size and time in microseconds.
 fn chart(
     report: &BenchReport,
     compared: &[Series],
@@ -82,7 +74,7 @@ fn chart(
             look: groups.len() + at,
         });
     }
-    // With a single rank some lines are empty; the legend does not name them.
+    // The lines of a single rank may be empty; the legend does not name them.
     series.retain(|line| line.points.iter().any(|&(_, y)| y > 0.0));
     let op = report.rows.first().map_or("", |row| &row.op);
     LineChart {
@@ -94,7 +86,7 @@ fn chart(
     }
 }
 
-/// The rows by transport, algorithm and number of ranks, sizes ascending.
+/// The rows by transport, algorithm and number of ranks, with ascending sizes.
 fn groups(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
     let mut groups: Vec<(String, Vec<&Row>)> = Vec::new();
     for row in rows {
@@ -111,7 +103,7 @@ fn groups(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
 }
 
 fn ranks(name: &str, nproc: usize) -> String {
-    format!("{name}, {nproc} rank{}", if nproc == 1 { "" } else { "s" })
+    format!("{name}, {}", plural(nproc, "rank"))
 }
 
 #[cfg(test)]

@@ -1,66 +1,40 @@
-//! The one call that is timed: which part of which buffer it reads and writes, out of place and in
-//! place, and whether its result is right.
+//! The call that is timed: which part of which buffer it reads and writes, out of place and in place, and
+//! whether its result is right.
 //!
 //! A rank has two buffers, `a` and `b`, each as long as the whole message. Out of place, an operation
-//! reads `a` and writes `b`; in place it works within `b`, where a rank's share lies in rank order.
+//! reads `a` and writes `b`. In place, it reads and writes `b`, in which the ranks' shares lie in rank
+//! order.
 
 use std::ops::Range;
 
 use paceline_collectives::{CollectiveError, Group, OpKind, ReduceOp};
-use paceline_memory::{DType, MemoryError, Tensor};
+use paceline_memory::{Allocator, Category, MemoryError, Tensor};
 
+use super::operation::Operation;
 use super::pattern::Pattern;
 use crate::Result;
 
-/// What to call, and with what.
-#[derive(Clone, Copy, Debug)]
-pub struct Operation {
-    /// The operation.
-    pub kind: OpKind,
-    /// How it combines elements, if it does.
-    pub redop: ReduceOp,
-    /// Its root, if it has one.
-    pub root: usize,
-    /// Type of the elements.
-    pub dtype: DType,
+/// Two buffers for messages of up to `elements` elements: memory that the other ranks can reach, or
+/// `private` memory.
+pub fn buffers(
+    operation: Operation,
+    group: &Group,
+    elements: usize,
+    private: bool,
+) -> Result<(Tensor, Tensor)> {
+    let allocator = Allocator::new();
+    let len = elements * operation.dtype.size_bytes();
+    let buffer = || -> Result<Tensor> {
+        let buffer = match private {
+            true => allocator.host(len, Category::Communication)?,
+            false => group.allocate(&allocator, len, Category::Communication)?,
+        };
+        Ok(Tensor::new(buffer, 0, operation.dtype, [elements])?)
+    };
+    Ok((buffer()?, buffer()?))
 }
 
-impl Operation {
-    /// Whether it combines elements.
-    pub fn is_reduction(&self) -> bool {
-        matches!(self.kind, OpKind::AllReduce | OpKind::ReduceScatter | OpKind::Reduce)
-    }
-
-    /// Whether it has a root.
-    pub fn has_root(&self) -> bool {
-        use OpKind::{Broadcast, Gather, Reduce, Scatter};
-        matches!(self.kind, Broadcast | Reduce | Gather | Scatter)
-    }
-
-    /// Whether its message is cut into a share per rank.
-    pub fn has_shares(&self) -> bool {
-        use OpKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
-        matches!(self.kind, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
-    }
-
-    /// Whether it can write its result over its input.
-    pub fn has_in_place(&self) -> bool {
-        !matches!(self.kind, OpKind::AllToAll | OpKind::SendRecv | OpKind::Barrier)
-    }
-
-    /// Elements of the whole message, for a size that was asked for: shares are even, and none is
-    /// empty.
-    pub fn elements(&self, bytes: u64, world: usize) -> usize {
-        let elements = bytes as usize / self.dtype.size_bytes();
-        if self.has_shares() { (elements / world).max(1) * world } else { elements }
-    }
-
-    fn input(&self, rank: usize) -> Pattern {
-        Pattern::input(self.dtype, self.is_reduction().then_some(self.redop), rank)
-    }
-}
-
-/// A call that can be made again and again.
+/// A call that can be repeated.
 #[derive(Debug)]
 pub struct Exchange<'a> {
     operation: Operation,
@@ -80,7 +54,7 @@ impl<'a> Exchange<'a> {
     pub fn new(
         operation: Operation,
         group: &'a Group,
-        (a, b): (&Tensor, &Tensor),
+        (a, b): &(Tensor, Tensor),
         elements: usize,
         in_place: bool,
     ) -> std::result::Result<Self, MemoryError> {
@@ -124,16 +98,32 @@ impl<'a> Exchange<'a> {
         times.map(drop)
     }
 
-    /// Writes the input, and something else wherever the result will be.
+    /// Writes the input, and something different wherever the result will be.
     pub fn fill(&self) -> Result<()> {
         const POISON: u8 = 0xA5;
         self.b.as_bytes().write::<u8>()?.fill(POISON);
-        let input = self.operation.input(self.group.rank());
-        input.fill(&mut self.send.as_bytes().write::<u8>()?, 0);
+        self.input(self.group.rank()).fill(&mut self.send.as_bytes().write::<u8>()?, 0);
         Ok(())
     }
 
-    /// Elements of this rank's result that are wrong, after one call on what [`Exchange::fill`] wrote.
+    /// The input of `rank`.
+    fn input(&self, rank: usize) -> Pattern {
+        let Operation { kind, redop, dtype, .. } = self.operation;
+        Pattern::input(dtype, kind.reduces().then_some(redop), rank)
+    }
+
+    /// Makes one more call, and counts the wrong elements on all ranks together. A collective call.
+    pub fn check(&self) -> Result<u64> {
+        self.fill()?;
+        // No rank may write into another rank's memory while that rank still fills it.
+        self.group.barrier()?;
+        self.call()?;
+        let mut wrong = [self.count_wrong()? as i64];
+        self.group.all_reduce_slice(&mut wrong, ReduceOp::Sum)?;
+        Ok(wrong[0] as u64)
+    }
+
+    /// Number of wrong elements in this rank's result, after [`Exchange::fill`] and one call.
     pub fn count_wrong(&self) -> Result<u64> {
         let elem_bytes = self.operation.dtype.size_bytes();
         let result = self.recv.as_bytes();
@@ -145,7 +135,7 @@ impl<'a> Exchange<'a> {
         Ok(self.expected().into_iter().map(wrong).sum())
     }
 
-    /// Ranges of the result, and from where on they repeat which pattern.
+    /// Ranges of the result, with the pattern that each repeats and the element with which it begins.
     fn expected(&self) -> Vec<(Range<usize>, Pattern, usize)> {
         let (operation, share) = (&self.operation, self.share);
         let (rank, world) = (self.group.rank(), self.group.world_size());
@@ -153,19 +143,19 @@ impl<'a> Exchange<'a> {
         let reduced = || Pattern::reduced(operation.dtype, operation.redop, world);
         let one_of_each = |start: usize| {
             (0..world)
-                .map(|from| (from * share..(from + 1) * share, operation.input(from), start))
+                .map(|from| (from * share..(from + 1) * share, self.input(from), start))
                 .collect()
         };
         match operation.kind {
             OpKind::Reduce | OpKind::Gather if rank != operation.root => Vec::new(),
             OpKind::AllReduce | OpKind::Reduce => vec![(whole, reduced(), 0)],
             OpKind::ReduceScatter => vec![(whole, reduced(), rank * share)],
-            OpKind::Broadcast => vec![(whole, operation.input(operation.root), 0)],
-            OpKind::Scatter => vec![(whole, operation.input(operation.root), rank * share)],
+            OpKind::Broadcast => vec![(whole, self.input(operation.root), 0)],
+            OpKind::Scatter => vec![(whole, self.input(operation.root), rank * share)],
             OpKind::AllGather | OpKind::Gather => one_of_each(0),
             OpKind::AllToAll => one_of_each(rank * share),
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => {
-                vec![(whole, operation.input((rank + world - 1) % world), 0)]
+                vec![(whole, self.input((rank + world - 1) % world), 0)]
             }
             OpKind::Barrier => Vec::new(),
         }
@@ -176,15 +166,15 @@ impl<'a> Exchange<'a> {
 mod tests {
     use super::*;
     use paceline_collectives::GroupOptions;
-    use paceline_memory::{Allocator, Category};
+    use paceline_memory::DType;
 
-    /// Wrong elements of all ranks after one call, and after none.
+    /// Number of wrong elements on all ranks after one call, and before it.
     fn wrong(operation: Operation, world: usize, elements: usize, in_place: bool) -> [u64; 2] {
         crate::threads::run(world, GroupOptions::for_local_ranks(world), |group| {
             let allocator = Allocator::new();
             let buffer = || allocator.tensor(operation.dtype, [elements], Category::Data);
-            let (a, b) = (buffer()?, buffer()?);
-            let exchange = Exchange::new(operation, &group, (&a, &b), elements, in_place)?;
+            let buffers = (buffer()?, buffer()?);
+            let exchange = Exchange::new(operation, &group, &buffers, elements, in_place)?;
             exchange.fill()?;
             group.barrier()?;
             let before = exchange.count_wrong()?;

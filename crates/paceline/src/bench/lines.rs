@@ -1,10 +1,10 @@
 //! `--style lines`: two lines per configuration while it is measured, and a closing table.
 //!
-//! The form and its formula are those of a published write-up of all-reduce over PyTorch. It divides
-//! twice the size by the time and by 2^30 and calls the result GB/s, whatever the number of ranks; so
-//! do these lines, to be laid beside it. The other styles say GiB/s for that.
+//! The form and the formula are those of a published write-up of all-reduce over PyTorch. It divides
+//! twice the size by the time and by 2^30 and calls the result GB/s, whatever the number of ranks. These
+//! lines do the same, so that the two can be compared. The table says GiB/s for this figure.
 
-use super::result::{Row, Skipped, effective_bandwidth_gib_s, place};
+use super::result::{Row, Skipped, place};
 use crate::text::plain_table;
 
 /// The line before a configuration is measured.
@@ -12,8 +12,8 @@ pub fn config_line(transport: &str, nproc: usize, bytes: u64) -> String {
     format!("Config: Backend={transport}, Processes={nproc}, Size={}MB", megabytes(bytes))
 }
 
-/// The line after it: the time, which is our median, and the effective bandwidth (in GiB/s, see the
-/// head of this file). A row without any timing says so.
+/// The line after a configuration is measured: the median time and the effective bandwidth (in GiB/s,
+/// see the head of this file). A row without any timing says so.
 pub fn result_line(row: &Row) -> String {
     match numbers(row) {
         Some((ms, bandwidth)) => {
@@ -23,12 +23,7 @@ pub fn result_line(row: &Row) -> String {
     }
 }
 
-/// The line in place of it for a configuration that was not measured.
-pub fn skipped_line(skipped: &Skipped) -> String {
-    format!("-> Skipped: {}", skipped.reason)
-}
-
-/// The closing table, with where results lay and what was skipped below it.
+/// The closing table. Below it, a line says where the results lie, and others what was skipped.
 pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
     let line = |row: &Row| {
         let (ms, bandwidth) = numbers(row)?;
@@ -51,11 +46,11 @@ pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
 
 /// Milliseconds and effective bandwidth.
 fn numbers(row: &Row) -> Option<(f64, f64)> {
-    let us = row.timing()?.median_us;
-    Some((us / 1e3, effective_bandwidth_gib_s(row.bytes, us)))
+    let timing = row.timing()?;
+    Some((timing.median_us / 1e3, timing.effective_bw_gib_s))
 }
 
-/// The size in MB of 1e6 bytes, without needless zeros.
+/// The size in MB of 1e6 bytes, without trailing zeros.
 fn megabytes(bytes: u64) -> String {
     (bytes as f64 / 1e6).to_string()
 }

@@ -1,89 +1,96 @@
-//! Reads measurements for `--compare`: our reports in each of their forms, the `-J` files of
+//! Reads measurements for `--compare`: the files that `-J` and `--csv` write, the `-J` files of
 //! nccl-tests, and the lines of JSON that other programs print.
 //!
-//! In goes a file, out come series of (size, time). A file that cannot serve is answered with one
+//! In goes a file, out come series of (size, time). A file that cannot be used is answered with one
 //! message: the file, the line, and what was expected there.
 
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::csv;
-use super::result::{BenchReport, Row};
+use super::files;
 use super::series::{Measured, Series, named, series};
 use crate::{Failure, Result};
 
 const EXPECTED: &str = "a report of paceline bench, a JSON file of nccl-tests, or lines such as \
      {\"side\": \"name\", \"ranks\": 2, \"bytes\": 1000000, \"ms\": 3.6}";
 
+/// What is wrong with a text, and in which line.
+type Problem = (usize, String);
+
 /// The series of a file.
 pub fn load(path: &Path) -> Result<Vec<Series>> {
     let file = path.display();
     let refuse = |place: String, problem: String| {
-        Err(Failure::Usage(format!("--compare {place}: {problem}; expected {EXPECTED}")))
+        Failure::Usage(format!("--compare {place}: {problem}; expected {EXPECTED}"))
     };
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) => return refuse(file.to_string(), error.to_string()),
+    let text =
+        std::fs::read_to_string(path).map_err(|e| refuse(file.to_string(), e.to_string()))?;
+    let measured = match text.starts_with(&files::names().join(",")) {
+        true => from_csv(&text),
+        false => from_json(&text),
     };
-    let measured = if text.starts_with(csv::START) {
-        csv::rows(&text).map(|rows| ours(&rows)).map_err(|error| {
+    let measured = measured.map_err(|(line, problem)| refuse(format!("{file}:{line}"), problem))?;
+    if measured.is_empty() {
+        return Err(refuse(file.to_string(), "no row with a time".to_owned()));
+    }
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    Ok(series(named(measured, &stem)))
+}
+
+/// The columns of our CSV that are compared.
+#[derive(Deserialize)]
+struct Line {
+    transport: String,
+    algorithm: String,
+    nproc: usize,
+    op: String,
+    size: u64,
+    out_of_place_time_us: Option<f64>,
+    in_place_time_us: Option<f64>,
+}
+
+fn from_csv(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
+    let mut all = Vec::new();
+    for line in csv::Reader::from_reader(text.as_bytes()).deserialize() {
+        let line: Line = line.map_err(|error| {
             let line = error.position().map_or(1, |position| position.line());
             (line as usize, error.to_string())
-        })
-    } else {
-        match serde_json::from_str(&text) {
-            Ok(document) => from_document(&document).map_err(|problem| (1, problem)),
-            // More than one document: each line is one.
-            Err(error) => from_lines(&text).unwrap_or(Err((error.line(), error.to_string()))),
-        }
-    };
-    match measured {
-        Ok(measured) if measured.is_empty() => {
-            refuse(file.to_string(), "no row with a time".to_owned())
-        }
-        Ok(measured) => {
-            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            Ok(series(named(measured, &stem)))
-        }
-        Err((line, problem)) => refuse(format!("{file}:{line}"), problem),
+        })?;
+        let time_us = line.in_place_time_us.or(line.out_of_place_time_us);
+        all.extend(time_us.map(|time_us| Measured {
+            name: line.transport,
+            algorithm: Some(line.algorithm),
+            nproc: line.nproc,
+            op: Some(line.op),
+            bytes: line.size,
+            time_us,
+        }));
     }
+    Ok(all)
 }
 
-fn from_document(document: &Value) -> std::result::Result<Vec<Measured>, String> {
-    if document.get("rows").is_some() {
-        let report: BenchReport =
-            serde_json::from_value(document.clone()).map_err(|error| error.to_string())?;
-        return Ok(ours(&report.rows));
-    }
-    match document.get("results").and_then(Value::as_array) {
-        Some(results) => Ok(results.iter().filter_map(|row| from_result(document, row)).collect()),
-        None => from_line(document).map(|measured| vec![measured]),
-    }
-}
-
-/// Each line as a document of its own, or `None` if not even the first one is. Lines without a time,
-/// such as one about the machine, are left out unless all are such. The error comes with its line.
-#[allow(clippy::type_complexity)]
-fn from_lines(text: &str) -> Option<std::result::Result<Vec<Measured>, (usize, String)>> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let mut all = Vec::new();
-    let mut first_problem = None;
-    for (read, (at, line)) in lines.enumerate() {
-        let document: Value = match serde_json::from_str(line) {
-            Ok(document) => document,
-            Err(_) if read == 0 => return None,
-            Err(error) => return Some(Err((at + 1, error.to_string()))),
-        };
+/// One document or several. Documents without a time, such as one about the machine, are left out
+/// unless all are such.
+fn from_json(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
+    let (mut all, mut first_problem) = (Vec::new(), None);
+    let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    while let Some(document) = documents.next() {
+        let document = document.map_err(|error| (error.line(), error.to_string()))?;
+        if let Some(results) = document.get("results").and_then(Value::as_array) {
+            all.extend(results.iter().filter_map(|row| from_result(&document, row)));
+            continue;
+        }
         match from_line(&document) {
             Ok(measured) => all.push(measured),
-            Err(problem) => drop(first_problem.get_or_insert((at + 1, problem))),
+            Err(problem) => {
+                let line = 1 + text[..documents.byte_offset()].matches('\n').count();
+                first_problem.get_or_insert((line, problem));
+            }
         }
     }
-    match first_problem {
-        Some(problem) if all.is_empty() => Some(Err(problem)),
-        _ => Some(Ok(all)),
-    }
+    first_problem.filter(|_| all.is_empty()).map_or(Ok(all), Err)
 }
 
 /// A line of another program.
@@ -93,10 +100,10 @@ fn from_line(line: &Value) -> std::result::Result<Measured, String> {
     let nproc = line.get("ranks").and_then(Value::as_u64).filter(|&n| n > 0);
     let bytes = line.get("bytes").and_then(Value::as_u64).filter(|&n| n > 0);
     let ms = line.get("ms").and_then(Value::as_f64).filter(|&ms| ms > 0.0);
-    // A time is laid beside ours in place unless the line says that it is no such.
+    // The time of an operation in place, unless the line says something else.
     let is_in_place = line.get("in_place").and_then(Value::as_bool).unwrap_or(true);
     let name = if is_in_place { name.to_owned() } else { format!("{name}, out of place") };
-    // These programs began with all-reduces, and did not name them.
+    // Lines that name no operation are about all-reduces.
     let op = line.get("op").and_then(Value::as_str).unwrap_or("all_reduce");
     Ok(Measured {
         name,
@@ -124,25 +131,10 @@ fn from_result(document: &Value, row: &Value) -> Option<Measured> {
     })
 }
 
-fn ours(rows: &[Row]) -> Vec<Measured> {
-    let measured = |row: &Row| {
-        let time_us = row.timing()?.median_us;
-        Some(Measured {
-            name: row.transport.clone(),
-            algorithm: Some(row.algorithm.clone()),
-            nproc: row.nproc,
-            op: Some(row.op.clone()),
-            bytes: row.bytes,
-            time_us,
-        })
-    };
-    rows.iter().filter_map(measured).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{json, samples};
+    use crate::bench::samples;
 
     fn loaded(text: &str) -> Result<Vec<Series>> {
         let folder = tempfile::tempdir().unwrap();
@@ -176,9 +168,8 @@ mod tests {
             points: points.to_vec(),
         };
         let expected = [series(2, &[(8, 5.0), (1000, 20.0)]), series(4, &[(8, 7.0)])];
-        assert_eq!(loaded(&json::text(&report)).unwrap(), expected);
-        assert_eq!(loaded(&serde_json::to_string(&report).unwrap()).unwrap(), expected);
-        assert_eq!(loaded(&csv::text(&report.rows).unwrap()).unwrap(), expected);
+        assert_eq!(loaded(&files::json(&report)).unwrap(), expected);
+        assert_eq!(loaded(&files::csv(&report.rows).unwrap()).unwrap(), expected);
     }
 
     #[test]
@@ -186,7 +177,7 @@ mod tests {
         let mut ring = samples::row(2, 1000, 90.0);
         ring.algorithm = "ring".to_owned();
         let report = samples::report(vec![samples::row(2, 1000, 20.0), ring]);
-        let names: Vec<(String, Vec<(u64, f64)>)> = loaded(&json::text(&report))
+        let names: Vec<(String, Vec<(u64, f64)>)> = loaded(&files::json(&report))
             .unwrap()
             .into_iter()
             .map(|series| (series.name, series.points))
@@ -210,7 +201,7 @@ mod tests {
         );
         assert_eq!(points(line(1000, 3.6)), [(1000, 3600.0)], "a single line");
         let series = loaded(&line(1000, 3.6)).unwrap();
-        assert_eq!(series[0].op.as_deref(), Some("all_reduce"), "what such lines began with");
+        assert_eq!(series[0].op.as_deref(), Some("all_reduce"), "the operation is not named");
         let other = line(1000, 3.6).replace("}", ", \"op\": \"gather\", \"in_place\": false}");
         let series = loaded(&other).unwrap();
         assert_eq!(series[0].op.as_deref(), Some("gather"));
@@ -242,7 +233,7 @@ mod tests {
         assert!(refused("{\"rows\": 3}").starts_with(":1: "));
         let cut = "{\n\"results\": [\n";
         assert!(refused(cut).starts_with(":3: EOF"), "{}", refused(cut));
-        let bad_csv = format!("{}\nshm,units,two", csv::text(&[samples::row(2, 8, 1.0)]).unwrap());
+        let bad_csv = format!("{}\nshm,units,two", files::csv(&[samples::row(2, 8, 1.0)]).unwrap());
         assert!(
             refused(&bad_csv).starts_with(":4: CSV") || refused(&bad_csv).starts_with(":3: CSV")
         );

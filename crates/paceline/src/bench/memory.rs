@@ -1,5 +1,5 @@
-//! What the machine's memory delivers when all ranks use it at once, and how much an operation has to
-//! read and write there at least.
+//! The bandwidth of the machine's memory when all ranks use it at once, and how much an operation has to
+//! read and write at least.
 
 use std::time::Instant;
 
@@ -7,17 +7,17 @@ use paceline_collectives::{Group, OpKind, ReduceOp};
 
 use crate::{Result, resources};
 
-/// Copies of which the best counts.
+/// Number of copies, of which the fastest counts.
 const ROUNDS: usize = 4;
 
-/// A rank's buffer where the size of the cache is not known, and at most.
+/// The size of a rank's buffer if the size of the cache is not known, and the largest size.
 const BUFFER_BYTES: (usize, usize) = (32 << 20, 256 << 20);
 
-/// GB/s that all ranks together read and write while each copies one large array of its own to
-/// another; `None` where the memory has no room for that. A collective call.
+/// GB/s that all ranks together read and write while each of them copies a large array of its own to
+/// another; `None` if the memory has no room for these arrays. A collective call.
 ///
-/// Each array is as large as the last-level cache, so that all of them together are far larger. What
-/// a processor reads only because it is about to overwrite it is not counted.
+/// Each array is as large as the last-level cache, so that all of them together are far larger. Data
+/// that a processor reads only because it is about to overwrite them are not counted.
 pub fn bandwidth_gb_s(group: &Group) -> Result<Option<f64>> {
     let cache = resources::last_level_cache_bytes().unwrap_or(BUFFER_BYTES.0);
     let len = cache.clamp(BUFFER_BYTES.0, BUFFER_BYTES.1);
@@ -41,8 +41,8 @@ pub fn bandwidth_gb_s(group: &Group) -> Result<Option<f64>> {
     Ok(Some(needed as f64 / best / 1e9))
 }
 
-/// Bytes that `world` ranks which share memory read and write together, out of place, for a message
-/// of `bytes` bytes: see the files of the transport for each operation.
+/// Bytes that `world` ranks with shared memory read and write together, out of place, for a message of
+/// `bytes` bytes. The files of the transport explain the number for each operation.
 pub fn bytes_touched(kind: OpKind, world: usize, bytes: u64) -> u64 {
     let world = world as u64;
     match kind {

@@ -1,6 +1,6 @@
-//! Numbers in the widths of the table of nccl-tests, and as C's `printf` writes them.
+//! Numbers that fit the columns of nccl-tests' table, and numbers as C's `printf` writes them.
 
-/// The number with two decimals, or as many as fit the width, or as a power of ten.
+/// The number with two decimals, or with fewer if the width is too small, or with a power of ten.
 pub fn fitted(value: f64, width: usize) -> String {
     let plain = (0..=2).rev().map(|decimals| format!("{value:.decimals$}"));
     plain.into_iter().find(|text| text.len() <= width).unwrap_or_else(|| {
@@ -9,8 +9,8 @@ pub fn fitted(value: f64, width: usize) -> String {
     })
 }
 
-/// The number as C's `%g` writes it: six significant digits, no zeros at the end of a fraction, and a
-/// power of ten if it is below 1e-4 or has more digits than six.
+/// The number as C's `%g` writes it: with six significant digits, without trailing zeros of a fraction,
+/// and with a power of ten if the number is below 1e-4 or has more than six digits.
 pub fn general(value: f64) -> String {
     let scientific = format!("{value:.5e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
@@ -59,7 +59,7 @@ mod tests {
         );
         let speeds = [999.99, 1234.56, 123_456.0, 12_345_678.0].map(|speed| fitted(speed, 6));
         assert_eq!(speeds, ["999.99", "1234.6", "123456", "1e+07"]);
-        // What rounding makes longer loses a decimal and keeps its column.
+        // A number that rounding makes longer loses a decimal and keeps its column.
         assert_eq!(fitted(9999.999, 7), "10000.0");
     }
 }

@@ -1,8 +1,8 @@
 //! Inputs whose results are exact in every element type, and what the results must be.
 //!
-//! Each rank's input repeats after a prime number of elements, so that whatever is shifted by a
-//! share, a page or a unit is noticed. Values are small enough for sums over all ranks to be exact
-//! even in bf16; integers that cannot hold a result wrap, as the operations do.
+//! Each rank's input repeats after a prime number of elements, so data that are shifted by a share, a
+//! page or a unit are noticed. Values are so small that sums over all ranks are exact even in bf16.
+//! Integers that cannot hold a result wrap, as they do in the operations.
 
 use half::{bf16, f16};
 use paceline_collectives::ReduceOp;
@@ -24,7 +24,7 @@ impl Pattern {
         Self::of(dtype, |at, out| encode(dtype, value(redop, rank, at) as f64, out))
     }
 
-    /// What the inputs of `world` ranks are reduced to.
+    /// The reduction of the inputs of `world` ranks.
     pub fn reduced(dtype: DType, redop: ReduceOp, world: usize) -> Self {
         Self::of(dtype, |at, out| {
             let values = (0..world).map(|rank| value(Some(redop), rank, at));
@@ -48,7 +48,8 @@ impl Pattern {
         Self { bytes, elem_bytes }
     }
 
-    /// The pieces of `bytes` and of the sequence from element `start` on that belong together.
+    /// Cuts `len` bytes, which begin with element `start` of the sequence, where the sequence repeats: the
+    /// offset and the expected bytes of each piece.
     fn pieces(&self, len: usize, start: usize) -> impl Iterator<Item = (usize, &[u8])> {
         let mut done = 0;
         let mut at = start % PERIOD * self.elem_bytes;
@@ -60,14 +61,14 @@ impl Pattern {
         })
     }
 
-    /// Writes the sequence from element `start` on.
+    /// Writes the sequence, beginning with element `start`.
     pub fn fill(&self, bytes: &mut [u8], start: usize) {
         for (at, piece) in self.pieces(bytes.len(), start) {
             bytes[at..at + piece.len()].copy_from_slice(piece);
         }
     }
 
-    /// How many elements of `bytes` differ from the sequence from element `start` on.
+    /// How many elements of `bytes` differ from the sequence that begins with element `start`.
     pub fn count_wrong(&self, bytes: &[u8], start: usize) -> u64 {
         let mut wrong = 0;
         for (at, piece) in self.pieces(bytes.len(), start) {
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn results_are_exact_in_every_type() {
-        // What f64 holds, every type must hold.
+        // Every type must hold the same value as f64.
         let decoded = |pattern: &Pattern, at: usize| {
             let bytes = &pattern.bytes[2 * at..2 * at + 2];
             f64::from(bf16::from_ne_bytes(bytes.try_into().unwrap()))

@@ -1,11 +1,11 @@
-//! What a benchmark found, and the formulas by which times become bandwidths. It knows neither how
-//! times are taken nor how they are shown.
+//! What a benchmark has found, and the formulas that turn times into bandwidths. This file knows neither
+//! how times are taken nor how they are shown.
 //!
 //! GB/s are 1e9 bytes per second, GiB/s are 2^30.
 
 use serde::{Deserialize, Serialize};
 
-/// The times of one operation on one size. Each is the slowest rank's.
+/// The times of one operation with one size. Each is the time of the slowest rank.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Timing {
     /// Median in microseconds; all bandwidths are computed from it.
@@ -16,10 +16,13 @@ pub struct Timing {
     pub max_us: f64,
     /// Size over time, in GB/s.
     pub alg_bw: f64,
-    /// `alg_bw` times [`bus_factor`], in GB/s: what each link carries, whatever the operation.
+    /// `alg_bw` times [`bus_factor`], in GB/s: what each link carries, for every operation.
     pub bus_bw: f64,
-    /// Elements with a wrong result; `None` where nobody looked.
+    /// Elements with a wrong result; `None` if the result was not checked.
     pub wrong: Option<u64>,
+    /// The published "effective bandwidth" in GiB/s: `2 S / t`, whatever the number of ranks. It equals
+    /// the bus bandwidth of an all-reduce, up to the unit, only in the limit of many ranks.
+    pub effective_bw_gib_s: f64,
 }
 
 impl Timing {
@@ -30,8 +33,11 @@ impl Timing {
         (median_us, p99_us, max_us): (f64, f64, f64),
         wrong: Option<u64>,
     ) -> Self {
+        const GIB: f64 = (1_u64 << 30) as f64;
         let alg_bw = alg_bandwidth_gb_s(bytes, median_us);
-        Self { median_us, p99_us, max_us, alg_bw, bus_bw: alg_bw * factor, wrong }
+        let effective_bw_gib_s = 2.0 * bytes as f64 / (median_us * 1e-6) / GIB;
+        let bus_bw = alg_bw * factor;
+        Self { median_us, p99_us, max_us, alg_bw, bus_bw, wrong, effective_bw_gib_s }
     }
 }
 
@@ -40,15 +46,15 @@ impl Timing {
 pub struct Row {
     /// How the ranks reached each other.
     pub transport: String,
-    /// How the operation was done.
+    /// How the transport carried the operation out.
     pub algorithm: String,
     /// Number of ranks.
     pub nproc: usize,
     /// The operation, such as `all_reduce`.
     pub op: String,
-    /// The size S of the formulas. For operations that gather or scatter, of the whole array.
+    /// The size S in the formulas. For operations that gather or scatter, the size of the whole array.
     pub bytes: u64,
-    /// Elements as nccl-tests counts them: of a share, where ranks have shares, else of the whole.
+    /// Number of elements as nccl-tests counts them: of a share if ranks have shares, else of the whole.
     pub count: u64,
     /// Our name of the element type, such as `f32`.
     pub dtype: String,
@@ -58,23 +64,23 @@ pub struct Row {
     pub root: Option<usize>,
     /// With separate input and output.
     pub out_of_place: Option<Timing>,
-    /// With the output in the place of the input.
+    /// With the output in the same buffer as the input.
     pub in_place: Option<Timing>,
-    /// What a model of the link says the time should be, in microseconds.
+    /// The time on the emulated link by the cost model, in microseconds.
     pub predicted_us: Option<f64>,
-    /// Bytes read and written by all ranks, over time, as a part of the machine's memory bandwidth.
-    /// Above 1 where the data stay in the caches.
+    /// Bytes read and written by all ranks, over time, as a part of the machine's memory bandwidth. It
+    /// is above 1 if the data stay in the caches.
     pub memory_fraction: Option<f64>,
 }
 
 impl Row {
-    /// The timing that stands for the row where there is room for one: in place if that was measured,
-    /// as training reduces its gradients and other programs are timed, otherwise out of place.
+    /// The timing that represents the row where only one is shown: in place if that was measured, as in
+    /// training and in the timings of other programs, otherwise out of place.
     pub fn timing(&self) -> Option<&Timing> {
         self.in_place.as_ref().or(self.out_of_place.as_ref())
     }
 
-    /// Both timings, as far as they were taken.
+    /// The timings that were taken.
     pub fn timings(&self) -> impl Iterator<Item = &Timing> {
         self.out_of_place.iter().chain(&self.in_place)
     }
@@ -93,7 +99,7 @@ pub struct Skipped {
     pub reason: String,
 }
 
-/// All that a benchmark found, and where.
+/// Everything that a benchmark has found, and on which machine.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct BenchReport {
     /// The machine, in words.
@@ -104,7 +110,7 @@ pub struct BenchReport {
     pub command: String,
     /// The link that predictions are for.
     pub link: Option<String>,
-    /// What this machine's memory delivers, in GB/s: the most that any configuration measured.
+    /// The bandwidth of this machine's memory in GB/s: the most that any configuration measured.
     pub memory_bandwidth_gb_s: Option<f64>,
     /// What was measured.
     pub rows: Vec<Row>,
@@ -112,7 +118,7 @@ pub struct BenchReport {
     pub skipped: Vec<Skipped>,
 }
 
-/// Where the results of [`Row::timing`] lie, for the heads of tables and charts.
+/// Whether [`Row::timing`] is in place, for the headings of tables and charts.
 pub fn place(rows: &[Row]) -> &'static str {
     let num_in_place = rows.iter().filter(|row| row.in_place.is_some()).count();
     match num_in_place {
@@ -122,8 +128,8 @@ pub fn place(rows: &[Row]) -> &'static str {
     }
 }
 
-/// What stands for the row's program in tables and charts: the transport, and the algorithm too where
-/// `rows` have several with that transport.
+/// The name of the row's program in tables and charts: the transport, and also the algorithm if `rows`
+/// have several algorithms with that transport.
 pub fn program_name(row: &Row, rows: &[Row]) -> String {
     let same = rows.iter().filter(|other| other.transport == row.transport);
     match same.into_iter().any(|other| other.algorithm != row.algorithm) {
@@ -137,7 +143,7 @@ pub fn alg_bandwidth_gb_s(bytes: u64, time_us: f64) -> f64 {
     bytes as f64 / time_us / 1e3
 }
 
-/// By what the algorithm's bandwidth is multiplied to give the bus bandwidth, for `n` ranks:
+/// The factor that turns the algorithm's bandwidth into the bus bandwidth, for `n` ranks:
 /// `2(n-1)/n` for an all-reduce; `(n-1)/n` for a reduce-scatter, all-gather, all-to-all, gather and
 /// scatter; 1 for a broadcast, a reduce and a send with its receive. `None` for other names.
 pub fn bus_factor(op: &str, n: usize) -> Option<f64> {
@@ -148,18 +154,6 @@ pub fn bus_factor(op: &str, n: usize) -> Option<f64> {
         "broadcast" | "reduce" | "send_recv" => Some(1.0),
         _ => None,
     }
-}
-
-/// The published "effective bandwidth" in GiB/s: `2 S / t`, whatever the number of ranks. It equals
-/// the bus bandwidth of an all-reduce, up to its unit, only in the limit of many ranks.
-pub fn effective_bandwidth_gib_s(bytes: u64, time_us: f64) -> f64 {
-    const GIB: f64 = (1_u64 << 30) as f64;
-    2.0 * bytes as f64 / (time_us * 1e-6) / GIB
-}
-
-/// The time that a link of this bandwidth needs, in microseconds: `S x bus factor / bandwidth`.
-pub fn predicted_us(bytes: u64, factor: f64, link_gb_s: f64) -> f64 {
-    bytes as f64 * factor / link_gb_s / 1e3
 }
 
 /// The mean bus bandwidth over the out-of-place and in-place timings of all rows, each with the same
@@ -184,9 +178,8 @@ mod tests {
     fn bandwidths_follow_their_formulas() {
         // 1 GB in 0.1 s.
         assert_eq!(alg_bandwidth_gb_s(1_000_000_000, 1e5), 10.0);
-        assert!((effective_bandwidth_gib_s(1 << 30, 1e6) - 2.0).abs() < 1e-12);
-        // 100 MB at 1.25 GB/s between 4 ranks.
-        assert!((predicted_us(100_000_000, 1.5, 1.25) - 120_000.0).abs() < 1e-6);
+        let second = Timing::new(1 << 30, 1.0, (1e6, 1e6, 1e6), None);
+        assert!((second.effective_bw_gib_s - 2.0).abs() < 1e-12);
         let timing = Timing::new(1_000_000_000, 1.5, (1e5, 2e5, 3e5), None);
         assert_eq!((timing.alg_bw, timing.bus_bw), (10.0, 15.0));
     }

@@ -1,11 +1,14 @@
-//! Measurements of anybody, sorted into series of one program, operation and number of ranks.
+//! Measurements of any program, sorted into series: one for each program, operation and number of
+//! ranks.
 
 use std::collections::BTreeMap;
+
+use paceline_analysis::stats::median;
 
 /// Times of one program with one number of ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// The program; for a report of ours its transport, with the file's name after it.
+    /// The program. For one of our reports, it is the transport and the name of the file.
     pub name: String,
     /// Number of ranks.
     pub nproc: usize,
@@ -15,11 +18,11 @@ pub struct Series {
     pub points: Vec<(u64, f64)>,
 }
 
-/// One time that somebody measured.
+/// One measured time.
 pub struct Measured {
     /// As in [`Series`].
     pub name: String,
-    /// Only reports of ours name one.
+    /// How the operation was carried out. Only our reports say it.
     pub algorithm: Option<String>,
     /// Number of ranks.
     pub nproc: usize,
@@ -31,8 +34,8 @@ pub struct Measured {
     pub time_us: f64,
 }
 
-/// Tells times of ours apart: several algorithms of a file from each other, and all from those of the
-/// report that they are compared with.
+/// Gives our measurements names that tell them apart: several algorithms of one file from each other,
+/// and all of them from the report that they are compared with.
 pub fn named(mut measured: Vec<Measured>, stem: &str) -> Vec<Measured> {
     let several = |one: &Measured| {
         measured.iter().any(|other| other.name == one.name && other.algorithm != one.algorithm)
@@ -48,8 +51,8 @@ pub fn named(mut measured: Vec<Measured>, stem: &str) -> Vec<Measured> {
     measured
 }
 
-/// Sorts the times into series. Where a program gives several for one size, as after several rounds,
-/// their median counts: the lower one of the middle two.
+/// Sorts the times into series. If a program gives several times for one size, for example one per
+/// round, their median counts.
 pub fn series(measured: Vec<Measured>) -> Vec<Series> {
     type Times = BTreeMap<u64, Vec<f64>>;
     let mut all: Vec<(Series, Times)> = Vec::new();
@@ -61,13 +64,10 @@ pub fn series(measured: Vec<Measured>) -> Vec<Series> {
         }
         all[at].1.entry(bytes).or_default().push(time_us);
     }
-    let median = |mut times: Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        times[(times.len() - 1) / 2]
-    };
     all.into_iter()
         .map(|(series, times)| {
-            let points = times.into_iter().map(|(bytes, times)| (bytes, median(times))).collect();
+            let points =
+                times.into_iter().filter_map(|(bytes, all)| Some((bytes, median(all)?))).collect();
             Series { points, ..series }
         })
         .collect()

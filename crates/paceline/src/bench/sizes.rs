@@ -1,25 +1,25 @@
 //! From the flags of a sweep to the list of message sizes.
 //!
-//! In go the texts of flags; out come sizes in bytes, each a whole number of elements, or one message
-//! that names the flag and the fix. Sizes are read as nccl-tests reads them, where `1K` is 1024 bytes;
-//! those in MB are decimal, where 1 MB is 1e6 bytes.
+//! In go the texts of flags. Out come sizes in bytes, each a whole number of elements, or one message with
+//! the flag and the fix. Sizes are read as nccl-tests reads them: `1K` is 1024 bytes. Sizes in MB are
+//! decimal: 1 MB is 1e6 bytes.
 
 use crate::{Failure, Result};
 
-/// More sizes than this in one sweep are a mistake: each of them is measured.
+/// The largest number of sizes in one sweep. More are taken for a mistake, because each is measured.
 const MOST_SIZES: usize = 10_000;
 
-/// How a sweep goes from one size to the next.
+/// How a sweep gets from one size to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// So many bytes more.
+    /// By adding this number of bytes.
     Increment(u64),
-    /// So many times larger.
+    /// By multiplying by this factor.
     Factor(u64),
 }
 
-/// Reads a size such as `8`, `1K`, `32M`, `1.5G`, for `flag`. K, M and G are powers of 1024, in either
-/// case.
+/// Reads a size such as `8`, `1K`, `32M` or `1.5G`, for `flag`. K, M and G, or k, m and g, are powers of
+/// 1024.
 pub fn parse_size(flag: &str, text: &str) -> Result<u64> {
     let trimmed = text.trim();
     let (digits, unit) = match trimmed.char_indices().last() {
@@ -38,21 +38,21 @@ pub fn parse_size_mb(flag: &str, text: &str) -> Result<u64> {
 }
 
 fn number(flag: &str, text: &str, digits: &str, unit: f64, example: &str) -> Result<u64> {
-    // Rust also reads "inf" and "nan", which are no sizes.
+    // Rust also accepts "inf" and "nan", which are no sizes.
     let plain = digits.chars().all(|digit| digit.is_ascii_digit() || digit == '.');
     let value: Option<f64> = digits.parse().ok().filter(|_| plain);
     let Some(value) = value else {
         return Err(Failure::Usage(format!("{flag} {text}: give {example}")));
     };
     let bytes = value * unit;
-    // Above 2^53 not every whole number has an f64; no memory holds so much either.
+    // Above 2^53, f64 does not have every whole number. No memory is so large either.
     if bytes > (1_u64 << 53) as f64 {
         return Err(Failure::Usage(format!("{flag} {text}: too large; give {example}")));
     }
     if bytes < 1.0 {
         return Err(Failure::Usage(format!("{flag} {text}: less than one byte; give {example}")));
     }
-    // Rounded, because 0.3 MB are 300000 bytes though 0.3 x 1e6 may be a little less.
+    // Rounded, because 0.3 x 1e6 may be a little less than 300000.
     Ok(bytes.round() as u64)
 }
 
@@ -94,7 +94,7 @@ pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u6
                 "-b {begin} -e {end}: more than {MOST_SIZES} sizes; give a larger -i, or a factor -f"
             ));
         }
-        // Where the next size has no number, it is beyond the end too.
+        // A next size that overflows is beyond the end too.
         next = match step {
             Step::Increment(bytes) => size.checked_add(bytes),
             Step::Factor(factor) => size.checked_mul(factor),

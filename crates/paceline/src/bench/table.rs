@@ -1,103 +1,65 @@
-//! The table of nccl-tests 2.19, line by line as it grows, so that whatever reads theirs reads ours;
-//! and a wider form of it with our own columns at the end.
+//! The table of nccl-tests 2.19, line by line as it grows, so that any program that reads their table
+//! reads ours; and a wider form of it with our own columns at the end.
 //!
 //! In goes one row at a time, out come lines without their line ends. Widths, precisions and the
-//! spaces at line ends are the original's. Times are medians, where the original's are means.
+//! spaces at line ends are the original's. The columns are defined in [`figures`](super::figures).
 
+use serde_json::Value;
+
+use super::figures::Columns::{self, Extended, Standard};
+use super::figures::{Column, EFFECTIVE, Figure, LEGEND, REFERENCE, SETTING, TIMING};
 use super::number::{fitted, general};
-use super::result::{
-    Row, Skipped, Timing, average_bus_bandwidth, effective_bandwidth_gib_s, num_failed,
-};
+use super::result::{Row, Skipped, average_bus_bandwidth, num_failed};
 
-/// Which columns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Columns {
-    /// The original's.
-    #[default]
-    Standard,
-    /// Behind them the 99th percentile, the maximum, the effective bandwidth, the prediction and the
-    /// part of the memory bandwidth.
-    Extended,
-}
-
-/// Width of the original's lines, which those of [`Columns::Extended`] are filled up to.
+/// The width of the lines of nccl-tests.
 const STANDARD_WIDTH: usize = 118;
 
-/// Where one of the two timings is missing, as wide as the original's gap.
+/// The gap that nccl-tests leaves where one of the two timings is missing.
 const NO_TIMING: &str = "                                ";
 
-/// What the columns mean that are not the original's, once for all tables.
-pub fn legend(columns: Columns) -> Option<String> {
-    let lines = [
-        "# p99, max  of the in-place times; of the out-of-place ones where there are no others",
-        "# eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), with any number of ranks",
-        "# predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link",
-        "# %mem      = 100 x bytes read and written / out-of-place time / memory bandwidth; > 100 in caches",
-    ];
-    (columns == Columns::Extended).then(|| lines.join("\n"))
+/// What our own columns mean, once for all tables.
+pub fn legend(columns: Columns) -> Option<&'static str> {
+    (columns == Extended).then_some(LEGEND)
 }
 
 /// The lines above the rows.
 pub fn header(columns: Columns) -> String {
-    let mut lines = vec!["#".to_owned()];
-    let none = "";
-    let above = format!(
-        "# {none:>10}  {none:>12}  {none:>8}  {none:>6}  {none:>6}           out-of-place          \
-        \x20            in-place          "
-    );
-    let named = |names: [&str; 5], timing: [&str; 4]| {
-        let [size, count, dtype, redop, root] = names;
-        let [time, alg_bw, bus_bw, wrong] = timing;
-        let timing = format!("  {time:>7}  {alg_bw:>6}  {bus_bw:>6}  {wrong:>6}");
-        format!("# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}{timing}{timing} ")
-    };
-    let names =
-        named(["size", "count", "type", "redop", "root"], ["time", "algbw", "busbw", "#wrong"]);
-    let units = named(["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""]);
-    match columns {
-        Columns::Standard => lines.extend([above, names, units]),
-        Columns::Extended => lines.extend([
-            above,
-            wider(&names, ["p99", "max", "eff.bw", "predicted", "%mem"]),
-            wider(&units, ["(us)", "(us)", "(GiB/s)", "(us)", "(%)"]),
-        ]),
+    fn heading<T>(figures: &[Figure<T>], set: Columns, at: usize) -> String {
+        cells(figures, set, |_, column| column.heading[at].to_owned())
     }
-    lines.join("\n")
+    let headings = |at| {
+        let timing = heading(&TIMING, Standard, at);
+        let standard = heading(&SETTING, Standard, at) + &timing + &timing;
+        let own = heading(&TIMING, Extended, at)
+            + &heading(&[EFFECTIVE], Extended, at)
+            + &heading(&REFERENCE, Extended, at);
+        line(columns, &format!("#{} ", &standard[3..]), &own)
+    };
+    let above = format!("#{:>74}{:>31}{:10}", "out-of-place", "in-place", "");
+    ["#".to_owned(), above, headings(0), headings(1)].join("\n")
 }
 
 /// The line of a row.
 pub fn print_row(columns: Columns, row: &Row) -> String {
-    let redop = row.redop.as_deref().unwrap_or("none");
-    let root = row.root.map_or("-1".to_owned(), |root| root.to_string());
-    let line = format!(
-        "{:>12}  {:>12}  {:>8}  {redop:>6}  {root:>6}{}{}",
-        row.bytes,
-        row.count,
-        type_name(&row.dtype),
-        half(row.out_of_place.as_ref()),
-        half(row.in_place.as_ref())
-    );
-    if columns == Columns::Standard {
-        return line;
-    }
-    let with = |value: Option<f64>, width| value.map_or("-".to_owned(), |v| fitted(v, width));
-    let timing = row.timing();
-    let effective = timing.map(|timing| effective_bandwidth_gib_s(row.bytes, timing.median_us));
-    let own = [
-        with(timing.map(|timing| timing.p99_us), 7),
-        with(timing.map(|timing| timing.max_us), 7),
-        with(effective, 6),
-        with(row.predicted_us, 7),
-        with(row.memory_fraction.map(|part| 100.0 * part), 6),
-    ];
-    wider(&line, own.each_ref().map(String::as_str))
+    let timing = |timing| match timing {
+        // Before `N/A` the original has one space less than before a number.
+        Some(timing) => values(&TIMING, Standard, Some(timing)).replace("     N/A", "    N/A"),
+        None => NO_TIMING.to_owned(),
+    };
+    let standard = values(&SETTING, Standard, Some(row))
+        + &timing(row.out_of_place.as_ref())
+        + &timing(row.in_place.as_ref());
+    let own = values(&TIMING, Extended, row.timing())
+        + &values(&[EFFECTIVE], Extended, row.timing())
+        + &values(&REFERENCE, Extended, Some(row));
+    line(columns, &standard[2..], &own)
 }
 
 /// The lines below the rows of the test called `name`.
 pub fn footer(rows: &[Row], name: &str) -> String {
     let failed = num_failed(rows);
     let verdict = if failed == 0 { "OK" } else { "FAILED" };
-    // The space at the end is where the original puts a verdict if it was given a lowest bandwidth.
+    // The original writes a verdict after the space at the end if it was given a lowest bandwidth.
     format!(
         "# {:<20} : {failed} {verdict}\n# {:<20} : {} \n#\n# Collective test concluded: {name}\n#",
         "Out of bounds values",
@@ -106,50 +68,46 @@ pub fn footer(rows: &[Row], name: &str) -> String {
     )
 }
 
-/// The line about what was not measured, in place of its row.
+/// The line for what was not measured, in place of its row.
 pub fn print_skipped(skipped: &Skipped) -> String {
     let size = skipped.bytes.map_or("all sizes".to_owned(), |bytes| format!("{bytes} B"));
     let Skipped { transport, nproc, reason, .. } = skipped;
     format!("# skipped {size} over {transport} between {nproc} ranks: {reason}")
 }
 
-/// The original's name of an element type.
-pub fn type_name(dtype: &str) -> &str {
-    match dtype {
-        "f16" => "half",
-        "bf16" => "bfloat16",
-        "f32" => "float",
-        "f64" => "double",
-        "i8" => "int8",
-        "u8" => "uint8",
-        "i32" => "int32",
-        "u32" => "uint32",
-        "i64" => "int64",
-        "u64" => "uint64",
-        other => other,
+fn line(columns: Columns, standard: &str, own: &str) -> String {
+    match columns {
+        Standard => standard.to_owned(),
+        Extended => format!("{standard:<STANDARD_WIDTH$}{own}"),
     }
 }
 
-fn half(timing: Option<&Timing>) -> String {
-    let Some(timing) = timing else { return NO_TIMING.to_owned() };
-    let numbers = format!(
-        "  {:>7}  {:>6}  {:>6}",
-        fitted(timing.median_us, 7),
-        fitted(timing.alg_bw, 6),
-        fitted(timing.bus_bw, 6)
-    );
-    match timing.wrong {
-        Some(wrong) => format!("{numbers}  {:>6}", general(wrong as f64)),
-        // One space less than a number has: so the original.
-        None => format!("{numbers}    N/A"),
-    }
+/// A cell for each figure with a column of this set, each with two spaces before it.
+fn cells<T>(
+    figures: &[Figure<T>],
+    set: Columns,
+    cell: impl Fn(&Figure<T>, &Column) -> String,
+) -> String {
+    let columns = figures.iter().filter_map(|figure| Some((figure, figure.column?)));
+    let columns = columns.filter(|(_, column)| column.set == set);
+    columns
+        .map(|(figure, column)| format!("  {:>1$}", cell(figure, &column), column.width))
+        .collect()
 }
 
-fn wider(standard: &str, own: [&str; 5]) -> String {
-    let [p99, max, effective, predicted, memory] = own;
-    format!(
-        "{standard:<STANDARD_WIDTH$}  {p99:>7}  {max:>7}  {effective:>7}  {predicted:>9}  {memory:>6}"
-    )
+/// The figures of `of`, which may be missing.
+fn values<T>(figures: &[Figure<T>], set: Columns, of: Option<&T>) -> String {
+    cells(figures, set, |figure, column| match of.map(figure.their_value) {
+        Some(Value::String(text)) => text,
+        Some(Value::Number(number)) if number.is_f64() => {
+            let is_part = column.heading[1] == "(%)";
+            let value = number.as_f64().unwrap_or_default() * if is_part { 100.0 } else { 1.0 };
+            if column.digits == 0 { general(value) } else { fitted(value, column.digits) }
+        }
+        Some(Value::Number(number)) => number.to_string(),
+        _ if set == Standard => "N/A".to_owned(),
+        _ => "-".to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -201,12 +159,13 @@ mod tests {
         lacking.in_place = None;
         let mut unchecked = samples::row(2, 4, 5.0);
         unchecked.out_of_place.as_mut().unwrap().wrong = None;
-        let mut lines = vec![legend(Columns::Extended).unwrap(), header(Columns::Extended)];
+        let mut lines =
+            vec![legend(Columns::Extended).unwrap().to_owned(), header(Columns::Extended)];
         let rows = [full, lacking, unchecked];
         lines.extend(rows.iter().map(|row| print_row(Columns::Extended, row)));
         insta::assert_snapshot!(marked(&lines), @r"
-        # p99, max  of the in-place times; of the out-of-place ones where there are no others|
-        # eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), with any number of ranks|
+        # p99, max  of the in-place times; of the out-of-place times if there are no others|
+        # eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), for any number of ranks|
         # predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link|
         # %mem      = 100 x bytes read and written / out-of-place time / memory bandwidth; > 100 in caches|
         #|

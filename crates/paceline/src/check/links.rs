@@ -2,24 +2,24 @@
 
 use std::time::Instant;
 
+use paceline_analysis::stats::nearest_rank;
+use paceline_analysis::table::aligned;
 use paceline_collectives::Group;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::{Answers, Verdict};
 use crate::Result;
-use crate::metrics::quantile;
-use crate::text::plain_lines;
 
-/// There and back so often, for the latency.
+/// Number of messages that go to a rank and back, for the latency.
 const PINGS: usize = 50;
-/// Bytes of a large message, and how often it is sent.
+/// Bytes of a large message, and how many times it is sent.
 const LARGE_BYTES: usize = 16_000_000;
 const LARGE_ROUNDS: usize = 3;
-/// The first message of each size touches memory for the first time, and does not count.
+/// Messages of each size that do not count, because they touch memory for the first time.
 const UNCOUNTED: usize = 1;
 
-/// What one rank finds towards another one.
+/// What one rank measures towards another.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Way {
     from: usize,
@@ -62,7 +62,7 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
         "latency {longest:.1} us at most, {:.2} to {:.2} GB/s between all pairs",
         slowest.gb_s, fastest.gb_s
     );
-    // Ranks that take turns on a core differ that much by chance.
+    // Ranks that take turns on a core differ by up to this much by chance.
     let verdict = if slowest.gb_s < fastest.gb_s / 4.0 { Verdict::Warn } else { Verdict::Ok };
     answers.add(verdict, "links", &text);
     answers.explain("latency of 8 bytes in us (half of a round trip), from row to column:");
@@ -87,9 +87,13 @@ fn measure(group: &Group, large: &Tensor, from: usize, to: usize) -> Result<Way>
         group.send(large, to)?;
         times.push(begin.elapsed().as_nanos() as u64);
     }
-    let latency_us = quantile(&trips[UNCOUNTED..], 0.5) as f64 / 2e3;
-    let gb_s = LARGE_BYTES as f64 / quantile(&times[UNCOUNTED..], 0.5) as f64;
+    let latency_us = median_ns(&trips) / 2e3;
+    let gb_s = LARGE_BYTES as f64 / median_ns(&times);
     Ok(Way { from, to, latency_us, gb_s })
+}
+
+fn median_ns(times: &[u64]) -> f64 {
+    nearest_rank(&times[UNCOUNTED..], 0.5).unwrap_or(0) as f64
 }
 
 fn answer(group: &Group, large: &Tensor, from: usize) -> Result<()> {
@@ -104,7 +108,7 @@ fn answer(group: &Group, large: &Tensor, from: usize) -> Result<()> {
     Ok(())
 }
 
-/// One row and column per rank.
+/// A table with a row and a column per rank.
 fn matrix(ways: &[Way], world: usize, cell: impl Fn(&Way) -> String) -> String {
     let ranks = (0..world).map(|rank| format!("rank {rank}"));
     let head: Vec<String> = std::iter::once(String::new()).chain(ranks).collect();
@@ -116,7 +120,7 @@ fn matrix(ways: &[Way], world: usize, cell: impl Fn(&Way) -> String) -> String {
         std::iter::once(format!("rank {from}")).chain(cells).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain((0..world).map(row)).collect();
-    plain_lines(&rows)
+    aligned(&[""; 0], &rows, |_| false)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use clap::Args;
 use super::{CommArgs, TransportName};
 
 const EXAMPLES: &str = "\
-Prints one line per question, and ends with code 0 if none of them is answered with FAIL. For example:
+Prints one line per question, and ends with code 0 if no answer is FAIL. For example:
 
   paceline check --nproc 2
     ok    group: 2 ranks met over shm in 3.1 ms
@@ -24,7 +24,7 @@ Prints one line per question, and ends with code 0 if none of them is answered w
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct CheckArgs {
-    /// Ranks on this host [default: 2, or the number of cores if smaller]
+    /// Number of ranks on this host [default: 2, or the number of cores if smaller]
     #[arg(long, value_name = "N")]
     pub nproc: Option<usize>,
     /// How the ranks reach each other [default: shm; tcp on several hosts]

@@ -8,6 +8,7 @@ mod comm;
 mod compare;
 mod given;
 mod links;
+mod named;
 mod profile;
 mod strategy;
 mod studies;
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use analyze::{
     AnalyzeArgs, AnalyzeCommand, CompareRunsArgs, DiffArgs, KindName, SelectName, StepsName,
 };
-pub use bench::{BenchArgs, ColumnsName, OpName, RedopName, StyleName};
+pub use bench::{BenchArgs, SizeArgs};
 pub use check::CheckArgs;
 pub use comm::CommArgs;
 pub use compare::{CompareArgs, DdpChoice};

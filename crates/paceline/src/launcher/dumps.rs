@@ -8,23 +8,23 @@ use rustix::fs::{Mode, mkdir};
 
 use crate::{Failure, Result};
 
-/// How dumps end.
+/// The extension of dumps.
 const EXTENSION: &str = "jsonl";
 
 /// Where dumps of a run go.
 #[derive(Debug)]
 pub(super) struct Dumps {
     folder: PathBuf,
-    /// Made for this run, to be removed unless it is needed.
+    /// Whether the folder was made for this run, and is removed unless it is needed.
     is_ours: bool,
 }
 
 impl Dumps {
-    /// The folder that the run has, or that the user has named, or a fresh one.
+    /// The folder that the user has named, or that the run has, or a new one.
     pub(super) fn new(of_run: Option<&Path>) -> Result<Self> {
         let named = || std::env::var_os(DUMP_FOLDER).map(PathBuf::from);
         if let Some(folder) = named().or_else(|| of_run.map(Path::to_owned)) {
-            // Ranks may run elsewhere.
+            // Ranks may run in a different folder.
             let folder = std::path::absolute(&folder).unwrap_or(folder);
             return Ok(Self { folder, is_ours: false });
         }
@@ -39,7 +39,7 @@ impl Dumps {
         &self.folder
     }
 
-    /// The folder to be removed should the launcher itself be killed.
+    /// The folder that is removed if the launcher itself is killed.
     pub(super) fn temporary(&self) -> Option<&Path> {
         self.is_ours.then_some(self.folder.as_path())
     }
@@ -54,10 +54,10 @@ impl Dumps {
         })
     }
 
-    /// Removes what a run that ended well does not need.
+    /// Removes the folder after a run that ended well.
     pub(super) fn discard(self) {
         if self.is_ours {
-            // Left behind, it would be an empty folder among temporary files.
+            // If this fails, an empty temporary folder is left, which does no harm.
             let _ = std::fs::remove_dir_all(&self.folder);
         }
     }
@@ -65,7 +65,7 @@ impl Dumps {
     /// Removes the folder if nothing was written to it.
     pub(super) fn keep_if_any(self) {
         if self.is_ours {
-            // Fails where there is something in it, which is the point.
+            // This fails if the folder has files, and then the folder stays as intended.
             let _ = std::fs::remove_dir(&self.folder);
         }
     }

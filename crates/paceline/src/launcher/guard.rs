@@ -9,13 +9,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::{Failure, Result};
 
-/// What the launcher says when it has ended everything itself.
+/// The line that the launcher sends when it has ended everything itself.
 const FAREWELL: &str = "done";
 
-/// What comes before a folder.
+/// What a line with a folder begins with.
 const FOLDER: &str = "folder ";
 
-/// The launcher's end.
+/// The guard process, as the launcher holds it.
 #[derive(Debug)]
 pub(super) struct Guard {
     child: Child,
@@ -24,7 +24,7 @@ pub(super) struct Guard {
 
 impl Guard {
     pub(super) fn start(own_program: &Path) -> Result<Self> {
-        // In a group of its own, so that Ctrl-C in the terminal does not end it before its time.
+        // In a process group of its own, so that Ctrl-C in the terminal does not end it too early.
         let mut child = Command::new(own_program)
             .arg("__guard")
             .stdin(Stdio::piped())
@@ -51,15 +51,15 @@ impl Guard {
 
     /// Ends the guard: nothing is left to watch.
     pub(super) fn dismiss(mut self) {
-        // If it is gone already, so much the better.
+        // A guard that has ended already is no error.
         let _ = writeln!(self.pipe, "{FAREWELL}");
         drop(self.pipe);
         let _ = self.child.wait();
     }
 }
 
-/// `paceline __guard`: reads process groups and temporary folders, one per line; kills the ones and
-/// removes the others if the pipe closes without a farewell.
+/// `paceline __guard`: reads process groups and temporary folders, one per line. If the pipe closes
+/// without a farewell, it kills the groups and removes the folders.
 pub fn guard_groups() -> Result<u8> {
     let mut groups = Vec::new();
     let mut folders = Vec::new();
@@ -75,7 +75,7 @@ pub fn guard_groups() -> Result<u8> {
         let _ = kill_process_group(group, Signal::KILL);
     }
     for folder in folders {
-        // It holds nothing but what ranks wrote while they were killed.
+        // It has only what ranks wrote while they were being killed.
         let _ = std::fs::remove_dir_all(folder);
     }
     Ok(0)

@@ -1,12 +1,13 @@
 //! Starts the ranks of a run on this host, and ends them together.
 //!
-//! Each rank is a process in a group of its own. When one fails, the others have 200 ms to notice, to
-//! write their last operations down and to end by themselves; then they are asked to, 350 ms later
-//! made to, and 700 ms after the failure all are gone. The launcher says which rank it was, how it
-//! ended, what it said last, and where the operations are. When the launcher is killed,
-//! even by a signal that it cannot catch, the ranks end too: each asks the kernel to be killed with
-//! its parent, and a guard process, which waits for the launcher's end of a pipe to close, kills what
-//! the ranks may have started.
+//! Each rank is a process in a process group of its own. When a rank fails, the others have 200 ms to
+//! notice the failure, to write down their last operations and to end by themselves. Then they get
+//! SIGTERM, and 300 ms later SIGKILL; 700 ms after the failure all ranks have ended. The launcher says
+//! which rank failed, how it ended, what it printed last, and where the last operations are.
+//!
+//! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
+//! asked the kernel to be killed with its parent. A guard process, which waits for the launcher's end of
+//! a pipe to close, kills the processes that the ranks have started.
 
 mod dumps;
 mod guard;
@@ -24,12 +25,13 @@ use paceline_rendezvous::Rendezvous;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::cli::LaunchArgs;
-use crate::{Failure, Result, environment};
+use crate::environment::Placement;
+use crate::{Failure, Result, environment, resources};
 
 pub use guard::guard_groups;
 pub use ranks::{Ended, launch, launch_one_of_many};
 
-/// What to start, how often.
+/// What to start, and how many times.
 #[derive(Debug)]
 pub struct Launch {
     /// The program and its arguments.
@@ -38,12 +40,29 @@ pub struct Launch {
     pub num_ranks: usize,
     /// More variables for every rank.
     pub variables: Vec<(&'static str, OsString)>,
-    /// Rank 0 writes to our standard output itself, so that it can draw on a terminal; otherwise all
-    /// ranks' output is passed on line by line.
+    /// Whether rank 0 writes to our standard output itself, so that it can draw on a terminal. The
+    /// output of other ranks is always passed on line by line.
     pub rank_0_owns_stdout: bool,
-    /// Where ranks write their last operations when the run fails. Without one, a folder is made for
-    /// that among the system's temporary ones; it stays only if something was written to it.
+    /// The folder in which ranks write their last operations when the run fails. `None` means a new
+    /// temporary folder, which stays only if something is written to it.
     pub dump_folder: Option<PathBuf>,
+}
+
+impl Launch {
+    /// This program itself, with other arguments and with more variables. Rank 0 owns standard output.
+    pub fn of_own_program(
+        args: impl IntoIterator<Item = OsString>,
+        num_ranks: usize,
+        variables: Vec<(&'static str, OsString)>,
+    ) -> Result<Self> {
+        let command = [own_program()?.into_os_string()].into_iter().chain(args).collect();
+        Ok(Self { command, num_ranks, variables, rank_0_owns_stdout: true, dump_folder: None })
+    }
+}
+
+fn own_program() -> Result<PathBuf> {
+    let own_program = std::env::current_exe();
+    own_program.map_err(|e| Failure::io("cannot find the program to start ranks with", e))
 }
 
 /// `paceline launch`.
@@ -59,7 +78,8 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     })
 }
 
-/// Looks a program up as starting it would, so that a wrong name is said once and not by every rank.
+/// Looks for a program as starting it would do, so that a wrong name is reported once and not by every
+/// rank.
 fn check_program(command: &[OsString]) -> Result<()> {
     let Some(program) = command.first() else {
         return Err(Failure::Usage("launch: no program to start; pass one after --".into()));
@@ -85,6 +105,25 @@ fn check_program(command: &[OsString]) -> Result<()> {
     )))
 }
 
+/// The number of ranks of a command: the ranks that another launcher has started, or those of `--nproc`,
+/// or by default 2, or 1 if there is only one core.
+pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
+    let started = placement.map(|placement| placement.place.world_size);
+    let (flag, num_ranks) = match (nproc, started) {
+        (None, None) => return Ok(resources::num_cores().min(2)),
+        (None, Some(started)) => ("WORLD_SIZE", started),
+        (Some(nproc), None) => ("--nproc", nproc),
+        (Some(nproc), Some(started)) => {
+            return Err(Failure::Usage(format!(
+                "--nproc {nproc} starts ranks of its own, but another launcher has started {started}; \
+                 leave --nproc out, or unset RANK and WORLD_SIZE"
+            )));
+        }
+    };
+    check_num_ranks(flag, num_ranks)?;
+    Ok(num_ranks)
+}
+
 /// Checks a number of ranks that the user gave by `flag`.
 pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
     if (1..=MAX_RANKS).contains(&num_ranks) {
@@ -95,7 +134,7 @@ pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
     )))
 }
 
-/// The variables by which a rank knows its place.
+/// The variables that tell a rank its place.
 fn rank_variables(rank: usize, world_size: usize, port: u16, secret: &str) -> Vec<(&str, String)> {
     vec![
         ("RANK", rank.to_string()),
@@ -119,14 +158,14 @@ fn rendezvous_point() -> Result<(u16, String)> {
 pub fn become_rank(parent: u32, command: &[OsString]) -> Result<u8> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|e| Failure::io("cannot tie this rank to its launcher", e))?;
-    // The launcher may have died before the kernel was asked.
+    // The launcher may have ended before this request.
     if getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get() as u32) != Some(parent) {
         return Err(Failure::Consequence("the launcher ended before its rank started".into()));
     }
     let Some((program, args)) = command.split_first() else {
         return Err(Failure::Usage("no program to start".into()));
     };
-    // Returns only if the program cannot be started.
+    // This returns only if the program cannot be started.
     let error = Command::new(program).args(args).exec();
     Err(Failure::Usage(format!("cannot start {}: {error}", program.display())))
 }

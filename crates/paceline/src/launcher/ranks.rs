@@ -18,24 +18,24 @@ use signal_hook::low_level::emulate_default_handler;
 use super::dumps::Dumps;
 use super::guard::Guard;
 use super::relay::{LastLines, To};
-use super::{Launch, rank_variables, rendezvous_point};
+use super::{Launch, own_program, rank_variables, rendezvous_point};
 use crate::failure::EXIT_CONSEQUENCE;
 use crate::{Failure, Result};
 
-/// After the first failure, how long the others may take to notice it and to end by themselves.
+/// After the first failure, how long the other ranks may take to notice it and to end by themselves.
 const GRACE: Duration = Duration::from_millis(200);
-/// How long ranks may take to end after the polite signal.
+/// How long ranks may take to end after SIGTERM.
 const POLITE_WAIT: Duration = Duration::from_millis(300);
-/// How long the kernel may take to end them after the other one.
+/// How long the kernel may take to end them after SIGKILL.
 const KILL_WAIT: Duration = Duration::from_millis(200);
 /// How long the output of an ended rank may stay open without a line.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
-/// The same after a failure, when the launcher has something to say itself.
+/// The same after a failure, which the launcher still has to report.
 const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(100);
 
-/// Who is told of signals: the launch that is under way.
+/// Where signals are sent: to the launch in progress.
 static LISTENER: Mutex<Option<Sender<Event>>> = Mutex::new(None);
-/// The last signal that came during a launch; 0 before any.
+/// The last signal that came during a launch; 0 before the first one.
 static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 /// How a launch ended.
@@ -43,7 +43,7 @@ static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 pub struct Ended {
     /// The code to exit with.
     pub code: u8,
-    /// The signal by which somebody asked this process to end, whatever the ranks did.
+    /// The signal that asked this process to end, if one came, however the ranks ended.
     pub signal: Option<i32>,
 }
 
@@ -60,16 +60,15 @@ struct Rank {
     ended: Option<(ExitStatus, Instant)>,
 }
 
-/// Starts the ranks and waits for them. Returns 0 when all succeed; otherwise stops the rest, says
+/// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others, says
 /// on standard error what happened, and returns the code to exit with.
 pub fn launch(launch: &Launch) -> Result<u8> {
     Ok(launch_one_of_many(launch)?.code)
 }
 
-/// The same, for a command that may go on when ranks fail, but not when it is asked to end.
+/// The same, for a command that may continue when ranks fail, but not when it is asked to end.
 pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
-    let own_program = std::env::current_exe()
-        .map_err(|e| Failure::io("cannot find the program to start ranks with", e))?;
+    let own_program = own_program()?;
     let (port, secret) = rendezvous_point()?;
     let (sender, events) = channel();
     forward_signals(sender.clone())?;
@@ -118,7 +117,7 @@ fn start(
 ) -> io::Result<Rank> {
     let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
     let mut command = Command::new(own_program);
-    // Should torchrun have started us, its store is not where our ranks meet.
+    // If torchrun has started this process, its ranks still do not meet at torchrun's store.
     for name in ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK"] {
         command.env_remove(name);
     }
@@ -150,21 +149,21 @@ fn start(
     Ok(Rank { group, last_lines, ended: None })
 }
 
-/// Waits for a rank, and ends what it leaves behind in its group.
+/// Waits for a rank, and then ends the processes that it leaves behind in its group.
 fn wait_for(rank: usize, mut child: Child, events: &Sender<Event>) {
     let pid = Pid::from_child(&child);
-    // Looks without reaping: until then the number of the group cannot be given to another one.
+    // Waits without reaping. Until the rank is reaped, no other group can get its number.
     let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
     let at = Instant::now();
     let _ = kill_process_group(pid, Signal::KILL);
     if let Ok(status) = child.wait() {
-        // Nobody listens any more once the launcher has decided to end.
+        // Nothing receives this any more once the launcher has decided to end.
         let _ = events.send(Event::Ended { rank, status, at });
     }
 }
 
-/// From now on `events` gets the signals that ask us to end. Where no launch listens any more, they do
-/// what they would do without us.
+/// From now on `events` gets the signals that ask this process to end. When no launch is in progress,
+/// they have their default effect.
 fn forward_signals(events: Sender<Event>) -> Result<()> {
     let is_first = listener().replace(events).is_none();
     if !is_first {
@@ -203,7 +202,7 @@ fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant, dumps: &D
                 if !status.success() {
                     let culprit = find_cause(rank, ranks, events, at + GRACE);
                     stop(ranks, events, at + GRACE);
-                    // What the others said of the failure comes before the launcher's own words.
+                    // What the other ranks say about the failure comes before the launcher's message.
                     drain(ranks, events, LAST_OUTPUT_WAIT);
                     return report(culprit, &ranks[culprit], begin, dumps);
                 }
@@ -213,8 +212,9 @@ fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant, dumps: &D
     drain(ranks, events, IDLE_WAIT)
 }
 
-/// Waits until the output of ranks that have all ended is passed on, however slowly it is read; but
-/// not for a process that has left its group and keeps a rank's output open without using it.
+/// Waits until the output of the ranks, which have all ended, is passed on, however slow its reader is.
+/// It does not wait for a process that has left its group and keeps a rank's output open without
+/// writing.
 fn drain(ranks: &[Rank], events: &Receiver<Event>, idle_wait: Duration) -> u8 {
     let mut idle_since = Instant::now();
     while !ranks.iter().all(|rank| rank.last_lines.is_drained()) {
@@ -231,8 +231,8 @@ fn drain(ranks: &[Rank], events: &Receiver<Event>, idle_wait: Duration) -> u8 {
     0
 }
 
-/// The rank to blame: the first to fail, unless it says itself that another one was the cause.
-/// Meanwhile, until `deadline`, the others may notice the failure and end by themselves.
+/// The rank that caused the failure: the first rank that failed and does not say itself that another
+/// rank was the cause. Until `deadline`, the other ranks may notice the failure and end by themselves.
 fn find_cause(
     first: usize,
     ranks: &mut [Rank],
@@ -248,8 +248,8 @@ fn find_cause(
     causes.min().map_or(first, |(_, rank)| rank)
 }
 
-/// Takes note of ranks that end, until all have or it is too late. A signal meanwhile changes nothing:
-/// the end is near.
+/// Records which ranks end, until all have ended or `deadline` has passed. Signals are ignored, because
+/// the launch is about to end anyway.
 fn await_ends(ranks: &mut [Rank], events: &Receiver<Event>, deadline: Instant) {
     while ranks.iter().any(|rank| rank.ended.is_none()) {
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -260,12 +260,12 @@ fn await_ends(ranks: &mut [Rank], events: &Receiver<Event>, deadline: Instant) {
     }
 }
 
-/// Ends all ranks that still run: politely at `begin`, then not.
+/// Ends all ranks that still run: with SIGTERM at `begin`, later with SIGKILL.
 fn stop(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant) {
     let mut deadline = begin;
     for (signal, patience) in [(Signal::TERM, POLITE_WAIT), (Signal::KILL, KILL_WAIT)] {
         for rank in ranks.iter().filter(|rank| rank.ended.is_none()) {
-            // A group that ends at this very moment is no error.
+            // A group that has just ended is no error.
             let _ = kill_process_group(rank.group, signal);
         }
         deadline += patience;
@@ -301,7 +301,7 @@ fn report(culprit: usize, rank: &Rank, begin: Instant, dumps: &Dumps) -> u8 {
     code
 }
 
-/// For the end of a message.
+/// Where the last operations are, for the end of a message.
 fn place_of(dumps: &Dumps) -> String {
     format!("; their last operations are in {}", dumps.folder().display())
 }

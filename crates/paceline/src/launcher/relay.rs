@@ -11,8 +11,8 @@ const KEPT: usize = 10;
 
 type Lines = Arc<Mutex<VecDeque<String>>>;
 
-/// The last lines of one rank. Each stream has its own: they arrive in no particular order, and much
-/// on standard output must not push the reason for a failure out.
+/// The last lines of one rank, separately for each stream: the streams arrive in no particular order, and
+/// a lot of standard output must not displace the reason for a failure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastLines {
     stdout: Lines,
@@ -26,12 +26,12 @@ pub(super) struct LastLines {
 pub(super) enum To {
     /// Standard output, unchanged.
     Stdout,
-    /// Standard error, each line with the rank before it.
+    /// Standard error, with the rank in front of each line.
     Stderr { rank: usize },
 }
 
 impl LastLines {
-    /// Starts to pass `from` on.
+    /// Starts to pass on what is read from `from`.
     pub(super) fn relay(&self, from: impl Read + Send + 'static, to: To) {
         let keeper = match to {
             To::Stdout => self.stdout.clone(),
@@ -44,7 +44,7 @@ impl LastLines {
             while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned();
                 writing.fetch_add(1, Ordering::SeqCst);
-                // A closed terminal must not stop the rank, so failures to write are ignored.
+                // A closed terminal must not stop the rank, so errors of writing are ignored.
                 match to {
                     To::Stdout => drop(writeln!(std::io::stdout().lock(), "{text}")),
                     To::Stderr { rank } => {
@@ -64,7 +64,7 @@ impl LastLines {
 
     /// Whether everything that the rank wrote has been passed on.
     pub(super) fn is_drained(&self) -> bool {
-        // Each running relay holds one more reference, and drops it at the end of its input.
+        // Each running relay holds a second reference, and drops it at the end of its input.
         [&self.stdout, &self.stderr].iter().all(|lines| Arc::strong_count(lines) == 1)
     }
 
@@ -73,8 +73,8 @@ impl LastLines {
         self.writing.load(Ordering::SeqCst) > 0
     }
 
-    /// The last lines, those of standard error at the end, after a moment in which those already
-    /// written can arrive.
+    /// The last lines, those of standard error at the end. Waits a moment for lines that are written but
+    /// not passed on yet.
     pub(super) fn get(&self) -> Vec<String> {
         for _ in 0..20 {
             if self.is_drained() {

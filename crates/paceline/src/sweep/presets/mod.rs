@@ -13,7 +13,6 @@ pub mod predict;
 pub mod scaling;
 pub mod strategies;
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use paceline_analysis::plot::LineChart;
@@ -23,7 +22,7 @@ use crate::bench::screen::say;
 use crate::cli::{Given, StudyArgs, StudyCommand};
 use crate::config::TrainConfig;
 use crate::environment::Placement;
-use crate::outputs::{check_file, check_folder};
+use crate::outputs::{check_file, check_folder, write_charts};
 use crate::run::folder;
 use crate::sweep::execute::{self, RunSummary, Runs};
 use crate::{Failure, Result, resources};
@@ -235,18 +234,4 @@ fn write_files(
         }
     }
     Ok(())
-}
-
-fn write_charts(folder: &Path, charts: &[(String, LineChart)]) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(folder)
-        .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))?;
-    let mut written = Vec::new();
-    for (name, chart) in charts {
-        let failed = |error: paceline_analysis::plot::PlotError| Failure::Run(error.to_string());
-        let (png, svg) = (folder.join(format!("{name}.png")), folder.join(format!("{name}.svg")));
-        chart.write_png(&png).map_err(failed)?;
-        chart.write_svg(&svg).map_err(failed)?;
-        written.extend([png, svg]);
-    }
-    Ok(written)
 }
