@@ -38,7 +38,7 @@ fn synchronised_ranks_train_as_one_process_does() {
     let loss = |flags: &str| {
         let sandbox = Sandbox::new();
         sandbox.train(&format!("{FLAGS} {flags} --json summary.json")).ok();
-        json(&sandbox.path("summary.json"))["loss"].as_f64().unwrap()
+        json(&sandbox.path("summary.json"))["eval_loss"].as_f64().unwrap()
     };
     let one = loss("--nproc 1");
     for nproc in [2, 3] {

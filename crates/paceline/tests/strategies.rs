@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Run, Sandbox, json};
+use paceline::metrics::table::TABLE;
 use serde_json::Value;
 
 /// The smallest CNN that still has several layers.
@@ -91,20 +92,12 @@ fn the_anatomy_of_a_step_adds_up() {
     let (sandbox, run) = train("--strategy ddp --bucket-cap-mb 0.001 --link 1gbit,200us");
     let summary = summary(&sandbox);
     let anatomy = &summary["anatomy"];
-    let ms = |key: &str| anatomy[key].as_f64().unwrap_or_else(|| panic!("{key}: {anatomy}"));
-    let parts = [
-        "data_ms",
-        "forward_ms",
-        "backward_ms",
-        "sync_ms",
-        "exposed_ms",
-        "optimizer_ms",
-        "rest_ms",
-    ];
-    let sum: f64 = parts.map(ms).iter().sum();
-    assert!((sum - ms("wall_ms")).abs() < 1e-6 * sum, "{sum} of {anatomy}");
-    assert!(ms("hidden_ms") <= ms("communication_ms"));
-    assert!(ms("exposed_wait_ms") <= ms("exposed_ms"));
+    let ms = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key}: {summary}"));
+    let parts = TABLE.iter().filter(|figure| figure.is_part_of_step);
+    let sum: f64 = parts.map(|figure| ms(figure.name)).sum();
+    assert!((sum - ms("wall_ms")).abs() < 1e-6 * sum, "{sum} of {summary}");
+    assert!(ms("comm_hidden_ms") <= ms("comm_ms"));
+    assert!(ms("comm_exposed_wait_ms") <= ms("comm_exposed_ms"));
     let buckets = anatomy["buckets"].as_array().unwrap();
     assert!(buckets.len() > 1);
     for bucket in buckets {
@@ -157,6 +150,15 @@ fn lossy_strategies_train_and_say_what_they_are() {
     }
     let exact = weights("--strategy top_k --top-k 1");
     assert_eq!(exact, weights("--strategy simple_ddp"));
+    let (sandbox, run) = train("--strategy local_sgd --sync-every 2");
+    // Every second step averages. What is left out of the anatomy of single operations is counted and said.
+    let summary_of_run = summary(&sandbox);
+    assert_eq!((&summary_of_run["steps"], &summary_of_run["unlike_steps"]), (&6.into(), &3.into()));
+    assert!(
+        run.stdout.contains("\n3 of 6 steps have other operations or gradients"),
+        "{}",
+        run.stdout
+    );
     let (sandbox, run) = train("--strategy local_sgd --sync-every 2 --local-sgd-as-published");
     assert_eq!(summary(&sandbox)["replicas_agree"], false);
     assert!(run.line("The ranks hold different weights").contains("rank 0"));

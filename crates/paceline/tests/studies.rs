@@ -195,7 +195,7 @@ fn all_strategies_are_compared() {
         sandbox.train(&format!("{TINY} {SHORT} --epochs 1 --ddp-choice ddp --json ddp.json"));
     alone.ok();
     let alone = json(&sandbox.path("ddp.json"));
-    for key in ["weights_sha256", "loss", "comm_ops_per_step", "comm_mb_per_step", "steps"] {
+    for key in ["weights_sha256", "train_loss", "comm_ops_per_step", "comm_mb_per_step", "steps"] {
         assert_eq!(of("ddp")["summary"][key], alone[key], "{key}");
     }
     let folder = run.line("Run folders: ");

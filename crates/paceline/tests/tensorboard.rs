@@ -124,7 +124,8 @@ fn curve(events: &[(u64, Scalars)], tag: &str) -> Vec<(u64, f32)> {
 fn the_event_file_has_what_the_metrics_have() {
     let sandbox = Sandbox::new();
     let flags = format!(
-        "{TINY} --nproc 2 --tensorboard --evaluate --eval-every 2 --clip-grad-norm 1 --lr-schedule linear"
+        "{TINY} --nproc 2 --tensorboard --evaluate --eval-every 2 --clip-grad-norm 1 --lr-schedule linear \
+         --save saved"
     );
     let run = sandbox.train(&flags).ok();
     let folder = sandbox.run_folder();
@@ -158,13 +159,21 @@ fn the_event_file_has_what_the_metrics_have() {
             .collect();
         assert_eq!(curve(&events, tag), expected, "{tag}");
     }
-    let quotients = |above: &str, below: &str, factor: f64| -> Vec<_> {
+    let quotients = |above: &str, below: &str| -> Vec<_> {
         let number = |line: &Value, key: &str| line[key].as_f64().unwrap();
-        let quotient = |line: &&Value| number(line, above) / number(line, below) * factor;
+        let quotient = |line: &&Value| number(line, above) / number(line, below);
         steps.iter().map(|line| (line["step"].as_u64().unwrap(), quotient(line) as f32)).collect()
     };
-    assert_eq!(curve(&events, "train/accuracy"), quotients("correct", "samples", 1.0));
-    assert_eq!(curve(&events, "speed/samples_per_s"), quotients("samples", "step_ms", 1e3));
+    assert_eq!(curve(&events, "train/accuracy"), quotients("correct", "samples"));
+    let speed = curve(&events, "speed/samples_per_s");
+    for ((step, speed), line) in speed.iter().zip(&steps) {
+        let number = |key: &str| line[key].as_f64().unwrap();
+        let wall_ms = number("step_ms") + number("data_ms");
+        let expected = number("samples") / wall_ms * 1e3;
+        assert!((f64::from(*speed) / expected - 1.0).abs() < 1e-6, "{speed} {expected}");
+        assert_eq!(*step, line["step"].as_u64().unwrap());
+    }
+    assert!(!curve(&events, "checkpoint/save_s").is_empty());
     assert!(curve(&events, "communication/mb").iter().all(|(_, mb)| *mb > 0.0));
 
     // Those on the way, and the one after training: once, although both fall on the last step.
@@ -189,7 +198,7 @@ fn what_a_run_has_not_is_no_curve() {
     let folder = sandbox.run_folder();
     let events = events(&folder);
     assert_eq!(events.len(), column(&folder, "loss").len());
-    for absent in ["train/accuracy", "train/grad_norm", "evaluation/loss"] {
+    for absent in ["train/accuracy", "train/grad_norm", "evaluation/loss", "checkpoint/save_s"] {
         assert_eq!(curve(&events, absent), [], "{absent}");
     }
 }

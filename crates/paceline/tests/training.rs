@@ -2,52 +2,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use common::{
     Run, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics, write_cifar10,
 };
+use paceline::metrics::table::TABLE;
 use serde_json::Value;
-
-/// What `summary.json` holds: all of it, and nothing else.
-const SUMMARY_KEYS: [&str; 36] = [
-    "total_s",
-    "traces",
-    "model",
-    "strategy",
-    "world_size",
-    "threads",
-    "device",
-    "transport",
-    "link",
-    "params",
-    "batch_size",
-    "steps",
-    "step_ms_median",
-    "step_ms_p99",
-    "samples_per_s",
-    "loss",
-    "accuracy",
-    "compute_ms",
-    "comm_exposed_ms",
-    "comm_hidden_ms",
-    "comm_wait_ms",
-    "comm_move_ms",
-    "comm_overhead_pct",
-    "peak_bytes",
-    "resident_bytes",
-    "weights_sha256",
-    "accumulate",
-    "rest_ms",
-    "sync_ms",
-    "overlap_pct",
-    "comm_ops_per_step",
-    "comm_mb_per_step",
-    "replicas_agree",
-    "sync_cost",
-    "anatomy",
-    "advice",
-];
 
 /// The digest that a run of these flags ends with, in a folder of its own.
 #[track_caller]
@@ -122,8 +84,8 @@ fn a_run_learns_and_reports() {
     assert_eq!((&config["world_size"], &config["global_batch_size"]), (&2.into(), &100.into()));
 
     let steps = metrics(&folder);
-    assert_eq!(steps.len(), 80);
-    for (at, step) in steps.iter().enumerate() {
+    assert_eq!(steps.len(), 81, "80 steps and the evaluation");
+    for (at, step) in steps[..80].iter().enumerate() {
         assert_eq!((&step["step"], &step["samples"]), (&(at + 1).into(), &100.into()));
         let fields = step.as_object().unwrap();
         assert!(fields.values().all(Value::is_number), "{step}");
@@ -133,11 +95,9 @@ fn a_run_learns_and_reports() {
     }
 
     let summary = json(&folder.join("summary.json"));
-    let mut keys: Vec<&str> = summary.as_object().unwrap().keys().map(String::as_str).collect();
-    let mut expected = SUMMARY_KEYS;
-    keys.sort_unstable();
-    expected.sort_unstable();
-    assert_eq!(keys, expected);
+    let keys: BTreeSet<&str> = summary.as_object().unwrap().keys().map(String::as_str).collect();
+    let figures = TABLE.iter().filter(|figure| figure.in_summary);
+    assert_eq!(keys, figures.map(|figure| figure.name).collect(), "all of them, and nothing else");
     assert_eq!(json(&sandbox.path("copy.json")), summary);
     let text = |key: &str| summary[key].as_str().unwrap().to_owned();
     assert_eq!(text("model") + &text("strategy") + &text("transport"), "cnnddpshm");
@@ -147,7 +107,9 @@ fn a_run_learns_and_reports() {
     assert_eq!([number("params"), number("batch_size"), number("steps")], [26698.0, 50.0, 75.0]);
     // World x batch / median step.
     let speed = 2.0 * 50.0 / number("step_ms_median") * 1e3;
-    assert!((number("samples_per_s") / speed - 1.0).abs() < 1e-9);
+    assert!((number("samples_per_s_without_data") / speed - 1.0).abs() < 1e-9);
+    // The mean over the slowest rank's steps is no less than the mean over all ranks.
+    assert!(number("samples_per_s") <= 2.0 * 50.0 / number("wall_ms") * 1e3 * (1.0 + 1e-9));
     assert!(number("step_ms_p99") >= number("step_ms_median"));
     // Parts of the mean step of 26698 parameters, at 4 bytes each.
     assert!(summary["peak_bytes"]["gradients"].as_f64().unwrap() >= 4.0 * 26698.0);
@@ -155,10 +117,18 @@ fn a_run_learns_and_reports() {
     assert!(number("resident_bytes") > 1e6);
 
     // That it learnt: on images that it has not seen. By guessing it would reach 0.1.
-    assert!(number("accuracy") > 0.9, "{}", run.stdout);
+    assert!(number("eval_accuracy") > 0.9, "{}", run.stdout);
     let percent = number_in(run.line("Evaluation accuracy:"), " ", "%");
-    assert!((percent - 100.0 * number("accuracy")).abs() < 0.006, "{percent}");
+    assert!((percent - 100.0 * number("eval_accuracy")).abs() < 0.006, "{percent}");
     assert!(steps[79]["loss"].as_f64() < steps[0]["loss"].as_f64());
+
+    // Losses of the last epoch's samples and of the test set are figures of their own.
+    let evaluation = steps.last().unwrap();
+    assert_eq!(evaluation["eval_loss"], summary["eval_loss"]);
+    let last_epoch = steps[60..80].iter().map(|step| step["loss"].as_f64().unwrap());
+    assert!((last_epoch.sum::<f64>() / 20.0 - number("train_loss")).abs() < 1e-9);
+    let said = number_in(run.line("Epoch 4/4: "), "loss ", ",");
+    assert!((said - number("train_loss")).abs() < 6e-5, "{said}");
 }
 
 #[test]
@@ -280,7 +250,9 @@ fn the_mlp_prints_the_scaling_block() {
     assert_eq!(field(7, "Measured samples"), "1,024");
     assert!(sandbox.run_folder().to_str().unwrap().ends_with("-mlp-ddp"));
     let summary = json(&sandbox.run_folder().join("summary.json"));
-    assert_eq!(summary["accuracy"], Value::Null);
+    for key in ["train_accuracy", "eval_accuracy", "eval_loss"] {
+        assert_eq!(summary[key], Value::Null, "{key}");
+    }
 
     let run = sandbox.train(&format!("{TINY_MLP} --epochs 1 --steps-per-epoch 3")).ok();
     let insufficient = "Insufficient measured steps. Increase steps or reduce warmup.";

@@ -80,7 +80,7 @@ pub(super) fn run(folder: &Path) -> Result<Run> {
         name,
         model: whole.get("model").and_then(Value::as_str).unwrap_or("?").to_owned(),
         batch_size: whole.get("batch_size").and_then(Value::as_u64).unwrap_or(0),
-        accuracy: number("accuracy"),
+        accuracy: number("eval_accuracy").or_else(|| number("accuracy")),
         total_s: number("total_s"),
         comm_overhead_pctg: number("comm_overhead_pct"),
         traced,

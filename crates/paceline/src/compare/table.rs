@@ -82,7 +82,7 @@ fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Figure> {
         }),
         figure(
             ("samples_per_s", "samples/s", "", 0),
-            "Samples of a step, of all ranks, divided by the median step.",
+            "Samples of all ranks, divided by the time of the measured steps with the wait for their data.",
             |run| run.summary.samples_per_s,
         ),
         figure(
@@ -126,12 +126,12 @@ fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Figure> {
             "The most memory of a rank in tensors, MB of 1e6 bytes.",
             peak_mb,
         ),
-        figure(("loss", "loss", "", 4), "Of the evaluation, else of the last epoch.", |run| {
-            run.summary.loss
-        }),
-        figure(("accuracy_pctg", "accuracy", "%", 2), "Samples classified correctly.", |run| {
-            run.accuracy.map(|part| 100.0 * part)
-        }),
+        figure(("loss", "loss", "", 4), "Training loss of the last epoch.", |run| run.summary.loss),
+        figure(
+            ("accuracy_pctg", "accuracy", "%", 2),
+            "The part of the test set that is classified correctly.",
+            |run| run.accuracy.map(|part| 100.0 * part),
+        ),
     ];
     if let Some(price) = price_per_hour {
         let definition = format!("The price of an hour, {price}, times the run's time in hours.");

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::event::{Evaluation, Event, Listener, StepDone};
-use super::summary::{Outcome, Summary, scaling_block, summary_block};
+use super::blocks::{scaling_block, summary_block};
+use super::event::{Event, Listener, StepDone};
+use super::facts::Facts;
 use crate::Result;
 use crate::config::TrainConfig;
 use crate::model_settings::ModelSettings;
-use crate::run::progress::Progress;
+use crate::run::progress::{Evaluation, Progress};
 use crate::text::{plural, thousands};
 
 /// Without a terminal, a line is printed every so many batches.
@@ -111,11 +112,11 @@ impl<'a> Console<'a> {
         }
     }
 
-    fn ended(&self, summary: &Summary, outcome: &Outcome) {
+    fn ended(&self, facts: &Facts) {
         if let ModelSettings::Mlp { .. } = self.config.model {
-            self.say(scaling_block(self.config, summary, outcome));
+            self.say(scaling_block(facts));
         }
-        self.say(summary_block(summary, outcome));
+        self.say(summary_block(facts));
         self.say(format!("Run folder: {}/", self.folder.display()));
         if let Some(profile) = &self.config.profile {
             let folder = profile.folder.display();
@@ -176,7 +177,7 @@ impl Listener for Console<'_> {
                     bar.finish_and_clear();
                 }
             }
-            Event::Ended(summary, outcome) => self.ended(summary, outcome),
+            Event::Ended(facts) => self.ended(facts),
             Event::StepBegun { .. } | Event::Saved { .. } => {}
         }
         Ok(())

@@ -10,10 +10,11 @@ use paceline_model::Model;
 use paceline_strategies::StepLoss;
 use paceline_trace::{Lane, Span};
 
-use super::meter::{RankReport, StepTimes};
-use super::summary::{Outcome, Summary};
+use super::facts::Facts;
+use super::meter::StepTimes;
+use super::rank_report::RankReport;
 use crate::Result;
-use crate::run::progress::{EpochSums, Progress};
+use crate::run::progress::{EpochSums, Evaluation, Progress};
 
 /// Something that happened. Steps, epochs and ranks count from 0 here; what people read counts from 1.
 #[derive(Debug)]
@@ -70,8 +71,8 @@ pub enum Event<'a> {
     },
     /// The last step is done. The group is that of the ranks.
     TrainingEnded(&'a Group),
-    /// Everything is done. Only rank 0 is told, since it alone has the summary.
-    Ended(&'a Summary, &'a Outcome),
+    /// Everything is done. Only rank 0 is told, since the reports of the ranks are gathered there.
+    Ended(&'a Facts<'a>),
 }
 
 /// A step that is done.
@@ -87,6 +88,8 @@ pub struct StepDone<'a> {
     pub batches: usize,
     /// Loss and counts.
     pub loss: &'a StepLoss,
+    /// Whether the model classifies.
+    pub has_classes: bool,
     /// The learning rate that it used.
     pub lr: f64,
     /// The norm of the gradients before they were clipped, if they were to be.
@@ -103,21 +106,6 @@ pub struct StepDone<'a> {
     pub records: &'a [OpRecord],
     /// The ranks.
     pub group: &'a Group,
-}
-
-/// An evaluation of the test set.
-#[derive(Clone, Copy, Debug)]
-pub struct Evaluation {
-    /// Optimizer steps before it.
-    pub steps: u64,
-    /// The epoch of the last of them.
-    pub epoch: u64,
-    /// What it found.
-    pub sums: EpochSums,
-    /// Whether it belongs to the end of the run, and not to `--eval-every`.
-    pub is_final: bool,
-    /// Whether an earlier event has told the same, because `--eval-every` fell on the last step.
-    pub is_repeated: bool,
 }
 
 /// Whoever wants to know what happens.

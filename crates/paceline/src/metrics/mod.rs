@@ -6,23 +6,36 @@
 //! |---|---|
 //! | [`event`] | what the trainer tells, and who can listen |
 //! | [`meter`] | from spans and records of operations to times of a step |
-//! | [`anatomy`] | where the time of a step went, over all ranks |
-//! | [`summary`] | what a run came to |
-//! | [`console`], [`jsonl`], [`tensorboard`] | views: the console, `metrics.jsonl`, `TensorBoard`'s event file |
+//! | [`readiness`] | where in a step its operations and gradients lie |
+//! | [`steps`] | the measured steps, in bounded memory |
+//! | [`rank_report`] | what a rank has to say at the end |
+//! | [`anatomy`] | the operations and gradients of a step over all ranks, and the slowest rank |
+//! | [`facts`] | everything that is known of a run at its end |
+//! | [`figure`], [`table`] | every figure: name, unit, definition, how it is computed and where it is shown |
+//! | [`console`], [`blocks`], [`jsonl`], [`summary`], [`tensorboard`] | the views of the table |
+//! | [`page`] | the table as `docs/metrics.md` |
 //! | [`profiler`] | traces of some of the steps |
 
 pub mod anatomy;
+pub mod blocks;
 pub mod console;
 pub mod event;
+pub mod facts;
+pub mod figure;
 pub mod jsonl;
 pub mod meter;
+pub mod page;
 pub mod profiler;
+pub mod rank_report;
+pub mod readiness;
+pub mod steps;
 pub mod summary;
+pub mod table;
 pub mod tensorboard;
 
 use std::path::Path;
 
-pub use meter::{TOTAL, quantile};
+pub use rank_report::TOTAL;
 
 use crate::Result;
 use crate::config::TrainConfig;
@@ -35,7 +48,7 @@ pub fn listeners<'a>(config: &'a TrainConfig, folder: Option<&Path>) -> Result<L
     listeners.add(jsonl::MetricsFile::create(folder)?);
     if config.tensorboard {
         let folder = folder.join("tensorboard");
-        listeners.add(tensorboard::TensorBoard::create(&folder, config.model.has_classes())?);
+        listeners.add(tensorboard::TensorBoard::create(&folder)?);
     }
     listeners.add(summary::SummaryFile::new(folder, config.json.as_deref()));
     if !config.quiet {

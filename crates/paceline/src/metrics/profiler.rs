@@ -14,7 +14,7 @@ use paceline_memory::Allocator;
 use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
 
 use super::event::{Event, Listener, StepDone};
-use super::meter::RankReport;
+use super::rank_report::RankReport;
 use crate::profile::ProfileConfig;
 use crate::{Failure, Result, resources};
 

@@ -1,7 +1,8 @@
 //! Scalars for TensorBoard: an event file that its server follows while the run goes on.
 //!
 //! The file is a sequence of TFRecords, each a protocol buffer of type `Event`
-//! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard).
+//! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Its curves are a view of the
+//! table of figures.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -11,7 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prost::Message;
 
 use super::event::{self, Listener};
-use super::jsonl::{EvaluationLine, StepLine};
+use super::figure::{Figure, Source};
+use super::table::TABLE;
 use crate::{Failure, Result};
 
 /// What the first record of an event file says.
@@ -59,18 +61,26 @@ struct Value {
 #[derive(Debug)]
 pub struct TensorBoard {
     file: BufWriter<File>,
-    /// Whether the model classifies: otherwise it has no accuracy.
-    has_classes: bool,
 }
 
 impl Listener for TensorBoard {
     fn on(&mut self, event: &event::Event) -> Result<()> {
         match event {
-            event::Event::Step(step) => {
-                self.add_scalars(step.steps, &StepLine::new(step).scalars(self.has_classes))
-            }
+            event::Event::Step(step) => self.add(step.steps, |figure| figure.of_step(step)),
             event::Event::Evaluated(evaluation) if !evaluation.is_repeated => {
-                self.add_scalars(evaluation.steps, &EvaluationLine::new(evaluation).scalars())
+                // The curve of the epochs has a point per step already.
+                let value = |figure: &Figure| match figure.source {
+                    Source::Position(_) => None,
+                    _ => figure.of_evaluation(evaluation),
+                };
+                self.add(evaluation.steps, value)
+            }
+            event::Event::Saved { steps, took } => {
+                let value = |figure: &Figure| match figure.source {
+                    Source::Save(of) => Some(of(*took).into()),
+                    _ => None,
+                };
+                self.add(*steps, value)
             }
             _ => Ok(()),
         }
@@ -79,7 +89,7 @@ impl Listener for TensorBoard {
 
 impl TensorBoard {
     /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in `folder`, which is made too.
-    pub fn create(folder: &Path, has_classes: bool) -> Result<Self> {
+    pub fn create(folder: &Path) -> Result<Self> {
         let uname = rustix::system::uname();
         // TensorBoard asks only for "tfevents"; a host's name is not bound to fit a file's.
         let host = uname.nodename().to_string_lossy().replace('/', "_");
@@ -88,21 +98,27 @@ impl TensorBoard {
         fs::create_dir_all(folder)
             .and_then(|()| File::create(&path))
             .and_then(|file| {
-                let mut events = Self { file: BufWriter::new(file), has_classes };
+                let mut events = Self { file: BufWriter::new(file) };
                 events.write(0, What::FileVersion(FILE_VERSION.to_owned()))?;
                 Ok(events)
             })
             .map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))
     }
 
-    /// Adds the scalars of a step, visible at once to whoever follows the file.
-    fn add_scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
-        let value = |(tag, value): &(&str, f64)| Value {
-            tag: (*tag).to_owned(),
-            // The format knows scalars of no other kind than f32.
-            simple_value: Some(*value as f32),
+    /// Adds a point to each curve that has a value at this step, visible at once to whoever follows the
+    /// file.
+    fn add(
+        &mut self,
+        step: u64,
+        value: impl Fn(&Figure) -> Option<serde_json::Value>,
+    ) -> Result<()> {
+        let point = |figure: &Figure| {
+            let (tag, value) = (figure.curve?.to_owned(), value(figure)?);
+            // The format has scalars of no other kind than f32. A value that JSON cannot hold is no number.
+            let simple_value = Some(value.as_f64().unwrap_or(f64::NAN) as f32);
+            Some(Value { tag, simple_value })
         };
-        let summary = Summary { value: scalars.iter().map(value).collect() };
+        let summary = Summary { value: TABLE.iter().filter_map(point).collect() };
         self.write(step as i64, What::Summary(summary))
             .map_err(|e| Failure::io("cannot write TensorBoard's event file", e))
     }

@@ -72,6 +72,23 @@ impl EpochSums {
     }
 }
 
+/// An evaluation of the test set.
+#[derive(Clone, Copy, Debug)]
+pub struct Evaluation {
+    /// Optimizer steps before it.
+    pub steps: u64,
+    /// The epoch of the last of them, from 0.
+    pub epoch: u64,
+    /// What it found.
+    pub sums: EpochSums,
+    /// Whether the model classifies.
+    pub has_classes: bool,
+    /// Whether it belongs to the end of the run, and not to `--eval-every`.
+    pub is_final: bool,
+    /// Whether it was told before, because `--eval-every` fell on the last step.
+    pub is_repeated: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,13 +16,15 @@ use paceline_strategies::Replica;
 use paceline_trace::{Lane, now_ns};
 
 use crate::config::TrainConfig;
-use crate::metrics::event::{Evaluation, Event, Listeners, StepDone};
-use crate::metrics::meter::{Meter, RankReport, StepTimes};
+use crate::metrics::event::{Event, Listeners, StepDone};
+use crate::metrics::facts::{Facts, Outcome};
+use crate::metrics::meter::Meter;
 use crate::metrics::profiler::Profiler;
-use crate::metrics::summary::{Outcome, Summary};
+use crate::metrics::rank_report::RankReport;
+use crate::metrics::steps::StepLog;
 use crate::run::batches::{self, BatchStream};
 use crate::run::evaluation;
-use crate::run::progress::{EpochSums, Progress};
+use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::run::resume;
 use crate::run::step::{StepOutcome, Stepper};
 use crate::text::placement_line;
@@ -30,9 +32,6 @@ use crate::{Failure, Result, metrics, resources};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
 const LANE_CAPACITY: usize = 1 << 14;
-
-/// Steps whose times find room without allocating.
-const MAX_RESERVED_STEPS: usize = 1 << 20;
 
 /// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`.
 pub fn run_rank(
@@ -81,28 +80,31 @@ pub fn run_rank(
     let mut trainer = Trainer { config, num_samples, stepper, listeners, test };
     let trained = trainer.train(stream, progress)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
-    if let Some(sums) = evaluation {
-        let steps = progress.steps + trained.num_steps;
-        trainer.listeners.tell(Event::Evaluated(Evaluation {
-            steps,
-            epoch: config.epochs as u64 - 1,
-            sums,
-            is_final: true,
-            is_repeated: trained.num_steps > 0 && trainer.evaluates_after(steps),
-        }))?;
+    let steps = progress.steps + trained.num_steps;
+    let evaluated = evaluation.map(|sums| Evaluation {
+        steps,
+        // Where no step was left to make, the checkpoint stands at the end of its last epoch.
+        epoch: trained.last.map_or(progress.position.epoch.saturating_sub(1), |(epoch, _)| epoch),
+        sums,
+        has_classes: config.model.has_classes(),
+        is_final: true,
+        is_repeated: trained.num_steps > 0 && trainer.evaluates_after(steps),
+    });
+    if let Some(evaluation) = evaluated {
+        trainer.listeners.tell(Event::Evaluated(evaluation))?;
     }
-    trainer.finish(begin, trained, evaluation)
+    trainer.finish(begin, trained, evaluated)
 }
 
 /// What training came to on this rank.
 struct Trained {
     /// The measured steps.
-    steps: Vec<StepTimes>,
+    steps: StepLog,
     meter: Meter,
     /// All steps, measured or not.
     num_steps: u64,
-    /// Of the last epoch, or of the part of it that the run has made.
-    last: Option<EpochSums>,
+    /// The last epoch and its sums, or those of the part of it that the run has made.
+    last: Option<(u64, EpochSums)>,
 }
 
 struct Trainer<'a> {
@@ -121,10 +123,7 @@ impl Trainer<'_> {
         let config = self.config;
         let total_steps = config.total_steps();
         let mut meter = Meter::new();
-        // Room for all steps, so that measuring does not allocate; within reason, because a run
-        // that is to go on until it is stopped may announce any number of epochs.
-        let num_steps = usize::try_from(total_steps).unwrap_or(usize::MAX);
-        let mut steps = Vec::with_capacity(num_steps.min(MAX_RESERVED_STEPS));
+        let mut steps = StepLog::new(total_steps);
         let mut last = None;
         let mut made = 0;
         while progress.steps < total_steps {
@@ -159,7 +158,7 @@ impl Trainer<'_> {
                 let counts = made > config.warmup_steps as u64;
                 let times = meter.times(whole, data_ns, &self.stepper.lane, counts);
                 if counts {
-                    steps.push(times);
+                    steps.push(made - 1, &times, &loss);
                 }
                 self.listeners.tell(Event::Step(StepDone {
                     number: made - 1,
@@ -167,6 +166,7 @@ impl Trainer<'_> {
                     epoch,
                     batches,
                     loss: &loss,
+                    has_classes: config.model.has_classes(),
                     lr,
                     grad_norm,
                     asked_ns,
@@ -190,7 +190,7 @@ impl Trainer<'_> {
             let sums = ended.unwrap_or(progress.epoch);
             let took = epoch_begin.elapsed();
             self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
-            last = Some(sums);
+            last = Some((epoch, sums));
             let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
             if is_due || progress.steps == total_steps {
                 self.save(&progress)?;
@@ -223,9 +223,14 @@ impl Trainer<'_> {
     fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
         self.stepper.settle()?;
         let Some(sums) = self.evaluate()? else { return Ok(()) };
-        let (is_final, is_repeated) = (false, false);
-        let evaluation = Evaluation { steps, epoch, sums, is_final, is_repeated };
-        self.listeners.tell(Event::Evaluated(evaluation))
+        self.listeners.tell(Event::Evaluated(Evaluation {
+            steps,
+            epoch,
+            sums,
+            has_classes: self.config.model.has_classes(),
+            is_final: false,
+            is_repeated: false,
+        }))
     }
 
     /// Loss and accuracy over the test set, if there is one.
@@ -241,7 +246,7 @@ impl Trainer<'_> {
         &mut self,
         begin: Instant,
         trained: Trained,
-        evaluation: Option<EpochSums>,
+        evaluated: Option<Evaluation>,
     ) -> Result<()> {
         let Replica { compute, group, model, storage, .. } = &self.stepper.replica;
         let digest = storage.digest()?;
@@ -251,19 +256,17 @@ impl Trainer<'_> {
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = group.gather_object(&report, 0)? else { return Ok(()) };
-        let sums = evaluation.or(last).unwrap_or_default();
-        let has_classes = self.config.model.has_classes();
         let outcome = Outcome {
             transport: group.transport(),
             link: group.link(),
             params: model.layout.num_params(),
             num_steps,
-            loss: sums.loss / sums.count,
-            accuracy: has_classes.then_some(sums.correct / sums.count),
+            trained: last.map(|(_, sums)| sums),
+            evaluated,
             total,
         };
-        let summary = Summary::new(self.config, &outcome, &reports, &model.layout);
-        self.listeners.tell(Event::Ended(&summary, &outcome))
+        let facts = Facts::new(self.config, &outcome, &reports, &model.layout);
+        self.listeners.tell(Event::Ended(&facts))
     }
 }
 

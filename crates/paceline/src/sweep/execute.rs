@@ -54,9 +54,12 @@ pub struct RunSummary {
     pub steps: usize,
     /// Median of the slowest rank's step.
     pub step_ms_median: Option<f64>,
-    /// Samples per second.
+    /// Samples per second, with the wait for data.
     pub samples_per_s: Option<f64>,
-    /// The loss at the end.
+    /// Samples per second if data were always there.
+    pub samples_per_s_without_data: Option<f64>,
+    /// Training loss of the last epoch.
+    #[serde(alias = "train_loss")]
     pub loss: Option<f64>,
     /// Time that the main thread computed.
     pub compute_ms: Option<f64>,

@@ -85,7 +85,7 @@ impl Measured {
             step_ms: median(|run| run.step_ms_median)?,
             step_ms_min: steps().fold(f64::INFINITY, f64::min),
             step_ms_max: steps().fold(0.0, f64::max),
-            samples_per_s: median(|run| run.samples_per_s)?,
+            samples_per_s: median(|run| run.samples_per_s_without_data)?,
             compute_ms: median(|run| run.compute_ms)?,
             exposed_ms: median(|run| run.comm_exposed_ms)?,
             hidden_ms: median(|run| run.comm_hidden_ms)?,
@@ -228,7 +228,7 @@ pub(super) mod tests {
     fn medians_are_taken_over_rounds() {
         let run = |step: f64| RunSummary {
             step_ms_median: Some(step),
-            samples_per_s: Some(1e3 * 8.0 / step),
+            samples_per_s_without_data: Some(1e3 * 8.0 / step),
             compute_ms: Some(step - 1.0),
             comm_exposed_ms: Some(1.0),
             comm_hidden_ms: Some(0.5),

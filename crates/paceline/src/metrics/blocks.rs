@@ -1,0 +1,222 @@
+//! What the console says when a run has ended. A view of the table of figures: names, units and decimals are
+//! the table's.
+
+use paceline_memory::Category;
+
+use super::anatomy::{Anatomy, BucketLine, Slowest};
+use super::facts::Facts;
+use super::rank_report::TOTAL;
+use super::steps::AllSteps;
+use super::table::{self, TABLE};
+use crate::text::{plain_table, thousands};
+
+const INSUFFICIENT: &str = "Insufficient measured steps. Increase steps or reduce warmup.";
+
+/// A number of a run as people see it; a dash where nothing was measured.
+fn number(facts: &Facts, name: &str) -> String {
+    let figure = table::find(name).expect("the table has each figure that the console prints");
+    let value = figure.of_run(facts).and_then(|value| value.as_f64());
+    value.map_or("-".to_owned(), |value| figure.shown(value))
+}
+
+/// A mean over ranks and steps as people see it; a dash where nothing was measured.
+fn mean(steps: &AllSteps, name: &str) -> String {
+    let figure = table::find(name).expect("the table has each figure that the console prints");
+    figure.mean(steps).map_or("-".to_owned(), |value| figure.shown(value))
+}
+
+fn rounded(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| thousands(value.round() as u64))
+}
+
+/// The block at the end of a run.
+pub(crate) fn summary_block(facts: &Facts) -> String {
+    let number = |name| number(facts, name);
+    let num_measured = facts.steps.count();
+    let mut lines = vec![format!("Total time: {} s", number("total_s"))];
+    if num_measured == 0 {
+        lines.push(INSUFFICIENT.into());
+    } else {
+        lines.extend([
+            format!(
+                "Step: {} ms median, {} ms p99 over {} steps; {} samples/s, waiting for data included",
+                number("step_ms_median"),
+                number("step_ms_p99"),
+                thousands(num_measured),
+                rounded(facts.steps.samples_per_s())
+            ),
+            format!("Compute time: {} ms per step", number("compute_ms")),
+            format!(
+                "Communication time: {} ms exposed, {} ms hidden per step; {} ms waiting, {} ms moving",
+                number("comm_exposed_ms"),
+                number("comm_hidden_ms"),
+                number("comm_wait_ms"),
+                number("comm_move_ms")
+            ),
+            format!(
+                "Communication overhead: {} % of the step is exposed",
+                number("comm_overhead_pct")
+            ),
+        ]);
+        // Where two kinds of step take turns, a mean over both says nothing.
+        if facts.sync_cost.is_none() {
+            lines.extend(anatomy_lines(&facts.steps, &facts.anatomy));
+            lines.extend(unlike_line(facts));
+        }
+    }
+    lines.extend(facts.advice.iter().map(|advice| format!("Advice: {advice}.")));
+    if let Some(cost) = &facts.sync_cost {
+        lines.push(format!(
+            "Synchronisation: {:.3} ms per step with it, {:.3} without (medians, in turns): {:+.2} %",
+            cost.synchronised_ms, cost.unsynchronised_ms, cost.added_pct
+        ));
+    }
+    let peaks = facts.peak_bytes();
+    let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
+    let peaks: Vec<String> = categories
+        .filter_map(|name| peaks.get(name).map(|bytes| (name, *bytes)))
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(name, bytes)| format!("{name} {:.2}", bytes as f64 / 1e6))
+        .collect();
+    lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
+    let resident = facts.sum(|report| report.resident_bytes) / facts.reports.len().max(1) as u64;
+    lines.push(format!("Resident (proportional) per rank: {:.1} MB", resident as f64 / 1e6));
+    let digest = facts.reports.first().map_or("", |report| &report.weights_sha256);
+    lines.push(format!("Weights: sha256 {digest}"));
+    if !facts.replicas_agree() {
+        lines.push(format!(
+            "The ranks hold different weights, as {} leaves them; those of rank 0 count",
+            match facts.sync_cost {
+                Some(_) => "a step without synchronisation",
+                None => facts.config.strategy.name.name(),
+            }
+        ));
+    }
+    let dropped = facts.sum(|report| report.dropped_spans);
+    if dropped > 0 {
+        lines.push(format!(
+            "{dropped} spans or operations found no room; times and counts are too low"
+        ));
+    }
+    lines.join("\n")
+}
+
+/// What the times of single operations and gradients leave out, if they do.
+fn unlike_line(facts: &Facts) -> Option<String> {
+    let num_unlike = facts.max(|report| report.alike.num_unlike);
+    (num_unlike > 0).then(|| {
+        format!(
+            "{} of {} steps have other operations or gradients than the first one: the times of buckets and \
+             gradients leave them out",
+            thousands(num_unlike),
+            thousands(facts.steps.count())
+        )
+    })
+}
+
+/// Where the time of a step goes.
+fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy) -> Vec<String> {
+    let wall = table::find("wall_ms").into_iter();
+    let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).chain(wall);
+    let rows: Vec<[String; 3]> = parts
+        .map(|figure| {
+            let ms = figure.mean(steps).unwrap_or(0.0);
+            let share = 100.0 * ms / anatomy.wall_ms;
+            let share = if share.is_finite() { share } else { 0.0 };
+            [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]
+        })
+        .collect();
+    let rows = plain_table(["Main thread", "ms", "%"], 1, &rows);
+    let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
+    let mean = |name| mean(steps, name);
+    if let Some(overlap) = anatomy.overlap_pct() {
+        lines.push(format!(
+            "Beside them: {} ms of communication, {} hidden ({overlap:.1} % overlap); all operations, \
+             that of the loss included, waited {} ms for the last rank, {} of them exposed",
+            mean("comm_ms"),
+            mean("comm_hidden_ms"),
+            mean("comm_wait_ms"),
+            mean("comm_exposed_wait_ms")
+        ));
+    }
+    if let Some(Slowest { rank, steps_pct, cost_ms }) = anatomy.slowest {
+        lines.push(format!(
+            "Slowest: rank {rank}, last in {steps_pct:.0} % of the steps; each other rank waited \
+             {cost_ms:.2} ms per step for it"
+        ));
+    }
+    if !anatomy.buckets.is_empty() {
+        lines.push(bucket_table(anatomy));
+    }
+    lines
+}
+
+fn bucket_table(anatomy: &Anatomy) -> String {
+    let line = |(at, BucketLine { op, units }): (usize, &BucketLine)| {
+        let ms = |ms: f64| format!("{ms:.2}");
+        [
+            at.to_string(),
+            format!("{:.2}", op.bytes as f64 / 1e6),
+            ms(op.ready_ms),
+            ms(op.sent_ms),
+            ms(op.done_ms),
+            format!("{:.0}", op.hidden_pct),
+            units.join(" "),
+        ]
+    };
+    let lines: Vec<[String; 7]> = anatomy.buckets.iter().enumerate().map(line).collect();
+    let names =
+        ["Bucket", "MB", "Ready (ms)", "Sent (ms)", "Done (ms)", "Hidden (%)", "Gradients of"];
+    format!(
+        "Buckets, since the batch was there (backward ends at {:.2} ms):\n{}",
+        anatomy.backward_end_ms,
+        plain_table(names, 0, &lines)
+    )
+}
+
+/// The block of the scaling benchmark. Its throughput uses the average step, without the wait for data.
+pub(crate) fn scaling_block(facts: &Facts) -> String {
+    let config = facts.config;
+    let num_measured = facts.steps.count();
+    let mut lines = vec![
+        "=== DDP Scaling Benchmark ===".to_owned(),
+        format!("World size       : {}", config.world_size),
+        "Device           : cpu".to_owned(),
+        format!("Config           : {}", serde_json::json!(config.model)),
+        format!("Warmup steps     : {}", config.warmup_steps),
+        format!("Measured steps   : {num_measured} / {}", facts.outcome.num_steps),
+    ];
+    let samples = config.samples_per_step();
+    match facts.steps.mean(|times| times.step) {
+        Some(mean_ns) => lines.extend([
+            format!("Avg step time    : {} ms", number(facts, "step_ms")),
+            format!("Throughput       : {} samples/s", rounded(Some(samples / mean_ns * 1e9))),
+            format!("Measured samples : {}", rounded(Some(samples * num_measured as f64))),
+        ]),
+        None => lines.push(INSUFFICIENT.to_owned()),
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::anatomy::tests::report;
+    use super::*;
+
+    #[test]
+    fn the_lines_of_a_run() {
+        let layout = paceline_model::LayoutBuilder::new().finish(1);
+        let reports = [report(&[1, 1]), report(&[2, 0])];
+        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
+        let anatomy = Anatomy::new(&steps, &reports, &layout, &[vec!["fc1".into(), "fc0".into()]]);
+        insta::assert_snapshot!(anatomy_lines(&steps, &anatomy).join("\n"));
+    }
+
+    #[test]
+    fn every_figure_of_the_console_is_in_the_table() {
+        let steps = AllSteps::new([]);
+        for figure in TABLE.iter().filter(|figure| figure.is_part_of_step) {
+            assert_eq!(mean(&steps, figure.name), "-");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! What a figure is: its name, unit and definition, where it comes from and where it is shown.
+//!
+//! The figures themselves are in [`table`](super::table).
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::event::StepDone;
+use super::facts::Facts;
+use super::meter::StepTimes;
+use super::steps::AllSteps;
+use crate::run::progress::Evaluation;
+
+/// A figure. It has this name in every file and in every view.
+#[derive(Clone, Copy, Debug)]
+pub struct Figure {
+    /// Its name: the key in `metrics.jsonl` and `summary.json`.
+    pub name: &'static str,
+    /// Its name for people; the unit stands beside it.
+    pub label: &'static str,
+    /// Its unit; empty for words and plain numbers.
+    pub unit: &'static str,
+    /// How many decimals people see; files have all.
+    pub decimals: usize,
+    /// What it says and how it is found.
+    pub definition: &'static str,
+    /// How the values of the ranks become one.
+    pub ranks: Ranks,
+    /// What it is computed from.
+    pub source: Source,
+    /// Whether `metrics.jsonl` has it.
+    pub in_metrics: bool,
+    /// Whether `summary.json` has it.
+    pub in_summary: bool,
+    /// The curve that TensorBoard draws of it: a section, a slash and a name.
+    pub curve: Option<&'static str>,
+    /// Whether the console prints it.
+    pub on_console: bool,
+    /// Whether it is one of the disjoint times that add up to a step of the main thread.
+    pub is_part_of_step: bool,
+    /// The table of a comparison that has it as a column.
+    pub compared: Compared,
+    /// Whether the table of a sweep has it.
+    pub swept: bool,
+    /// Where else a summary may have it: a JSON pointer, and what to multiply the value there with.
+    pub elsewhere: Option<(&'static str, f64)>,
+}
+
+/// How the values of the ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranks {
+    /// The value of rank 0.
+    First,
+    /// All ranks have the same value, or it is no rank's.
+    Same,
+    /// The mean over the ranks.
+    Mean,
+    /// In each step the rank with the largest value.
+    SlowestOfStep,
+    /// The largest value of any rank.
+    Max,
+    /// The sum over the ranks.
+    Sum,
+}
+
+impl Ranks {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::First => "rank 0",
+            Self::Same => "the same on all",
+            Self::Mean => "mean",
+            Self::SlowestOfStep => "slowest of each step",
+            Self::Max => "maximum",
+            Self::Sum => "sum",
+        }
+    }
+}
+
+/// What a figure is computed from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// Where the run stands, from its steps and epochs, which count from 1: it begins each line of
+    /// `metrics.jsonl`.
+    Position(fn(u64, u64) -> u64),
+    /// A quantity of each step, times a factor. The one of a run is the mean over its measured steps.
+    Times(fn(&StepTimes) -> u64, f64),
+    /// A step, if it has this figure.
+    Step(fn(&StepDone) -> Option<Value>),
+    /// An evaluation, if it has this figure. The one of a run is that of the evaluation at its end.
+    Evaluation(fn(&Evaluation) -> Option<f64>),
+    /// The time of a save.
+    Save(fn(Duration) -> f64),
+    /// A run.
+    Run(fn(&Facts) -> Value),
+    /// The summary of a run, and what the comparison is told or finds beside it.
+    Comparison,
+}
+
+/// The place of a figure in a comparison of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// It is not compared.
+    No,
+    /// In the first table on the console, which is about the run.
+    First,
+    /// In the second one, which is about the step.
+    Second,
+}
+
+impl Figure {
+    /// A figure that is shown nowhere yet.
+    pub const fn new(
+        name: &'static str,
+        (label, unit, decimals): (&'static str, &'static str, usize),
+        ranks: Ranks,
+        source: Source,
+        definition: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            label,
+            unit,
+            decimals,
+            definition,
+            ranks,
+            source,
+            in_metrics: false,
+            in_summary: false,
+            curve: None,
+            on_console: false,
+            is_part_of_step: false,
+            compared: Compared::No,
+            swept: false,
+            elsewhere: None,
+        }
+    }
+
+    /// In `metrics.jsonl`.
+    pub const fn metrics(mut self) -> Self {
+        self.in_metrics = true;
+        self
+    }
+
+    /// In `summary.json`.
+    pub const fn summary(mut self) -> Self {
+        self.in_summary = true;
+        self
+    }
+
+    /// As a curve of TensorBoard.
+    pub const fn curve(mut self, tag: &'static str) -> Self {
+        self.curve = Some(tag);
+        self
+    }
+
+    /// On the console.
+    pub const fn console(mut self) -> Self {
+        self.on_console = true;
+        self
+    }
+
+    /// On the console, as a part of the main thread's step.
+    pub const fn part_of_step(mut self) -> Self {
+        self.is_part_of_step = true;
+        self.console()
+    }
+
+    /// In the first table of a comparison.
+    pub const fn first(mut self) -> Self {
+        self.compared = Compared::First;
+        self
+    }
+
+    /// In the second table of a comparison.
+    pub const fn second(mut self) -> Self {
+        self.compared = Compared::Second;
+        self
+    }
+
+    /// In the table of a sweep.
+    pub const fn swept(mut self) -> Self {
+        self.swept = true;
+        self
+    }
+
+    /// In summaries, also or only, at this JSON pointer; the value there is multiplied.
+    pub const fn elsewhere(mut self, pointer: &'static str, factor: f64) -> Self {
+        self.elsewhere = Some((pointer, factor));
+        self
+    }
+
+    /// Its value in a step, if it is a figure of steps and this one has it.
+    pub fn of_step(&self, step: &StepDone) -> Option<Value> {
+        match self.source {
+            Source::Position(of) => Some(of(step.steps, step.epoch + 1).into()),
+            Source::Times(of, 1.0) => Some(of(&step.times).into()),
+            Source::Times(of, factor) => Some((of(&step.times) as f64 * factor).into()),
+            Source::Step(of) => of(step),
+            _ => None,
+        }
+    }
+
+    /// Its value in an evaluation, if it is a figure of evaluations.
+    pub fn of_evaluation(&self, evaluation: &Evaluation) -> Option<Value> {
+        match self.source {
+            Source::Position(of) => Some(of(evaluation.steps, evaluation.epoch + 1).into()),
+            Source::Evaluation(of) => of(evaluation).map(Value::from),
+            _ => None,
+        }
+    }
+
+    /// Its value in a run, if it is a figure of runs; null where nothing was measured.
+    pub fn of_run(&self, facts: &Facts) -> Option<Value> {
+        match self.source {
+            Source::Run(of) => Some(of(facts)),
+            Source::Evaluation(of) => Some(facts.outcome.evaluated.as_ref().and_then(of).into()),
+            Source::Times(..) => Some(self.mean(&facts.steps).into()),
+            _ => None,
+        }
+    }
+
+    /// The mean over ranks and measured steps of a quantity of each step.
+    pub fn mean(&self, steps: &AllSteps) -> Option<f64> {
+        let Source::Times(of, factor) = self.source else { return None };
+        steps.mean(of).map(|value| value * factor)
+    }
+
+    /// Its value in a summary that was written by this version or an earlier one.
+    pub fn read(&self, summary: &Value) -> Option<f64> {
+        let own = summary.get(self.name).and_then(Value::as_f64);
+        own.or_else(|| {
+            let (pointer, factor) = self.elsewhere?;
+            Some(summary.pointer(pointer)?.as_f64()? * factor)
+        })
+    }
+
+    /// The value as people see it, without the unit.
+    pub fn shown(&self, value: f64) -> String {
+        format!("{value:.*}", self.decimals)
+    }
+
+    /// All places that show it, in words.
+    pub fn views(&self) -> Vec<&'static str> {
+        let all = [
+            ("console", self.on_console),
+            ("metrics.jsonl", self.in_metrics),
+            ("summary.json", self.in_summary),
+            ("TensorBoard", self.curve.is_some()),
+            ("comparison", self.compared != Compared::No),
+            ("sweep", self.swept),
+        ];
+        all.into_iter().filter(|(_, is_shown)| *is_shown).map(|(name, _)| name).collect()
+    }
+}

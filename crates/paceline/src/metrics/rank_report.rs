@@ -1,0 +1,61 @@
+//! What a rank has to say when training has ended. Rank 0 gathers these reports, once.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use paceline_memory::{Allocator, Category};
+use paceline_trace::Lane;
+use serde::{Deserialize, Serialize};
+
+use super::meter::Meter;
+use super::readiness::AlikeSteps;
+use super::steps::StepLog;
+use crate::resources;
+
+/// The entry of all categories together, beside those of each.
+pub const TOTAL: &str = "total";
+
+/// What one rank has to say at the end.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RankReport {
+    /// The measured steps.
+    pub steps: StepLog,
+    /// Means over those that are alike.
+    pub alike: AlikeSteps,
+    /// The most bytes alive at once, by category.
+    pub peak_bytes: BTreeMap<String, u64>,
+    /// Proportional set size in bytes.
+    pub resident_bytes: u64,
+    /// Spans, marks and operations that found no room.
+    pub dropped_spans: u64,
+    /// The trace that was written.
+    pub trace: Option<PathBuf>,
+    /// Digest of this rank's parameters.
+    pub weights_sha256: String,
+}
+
+impl RankReport {
+    /// The report of this rank now, without a trace.
+    pub fn new(
+        steps: StepLog,
+        meter: Meter,
+        allocator: &Allocator,
+        lane: &Lane,
+        weights_sha256: String,
+    ) -> Self {
+        let peak =
+            |category: Category| (category.name().to_owned(), allocator.usage(category).peak_bytes);
+        let mut peak_bytes: BTreeMap<_, _> = Category::ALL.into_iter().map(peak).collect();
+        peak_bytes.insert(TOTAL.into(), allocator.total().peak_bytes);
+        let dropped_spans = lane.dropped() + meter.num_lost();
+        Self {
+            steps,
+            alike: meter.alike(),
+            peak_bytes,
+            resident_bytes: resources::resident_bytes().unwrap_or(0),
+            dropped_spans,
+            trace: None,
+            weights_sha256,
+        }
+    }
+}

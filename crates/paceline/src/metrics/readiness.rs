@@ -1,0 +1,192 @@
+//! Where in a step its operations and gradients lie: means over steps that are alike.
+//!
+//! Steps are alike if they have the operations and gradients of the first measured step, in the same order. Other
+//! steps, such as those in which `local_sgd` averages, cannot enter the means. They are counted.
+
+use paceline_collectives::OpRecord;
+use paceline_strategies::span;
+use paceline_trace::{IntervalSet, Lane, Span};
+use serde::{Deserialize, Serialize};
+
+/// Where an operation lay in its step, in nanoseconds since the step began: means over steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OpMean {
+    /// Size of the message.
+    pub bytes: u64,
+    /// Submitted: for a bucket, its gradients were final.
+    pub ready: f64,
+    /// Its turn came.
+    pub sent: f64,
+    /// All ranks had arrived.
+    pub present: f64,
+    /// The result was there.
+    pub done: f64,
+    /// Time of it during which the main thread computed.
+    pub hidden: f64,
+}
+
+/// When a parameter's gradient was final, in nanoseconds since the step began: mean over steps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradReadiness {
+    /// The parameter's number.
+    pub param: usize,
+    /// When.
+    pub at: f64,
+}
+
+/// The steps that are alike: sums over them, or once all are there, means.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AlikeSteps {
+    /// How many there are.
+    pub count: u64,
+    /// Measured steps that are unlike them.
+    pub num_unlike: u64,
+    /// Operations of a step, whether or not they are followed.
+    pub num_ops: usize,
+    /// The operations of a step, in order; none where there are too many to follow.
+    pub ops: Vec<OpMean>,
+    /// The gradients of a step, in the order in which they are final.
+    pub ready: Vec<GradReadiness>,
+    /// The operations that carry buckets, in order.
+    pub bucket_ops: Vec<usize>,
+    /// The begin of the last backward pass, in nanoseconds since the step began.
+    pub backward_begin: f64,
+    /// Its end.
+    pub backward_end: f64,
+}
+
+/// More operations than this are not followed one by one.
+const MAX_OPS: usize = 512;
+
+impl AlikeSteps {
+    /// Adds the step that began at this moment, if it is like the first one.
+    pub fn add(
+        &mut self,
+        begin_ns: u64,
+        records: &[OpRecord],
+        lane: &Lane,
+        computing: &IntervalSet,
+    ) {
+        if self.count == 0 {
+            let num_ops = if records.len() <= MAX_OPS { records.len() } else { 0 };
+            let op = |record: &OpRecord| OpMean { bytes: record.bytes as u64, ..OpMean::default() };
+            self.ops = records[..num_ops].iter().map(op).collect();
+            let ready = lane.marked(span::GRADIENT_READY);
+            self.ready = ready.map(|mark| GradReadiness { param: mark.id, at: 0.0 }).collect();
+            let buckets = lane.marked(span::BUCKET_SENT);
+            self.bucket_ops = buckets.filter_map(|mark| first_after(records, mark.at_ns)).collect();
+            self.num_ops = records.len();
+        }
+        if !self.is_like(records, lane) {
+            self.num_unlike += 1;
+            return;
+        }
+        self.count += 1;
+        let since = |ns: u64| ns.saturating_sub(begin_ns) as f64;
+        for (op, OpRecord { times, .. }) in self.ops.iter_mut().zip(records) {
+            let span = Span { start_ns: times.started_ns, end_ns: times.finished_ns };
+            op.ready += since(times.submitted_ns);
+            op.sent += since(times.started_ns);
+            op.present += since(times.present_ns);
+            op.done += since(times.finished_ns);
+            op.hidden += IntervalSet::union([span]).intersection(computing).len_ns() as f64;
+        }
+        for (ready, mark) in self.ready.iter_mut().zip(lane.marked(span::GRADIENT_READY)) {
+            ready.at += since(mark.at_ns);
+        }
+        if let Some(backward) = lane.named(span::BACKWARD).max_by_key(|span| span.end_ns) {
+            self.backward_begin += since(backward.start_ns);
+            self.backward_end += since(backward.end_ns);
+        }
+    }
+
+    fn is_like(&self, records: &[OpRecord], lane: &Lane) -> bool {
+        let sizes = self.ops.iter().map(|op| op.bytes);
+        let followed = records.iter().map(|record| record.bytes as u64).take(self.ops.len());
+        let params = self.ready.iter().map(|ready| ready.param);
+        records.len() == self.num_ops
+            && sizes.eq(followed)
+            && params.eq(lane.marked(span::GRADIENT_READY).map(|mark| mark.id))
+    }
+
+    /// From sums to means.
+    pub fn mean(mut self) -> Self {
+        let steps = self.count.max(1) as f64;
+        for op in &mut self.ops {
+            for sum in [&mut op.ready, &mut op.sent, &mut op.present, &mut op.done, &mut op.hidden]
+            {
+                *sum /= steps;
+            }
+        }
+        self.ready.iter_mut().for_each(|ready| ready.at /= steps);
+        self.backward_begin /= steps;
+        self.backward_end /= steps;
+        self
+    }
+}
+
+/// The operation that was submitted right after a moment.
+pub fn first_after(records: &[OpRecord], at_ns: u64) -> Option<usize> {
+    records.iter().position(|record| record.times.submitted_ns >= at_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_collectives::{OpKind, OpTimes, ReduceOp};
+    use paceline_memory::DType;
+
+    use super::*;
+
+    fn record(
+        bytes: usize,
+        [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4],
+    ) -> OpRecord {
+        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
+        let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
+        OpRecord { kind, seq: 0, bytes, dtype, op, send_bytes: 8, recv_bytes: 8, times }
+    }
+
+    /// Adds a step with an operation of each size, in which these gradients are final.
+    fn add(steps: &mut AlikeSteps, begin: u64, sizes: &[usize], gradients: &[usize]) {
+        let mut lane = Lane::with_capacity(10);
+        let backward = Span { start_ns: begin, end_ns: begin + 100 };
+        lane.push(span::BACKWARD, backward);
+        gradients.iter().for_each(|id| lane.mark_at(span::GRADIENT_READY, *id, begin + 4));
+        let late = begin / 100;
+        let record = |bytes: &usize| record(*bytes, [10, 20, 30, 60].map(|at| begin + late + at));
+        let records: Vec<OpRecord> = sizes.iter().map(record).collect();
+        steps.add(begin, &records, &lane, &IntervalSet::union([backward]));
+    }
+
+    #[test]
+    fn operations_are_followed_from_step_to_step() {
+        let mut steps = AlikeSteps::default();
+        add(&mut steps, 1000, &[8], &[3]);
+        add(&mut steps, 2000, &[8], &[3]);
+        let AlikeSteps { count, num_unlike, ops, ready, backward_end, bucket_ops, .. } =
+            steps.mean();
+        let expected =
+            OpMean { bytes: 8, ready: 25.0, sent: 35.0, present: 45.0, done: 75.0, hidden: 40.0 };
+        assert_eq!(ops, [expected]);
+        assert_eq!((ready, backward_end), (vec![GradReadiness { param: 3, at: 4.0 }], 100.0));
+        assert_eq!((count, num_unlike), (2, 0));
+        assert!(bucket_ops.is_empty(), "no bucket was marked");
+    }
+
+    #[test]
+    fn unlike_steps_are_counted_and_change_no_mean() {
+        let mut steps = AlikeSteps::default();
+        add(&mut steps, 1000, &[8, 8], &[3, 2]);
+        let first = steps.clone();
+        for (sizes, gradients) in [
+            // Another number of operations, another size, a gradient less, another order of gradients.
+            (&[8][..], &[3, 2][..]),
+            (&[8, 4], &[3, 2]),
+            (&[8, 8], &[3]),
+            (&[8, 8], &[2, 3]),
+        ] {
+            add(&mut steps, 5000, sizes, gradients);
+        }
+        assert_eq!(steps, AlikeSteps { num_unlike: 4, ..first });
+    }
+}

@@ -1,0 +1,247 @@
+//! The measured steps of a rank, in bounded memory, and of all ranks together.
+//!
+//! Sums over all steps are kept, so means are exact however long a run is. Medians and percentiles need
+//! single steps: up to [`MAX_STEPS`] of them are kept, all of them in a run with no more measured steps.
+//! Beyond that a random half of the steps is kept, then a quarter, and so on. A hash of the step's number
+//! decides, so all ranks keep the same steps, and the slowest rank of a kept step is always known.
+
+use paceline_analysis::stats::nearest_rank;
+use paceline_strategies::StepLoss;
+use serde::{Deserialize, Serialize};
+
+use super::meter::StepTimes;
+use crate::text::ms;
+
+/// Steps that are kept one by one, at most: 2 MiB per rank. Of more steps than this at least half as many
+/// are kept, and a 99th percentile of those is, with 95 % confidence, between the 98.9th and 99.1st.
+pub const MAX_STEPS: usize = 1 << 16;
+
+/// What is kept of a step, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptStep {
+    /// Its number in the run.
+    pub number: u64,
+    /// From the batch being there to the end of the optimizer.
+    pub step: u64,
+    /// Waiting for the batch, before the step.
+    pub data: u64,
+    /// Communication waited for the slowest rank.
+    pub wait: u64,
+}
+
+impl KeptStep {
+    /// The step with the wait for its batch.
+    pub fn wall(&self) -> u64 {
+        self.step + self.data
+    }
+}
+
+/// The measured steps of a rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepLog {
+    /// By number.
+    kept: Vec<KeptStep>,
+    /// Steps are kept whose hash ends with so many zeros.
+    level: u32,
+    count: u64,
+    sums: StepTimes,
+    /// Samples that all ranks know of.
+    shared_samples: u64,
+    /// Samples of this rank, in steps in which ranks know of their own only.
+    own_samples: u64,
+}
+
+impl StepLog {
+    /// A log with room for a run of so many steps.
+    pub fn new(num_steps: u64) -> Self {
+        let room = usize::try_from(num_steps).unwrap_or(usize::MAX).min(MAX_STEPS);
+        Self { kept: Vec::with_capacity(room), ..Self::default() }
+    }
+
+    /// Adds the step of this number. Numbers increase.
+    pub fn push(&mut self, number: u64, times: &StepTimes, loss: &StepLoss) {
+        self.count += 1;
+        self.sums.add(times);
+        let samples = match loss.is_shared {
+            true => &mut self.shared_samples,
+            false => &mut self.own_samples,
+        };
+        *samples += loss.count as u64;
+        let &StepTimes { step, data, wait, .. } = times;
+        self.keep(KeptStep { number, step, data, wait }, MAX_STEPS);
+    }
+
+    fn keep(&mut self, step: KeptStep, max: usize) {
+        let belongs = |level| move |step: &KeptStep| zeros(step.number) >= level;
+        while belongs(self.level)(&step) && self.kept.len() == max {
+            self.level += 1;
+            self.kept.retain(belongs(self.level));
+        }
+        if belongs(self.level)(&step) {
+            self.kept.push(step);
+        }
+    }
+}
+
+/// How many zeros a hash of the number ends with: n or more for one in 2^n numbers, without a pattern.
+fn zeros(number: u64) -> u32 {
+    // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+    let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)).trailing_zeros()
+}
+
+/// The logs of all ranks.
+#[derive(Debug)]
+pub struct AllSteps<'a> {
+    logs: Vec<&'a StepLog>,
+}
+
+impl<'a> AllSteps<'a> {
+    /// Puts the logs together. All ranks make the same steps.
+    pub fn new(logs: impl IntoIterator<Item = &'a StepLog>) -> Self {
+        Self { logs: logs.into_iter().collect() }
+    }
+
+    /// Measured steps.
+    pub fn count(&self) -> u64 {
+        self.logs.iter().map(|log| log.count).min().unwrap_or(0)
+    }
+
+    /// Steps that are kept one by one.
+    pub fn num_kept(&self) -> usize {
+        self.logs.iter().map(|log| log.kept.len()).min().unwrap_or(0)
+    }
+
+    /// Each kept step as all ranks saw it, in rank order.
+    pub fn each(&self) -> impl Iterator<Item = Vec<KeptStep>> + '_ {
+        (0..self.num_kept()).map(|at| self.logs.iter().map(|log| log.kept[at]).collect())
+    }
+
+    /// Part of each kept step on the rank on which it is largest.
+    pub fn slowest(&self, part: fn(&KeptStep) -> u64) -> Vec<u64> {
+        self.each().map(|ranks| ranks.iter().map(part).max().unwrap_or(0)).collect()
+    }
+
+    /// A quantile of the slowest rank's steps, without the wait for data, in milliseconds.
+    pub fn step_ms(&self, part: f64) -> Option<f64> {
+        nearest_rank(&self.slowest(|step| step.step), part).map(ms)
+    }
+
+    /// The mean over ranks and steps of a part of a step.
+    pub fn mean(&self, part: impl Fn(&StepTimes) -> u64) -> Option<f64> {
+        let count: u64 = self.logs.iter().map(|log| log.count).sum();
+        let sum: u64 = self.logs.iter().map(|log| part(&log.sums)).sum();
+        (count > 0).then(|| sum as f64 / count as f64)
+    }
+
+    /// Samples of all ranks in a second of the measured steps, the slowest rank's wait for data included.
+    /// This is a mean, so that a loader that stalls now and then counts.
+    pub fn samples_per_s(&self) -> Option<f64> {
+        let walls = self.slowest(KeptStep::wall);
+        let wall_s = walls.iter().map(|ns| *ns as f64).sum::<f64>() / walls.len() as f64 / 1e9;
+        let shared = self.logs.first()?.shared_samples;
+        let own: u64 = self.logs.iter().map(|log| log.own_samples).sum();
+        let samples = (shared + own) as f64 / self.count() as f64;
+        (self.count() > 0).then(|| samples / wall_s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loss(count: usize, is_shared: bool) -> StepLoss {
+        StepLoss { loss: 1.0, correct: 0.0, count, is_shared, local_sum: 1.0 }
+    }
+
+    fn log(walls_ms: &[(u64, u64)]) -> StepLog {
+        let mut log = StepLog::default();
+        for (number, (step, data)) in walls_ms.iter().enumerate() {
+            let (step, data) = (step * 1_000_000, data * 1_000_000);
+            let times = StepTimes { step, data, ..StepTimes::default() };
+            log.push(number as u64, &times, &loss(100, true));
+        }
+        log
+    }
+
+    #[test]
+    fn a_log_is_bounded_and_ranks_keep_the_same_steps() {
+        let (mut one, mut other) = (StepLog::default(), StepLog::default());
+        for number in 7..10_007 {
+            one.keep(KeptStep { number, step: 1, ..KeptStep::default() }, 64);
+            other.keep(KeptStep { number, step: 2, ..KeptStep::default() }, 64);
+            assert!(one.kept.len() <= 64);
+        }
+        let numbers = |log: &StepLog| log.kept.iter().map(|step| step.number).collect::<Vec<_>>();
+        assert_eq!(numbers(&one), numbers(&other));
+        assert!(numbers(&one).is_sorted_by(|a, b| a < b));
+        // A sample of the whole run: about as many of its first half as of its second, odd and even.
+        let part = |is: fn(&u64) -> bool| numbers(&one).iter().filter(|n| is(n)).count();
+        assert!(one.kept.len() > 20, "{}", one.kept.len());
+        assert!(part(|n| *n < 5007) > 5 && part(|n| *n >= 5007) > 5, "{:?}", numbers(&one));
+        assert!(part(|n| n % 2 == 0) > 5 && part(|n| n % 2 == 1) > 5, "{:?}", numbers(&one));
+    }
+
+    #[test]
+    fn nothing_is_left_out_below_the_bound() {
+        let mut log = StepLog::default();
+        for number in 0..64 {
+            log.keep(KeptStep { number, ..KeptStep::default() }, 64);
+        }
+        assert_eq!((log.kept.len(), log.level), (64, 0));
+    }
+
+    #[test]
+    fn means_count_steps_that_are_not_kept() {
+        let mut log = StepLog::default();
+        for number in 0..3 * MAX_STEPS as u64 {
+            let times = StepTimes { forward: number, ..StepTimes::default() };
+            log.push(number, &times, &loss(1, true));
+        }
+        assert!((MAX_STEPS / 4..=MAX_STEPS).contains(&log.kept.len()), "{}", log.kept.len());
+        let all = AllSteps::new([&log]);
+        assert_eq!(all.count(), 3 * MAX_STEPS as u64);
+        assert_eq!(all.mean(|times| times.forward), Some((3 * MAX_STEPS - 1) as f64 / 2.0));
+    }
+
+    #[test]
+    fn the_slowest_rank_of_each_step_counts() {
+        let (one, other) = (log(&[(10, 0), (30, 0), (10, 5)]), log(&[(20, 0), (10, 0), (12, 0)]));
+        let all = AllSteps::new([&one, &other]);
+        assert_eq!(all.slowest(|step| step.step), [20, 30, 12].map(|ms| ms * 1_000_000));
+        assert_eq!((all.step_ms(0.5), all.step_ms(0.99)), (Some(20.0), Some(30.0)));
+        // 300 samples in 20 + 30 + 15 ms.
+        assert!((all.samples_per_s().unwrap() - 300.0 / 0.065).abs() < 1e-6);
+        let none = AllSteps::new([]);
+        assert_eq!(
+            (none.samples_per_s(), none.step_ms(0.5), none.mean(|t| t.step)),
+            (None, None, None)
+        );
+    }
+
+    #[test]
+    fn a_slow_loader_shows_in_samples_per_second() {
+        let fast = log(&[(10, 0); 20]);
+        // Every tenth batch is late: a median would not notice.
+        let mut stalls = [(10, 0); 20];
+        (0..20).step_by(10).for_each(|at| stalls[at].1 = 100);
+        let slow = log(&stalls);
+        let (fast, slow) = (AllSteps::new([&fast]), AllSteps::new([&slow]));
+        assert_eq!(fast.step_ms(0.5), slow.step_ms(0.5));
+        assert!((fast.samples_per_s().unwrap() - 10_000.0).abs() < 1e-6);
+        assert!((slow.samples_per_s().unwrap() - 5_000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn samples_that_ranks_do_not_share_are_added_up() {
+        let mut logs = [StepLog::default(), StepLog::default()];
+        for (rank, log) in logs.iter_mut().enumerate() {
+            let times = StepTimes { step: 1_000_000_000, ..StepTimes::default() };
+            log.push(0, &times, &loss(10 + rank, false));
+            log.push(1, &times, &loss(21, true));
+        }
+        assert_eq!(AllSteps::new(&logs).samples_per_s(), Some(21.0));
+    }
+}
