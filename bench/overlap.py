@@ -227,7 +227,7 @@ def overlap(paceline: Paceline, rounds: int) -> Measured:
             held(kind, "times faster than simple_ddp", faster, FASTER),
         ]
     residuals = [
-        max(one["anatomy"]["rest_ms"] / one["anatomy"]["wall_ms"] for one in sample.values()) for sample in samples
+        max(figure(one, "rest_ms") / figure(one, "wall_ms") for one in sample.values()) for sample in samples
     ]
     results.append(held("all runs", "largest residual of the anatomy", residuals, RESIDUAL))
     return results, {
@@ -250,9 +250,16 @@ def times_of(sample: Record, kind: str, link: Link) -> Record:
     }
 
 
+def figure(summary: Record, name: str) -> float:
+    """A time of the anatomy, of this version or of an earlier one, which had it elsewhere."""
+    return summary[name] if name in summary else summary["anatomy"][name]
+
+
 def essence(summary: Record) -> Record:
-    keys = ("strategy", "link", "steps", "step_ms_median", "step_ms_p99", "loss", "anatomy", "advice")
-    return {key: summary[key] for key in keys}
+    keys = ("strategy", "link", "steps", "step_ms_median", "step_ms_p99", "anatomy", "advice")
+    loss = summary["train_loss"] if "train_loss" in summary else summary["loss"]
+    times = {name: figure(summary, name) for name in ("rest_ms", "wall_ms")}
+    return {key: summary[key] for key in keys} | times | {"train_loss": loss}
 
 
 def sync(paceline: Paceline, rounds: int) -> Measured:

@@ -1,7 +1,7 @@
 //! A sentence that follows from the anatomy of a step: is communication hidden, and if not, why?
 //!
-//! It replays the measured ready times with other buckets ([`crate::insight::replay`]) and says what they would
-//! change. It only ever says what the numbers of the run say.
+//! The measured ready times are replayed with other buckets ([`crate::insight::replay`]) to find out what these would
+//! change. Nothing is said that the figures of the run do not show.
 
 use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
@@ -10,14 +10,14 @@ use crate::cli::StrategyName;
 use crate::insight::replay::{self, Backward};
 use crate::metrics::anatomy::{Anatomy, OpLine, ReadyLine, Slowest};
 
-/// Less exposed communication than this part of the step is nobody's concern, in percent.
+/// Exposed communication below this percentage of the step needs no advice.
 const NEGLIGIBLE_PCT: f64 = 2.0;
 
-/// What an operation of so many bytes takes, in milliseconds.
+/// The milliseconds that an operation of so many bytes takes.
 pub type Cost = Box<dyn Fn(u64) -> f64>;
 
-/// The cost of operations as this run has measured them: a latency and a time per byte, by least squares,
-/// neither below zero.
+/// The cost of operations as this run has measured it: a latency and a time per byte, fitted by least squares.
+/// Neither is below zero.
 pub fn measured_cost(ops: &[OpLine]) -> Cost {
     let points: Vec<(f64, f64)> =
         ops.iter().map(|op| (op.bytes as f64, op.done_ms - op.present_ms)).collect();
@@ -31,7 +31,7 @@ pub fn measured_cost(ops: &[OpLine]) -> Cost {
     Box::new(move |bytes| latency + per_byte * bytes as f64)
 }
 
-/// The sentence, if there is something to be said.
+/// The sentence, if the figures call for one.
 pub fn advice(
     strategy: StrategyName,
     caps: BucketCaps,
@@ -87,7 +87,7 @@ pub fn advice(
     }
 }
 
-/// When the gradients of a layout are final; none if one of them was not followed.
+/// When the gradients of a layout are final; `None` if the time of some gradient is not known.
 pub fn backward<'a>(
     ready: &[ReadyLine],
     [begin, end]: [f64; 2],
@@ -102,21 +102,21 @@ pub fn backward<'a>(
 
 fn of_ddp(caps: BucketCaps, anatomy: &Anatomy, backward: &Backward, cost: &Cost) -> String {
     let end = backward.end;
-    let passages = backward.ddp(caps, cost);
-    let exposed = replay::exposed(&passages, end);
-    let total: f64 = passages.iter().map(|passage| passage.done - passage.sent).sum();
-    let first = passages.first().map_or(0.0, |passage| passage.ready);
+    let times = backward.ddp(caps, cost);
+    let exposed = replay::exposed(&times, end);
+    let total: f64 = times.iter().map(|bucket| bucket.done - bucket.sent).sum();
+    let first = times.first().map_or(0.0, |bucket| bucket.ready);
     let (best, least) = backward.best_caps(cost);
     let mb = |bytes: usize| {
-        // As many places as the smallest size that is tried has.
+        // The smallest size that is tried has so many decimals.
         let text = format!("{:.6}", bytes as f64 / 1048576.0);
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     };
     let better =
         format!("--bucket-cap-mb {} --first-bucket-mb {}", mb(best.bytes), mb(best.first_bytes));
-    let worst = passages.iter().enumerate().filter(|(_, passage)| passage.done > end);
-    let Some((at, passage)) = worst.max_by(|a, b| {
-        let cost = |p: &replay::Passage| p.done - p.sent;
+    let worst = times.iter().enumerate().filter(|(_, bucket)| bucket.done > end);
+    let Some((at, bucket)) = worst.max_by(|a, b| {
+        let cost = |p: &replay::BucketTimes| p.done - p.sent;
         cost(a.1).total_cmp(&cost(b.1))
     }) else {
         return format!(
@@ -125,12 +125,12 @@ fn of_ddp(caps: BucketCaps, anatomy: &Anatomy, backward: &Backward, cost: &Cost)
             anatomy.exposed_ms
         );
     };
-    let (needs, left) = (passage.done - passage.sent, end - passage.ready);
+    let (needs, left) = (bucket.done - bucket.sent, end - bucket.ready);
     let why = format!(
         "bucket {at} is ready {left:.2} ms before the end of backward and needs {needs:.2} ms{}: {exposed:.2} ms \
          stay exposed",
-        if passage.sent > passage.ready {
-            format!(" after {:.2} ms in the queue", passage.sent - passage.ready)
+        if bucket.sent > bucket.ready {
+            format!(" after {:.2} ms in the queue", bucket.sent - bucket.ready)
         } else {
             String::new()
         }

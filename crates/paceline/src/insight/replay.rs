@@ -1,42 +1,42 @@
 //! When buckets are done, if their gradients are ready at given times and travel one after the other.
 //!
-//! The ranks' operations form a queue: each starts when its gradients are ready and the one before it is
-//! done. That is all there is to overlap, so a run's ready times and what a link costs tell how
-//! other buckets, or another link, would have done.
+//! Operations form a queue: each starts when its gradients are ready and the operation before it is done. So the
+//! ready times of a run and the cost of messages on a link tell how long other buckets, or another link, would
+//! have taken. Where the ready times and costs come from is not known here.
 
 use paceline_model::Layout;
 use paceline_strategies::{Bucket, BucketCaps, plan_buckets};
 
 /// Times of one bucket in milliseconds since the step began.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Passage {
+pub struct BucketTimes {
     /// Its gradients are final.
     pub ready: f64,
-    /// It starts.
+    /// Its operation starts.
     pub sent: f64,
-    /// It is there.
+    /// Its operation is done.
     pub done: f64,
 }
 
-/// The passage of buckets on a link that is busy until `free`, given when each is ready and how long it
-/// takes.
-pub fn queue(mut free: f64, buckets: impl IntoIterator<Item = (f64, f64)>) -> Vec<Passage> {
-    let passage = |(ready, cost): (f64, f64)| {
+/// The times of buckets on a link that is busy until `free`, from the moment at which each is ready and the
+/// time that it takes.
+pub fn queue(mut free: f64, buckets: impl IntoIterator<Item = (f64, f64)>) -> Vec<BucketTimes> {
+    let times = |(ready, cost): (f64, f64)| {
         let sent = free.max(ready);
         free = sent + cost;
-        Passage { ready, sent, done: free }
+        BucketTimes { ready, sent, done: free }
     };
-    buckets.into_iter().map(passage).collect()
+    buckets.into_iter().map(times).collect()
 }
 
-/// The time by which the last bucket is done after `end`, the end of the backward pass.
-pub fn exposed(passages: &[Passage], end: f64) -> f64 {
-    passages.last().map_or(0.0, |last| (last.done - end).max(0.0))
+/// The time from `end`, the end of the backward pass, until the last bucket is done.
+pub fn exposed(buckets: &[BucketTimes], end: f64) -> f64 {
+    buckets.last().map_or(0.0, |last| (last.done - end).max(0.0))
 }
 
-/// How long buckets travel before `end`.
-pub fn hidden(passages: &[Passage], end: f64) -> f64 {
-    passages.iter().map(|passage| (passage.done.min(end) - passage.sent).max(0.0)).sum()
+/// The time that operations take before `end`.
+pub fn hidden(buckets: &[BucketTimes], end: f64) -> f64 {
+    buckets.iter().map(|bucket| (bucket.done.min(end) - bucket.sent).max(0.0)).sum()
 }
 
 /// A model's gradients, and when each of them is final.
@@ -44,11 +44,11 @@ pub fn hidden(passages: &[Passage], end: f64) -> f64 {
 pub struct Backward<'a> {
     /// Where they lie.
     pub layout: &'a Layout,
-    /// Milliseconds since the step began, by number of the parameter; frozen ones are not looked at.
+    /// Milliseconds since the step began, by number of the parameter. Those of frozen parameters mean nothing.
     pub ready: Vec<f64>,
-    /// The begin of the pass, when the sums of the loss are sent.
+    /// The begin of the backward pass, when the sums of the loss are sent.
     pub begin: f64,
-    /// The end of the pass.
+    /// The end of the backward pass.
     pub end: f64,
 }
 
@@ -66,19 +66,20 @@ impl Backward<'_> {
         plan_buckets(self.layout, elem_bytes, caps).into_iter().map(of).collect()
     }
 
-    /// Their passage, where `cost` gives the milliseconds of so many bytes.
-    pub fn ddp(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Vec<Passage> {
+    /// The times of these buckets, where `cost` gives the milliseconds that so many bytes take.
+    pub fn ddp(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Vec<BucketTimes> {
         let buckets = self.buckets(caps).into_iter().map(|(ready, bytes)| (ready, cost(bytes)));
         queue(self.loss_done(&cost), buckets)
     }
 
-    /// When the link is free of the sums of the loss.
+    /// When the sums of the loss have left the link.
     pub fn loss_done(&self, cost: impl Fn(u64) -> f64) -> f64 {
         self.begin + cost(LOSS_BYTES)
     }
 
-    /// The sizes, of those that are tried, with which `ddp` leaves the least exposed, and how much. Among
-    /// equals (within one in a thousand of the pass) the largest, for fewer operations.
+    /// The sizes with which `ddp` leaves the least communication exposed, of those that are tried, and that
+    /// exposed time. Among equals (within a thousandth of the backward pass) the largest sizes win: they need the
+    /// fewest operations.
     pub fn best_caps(&self, cost: impl Fn(u64) -> f64) -> (BucketCaps, f64) {
         let exposed_of = |caps| exposed(&self.ddp(caps, &cost), self.end);
         let sizes = || (14..=30).rev().map(|shift| 1usize << shift);
@@ -105,14 +106,14 @@ mod tests {
 
     #[test]
     fn buckets_queue() {
-        let passages = queue(0.0, [(4.0, 5.0), (6.0, 1.0), (20.0, 2.0)]);
-        let done: Vec<f64> = passages.iter().map(|passage| passage.done).collect();
+        let times = queue(0.0, [(4.0, 5.0), (6.0, 1.0), (20.0, 2.0)]);
+        let done: Vec<f64> = times.iter().map(|bucket| bucket.done).collect();
         assert_eq!(done, [9.0, 10.0, 22.0]);
-        assert_eq!(passages[1], Passage { ready: 6.0, sent: 9.0, done: 10.0 });
+        assert_eq!(times[1], BucketTimes { ready: 6.0, sent: 9.0, done: 10.0 });
         assert_eq!(queue(7.0, [(4.0, 5.0)])[0].sent, 7.0);
-        assert_eq!((exposed(&passages, 21.0), exposed(&passages, 30.0)), (1.0, 0.0));
+        assert_eq!((exposed(&times, 21.0), exposed(&times, 30.0)), (1.0, 0.0));
         assert_eq!(exposed(&[], 1.0), 0.0);
-        assert_eq!((hidden(&passages, 21.0), hidden(&passages, 9.5)), (7.0, 5.5));
+        assert_eq!((hidden(&times, 21.0), hidden(&times, 9.5)), (7.0, 5.5));
     }
 
     #[test]
