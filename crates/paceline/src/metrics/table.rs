@@ -57,8 +57,13 @@ const fn run(
 }
 
 /// A figure that a comparison adds to those of its runs.
-const fn compared(name: &'static str, shown: Shown, definition: &'static str) -> Figure {
-    Figure::new(name, shown, Same, Source::Comparison, definition)
+const fn compared(
+    name: &'static str,
+    shown: Shown,
+    ranks: Ranks,
+    definition: &'static str,
+) -> Figure {
+    Figure::new(name, shown, ranks, Source::Comparison, definition)
 }
 
 const fn plain(label: &'static str) -> Shown {
@@ -125,9 +130,9 @@ pub static TABLE: &[Figure] = &[
         Source::Evaluation(|e| e.has_classes.then(|| e.sums.accuracy())),
         "The part of the test set that is classified correctly; in `summary.json` after the last step.")
         .console().summary().curve("evaluation/accuracy"),
-    compared("eval_accuracy_pct", ("accuracy", "%", 2), "`eval_accuracy` in percent.").first().swept()
+    compared("eval_accuracy_pct", ("accuracy", "%", 2), Sum, "`eval_accuracy` in percent.").first().swept()
         .elsewhere("/eval_accuracy", 100.0),
-    compared("train_accuracy_pct", ("training accuracy", "%", 2), "`train_accuracy` in percent.").second()
+    compared("train_accuracy_pct", ("training accuracy", "%", 2), Sum, "`train_accuracy` in percent.").second()
         .elsewhere("/train_accuracy", 100.0),
 
     // How fast.
@@ -204,7 +209,7 @@ pub static TABLE: &[Figure] = &[
     // Memory.
     run("peak_bytes", plain("peak memory"), Max, |f| json!(f.peak_bytes()),
         "The most bytes in tensors at once, by category and in `total`.").console(),
-    compared("peak_mb", ("peak", "MB", 2), "The most memory of a rank in tensors, in MB of 1e6 bytes.").first().swept()
+    compared("peak_mb", ("peak", "MB", 2), Max, "The most memory of a rank in tensors, in MB of 1e6 bytes.").first().swept()
         .elsewhere("/peak_bytes/total", 1e-6),
     run("resident_bytes", plain("resident"), Mean,
         |f| json!(f.sum(|r| r.resident_bytes) / f.reports.len().max(1) as u64),
@@ -225,11 +230,11 @@ pub static TABLE: &[Figure] = &[
     run("traces", plain("traces"), Same, |f| json!(f.traces()), "The trace of each rank, if the run was profiled."),
 
     // What a comparison finds beside the summaries.
-    compared("cost", ("cost", "", 5), "The price of an hour times `total_s` in hours.").first(),
-    compared("traced_idle_pct", ("idle, traced", "%", 2), TRACED).second(),
-    compared("traced_compute_pct", ("compute, traced", "%", 2), TRACED).second(),
-    compared("traced_overlap_pct", ("overlap, traced", "%", 2), TRACED).second(),
-    compared("traced_overhead_pct", ("comm. overhead, traced", "%", 2), TRACED).second(),
+    compared("cost", ("cost", "", 5), First, "The price of an hour times `total_s` in hours.").first(),
+    compared("traced_idle_pct", ("idle, traced", "%", 2), Mean, TRACED).second(),
+    compared("traced_compute_pct", ("compute, traced", "%", 2), Mean, TRACED).second(),
+    compared("traced_overlap_pct", ("overlap, traced", "%", 2), Mean, TRACED).second(),
+    compared("traced_overhead_pct", ("comm. overhead, traced", "%", 2), Mean, TRACED).second(),
 ];
 
 const TRACED: &str = "From the run's traces, and so of the steps that were profiled only; mean over ranks. The column \
