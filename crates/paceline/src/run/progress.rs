@@ -20,6 +20,13 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// The epoch, from 0, of the last step that was made.
+    pub fn last_epoch(&self) -> u64 {
+        let Position { epoch, batch } = self.position;
+        // Between two epochs the position is the begin of the next one.
+        epoch.saturating_sub(u64::from(batch == 0))
+    }
+
     /// Moves on by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. At
     /// the end of an epoch, which has `batches_per_epoch`, gives what that epoch came to.
     pub fn advance(
@@ -100,6 +107,7 @@ mod tests {
         // Five batches, two to a step: the last step has one.
         assert_eq!(progress.advance(2, 5, 8, &loss), None);
         assert_eq!(progress.advance(2, 5, 8, &loss), None);
+        assert_eq!(progress.last_epoch(), 0);
         assert_eq!(progress.position, Position { epoch: 0, batch: 4 });
         assert_eq!(progress.epoch, EpochSums { loss: 4.0, correct: 6.0, count: 8.0 });
         let whole = EpochSums { loss: 6.0, correct: 9.0, count: 12.0 };
@@ -111,5 +119,6 @@ mod tests {
             epoch: EpochSums::default(),
         };
         assert_eq!(progress, expected);
+        assert_eq!(progress.last_epoch(), 0, "none of the next one's is made");
     }
 }

@@ -83,8 +83,7 @@ pub fn run_rank(
     let steps = progress.steps + trained.num_steps;
     let evaluated = evaluation.map(|sums| Evaluation {
         steps,
-        // Where no step was left to make, the checkpoint stands at the end of its last epoch.
-        epoch: trained.last.map_or(progress.position.epoch.saturating_sub(1), |(epoch, _)| epoch),
+        epoch: trained.last.map_or(progress.last_epoch(), |(epoch, _)| epoch),
         sums,
         has_classes: config.model.has_classes(),
         is_final: true,
