@@ -15,7 +15,9 @@ use crate::environment::Placement;
 use crate::model_settings::{ModelSettings, OptimizerSettings, resolve_model, resolve_optimizer};
 use crate::outputs::{check_file, check_folder};
 use crate::profile::{self, ProfileConfig};
+use crate::run::open_data::OpenData;
 use crate::run::origin::Resume;
+use crate::run::ranks::Ranks;
 use crate::run::{resume, shards};
 use crate::schedule::Schedule;
 use crate::strategy::{self, StrategyConfig};
@@ -92,6 +94,19 @@ pub struct TrainConfig {
 }
 
 impl TrainConfig {
+    /// The ranks that it starts.
+    pub fn ranks(&self) -> Ranks<'_> {
+        let TrainConfig { world_size, threads, pin_cores, transport, comm, init_method, .. } = self;
+        Ranks {
+            world_size: *world_size,
+            threads: *threads,
+            pin_cores: *pin_cores,
+            transport: *transport,
+            comm,
+            init_method,
+        }
+    }
+
     /// Optimizer steps of the whole run.
     pub fn total_steps(&self) -> u64 {
         let per_epoch = self.steps_per_epoch.div_ceil(self.strategy.accumulate);
@@ -137,17 +152,20 @@ pub enum InitMethod {
 /// Checks all flags together and fills in the defaults. Opens the data and the checkpoint, so that
 /// whatever is wrong with them is said now; writes nothing but data that are to be fetched and, last of
 /// all, tries whether it could.
-pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainConfig> {
-    let config = resolve_inputs(args, placement)?;
+pub fn resolve(args: &TrainArgs, placement: Option<&Placement>) -> Result<(TrainConfig, OpenData)> {
+    let (config, data) = resolve_inputs(args, placement)?;
     // The launcher has tried it before it started this rank.
     if !placement.is_some_and(Placement::is_of_train) {
         check_outputs(&config)?;
     }
-    Ok(config)
+    Ok((config, data))
 }
 
 /// The same for a run whose outputs go elsewhere: writes nothing but data that are to be fetched.
-pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result<TrainConfig> {
+pub fn resolve_inputs(
+    args: &TrainArgs,
+    placement: Option<&Placement>,
+) -> Result<(TrainConfig, OpenData)> {
     let is_mlp = args.model == ModelName::Mlp;
     let model = resolve_model(args)?;
     let world_size = resolve_world_size(args, placement)?;
@@ -265,17 +283,17 @@ pub fn resolve_inputs(args: &TrainArgs, placement: Option<&Placement>) -> Result
     config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name.name());
     config.profile = profile::resolve(&args.profile, choice, total, &mut config.warnings)?;
-    if config.evaluate || config.eval_every.is_some() {
-        config.data.open_test(config.seed)?;
-    }
+    let evaluates = config.evaluate || config.eval_every.is_some();
+    let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
+    let data = OpenData { train: dataset, test };
     if placement.is_some_and(Placement::is_of_train) {
         // The launcher has checked the rest before it started this rank; by now, other ranks may
         // have taken their memory.
-        return Ok(config);
+        return Ok((config, data));
     }
-    check_memory(&config, &built, dataset.as_ref())?;
-    resume::check(&config, &built, dataset.len())?;
-    Ok(config)
+    check_memory(&config, &built, data.train.as_ref())?;
+    resume::check(&config, &built, data.train.len())?;
+    Ok((config, data))
 }
 
 fn usage<T>(reason: String) -> Result<T> {
@@ -334,9 +352,10 @@ fn check_drift(
     Ok(())
 }
 
-fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result<usize> {
+/// The number of ranks.
+pub fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result<usize> {
     match (placement, args.nproc) {
-        (Some(placement), Some(nproc)) if !placement.is_of_train() => usage(format!(
+        (Some(placement), Some(nproc)) if !placement.is_ours() => usage(format!(
             "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
              launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
             placement.place.world_size
@@ -353,7 +372,12 @@ fn resolve_world_size(args: &TrainArgs, placement: Option<&Placement>) -> Result
     }
 }
 
-fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usize) -> Result<()> {
+/// Checks what the ranks need of this host and of their launcher.
+pub fn check_ranks(
+    args: &TrainArgs,
+    placement: Option<&Placement>,
+    world_size: usize,
+) -> Result<()> {
     if !(1..=MAX_THREADS).contains(&args.threads) {
         return usage(format!(
             "--threads {}: a rank can have 1 to {MAX_THREADS} threads; pass a number in that range",
@@ -381,7 +405,8 @@ fn check_ranks(args: &TrainArgs, placement: Option<&Placement>, world_size: usiz
     Ok(())
 }
 
-fn resolve_comm(
+/// How the ranks talk to each other.
+pub fn resolve_comm(
     args: &TrainArgs,
     placement: Option<&Placement>,
     world_size: usize,
@@ -397,7 +422,8 @@ fn resolve_comm(
     }
 }
 
-fn resolve_init_method(text: &str) -> Result<InitMethod> {
+/// Where ranks of another launcher meet.
+pub fn resolve_init_method(text: &str) -> Result<InitMethod> {
     match text.strip_prefix("file://") {
         _ if text == "env://" => Ok(InitMethod::Environment),
         Some(path) if path.starts_with('/') => Ok(InitMethod::File(path.into())),
@@ -405,7 +431,8 @@ fn resolve_init_method(text: &str) -> Result<InitMethod> {
     }
 }
 
-fn resolve_batch(args: &TrainArgs, world_size: usize, default: usize) -> Result<usize> {
+/// Samples of a batch on all ranks, of which each has `default` unless the flags say otherwise.
+pub fn resolve_batch(args: &TrainArgs, world_size: usize, default: usize) -> Result<usize> {
     match (args.batch_size, args.global_batch_size) {
         (Some(0), _) => usage("--batch-size 0: each rank needs at least one sample".into()),
         (_, Some(global)) if global < world_size => usage(format!(

@@ -149,17 +149,16 @@ fn of_model(name: &str, model_flags: &[String], compute_ms: Option<f64>) -> Resu
     let Command::Train(train) = parsed.command else {
         return usage("the flags of the model are not understood".into());
     };
-    let mut config = config::resolve(&train, None)?;
+    let (mut config, data) = config::resolve(&train, None)?;
     if let Some(compute_ms) = compute_ms {
-        let dataset = config.data.open_train(config.seed)?;
-        let params = config.model.build(dataset.as_ref(), 1)?.layout.num_params() as u64;
+        let params = config.model.build(data.train.as_ref(), 1)?.layout.num_params() as u64;
         return Ok(ModelRow { name: name.to_owned(), params, compute_ms });
     }
     // The run's summary goes to memory, not to a folder.
     let summary = memfd_create("summary", MemfdFlags::CLOEXEC)
         .map_err(|e| Failure::io("no memory for a summary", e))?;
     config.json = Some(format!("/proc/self/fd/{}", summary.as_raw_fd()).into());
-    trainer::run_rank(&config, Group::single(), 0, None)?;
+    trainer::run_rank(&config, data, Group::single(), 0, None)?;
     let mut text = String::new();
     File::from(summary)
         .read_to_string(&mut text)

@@ -174,6 +174,11 @@ impl DataConfig {
         opened.map_err(|e| Failure::Usage(format!("{flag}: {e}")))
     }
 
+    /// Whether there is a part to evaluate on.
+    pub fn has_test(&self) -> bool {
+        self.vector_dims.is_none()
+    }
+
     /// Whether samples are made anew each time they are read, which takes time.
     pub fn is_generated(&self) -> bool {
         self.vector_dims.is_some()

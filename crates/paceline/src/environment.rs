@@ -10,6 +10,8 @@ use crate::{Failure, Result};
 
 /// The variable that carries the run folder.
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
+/// The variable that marks the ranks of `paceline evaluate`.
+pub const EVALUATION: &str = "PACELINE_EVALUATION";
 /// The variable that marks the ranks of `paceline check`.
 pub const CHECK: &str = "PACELINE_CHECK";
 
@@ -20,6 +22,8 @@ pub struct Placement {
     pub place: paceline_rendezvous::Placement,
     /// The run folder that our launcher made.
     pub run_folder: Option<String>,
+    /// Whether `paceline evaluate` started this rank.
+    pub is_of_evaluation: bool,
     /// Whether `paceline check` started this rank.
     pub is_of_check: bool,
 }
@@ -29,6 +33,11 @@ impl Placement {
     /// about before. For a training run, `paceline launch` is a launcher like any other.
     pub fn is_of_train(&self) -> bool {
         self.run_folder.is_some()
+    }
+
+    /// Whether the same command started this rank, so that `--nproc` is the number of ranks that it made.
+    pub fn is_ours(&self) -> bool {
+        self.is_of_train() || self.is_of_evaluation
     }
 
     /// The transport if no flag names one.
@@ -62,6 +71,7 @@ pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Placemen
     Ok(place.map(|place| Placement {
         place,
         run_folder: variable(RUN_FOLDER),
+        is_of_evaluation: variable(EVALUATION).is_some(),
         is_of_check: variable(CHECK).is_some(),
     }))
 }

@@ -19,6 +19,7 @@ pub mod costs;
 pub mod data;
 pub mod download;
 pub mod environment;
+pub mod evaluate;
 pub mod experiment;
 pub mod insight;
 pub mod launcher;

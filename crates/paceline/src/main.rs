@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use paceline::cli::{BenchCommand, Cli, Command};
 use paceline::{
-    analyze, bench, check, compare, costs, environment, experiment, launcher, sweep, trace,
+    analyze, bench, check, compare, costs, environment, evaluate, experiment, launcher, sweep,
+    trace,
 };
 
 fn main() -> ExitCode {
@@ -14,6 +15,7 @@ fn main() -> ExitCode {
     let place = || environment::read(|name| std::env::var(name).ok());
     let outcome = match cli.command {
         Command::Train(args) => place().and_then(|place| experiment::train(&args, place)),
+        Command::Evaluate(args) => place().and_then(|place| evaluate::evaluate(&args, place)),
         Command::Bench(BenchCommand::Operation(args)) => {
             place().and_then(|place| bench::sweep::bench(&args, place))
         }

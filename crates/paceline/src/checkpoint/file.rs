@@ -114,6 +114,16 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Errors unless it holds this model's parameters and running statistics, however they were trained.
+    pub fn check_model(&self, layout: &Layout) -> std::result::Result<(), String> {
+        self.file.check_model(layout, DType::F32).map_err(|e| e.to_string())
+    }
+
+    /// A setting of the run that wrote it, by the flag that set it.
+    pub fn setting(&self, flag: &str) -> Option<&str> {
+        self.file.metadata().get(flag.trim_start_matches('-')).map(String::as_str)
+    }
+
     /// Where the run that wrote it stood.
     pub fn progress(&self) -> Progress {
         self.progress
@@ -122,6 +132,11 @@ impl Checkpoint {
     /// The digest of all of it.
     pub fn digest(&self) -> &str {
         self.file.digest()
+    }
+
+    /// Copies parameters and running statistics into place.
+    pub fn restore_model(&self, storage: &Storage) -> Result<()> {
+        Ok(self.file.restore_model(storage)?)
     }
 
     /// Copies parameters, running statistics and optimizer state into place.

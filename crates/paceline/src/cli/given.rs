@@ -7,9 +7,10 @@
 use std::ffi::OsString;
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, FromArgMatches};
+use clap::{ArgMatches, Args, FromArgMatches, Parser};
 
-use super::TrainArgs;
+use super::{Cli, Command, TrainArgs};
+use crate::{Failure, Result};
 
 /// Flags that commands with [`TrainFlags`] have for themselves, or that make no sense in a run that
 /// only measures.
@@ -94,6 +95,19 @@ impl Given {
         if self.has(name) { self.clone() } else { self.with(name, value) }
     }
 
+    /// The same flags as `paceline train` understands them.
+    pub fn train_args(&self) -> Result<Box<TrainArgs>> {
+        let words = ["paceline", "train"].map(OsString::from).into_iter().chain(self.words());
+        let parsed = Cli::try_parse_from(words).map_err(|e| {
+            let text = e.render().to_string();
+            Failure::Usage(text.trim_start_matches("error: ").trim_end().to_owned())
+        })?;
+        match parsed.command {
+            Command::Train(args) => Ok(args),
+            _ => Err(Failure::Usage("the flags are not those of paceline train".into())),
+        }
+    }
+
     /// The words of a command line.
     pub fn words(&self) -> Vec<OsString> {
         let words = self.flags.iter().flat_map(|(name, values)| {
@@ -143,11 +157,14 @@ impl Args for TrainFlags {
 }
 
 impl FromArgMatches for TrainFlags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
         Ok(Self(Given::of(&passed_on(), matches)))
     }
 
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+    fn update_from_arg_matches(
+        &mut self,
+        matches: &ArgMatches,
+    ) -> std::result::Result<(), clap::Error> {
         self.0 = Given::of(&passed_on(), matches);
         Ok(())
     }

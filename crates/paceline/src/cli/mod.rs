@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod comm;
 mod compare;
+mod evaluate;
 mod given;
 mod links;
 mod named;
@@ -27,6 +28,7 @@ pub use bench::{BenchArgs, SizeArgs};
 pub use check::CheckArgs;
 pub use comm::CommArgs;
 pub use compare::{CompareArgs, DdpChoice};
+pub use evaluate::EvaluateArgs;
 pub use given::{Given, TrainFlags};
 pub use links::{CnnSizes, LinksArgs};
 pub use profile::ProfileArgs;
@@ -69,6 +71,8 @@ pub struct Cli {
 pub enum Command {
     /// Train a model on several ranks
     Train(Box<TrainArgs>),
+    /// Evaluate a checkpoint on the test set
+    Evaluate(Box<EvaluateArgs>),
     /// Start N copies of any program as the ranks of a run
     Launch(LaunchArgs),
     /// Measure how fast the ranks exchange data, and how training scales

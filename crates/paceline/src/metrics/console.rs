@@ -12,7 +12,7 @@ use super::facts::Facts;
 use crate::Result;
 use crate::config::TrainConfig;
 use crate::model_settings::ModelSettings;
-use crate::run::progress::{Evaluation, Progress};
+use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::text::{plural, thousands};
 
 /// Without a terminal, a line is printed every so many batches.
@@ -99,12 +99,11 @@ impl<'a> Console<'a> {
     }
 
     fn evaluated(&self, Evaluation { steps, sums, is_final, .. }: &Evaluation) {
-        let samples = thousands(sums.count as u64);
-        let (loss, accuracy) = (sums.mean_loss(), 100.0 * sums.accuracy());
         if *is_final {
-            self.say(format!("Evaluation loss: {loss:.4}, over {samples} samples"));
-            self.say(format!("Evaluation accuracy: {accuracy:.2}%"));
+            evaluation_lines(sums).iter().for_each(|line| self.say(line));
         } else {
+            let samples = thousands(sums.count as u64);
+            let (loss, accuracy) = (sums.mean_loss(), 100.0 * sums.accuracy());
             self.say(format!(
                 "Step {steps}: evaluation loss {loss:.4}, accuracy {accuracy:.2} %, over {samples} \
                  samples"
@@ -182,4 +181,13 @@ impl Listener for Console<'_> {
         }
         Ok(())
     }
+}
+
+/// What an evaluation of a finished model found.
+pub fn evaluation_lines(sums: &EpochSums) -> [String; 2] {
+    let samples = thousands(sums.count as u64);
+    [
+        format!("Evaluation loss: {:.4}, over {samples} samples", sums.mean_loss()),
+        format!("Evaluation accuracy: {:.2}%", 100.0 * sums.accuracy()),
+    ]
 }

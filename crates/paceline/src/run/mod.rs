@@ -10,8 +10,10 @@
 pub mod batches;
 pub mod evaluation;
 pub mod folder;
+pub mod open_data;
 pub mod origin;
 pub mod progress;
+pub mod ranks;
 pub mod resume;
 pub mod shards;
 pub mod step;

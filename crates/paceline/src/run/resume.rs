@@ -5,12 +5,14 @@
 
 use std::path::Path;
 
+use paceline_collectives::Group;
 use paceline_model::{Layout, Model, Optimizer, Storage};
 use paceline_strategies::Replica;
 
 use crate::checkpoint::{self, Checkpoint, Setting};
 use crate::cli::ScheduleName;
 use crate::config::TrainConfig;
+use crate::data::DataConfig;
 use crate::run::origin::Resume;
 use crate::run::progress::Progress;
 use crate::{Failure, Result};
@@ -48,15 +50,31 @@ pub fn begin(
     };
     let checkpoint = first.map_or_else(open, Ok)?;
     if checkpoint.digest() != digest {
-        return Err(Failure::Run(format!(
-            "{}: rank {} finds another checkpoint there than rank 0; all ranks must see the same \
-             folder",
-            resume.flag(),
-            group.rank()
-        )));
+        return Err(another(group, &resume.flag()));
     }
     checkpoint.restore(storage, optimizer)?;
     Ok(checkpoint.progress())
+}
+
+/// Errors unless all ranks have found the checkpoint of this digest where `flag` says. Every rank calls it.
+pub fn check_same(group: &Group, digest: &str, flag: &str) -> Result<()> {
+    let first: String = group.broadcast_object(Some(&digest.to_owned()), 0)?;
+    if first == digest { Ok(()) } else { Err(another(group, flag)) }
+}
+
+fn another(group: &Group, flag: &str) -> Failure {
+    Failure::Run(format!(
+        "{flag}: rank {} finds another checkpoint there than rank 0; all ranks must see the same folder",
+        group.rank()
+    ))
+}
+
+/// The settings that decide which samples there are, by flag.
+pub fn identity_of_data(data: &DataConfig, seed: u64) -> Vec<(&'static str, String)> {
+    let samples = data.samples.map_or("all".into(), |samples| samples.to_string());
+    let image = data.image.map_or("of the data".into(), |image| format!("{image:?}"));
+    let (kind, seed) = (data.kind.name().to_owned(), seed.to_string());
+    vec![("--seed", seed), ("--data", kind), ("--samples", samples), ("--image", image)]
 }
 
 /// Whether there is something to continue from, as far as this process sees.
@@ -101,8 +119,9 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let course = "the learning rate would take another course";
     let sync = "the gradients would be other ones";
     let TrainConfig { data, strategy, schedule, .. } = config;
-    let samples = data.samples.map_or("all".into(), |samples| samples.to_string());
-    let image = data.image.map_or("of the data".into(), |image| format!("{image:?}"));
+    let data = identity_of_data(data, config.seed).into_iter();
+    let mut settings: Vec<Setting> =
+        data.map(|(flag, value)| Setting::of_flag(flag, value, order)).collect();
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| {
         samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
     });
@@ -110,13 +129,9 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     // A constant rate does not end with the run.
     let decays = schedule.name != ScheduleName::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
-    vec![
-        Setting::of_flag("--seed", config.seed, order),
+    settings.extend([
         Setting::of_flag("--global-batch-size", config.global_batch_size, order),
         Setting::of_flag("--steps-per-epoch", config.steps_per_epoch, order),
-        Setting::of_flag("--data", data.kind.name(), order),
-        Setting::of_flag("--samples", samples, order),
-        Setting::of_flag("--image", image, order),
         Setting::of_flag("--rank-samples", shards, order),
         Setting {
             // Files in a folder may change between two runs.
@@ -134,7 +149,8 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--min-lr", schedule.min_lr, course),
         Setting::of_flag("--lr-steps", lr_steps, course),
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
-    ]
+    ]);
+    settings
 }
 
 /// Writes the checkpoint of a run that stands at `progress`, with so many training samples.

@@ -24,11 +24,12 @@ use crate::metrics::rank_report::RankReport;
 use crate::metrics::steps::StepLog;
 use crate::run::batches::{self, BatchStream};
 use crate::run::evaluation;
+use crate::run::open_data::OpenData;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::run::resume;
 use crate::run::step::{StepOutcome, Stepper};
 use crate::text::placement_line;
-use crate::{Failure, Result, metrics, resources};
+use crate::{Failure, Result, metrics};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
 const LANE_CAPACITY: usize = 1 << 14;
@@ -36,6 +37,7 @@ const LANE_CAPACITY: usize = 1 << 14;
 /// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`.
 pub fn run_rank(
     config: &TrainConfig,
+    data: OpenData,
     group: Group,
     local_rank: usize,
     folder: Option<&Path>,
@@ -57,7 +59,7 @@ pub fn run_rank(
         }
         None => (None, compute),
     };
-    let dataset = config.data.open_train(config.seed)?;
+    let OpenData { train: dataset, test } = data;
     let model = config.model.build(dataset.as_ref(), group.world_size())?;
     listeners.tell(Event::Built(&model))?;
     let mut strategy = config.strategy.build()?;
@@ -68,9 +70,7 @@ pub fn run_rank(
     let progress = resume::begin(config, &replica, &mut optimizer, num_samples)?;
 
     let lane = Lane::with_capacity(LANE_CAPACITY);
-    let evaluates = config.evaluate || config.eval_every.is_some();
     let join = batches::join(config, dataset.as_ref(), &replica)?;
-    let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     let max_norm = config.clip_grad_norm;
     let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
     let before = stream.samples_before();
@@ -267,9 +267,4 @@ impl Trainer<'_> {
         let facts = Facts::new(self.config, &outcome, &reports, &model.layout);
         self.listeners.tell(Event::Ended(&facts))
     }
-}
-
-/// Pins the calling thread, if the run asks for it.
-pub fn pin(config: &TrainConfig, local_rank: usize) -> Result<()> {
-    if config.pin_cores { resources::pin(local_rank, config.threads) } else { Ok(()) }
 }

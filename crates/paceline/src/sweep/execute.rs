@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
@@ -22,7 +21,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::cli::{Cli, Given};
+use crate::cli::Given;
 use crate::config::{self, TrainConfig};
 use crate::metrics::anatomy::Anatomy;
 use crate::run::folder::RUNS_VARIABLE;
@@ -94,15 +93,8 @@ pub struct RunSummary {
 
 /// Resolves the flags of a run and checks them all, before anything starts.
 pub fn resolve(flags: &Given) -> Result<TrainConfig> {
-    let words = ["paceline", "train"].map(OsString::from).into_iter().chain(flags.words());
-    let parsed = Cli::try_parse_from(words).map_err(|e| {
-        let text = e.render().to_string();
-        Failure::Usage(text.trim_start_matches("error: ").trim_end().to_owned())
-    })?;
-    match parsed.command {
-        crate::cli::Command::Train(args) => config::resolve_inputs(&args, None),
-        _ => Err(Failure::Usage("the flags are not those of paceline train".into())),
-    }
+    let (config, _data) = config::resolve_inputs(&*flags.train_args()?, None)?;
+    Ok(config)
 }
 
 /// Starts runs.

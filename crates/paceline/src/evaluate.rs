@@ -1,0 +1,169 @@
+//! `paceline evaluate`: loss and accuracy of a checkpoint over a test set.
+//!
+//! In go a checkpoint and the settings of model, data and ranks; nothing is trained and no run folder is made.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use paceline_collectives::Group;
+use paceline_data::Dataset;
+use paceline_kernels::Compute;
+use paceline_memory::Allocator;
+use paceline_strategies::{Replica, ReplicaOptions, SimpleDdp};
+use serde::Serialize;
+
+use crate::bench::screen::say;
+use crate::checkpoint::Checkpoint;
+use crate::cli::{EvaluateArgs, TrainArgs};
+use crate::config::{self, InitMethod};
+use crate::data::{self, DataConfig};
+use crate::environment::{self, Placement};
+use crate::metrics::console::evaluation_lines;
+use crate::model_settings::{ModelSettings, resolve_model};
+use crate::outputs::check_file;
+use crate::run::progress::EpochSums;
+use crate::run::ranks::Ranks;
+use crate::run::{evaluation, folder, resume};
+use crate::text::plural;
+use crate::{Failure, Result, comm, download};
+
+/// Everything that decides an evaluation.
+struct EvaluationConfig {
+    model: ModelSettings,
+    data: DataConfig,
+    seed: u64,
+    global_batch_size: usize,
+    world_size: usize,
+    comm: comm::CommConfig,
+    init_method: InitMethod,
+}
+
+/// What `--json` holds.
+#[derive(Serialize)]
+struct Found<'a> {
+    checkpoint: &'a Path,
+    /// Optimizer steps that the checkpoint's run had made.
+    steps: u64,
+    samples: f64,
+    loss: f64,
+    accuracy: f64,
+}
+
+/// `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or as several
+/// threads, or launches the ranks.
+pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
+    let train = args.flags.0.train_args()?;
+    let placement = placement.as_ref();
+    let (config, test) = resolve(&train, placement)?;
+    if let Some(file) = &args.json {
+        check_file("--json", file)?;
+    }
+    let flag = format!("--checkpoint {}", args.checkpoint.display());
+    let refuse = |reason: String| Failure::Usage(format!("{flag}: {reason}"));
+    let checkpoint = Checkpoint::open(&args.checkpoint).map_err(refuse)?;
+    let model = config.model.build(test.as_ref(), config.world_size);
+    let model = model.map_err(|e| Failure::Usage(e.to_string()))?;
+    checkpoint.check_model(&model.layout).map_err(refuse)?;
+    let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
+    if !placement.is_some_and(was_said) {
+        warn_of_other_data(&checkpoint, &config);
+    }
+
+    let ranks = Ranks {
+        world_size: config.world_size,
+        threads: train.threads,
+        pin_cores: train.pin_cores,
+        transport: train.transport,
+        comm: &config.comm,
+        init_method: &config.init_method,
+    };
+    if ranks.are_launched(placement) {
+        // Each rank opens the data and the checkpoint itself.
+        drop((test, checkpoint));
+        return ranks.launch(vec![(environment::EVALUATION, "1".into())], None);
+    }
+    ranks.run(placement, |group, _| {
+        let is_first = group.rank() == 0;
+        if is_first {
+            let model = config.model.name();
+            let (world, transport) = (plural(config.world_size, "rank"), group.transport().name());
+            say(&format!("paceline evaluate: {model} over {transport}, {world}"));
+            let steps = plural(checkpoint.progress().steps as usize, "step");
+            say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.display()));
+        }
+        resume::check_same(&group, checkpoint.digest(), &flag)?;
+        let sums = evaluate_rank(&config, train.threads, &checkpoint, test.clone(), group)?;
+        if !is_first {
+            return Ok(());
+        }
+        evaluation_lines(&sums).iter().for_each(|line| say(line));
+        let Some(file) = &args.json else { return Ok(()) };
+        let found = Found {
+            checkpoint: &args.checkpoint,
+            steps: checkpoint.progress().steps,
+            samples: sums.count,
+            loss: sums.mean_loss(),
+            accuracy: sums.accuracy(),
+        };
+        folder::write_json(file, &found)
+    })?;
+    Ok(0)
+}
+
+/// Checks the flags together, and opens the test set.
+fn resolve(
+    args: &TrainArgs,
+    placement: Option<&Placement>,
+) -> Result<(EvaluationConfig, Arc<dyn Dataset>)> {
+    let model = resolve_model(args)?;
+    let world_size = config::resolve_world_size(args, placement)?;
+    config::check_ranks(args, placement, world_size)?;
+    let comm = config::resolve_comm(args, placement, world_size)?;
+    let global_batch_size = config::resolve_batch(args, world_size, 64)?;
+    let data = data::resolve(args, &model, global_batch_size)?;
+    if !data.has_test() {
+        return Err(Failure::Usage(
+            "the vectors of --model mlp have no test part to evaluate on".into(),
+        ));
+    }
+    if args.download && !placement.is_some_and(|placement| placement.is_of_evaluation) {
+        download::download(&data, args.mirror.as_deref(), args.quiet)?;
+    }
+    let test = data.open_test(args.seed)?;
+    let init_method = config::resolve_init_method(&args.init_method)?;
+    let seed = args.seed;
+    let config =
+        EvaluationConfig { model, data, seed, global_batch_size, world_size, comm, init_method };
+    Ok((config, test))
+}
+
+/// Says where the checkpoint was trained on other data than it is evaluated on: nothing is wrong with that,
+/// but it is easily done by mistake.
+fn warn_of_other_data(checkpoint: &Checkpoint, config: &EvaluationConfig) {
+    for (flag, ours) in resume::identity_of_data(&config.data, config.seed) {
+        let theirs = checkpoint.setting(flag);
+        if let Some(theirs) = theirs.filter(|theirs| *theirs != ours) {
+            eprintln!(
+                "warning: {flag}: the checkpoint was trained with {theirs} and is evaluated with {ours}"
+            );
+        }
+    }
+}
+
+/// Evaluates as one rank of `group`.
+fn evaluate_rank(
+    config: &EvaluationConfig,
+    threads: usize,
+    checkpoint: &Checkpoint,
+    test: Arc<dyn Dataset>,
+    group: Group,
+) -> Result<EpochSums> {
+    let compute = Compute::new(threads, Allocator::new());
+    let model = config.model.build(test.as_ref(), group.world_size())?;
+    // No gradient is ever computed, so any strategy without state serves.
+    let mut strategy = SimpleDdp;
+    let options = ReplicaOptions::default();
+    let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;
+    checkpoint.restore_model(&replica.storage)?;
+    evaluation::evaluate(&mut strategy, &replica, test, config.global_batch_size)
+}

@@ -1,0 +1,86 @@
+//! The ranks of a command: this process as one of several, threads of it, or processes that it launches.
+//!
+//! In go the settings that concern ranks and what each rank is to do. It knows nothing of what that is.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use paceline_collectives::Group;
+use paceline_rendezvous::Rendezvous;
+
+use crate::cli::TransportName;
+use crate::comm::CommConfig;
+use crate::config::InitMethod;
+use crate::connect::connect;
+use crate::environment::Placement;
+use crate::launcher::{self, Launch};
+use crate::{Result, resources, threads};
+
+/// How many ranks there are, and how they reach each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks<'a> {
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Threads that compute, per rank.
+    pub threads: usize,
+    /// Whether each rank has cores of its own.
+    pub pin_cores: bool,
+    /// How ranks reach each other.
+    pub transport: TransportName,
+    /// How ranks talk to each other.
+    pub comm: &'a CommConfig,
+    /// Where ranks of another launcher meet.
+    pub init_method: &'a InitMethod,
+}
+
+impl Ranks<'_> {
+    /// Whether this process is none of the ranks but has to launch them.
+    pub fn are_launched(&self, placement: Option<&Placement>) -> bool {
+        placement.is_none() && self.world_size > 1 && self.transport != TransportName::Thread
+    }
+
+    /// Runs `rank` as the rank that this process is, or as every rank if all are threads of it. It is given
+    /// its group and its number on this host.
+    pub fn run(
+        &self,
+        placement: Option<&Placement>,
+        rank: impl Fn(Group, usize) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let pin = |local_rank| match self.pin_cores {
+            true => resources::pin(local_rank, self.threads),
+            false => Ok(()),
+        };
+        match placement {
+            Some(placement) => {
+                let place = &placement.place;
+                let rendezvous = match self.init_method {
+                    InitMethod::File(path) => Rendezvous::by_file(path),
+                    InitMethod::Environment => place.rendezvous()?.clone(),
+                };
+                let pinned = self.pin_cores.then_some(self.threads);
+                let group = connect(self.transport, self.comm, &rendezvous, place, pinned)?;
+                rank(group, place.local_rank)
+            }
+            None if self.world_size == 1 => {
+                pin(0)?;
+                rank(Group::single(), 0)
+            }
+            None => threads::run(self.world_size, self.comm.options(self.world_size), |group| {
+                let local_rank = group.rank();
+                pin(local_rank)?;
+                rank(group, local_rank)
+            }),
+        }
+    }
+
+    /// Starts one process per rank, with the command line of this one and more variables.
+    pub fn launch(
+        &self,
+        variables: Vec<(&'static str, OsString)>,
+        dump_folder: Option<PathBuf>,
+    ) -> Result<u8> {
+        let args = std::env::args_os().skip(1);
+        let launch = Launch::of_own_program(args, self.world_size, variables)?;
+        launcher::launch(&Launch { dump_folder, ..launch })
+    }
+}
