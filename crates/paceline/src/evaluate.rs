@@ -1,6 +1,6 @@
 //! `paceline evaluate`: loss and accuracy of a checkpoint over a test set.
 //!
-//! In go a checkpoint and the settings of model, data and ranks; nothing is trained and no run folder is made.
+//! In go a checkpoint and the settings of model, data and ranks. Nothing is trained, and no run folder is made.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ struct EvaluationConfig {
     init_method: InitMethod,
 }
 
-/// What `--json` holds.
+/// The contents of the file that `--json` names.
 #[derive(Serialize)]
 struct Found<'a> {
     checkpoint: &'a Path,
@@ -137,8 +137,8 @@ fn resolve(
     Ok((config, test))
 }
 
-/// Says where the checkpoint was trained on other data than it is evaluated on: nothing is wrong with that,
-/// but it is easily done by mistake.
+/// Warns if the checkpoint was trained on other data than it is evaluated on: that is allowed, but it is easily
+/// done by mistake.
 fn warn_of_other_data(checkpoint: &Checkpoint, config: &EvaluationConfig) {
     for (flag, ours) in resume::identity_of_data(&config.data, config.seed) {
         let theirs = checkpoint.setting(flag);

@@ -16,7 +16,7 @@ use crate::{Failure, Result};
 
 /// The file's name in its folder.
 const FILE: &str = "checkpoint.safetensors";
-/// What metadata of this version look like. Version 2 knew complete epochs only.
+/// The version of the metadata. Version 2 knew complete epochs only.
 const VERSION: &str = "3";
 
 /// Writes the checkpoint of a run that stands at `progress`, whose continuation needs the same `settings`.
@@ -37,7 +37,7 @@ pub fn save(
             ("batches", position.batch.to_string()),
             ("steps", steps.to_string()),
             ("samples-trained", samples.to_string()),
-            // As many digits as it takes to get the same number back.
+            // As many digits as are needed to read the same number back.
             ("epoch-loss", format!("{:?}", epoch.loss)),
             ("epoch-correct", format!("{:?}", epoch.correct)),
             ("epoch-samples", format!("{:?}", epoch.count)),
@@ -51,8 +51,8 @@ pub fn save(
     Ok(weights::save(&folder.join(FILE), storage, optimizer, &metadata)?)
 }
 
-/// Whether there is a checkpoint in `folder`. What is there under its name is complete: it appears by
-/// being renamed. Where the system cannot tell, there is one, so that opening it says why.
+/// Whether there is a checkpoint in `folder`. A file of that name is complete, because it appears by being
+/// renamed. If the system cannot tell, the answer is yes, so that opening the file says why.
 pub fn is_in(folder: &Path) -> bool {
     folder.join(FILE).try_exists().unwrap_or(true)
 }
@@ -96,8 +96,8 @@ impl Checkpoint {
         Ok(Self { file, progress, optimizer_steps })
     }
 
-    /// Errors unless it holds this model's parameters with this optimizer's state and was written with the
-    /// same settings.
+    /// Errors unless the checkpoint holds this model's parameters with this optimizer's state and was written
+    /// with the same settings.
     pub fn check(
         &self,
         layout: &Layout,
@@ -114,22 +114,23 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Errors unless it holds this model's parameters and running statistics, however they were trained.
+    /// Errors unless the checkpoint holds this model's parameters and running statistics. How they were trained
+    /// does not matter.
     pub fn check_model(&self, layout: &Layout) -> std::result::Result<(), String> {
         self.file.check_model(layout, DType::F32).map_err(|e| e.to_string())
     }
 
-    /// A setting of the run that wrote it, by the flag that set it.
+    /// A setting of the run that wrote the checkpoint, by the flag that set it.
     pub fn setting(&self, flag: &str) -> Option<&str> {
         self.file.metadata().get(flag.trim_start_matches('-')).map(String::as_str)
     }
 
-    /// Where the run that wrote it stood.
+    /// Where the run stood that wrote the checkpoint.
     pub fn progress(&self) -> Progress {
         self.progress
     }
 
-    /// The digest of all of it.
+    /// The digest of metadata and tensors.
     pub fn digest(&self) -> &str {
         self.file.digest()
     }

@@ -1,4 +1,4 @@
-//! A setting that a checkpoint remembers, and what is said when a run has another one.
+//! A setting that a checkpoint remembers, and the message when a run has another value.
 
 /// A setting that must be the same for a run to go on as if it had never stopped.
 #[derive(Clone, Debug)]
@@ -7,16 +7,16 @@ pub struct Setting {
     pub key: &'static str,
     /// The flag that sets it, if there is one.
     pub name: String,
-    /// What it is in this run.
+    /// Its value in this run.
     pub value: String,
-    /// What another value would mean.
+    /// What would happen with another value.
     pub otherwise: &'static str,
     /// What to do then.
     pub fix: String,
 }
 
 impl Setting {
-    /// A setting that a flag decides: its key is the flag's name.
+    /// A setting that a flag decides. Its key is the name of the flag.
     pub fn of_flag(flag: &'static str, value: impl ToString, otherwise: &'static str) -> Self {
         Self {
             key: flag.trim_start_matches('-'),

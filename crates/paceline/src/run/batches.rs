@@ -1,7 +1,7 @@
 //! One rank's batches, in the order in which it trains on them.
 //!
-//! Either the ranks share every batch, or each has batches of its own, from a shard of its own. It
-//! knows nothing of what is done with a batch.
+//! Either the ranks share every batch, or each rank has batches of its own, from a shard of its own. This
+//! file knows nothing of what is done with a batch.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::config::TrainConfig;
 
 /// Where a rank's batches come from.
 pub struct BatchStream {
-    /// Nothing on a rank without samples.
+    /// `None` on a rank without samples.
     loader: Option<Peekable<Loader>>,
-    /// Samples that lie before its first batch.
+    /// Samples that lie before the first batch of the stream.
     before: SampleCounts,
 }
 
@@ -60,7 +60,7 @@ impl BatchStream {
         };
         // A rank with fewer samples than others may be at the end of its epoch already.
         let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
-        // Making samples costs time that would be taken from the step that is being measured.
+        // A thread that makes samples would take time from the step that is being measured.
         let is_generated = config.data.is_generated();
         let prefetch =
             if is_generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
@@ -69,13 +69,13 @@ impl BatchStream {
         Ok(Self { loader: Some(loader.peekable()), before })
     }
 
-    /// The samples that lie before the position where it began.
+    /// The samples that lie before the position where the stream began.
     pub fn samples_before(&self) -> SampleCounts {
         self.before
     }
 
-    /// The next batches of an epoch, which make one step; nothing in place of those that this rank has
-    /// not got any more.
+    /// The next batches of an epoch, which make one step. A batch is `None` where this rank is out of data
+    /// for the epoch and others are not.
     pub fn step(&mut self, epoch: u64, num_batches: usize) -> Result<Vec<Option<Batch>>> {
         (0..num_batches).map(|_| self.next(epoch)).collect()
     }
@@ -90,7 +90,7 @@ impl BatchStream {
 }
 
 /// Which samples a rank reads when, of `len` training samples: its shares of every batch, or batches of its
-/// own shard; nothing on a rank without samples.
+/// own shard; `None` on a rank without samples.
 fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
     let order = match config.data.is_generated() {
         true => Order::Sequential,
@@ -104,7 +104,7 @@ fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Resul
     Ok(Some(sampler.with_max_batches(config.steps_per_epoch)?))
 }
 
-/// A batch as a strategy takes it.
+/// A batch in the form that strategies take.
 pub fn share_of(batch: Batch) -> MicroBatch {
     let Batch { inputs, targets, global_count, .. } = batch;
     MicroBatch { inputs, targets, global_count }

@@ -1,6 +1,6 @@
 //! Loss and accuracy over a test set.
 //!
-//! In go a data set and a replica; out come sums over all ranks. It knows nothing of when a run
+//! In go a data set and a replica; out come sums over all ranks. This file knows nothing of when a run
 //! evaluates, nor of what is done with the result.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The data sets of a run, opened once per process.
 //!
-//! Whoever checks a run opens them, and hands them to the ranks of its process. It knows nothing of what they
-//! hold.
+//! The code that checks a run opens them and hands them to the ranks of its process. This file knows nothing
+//! of what they hold.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use paceline_data::Dataset;
 /// Opened data sets. A clone shares them.
 #[derive(Clone)]
 pub struct OpenData {
-    /// What is trained on.
+    /// The data set to train on.
     pub train: Arc<dyn Dataset>,
-    /// What is evaluated on, if the run evaluates.
+    /// The data set to evaluate on, if the run evaluates.
     pub test: Option<Arc<dyn Dataset>>,
 }

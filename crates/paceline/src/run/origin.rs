@@ -1,6 +1,6 @@
-//! What a run is to continue from, as the flags say it.
+//! What the flags ask a run to continue from.
 //!
-//! It knows no checkpoint, nor whether there is one.
+//! This file does not know checkpoints, nor whether there is one.
 
 use std::path::{Path, PathBuf};
 
@@ -18,8 +18,8 @@ const AUTO: &str = "auto";
 pub enum Resume {
     /// The checkpoint in this folder.
     From(PathBuf),
-    /// The checkpoint in this folder if there is one; a run that is started again and again by one
-    /// command makes it itself.
+    /// The checkpoint in this folder, if there is one. A run that one command starts again and again writes
+    /// it itself.
     IfThere(PathBuf),
 }
 

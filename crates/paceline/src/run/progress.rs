@@ -9,13 +9,13 @@ use paceline_strategies::StepLoss;
 /// Where a run stands. What counts is what the steps have consumed, not what a loader has read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Complete epochs, and the batches of the epoch after them that lie behind.
+    /// The next batch: how many epochs are complete, and how many batches of the next epoch are consumed.
     pub position: Position,
     /// Optimizer steps made, over all epochs.
     pub steps: u64,
     /// Samples that these steps were made of, on all ranks together.
     pub samples: u64,
-    /// What the steps of the begun epoch came to.
+    /// Sums over the steps of the epoch that has begun.
     pub epoch: EpochSums,
 }
 
@@ -28,7 +28,7 @@ impl Progress {
     }
 
     /// Moves on by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. At
-    /// the end of an epoch, which has `batches_per_epoch`, gives what that epoch came to.
+    /// the end of an epoch, which has `batches_per_epoch` batches, returns the sums of that epoch.
     pub fn advance(
         &mut self,
         num_batches: usize,
@@ -43,7 +43,7 @@ impl Progress {
         (self.position.batch >= batches_per_epoch).then(|| self.end_epoch())
     }
 
-    /// Moves on to the start of the next epoch, and gives what this one came to.
+    /// Moves on to the start of the next epoch, and returns the sums of this one.
     pub fn end_epoch(&mut self) -> EpochSums {
         self.position = Position { epoch: self.position.epoch + 1, batch: 0 };
         std::mem::take(&mut self.epoch)

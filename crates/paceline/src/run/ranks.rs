@@ -1,6 +1,7 @@
 //! The ranks of a command: this process as one of several, threads of it, or processes that it launches.
 //!
-//! In go the settings that concern ranks and what each rank is to do. It knows nothing of what that is.
+//! In go the settings that concern ranks and a function that each rank calls. This file knows nothing of what
+//! that function does.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -34,13 +35,13 @@ pub struct Ranks<'a> {
 }
 
 impl Ranks<'_> {
-    /// Whether this process is none of the ranks but has to launch them.
+    /// Whether this process is not a rank but has to launch the ranks.
     pub fn are_launched(&self, placement: Option<&Placement>) -> bool {
         placement.is_none() && self.world_size > 1 && self.transport != TransportName::Thread
     }
 
-    /// Runs `rank` as the rank that this process is, or as every rank if all are threads of it. It is given
-    /// its group and its number on this host.
+    /// Calls `rank` with the group and the number on this host of the rank that this process is, or, if all
+    /// ranks are threads of this process, of every rank.
     pub fn run(
         &self,
         placement: Option<&Placement>,
@@ -73,7 +74,7 @@ impl Ranks<'_> {
         }
     }
 
-    /// Starts one process per rank, with the command line of this one and more variables.
+    /// Starts one process per rank, with the command line of this process and additional variables.
     pub fn launch(
         &self,
         variables: Vec<(&'static str, OsString)>,

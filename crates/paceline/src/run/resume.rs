@@ -1,7 +1,7 @@
 //! Where a run begins: anew, or where a checkpoint stands, and the same on every rank.
 //!
-//! It knows what was asked for and which settings decide how a run goes on; what a checkpoint is,
-//! [`checkpoint`] knows.
+//! This file knows what the flags ask for and which settings decide how a run goes on. [`checkpoint`] knows
+//! what a checkpoint is.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ use crate::run::origin::Resume;
 use crate::run::progress::Progress;
 use crate::{Failure, Result};
 
-/// Checks before ranks start that the run can begin where it is to, with so many training samples. Changes
-/// nothing.
+/// Checks, before ranks start, that a run with so many training samples can begin where the flags say.
+/// Changes nothing.
 pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<()> {
     match &config.resume {
         Some(resume) if is_given(resume) => {
@@ -29,10 +29,10 @@ pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<
     }
 }
 
-/// Puts parameters and optimizer where the run begins, and says where that is. Every rank calls it.
+/// Restores parameters and optimizer to where the run begins, and returns where that is. Every rank calls it.
 ///
-/// Ranks may look at different moments, or see a shared folder differently, so rank 0 looks for all
-/// of them and tells the others which checkpoint it found; one that finds another does not go on.
+/// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a checkpoint
+/// and tells the others which one it found; a rank that finds another one does not go on.
 pub fn begin(
     config: &TrainConfig,
     replica: &Replica,
@@ -97,7 +97,7 @@ fn open(
     let settings = settings(config, num_samples);
     checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
     let Progress { position, steps, .. } = checkpoint.progress();
-    // Where one command starts a run again and again, having nothing left to do is no mistake.
+    // With --resume auto, one command may start a run again and again, so a complete run is no mistake.
     let must_go_on = matches!(resume, Resume::From(_));
     if must_go_on && steps >= config.total_steps() {
         return Err(refuse(match config.steps {

@@ -1,6 +1,6 @@
-//! Whether a training set can be parted into the shards that the ranks are to have.
+//! Whether a training set can be divided into the shards that `--rank-samples` asks for.
 //!
-//! It knows the flags and the number of samples, and nothing of how a shard is read.
+//! This file knows the flags and the number of samples, and nothing of how a shard is read.
 
 use crate::cli::TrainArgs;
 use crate::{Failure, Result};

@@ -1,7 +1,7 @@
 //! One optimizer step of one rank: from its batches to the updated parameters.
 //!
-//! In go batches and a learning rate; out come the loss and the time. It knows nothing of epochs,
-//! checkpoints or what is reported.
+//! In go batches and a learning rate; out come the loss and the time. A stepper knows nothing of epochs,
+//! checkpoints or reports.
 
 use paceline_data::Batch;
 use paceline_model::Optimizer;
@@ -19,28 +19,28 @@ pub struct StepOutcome {
     pub samples: usize,
     /// The norm of the gradients before they were clipped, if they are to be.
     pub grad_norm: Option<f64>,
-    /// From the batches being there to the end of the optimizer.
+    /// From the arrival of the batches to the end of the optimizer.
     pub whole: Span,
 }
 
-/// What makes the steps of one rank.
+/// Makes the steps of one rank.
 pub struct Stepper {
     /// The model, its storage and the group.
     pub replica: Replica,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// What keeps the replicas equal.
+    /// Keeps the replicas equal.
     pub strategy: Box<dyn Strategy>,
-    /// What the step's spans are recorded on.
+    /// Records the spans of the step.
     pub lane: Lane,
-    /// Where ranks have batches of their own.
+    /// Coordinates the ranks if each has batches of its own.
     pub join: Option<Join>,
     /// The largest norm of the gradients, if they are clipped.
     pub max_norm: Option<f64>,
 }
 
 impl Stepper {
-    /// One training step; nothing if no rank has any batch. Parameters are as they were if the loss or the
+    /// One training step; `None` if no rank has any batch. The parameters stay unchanged if the loss or the
     /// norm is not finite.
     pub fn step(&mut self, batches: Vec<Option<Batch>>, lr: f64) -> Result<Option<StepOutcome>> {
         self.optimizer.set_lr(lr);
@@ -66,23 +66,24 @@ impl Stepper {
         Ok(Some(StepOutcome { loss, samples, grad_norm, whole }))
     }
 
-    /// Makes the replicas equal where they are not after every step. Its time belongs to no step.
+    /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
     pub fn settle(&mut self) -> Result<()> {
         self.strategy.settle(&self.replica, &mut self.lane)?;
         self.lane.clear();
         Ok(())
     }
 
-    /// This rank's share of a batch. Where the ranks share every batch, each knows how many samples
-    /// there are; ranks with batches of their own have to agree.
+    /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples there
+    /// are. Ranks with batches of their own have to add their numbers up.
     fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
         let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
         let own = batch.map(|batch| (batch.inputs, batch.targets));
         Ok(join.next(&self.replica, own, &mut self.lane)?)
     }
 
-    /// Where all ranks know the same loss and norm, all stop together, before the optimizer has touched
-    /// a parameter. They still tell each other whose loss it was. `step` is the step's number, from 1.
+    /// Errors if the loss or the norm is not finite. If all ranks know the same loss and norm, all stop
+    /// together, before the optimizer has touched a parameter, and tell each other whose loss it was. `step`
+    /// is the number of the step, counted from 1.
     pub fn stop_if_not_finite(&self, step: u64, lr: f64, outcome: &StepOutcome) -> Result<()> {
         let StepOutcome { loss, grad_norm, .. } = outcome;
         let advice = || {
@@ -94,7 +95,7 @@ impl Stepper {
         let group = &self.replica.group;
         if loss.loss.is_finite() {
             let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
-            // The gradients are those of all ranks, so there is no culprit, and rank 0 speaks.
+            // The gradients are those of all ranks, so no rank is the culprit, and rank 0 reports.
             let problem = format!("the gradient norm of step {step} is not finite ({norm})");
             return Err(match group.rank() {
                 0 => Failure::Run(format!("{problem}, {}", advice())),
@@ -102,7 +103,7 @@ impl Stepper {
             });
         }
         if !loss.is_shared {
-            // The others know nothing of it and go on, so this rank has nobody to ask.
+            // The other ranks do not know and go on, so this rank cannot ask them.
             let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
             return Err(Failure::Run(format!("{problem}, {}", advice())));
         }
