@@ -50,11 +50,13 @@ pub fn plan_buckets(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec
         let cap = if buckets.len() == 1 { caps.first_bytes } else { caps.bytes };
         if let Some(bucket) = buckets.last_mut() {
             bucket.range.start = param.start;
-            bucket.params.insert(0, id);
+            bucket.params.push(id);
             end = param.start;
             is_open = bucket.range.len() * elem_bytes < cap;
         }
     }
+    // They came from the last to the first.
+    buckets.iter_mut().for_each(|bucket| bucket.params.reverse());
     buckets
 }
 
@@ -89,6 +91,47 @@ mod tests {
         assert!(buckets.windows(2).all(|pair| pair[1].range.end == pair[0].range.start));
         assert_eq!(BucketCaps::new(4000), BucketCaps { first_bytes: 4000, bytes: 4000 });
         assert_eq!(BucketCaps::new(25 << 20).first_bytes, 1 << 20);
+    }
+
+    /// The plan as it was first written: each parameter goes to the front of its bucket.
+    fn plan_from_the_front(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec<Bucket> {
+        let mut buckets: Vec<Bucket> = Vec::new();
+        let mut is_open = false;
+        for (id, param) in layout.trained().rev() {
+            if !is_open {
+                let end = buckets.last().map_or(layout.trained_len(), |last| last.range.start);
+                buckets.push(Bucket { range: end..end, params: Vec::new() });
+            }
+            let cap = if buckets.len() == 1 { caps.first_bytes } else { caps.bytes };
+            let bucket = buckets.last_mut().unwrap();
+            bucket.range.start = param.start;
+            bucket.params.insert(0, id);
+            is_open = bucket.range.len() * elem_bytes < cap;
+        }
+        buckets
+    }
+
+    #[test]
+    fn plans_are_those_of_the_first_definition() {
+        let mut builder = LayoutBuilder::new();
+        for unit in 0..300 {
+            builder.unit(format!("u{unit}"));
+            for param in 0..unit % 4 {
+                let size = 1 + (unit * 7919 + param * 104_729) % 5000;
+                builder.param(&format!("p{param}"), [size], Init::Constant(0.0));
+            }
+        }
+        let all = builder.finish(3);
+        let frozen: Vec<String> = (0..300).step_by(7).map(|unit| format!("u{unit}")).collect();
+        for layout in [&all, &all.with_frozen(&frozen).unwrap(), &LayoutBuilder::new().finish(1)] {
+            for bytes in [1, 1000, 4096, 50_000, 1 << 20, 1 << 30] {
+                for first_bytes in [1, 3000, bytes] {
+                    let caps = BucketCaps { first_bytes, bytes };
+                    let plan = plan_buckets(layout, 4, caps);
+                    assert_eq!(plan, plan_from_the_front(layout, 4, caps), "{caps:?}");
+                }
+            }
+        }
     }
 
     #[test]
