@@ -30,14 +30,15 @@ pub struct CnnConfig {
 }
 
 impl CnnConfig {
-    /// Builds the model for `world_size` ranks. Errors when a size is zero, or the image too small
-    /// for the number of pools.
+    /// Builds the model for `world_size` ranks. Errors when a size or the number of ranks is zero, or
+    /// the image too small for the number of pools.
     pub fn build(&self, world_size: usize) -> Result<Model> {
         let [mut height, mut width, mut c_in] = self.image;
         if self.channels.is_empty() || self.channels.contains(&0) || self.hidden == 0 {
             let reason = format!("a CNN needs channels and a hidden width above zero: {self:?}");
             return Err(ModelError::Config(reason));
         }
+        LayoutBuilder::check_world_size(world_size)?;
         let mut layout = LayoutBuilder::new();
         let mut network = Sequence::new();
         let mut activation_elems = height * width * c_in;

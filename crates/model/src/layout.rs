@@ -306,9 +306,17 @@ impl LayoutBuilder {
         id
     }
 
-    /// Lays everything out for `world_size` ranks.
+    /// Errors when there are no ranks to build a model for.
+    pub fn check_world_size(world_size: usize) -> Result<()> {
+        if world_size > 0 {
+            return Ok(());
+        }
+        Err(ModelError::Config("a model is built for at least one rank, not for 0".into()))
+    }
+
+    /// Lays everything out for `world_size` ranks; for none as for one.
     pub fn finish(self, world_size: usize) -> Layout {
-        let layout = Layout::laid_out(self.params, self.units, world_size);
+        let layout = Layout::laid_out(self.params, self.units, world_size.max(1));
         Layout { buffers: self.buffers, ..layout }
     }
 }
@@ -316,6 +324,7 @@ impl LayoutBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{CnnConfig, MlpConfig};
 
     #[test]
     fn starts_are_aligned_and_units_can_be_cut_evenly() {
@@ -334,6 +343,29 @@ mod tests {
             (layout.param(bias).name.as_str(), layout.param(bias).range()),
             ("a.bias", 16..19)
         );
+    }
+
+    #[test]
+    fn a_layout_for_no_ranks_is_that_for_one() {
+        let layout = |world_size| {
+            let mut builder = LayoutBuilder::new();
+            builder.unit("a").param("weight", [100], Init::Constant(1.0));
+            builder.finish(world_size)
+        };
+        assert_eq!(layout(0), layout(1));
+    }
+
+    #[test]
+    fn models_for_no_ranks_are_refused() {
+        let (input_dim, hidden_dim, output_dim, num_layers) = (3, 4, 2, 1);
+        let mlp = MlpConfig { input_dim, hidden_dim, output_dim, num_layers, tie_layers: false };
+        let (image, channels, num_classes) = ([12, 12, 1], vec![4], 10);
+        let (batch_norm, unused_head) = (false, false);
+        let cnn = CnnConfig { image, channels, hidden: 4, num_classes, batch_norm, unused_head };
+        for built in [mlp.build(0), cnn.build(0)] {
+            let error = built.err().unwrap().to_string();
+            assert_eq!(error, "a model is built for at least one rank, not for 0");
+        }
     }
 
     #[test]

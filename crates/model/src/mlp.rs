@@ -23,12 +23,13 @@ pub struct MlpConfig {
 }
 
 impl MlpConfig {
-    /// Builds the model for `world_size` ranks. Errors when a width is zero.
+    /// Builds the model for `world_size` ranks. Errors when a width is zero, or the number of ranks.
     pub fn build(&self, world_size: usize) -> Result<Model> {
         let Self { input_dim, hidden_dim, output_dim, num_layers, tie_layers } = *self;
         if [input_dim, hidden_dim, output_dim].contains(&0) {
             return Err(ModelError::Config(format!("an MLP needs widths above zero: {self:?}")));
         }
+        LayoutBuilder::check_world_size(world_size)?;
         let mut layout = LayoutBuilder::new();
         let mut network = Sequence::new();
         let mut inputs = input_dim;
