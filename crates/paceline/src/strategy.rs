@@ -163,7 +163,7 @@ impl StrategyConfig {
     pub fn build(&self) -> Result<Box<dyn Strategy>> {
         let strategy = self.build_plain()?;
         Ok(match self.sync_blocks {
-            Some(steps) => Box::new(Alternating::new(strategy, steps)),
+            Some(steps) => Box::new(Alternating::new(strategy, steps)?),
             None => strategy,
         })
     }

@@ -20,7 +20,7 @@ use paceline_trace::Lane;
 use crate::in_order::InOrder;
 use crate::replica::shared_tensor;
 use crate::strategy::span;
-use crate::{Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, Strategy};
 
 /// Sums buckets of copied gradients over the ranks, then divides and copies back.
 #[derive(Debug)]
@@ -80,6 +80,10 @@ impl BucketDdpAsync {
 impl Strategy for BucketDdpAsync {
     fn name(&self) -> &'static str {
         "bucket_ddp_async"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
     }
 
     /// Only the buckets are seen by peers.

@@ -8,7 +8,7 @@
 //! use paceline_collectives::{ReduceOp, Work};
 //! use paceline_kernels::elementwise;
 //! use paceline_memory::Tensor;
-//! use paceline_strategies::{CommHook, Ddp, Replica, Result, span};
+//! use paceline_strategies::{BucketCaps, CommHook, Ddp, Exactness, Replica, Result, span};
 //! use paceline_trace::Lane;
 //!
 //! /// The sum on the way, the division at home.
@@ -17,6 +17,10 @@
 //! impl CommHook for SumThenDivide {
 //!     fn name(&self) -> &'static str {
 //!         "sum_then_divide"
+//!     }
+//!
+//!     fn exactness(&self, _: BucketCaps) -> Exactness {
+//!         Exactness::Exact
 //!     }
 //!
 //!     fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
@@ -43,12 +47,15 @@ use paceline_collectives::{ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_trace::Lane;
 
-use crate::{Replica, Result};
+use crate::{BucketCaps, Exactness, Replica, Result};
 
 /// How a bucket of gradients becomes the mean over the ranks.
 pub trait CommHook: Send {
     /// Its name in reports.
     fn name(&self) -> &'static str;
+
+    /// What it promises about the weights of the replicas, where buckets are of these sizes.
+    fn exactness(&self, caps: BucketCaps) -> Exactness;
 
     /// Called once, before the first step, with the elements of each bucket.
     fn prepare(&mut self, _replica: &Replica, _bucket_lens: &[usize]) -> Result<()> {
@@ -78,6 +85,10 @@ pub(crate) struct AllReduce;
 impl CommHook for AllReduce {
     fn name(&self) -> &'static str {
         "all_reduce"
+    }
+
+    fn exactness(&self, _: BucketCaps) -> Exactness {
+        Exactness::Exact
     }
 
     fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {

@@ -15,7 +15,9 @@ use paceline_trace::Lane;
 
 use crate::comm_hook::{AllReduce, CommHook};
 use crate::strategy::span;
-use crate::{Bucket, BucketCaps, Replica, Result, Strategy, StrategyError, plan_buckets};
+use crate::{
+    Bucket, BucketCaps, Exactness, Replica, Result, Strategy, StrategyError, plan_buckets,
+};
 
 /// The tuned data parallelism.
 pub struct Ddp {
@@ -91,6 +93,10 @@ impl Ddp {
 impl Strategy for Ddp {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn exactness(&self) -> Exactness {
+        self.hook.exactness(self.caps)
     }
 
     fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {

@@ -11,7 +11,7 @@ use paceline_collectives::ReduceOp;
 use paceline_trace::Lane;
 
 use crate::strategy::span;
-use crate::{Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, Strategy};
 
 /// Averages all gradients in one operation.
 #[derive(Debug, Default)]
@@ -20,6 +20,10 @@ pub struct FlatDdp;
 impl Strategy for FlatDdp {
     fn name(&self) -> &'static str {
         "flat_ddp"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
     }
 
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {

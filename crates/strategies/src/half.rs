@@ -16,7 +16,7 @@ use paceline_trace::Lane;
 
 use crate::replica::shared_tensor;
 use crate::strategy::span;
-use crate::{CommHook, Replica, Result};
+use crate::{BucketCaps, CommHook, Exactness, Replica, Result};
 
 /// Rounds gradients to 16 bits for their way.
 #[derive(Debug)]
@@ -41,6 +41,11 @@ impl HalfPrecision {
 impl CommHook for HalfPrecision {
     fn name(&self) -> &'static str {
         if self.dtype == DType::F16 { "fp16" } else { "bf16" }
+    }
+
+    /// Each element is rounded on its own, so the sizes of the buckets do not matter.
+    fn exactness(&self, _: BucketCaps) -> Exactness {
+        Exactness::Lossy(self.name().to_owned())
     }
 
     fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {

@@ -22,7 +22,7 @@ use paceline_model::{Model, Optimizer, Storage};
 use paceline_trace::Lane;
 
 use crate::strategy::span;
-use crate::{Replica, Result, SimpleDdp, Strategy, StrategyError};
+use crate::{Exactness, Replica, Result, SimpleDdp, Strategy, StrategyError};
 
 /// Averages parameters every few steps.
 #[derive(Debug)]
@@ -63,6 +63,18 @@ impl LocalSgd {
 impl Strategy for LocalSgd {
     fn name(&self) -> &'static str {
         "local_sgd"
+    }
+
+    fn exactness(&self) -> Exactness {
+        let every = self.every;
+        match self.is_as_published {
+            // With every step it is `simple_ddp`.
+            true if every == 1 => Exactness::Exact,
+            true => {
+                Exactness::Unsynchronised(format!("local_sgd as published, every {every} steps"))
+            }
+            false => Exactness::Periodic(format!("local_sgd, every {every} steps")),
+        }
     }
 
     /// Parameters lie where peers can reduce them in place; gradients do so only as published.

@@ -6,10 +6,11 @@
 
 use paceline_collectives::Group;
 use paceline_kernels::Compute;
+use paceline_kernels::loss::LossSums;
 use paceline_model::{Model, Optimizer, ParamId, Storage};
 use paceline_trace::Lane;
 
-use crate::{MicroBatch, Replica, Result, StepLoss, Strategy};
+use crate::{Exactness, MicroBatch, Replica, Result, StepLoss, Strategy, StrategyError};
 
 /// Every rank for itself, the loss included.
 #[derive(Debug, Default)]
@@ -18,6 +19,10 @@ pub struct NoSync;
 impl Strategy for NoSync {
     fn name(&self) -> &'static str {
         "no_sync"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Unsynchronised(self.name().to_owned())
     }
 
     fn shares_loss(&self) -> bool {
@@ -37,20 +42,32 @@ pub struct Alternating {
 }
 
 impl Alternating {
-    /// Begins with `block` steps of `inner`.
-    pub fn new(inner: Box<dyn Strategy>, block: usize) -> Self {
-        Self { inner, block, steps: 0 }
+    /// Begins with `block` steps of `inner`. Errors when that is zero.
+    pub fn new(inner: Box<dyn Strategy>, block: usize) -> Result<Self> {
+        if block == 0 {
+            let reason =
+                "blocks of steps with and without synchronisation have at least 1 step, not 0";
+            return Err(StrategyError::Setting(reason.to_owned()));
+        }
+        Ok(Self { inner, block, steps: 0 })
     }
 
-    /// Whether step number `step`, counted from 0, is synchronised.
+    /// Whether step number `step`, counted from 0, is synchronised; a block of zero steps never ends.
     pub fn is_synchronised(block: usize, step: usize) -> bool {
-        (step / block).is_multiple_of(2)
+        step.checked_div(block).unwrap_or(0).is_multiple_of(2)
     }
 }
 
 impl Strategy for Alternating {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    /// The steps without synchronisation let the ranks drift apart, and nothing brings them together.
+    fn exactness(&self) -> Exactness {
+        let (inner, block) = (self.inner.exactness(), self.block);
+        let words = format!("{}, {block} steps with it and {block} without", inner.words());
+        Exactness::Unsynchronised(words)
     }
 
     fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
@@ -61,12 +78,20 @@ impl Strategy for Alternating {
         self.inner.prepare(replica)
     }
 
+    fn shares_loss(&self) -> bool {
+        self.inner.shares_loss()
+    }
+
     fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
         self.inner.gradient_ready(replica, lane, id)
     }
 
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
         self.inner.finish(replica, lane)
+    }
+
+    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
+        self.inner.grad_norm(replica)
     }
 
     fn optimizer_step(
@@ -80,6 +105,10 @@ impl Strategy for Alternating {
 
     fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
         self.inner.settle(replica, lane)
+    }
+
+    fn evaluate(&mut self, replica: &Replica, batch: &MicroBatch) -> Result<LossSums> {
+        self.inner.evaluate(replica, batch)
     }
 
     fn train_step(

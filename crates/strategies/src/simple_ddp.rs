@@ -9,7 +9,7 @@ use paceline_kernels::elementwise;
 use paceline_trace::Lane;
 
 use crate::strategy::span;
-use crate::{Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, Strategy};
 
 /// Sums each gradient over the ranks, then divides by their number.
 #[derive(Debug, Default)]
@@ -18,6 +18,10 @@ pub struct SimpleDdp;
 impl Strategy for SimpleDdp {
     fn name(&self) -> &'static str {
         "simple_ddp"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
     }
 
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {

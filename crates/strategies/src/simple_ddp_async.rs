@@ -15,7 +15,7 @@ use paceline_trace::Lane;
 
 use crate::in_order::InOrder;
 use crate::strategy::span;
-use crate::{Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, Strategy};
 
 /// Sums each gradient over the ranks while the backward pass goes on, then divides by their number.
 #[derive(Debug, Default)]
@@ -27,6 +27,10 @@ pub struct SimpleDdpAsync {
 impl Strategy for SimpleDdpAsync {
     fn name(&self) -> &'static str {
         "simple_ddp_async"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {

@@ -12,7 +12,7 @@
 
 use paceline_trace::Lane;
 
-use crate::{Replica, Result, SimpleDdp, Strategy};
+use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
 
 /// Exchanges gradients once per step of several micro-batches, one blocking all-reduce per parameter.
 #[derive(Debug, Default)]
@@ -26,6 +26,10 @@ impl SimpleDdpGa {
 impl Strategy for SimpleDdpGa {
     fn name(&self) -> &'static str {
         "simple_ddp_ga"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
     }
 
     fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {

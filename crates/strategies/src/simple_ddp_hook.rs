@@ -14,7 +14,7 @@ use paceline_trace::Lane;
 
 use crate::in_order::InOrder;
 use crate::strategy::span;
-use crate::{Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, Strategy};
 
 /// Sums each gradient over the ranks as soon as it is final, then divides by their number.
 #[derive(Debug, Default)]
@@ -25,6 +25,10 @@ pub struct SimpleDdpHook {
 impl Strategy for SimpleDdpHook {
     fn name(&self) -> &'static str {
         "simple_ddp_hook"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use paceline_trace::Lane;
 
-use crate::{Replica, Result, Strategy, StrategyError};
+use crate::{Exactness, Replica, Result, Strategy, StrategyError};
 
 /// Training on one rank: the baseline of all others.
 #[derive(Debug, Default)]
@@ -11,6 +11,10 @@ pub struct Single;
 impl Strategy for Single {
     fn name(&self) -> &'static str {
         "single"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {

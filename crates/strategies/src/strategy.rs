@@ -8,7 +8,7 @@ use paceline_memory::{Category, DType};
 use paceline_model::{Context, Model, Optimizer, ParamId, Storage};
 use paceline_trace::Lane;
 
-use crate::{MicroBatch, Replica, Result, step};
+use crate::{Exactness, MicroBatch, Replica, Result, step};
 
 /// Names of what a training step records on the main lane.
 pub mod span {
@@ -50,6 +50,9 @@ pub struct StepLoss {
 pub trait Strategy: Send {
     /// Its name on the command line and in reports.
     fn name(&self) -> &'static str;
+
+    /// What it promises about the weights of the replicas.
+    fn exactness(&self) -> Exactness;
 
     /// Chooses the memory of parameters and gradients, before a replica exists. As it is, every rank
     /// holds all of both, and gradients lie where peers can reduce them in place.

@@ -17,7 +17,7 @@ use paceline_trace::Lane;
 
 use crate::replica::shared_tensor;
 use crate::strategy::span;
-use crate::{CommHook, Replica, Result, StrategyError};
+use crate::{BucketCaps, CommHook, Exactness, Replica, Result, StrategyError};
 
 /// Sends the part `k` of each bucket that is largest.
 #[derive(Debug)]
@@ -55,6 +55,13 @@ impl TopK {
 impl CommHook for TopK {
     fn name(&self) -> &'static str {
         "top_k"
+    }
+
+    fn exactness(&self, caps: BucketCaps) -> Exactness {
+        match self.k {
+            1.0 => Exactness::Exact,
+            k => Exactness::Lossy(format!("top_k, with a part of {k} in buckets of {caps:?}")),
+        }
     }
 
     fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {

@@ -159,7 +159,7 @@ fn settled_ranks_hold_rank_0s_statistics() {
     let makes: [Make; 3] = [
         EXACT[0],
         || Box::new(LocalSgd::new(4).unwrap()),
-        || Box::new(Alternating::new(Box::new(LocalSgd::new(4).unwrap()), 1)),
+        || Box::new(Alternating::new(Box::new(LocalSgd::new(4).unwrap()), 1).unwrap()),
     ];
     for make in makes {
         let outcomes = on_ranks(2, |group| {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use paceline_strategies::{Ddp, HalfPrecision, LocalSgd, SimpleDdp, TopK};
+use paceline_strategies::{Alternating, Ddp, HalfPrecision, LocalSgd, SimpleDdp, TopK};
 
 use common::{Make, NETS, Net, Optim, Trainer, largest_difference, on_ranks};
 
@@ -122,6 +122,9 @@ fn top_k_of_everything_keeps_the_sign_of_zero() {
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
+    let error = Alternating::new(SIMPLE(), 0).err().unwrap().to_string();
+    assert!(error.contains("at least 1 step, not 0"), "{error}");
+    assert!(Alternating::is_synchronised(0, 5));
     assert!(LocalSgd::new(0).unwrap_err().to_string().contains("at least 1, not 0"));
     for k in [0.0, -0.5, 1.5, f64::NAN] {
         let error = TopK::new(k).unwrap_err().to_string();

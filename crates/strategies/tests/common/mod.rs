@@ -9,8 +9,9 @@ use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig, ParamId};
 use paceline_strategies::{
-    BucketDdpAsync, CommHook, Ddp, FlatDdp, MicroBatch, Replica, ReplicaOptions, Result, SimpleDdp,
-    SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss, Strategy, TopK,
+    BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch, Replica,
+    ReplicaOptions, Result, SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss,
+    Strategy, TopK,
 };
 use paceline_trace::Lane;
 
@@ -112,6 +113,10 @@ struct SumThenDivide;
 impl CommHook for SumThenDivide {
     fn name(&self) -> &'static str {
         "sum_then_divide"
+    }
+
+    fn exactness(&self, _: BucketCaps) -> Exactness {
+        Exactness::Exact
     }
 
     fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {

@@ -1,0 +1,121 @@
+//! Every strategy is held to what it states about the weights of its replicas.
+
+mod common;
+
+use paceline_collectives::Group;
+use paceline_kernels::loss::LossSums;
+use paceline_strategies::{
+    Alternating, Ddp, Exactness, HalfPrecision, LocalSgd, MicroBatch, NoSync, Replica, Result,
+    SimpleDdp, Single, Strategy, TopK,
+};
+use paceline_trace::Lane;
+
+use common::{EXACT, Make, Net, Trainer, on_ranks};
+
+/// Not a multiple of four, so that averages every four steps are not due at the end.
+const STEPS: usize = 10;
+
+/// Those that do not state that they are exact.
+const OTHERS: [Make; 7] = [
+    || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())),
+    || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
+    || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())),
+    || Box::new(LocalSgd::new(4).unwrap()),
+    || Box::new(LocalSgd::new(4).unwrap().as_published()),
+    || Box::new(NoSync),
+    || Box::new(Alternating::new(Box::new(SimpleDdp), 2).unwrap()),
+];
+
+/// The digest of each of two ranks after training, and after [`Strategy::settle`].
+fn train(make: Make) -> Vec<[String; 2]> {
+    on_ranks(2, |group| {
+        let mut trainer = Trainer::new(Net::Mlp, group, make());
+        for _ in 0..STEPS {
+            trainer.step(&[9]).unwrap();
+        }
+        let before = trainer.replica.storage.digest().unwrap();
+        trainer.strategy.settle(&trainer.replica, &mut trainer.lane).unwrap();
+        [before, trainer.replica.storage.digest().unwrap()]
+    })
+}
+
+#[test]
+fn weights_are_as_each_strategy_states() {
+    let published: Make = || Box::new(LocalSgd::new(1).unwrap().as_published());
+    let exact = &train(EXACT[0])[0][0];
+    for make in EXACT.into_iter().chain([published]).chain(OTHERS) {
+        let (strategy, ends) = (make(), train(make));
+        let stated = strategy.exactness();
+        let is_equal = ends[0][0] == ends[1][0];
+        let is_settled = ends[0][1] == ends[1][1];
+        let found = match (is_equal, is_settled) {
+            (true, _) if ends[0][0] == *exact => Exactness::Exact,
+            (true, _) => Exactness::Lossy(stated.words().into()),
+            (false, true) => Exactness::Periodic(stated.words().into()),
+            (false, false) => Exactness::Unsynchronised(stated.words().into()),
+        };
+        assert_eq!(found, stated, "{}", strategy.name());
+        assert_eq!(is_equal, stated.keeps_replicas_equal(), "{}", strategy.name());
+    }
+    assert_eq!(Single.exactness(), Exactness::Exact);
+}
+
+#[test]
+fn words_name_all_that_the_weights_depend_on() {
+    let words: Vec<String> = OTHERS.map(|make| make().exactness().words().to_owned()).into();
+    assert_eq!(
+        words,
+        [
+            "fp16",
+            "bf16",
+            "top_k, with a part of 0.1 in buckets of BucketCaps { first_bytes: 1024, bytes: 1024 }",
+            "local_sgd, every 4 steps",
+            "local_sgd as published, every 4 steps",
+            "no_sync",
+            "any of the exact ones, 2 steps with it and 2 without",
+        ]
+    );
+}
+
+/// A strategy whose answers are its own.
+struct Peculiar;
+
+impl Strategy for Peculiar {
+    fn name(&self) -> &'static str {
+        "peculiar"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Lossy("peculiar".into())
+    }
+
+    fn shares_loss(&self) -> bool {
+        false
+    }
+
+    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+        Ok(())
+    }
+
+    fn grad_norm(&mut self, _: &Replica) -> Result<f64> {
+        Ok(42.0)
+    }
+
+    fn evaluate(&mut self, _: &Replica, _: &MicroBatch) -> Result<LossSums> {
+        Ok(LossSums { loss: 7.0, correct: 3 })
+    }
+}
+
+#[test]
+fn blocks_of_steps_ask_the_strategy_inside_them() {
+    let strategy = Box::new(Alternating::new(Box::new(Peculiar), 2).unwrap());
+    let mut trainer = Trainer::new(Net::Mlp, Group::single(), strategy);
+    trainer.step(&[4]).unwrap();
+    let (inputs, targets) = Net::Mlp.batch(&trainer.replica.compute.allocator, 0..4);
+    let batch = MicroBatch { inputs, targets, global_count: 4 };
+    let (strategy, replica) = (&mut trainer.strategy, &trainer.replica);
+    assert_eq!((strategy.name(), strategy.shares_loss()), ("peculiar", false));
+    assert_eq!(strategy.grad_norm(replica).unwrap(), 42.0);
+    let sums = strategy.evaluate(replica, &batch).unwrap();
+    assert_eq!((sums.loss, sums.correct), (7.0, 3));
+}
