@@ -4,6 +4,21 @@
 //! `a` and bandwidth `b` (in each direction at once), needs `steps * a + bytes / b`: the Hockney model,
 //! as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
 //! MPICH" (2005).
+//!
+//! Before an operation of `n` ranks moves data, every rank shows every other what it called, as the tcp
+//! transport does: one step, in which each sends and receives `88 (n-1)` bytes, the headers. In an
+//! all-to-all they then tell each other how the data are cut: one more step, of `16 n (n-1)` bytes. The
+//! header of a message travels with its data, so it costs 88 bytes and no step. With the data, of which
+//! `S` is the longer of what a rank sends and what it receives, that is
+//!
+//! | operation | `steps` | `bytes` |
+//! |---|---|---|
+//! | all-reduce (direct), broadcast, reduce | 1 + 2 | `88 (n-1) + 2 (n-1)/n S` |
+//! | all-reduce (ring) | 1 + `2 (n-1)` | `88 (n-1) + 2 (n-1)/n S` |
+//! | reduce-scatter, all-gather, gather, scatter | 1 + 1 | `88 (n-1) + (n-1)/n S` |
+//! | all-to-all | 2 + 1 | `(88 + 16 n) (n-1) + (n-1)/n S` |
+//! | send, recv, send-recv | 1 | `88 + S` |
+//! | barrier | 1 | `88 (n-1)` |
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,6 +26,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::OpKind;
+use crate::tcp::header::HEADER_BYTES;
 
 /// How an operation is carried out between processes that do not share memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +80,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Steps, and bytes that the busiest rank sends or receives.
+/// Steps, and bytes that the busiest rank sends or receives, headers included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// Messages that have to wait for one another.
@@ -75,7 +91,7 @@ pub struct Cost {
 
 impl Cost {
     /// The cost of an operation whose message (the longer of what a rank sends and receives, as
-    /// benchmarks count it) has `bytes` bytes.
+    /// benchmarks count it) has `bytes` bytes, by the table at the head of `cost.rs`.
     pub fn of(kind: OpKind, algorithm: Algorithm, world: usize, bytes: u64) -> Self {
         let others = world as u64 - 1;
         if others == 0 {
@@ -84,6 +100,14 @@ impl Cost {
         // Rounded up: the largest share counts.
         let share = (u128::from(bytes) * u128::from(others)).div_ceil(world as u128) as u64;
         let is_ring = algorithm == Algorithm::Ring;
+        let header = HEADER_BYTES as u64;
+        // Two counts for each rank.
+        let cuts = 16 * world as u64;
+        let (header_steps, header_bytes) = match kind {
+            OpKind::Send | OpKind::Recv | OpKind::SendRecv => (0, header),
+            OpKind::AllToAll => (2, (header + cuts) * others),
+            _ => (1, header * others),
+        };
         let (steps, bytes) = match kind {
             OpKind::AllReduce if is_ring => (2 * others, 2 * share),
             // Scattered and gathered again, so that no rank sends the whole to everybody.
@@ -94,9 +118,9 @@ impl Cost {
             | OpKind::Scatter
             | OpKind::AllToAll => (1, share),
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => (1, bytes),
-            OpKind::Barrier => (1, 0),
+            OpKind::Barrier => (0, 0),
         };
-        Self { steps: steps as u32, bytes }
+        Self { steps: (header_steps + steps) as u32, bytes: header_bytes.saturating_add(bytes) }
     }
 }
 
@@ -122,11 +146,22 @@ pub const NAMED_LINKS: [(&str, f64, f64, &str); 7] = [
 ];
 
 impl Link {
-    /// How long an operation takes on this link.
+    /// How long an operation takes on this link. On one that carries nothing, the longest time that
+    /// there is.
     pub fn time(&self, kind: OpKind, algorithm: Algorithm, world: usize, bytes: u64) -> Duration {
         let cost = Cost::of(kind, algorithm, world, bytes);
+        if cost == (Cost { steps: 0, bytes: 0 }) {
+            return Duration::ZERO;
+        }
         let seconds = f64::from(cost.steps) * self.latency_s + cost.bytes as f64 / self.bytes_per_s;
-        Duration::from_secs_f64(seconds)
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+
+    /// Whether there can be such a link: its bandwidth is a number above zero, and its latency one that
+    /// is not below.
+    pub fn is_possible(&self) -> bool {
+        let Self { bytes_per_s, latency_s } = *self;
+        bytes_per_s.is_finite() && bytes_per_s > 0.0 && latency_s.is_finite() && latency_s >= 0.0
     }
 }
 
@@ -208,11 +243,48 @@ mod tests {
         let time = |world, bytes| {
             link.time(OpKind::AllReduce, Algorithm::Direct, world, bytes).as_secs_f64()
         };
-        assert!((time(2, 125_000_000) - 0.1001).abs() < 1e-9);
-        assert!((time(4, 125_000_000) - 0.1501).abs() < 1e-9);
+        // Three latencies, and 88 bytes to each other rank.
+        assert!((time(2, 125_000_000) - (0.10015 + 88.0 / 1.25e9)).abs() < 1e-9);
+        assert!((time(4, 125_000_000) - (0.15015 + 264.0 / 1.25e9)).abs() < 1e-9);
         assert_eq!(time(1, 125_000_000), 0.0);
         let ring = Cost::of(OpKind::AllReduce, Algorithm::Ring, 4, 100);
-        assert_eq!(ring, Cost { steps: 6, bytes: 150 });
+        assert_eq!(ring, Cost { steps: 7, bytes: 264 + 150 });
+    }
+
+    #[test]
+    fn every_operation_exchanges_headers() {
+        let cost = |kind| Cost::of(kind, Algorithm::Direct, 4, 1000);
+        let cases = [
+            (OpKind::AllReduce, 3, 264 + 1500),
+            (OpKind::Broadcast, 3, 264 + 1500),
+            (OpKind::Reduce, 3, 264 + 1500),
+            (OpKind::ReduceScatter, 2, 264 + 750),
+            (OpKind::AllGather, 2, 264 + 750),
+            (OpKind::Gather, 2, 264 + 750),
+            (OpKind::Scatter, 2, 264 + 750),
+            (OpKind::AllToAll, 3, 264 + 192 + 750),
+            (OpKind::Send, 1, 1088),
+            (OpKind::Recv, 1, 1088),
+            (OpKind::SendRecv, 1, 1088),
+            (OpKind::Barrier, 1, 264),
+        ];
+        for (kind, steps, bytes) in cases {
+            assert_eq!(cost(kind), Cost { steps, bytes }, "{kind:?}");
+            let alone = Cost::of(kind, Algorithm::Direct, 1, 1000);
+            assert_eq!(alone, Cost { steps: 0, bytes: 0 }, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_link_that_cannot_be_takes_for_ever() {
+        let link = |bytes_per_s, latency_s| Link { bytes_per_s, latency_s };
+        assert!(link(1e-3, 0.0).is_possible());
+        let nonsense = [link(0.0, 1e-6), link(-1.0, 0.0), link(f64::NAN, 0.0), link(1e9, -9.0)];
+        for link in nonsense {
+            assert!(!link.is_possible(), "{link:?}");
+            let time = |world| link.time(OpKind::AllReduce, Algorithm::Direct, world, 1000);
+            assert_eq!((time(2), time(1)), (Duration::MAX, Duration::ZERO), "{link:?}");
+        }
     }
 
     #[test]

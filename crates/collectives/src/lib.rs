@@ -73,7 +73,9 @@
 //! | barrier | 1 gate | 0 |
 //!
 //! **`tcp`**: bytes through the busiest rank in its busier direction. Before the steps of an operation
-//! between all ranks, each sends each a header of 88 bytes; that of a send goes with its data.
+//! between all ranks, each sends each a header of 88 bytes, which is one more step, and in an all-to-all
+//! then two counts of 8 bytes for each rank; the header of a send goes with its data. The table leaves
+//! headers and counts out; the cost model ([`Cost`]) has them.
 //!
 //! | operation | steps | bytes |
 //! |---|---|---|

@@ -48,7 +48,7 @@ impl Pace {
     pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) {
         let time = self.time(call, world);
         let taken = Duration::from_nanos(now_ns().saturating_sub(present_ns));
-        let is_late = time >= LONG && taken > time.mul_f64(LATE);
+        let is_late = time >= LONG && taken.as_secs_f64() > time.as_secs_f64() * LATE;
         if is_late && !self.has_warned.swap(true, Ordering::Relaxed) {
             warn(&format!(
                 "{} took {taken:?} on this transport, longer than the {time:?} of the emulated link \
@@ -57,7 +57,7 @@ impl Pace {
                 self.link
             ));
         }
-        sleep_until(present_ns + time.as_nanos() as u64);
+        sleep_until(present_ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
     }
 }
 

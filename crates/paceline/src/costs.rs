@@ -198,8 +198,8 @@ fn measured(models: &[ModelRow], args: &LinksArgs, link: Link) -> Result<String>
     let names =
         ["Model", "Gradients (MB)", "Predicted (ms)", "Measured (ms)", "Measured/predicted"];
     Ok(format!(
-        "\nOne all-reduce of all gradients over shm, on the emulated link; predicted = 2 latencies + \
-         bytes x 2(N-1)/N / bandwidth\n{}",
+        "\nOne all-reduce of all gradients over shm, on the emulated link; predicted = 3 latencies + \
+         (bytes x 2(N-1)/N + 88(N-1) of headers) / bandwidth\n{}",
         plain_table(names, 1, &lines)
     ))
 }

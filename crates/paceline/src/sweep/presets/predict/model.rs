@@ -203,8 +203,8 @@ mod tests {
 
     #[test]
     fn links_are_fitted() {
-        // Two ranks: two steps, and all bytes once. 10 us and 1 GB/s.
-        let points = [1e3, 1e6, 1e7].map(|bytes| (bytes, 20e-6 + bytes / 1e9));
+        // Two ranks: three steps, all bytes once and a header of 88 bytes. 10 us and 1 GB/s.
+        let points = [1e3, 1e6, 1e7].map(|bytes| (bytes, 30e-6 + (88.0 + bytes) / 1e9));
         let link = fit_link(&points, 2);
         assert!((link.latency_s - 10e-6).abs() < 1e-9, "{link:?}");
         assert!((link.bytes_per_s / 1e9 - 1.0).abs() < 1e-6, "{link:?}");
