@@ -1,6 +1,7 @@
 //! What every rank keeps whatever the transport: the sequence of its operations, their records, and
 //! whether the group is still whole.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -91,6 +92,37 @@ impl Core {
             Err(error) => self.fail(error.to_string()),
         }
         outcome
+    }
+
+    /// As [`Core::execute`], where nobody else would hear of a panic: it is an error of the operation,
+    /// after which the group is broken, and the peers learn that this rank is lost.
+    pub(crate) fn execute_guarded(
+        &self,
+        call: &Call,
+        submitted_ns: u64,
+        patience: Patience,
+    ) -> Result<OpTimes, CollectiveError> {
+        // Unwind safety: the group is broken afterwards, so what the panic left half-done is not used.
+        let execute = AssertUnwindSafe(|| self.execute(call, submitted_ns, patience));
+        catch_unwind(execute).unwrap_or_else(|panic| {
+            let texts = (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>());
+            let reason = match texts {
+                (Some(text), _) => (*text).to_owned(),
+                (_, Some(text)) => text.clone(),
+                _ => "a panic without words".to_owned(),
+            };
+            let error = CollectiveError::Panicked {
+                rank: self.rank,
+                op: call.kind.name(),
+                // One thread at a time executes, and this operation has been counted.
+                seq: self.operations.load(Ordering::Relaxed).wrapping_sub(1),
+                bytes: call.message_bytes(),
+                reason,
+            };
+            self.fail(error.to_string());
+            self.engine.abandon();
+            Err(error)
+        })
     }
 
     /// A rank of this host has died, unless it has left in order.

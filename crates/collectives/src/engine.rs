@@ -50,6 +50,18 @@ impl Engine {
             Engine::Mpi(mpi) => mpi.run(trip),
         }
     }
+
+    /// Ends this rank's part in the group after a panic in the middle of an operation.
+    pub(crate) fn abandon(&self) {
+        if let Some(shared) = self.shared() {
+            shared.abandon();
+        }
+        match self {
+            Engine::Tcp(tcp) => tcp.abandon(),
+            Engine::Hybrid(hybrid) => hybrid.remote().abandon(),
+            _ => {}
+        }
+    }
 }
 
 fn send_to_self(trip: &Trip) -> Result<u64, CollectiveError> {

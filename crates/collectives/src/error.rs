@@ -58,6 +58,22 @@ pub enum CollectiveError {
         /// How long it had waited.
         waited: Duration,
     },
+    /// An asynchronous operation panicked on the group's communication thread: a defect of this crate.
+    #[error(
+        "rank {rank}: {op} #{seq} ({bytes} bytes) panicked on the communication thread: {reason}"
+    )]
+    Panicked {
+        /// Who reports.
+        rank: usize,
+        /// The operation.
+        op: &'static str,
+        /// Its sequence number in the group.
+        seq: u32,
+        /// Its size.
+        bytes: usize,
+        /// What the panic said.
+        reason: String,
+    },
     /// Two ranks called operations that do not fit together.
     #[error(
         "the ranks disagree: rank {rank} called {ours} as #{seq}, rank {peer} called {theirs} as \
@@ -121,6 +137,17 @@ pub enum CollectiveError {
         emulated: Duration,
         /// The time of the transport.
         measured: Duration,
+    },
+    /// There can be no such link as was to be emulated.
+    #[error(
+        "rank {rank}: cannot emulate a link of {link}: its bandwidth must be above zero, its latency zero \
+         or more, and both must be finite"
+    )]
+    ImpossibleLink {
+        /// Who reports.
+        rank: usize,
+        /// The link.
+        link: String,
     },
     /// An earlier operation of this group failed, so its ranks no longer agree.
     #[error("rank {rank}: the group is broken by an earlier error: {cause}")]

@@ -418,6 +418,10 @@ impl Group {
     ///
     /// The transport is measured first; a link that is not at least 1.25 times as slow is refused.
     pub fn emulate(&self, link: Link) -> Result<(), CollectiveError> {
+        if !link.is_possible() {
+            let (rank, link) = (self.rank(), link.to_string());
+            return Err(CollectiveError::ImpossibleLink { rank, link });
+        }
         for bytes in [4096, 4_000_000] {
             let measured = self.measure_all_reduce(bytes)?;
             let kind = crate::OpKind::AllReduce;
@@ -496,7 +500,7 @@ impl Group {
         self.worker.as_ref().expect("the worker is taken when the group is dropped, not before")
     }
 
-    fn shared(&self) -> Option<&Shared> {
+    pub(crate) fn shared(&self) -> Option<&Shared> {
         self.core.engine.shared()
     }
 }

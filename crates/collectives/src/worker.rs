@@ -170,7 +170,7 @@ impl Shared {
                 }
             };
             let turn = Turn(self);
-            let outcome = self.core.execute(&job.call, job.submitted_ns, patience);
+            let outcome = self.core.execute_guarded(&job.call, job.submitted_ns, patience);
             drop(turn);
             release(job.claims, &outcome);
             *lock(&job.state.outcome) = Some(outcome);
@@ -185,8 +185,34 @@ impl Drop for Worker {
         lock(&self.shared.state).stop = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic there has already been reported on the thread itself.
+            // Operations that panic are errors of their works, so the thread ends by itself.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use paceline_memory::DType;
+
+    use crate::call::Call;
+    use crate::{CollectiveError, Group, MAX_RANKS, OpKind};
+
+    #[test]
+    fn a_panic_on_the_communication_thread_fails_the_works() {
+        let mut groups = Group::threads(2);
+        let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
+        // Checked calls name no such rank, which has no mail.
+        let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
+        let panics = first.worker().submit(broken, Vec::new());
+        let follows = first.worker().submit(Call::new(OpKind::Barrier, DType::U8), Vec::new());
+        let error = panics.wait().unwrap_err();
+        assert!(matches!(error, CollectiveError::Panicked { rank: 0, seq: 0, .. }), "{error}");
+        assert!(error.to_string().contains("out of bounds"), "{error}");
+        let error = follows.wait().unwrap_err();
+        assert!(matches!(error, CollectiveError::Broken { .. }), "{error}");
+        assert!(error.to_string().contains("recv #0 (0 bytes) panicked"), "{error}");
+        let error = second.barrier().unwrap_err();
+        assert!(matches!(error, CollectiveError::PeerLost { peer: 0, .. }), "{error}");
     }
 }

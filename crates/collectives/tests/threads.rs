@@ -134,6 +134,45 @@ fn a_rank_that_leaves_is_named_and_the_group_stays_broken() {
 }
 
 #[test]
+fn a_rank_that_leaves_ends_only_the_operations_that_need_it() {
+    let mut groups = Group::threads(3);
+    drop(groups.pop());
+    std::thread::scope(|scope| {
+        for group in groups {
+            scope.spawn(move || {
+                let (rank, other) = (group.rank(), 1 - group.rank());
+                let (data, mut got) = ([rank as f32; 1000], [9.0; 1000]);
+                group.send_recv_slice(&data, other, &mut got, other).unwrap();
+                assert_eq!(got, [other as f32; 1000]);
+                match rank {
+                    0 => group.send_slice(&data, 1).map(|_| ()).unwrap(),
+                    _ => group.recv_slice(&mut got, 0).map(|_| ()).unwrap(),
+                }
+                let error = group.recv_slice(&mut got, 2).unwrap_err();
+                assert!(matches!(error, CollectiveError::PeerLeft { peer: 2, .. }), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
+fn messages_that_do_not_fit_are_named_though_another_rank_has_left() {
+    let mut groups = Group::threads(3);
+    drop(groups.pop());
+    std::thread::scope(|scope| {
+        for group in groups {
+            scope.spawn(move || {
+                let error = match group.rank() {
+                    0 => group.send_slice(&[1f32; 10], 1).unwrap_err(),
+                    _ => group.recv_slice(&mut [1f32; 9], 0).unwrap_err(),
+                };
+                assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
 fn the_time_limit_names_who_is_missing() {
     let timeout = Duration::from_millis(50);
     let groups =
@@ -157,9 +196,38 @@ fn an_emulated_link_takes_its_time() {
         assert_eq!(half.link(), Some(link));
         times
     });
-    // Two steps of a millisecond, and 100 KB at 10 MB/s.
+    // Three steps of a millisecond, and 100 KB at 10 MB/s.
     for times in times {
-        assert!(times.move_ns() >= 12_000_000, "{times:?}");
+        assert!(times.move_ns() >= 13_000_000, "{times:?}");
+    }
+}
+
+#[test]
+fn a_link_that_cannot_be_is_refused() {
+    for (bytes_per_s, latency_s) in [(0.0, 1e-6), (-1.0, 0.0), (f64::NAN, 0.0), (1e9, -1.0)] {
+        let link = Link { bytes_per_s, latency_s };
+        let error = Group::single().emulate(link).unwrap_err();
+        assert!(matches!(error, CollectiveError::ImpossibleLink { .. }), "{error}");
+    }
+}
+
+#[test]
+fn no_time_limit_is_too_long() {
+    let forever = Duration::MAX;
+    let options = GroupOptions { timeout: forever, ..GroupOptions::for_local_ranks(2) };
+    let spinning = GroupOptions { spin: forever, ..options.clone() };
+    for options in [options, spinning] {
+        std::thread::scope(|scope| {
+            for group in Group::threads_with(2, options) {
+                scope.spawn(move || {
+                    let (rank, other) = (group.rank(), 1 - group.rank());
+                    let (data, mut got) = ([rank as f32; 3], [9.0; 3]);
+                    group.send_recv_slice(&data, other, &mut got, other).unwrap();
+                    assert_eq!(got, [other as f32; 3]);
+                    group.barrier().unwrap();
+                });
+            }
+        });
     }
 }
 

@@ -39,6 +39,11 @@ impl Hybrid {
         Self { local, tcp }
     }
 
+    /// The connections to the ranks of other hosts.
+    pub(crate) fn remote(&self) -> &Tcp {
+        &self.tcp
+    }
+
     /// The shared state of this host's ranks.
     pub(crate) fn local(&self) -> &Shared {
         &self.local

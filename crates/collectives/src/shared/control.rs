@@ -105,10 +105,10 @@ pub(crate) struct Slot {
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
     pub(crate) counts: Counts,
-    /// 1 while the receiver reads the sender's memory; and 1 + the message, modulo 2^32, that the sender
-    /// has withdrawn. Whoever sets one of them then looks at the other.
+    /// 1 while the receiver reads the sender's memory; and [`WITHDRAWN`] + the number of the message that
+    /// the sender has withdrawn, if it has. Whoever sets one of them then looks at the other.
     pub(crate) is_reading: AtomicU32,
-    pub(crate) withdrawn: AtomicU32,
+    pub(crate) withdrawn: AtomicU64,
     /// The sender's latest round, which tells the half of the staging area that it uses.
     pub(crate) round: AtomicU32,
     /// Where the two halves stand in their ranks' sequences.
@@ -137,6 +137,8 @@ pub(crate) struct Control {
     /// Zero while all is well, else 1 + the first rank that left or was lost, [`CONFLICT`], or
     /// [`GIVEN_UP`].
     alarm: Line<AtomicU32>,
+    /// The first alarm that concerns all ranks, whichever they need: [`CONFLICT`] or [`GIVEN_UP`].
+    common_alarm: Line<AtomicU32>,
     /// Taken by the rank that writes the verdict.
     accuser: Line<AtomicU32>,
     verdict: VerdictWords,
@@ -151,6 +153,9 @@ pub(crate) struct Control {
     /// `[sender][receiver]`.
     mail: [[Mail; MAX_RANKS]; MAX_RANKS],
 }
+
+/// Above all numbers of messages, so that no message looks withdrawn that is not.
+pub(super) const WITHDRAWN: u64 = 1 << 32;
 
 /// The alarm that says that calls do not fit together.
 const CONFLICT: u32 = u32::MAX;
@@ -279,6 +284,10 @@ impl Control {
     fn raise(&self, alarm: u32) {
         // Release, so that whoever sees the alarm sees its reason. Only the first one is kept: it is
         // the cause of those that follow.
+        if alarm == CONFLICT || alarm == GIVEN_UP {
+            let common = &self.common_alarm.0;
+            let _ = common.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
+        }
         let _ = self.alarm.0.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
         self.gates.wake_all();
         for rank in 0..MAX_RANKS {
@@ -286,9 +295,26 @@ impl Control {
         }
     }
 
-    /// Why nobody can go on, if so.
+    /// Why an operation of all ranks cannot go on, if so.
     pub(crate) fn alarm(&self) -> Option<WaitError> {
-        match self.alarm.0.load(Ordering::Acquire) {
+        self.meaning(self.alarm.0.load(Ordering::Acquire))
+    }
+
+    /// Why an operation that needs only these `peers` cannot go on, if so: other ranks may come and
+    /// go.
+    pub(crate) fn alarm_among(&self, peers: &[usize]) -> Option<WaitError> {
+        match self.alarm()? {
+            WaitError::Gone { peer, .. } if !peers.contains(&peer) => {
+                let common = self.meaning(self.common_alarm.0.load(Ordering::Acquire));
+                let gone = peers.iter().find(|&&peer| self.is_gone(peer));
+                common.or_else(|| self.meaning(1 + *gone? as u32))
+            }
+            reason => Some(reason),
+        }
+    }
+
+    fn meaning(&self, alarm: u32) -> Option<WaitError> {
+        match alarm {
             0 => None,
             GIVEN_UP => Some(WaitError::GivenUp),
             CONFLICT => {
@@ -325,16 +351,18 @@ impl Control {
     }
 
     /// Waits until `is_done`, which looks at shared words after whose change this rank's bell rings.
-    /// `is_stuck` is asked now and then whether that can still happen.
+    /// `is_stuck` is asked now and then whether that can still happen, for which only `peers` are
+    /// needed.
     pub(crate) fn wait_bell(
         &self,
         rank: usize,
+        peers: &[usize],
         patience: Patience,
         is_done: impl FnMut() -> bool,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<(), WaitError> {
         let accuse = |verdict: &Verdict| self.accuse(verdict);
-        self.bells[rank].wait(patience, is_done, || self.alarm(), is_stuck, accuse)
+        self.bells[rank].wait(patience, is_done, || self.alarm_among(peers), is_stuck, accuse)
     }
 
     /// Whether `rank` left in order.

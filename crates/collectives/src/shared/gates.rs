@@ -135,7 +135,7 @@ impl Gate {
             return Ok(());
         }
         let begin = now_ns();
-        let spin_ns = patience.spin.as_nanos() as u64;
+        let spin_ns = u64::try_from(patience.spin.as_nanos()).unwrap_or(u64::MAX);
         let limit_ns = u64::try_from(patience.limit.as_nanos()).unwrap_or(u64::MAX);
         loop {
             let waited = now_ns() - begin;
@@ -192,7 +192,8 @@ impl Gate {
         self.opened_ns.store(now_ns(), Ordering::Relaxed);
         let before = self.word.load(Ordering::Relaxed);
         // SeqCst on both sides (here: open, then look for sleepers; in `sleep`: announce, then look
-        // at the gate), so that not both can miss each other. Only `close` can interfere, once.
+        // at the gate), so that not both can miss each other. Only `close` can interfere, once, and
+        // only with the round for which the gate opens here.
         let _ = (before & CLOSED == 0).then(|| {
             self.word.compare_exchange(before, seq << 1, Ordering::SeqCst, Ordering::Relaxed)
         });
@@ -202,11 +203,22 @@ impl Gate {
         }
     }
 
-    /// Shuts the gate for good, and wakes everybody; false if it had opened for `seq` before.
+    /// Shuts the gate for good, and wakes everybody. If it had opened for `seq` before, it stays as it
+    /// is, for the rounds to come, and the answer is false.
     fn close(&self, seq: u32) -> bool {
-        let before = self.word.fetch_or(CLOSED, Ordering::AcqRel);
-        self.wake_all();
-        !Self::has_opened(before, seq)
+        let mut before = self.word.load(Ordering::Acquire);
+        while !Self::has_opened(before, seq) {
+            let closed = before | CLOSED;
+            let order = (Ordering::AcqRel, Ordering::Acquire);
+            match self.word.compare_exchange(before, closed, order.0, order.1) {
+                Ok(_) => {
+                    self.wake_all();
+                    return true;
+                }
+                Err(now) => before = now,
+            }
+        }
+        false
     }
 
     fn sleep(&self, seq: u32, at_most: Duration) {
@@ -289,5 +301,18 @@ mod tests {
             assert!(Gate::has_opened(seq.wrapping_add(1) << 1, seq));
             assert!(!Gate::has_opened(seq.wrapping_sub(1) << 1, seq));
         }
+    }
+
+    #[test]
+    fn a_gate_that_opens_while_a_rank_gives_up_opens_again() {
+        let gate = Gate::default();
+        gate.open(1);
+        // The time of a rank was over a moment before.
+        assert!(!gate.close(1));
+        gate.open(2);
+        assert!(gate.is_open(2) && !gate.is_closed());
+        assert!(gate.close(3));
+        gate.open(3);
+        assert!(!gate.is_open(3) && gate.is_closed());
     }
 }

@@ -85,4 +85,14 @@ impl Shared {
         }
         outcome
     }
+
+    /// Ends this rank's part in the group after a panic in the middle of an operation: the peers learn
+    /// that it is lost, and cease to use its memory.
+    pub(crate) fn abandon(&self) {
+        self.control().depart(self.rank, Fate::Lost);
+        self.withdraw_all();
+        if matches!(self.reach, Reach::Threads) {
+            self.outlast();
+        }
+    }
 }

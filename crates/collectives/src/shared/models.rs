@@ -177,6 +177,18 @@ fn loom_a_gate_opens_for_all_or_is_given_up_by_all() {
 }
 
 #[test]
+fn loom_a_gate_that_opens_at_the_end_of_the_time_opens_again() {
+    let rank = |meeting: &Meeting, rank: usize| {
+        meet(meeting, rank, 2, if rank == 0 { IMPATIENT } else { PATIENT });
+        if meeting.found[rank].get() == 1 {
+            meeting.gates.arrive(2, 2);
+            meeting.gates.wait_present(2, PATIENT, || None, || false).unwrap();
+        }
+    };
+    check(2, Some(3), Meeting::default, rank, |_| ());
+}
+
+#[test]
 fn loom_a_gate_that_is_given_up_wakes_a_sleeper() {
     // A third rank never comes.
     let impatient_first = |meeting: &Meeting, rank| {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use paceline_trace::now_ns;
 
-use super::control::{Mail, WaitError};
+use super::control::{Mail, WITHDRAWN, WaitError};
 use super::mail::{MAX_READY, Message};
 use super::segment::Place;
 use super::{HALF_BYTES, Shared};
@@ -40,7 +40,8 @@ pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> 
     let differs = differs.or_else(|| receiver.as_ref()?.disagreement(shared, trip));
     if let Some(verdict) = differs {
         shared.control().accuse(&verdict);
-        let reason = shared.control().alarm().unwrap_or(WaitError::Conflict(verdict));
+        let reason = shared.control().alarm_among(&peers(trip));
+        let reason = reason.unwrap_or(WaitError::Conflict(verdict));
         return Err(shared.explain(trip, reason, Vec::new));
     }
     loop {
@@ -73,11 +74,15 @@ fn wait(
     is_done: impl FnMut() -> bool,
     is_stuck: impl Fn() -> Option<Verdict>,
 ) -> Result<(), CollectiveError> {
-    let outcome = shared.control().wait_bell(shared.rank, trip.patience, is_done, is_stuck);
-    outcome.map_err(|error| {
-        let peers = [trip.call.sending(), trip.call.receiving()];
-        shared.explain(trip, error, || peers.into_iter().flatten().map(|half| half.0).collect())
-    })
+    let (control, peers) = (shared.control(), peers(trip));
+    let outcome = control.wait_bell(shared.rank, &peers, trip.patience, is_done, is_stuck);
+    outcome.map_err(|error| shared.explain(trip, error, || peers))
+}
+
+/// The ranks that this call needs.
+fn peers(trip: &Trip) -> Vec<usize> {
+    let halves = [trip.call.sending(), trip.call.receiving()];
+    halves.into_iter().flatten().map(|half| half.0).collect()
 }
 
 impl Shared {
@@ -93,6 +98,29 @@ impl Shared {
             operations: [trip.seq, operation],
             calls: [trip.call.publish(), call],
         })
+    }
+
+    /// After a failure the memory of message `number` to a peer goes back to its owner, so the peer
+    /// must not read it any more.
+    fn withdraw(&self, to: usize, number: u32) {
+        let mail = self.control().mail(self.rank, to);
+        mail.withdrawn.store(WITHDRAWN + u64::from(number), Ordering::SeqCst);
+        // Between processes the receiver reads what outlives the operation, and may be stopped.
+        let is_thread = matches!(self.reach, super::Reach::Threads);
+        while is_thread && mail.is_reading.load(Ordering::SeqCst) != 0 {
+            if self.control().is_gone(to) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    /// Withdraws whatever this rank was sending.
+    pub(super) fn withdraw_all(&self) {
+        for to in (0..self.world).filter(|&to| to != self.rank) {
+            let (sent, _) = self.control().mail(self.rank, to).counts.begun();
+            self.withdraw(to, sent);
+        }
     }
 
     /// The message to or from this rank that a peer waits for and this rank has not called.
@@ -159,18 +187,8 @@ impl<'a> Sender<'a> {
         })
     }
 
-    /// After a failure the memory goes back to its owner, so the receiver must not read it any more.
     fn withdraw(&self, shared: &Shared) {
-        let number = self.message.number().wrapping_add(1);
-        self.mail.withdrawn.store(number, Ordering::SeqCst);
-        // Between processes the receiver reads what outlives the operation, and may be stopped.
-        let is_thread = matches!(shared.reach, super::Reach::Threads);
-        while is_thread && self.mail.is_reading.load(Ordering::SeqCst) != 0 {
-            if shared.control().is_gone(self.to) {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        shared.withdraw(self.to, self.message.number());
     }
 
     fn num_pieces(&self) -> u32 {
@@ -275,8 +293,8 @@ impl<'a> Receiver<'a> {
             };
             // SeqCst, as in `withdraw`: of the two sides, one at least sees what the other has set.
             self.mail.is_reading.store(1, Ordering::SeqCst);
-            let is_withdrawn =
-                self.mail.withdrawn.load(Ordering::SeqCst) == self.message.number().wrapping_add(1);
+            let number = u64::from(self.message.number());
+            let is_withdrawn = self.mail.withdrawn.load(Ordering::SeqCst) == WITHDRAWN + number;
             if !is_withdrawn {
                 // SAFETY: the sender keeps the piece as it is until it is taken or this rank has
                 // ceased to read; the receiving side is this rank's own; and they do not overlap,
@@ -285,7 +303,8 @@ impl<'a> Receiver<'a> {
             }
             self.mail.is_reading.store(0, Ordering::SeqCst);
             if is_withdrawn {
-                let reason = shared.control().alarm().unwrap_or(WaitError::GivenUp);
+                let reason = shared.control().alarm_among(&[self.from]);
+                let reason = reason.unwrap_or(WaitError::GivenUp);
                 return Err(shared.explain(trip, reason, || vec![self.from]));
             }
             self.mail.counts.add_taken();
@@ -304,4 +323,32 @@ fn piece_stage(shared: &Shared, rank: usize, round: u32, piece: u32) -> *mut u8 
     let half = shared.stage(rank, round.wrapping_add(1));
     // SAFETY: two pieces fill half a staging area.
     unsafe { half.add((piece % 2) as usize * PIECE_BYTES) }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::Group;
+
+    #[test]
+    fn messages_arrive_when_their_numbers_wrap_around() {
+        let groups = Group::threads(2);
+        let control = groups[0].shared().unwrap().control();
+        control.mail(0, 1).counts.begin_at(u32::MAX - 3);
+        std::thread::scope(|scope| {
+            for group in &groups {
+                scope.spawn(move || {
+                    for number in 0..6 {
+                        let mut word = [number];
+                        if group.rank() == 0 {
+                            group.send_slice(&word, 1).unwrap();
+                        } else {
+                            word = [-1];
+                            group.recv_slice(&mut word, 0).unwrap();
+                        }
+                        assert_eq!(word, [number]);
+                    }
+                });
+            }
+        });
+    }
 }

@@ -86,6 +86,11 @@ impl Tcp {
         outcome
     }
 
+    /// Lets the peers know that this rank gives up in the middle of an operation.
+    pub(crate) fn abandon(&self) {
+        self.inner().mesh.give_up();
+    }
+
     fn dispatch(&self, inner: &mut Inner, trip: &Trip) -> Result<u64, CollectiveError> {
         let kind = trip.call.kind;
         match kind {
