@@ -171,10 +171,12 @@ impl Shared {
             };
             let turn = Turn(self);
             let outcome = self.core.execute_guarded(&job.call, job.submitted_ns, patience);
-            drop(turn);
             release(job.claims, &outcome);
             *lock(&job.state.outcome) = Some(outcome);
             job.state.finished.notify_all();
+            // Only now may a later operation run, on this thread or another: none is seen as finished
+            // before an earlier one is.
+            drop(turn);
         }
     }
 }

@@ -195,18 +195,22 @@ impl Mesh {
     /// another one. Who has given up has just stopped sending and still listens, for a moment; a
     /// byte to one that is dead is answered with a reset.
     fn why_gone(&self, peer: usize) -> Interruption {
-        let ended: Vec<(usize, &Wire)> = self
-            .peers()
-            .filter_map(|peer| Some((peer, self.wires[peer].as_ref()?)))
-            .filter(|(other, wire)| *other == peer || (wire.has_ended() && !wire.is_unread()))
-            .collect();
-        for (_, wire) in &ended {
-            // The operation is over, so one byte more or less does not matter.
-            let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
-            let _ = rustix::net::send(&wire.stream, &[0], flags);
-        }
+        let mut ended: Vec<(usize, &Wire)> = Vec::new();
         let deadline = now_ns() + PROBE_NS;
         loop {
+            // One that dies closes its connections one after the other, and this one may not be the first.
+            for other in self.peers() {
+                let Some(wire) = self.wires[other].as_ref() else { continue };
+                if ended.iter().any(|(known, _)| *known == other) {
+                    continue;
+                }
+                if other == peer || (wire.has_ended() && !wire.is_unread()) {
+                    // The operation is over, so one byte more or less does not matter.
+                    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+                    let _ = rustix::net::send(&wire.stream, &[0], flags);
+                    ended.push((other, wire));
+                }
+            }
             let is_dead = |(_, wire): &&(usize, &Wire)| wire.is_reset();
             if let Some((dead, _)) = ended.iter().find(is_dead) {
                 return Interruption::Lost(*dead);
