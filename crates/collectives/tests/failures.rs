@@ -1,16 +1,16 @@
 //! What ranks say when calls do not fit together, and when a rank dies or is stopped.
 //!
 //! Limits are so long that no rank ends by one, but where a rank is stopped: what else ends an
-//! operation must do so by itself. A rank that hangs is killed after a minute and its test fails.
+//! operation must do so by itself. A rank that hangs is killed at the end and its test fails.
 
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+mod children;
 
+use std::time::Duration;
+
+use children::{Children, end_with_parent};
 use paceline_collectives::{
     CollectiveError, DUMP_FOLDER, Group, GroupOptions, ReduceOp, Rendezvous,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 const WORLD: usize = 3;
@@ -19,9 +19,9 @@ const VICTIM: usize = 1;
 /// No test waits this long.
 const NEVER: Duration = Duration::from_secs(3600);
 /// The limit of operations where a rank is stopped; the ranks must meet within it too.
-const SHORT: Duration = Duration::from_secs(5);
-/// When a process counts as hanging.
-const HANGS: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_secs(15);
+/// What a rank prints whose error names the one that is stopped.
+const NAMES: &str = "names the stopped rank";
 /// Elements of an operation that takes a while.
 const MANY: usize = 4 << 20;
 
@@ -111,6 +111,7 @@ fn is_broken(group: &Group) {
 #[ignore = "the body of the processes that the other tests start"]
 fn rank_process() {
     let Ok(scenario) = std::env::var("SCENARIO") else { return };
+    end_with_parent();
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let rank = number("RANK");
     let rendezvous = Rendezvous::by_file(std::env::var("MEET_FILE").unwrap());
@@ -150,12 +151,13 @@ fn rank_process() {
                 }
             }
             let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
-            stopped(&error, 2, 4000);
+            assert!(names_stopped(&error, 2, 4000), "{error}");
             is_broken(&group);
         }
         "is stopped inside" => {
             let (error, seq) = work_until_error(&group);
-            stopped(&error, seq, 4 * MANY);
+            // One that has all it needs of the victim waits for another survivor and knows no more.
+            println!("{}", if names_stopped(&error, seq, 4 * MANY) { NAMES } else { "" });
             is_broken(&group);
         }
         case => {
@@ -187,17 +189,21 @@ fn lost(error: &CollectiveError, at: u32, size: usize) {
     assert_eq!((*seq, *bytes), (at, size), "{error}");
 }
 
-fn stopped(error: &CollectiveError, at: u32, size: usize) {
+/// Whether the error of a rank, at the time limit of its own or of another rank, names the one that is
+/// stopped.
+fn names_stopped(error: &CollectiveError, at: u32, size: usize) -> bool {
     match error {
         CollectiveError::TimedOut { missing, op: "all_reduce", seq, bytes, waited, .. } => {
-            assert!(missing.contains(&VICTIM), "{error}");
             assert_eq!((*seq, *bytes), (at, size), "{error}");
             assert!(*waited >= SHORT, "{error}");
+            missing.contains(&VICTIM)
         }
         // Another rank's time was over first.
         CollectiveError::Broken { cause, .. } => {
             assert!(cause.contains(&format!("all_reduce #{at}")), "{error}");
-            assert!(cause.contains(&format!("ranks [{VICTIM}")), "{error}");
+            let (_, missing) = cause.split_once("ranks [").unwrap();
+            let (missing, _) = missing.split_once(']').unwrap();
+            missing.split(", ").any(|rank| rank == VICTIM.to_string())
         }
         _ => panic!("{error}"),
     }
@@ -205,75 +211,22 @@ fn stopped(error: &CollectiveError, at: u32, size: usize) {
 
 /// Processes of one test, and the folder where they meet and write.
 struct Run {
-    ranks: Vec<Child>,
+    ranks: Children,
     folder: tempfile::TempDir,
 }
 
 impl Run {
     fn start(scenario: &str, transport: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let start = |rank: usize| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["rank_process", "--exact", "--nocapture", "--ignored"])
-                .env("SCENARIO", scenario)
-                .env("TRANSPORT", transport)
-                .env("RANK", rank.to_string())
-                .env("MEET_FILE", folder.path().join("meet"))
-                .env(DUMP_FOLDER, folder.path())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap()
-        };
-        Self { ranks: (0..WORLD).map(start).collect(), folder }
-    }
-
-    /// Waits until `rank` says that it is ready.
-    fn wait_ready(&mut self, rank: usize) {
-        let stdout = self.ranks[rank].stdout.as_mut().unwrap();
-        let deadline = Instant::now() + HANGS;
-        let mut said = Vec::new();
-        while !said.ends_with(b"ready\n") {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let limit = Timespec::try_from(left).unwrap();
-            let mut bytes = [0; 1000];
-            let len = match poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&limit)).unwrap() {
-                0 => 0,
-                _ => stdout.read(&mut bytes).unwrap(),
-            };
-            said.extend(&bytes[..len]);
-            let text = String::from_utf8_lossy(&said);
-            assert!(len > 0, "rank {rank} ended or hangs before it was ready: {text}");
-        }
+        let ranks = Children::start(WORLD, |_, command| {
+            command.env("SCENARIO", scenario).env("TRANSPORT", transport);
+            command.env("MEET_FILE", folder.path().join("meet")).env(DUMP_FOLDER, folder.path());
+        });
+        Self { ranks, folder }
     }
 
     fn signal_victim(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.ranks[VICTIM]), signal).unwrap();
-    }
-
-    /// Waits for those of `ranks`, ends the others, and returns what each wrote to standard error.
-    fn finish(&mut self, ranks: &[usize]) -> Vec<String> {
-        let deadline = Instant::now() + HANGS;
-        let mut hanging = ranks.to_vec();
-        while !hanging.is_empty() && Instant::now() < deadline {
-            hanging.retain(|&rank| self.ranks[rank].try_wait().unwrap().is_none());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        for rank in &mut self.ranks {
-            // It may have ended.
-            let _ = rank.kill();
-        }
-        let mut outputs = Vec::new();
-        for &rank in ranks {
-            let child = &mut self.ranks[rank];
-            let status = child.wait().unwrap();
-            let mut text = String::new();
-            child.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
-            assert!(!hanging.contains(&rank), "rank {rank} hangs: {text}");
-            assert!(status.success(), "rank {rank}: {text}");
-            outputs.push(text);
-        }
-        outputs
+        kill_process(Pid::from_child(self.ranks.rank(VICTIM)), signal).unwrap();
     }
 
     /// The dumps of `ranks`, and of nobody else: their last line is the operation under way.
@@ -295,15 +248,6 @@ impl Run {
             assert!(lines[1..lines.len() - 1].iter().all(is_finished));
             let seq = |line: &serde_json::Value| line["seq"].as_u64().unwrap();
             assert!(lines[1..].windows(2).all(|pair| seq(&pair[0]) + 1 == seq(&pair[1])));
-        }
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        for rank in &mut self.ranks {
-            let _ = rank.kill();
-            let _ = rank.wait();
         }
     }
 }
@@ -331,7 +275,7 @@ fn conflicts_are_named_by_every_thread() {
 fn conflicts_over(transport: &str) {
     for (case, _) in CONFLICTS {
         let mut run = Run::start(case, transport);
-        run.finish(&[0, 1, 2]);
+        run.ranks.finish(&[0, 1, 2]);
         let operation = |rank: usize| {
             let path = run.folder.path().join(format!("world-rank{rank}.jsonl"));
             let text = std::fs::read_to_string(path).unwrap();
@@ -355,7 +299,7 @@ fn conflicts_are_named_by_every_process_over_tcp() {
 fn a_rank_that_dies_outside_of_an_operation_is_named() {
     for transport in ["shm", "tcp"] {
         let mut run = Run::start("dies outside", transport);
-        run.finish(&SURVIVORS);
+        run.ranks.finish(&SURVIVORS);
         run.check_dumps(&SURVIVORS, "all_reduce");
     }
 }
@@ -365,10 +309,10 @@ fn a_rank_that_dies_inside_of_an_operation_is_named() {
     for transport in ["shm", "tcp"] {
         for pause_ms in [0, 3, 7, 20] {
             let mut run = Run::start("dies inside", transport);
-            run.wait_ready(VICTIM);
+            run.ranks.wait_ready(VICTIM);
             std::thread::sleep(Duration::from_millis(pause_ms));
             run.signal_victim(Signal::KILL);
-            run.finish(&SURVIVORS);
+            run.ranks.finish(&SURVIVORS);
             run.check_dumps(&SURVIVORS, "all_reduce");
         }
     }
@@ -378,19 +322,24 @@ fn a_rank_that_dies_inside_of_an_operation_is_named() {
 fn a_rank_that_is_stopped_before_it_arrives_is_named_at_the_limit() {
     for transport in ["shm", "tcp"] {
         let mut run = Run::start("is stopped before", transport);
-        run.wait_ready(VICTIM);
-        run.finish(&SURVIVORS);
+        run.ranks.wait_ready(VICTIM);
+        run.ranks.finish(&SURVIVORS);
         run.check_dumps(&SURVIVORS, "all_reduce");
     }
 }
 
+/// The victims stop at three moments, in runs beside each other, since each takes until its limit.
 fn stopped_inside(transport: &str) {
-    for pause_ms in [0, 5, 13] {
+    let mut runs = [0, 5, 13].map(|pause_ms| {
         let mut run = Run::start("is stopped inside", transport);
-        run.wait_ready(VICTIM);
+        run.ranks.wait_ready(VICTIM);
         std::thread::sleep(Duration::from_millis(pause_ms));
         run.signal_victim(Signal::STOP);
-        run.finish(&SURVIVORS);
+        run
+    });
+    for run in &mut runs {
+        let outputs = run.ranks.finish(&SURVIVORS);
+        assert!(outputs.iter().any(|output| output.stdout.contains(NAMES)), "{outputs:?}");
         run.check_dumps(&SURVIVORS, "all_reduce");
     }
 }

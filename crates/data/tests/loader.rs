@@ -194,7 +194,7 @@ fn dropping_the_loader_ends_its_thread_at_once() {
             0
         });
         let dataset = slow.clone();
-        within_seconds(5, move || {
+        within_seconds(60, move || {
             let sampler = Sampler::new(1000, 100, 0, 1, Order::Sequential).unwrap();
             let allocator = Allocator::new();
             let config = LoaderConfig::default();
@@ -214,7 +214,7 @@ fn dropping_the_loader_ends_its_thread_at_once() {
 #[test]
 fn a_panic_in_the_data_set_is_an_error_and_the_end() {
     for prefetch in MODES {
-        let results = within_seconds(5, move || {
+        let results = within_seconds(60, move || {
             let dataset = Custom::new(|index| {
                 assert!(index != 250, "no sample {index} here");
                 0

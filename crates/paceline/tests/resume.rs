@@ -4,9 +4,9 @@
 mod common;
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use common::{Run, Sandbox, TINY, TINY_MLP, metrics, signal, wait_until, write_cifar10};
+use common::{Run, Running, Sandbox, TINY, TINY_MLP, metrics, signal, wait_until, write_cifar10};
 use serde_json::Value;
 
 /// Every step's value of `key`, over all run folders of the sandbox in order of their steps.
@@ -189,7 +189,7 @@ fn a_run_that_has_made_its_steps_has_nothing_left_to_do() {
 fn under_a_launcher(sandbox: &Sandbox, flags: &str) -> Command {
     let mut command = sandbox.paceline();
     command.args(["launch", "-n", "2", "--", env!("CARGO_BIN_EXE_paceline"), "train"]);
-    command.args(flags.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(flags.split_whitespace());
     command
 }
 
@@ -204,11 +204,13 @@ fn one_command_begins_and_goes_on() {
     let flags = format!("{flags} --save saved --resume auto");
     // What a run leaves that is killed while it writes its first checkpoint is none.
     sandbox.write("saved/checkpoint.safetensors.partial", b"half of");
-    let begin = std::time::Instant::now();
-    let child = under_a_launcher(&sandbox, &flags).spawn().unwrap();
+    let mut command = under_a_launcher(&sandbox, &flags);
+    // It says far more than pipes hold that nobody reads, so it cannot come to its end before the signal.
+    command.env("PACELINE_COMM_LOG", "trace");
+    let running = Running::start(command);
     wait_until("a checkpoint", || sandbox.path("saved/checkpoint.safetensors").exists());
-    signal(child.id(), rustix::process::Signal::KILL);
-    let killed = Run::wait(child, begin);
+    signal(running.id(), rustix::process::Signal::KILL);
+    let killed = running.end();
     assert_ne!(killed.code, Some(0));
     assert!(killed.stdout.contains("No checkpoint in saved yet: training starts anew"));
 
@@ -256,11 +258,9 @@ fn rank_0_decides_for_ranks_that_see_other_folders() {
             command.arg("train").args(flags.split_whitespace());
             command.arg("--init-method").arg(format!("file://{}", meet.display()));
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            command.spawn().unwrap()
+            Running::start(command)
         };
-        let begin = std::time::Instant::now();
-        [0, 1].map(start).map(|child| Run::wait(child, begin))
+        [0, 1].map(start).map(Running::end)
     };
     // Checkpoints of one epoch that differ in nothing but the weights.
     let save = |host: &Sandbox, lr: &str| {

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use common::{
-    Run, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics, write_cifar10,
+    Run, Running, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics,
+    write_cifar10,
 };
 use paceline::metrics::table::TABLE;
 use serde_json::Value;
@@ -387,18 +388,16 @@ fn evaluation_counts_every_sample_once() {
 
 /// Starts ranks by hand, each with these variables and its RANK.
 fn by_hand(sandbox: &Sandbox, flags: &str, variables: &[(&str, &str)], world: usize) -> Vec<Run> {
-    let begin = std::time::Instant::now();
     let start = |rank: usize| {
         let mut command = sandbox.paceline();
         command.arg("train").args(flags.split_whitespace());
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
         command.envs(variables.iter().copied());
-        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        command.spawn().unwrap()
+        Running::start(command)
     };
     // The last rank first: the others are waited for.
     let children: Vec<_> = (0..world).rev().map(start).collect();
-    children.into_iter().rev().map(|child| Run::wait(child, begin)).collect()
+    children.into_iter().rev().map(Running::end).collect()
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
 
 use paceline_collectives::Group;
 use paceline_kernels::linear::Activation;
@@ -126,14 +126,13 @@ fn digests_agree(world_size: usize, graph: Graph, options: &[ReplicaOptions]) ->
 
 /// In which step training ended, and why, on every rank.
 fn refusals(make: Make, graph: Graph, options: ReplicaOptions) -> Vec<(usize, StrategyError)> {
-    // No rank leaves before all have an error of their own.
-    let all_done = Barrier::new(2);
-    on_ranks(2, |group| {
+    let ranks = on_ranks(2, |group| {
         let mut trainer = trainer(group, make, graph, options);
         let refusal = (0..4).find_map(|step| Some((step, trainer.step(&[5, 4]).err()?)));
-        all_done.wait();
-        refusal.unwrap()
-    })
+        // No rank leaves before all have an error of their own.
+        (refusal.unwrap(), trainer)
+    });
+    ranks.into_iter().map(|(refusal, _)| refusal).collect()
 }
 
 /// The names of `Unused` and whether they are new, after the number of the step.

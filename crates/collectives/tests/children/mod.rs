@@ -1,0 +1,117 @@
+//! Ranks that are processes, started from the very test binary that waits for them.
+//!
+//! However a test ends, its processes end with it, and none is waited for without a limit. Knows
+//! nothing of what the ranks do.
+#![allow(dead_code, reason = "not every test file uses all of it")]
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+/// When a process counts as hanging, on a busy machine too.
+pub const HANGS: Duration = Duration::from_secs(180);
+
+/// Called first by the process of a rank: it ends with the test that has started it.
+pub fn end_with_parent() {
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+}
+
+/// What a rank wrote before it ended.
+#[derive(Debug)]
+pub struct Output {
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// The processes of one test, in rank order.
+pub struct Children(Vec<Child>);
+
+impl Children {
+    /// Starts `world` copies of this binary, which run the test `rank_process`; `prepare` sets the
+    /// environment of each rank. What they write must fit into a pipe.
+    pub fn start(world: usize, prepare: impl Fn(usize, &mut Command)) -> Self {
+        let mut children = Self(Vec::new());
+        for rank in 0..world {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["rank_process", "--exact", "--nocapture", "--ignored"]);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
+            prepare(rank, &mut command);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            children.0.push(command.spawn().unwrap());
+        }
+        children
+    }
+
+    pub fn rank(&self, rank: usize) -> &Child {
+        &self.0[rank]
+    }
+
+    /// Waits until `rank` writes a line that ends with `ready`.
+    pub fn wait_ready(&mut self, rank: usize) {
+        let stdout = self.0[rank].stdout.as_mut().unwrap();
+        let deadline = Instant::now() + HANGS;
+        let mut said = Vec::new();
+        while !said.ends_with(b"ready\n") {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let limit = Timespec::try_from(left).unwrap();
+            let mut bytes = [0; 1000];
+            let len = match poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&limit)).unwrap() {
+                0 => 0,
+                _ => stdout.read(&mut bytes).unwrap(),
+            };
+            said.extend(&bytes[..len]);
+            let text = String::from_utf8_lossy(&said);
+            assert!(len > 0, "rank {rank} ended or hangs before it was ready: {text}");
+        }
+    }
+
+    /// Waits for those of `ranks`, which must end well, and ends the others.
+    pub fn finish(&mut self, ranks: &[usize]) -> Vec<Output> {
+        let outputs = self.finish_some(ranks);
+        self.kill();
+        outputs
+    }
+
+    /// Waits for those of `ranks`, which must end well; the others go on.
+    pub fn finish_some(&mut self, ranks: &[usize]) -> Vec<Output> {
+        let deadline = Instant::now() + HANGS;
+        let mut hanging = ranks.to_vec();
+        while !hanging.is_empty() && Instant::now() < deadline {
+            hanging.retain(|&rank| self.0[rank].try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !hanging.is_empty() {
+            self.kill();
+        }
+        let outputs = ranks.iter().map(|&rank| {
+            let child = &mut self.0[rank];
+            let status = child.wait().unwrap();
+            let (mut stdout, mut stderr) = (String::new(), String::new());
+            child.stdout.as_mut().unwrap().read_to_string(&mut stdout).unwrap();
+            child.stderr.as_mut().unwrap().read_to_string(&mut stderr).unwrap();
+            assert!(!hanging.contains(&rank), "rank {rank} hangs: {stdout}{stderr}");
+            assert!(status.success(), "rank {rank}: {stdout}{stderr}");
+            Output { stdout, stderr }
+        });
+        outputs.collect()
+    }
+
+    fn kill(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended.
+            let _ = child.kill();
+        }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.kill();
+        for child in &mut self.0 {
+            let _ = child.wait();
+        }
+    }
+}
