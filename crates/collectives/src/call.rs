@@ -11,6 +11,9 @@ use paceline_memory::DType;
 use crate::record::{OpRecord, OpTimes};
 use crate::{OpKind, ReduceOp};
 
+/// The most ranks that a group can have.
+pub const MAX_RANKS: usize = 64;
+
 /// A range of this rank's memory, claimed or borrowed for as long as the operation runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {

@@ -4,24 +4,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use paceline_trace::now_ns;
 
 use crate::CollectiveError;
-use crate::call::{Call, Disagreement, Published, Verdict};
+use crate::call::Call;
+use crate::context::{Patience, Trip};
 use crate::engine::Engine;
 use crate::pace::Pace;
 use crate::record::{OpRecord, OpTimes, Ring};
 use crate::shared::Fate;
 use crate::watch::Watch;
-
-/// How long to wait, and how long to keep the core busy before sleeping.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    pub(crate) spin: Duration,
-    pub(crate) limit: Duration,
-}
 
 /// What a rank needs to execute operations. One thread at a time does.
 #[derive(Debug)]
@@ -73,7 +66,7 @@ impl Core {
         let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
         let record = call.record(seq, times);
         lock(&self.ring).begin(record);
-        self.watch.begins(self, call, seq);
+        self.watch.begins(call, seq);
         let trip =
             Trip { rank: self.rank, world: self.world, first: 0, call, seq, started_ns, patience };
         let outcome = self.engine.run(&trip).map(|present_ns| {
@@ -87,7 +80,7 @@ impl Core {
         match &outcome {
             Ok(times) => {
                 lock(&self.ring).end(*times);
-                self.watch.ends(self, call, seq, times);
+                self.watch.ends(call, seq, times);
             }
             Err(error) => self.fail(error.to_string()),
         }
@@ -141,7 +134,7 @@ impl Core {
         let mut is_dumped = lock(&self.is_dumped);
         if !*is_dumped {
             *is_dumped = true;
-            self.watch.fails(self, cause, lock(&self.ring).iter());
+            self.watch.fails(cause, lock(&self.ring).iter());
         }
     }
 
@@ -155,91 +148,5 @@ impl Core {
 
     pub(crate) fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
         lock(&self.ring).fresh_into(out)
-    }
-}
-
-/// One execution of one call.
-#[derive(Clone, Copy)]
-pub(crate) struct Trip<'a> {
-    pub(crate) rank: usize,
-    pub(crate) world: usize,
-    /// What to add to a rank's number to get the one that users know; zero but within a host of a
-    /// hybrid group.
-    pub(crate) first: usize,
-    pub(crate) call: &'a Call,
-    pub(crate) seq: u32,
-    pub(crate) started_ns: u64,
-    pub(crate) patience: Patience,
-}
-
-impl Trip<'_> {
-    fn waited(&self) -> Duration {
-        Duration::from_nanos(now_ns() - self.started_ns)
-    }
-
-    pub(crate) fn lost(&self, peer: usize) -> CollectiveError {
-        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
-        let (rank, peer) = (self.first + self.rank, self.first + peer);
-        let (seq, waited) = (self.seq, self.waited());
-        CollectiveError::PeerLost { rank, peer, op, seq, bytes, waited }
-    }
-
-    pub(crate) fn left(&self, peer: usize) -> CollectiveError {
-        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
-        let (rank, peer) = (self.first + self.rank, self.first + peer);
-        CollectiveError::PeerLeft { rank, peer, op, seq: self.seq, bytes }
-    }
-
-    pub(crate) fn timed_out(&self, mut missing: Vec<usize>) -> CollectiveError {
-        missing.iter_mut().for_each(|rank| *rank += self.first);
-        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
-        let (rank, seq, waited) = (self.first + self.rank, self.seq, self.waited());
-        CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited }
-    }
-
-    /// The error after another rank's time was over; `missing` are those that are still awaited.
-    pub(crate) fn given_up(&self, mut missing: Vec<usize>) -> CollectiveError {
-        missing.iter_mut().for_each(|rank| *rank += self.first);
-        let (op, seq) = (self.call.kind.name(), self.seq);
-        let cause = format!(
-            "another rank stopped waiting in {op} #{seq}, where ranks {missing:?} are missing"
-        );
-        CollectiveError::Broken { rank: self.first + self.rank, cause }
-    }
-
-    /// The error for two calls that do not fit together; this rank's own comes first, if it is one.
-    pub(crate) fn conflict(&self, verdict: &Verdict) -> CollectiveError {
-        let own = usize::from(verdict.ranks[1] == self.rank);
-        CollectiveError::Mismatch {
-            rank: self.first + verdict.ranks[own],
-            peer: self.first + verdict.ranks[1 - own],
-            seq: verdict.operations[own],
-            peer_seq: verdict.operations[1 - own],
-            ours: verdict.calls[own].describe(),
-            theirs: verdict.calls[1 - own].describe(),
-        }
-    }
-
-    /// The error for collective calls that do not fit together; `called` gives each rank's call and
-    /// its place in the rank's sequence.
-    pub(crate) fn disagreement(
-        &self,
-        found: Disagreement,
-        called: impl Fn(usize) -> (Published, u32),
-    ) -> CollectiveError {
-        match found {
-            Disagreement::Calls(a, b) => {
-                let ((call_a, seq_a), (call_b, seq_b)) = (called(a), called(b));
-                self.conflict(&Verdict {
-                    ranks: [a, b],
-                    operations: [seq_a, seq_b],
-                    calls: [call_a, call_b],
-                })
-            }
-            Disagreement::Counts(reason) => {
-                let (rank, seq, call) = (self.first + self.rank, self.seq, self.call.describe());
-                CollectiveError::Counts { rank, call, seq, reason }
-            }
-        }
     }
 }

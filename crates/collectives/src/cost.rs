@@ -26,7 +26,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::OpKind;
-use crate::tcp::header::HEADER_BYTES;
+use crate::header::HEADER_BYTES;
 
 /// How an operation is carried out between processes that do not share memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

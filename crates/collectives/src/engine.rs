@@ -3,7 +3,7 @@
 use paceline_trace::now_ns;
 
 use crate::call::Disagreement;
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::hybrid::Hybrid;
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;

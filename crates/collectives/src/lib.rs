@@ -176,13 +176,16 @@
 
 mod call;
 mod clock;
+mod context;
 mod core;
 mod cost;
 mod engine;
 mod error;
 mod from_env;
 mod group;
+mod header;
 mod hybrid;
+mod meet;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod objects;
@@ -198,11 +201,12 @@ mod warning;
 mod watch;
 mod worker;
 
+pub use call::MAX_RANKS;
 pub use clock::{ClockOffset, Exchange, measure_clock};
 pub use cost::{Algorithm, Cost, Link, NAMED_LINKS};
 pub use error::CollectiveError;
 pub use from_env::TRANSPORT;
-pub use group::{Dumper, Group, MAX_RANKS};
+pub use group::{Dumper, Group};
 pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes};
 pub use reduce::{ReduceElement, ReduceOp};

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::call::Call;
-use crate::core::Core;
 use crate::record::{OpRecord, OpTimes};
 
 /// How much of the communication is logged, on standard error.
@@ -43,6 +42,8 @@ pub const DUMP_FOLDER: &str = "PACELINE_DUMP_FOLDER";
 
 #[derive(Debug)]
 pub(crate) struct Watch {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
     pub(crate) log: CommLog,
     pub(crate) dump_folder: Option<PathBuf>,
     /// What to call the group: `world`, or `world/1` for its second sub-group.
@@ -74,23 +75,23 @@ struct Head<'a> {
 }
 
 impl Watch {
-    pub(crate) fn begins(&self, core: &Core, call: &Call, seq: u32) {
+    pub(crate) fn begins(&self, call: &Call, seq: u32) {
         if self.log == CommLog::Trace {
             self.say(format!(
                 "rank {} {} #{seq} {} starts",
-                core.rank,
+                self.rank,
                 self.group,
                 call.describe()
             ));
         }
     }
 
-    pub(crate) fn ends(&self, core: &Core, call: &Call, seq: u32, times: &OpTimes) {
+    pub(crate) fn ends(&self, call: &Call, seq: u32, times: &OpTimes) {
         if self.log >= CommLog::Info {
             let us = |ns: u64| ns as f64 / 1e3;
             self.say(format!(
                 "rank {} {} #{seq} {} queued {:.1} us, waited {:.1} us, moved {} bytes in {:.1} us",
-                core.rank,
+                self.rank,
                 self.group,
                 call.describe(),
                 us(times.queue_ns()),
@@ -102,19 +103,14 @@ impl Watch {
     }
 
     /// Writes the records to the dump folder, one JSON object per line.
-    pub(crate) fn fails<'a>(
-        &self,
-        core: &Core,
-        cause: &str,
-        records: impl Iterator<Item = &'a OpRecord>,
-    ) {
+    pub(crate) fn fails<'a>(&self, cause: &str, records: impl Iterator<Item = &'a OpRecord>) {
         if self.log >= CommLog::Info {
-            self.say(format!("rank {} {} failed: {cause}", core.rank, self.group));
+            self.say(format!("rank {} {} failed: {cause}", self.rank, self.group));
         }
         let Some(folder) = &self.dump_folder else { return };
         let head = Head {
-            rank: core.rank,
-            world_size: core.world,
+            rank: self.rank,
+            world_size: self.world,
             group: &self.group,
             process: std::process::id(),
             cause,
@@ -130,7 +126,7 @@ impl Watch {
             let _ = write!(text, "\n{}", serde_json::to_string(&line).unwrap_or_default());
         }
         text.push('\n');
-        let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), core.rank);
+        let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), self.rank);
         // The process may be ending, by another thread: a file is whole, or the one before it stays.
         let partial = folder.join(format!("{name}.{}", std::process::id()));
         let written = std::fs::write(&partial, text)

@@ -11,7 +11,8 @@ use paceline_memory::Claim;
 use paceline_trace::now_ns;
 
 use crate::call::Call;
-use crate::core::{Core, Patience};
+use crate::context::Patience;
+use crate::core::Core;
 use crate::record::OpTimes;
 
 use crate::{CollectiveError, GroupOptions};

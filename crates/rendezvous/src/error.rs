@@ -1,6 +1,6 @@
 //! What can go wrong while ranks find each other.
 
-use crate::EnvironmentError;
+use crate::environment::EnvironmentError;
 
 /// An error while ranks find each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

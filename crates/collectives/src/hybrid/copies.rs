@@ -6,12 +6,13 @@
 //! | all-gather | each rank's share to its rail: once to each other host | all-gather, host by host |
 //! | gather, scatter, all-to-all | each block straight from rank to rank | the same among its ranks |
 
-use super::{Hybrid, Met};
+use super::state::Hybrid;
 use crate::call::{Blocks, Call, Region, Shares};
-use crate::core::Trip;
-use crate::tcp::{Inner, blocks, explain};
+use crate::context::Trip;
+use crate::meet::Met;
+use crate::tcp::blocks;
+use crate::tcp::inner::{Inner, explain};
 use crate::{CollectiveError, OpKind};
-use paceline_memory::DType;
 
 impl Hybrid {
     pub(super) fn broadcast(&self, inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
@@ -118,37 +119,6 @@ impl Hybrid {
             Some(within) => self.local.run(&self.within_host(trip, within)).map(drop),
             None => Ok(()),
         })
-    }
-
-    /// One row of words per rank, of all ranks: through the host, then along the rail.
-    pub(super) fn all_rows(
-        &self,
-        inner: &mut Inner,
-        trip: &Trip,
-        own: &[u64],
-        rail: &mut [usize],
-    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
-        let own: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let mut here = vec![0u8; own.len() * self.local.world];
-        let region = |bytes: &mut [u8]| Region {
-            base: bytes.as_mut_ptr(),
-            len_bytes: bytes.len(),
-            is_claimed: false,
-        };
-        let mut sent = own.clone();
-        let (send, recv) = (region(&mut sent), region(&mut here));
-        let call = Call { send, recv, ..Call::new(OpKind::AllGather, DType::U8) };
-        self.local.run(&self.within_host(trip, &call))?;
-        let there = crate::tcp::meet::swap(inner, trip, rail, &here)?;
-        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        let rows = (0..self.num_hosts()).flat_map(|node| {
-            let all = match node == self.node() {
-                true => &here[..],
-                false => &there[self.on_rail(node) * here.len()..][..here.len()],
-            };
-            all.chunks_exact(own.len()).map(|row| row.chunks_exact(8).map(word).collect())
-        });
-        Ok(rows.collect())
     }
 }
 

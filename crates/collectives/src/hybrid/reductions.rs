@@ -15,13 +15,14 @@ use std::ops::Range;
 use paceline_memory::DType;
 
 use super::copies::wait_all;
-use super::{Hybrid, Met};
+use super::state::Hybrid;
 use crate::call::{Call, Region, Shares};
-use crate::core::Trip;
+use crate::context::Trip;
+use crate::meet::Met;
 use crate::reduce::Reduction;
 use crate::shared::pull::{Cut, pull};
+use crate::tcp::inner::{Inner, explain};
 use crate::tcp::mesh::Ticket;
-use crate::tcp::{Inner, explain};
 use crate::{CollectiveError, OpKind};
 
 /// Elements that are handed on at a time, per rail.

@@ -5,11 +5,11 @@ use std::ffi::c_int;
 use mpi_sys as ffi;
 
 use super::flight::{Comm, Flight, MOST, Tag, address};
-use super::meet::Met;
+use super::inner::{Inner, copy_region, room, stage, windows, within};
 use super::runtime::datatype;
-use super::{Inner, copy_region, room, stage, windows, within};
 use crate::call::{Region, Shares};
-use crate::core::Trip;
+use crate::context::Trip;
+use crate::meet::Met;
 use crate::{CollectiveError, OpKind};
 
 pub(super) fn broadcast(

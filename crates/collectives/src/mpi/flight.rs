@@ -9,7 +9,7 @@ use paceline_memory::DType;
 use super::runtime::{Runtime, datatype};
 use crate::CollectiveError;
 use crate::call::Region;
-use crate::core::Trip;
+use crate::context::Trip;
 
 /// The most elements of one transfer, whose counts and displacements are C's `int`. Builds with
 /// assertions cut earlier, so that tests see it.

@@ -1,7 +1,7 @@
 //! An MPI library carries the bytes.
 //!
 //! Every operation begins with headers between each two ranks that have to do with each other
-//! (`meet`), so that all ranks see what all others called and know when the last one arrived. Then the
+//! (`headers`), so that all ranks see what all others called and know when the last one arrived. Then the
 //! library's own collective operation follows. Copies are begun and then tested until the time limit;
 //! reductions block, since those are much faster (`reductions`): for them the limit holds for the
 //! meeting of the ranks alone.
@@ -27,21 +27,21 @@
 
 mod copies;
 mod flight;
-mod meet;
+mod headers;
+mod inner;
 mod point_to_point;
 mod reductions;
 mod runtime;
 
-use std::ffi::c_int;
-use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use flight::{Comm, MOST};
+use flight::Comm;
+use headers::Headers;
+use inner::Inner;
 use runtime::Runtime;
 
-use crate::call::{Region, Shares};
-use crate::core::Trip;
-use crate::tcp::Scratch;
+use crate::context::Trip;
+use crate::meet::meet;
 use crate::{CollectiveError, OpKind};
 
 /// One rank's membership in a communicator.
@@ -57,17 +57,6 @@ struct State {
     /// None once the group has been dropped.
     comm: Option<Comm>,
     inner: Inner,
-}
-
-/// Memory that is used again by every operation. Transfers use this and claimed memory only.
-#[derive(Debug, Default)]
-struct Inner {
-    outgoing: Scratch,
-    incoming: Scratch,
-    sending: Scratch,
-    receiving: Scratch,
-    counts: Vec<c_int>,
-    starts: Vec<c_int>,
 }
 
 impl Mpi {
@@ -126,7 +115,7 @@ fn dispatch(comm: &Comm, inner: &mut Inner, trip: &Trip) -> Result<u64, Collecti
     if kind.is_point_to_point() {
         return point_to_point::run(comm, inner, trip);
     }
-    let met = meet::meet(comm, inner, trip)?;
+    let met = meet(&mut Headers { comm, inner }, trip)?;
     match kind {
         OpKind::AllReduce | OpKind::Reduce | OpKind::ReduceScatter => {
             reductions::run(comm, inner, trip, &met)?;
@@ -138,54 +127,4 @@ fn dispatch(comm: &Comm, inner: &mut Inner, trip: &Trip) -> Result<u64, Collecti
         OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
     }
     Ok(met.present_ns)
-}
-
-/// What a transfer may read for as long as it takes: the region, or a copy of one that is only lent.
-fn stage(region: Region, scratch: &mut Scratch) -> Region {
-    if region.is_claimed {
-        return region;
-    }
-    let copy = scratch.get(region.len_bytes);
-    copy_region(region, copy);
-    copy
-}
-
-/// Where a transfer may write for as long as it takes: the region, or as much room elsewhere.
-fn room(region: Region, scratch: &mut Scratch) -> Region {
-    if region.is_claimed { region } else { scratch.get(region.len_bytes) }
-}
-
-/// Copies all of a region to the beginning of another one, unless it is there already.
-fn copy_region(from: Region, to: Region) {
-    assert!(from.len_bytes <= to.len_bytes, "there is room for all of it");
-    if from.len_bytes > 0 && !std::ptr::eq(from.base, to.base) {
-        // SAFETY: both regions are held by this operation, which does nothing else with them now, and
-        // two regions of one call lie apart or begin at the same place (or one is ours).
-        unsafe { std::ptr::copy_nonoverlapping(from.base, to.base, from.len_bytes) };
-    }
-}
-
-/// The whole in parts whose elements and places can be counted by C's `int`.
-fn windows(elems: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..elems).step_by(MOST).map(move |start| start..(start + MOST).min(elems))
-}
-
-/// The elements of a rank's share within a window; an empty range at either end where there are none.
-fn within(shares: &Shares, rank: usize, window: &Range<usize>) -> Range<usize> {
-    let share = shares.elements(rank);
-    let place = |at: usize| at.clamp(window.start, window.end);
-    place(share.start)..place(share.end)
-}
-
-impl Inner {
-    /// Counts and starts of all ranks' shares within a window, for the library to read.
-    fn cut(&mut self, shares: &Shares, world: usize, window: &Range<usize>) {
-        self.counts.clear();
-        self.starts.clear();
-        for rank in 0..world {
-            let elements = within(shares, rank, window);
-            self.counts.push(elements.len() as c_int);
-            self.starts.push((elements.start - window.start) as c_int);
-        }
-    }
 }

@@ -7,11 +7,11 @@ use paceline_memory::DType;
 use paceline_trace::now_ns;
 
 use super::flight::{Comm, Flight, Tag};
-use super::{Inner, copy_region, meet, room, stage};
+use super::headers;
+use super::inner::{Inner, copy_region, room, stage};
 use crate::call::{Call, Published};
-use crate::core::Trip;
-use crate::tcp::Header;
-use crate::tcp::header::HEADER_BYTES;
+use crate::context::Trip;
+use crate::header::{HEADER_BYTES, Header};
 use crate::{CollectiveError, OpKind};
 
 /// One half of a call: what it is, with whom, and how it is published.
@@ -86,14 +86,14 @@ fn hear(
             std::slice::from_raw_parts(answer.base, HEADER_BYTES)
         };
         present_ns = now_ns();
-        let (operation, theirs) = meet::read(trip, peer, bytes)?;
+        let (operation, theirs) = headers::read(trip, peer, bytes)?;
         let other_side =
             |half: &Half| if half.kind == OpKind::Send { OpKind::Recv } else { OpKind::Send };
         let is_answered =
             |half: &&Half| half.peer == peer && theirs.kind() == Some(other_side(half));
         let Some(at) = open.iter().position(is_answered) else {
             let ours = trip.call.publish();
-            return Err(meet::conflict(comm, trip, peer, (ours, operation, theirs)));
+            return Err(headers::conflict(comm, trip, peer, (ours, operation, theirs)));
         };
         let half = open.remove(at);
         let (sender, receiver) = match half.kind {
@@ -102,7 +102,7 @@ fn hear(
         };
         let dtype = |call: &Published| (call.signature >> 8) as u8;
         if dtype(sender) != dtype(receiver) || sender.send_count != receiver.recv_count {
-            return Err(meet::conflict(comm, trip, peer, (half.call, operation, theirs)));
+            return Err(headers::conflict(comm, trip, peer, (half.call, operation, theirs)));
         }
     }
     Ok(present_ns)

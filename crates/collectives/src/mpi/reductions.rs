@@ -11,11 +11,11 @@ use std::ffi::{c_int, c_void};
 use mpi_sys as ffi;
 
 use super::flight::{Comm, address};
-use super::meet::Met;
+use super::inner::{Inner, copy_region, room, stage, windows, within};
 use super::runtime::datatype;
-use super::{Inner, copy_region, room, stage, windows, within};
 use crate::call::Region;
-use crate::core::Trip;
+use crate::context::Trip;
+use crate::meet::Met;
 use crate::reduce::Reduction;
 use crate::{CollectiveError, OpKind, ReduceOp};
 

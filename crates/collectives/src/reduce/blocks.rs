@@ -6,7 +6,8 @@
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use super::element::{Lane, Number, Reduce};
-use super::{Level, ReduceOp, Reduction, Task};
+use super::level::Level;
+use super::task::{ReduceOp, Reduction, Task};
 
 /// Elements of a block, at most.
 const BLOCK: usize = 1024;

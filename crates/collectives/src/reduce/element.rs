@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use paceline_memory::Element;
 
-use super::Level;
 use super::half::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
+use super::level::Level;
 
 /// A type that results are combined in.
 pub(super) trait Number: Element {

@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 
-use super::Level;
+use super::level::Level;
 
 /// Exact. A signalling NaN stays one until it is narrowed or computed with, which spares a
 /// comparison here and changes no result.

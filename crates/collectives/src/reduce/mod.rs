@@ -10,6 +10,8 @@
 mod blocks;
 mod element;
 mod half;
+mod level;
+mod task;
 #[cfg(test)]
 mod tests;
 
@@ -17,51 +19,10 @@ use ::half::{bf16, f16};
 use paceline_memory::{DType, Element};
 
 use element::Reduce;
-
-/// How the inputs of the ranks are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// Their sum. Integers wrap on overflow.
-    Sum,
-    /// Their sum, divided once by the number of ranks. For integers the quotient is truncated
-    /// toward zero, and the sum wraps before it is divided: the mean of bytes is of little use
-    /// unless their sum fits a byte.
-    Mean,
-    /// The smallest; NaN if any is NaN.
-    Min,
-    /// The largest; NaN if any is NaN.
-    Max,
-    /// Their product. Integers wrap on overflow.
-    Product,
-}
-
-impl ReduceOp {
-    /// Every operation.
-    pub const ALL: [ReduceOp; 5] =
-        [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
-
-    /// The name used in errors and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Mean => "mean",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
-            ReduceOp::Product => "product",
-        }
-    }
-
-    /// Its name in the options and tables of nccl-tests.
-    pub const fn nccl_name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Mean => "avg",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
-            ReduceOp::Product => "prod",
-        }
-    }
-}
+use level::Level;
+pub use task::ReduceOp;
+pub(crate) use task::Reduction;
+use task::Task;
 
 /// An element type that can be reduced: all of [`DType`]'s.
 pub trait ReduceElement: Element + sealed::Sealed {}
@@ -78,23 +39,7 @@ macro_rules! reducible {
 }
 reducible!(f32, f64, f16, bf16, i32, i64, u8);
 
-/// What is to be computed: element type, operation, and the number of ranks for a mean.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reduction {
-    pub(crate) dtype: DType,
-    pub(crate) op: ReduceOp,
-    pub(crate) ranks: usize,
-}
-
 impl Reduction {
-    /// Element type of a running result: f32 for f16 and bf16, else the type itself.
-    pub(crate) fn running_dtype(&self) -> DType {
-        match self.dtype {
-            DType::F16 | DType::BF16 => DType::F32,
-            dtype => dtype,
-        }
-    }
-
     /// Reduces `elems` elements of each input in order and writes the finished result to every
     /// output.
     ///
@@ -160,82 +105,6 @@ impl Reduction {
                 DType::U8 => at_level::<u8>(level, self, task, elems),
             }
         }
-    }
-}
-
-/// One call of a [`Reduction`], so that each vector level needs one way in.
-#[derive(Clone, Copy)]
-enum Task<'a> {
-    Run { inputs: &'a [*const u8], outputs: &'a [*mut u8] },
-    Accumulate { fresh: bool, inputs: &'a [*const u8], running: *mut u8 },
-    Finish { running: *const u8, outputs: &'a [*mut u8] },
-}
-
-impl Task<'_> {
-    /// Checks what can be checked of the addresses, in builds with assertions.
-    fn check(&self, dtype: DType, running_dtype: DType) {
-        let aligned = |at: *const u8, dtype: DType| {
-            debug_assert!(at.addr().is_multiple_of(dtype.size_bytes()), "{at:?} for {dtype}");
-        };
-        match *self {
-            Task::Run { inputs, outputs } => {
-                debug_assert!(!inputs.is_empty(), "nothing to reduce");
-                inputs.iter().for_each(|&input| aligned(input, dtype));
-                outputs.iter().for_each(|&output| aligned(output, dtype));
-            }
-            Task::Accumulate { fresh, inputs, running } => {
-                debug_assert!(!fresh || !inputs.is_empty(), "nothing to start with");
-                inputs.iter().for_each(|&input| aligned(input, dtype));
-                aligned(running, running_dtype);
-            }
-            Task::Finish { running, outputs } => {
-                outputs.iter().for_each(|&output| aligned(output, dtype));
-                aligned(running, running_dtype);
-            }
-        }
-    }
-}
-
-/// The vector instructions that the loops are compiled to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Level {
-    /// What every processor of this architecture has.
-    Portable,
-    /// AVX2 and the conversions of F16C.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// AVX-512 with the instructions for bytes, 16-bit and 64-bit integers.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-impl Level {
-    /// Every level of this architecture, the best last.
-    #[cfg(target_arch = "x86_64")]
-    const ALL: &[Level] = &[Level::Portable, Level::Avx2, Level::Avx512];
-    /// Every level of this architecture, the best last.
-    #[cfg(not(target_arch = "x86_64"))]
-    const ALL: &[Level] = &[Level::Portable];
-
-    fn is_available(self) -> bool {
-        match self {
-            Level::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
-        }
-    }
-
-    /// The best level of this processor.
-    fn best() -> Level {
-        let available = Level::ALL.iter().rev().find(|level| level.is_available());
-        available.copied().unwrap_or(Level::Portable)
     }
 }
 

@@ -7,12 +7,12 @@
 //! rank has just computed is still in its cache, and so, after a reduce-scatter of the same memory, are
 //! the places that it goes to. Staged, each rank copies for itself.
 
-use super::Shared;
 use super::pull::{Cut, pull};
-use super::round::Met;
+use super::round::Round;
+use super::state::Shared;
 use crate::CollectiveError;
 use crate::call::Shares;
-use crate::core::Trip;
+use crate::context::Trip;
 
 pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
     let met = shared.meet(trip)?;
@@ -32,11 +32,11 @@ pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> 
     Ok(met.present_ns)
 }
 
-fn push(shared: &Shared, trip: &Trip, met: &Met, shares: &Shares) -> Result<(), CollectiveError> {
+fn push(shared: &Shared, trip: &Trip, met: &Round, shares: &Shares) -> Result<(), CollectiveError> {
     let own = shares.bytes(shared.rank, trip.call.dtype);
     // Beginning with the next rank, so that not all write to the same one's memory at a time.
     for target in (0..shared.world).map(|step| (shared.rank + step) % shared.world) {
-        let place = shared.control().slot(met.round, target).recv.load();
+        let place = shared.control().slot(met.number, target).recv.load();
         let place = place.map(|place| place.after(own.start));
         let to = shared.resolve(trip, target, place, own.len())?;
         let from = trip.call.send.base;
@@ -47,5 +47,5 @@ fn push(shared: &Shared, trip: &Trip, met: &Met, shares: &Shares) -> Result<(), 
         // share alone, and lies apart from it unless it is the same.
         unsafe { std::ptr::copy_nonoverlapping(from, to, own.len()) };
     }
-    shared.finish(trip, met.round)
+    shared.finish(trip, met.number)
 }

@@ -11,12 +11,12 @@
 //! gate and the copy out.
 
 use super::control::PlaceWords;
-use super::round::Met;
-use super::{HALF_BYTES, Shared};
+use super::control::Slot;
+use super::round::Round;
+use super::state::{HALF_BYTES, Shared};
 use crate::CollectiveError;
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::reduce::Reduction;
-use crate::shared::control::Slot;
 
 /// Bytes that are claimed at a time: small enough to share out a megabyte, large enough that
 /// claiming (one atomic addition) costs nothing beside the work.
@@ -53,13 +53,13 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn in_place(&self, met: &Met) -> Result<(), CollectiveError> {
+    fn in_place(&self, met: &Round) -> Result<(), CollectiveError> {
         let len_bytes = self.trip.call.send.len_bytes;
         let inputs =
-            self.places(met.round, 0..self.shared.world, |slot| &slot.send, 0, len_bytes)?;
+            self.places(met.number, 0..self.shared.world, |slot| &slot.send, 0, len_bytes)?;
         let outputs =
-            self.places(met.round, self.targets.clone(), |slot| &slot.recv, 0, len_bytes)?;
-        self.reduce_units(met.round, &inputs, &outputs, len_bytes)
+            self.places(met.number, self.targets.clone(), |slot| &slot.recv, 0, len_bytes)?;
+        self.reduce_units(met.number, &inputs, &outputs, len_bytes)
     }
 
     /// The addresses of `len_bytes` bytes of the data of `ranks`, `start` bytes into the message.
@@ -132,10 +132,10 @@ impl Job<'_> {
         unsafe { reduction.run(&sources[..inputs.len()], to, elems) };
     }
 
-    fn staged(&self, first: &Met) -> Result<(), CollectiveError> {
+    fn staged(&self, first: &Round) -> Result<(), CollectiveError> {
         let Self { shared, trip, targets } = self;
         let (rank, world, call) = (shared.rank, shared.world, trip.call);
-        let is_staged = |rank| shared.control().slot(first.round, rank).send.load().is_none();
+        let is_staged = |rank| shared.control().slot(first.number, rank).send.load().is_none();
         let is_target = targets.contains(&rank);
         let is_private = world == 2 && (0..world).all(is_staged);
         for start in (0..call.send.len_bytes).step_by(HALF_BYTES) {

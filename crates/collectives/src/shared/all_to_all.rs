@@ -4,16 +4,16 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Shared;
 use super::pull::{Cut, pull};
+use super::state::Shared;
 use crate::CollectiveError;
 use crate::call::Shares;
-use crate::core::Trip;
+use crate::context::Trip;
 
 pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
     let met = shared.meet(trip)?;
     let (call, world) = (trip.call, shared.world);
-    let sent = |from, to| shared.control().blocks(met.round, from, to)[0].load(Ordering::Relaxed);
+    let sent = |from, to| shared.control().blocks(met.number, from, to)[0].load(Ordering::Relaxed);
     let rows: Vec<Shares> =
         (0..world).map(|from| Shares::of((0..world).map(|to| sent(from, to)))).collect();
     let column = Shares::of((0..world).map(|from| sent(from, shared.rank)));

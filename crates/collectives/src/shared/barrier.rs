@@ -2,9 +2,9 @@
 //!
 //! Steps: one gate. No bytes, nothing summed.
 
-use super::Shared;
+use super::state::Shared;
 use crate::CollectiveError;
-use crate::core::Trip;
+use crate::context::Trip;
 
 pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
     Ok(shared.meet(trip)?.present_ns)

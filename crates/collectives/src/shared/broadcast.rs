@@ -2,10 +2,10 @@
 //!
 //! Steps: gate, copy, gate. Every rank but the root reads and writes `S` bytes. Nothing is summed.
 
-use super::Shared;
 use super::pull::{Cut, pull};
+use super::state::Shared;
 use crate::CollectiveError;
-use crate::core::Trip;
+use crate::context::Trip;
 
 pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
     let met = shared.meet(trip)?;

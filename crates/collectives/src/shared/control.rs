@@ -24,12 +24,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use paceline_memory::{Mapping, MemoryError};
 
+use super::fate::{Fate, WaitError};
 use super::gates::{Bell, Gates, Line};
 use super::mail::Counts;
 use super::segment::Place;
 use crate::MAX_RANKS;
 use crate::call::{Published, Verdict};
-use crate::core::Patience;
+use crate::context::Patience;
 
 /// A place in a rank's memory, in words.
 #[repr(C)]
@@ -162,29 +163,6 @@ const CONFLICT: u32 = u32::MAX;
 
 /// The alarm that says that some rank has stopped waiting for others.
 const GIVEN_UP: u32 = u32::MAX - 1;
-
-/// How a rank ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It dropped its group.
-    Left = 1,
-    /// It died.
-    Lost = 2,
-}
-
-/// Why a wait ended without its gate opening.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WaitError {
-    Gone {
-        peer: usize,
-        fate: Fate,
-    },
-    TimedOut,
-    /// Another rank stopped waiting first.
-    GivenUp,
-    /// Two calls do not fit together, so nobody can go on.
-    Conflict(Verdict),
-}
 
 impl Control {
     /// New shared state in memory of its own.

@@ -11,10 +11,10 @@
 
 use std::time::Duration;
 
-use super::control::WaitError;
+use super::fate::WaitError;
 use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now_ns, spin_loop};
 use crate::call::Verdict;
-use crate::core::Patience;
+use crate::context::Patience;
 
 /// A value on a cache line of its own, so that ranks do not slow each other by false sharing.
 #[repr(C, align(64))]

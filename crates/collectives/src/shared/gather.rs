@@ -3,10 +3,10 @@
 //! Steps: gate, the root copies, gate. The root reads and writes `S` bytes for a result of `S`; the
 //! others only wait. Nothing is summed.
 
-use super::Shared;
 use super::pull::{Cut, pull};
+use super::state::Shared;
 use crate::CollectiveError;
-use crate::core::Trip;
+use crate::context::Trip;
 
 pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
     let met = shared.meet(trip)?;

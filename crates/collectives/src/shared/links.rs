@@ -21,7 +21,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::{Control, Reach, STAGING_BYTES, Segment};
+use super::control::Control;
+use super::segment::{Reach, Segment};
+use super::state::STAGING_BYTES;
 use crate::CollectiveError;
 
 /// Parts of a segment begin at large pages, so that ranks never share one.

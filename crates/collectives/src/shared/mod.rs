@@ -14,6 +14,7 @@ mod all_to_all;
 mod barrier;
 mod broadcast;
 mod control;
+mod fate;
 mod gates;
 mod gather;
 pub(crate) mod links;
@@ -24,48 +25,21 @@ mod point_to_point;
 pub(crate) mod pull;
 mod reduce;
 mod reduce_scatter;
-mod round;
+pub(crate) mod round;
 mod scatter;
 mod segment;
+mod state;
 mod sync;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+pub(crate) use control::Control;
+pub(crate) use fate::Fate;
+pub(crate) use segment::Reach;
+pub(crate) use state::Shared;
 
-use paceline_memory::Mapping;
-
-pub(crate) use control::{Control, Fate};
-pub(crate) use segment::{Reach, Segment};
-
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::{CollectiveError, OpKind};
 
-/// Staging area of each rank, in bytes.
-pub(crate) const STAGING_BYTES: usize = 512 << 10;
-
-/// What is staged at a time.
-const HALF_BYTES: usize = STAGING_BYTES / 2;
-
-/// One rank's view of the shared state.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) rank: usize,
-    pub(crate) world: usize,
-    memory: Arc<Mapping>,
-    pub(crate) reach: Reach,
-    rounds: AtomicU32,
-}
-
 impl Shared {
-    /// `memory` begins with the group's [`Control`].
-    pub(crate) fn new(rank: usize, world: usize, memory: Arc<Mapping>, reach: Reach) -> Self {
-        Self { rank, world, memory, reach, rounds: AtomicU32::new(0) }
-    }
-
-    pub(crate) fn control(&self) -> &Control {
-        Control::of(&self.memory)
-    }
-
     /// Carries a call out. Returns when the last rank arrived.
     pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
         let outcome = match trip.call.kind {

@@ -16,11 +16,11 @@ use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::thread;
 
-use super::control::WaitError;
+use super::fate::WaitError;
 use super::gates::{Bell, Gates};
 use super::mail::{Counts, MAX_READY};
 use super::sync::{AtomicU32, Ordering, SLEEP, Sleep};
-use crate::core::Patience;
+use crate::context::Patience;
 
 const PATIENT: Patience = Patience { spin: Duration::ZERO, limit: Duration::MAX };
 const IMPATIENT: Patience = Patience { spin: Duration::ZERO, limit: Duration::ZERO };

@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 
 use paceline_trace::now_ns;
 
-use super::control::{Mail, WITHDRAWN, WaitError};
+use super::control::{Mail, WITHDRAWN};
+use super::fate::WaitError;
 use super::mail::{MAX_READY, Message};
 use super::segment::Place;
-use super::{HALF_BYTES, Shared};
+use super::segment::Reach;
+use super::state::{HALF_BYTES, Shared};
 use crate::call::{Published, Region, Verdict};
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::{CollectiveError, OpKind};
 
 /// Half of what is free of the staging area: one piece is filled while the other is read.
@@ -106,7 +108,7 @@ impl Shared {
         let mail = self.control().mail(self.rank, to);
         mail.withdrawn.store(WITHDRAWN + u64::from(number), Ordering::SeqCst);
         // Between processes the receiver reads what outlives the operation, and may be stopped.
-        let is_thread = matches!(self.reach, super::Reach::Threads);
+        let is_thread = matches!(self.reach, Reach::Threads);
         while is_thread && mail.is_reading.load(Ordering::SeqCst) != 0 {
             if self.control().is_gone(to) {
                 break;

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use super::round::Met;
-use super::{HALF_BYTES, Shared};
+use super::round::Round;
+use super::state::{HALF_BYTES, Shared};
 use crate::CollectiveError;
-use crate::core::Trip;
+use crate::context::Trip;
 
 /// How a rank's data are cut for those who fetch them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Window<'_> {
 pub(crate) fn pull(
     shared: &Shared,
     trip: &Trip,
-    met: &Met,
+    met: &Round,
     cut: Cut,
     block: impl Fn(usize, usize) -> Range<usize>,
     mut take: impl FnMut(&Window),
@@ -73,7 +73,7 @@ pub(crate) fn pull(
     let (rank, world) = (shared.rank, shared.world);
     let own: Vec<Range<usize>> = (0..world).map(|source| block(source, rank)).collect();
     let places: Vec<_> =
-        (0..world).map(|peer| shared.control().slot(met.round, peer).send.load()).collect();
+        (0..world).map(|peer| shared.control().slot(met.number, peer).send.load()).collect();
     if !met.is_anyone_staged {
         let address = |source: usize| {
             let place = places[source].map(|place| place.after(own[source].start));
@@ -81,7 +81,7 @@ pub(crate) fn pull(
         };
         let sources = (0..world).map(address).collect::<Result<Vec<_>, _>>()?;
         take(&Window { sources: &sources, blocks: &own, range: 0..usize::MAX });
-        return shared.finish(trip, met.round);
+        return shared.finish(trip, met.number);
     }
     let part_bytes = match cut {
         Cut::Whole => HALF_BYTES,
@@ -89,7 +89,7 @@ pub(crate) fn pull(
     };
     let pairs = (0..world).flat_map(|from| (0..world).map(move |to| (from, to)));
     let longest = pairs.map(|(from, to)| block(from, to).len()).max().unwrap_or(0);
-    let mut round = met.round;
+    let mut round = met.number;
     for start in (0..longest).step_by(part_bytes) {
         let range = start..start + part_bytes;
         round = shared.next_round();
@@ -129,7 +129,7 @@ pub(crate) fn pull(
     let lies_in_place = |source: usize| {
         places[source].is_some() && (0..world).any(|to| !block(source, to).is_empty())
     };
-    if round != met.round && (0..world).any(lies_in_place) {
+    if round != met.number && (0..world).any(lies_in_place) {
         shared.finish(trip, round)?;
     }
     Ok(())

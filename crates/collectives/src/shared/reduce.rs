@@ -3,9 +3,10 @@
 //! As all-reduce, with one output: steps gate, units, gate; together the ranks read `world` times `S`
 //! bytes and write `S`. Order of summation: rank 0, 1, 2, ..., for each element.
 
-use super::{Shared, all_reduce};
+use super::all_reduce;
+use super::state::Shared;
 use crate::CollectiveError;
-use crate::core::Trip;
+use crate::context::Trip;
 
 pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
     let root = trip.call.root;

@@ -3,10 +3,10 @@
 //! Steps: gate, reduce, gate. Each rank reads `S` bytes (its share of every rank's) and writes its
 //! share, for a message of `S` bytes. Order of summation: rank 0, 1, 2, ..., for each element.
 
-use super::Shared;
 use super::pull::{Cut, pull};
+use super::state::Shared;
 use crate::CollectiveError;
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::reduce::Reduction;
 
 pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {

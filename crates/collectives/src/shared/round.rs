@@ -5,16 +5,20 @@
 
 use std::sync::atomic::Ordering;
 
-use super::control::{Slot, WaitError};
+use super::control::Slot;
+use super::fate::{Fate, WaitError};
 use super::segment::Place;
-use super::{Fate, HALF_BYTES, STAGING_BYTES, Shared};
-use crate::call::{Published, Region, Shares, Verdict, agree, blocks_agree};
-use crate::core::{Patience, Trip};
+use super::segment::Reach;
+use super::state::{HALF_BYTES, STAGING_BYTES, Shared};
+use crate::call::{Published, Region, Shares, Verdict};
+use crate::context::{Patience, Trip};
+use crate::meet::{Met, ShowCalls, Shown, meet, shares};
 use crate::{CollectiveError, OpKind};
 
-/// What a rank knows once all have met.
-pub(crate) struct Met {
-    pub(super) round: u32,
+/// A round in which all ranks have shown what they called.
+pub(crate) struct Round {
+    /// The round's number.
+    pub(super) number: u32,
     pub(crate) present_ns: u64,
     /// What each rank called, and as which of its operations.
     pub(crate) calls: Vec<Published>,
@@ -23,50 +27,67 @@ pub(crate) struct Met {
     pub(super) is_anyone_staged: bool,
 }
 
-impl Met {
+impl Round {
     /// Which elements belong to which rank.
     pub(super) fn shares(&self) -> Shares {
-        let kind = self.calls[0].kind().expect("calls that agree are of a known kind");
-        Shares::new(kind, &self.calls)
+        shares(&self.calls)
+    }
+}
+
+/// The ranks of a host, which show their calls in the shared block.
+struct Slots<'a> {
+    shared: &'a Shared,
+    /// The number of the round in which they did, and whether any rank's data must be staged.
+    round: (u32, bool),
+}
+
+impl ShowCalls for Slots<'_> {
+    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError> {
+        let Round { number, present_ns, calls, operations, is_anyone_staged } =
+            self.shared.show(trip)?;
+        self.round = (number, is_anyone_staged);
+        Ok(Shown { present_ns, calls, operations })
+    }
+
+    fn show_blocks(&mut self, _: &Trip, _: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
+        // Each rank wrote its blocks before it arrived.
+        let world = self.shared.world;
+        let word = |rank, peer, side: usize| {
+            let words = self.shared.control().blocks(self.round.0, rank, peer);
+            words[side].load(Ordering::Relaxed)
+        };
+        let row = |rank| {
+            let side = |side| (0..world).map(move |peer| word(rank, peer, side));
+            side(0).chain(side(1)).collect()
+        };
+        Ok((0..world).map(row).collect())
     }
 }
 
 impl Shared {
     /// Shows what this rank calls, waits until all others have done so, and compares. Moves nothing.
-    pub(super) fn meet(&self, trip: &Trip) -> Result<Met, CollectiveError> {
-        let met = self.show(trip)?;
-        // All ranks see the same slots, so either all find a disagreement or none does.
-        let outcome = agree(&met.calls).and_then(|()| {
-            if trip.call.blocks.is_none() {
-                return Ok(());
-            }
-            let words = |from, to| self.control().blocks(met.round, from, to);
-            blocks_agree(
-                self.world,
-                |from, to| words(from, to)[0].load(Ordering::Relaxed),
-                |to, from| words(to, from)[1].load(Ordering::Relaxed),
-            )
-        });
-        let called = |rank: usize| (met.calls[rank], met.operations[rank]);
-        outcome.map_err(|found| trip.disagreement(found, called))?;
-        Ok(met)
+    pub(super) fn meet(&self, trip: &Trip) -> Result<Round, CollectiveError> {
+        let mut slots = Slots { shared: self, round: (0, false) };
+        let Met { present_ns, calls, .. } = meet(&mut slots, trip)?;
+        let (number, is_anyone_staged) = slots.round;
+        Ok(Round { number, present_ns, calls, operations: Vec::new(), is_anyone_staged })
     }
 
     /// As [`Shared::meet`], without comparing.
-    pub(crate) fn show(&self, trip: &Trip) -> Result<Met, CollectiveError> {
-        let round = self.next_round();
+    pub(crate) fn show(&self, trip: &Trip) -> Result<Round, CollectiveError> {
+        let number = self.next_round();
         if let Some(blocks) = &trip.call.blocks {
             for (peer, (&sent, &expected)) in blocks.send.iter().zip(&blocks.recv).enumerate() {
-                let words = self.control().blocks(round, self.rank, peer);
+                let words = self.control().blocks(number, self.rank, peer);
                 words[0].store(sent, Ordering::Relaxed);
                 words[1].store(expected, Ordering::Relaxed);
             }
         }
-        self.arrive(trip, round);
-        let present_ns = self.wait_present(trip, round)?;
-        let slots = (0..self.world).map(|peer| self.control().slot(round, peer));
-        Ok(Met {
-            round,
+        self.arrive(trip, number);
+        let present_ns = self.wait_present(trip, number)?;
+        let slots = (0..self.world).map(|peer| self.control().slot(number, peer));
+        Ok(Round {
+            number,
             present_ns,
             calls: slots.clone().map(|slot| slot.call.load()).collect(),
             operations: slots.clone().map(|slot| slot.operation.load(Ordering::Relaxed)).collect(),
@@ -106,7 +127,7 @@ impl Shared {
             return Some(Place { segment: 0, offset: 0 });
         }
         match self.reach {
-            super::Reach::Segments(_) if !region.is_claimed => None,
+            Reach::Segments(_) if !region.is_claimed => None,
             _ => self.reach.locate(self.rank, region.base, region.len_bytes),
         }
     }
@@ -152,8 +173,8 @@ impl Shared {
         // Threads that have arrived finish what they do, and their memory is borrowed until then; a
         // process may die or be stopped in the middle of it.
         let limit = match self.reach {
-            super::Reach::Threads => std::time::Duration::MAX,
-            super::Reach::Segments(_) => trip.patience.limit,
+            Reach::Threads => std::time::Duration::MAX,
+            Reach::Segments(_) => trip.patience.limit,
         };
         let patience = Patience { limit, ..trip.patience };
         self.control().wait_done(round, patience).map_err(|error| {

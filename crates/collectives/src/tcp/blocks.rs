@@ -4,9 +4,9 @@
 //! Steps: 1. For a whole of `S` bytes the busiest rank sends or receives `(n-1)/n S` (the root alone,
 //! for gather and scatter). Nothing is summed.
 
-use super::{Inner, explain};
+use super::inner::{Inner, explain};
 use crate::call::{Published, Region, Shares};
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::{CollectiveError, OpKind};
 
 /// Exchanges the blocks of all connected ranks; `meanwhile` is called while they are on their way.

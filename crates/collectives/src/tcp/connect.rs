@@ -6,7 +6,9 @@ use std::sync::Mutex;
 
 use paceline_rendezvous::{Network, PeerAddress, PeerListener};
 
-use super::{Inner, Mesh, NEVER, Scratch, Tcp};
+use super::inner::{Inner, Scratch};
+use super::mesh::Mesh;
+use super::{NEVER, Tcp};
 use crate::cost::Algorithm;
 use crate::{CollectiveError, GroupOptions};
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use paceline_trace::now_ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::core::Patience;
+use crate::context::Patience;
 
 /// How long a rank that gives up waits at most for its peers to notice.
 const GRACE_NS: u64 = 60_000_000;

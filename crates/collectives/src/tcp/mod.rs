@@ -9,8 +9,8 @@
 
 pub(crate) mod blocks;
 mod connect;
-pub(crate) mod header;
-pub(crate) mod meet;
+pub(crate) mod headers;
+pub(crate) mod inner;
 pub(crate) mod mesh;
 pub(crate) mod point_to_point;
 mod ring;
@@ -19,11 +19,12 @@ mod sharded;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub(crate) use header::Header;
-pub(crate) use mesh::{Interruption, Mesh};
+use headers::Headers;
+use inner::{Inner, give_up};
 
-use crate::call::Region;
-use crate::core::Trip;
+use crate::context::Trip;
+use crate::header::Header;
+use crate::meet::meet;
 use crate::{CollectiveError, OpKind};
 
 /// One rank's connections and what it needs to use them.
@@ -35,28 +36,6 @@ pub(crate) struct Tcp {
     /// Messages from this size on go round a ring.
     ring_from_bytes: AtomicU64,
     inner: Mutex<Inner>,
-}
-
-/// The connections, and memory that is used again by every operation.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    pub(crate) mesh: Mesh,
-    pub(crate) scratch: Scratch,
-}
-
-/// Memory for data that are on their way, aligned for every element type.
-#[derive(Debug, Default)]
-pub(crate) struct Scratch(Vec<[u64; 8]>);
-
-impl Scratch {
-    /// At least `len_bytes` bytes, with any contents, until the next call.
-    pub(crate) fn get(&mut self, len_bytes: usize) -> Region {
-        let lines = len_bytes.div_ceil(64);
-        if self.0.len() < lines {
-            self.0.resize(lines, [0; 8]);
-        }
-        Region { base: self.0.as_mut_ptr().cast(), len_bytes, is_claimed: false }
-    }
 }
 
 /// The size that no message has.
@@ -99,7 +78,7 @@ impl Tcp {
             }
             _ => {}
         }
-        let met = meet::meet(inner, trip)?;
+        let met = meet(&mut Headers(inner), trip)?;
         match kind {
             OpKind::AllReduce => {
                 let from_bytes = self.ring_from_bytes.load(Ordering::Relaxed);
@@ -124,23 +103,5 @@ impl Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         self.inner().mesh.say_goodbye(&Header::Leaves.encode());
-    }
-}
-
-/// Forgets what is posted after a failed operation. Calls that do not fit together have been named to
-/// all peers; otherwise they learn here that this rank gives up.
-pub(crate) fn give_up(mesh: &mut Mesh, error: &CollectiveError) {
-    match error {
-        CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. } => mesh.clear(),
-        _ => mesh.give_up(),
-    }
-}
-
-/// The error for an interrupted operation.
-pub(crate) fn explain(mesh: &Mesh, trip: &Trip, why: Interruption) -> CollectiveError {
-    match why {
-        Interruption::Lost(peer) => trip.lost(peer),
-        Interruption::GivenUp(missing) => trip.given_up(missing),
-        Interruption::TimedOut => trip.timed_out(mesh.awaited()),
     }
 }

@@ -6,11 +6,12 @@
 
 use paceline_trace::now_ns;
 
-use super::header::{HEADER_BYTES, Header};
-use super::{Inner, explain, meet};
+use super::headers::read;
+use super::inner::{Inner, explain};
+use super::mesh::Ticket;
 use crate::call::{Call, Published, Region, Verdict};
-use crate::core::Trip;
-use crate::tcp::mesh::Ticket;
+use crate::context::Trip;
+use crate::header::{HEADER_BYTES, Header};
 use crate::{CollectiveError, OpKind};
 
 /// Carries out those halves of the call whose other side is connected; `meanwhile` is called once
@@ -48,7 +49,7 @@ pub(crate) fn run(
         let ticket = unsafe { inner.mesh.recv(peer, answer.as_mut_ptr(), HEADER_BYTES) };
         wait(inner, trip, ticket)?;
         present_ns = now_ns();
-        let (operation, theirs) = meet::read(inner, trip, peer, &answer)?;
+        let (operation, theirs) = read(inner, trip, peer, &answer)?;
         let is_answer =
             |(from, kind): &(usize, OpKind)| *from == peer && theirs.kind() == Some(*kind);
         let Some(at) = awaited.iter().position(is_answer) else {

@@ -9,10 +9,11 @@
 //! each share, so floating-point sums differ in their last bits from those of the other transports,
 //! and f16 and bf16 are rounded at every step.
 
-use super::{Inner, explain};
+use super::inner::{Inner, explain};
+use super::mesh::Ticket;
 use crate::CollectiveError;
 use crate::call::Shares;
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::reduce::{ReduceOp, Reduction};
 
 /// Bytes that are passed on at a time.
@@ -74,10 +75,6 @@ pub(super) fn all_reduce(inner: &mut Inner, trip: &Trip) -> Result<(), Collectiv
     inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
 }
 
-fn wait(
-    inner: &mut Inner,
-    trip: &Trip,
-    ticket: &super::mesh::Ticket,
-) -> Result<(), CollectiveError> {
+fn wait(inner: &mut Inner, trip: &Trip, ticket: &Ticket) -> Result<(), CollectiveError> {
     inner.mesh.wait(&[*ticket], trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
 }

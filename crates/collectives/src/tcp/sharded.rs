@@ -11,11 +11,11 @@
 //! | broadcast | 2 | 2 (n-1)/n S out of the root | - |
 //! | reduce-scatter | 1 | (n-1)/n S | rank 0, 1, 2, ... |
 
-use super::{Inner, explain};
+use super::inner::{Inner, explain};
+use super::mesh::Ticket;
 use crate::call::{Region, Shares};
-use crate::core::Trip;
+use crate::context::Trip;
 use crate::reduce::Reduction;
-use crate::tcp::mesh::Ticket;
 use crate::{CollectiveError, OpKind};
 
 /// Room for incoming blocks: a few of them from every peer stay in the second-level cache.

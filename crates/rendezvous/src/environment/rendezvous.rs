@@ -1,6 +1,9 @@
 //! Finds the place where ranks meet in the variables of the environment.
 
-use super::{EnvironmentError, Launcher, Placement, SECRET, Variables, slurm};
+use super::error::EnvironmentError;
+use super::placement::{Launcher, Placement};
+use super::slurm;
+use super::variables::{SECRET, Variables};
 use crate::Rendezvous;
 
 /// The longest part of a job's name that becomes part of a socket's name. It is taken from the end of

@@ -1,6 +1,8 @@
 //! Reads Slurm's variables, and its short forms for lists of hosts and tasks.
 
-use super::{EnvironmentError, Launcher, Placement, Variables};
+use super::error::EnvironmentError;
+use super::placement::{Launcher, Placement};
+use super::variables::{Variables, check_range};
 use crate::Rendezvous;
 
 /// Step numbers from here on do not belong to srun but to the batch script itself, to a shell in an
@@ -32,7 +34,7 @@ pub(super) fn placement(variables: &Variables<'_>) -> Result<Option<Placement>, 
         return variables.placement(Launcher::Slurm, (rank, world_size), names, node).map(Some);
     };
     let local_world_size = local_tasks(variables, world_size, node.unwrap_or(0))?;
-    super::check_range("SLURM_LOCALID", local_rank, "the tasks of this host", local_world_size)?;
+    check_range("SLURM_LOCALID", local_rank, "the tasks of this host", local_world_size)?;
     let (launcher, rendezvous) = (Launcher::Slurm, None);
     Ok(Some(Placement {
         rank,

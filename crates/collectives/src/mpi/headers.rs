@@ -5,73 +5,40 @@
 use paceline_memory::DType;
 use paceline_trace::now_ns;
 
-use super::Inner;
 use super::flight::{Comm, Flight, Tag};
+use super::inner::Inner;
 use crate::CollectiveError;
-use crate::call::{Published, Region, Shares, Verdict, agree, blocks_agree};
-use crate::core::Trip;
-use crate::tcp::Header;
-use crate::tcp::header::HEADER_BYTES;
+use crate::call::{Published, Region, Verdict};
+use crate::context::Trip;
+use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call, read_calls};
+use crate::meet::{ShowCalls, Shown};
 
-/// What a rank knows once all have met.
-pub(super) struct Met {
-    pub(super) present_ns: u64,
-    pub(super) calls: Vec<Published>,
-    /// For an all-to-all: elements that each rank sends to each.
-    pub(super) sent: Vec<Vec<u64>>,
+/// The communicator, and the memory for headers.
+pub(super) struct Headers<'a> {
+    pub(super) comm: &'a Comm,
+    pub(super) inner: &'a mut Inner,
 }
 
-impl Met {
-    /// Which elements belong to which rank.
-    pub(super) fn shares(&self) -> Shares {
-        let kind = self.calls[0].kind().expect("calls that agree are of a known kind");
-        Shares::new(kind, &self.calls)
+impl ShowCalls for Headers<'_> {
+    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError> {
+        let own = Header::Call { operation: trip.seq, call: trip.call.publish() }.encode();
+        let headers = swap(self.comm, self.inner, trip, &own)?;
+        read_calls(trip, headers, now_ns(), |_| {})
+    }
+
+    fn show_blocks(&mut self, trip: &Trip, own: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
+        let rows = swap(self.comm, self.inner, trip, &encode_words(own))?;
+        Ok(decode_rows(rows, own.len()))
     }
 }
 
-/// Shows every rank what this one calls, waits until all others have done so, and compares.
-pub(super) fn meet(comm: &Comm, inner: &mut Inner, trip: &Trip) -> Result<Met, CollectiveError> {
-    let own = trip.call.publish();
-    let header = Header::Call { operation: trip.seq, call: own }.encode();
-    let headers = swap(comm, inner, trip, &header)?;
-    let present_ns = now_ns();
-    let mut calls = vec![own; trip.world];
-    let mut operations = vec![trip.seq; trip.world];
-    for (peer, bytes) in headers.chunks_exact(HEADER_BYTES).enumerate() {
-        if peer != trip.rank {
-            (operations[peer], calls[peer]) = read(trip, peer, bytes)?;
-        }
-    }
-    let disagree = |found| trip.disagreement(found, |rank| (calls[rank], operations[rank]));
-    agree(&calls).map_err(disagree)?;
-    let mut sent = Vec::new();
-    if let Some(blocks) = &trip.call.blocks {
-        let words = blocks.send.iter().chain(&blocks.recv);
-        let row: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
-        let bytes = swap(comm, inner, trip, &row)?;
-        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        let words: Vec<u64> = bytes.chunks_exact(8).map(word).collect();
-        let rows: Vec<&[u64]> = words.chunks_exact(2 * trip.world).collect();
-        let expected = |to: usize, from: usize| rows[to][trip.world + from];
-        blocks_agree(trip.world, |from, to| rows[from][to], expected).map_err(disagree)?;
-        sent = rows.iter().map(|row| row[..trip.world].to_vec()).collect();
-    }
-    Ok(Met { present_ns, calls, sent })
-}
-
-/// What a peer called, or why there is no going on.
+/// What a peer called, or why the operation cannot go on.
 pub(super) fn read(
     trip: &Trip,
     peer: usize,
     bytes: &[u8],
 ) -> Result<(u32, Published), CollectiveError> {
-    match Header::decode(bytes.try_into().expect("a header's bytes")) {
-        Some(Header::Call { operation, call }) => Ok((operation, call)),
-        Some(Header::Leaves) => Err(trip.left(peer)),
-        Some(Header::Conflict(verdict)) => Err(trip.conflict(&verdict)),
-        // Only a peer whose memory is broken sends this.
-        None => Err(trip.lost(peer)),
-    }
+    read_call(trip, peer, bytes, |_| {})
 }
 
 /// Sends the same message to every peer and receives one as long of each: all ranks' messages, in

@@ -1,6 +1,10 @@
-//! What ranks tell each other at the start of every operation, and when they go.
+//! What ranks that are connected by messages tell each other at the start of every operation, and when they
+//! leave. Every transport but shared memory uses it.
 
+use crate::CollectiveError;
 use crate::call::{Published, Verdict};
+use crate::context::Trip;
+use crate::meet::Shown;
 
 /// Words of a header; on the wire each has eight bytes, little-endian.
 const WORDS: usize = 11;
@@ -81,6 +85,54 @@ impl Header {
             _ => None,
         }
     }
+}
+
+/// What a peer called, by its header, or why the operation cannot go on. `relay` is given the header of
+/// a conflict, for ranks that do not know of it yet.
+pub(crate) fn read_call(
+    trip: &Trip,
+    peer: usize,
+    bytes: &[u8],
+    relay: impl FnOnce(&[u8]),
+) -> Result<(u32, Published), CollectiveError> {
+    match Header::decode(bytes.try_into().expect("a header's bytes")) {
+        Some(Header::Call { operation, call }) => Ok((operation, call)),
+        Some(Header::Leaves) => Err(trip.left(peer)),
+        Some(Header::Conflict(verdict)) => {
+            relay(bytes);
+            Err(trip.conflict(&verdict))
+        }
+        // Only a peer whose memory is broken sends this: no stranger has come this far.
+        None => Err(trip.lost(peer)),
+    }
+}
+
+/// What all ranks called, by their headers in rank order, this rank's own among them.
+pub(crate) fn read_calls(
+    trip: &Trip,
+    headers: &[u8],
+    present_ns: u64,
+    mut relay: impl FnMut(&[u8]),
+) -> Result<Shown, CollectiveError> {
+    let (mut calls, mut operations) = (Vec::new(), Vec::new());
+    for (peer, bytes) in headers.chunks_exact(HEADER_BYTES).enumerate() {
+        let (operation, call) = read_call(trip, peer, bytes, &mut relay)?;
+        calls.push(call);
+        operations.push(operation);
+    }
+    Ok(Shown { present_ns, calls, operations })
+}
+
+/// Words as they travel.
+pub(crate) fn encode_words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Rows of `row_words` words each, as they have travelled one after the other.
+pub(crate) fn decode_rows(bytes: &[u8], row_words: usize) -> Vec<Vec<u64>> {
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let row = |row: &[u8]| row.chunks_exact(8).map(word).collect();
+    bytes.chunks_exact(8 * row_words).map(row).collect()
 }
 
 #[cfg(test)]

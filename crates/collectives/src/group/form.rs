@@ -1,0 +1,209 @@
+//! How a group forms: of threads, or of processes that meet, connect, and choose a transport.
+//!
+//! In go a rendezvous and this rank's place, or the addresses of ranks that have met already. Out comes a
+//! group whose ranks have passed a barrier.
+
+use std::sync::Arc;
+
+use paceline_rendezvous::{PeerAddress, PeerListener, Rendezvous, Store};
+
+use super::Group;
+use super::ties::{Hub, Ties};
+use crate::call::MAX_RANKS;
+use crate::cost::Algorithm;
+use crate::engine::Engine;
+use crate::hybrid::Hybrid;
+#[cfg(feature = "mpi")]
+use crate::mpi::Mpi;
+use crate::shared::links::Links;
+use crate::shared::{Control, Reach, Shared};
+use crate::tcp::Tcp;
+use crate::{CollectiveError, GroupOptions, Transport};
+
+impl Group {
+    /// The groups of `world_size` ranks that are threads of this process, in rank order.
+    ///
+    /// Panics if `world_size` is zero or above [`MAX_RANKS`], or if there is no memory for it.
+    pub fn threads(world_size: usize) -> Vec<Self> {
+        Self::threads_with(world_size, GroupOptions::for_local_ranks(world_size))
+    }
+
+    /// As [`Group::threads`], with options. A link among them must be set by every rank itself, with
+    /// [`Group::emulate`].
+    pub fn threads_with(world_size: usize, options: GroupOptions) -> Vec<Self> {
+        assert!((1..=MAX_RANKS).contains(&world_size), "1 to {MAX_RANKS} ranks");
+        let memory = Arc::new(Control::create(0).expect("memory for the shared state of a group"));
+        let hub = Arc::new(Hub::default());
+        let rank = |rank| {
+            let (memory, ties) = (memory.clone(), Ties::Threads(hub.clone()));
+            let engine = Engine::Shared(Shared::new(rank, world_size, memory, Reach::Threads));
+            let transport = Transport::Thread;
+            Self::assemble(rank, world_size, engine, transport, ties, options.clone(), "world")
+        };
+        (0..world_size).map(rank).collect()
+    }
+
+    /// A group of one.
+    pub fn single() -> Self {
+        Self::threads(1).remove(0)
+    }
+
+    /// Meets the other processes of this host and forms a group with them that shares memory.
+    ///
+    /// Blocks until all `world_size` ranks have come, at most `options.timeout`. Errors when they
+    /// do not, when one presents another secret or world size, or when memory cannot be shared.
+    pub fn shm(
+        rendezvous: &Rendezvous,
+        rank: usize,
+        world_size: usize,
+        options: GroupOptions,
+    ) -> Result<Self, CollectiveError> {
+        let (listener, addresses) = Self::meet(rendezvous, None, rank, world_size, &options)?;
+        Self::form_shm(&listener, &addresses, rank, options, "world")
+    }
+
+    /// Meets the other processes, on this host or others, and forms a group with them over TCP.
+    /// `host` is the address of this host by which the others reach it.
+    ///
+    /// Errors as [`Group::shm`] does.
+    pub fn tcp(
+        rendezvous: &Rendezvous,
+        host: &str,
+        rank: usize,
+        world_size: usize,
+        options: GroupOptions,
+    ) -> Result<Self, CollectiveError> {
+        let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
+        Self::form_tcp(&listener, &addresses, host, rank, options, "world")
+    }
+
+    /// As [`Group::tcp`], but ranks of one host share memory. Ranks count through the hosts one after
+    /// the other, `local_world_size` on each.
+    pub fn hybrid(
+        rendezvous: &Rendezvous,
+        host: &str,
+        rank: usize,
+        world_size: usize,
+        local_world_size: usize,
+        options: GroupOptions,
+    ) -> Result<Self, CollectiveError> {
+        let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
+        Self::form_hybrid(&listener, &addresses, host, rank, local_world_size, options, "world")
+    }
+
+    /// Forms a group of all ranks that an MPI launcher has started, whose library carries the bytes.
+    ///
+    /// MPI itself knows the rank and the number of ranks. It is started by the first group, and ended
+    /// by the last one of this process that is dropped, which waits for all ranks; after that, the
+    /// process cannot form another one. So a rank that has failed by itself says why before it drops
+    /// its group, or ends the process without that, and the launcher ends the others. Errors when the
+    /// library cannot be used.
+    #[cfg(feature = "mpi")]
+    pub fn mpi(options: GroupOptions) -> Result<Self, CollectiveError> {
+        let engine = Mpi::open()?;
+        let (rank, world) = (engine.rank, engine.world);
+        Self::check_world(rank, world)?;
+        let (engine, transport) = (Engine::Mpi(engine), Transport::Mpi);
+        let group =
+            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), "world");
+        group.barrier()?;
+        group.emulate_if_asked(options.link)
+    }
+
+    pub(crate) fn form_shm(
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
+        rank: usize,
+        options: GroupOptions,
+        name: &str,
+    ) -> Result<Self, CollectiveError> {
+        let world = addresses.len();
+        let links = Links::connect(listener, addresses, rank, options.timeout)?;
+        let (memory, reach) = links.share_control()?;
+        let engine = Engine::Shared(Shared::new(rank, world, memory, reach));
+        let ties = Ties::Host { links, monitor: None };
+        let mut group =
+            Self::assemble(rank, world, engine, Transport::Shm, ties, options.clone(), name);
+        group.start_monitor()?;
+        group.barrier()?;
+        group.emulate_if_asked(options.link)
+    }
+
+    pub(crate) fn form_tcp(
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
+        host: &str,
+        rank: usize,
+        options: GroupOptions,
+        name: &str,
+    ) -> Result<Self, CollectiveError> {
+        let world = addresses.len();
+        let tcp = Tcp::connect(listener, addresses, host, rank, &options, |_| true)?;
+        let engine = Engine::Tcp(tcp);
+        let transport = Transport::Tcp;
+        let group =
+            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), name);
+        group.barrier()?;
+        if options.algorithm == Algorithm::Auto && options.link.is_none() {
+            group.choose_algorithm()?;
+        }
+        group.emulate_if_asked(options.link)
+    }
+
+    pub(crate) fn form_hybrid(
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
+        host: &str,
+        rank: usize,
+        local_world: usize,
+        options: GroupOptions,
+        name: &str,
+    ) -> Result<Self, CollectiveError> {
+        let world = addresses.len();
+        if local_world == 0 || !world.is_multiple_of(local_world) {
+            let reason = format!(
+                "needs the same number of ranks on every host, got {world} ranks with {local_world} \
+                 on this one; use tcp"
+            );
+            return Err(CollectiveError::Buffers { rank, op: "hybrid", reason });
+        }
+        let (node, local_rank) = (rank / local_world, rank % local_world);
+        let first = node * local_world;
+        let here = &addresses[first..first + local_world];
+        let links = Links::connect(listener, here, local_rank, options.timeout)?;
+        let (memory, reach) = links.share_control()?;
+        let shared = Shared::new(local_rank, local_world, memory, reach);
+        let is_remote = |peer: usize| peer / local_world != node;
+        let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote)?;
+        let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
+        let ties = Ties::Host { links, monitor: None };
+        let transport = Transport::Hybrid;
+        let mut group = Self::assemble(rank, world, engine, transport, ties, options.clone(), name);
+        group.start_monitor()?;
+        group.barrier()?;
+        group.emulate_if_asked(options.link)
+    }
+
+    /// This rank's own listener, and where all ranks can be reached. The store may close when this
+    /// returns: rank 0 answers the others for as long as its process lives.
+    fn meet(
+        rendezvous: &Rendezvous,
+        host: Option<&str>,
+        rank: usize,
+        world_size: usize,
+        options: &GroupOptions,
+    ) -> Result<(PeerListener, Vec<PeerAddress>), CollectiveError> {
+        Self::check_world(rank, world_size)?;
+        let store = Store::open(rendezvous, rank, world_size, options.timeout)?;
+        let listener = PeerListener::bind(host, rank, world_size)?;
+        let addresses = store.exchange("address", listener.address())?;
+        Ok((listener, addresses))
+    }
+
+    pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<(), CollectiveError> {
+        if rank < world_size && world_size <= MAX_RANKS {
+            return Ok(());
+        }
+        Err(CollectiveError::NoSuchRank { rank, world_size })
+    }
+}

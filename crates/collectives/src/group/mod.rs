@@ -1,0 +1,160 @@
+//! A group of ranks: what it holds, what it tells of itself, and how it ends.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `form` | forms a group of threads or processes |
+//! | `split` | divides a group into sub-groups |
+//! | `ties` | what ties the members together besides the engine |
+//! | `allocate` | memory that operations use in place |
+//! | `calibrate` | measures the transport |
+//! | `emulate` | slows the group down to an emulated link |
+//!
+//! The operations themselves are methods of [`Group`] in `ops.rs`, `slices.rs` and `objects.rs`.
+
+mod allocate;
+mod calibrate;
+mod emulate;
+mod form;
+mod split;
+mod ties;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use ties::Ties;
+
+use crate::core::Core;
+use crate::cost::Link;
+use crate::engine::Engine;
+use crate::record::OpRecord;
+use crate::shared::links::Monitor;
+use crate::shared::{Fate, Shared};
+use crate::watch::Watch;
+use crate::worker::Worker;
+use crate::{CollectiveError, GroupOptions, Transport};
+
+/// One rank's membership in a group.
+///
+/// Every rank of a group calls the same operations in the same order; operations run in the order in
+/// which they were submitted. Dropping the group finishes what was submitted and leaves it; peers
+/// that still need this rank then get an error and do not hang.
+#[derive(Debug)]
+pub struct Group {
+    // Ends first, so that what was submitted is finished while the peers can still be reached.
+    worker: Option<Worker>,
+    core: Arc<Core>,
+    transport: Transport,
+    options: GroupOptions,
+    name: String,
+    ties: Ties,
+    num_splits: AtomicU32,
+}
+
+impl Group {
+    fn assemble(
+        rank: usize,
+        world: usize,
+        engine: Engine,
+        transport: Transport,
+        ties: Ties,
+        options: GroupOptions,
+        name: &str,
+    ) -> Self {
+        let (log, dump_folder) = (options.log, options.dump_folder.clone());
+        let watch = Watch { rank, world, log, dump_folder, group: name.into() };
+        let core = Arc::new(Core::new(rank, world, engine, watch));
+        let worker = Some(Worker::start(core.clone(), options.clone()));
+        let (name, num_splits) = (name.to_owned(), AtomicU32::new(0));
+        Self { worker, core, transport, options, name, ties, num_splits }
+    }
+
+    fn start_monitor(&mut self) -> Result<(), CollectiveError> {
+        if let Ties::Host { links, monitor } = &mut self.ties {
+            let core = self.core.clone();
+            *monitor = Some(Monitor::start(links, move |peer| core.lose(peer))?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_rank(&self, rank: usize) -> Result<(), CollectiveError> {
+        let world_size = self.world_size();
+        if rank < world_size {
+            return Ok(());
+        }
+        Err(CollectiveError::NoSuchRank { rank, world_size })
+    }
+
+    /// This rank's number, from 0.
+    pub fn rank(&self) -> usize {
+        self.core.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.core.world
+    }
+
+    /// How the ranks reach each other.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// The link that is emulated, if any.
+    pub fn link(&self) -> Option<Link> {
+        self.core.pace.get().map(|pace| pace.link)
+    }
+
+    /// How this group waits, and what it tells.
+    pub fn options(&self) -> &GroupOptions {
+        &self.options
+    }
+
+    /// Adds the records of operations finished since the last call to the end of `out`, the thousand
+    /// most recent ones at most, and returns how many more there were.
+    pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
+        self.core.fresh_records(out)
+    }
+
+    /// What can write this group's most recent operations out from another thread, when the process
+    /// is told to end.
+    pub fn dumper(&self) -> Dumper {
+        Dumper(self.core.clone())
+    }
+
+    pub(crate) fn worker(&self) -> &Worker {
+        self.worker.as_ref().expect("the worker is taken when the group is dropped, not before")
+    }
+
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        self.core.engine.shared()
+    }
+}
+
+/// Writes a group's most recent operations to its dump folder.
+#[derive(Clone, Debug)]
+pub struct Dumper(Arc<Core>);
+
+impl Dumper {
+    /// Writes the group's operations out, with `cause` as the reason, unless that has happened before.
+    pub fn dump(&self, cause: &str) {
+        self.0.dump(cause);
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        drop(self.worker.take());
+        #[cfg(feature = "mpi")]
+        if let Engine::Mpi(mpi) = &self.core.engine {
+            mpi.close();
+        }
+        if let Some(shared) = self.shared() {
+            shared.control().depart(shared.rank, Fate::Left);
+        }
+        if let Ties::Host { links, monitor } = &mut self.ties
+            && let Some(monitor) = monitor.take()
+        {
+            monitor.stop(links);
+        }
+    }
+}

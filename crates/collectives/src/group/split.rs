@@ -1,0 +1,95 @@
+//! How a group divides into sub-groups.
+//!
+//! The members of a sub-group exchange their addresses within the group they come from, so no store has to
+//! outlive the rendezvous.
+
+use std::sync::atomic::Ordering;
+
+use paceline_rendezvous::{PeerAddress, PeerListener};
+
+use super::Group;
+use super::ties::Ties;
+use crate::CollectiveError;
+use crate::engine::Engine;
+use crate::shared::{Reach, Shared};
+
+impl Group {
+    /// Divides the group: ranks that pass the same colour form a new group, in which they keep their
+    /// order. A collective call; ranks that pass `None` take part and get no group.
+    ///
+    /// The new group's operations are independent of this one's. It emulates the same link.
+    pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+        let group = self.divide(colour)?;
+        if let (Some(group), Some(pace)) = (&group, self.core.pace.get()) {
+            // The parent's transport was slow enough, and this one is no faster.
+            group.set_pace(pace.link);
+        }
+        Ok(group)
+    }
+
+    /// As [`Group::split`], but the new group emulates no link.
+    pub(crate) fn divide(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+        let split = self.num_splits.fetch_add(1, Ordering::Relaxed);
+        let mut colours = vec![0i64; self.world_size()];
+        let own = colour.map_or(-1, i64::from);
+        self.all_gather_slice(&[own], &mut colours)?;
+        let same = |rank: &usize| colours[*rank] == own;
+        let members: Vec<usize> = (0..self.world_size()).filter(same).collect();
+        let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
+        let name = format!("{}/{split}.{own}", self.name);
+        let mut options = self.options.clone();
+        options.link = None;
+        let group = match (&self.ties, &self.core.engine) {
+            (Ties::Threads(hub), _) => {
+                if colour.is_none() {
+                    return Ok(None);
+                }
+                let (memory, hub) = hub.meet((split, own), world)?;
+                let engine = Shared::new(rank, world, memory, Reach::Threads);
+                // Numbers of splits count within a group, so each has a hub of its own.
+                let ties = Ties::Threads(hub);
+                let (engine, transport) = (Engine::Shared(engine), self.transport);
+                Self::assemble(rank, world, engine, transport, ties, options, &name)
+            }
+            #[cfg(feature = "mpi")]
+            (_, Engine::Mpi(mpi)) => {
+                // Members have their first one's number as colour: MPI's has fewer bits than ours.
+                let Some(engine) = mpi.split(colour.map(|_| members[0]))? else { return Ok(None) };
+                let (engine, transport) = (Engine::Mpi(engine), self.transport);
+                Self::assemble(rank, world, engine, transport, Ties::None, options, &name)
+            }
+            (_, engine) => {
+                let host = match engine {
+                    Engine::Tcp(tcp) => Some(tcp.host()),
+                    Engine::Hybrid(hybrid) => Some(hybrid.host()),
+                    _ => None,
+                };
+                let listener = PeerListener::bind(host, self.rank(), self.world_size())?;
+                let all = self.all_gather_object(listener.address())?;
+                let addresses: Vec<PeerAddress> =
+                    members.iter().map(|&member| all[member].clone()).collect();
+                if colour.is_none() {
+                    return Ok(None);
+                }
+                // A part of a hybrid group may lie on one host, or unevenly on several.
+                let local = match engine {
+                    Engine::Hybrid(hybrid) => hybrid.local_world(&members).filter(|&n| n > 1),
+                    _ => None,
+                };
+                match (host, local) {
+                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, &name)?,
+                    (_, Some(local)) if local == world => {
+                        Self::form_shm(&listener, &addresses, rank, options, &name)?
+                    }
+                    (Some(host), Some(local)) => {
+                        Self::form_hybrid(&listener, &addresses, host, rank, local, options, &name)?
+                    }
+                    (Some(host), None) => {
+                        Self::form_tcp(&listener, &addresses, host, rank, options, &name)?
+                    }
+                }
+            }
+        };
+        Ok(Some(group))
+    }
+}

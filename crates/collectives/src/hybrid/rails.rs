@@ -1,0 +1,66 @@
+//! How ranks of several hosts show their calls: first within each host, then along the rails.
+
+use paceline_memory::DType;
+use paceline_trace::now_ns;
+
+use super::state::Hybrid;
+use crate::call::{Call, Region};
+use crate::context::Trip;
+use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words};
+use crate::meet::{ShowCalls, Shown};
+use crate::tcp::headers::{read, swap};
+use crate::tcp::inner::Inner;
+use crate::{CollectiveError, OpKind};
+
+/// The ranks of this host, and the connections to the ranks in this rank's place on the others.
+pub(super) struct Rails<'a> {
+    pub(super) hybrid: &'a Hybrid,
+    pub(super) inner: &'a mut Inner,
+}
+
+impl ShowCalls for Rails<'_> {
+    /// First the ranks of each host see what each other called. Then each rank shows its rail all that
+    /// its host called.
+    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError> {
+        let Self { hybrid, inner } = self;
+        let here = hybrid.local.show(&hybrid.within_host(trip, trip.call))?;
+        let mut message = Vec::new();
+        for (&call, &operation) in here.calls.iter().zip(&here.operations) {
+            message.extend(Header::Call { operation, call }.encode());
+        }
+        let headers = swap(inner, trip, &hybrid.rail(), &message)?;
+        let present_ns = now_ns();
+        let (mut calls, mut operations) = (Vec::new(), Vec::new());
+        for node in 0..hybrid.num_hosts() {
+            let on_rail = hybrid.on_rail(node);
+            let there = &headers[on_rail * message.len()..][..message.len()];
+            for bytes in there.chunks_exact(HEADER_BYTES) {
+                let (operation, call) = read(inner, trip, on_rail, bytes)?;
+                calls.push(call);
+                operations.push(operation);
+            }
+        }
+        Ok(Shown { present_ns, calls, operations })
+    }
+
+    /// Through an all-gather within the host, then along the rail.
+    fn show_blocks(&mut self, trip: &Trip, own: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
+        let Self { hybrid, inner } = self;
+        let mut row = encode_words(own);
+        let mut here = vec![0u8; row.len() * hybrid.local.world];
+        let region = |bytes: &mut [u8]| Region {
+            base: bytes.as_mut_ptr(),
+            len_bytes: bytes.len(),
+            is_claimed: false,
+        };
+        let (send, recv) = (region(&mut row), region(&mut here));
+        let call = Call { send, recv, ..Call::new(OpKind::AllGather, DType::U8) };
+        hybrid.local.run(&hybrid.within_host(trip, &call))?;
+        let all = swap(inner, trip, &hybrid.rail(), &here)?;
+        let of_host = |node| {
+            let there = &all[hybrid.on_rail(node) * here.len()..][..here.len()];
+            decode_rows(there, own.len())
+        };
+        Ok((0..hybrid.num_hosts()).flat_map(of_host).collect())
+    }
+}

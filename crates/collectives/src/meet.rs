@@ -1,0 +1,84 @@
+//! How the ranks of a group meet at the start of a collective operation, and agree on what it is.
+//!
+//! Every rank shows what it called. Then all ranks compare the same list, so either all of them find the
+//! same disagreement or none does. How a call travels to the other ranks is up to the transport, which
+//! implements [`ShowCalls`]. No data move before the ranks have agreed.
+
+use crate::CollectiveError;
+use crate::call::{Disagreement, Published, Shares, Verdict, agree, blocks_agree};
+use crate::context::Trip;
+
+/// What all ranks have shown, in rank order.
+pub(crate) struct Shown {
+    /// When the last rank had shown its call, as far as this rank can tell.
+    pub(crate) present_ns: u64,
+    pub(crate) calls: Vec<Published>,
+    /// The place of each call in its rank's sequence.
+    pub(crate) operations: Vec<u32>,
+}
+
+/// What a rank knows once all ranks have agreed.
+pub(crate) struct Met {
+    /// When the last rank arrived, as far as this rank can tell.
+    pub(crate) present_ns: u64,
+    /// What each rank called, in rank order.
+    pub(crate) calls: Vec<Published>,
+    /// For an all-to-all: the elements that each rank sends to each. Otherwise empty.
+    pub(crate) sent: Vec<Vec<u64>>,
+}
+
+impl Met {
+    /// Which elements belong to which rank.
+    pub(crate) fn shares(&self) -> Shares {
+        shares(&self.calls)
+    }
+}
+
+/// Which elements belong to which rank, by calls that agree.
+pub(crate) fn shares(calls: &[Published]) -> Shares {
+    let kind = calls[0].kind().expect("calls that agree are of a known kind");
+    Shares::new(kind, calls)
+}
+
+/// How a transport's ranks show each other what they called.
+pub(crate) trait ShowCalls {
+    /// Shows this rank's call to every rank, and waits until all ranks have shown theirs.
+    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError>;
+
+    /// Shows this rank's row of an all-to-all to every rank, and returns all ranks' rows. A row has the
+    /// elements that its rank sends to each rank, then the elements that it expects of each.
+    fn show_blocks(&mut self, trip: &Trip, own: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError>;
+
+    /// Tells ranks that wait for this one in another operation why it does not come. By default nothing:
+    /// the transport has other ways to notice.
+    fn tell_conflict(&mut self, _verdict: &Verdict) {}
+}
+
+/// Shows every rank what this one calls, waits until all others have done so, and compares.
+pub(crate) fn meet(ranks: &mut impl ShowCalls, trip: &Trip) -> Result<Met, CollectiveError> {
+    let Shown { present_ns, calls, operations } = ranks.show_call(trip)?;
+    let mut sent = Vec::new();
+    let mut outcome = agree(&calls);
+    if let (Ok(()), Some(blocks)) = (&outcome, &trip.call.blocks) {
+        let own: Vec<u64> = blocks.send.iter().chain(&blocks.recv).copied().collect();
+        let mut rows = ranks.show_blocks(trip, &own)?;
+        let world = trip.world;
+        outcome = blocks_agree(world, |from, to| rows[from][to], |to, from| rows[to][world + from]);
+        rows.iter_mut().for_each(|row| row.truncate(world));
+        sent = rows;
+    }
+    match outcome {
+        Ok(()) => Ok(Met { present_ns, calls, sent }),
+        Err(found) => {
+            if let Disagreement::Calls(a, b) = &found {
+                let pair = [*a, *b];
+                ranks.tell_conflict(&Verdict {
+                    ranks: pair,
+                    operations: pair.map(|rank| operations[rank]),
+                    calls: pair.map(|rank| calls[rank]),
+                });
+            }
+            Err(trip.disagreement(found, |rank| (calls[rank], operations[rank])))
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What is to be computed: the operation, the element types, and the addresses of one call.
+//!
+//! Knows nothing of how it is computed.
+
+use paceline_memory::DType;
+
+/// How the inputs of the ranks are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Their sum. Integers wrap on overflow.
+    Sum,
+    /// Their sum, divided once by the number of ranks. For integers the quotient is truncated
+    /// toward zero, and the sum wraps before it is divided: the mean of bytes is of little use
+    /// unless their sum fits a byte.
+    Mean,
+    /// The smallest; NaN if any is NaN.
+    Min,
+    /// The largest; NaN if any is NaN.
+    Max,
+    /// Their product. Integers wrap on overflow.
+    Product,
+}
+
+impl ReduceOp {
+    /// Every operation.
+    pub const ALL: [ReduceOp; 5] =
+        [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+    /// The name used in errors and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Mean => "mean",
+            ReduceOp::Min => "min",
+            ReduceOp::Max => "max",
+            ReduceOp::Product => "product",
+        }
+    }
+
+    /// Its name in the options and tables of nccl-tests.
+    pub const fn nccl_name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Mean => "avg",
+            ReduceOp::Min => "min",
+            ReduceOp::Max => "max",
+            ReduceOp::Product => "prod",
+        }
+    }
+}
+
+/// What is to be computed: element type, operation, and the number of ranks for a mean.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduction {
+    pub(crate) dtype: DType,
+    pub(crate) op: ReduceOp,
+    pub(crate) ranks: usize,
+}
+
+impl Reduction {
+    /// Element type of a running result: f32 for f16 and bf16, else the type itself.
+    pub(crate) fn running_dtype(&self) -> DType {
+        match self.dtype {
+            DType::F16 | DType::BF16 => DType::F32,
+            dtype => dtype,
+        }
+    }
+}
+
+/// One call of a [`Reduction`], so that each vector level needs one way in.
+#[derive(Clone, Copy)]
+pub(super) enum Task<'a> {
+    Run { inputs: &'a [*const u8], outputs: &'a [*mut u8] },
+    Accumulate { fresh: bool, inputs: &'a [*const u8], running: *mut u8 },
+    Finish { running: *const u8, outputs: &'a [*mut u8] },
+}
+
+impl Task<'_> {
+    /// Checks what can be checked of the addresses, in builds with assertions.
+    pub(super) fn check(&self, dtype: DType, running_dtype: DType) {
+        let aligned = |at: *const u8, dtype: DType| {
+            debug_assert!(at.addr().is_multiple_of(dtype.size_bytes()), "{at:?} for {dtype}");
+        };
+        match *self {
+            Task::Run { inputs, outputs } => {
+                debug_assert!(!inputs.is_empty(), "nothing to reduce");
+                inputs.iter().for_each(|&input| aligned(input, dtype));
+                outputs.iter().for_each(|&output| aligned(output, dtype));
+            }
+            Task::Accumulate { fresh, inputs, running } => {
+                debug_assert!(!fresh || !inputs.is_empty(), "nothing to start with");
+                inputs.iter().for_each(|&input| aligned(input, dtype));
+                aligned(running, running_dtype);
+            }
+            Task::Finish { running, outputs } => {
+                outputs.iter().for_each(|&output| aligned(output, dtype));
+                aligned(running, running_dtype);
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! One rank's view of the state that the ranks of a host share.
+//!
+//! Knows nothing of which operations there are.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use paceline_memory::Mapping;
+
+use super::control::Control;
+use super::segment::Reach;
+
+/// Staging area of each rank, in bytes.
+pub(crate) const STAGING_BYTES: usize = 512 << 10;
+
+/// What is staged at a time.
+pub(super) const HALF_BYTES: usize = STAGING_BYTES / 2;
+
+/// One rank's view of the shared state.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    memory: Arc<Mapping>,
+    pub(crate) reach: Reach,
+    pub(super) rounds: AtomicU32,
+}
+
+impl Shared {
+    /// `memory` begins with the group's [`Control`].
+    pub(crate) fn new(rank: usize, world: usize, memory: Arc<Mapping>, reach: Reach) -> Self {
+        Self { rank, world, memory, reach, rounds: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        Control::of(&self.memory)
+    }
+}
