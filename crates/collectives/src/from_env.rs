@@ -8,6 +8,7 @@
 use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};
 
+use crate::group::Origin;
 use crate::{CollectiveError, Group, GroupOptions, Transport};
 
 /// The variable that names the transport, for ranks that some launcher has started.
@@ -60,12 +61,20 @@ impl Group {
         let listener = PeerListener::bind(listens_to, rank, world)?;
         let addresses = store.exchange("address", listener.address())?;
         match transport {
-            Transport::Shm => Self::form_shm(&listener, &addresses, rank, options, "world"),
+            Transport::Shm => Self::form_shm(&listener, &addresses, rank, options, Origin::world()),
             Transport::Hybrid => {
                 let local_world = place.local_world_size;
-                Self::form_hybrid(&listener, &addresses, &host, rank, local_world, options, "world")
+                Self::form_hybrid(
+                    &listener,
+                    &addresses,
+                    &host,
+                    rank,
+                    local_world,
+                    options,
+                    Origin::world(),
+                )
             }
-            _ => Self::form_tcp(&listener, &addresses, &host, rank, options, "world"),
+            _ => Self::form_tcp(&listener, &addresses, &host, rank, options, Origin::world()),
         }
     }
 

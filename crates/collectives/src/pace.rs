@@ -6,7 +6,8 @@
 
 use std::cell::Cell;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use paceline_trace::now_ns;
@@ -14,7 +15,7 @@ use rustix::thread::{ClockId, clock_nanosleep_absolute, set_current_timer_slack}
 use rustix::time::Timespec;
 
 use crate::call::Call;
-use crate::cost::{Algorithm, Link};
+use crate::cost::{Algorithm, Cost, Link};
 use crate::warning::warn;
 
 /// A link to be emulated.
@@ -22,8 +23,27 @@ use crate::warning::warn;
 pub(crate) struct Pace {
     pub(crate) link: Link,
     pub(crate) algorithm: Algorithm,
+    card: Arc<Card>,
     /// Whether it has been said that the transport cannot keep up.
     has_warned: AtomicBool,
+}
+
+/// The emulated network card of a rank, which sends the bytes of one operation after the other, whichever
+/// group they belong to.
+#[derive(Debug, Default)]
+pub(crate) struct Card {
+    /// When all that is booked has been sent, in nanoseconds of `CLOCK_MONOTONIC`.
+    free_at_ns: AtomicU64,
+}
+
+impl Card {
+    /// Books the card for `busy_ns` from `ready_ns` on, or from when it is free. Returns when that
+    /// begins.
+    fn book(&self, ready_ns: u64, busy_ns: u64) -> u64 {
+        let booked = |free_at_ns: u64| Some(free_at_ns.max(ready_ns).saturating_add(busy_ns));
+        let free_at_ns = self.free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, booked);
+        free_at_ns.unwrap_or_default().max(ready_ns)
+    }
 }
 
 /// By how much an operation may outlast the link before that is said.
@@ -32,21 +52,25 @@ const LATE: f64 = 1.05;
 const LONG: Duration = Duration::from_millis(1);
 
 impl Pace {
-    pub(crate) fn new(link: Link, algorithm: Algorithm) -> Self {
-        Self { link, algorithm, has_warned: AtomicBool::new(false) }
+    pub(crate) fn new(link: Link, algorithm: Algorithm, card: Arc<Card>) -> Self {
+        Self { link, algorithm, card, has_warned: AtomicBool::new(false) }
     }
 
-    /// How long a call takes on the link.
-    fn time(&self, call: &Call, world: usize) -> Duration {
+    /// How long a call takes on the link, and for how many nanoseconds of that it keeps the card busy:
+    /// a card can send other bytes while the last ones of this call are still on their way.
+    fn times(&self, call: &Call, world: usize) -> (Duration, u64) {
         let bytes = call.message_bytes() as u64;
         let algorithm = self.algorithm.recommended(call.kind, world, bytes, &self.link);
-        self.link.time(call.kind, algorithm, world, bytes)
+        let cost = Cost::of(call.kind, algorithm, world, bytes);
+        let busy_ns = cost.bytes as f64 / self.link.bytes_per_s * 1e9;
+        (self.link.time(call.kind, algorithm, world, bytes), busy_ns as u64)
     }
 
     /// Sleeps until a call for which all ranks were present at `present_ns` would be done. Says so,
     /// once, if that moment has passed: then the time is the transport's and not the link's.
     pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) {
-        let time = self.time(call, world);
+        let (time, busy_ns) = self.times(call, world);
+        let begin_ns = self.card.book(present_ns, busy_ns);
         let taken = Duration::from_nanos(now_ns().saturating_sub(present_ns));
         let is_late = time >= LONG && taken.as_secs_f64() > time.as_secs_f64() * LATE;
         if is_late && !self.has_warned.swap(true, Ordering::Relaxed) {
@@ -57,7 +81,7 @@ impl Pace {
                 self.link
             ));
         }
-        sleep_until(present_ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
+        sleep_until(begin_ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
     }
 }
 
@@ -80,4 +104,21 @@ fn sleep_until(moment_ns: u64) {
     };
     // A signal may end the sleep early.
     while clock_nanosleep_absolute(ClockId::Monotonic, &moment).is_err() {}
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::Card;
+
+    #[test]
+    fn a_card_sends_one_after_the_other() {
+        let card = Card::default();
+        assert_eq!(card.book(100, 10), 100);
+        // Ready at the same time, of another group.
+        assert_eq!(card.book(100, 10), 110);
+        // Ready while the card is busy, and after it has been idle.
+        assert_eq!(card.book(115, 5), 120);
+        assert_eq!(card.book(1000, u64::MAX), 1000);
+        assert_eq!(card.book(2000, 1), u64::MAX);
+    }
 }

@@ -39,8 +39,9 @@ struct Inner {
 enum Storage {
     /// Returned to the allocator's pool.
     Pooled(ManuallyDrop<Block>),
-    /// Part of a mapping that other processes may share. It is held only to keep the memory mapped.
-    Window { _mapping: Arc<Mapping> },
+    /// Part of a mapping that other processes may share, and the bytes of it that are this buffer's
+    /// alone: their memory goes back to the system.
+    Window { mapping: Arc<Mapping>, extent: Range<usize> },
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +73,12 @@ impl Drop for Inner {
                 // SAFETY: taken once, here, and never used afterwards.
                 self.allocator.0.give_back(unsafe { ManuallyDrop::take(block) })
             }
-            Storage::Window { .. } => account.release(self.len_bytes),
+            Storage::Window { mapping, extent } => {
+                // SAFETY: the bytes are this buffer's alone, as the caller of `Buffer::window` vouched
+                // for, and no claim on them is left, since a claim holds the buffer.
+                unsafe { mapping.give_back(extent.clone()) };
+                account.release(self.len_bytes);
+            }
         }
         account.remove(self.category, self.len_bytes, self.base.addr().get());
     }
@@ -89,27 +95,32 @@ impl Buffer {
         Self::new(base, len_bytes, category, allocator, Storage::Pooled(ManuallyDrop::new(block)))
     }
 
-    /// A buffer over `range` of a mapping, counted under `category` by `allocator`.
+    /// A buffer over the first `len_bytes` bytes of `extent` in a mapping, counted under `category` by
+    /// `allocator`. When it is dropped, the memory behind `extent` goes back to the system in every
+    /// process that maps it; whole pages do, so `extent` should consist of such.
     ///
     /// # Safety
     ///
-    /// No other buffer of this process may overlap the range. Other processes may access the range only
-    /// while this process holds a claim on it that allows this access.
+    /// No other buffer of any process may overlap the extent, and other processes may touch it only
+    /// while this process holds a claim on it that allows what they do.
     pub unsafe fn window(
         mapping: Arc<Mapping>,
-        range: Range<usize>,
+        extent: Range<usize>,
+        len_bytes: usize,
         category: Category,
         allocator: &Allocator,
     ) -> Result<Self, MemoryError> {
+        let range = extent.start..extent.start.saturating_add(len_bytes);
         if range.start > range.end
-            || range.end > mapping.len_bytes()
+            || range.end > extent.end
+            || extent.end > mapping.len_bytes()
             || !range.start.is_multiple_of(ALIGNMENT)
         {
             return Err(MemoryError::OutOfRange { range, len: mapping.len_bytes() });
         }
         // SAFETY: the start lies within the mapping, as was just checked.
         let base = unsafe { mapping.base().add(range.start) };
-        let storage = Storage::Window { _mapping: mapping };
+        let storage = Storage::Window { mapping, extent };
         allocator.0.account.reserve(range.len());
         Ok(Self::new(base, range.len(), category, allocator.clone(), storage))
     }
@@ -263,6 +274,7 @@ impl<T: Element> DerefMut for WriteGuard<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{DType, Tensor};
 
     #[test]
     fn conflicting_claims_are_refused_and_disjoint_ones_are_not() {
@@ -288,12 +300,37 @@ mod tests {
         let mapping = Arc::new(Mapping::create(4096).unwrap());
         // SAFETY: the only window onto a mapping that no other process knows.
         let window = unsafe {
-            Buffer::window(mapping.clone(), 64..192, Category::Gradients, &allocator).unwrap()
+            Buffer::window(mapping.clone(), 64..4096, 128, Category::Gradients, &allocator).unwrap()
         };
         assert_eq!(window.len_bytes(), 128);
         assert_eq!(allocator.usage(Category::Gradients).current_bytes, 128);
         drop(window);
         assert_eq!(Arc::strong_count(&mapping), 1);
         assert_eq!(allocator.usage(Category::Gradients).current_bytes, 0);
+    }
+
+    #[test]
+    fn the_memory_of_a_window_goes_back_with_it_and_its_neighbour_stays() {
+        let allocator = Allocator::new();
+        let mapping = Arc::new(Mapping::create(8 * 4096).unwrap());
+        let blocks = || rustix::fs::fstat(mapping.file()).unwrap().st_blocks;
+        let whole = 4 * 4096;
+        // SAFETY: the only windows onto a mapping that no other process knows, and they lie apart.
+        let [first, second] = [0, whole].map(|start| unsafe {
+            let extent = start..start + whole;
+            let category = Category::Gradients;
+            Buffer::window(mapping.clone(), extent, whole - 100, category, &allocator).unwrap()
+        });
+        for window in [&first, &second] {
+            let tensor = Tensor::new(window.clone(), 0, DType::U8, [window.len_bytes()]).unwrap();
+            tensor.write::<u8>().unwrap().fill(7);
+        }
+        let all = blocks();
+        drop(first);
+        assert!((1..all).contains(&blocks()), "{all} blocks, then {}", blocks());
+        let tensor = Tensor::new(second.clone(), 0, DType::U8, [second.len_bytes()]).unwrap();
+        assert!(tensor.read::<u8>().unwrap().iter().all(|&byte| byte == 7));
+        drop((tensor, second));
+        assert_eq!(blocks(), 0);
     }
 }

@@ -1,11 +1,13 @@
 //! Anonymous memory that several processes map.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    ftruncate, memfd_create,
 };
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -76,6 +78,20 @@ impl Mapping {
     /// Length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// Gives the memory behind a range back to the system, in every process that maps the file. The range
+    /// stays mapped, and reads as zeros.
+    ///
+    /// # Safety
+    ///
+    /// Nobody refers to the range, in any process, or needs what it holds.
+    pub(crate) unsafe fn give_back(&self, range: Range<usize>) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (start, len) = (range.start as u64, range.len() as u64);
+        // Fails for an empty range, where nothing is to be done. Anonymous files can do it otherwise, and
+        // if one could not, its memory would go back with the mapping.
+        let _ = fallocate(&self.file, flags, start, len);
     }
 
     /// The memory file, to be passed to another process.

@@ -8,7 +8,9 @@ use crate::CollectiveError;
 
 impl Group {
     /// Allocates zeroed memory on every rank that all operations use in place, without staging. A
-    /// collective call: every rank passes the same size. The memory lives as long as the group.
+    /// collective call: every rank passes the same size. The memory lives as long as the buffer
+    /// and goes back to the system with it. What is left is a range of addresses, for as long as the
+    /// group lives.
     pub fn allocate(
         &self,
         allocator: &Allocator,
@@ -23,13 +25,58 @@ impl Group {
         };
         let segment = links.share_segment(len_bytes)?;
         let start = segment.start_bytes + shared.rank * segment.part_bytes;
-        let mapping = segment.mapping.clone();
+        let (mapping, part_bytes) = (segment.mapping.clone(), segment.part_bytes);
         // SAFETY: this is the only buffer made of this rank's part of a new segment; peers touch it
         // during collective operations only, in ranges that are claimed here for that time.
-        let buffer =
-            unsafe { Buffer::window(mapping, start..start + len_bytes, category, allocator)? };
+        let buffer = unsafe {
+            Buffer::window(mapping, start..start + part_bytes, len_bytes, category, allocator)?
+        };
         shared.reach.add(segment);
         self.barrier()?;
         Ok(buffer)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use paceline_memory::{Allocator, Category, DType, Tensor};
+    use paceline_rendezvous::Rendezvous;
+
+    use crate::{Group, GroupOptions, ReduceOp};
+
+    #[test]
+    fn memory_goes_back_to_the_system_with_the_buffers_of_all_ranks() {
+        const BYTES: usize = 3 << 20;
+        let name = format!("paceline-test-{}", Rendezvous::fresh_secret().unwrap());
+        let rendezvous = &Rendezvous::by_name(name, "");
+        let rank = |rank: usize| {
+            let timeout = Duration::from_secs(60);
+            let options = GroupOptions { timeout, ..GroupOptions::for_local_ranks(2) };
+            let group = Group::shm(rendezvous, rank, 2, options).unwrap();
+            let allocator = Allocator::new();
+            let buffer = group.allocate(&allocator, BYTES, Category::Gradients).unwrap();
+            let data = Tensor::new(buffer, 0, DType::F32, [BYTES / 4]).unwrap();
+            data.write::<f32>().unwrap().fill(1.0);
+            group.all_reduce(&data, ReduceOp::Sum).unwrap();
+            let held = group.shared().unwrap().reach.held_bytes();
+            assert!(held.last().unwrap() >= &(2 * BYTES), "{held:?}");
+            group.barrier().unwrap();
+            drop(data);
+            assert_eq!(allocator.usage(Category::Gradients).current_bytes, 0);
+            group.barrier().unwrap();
+            assert_eq!(group.shared().unwrap().reach.held_bytes().last(), Some(&0));
+            // Later memory is none of it.
+            let buffer = group.allocate(&allocator, BYTES, Category::Gradients).unwrap();
+            let data = Tensor::new(buffer, 0, DType::F32, [BYTES / 4]).unwrap();
+            data.write::<f32>().unwrap().fill(2.0);
+            group.all_reduce(&data, ReduceOp::Sum).unwrap();
+            assert!(data.read::<f32>().unwrap().iter().all(|&sum| sum == 4.0));
+        };
+        std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|number| scope.spawn(move || rank(number)));
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
     }
 }

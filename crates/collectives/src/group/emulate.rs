@@ -33,7 +33,8 @@ impl Group {
 
     pub(crate) fn set_pace(&self, link: Link) {
         // A second link would be refused here; the first one stays.
-        let _ = self.core.pace.set(Pace::new(link, self.options.algorithm));
+        let _ =
+            self.core.pace.set(Pace::new(link, self.options.algorithm, self.origin.card.clone()));
     }
 
     pub(crate) fn emulate_if_asked(self, link: Option<Link>) -> Result<Self, CollectiveError> {
@@ -41,5 +42,45 @@ impl Group {
             self.emulate(link)?;
         }
         Ok(self)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use paceline_memory::{Allocator, Category, DType, Tensor};
+
+    use crate::{Group, Link, ReduceOp};
+
+    /// Two sub-groups of the same ranks reduce at the same time. Their bytes go through one card, so the
+    /// two operations together take as long as one after the other.
+    #[test]
+    fn concurrent_groups_share_the_bandwidth_of_the_link() {
+        const ELEMS: usize = 100_000;
+        let link = Link { bytes_per_s: 8e6, latency_s: 0.0 };
+        // An all-reduce of two ranks moves the message once through each.
+        let each_ns = (4 * ELEMS) as f64 / link.bytes_per_s * 1e9;
+        let rank = |group: &Group| {
+            group.set_pace(link);
+            let parts = [(); 2].map(|()| group.split(Some(0)).unwrap().unwrap());
+            group.barrier().unwrap();
+            let works = parts.each_ref().map(|part| {
+                let buffer = Allocator::new().host(4 * ELEMS, Category::Communication).unwrap();
+                let data = Tensor::new(buffer, 0, DType::F32, [ELEMS]).unwrap();
+                data.write::<f32>().unwrap().fill(1.0);
+                part.all_reduce_async(&data, ReduceOp::Sum).unwrap()
+            });
+            let times = works.map(|work| work.wait().unwrap());
+            let begin = times.iter().map(|times| times.present_ns).min().unwrap();
+            let end = times.iter().map(|times| times.finished_ns).max().unwrap();
+            (end - begin) as f64
+        };
+        let taken = std::thread::scope(|scope| {
+            let ranks =
+                Group::threads(2).into_iter().map(|group| scope.spawn(move || rank(&group)));
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<f64>>()
+        });
+        // Operations never end early, so this holds on any machine.
+        assert!(taken.iter().all(|&ns| ns >= 2.0 * each_ns), "{taken:?} of twice {each_ns} ns");
     }
 }

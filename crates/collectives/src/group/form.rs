@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use paceline_rendezvous::{PeerAddress, PeerListener, Rendezvous, Store};
 
-use super::Group;
 use super::ties::{Hub, Ties};
+use super::{Group, Origin};
 use crate::call::MAX_RANKS;
 use crate::cost::Algorithm;
 use crate::engine::Engine;
@@ -38,7 +38,15 @@ impl Group {
             let (memory, ties) = (memory.clone(), Ties::Threads(hub.clone()));
             let engine = Engine::Shared(Shared::new(rank, world_size, memory, Reach::Threads));
             let transport = Transport::Thread;
-            Self::assemble(rank, world_size, engine, transport, ties, options.clone(), "world")
+            Self::assemble(
+                rank,
+                world_size,
+                engine,
+                transport,
+                ties,
+                options.clone(),
+                Origin::world(),
+            )
         };
         (0..world_size).map(rank).collect()
     }
@@ -59,7 +67,7 @@ impl Group {
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
         let (listener, addresses) = Self::meet(rendezvous, None, rank, world_size, &options)?;
-        Self::form_shm(&listener, &addresses, rank, options, "world")
+        Self::form_shm(&listener, &addresses, rank, options, Origin::world())
     }
 
     /// Meets the other processes, on this host or others, and forms a group with them over TCP.
@@ -74,7 +82,7 @@ impl Group {
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
         let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
-        Self::form_tcp(&listener, &addresses, host, rank, options, "world")
+        Self::form_tcp(&listener, &addresses, host, rank, options, Origin::world())
     }
 
     /// As [`Group::tcp`], but ranks of one host share memory. Ranks count through the hosts one after
@@ -88,7 +96,15 @@ impl Group {
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
         let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
-        Self::form_hybrid(&listener, &addresses, host, rank, local_world_size, options, "world")
+        Self::form_hybrid(
+            &listener,
+            &addresses,
+            host,
+            rank,
+            local_world_size,
+            options,
+            Origin::world(),
+        )
     }
 
     /// Forms a group of all ranks that an MPI launcher has started, whose library carries the bytes.
@@ -104,8 +120,15 @@ impl Group {
         let (rank, world) = (engine.rank, engine.world);
         Self::check_world(rank, world)?;
         let (engine, transport) = (Engine::Mpi(engine), Transport::Mpi);
-        let group =
-            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), "world");
+        let group = Self::assemble(
+            rank,
+            world,
+            engine,
+            transport,
+            Ties::None,
+            options.clone(),
+            Origin::world(),
+        );
         group.barrier()?;
         group.emulate_if_asked(options.link)
     }
@@ -115,7 +138,7 @@ impl Group {
         addresses: &[PeerAddress],
         rank: usize,
         options: GroupOptions,
-        name: &str,
+        origin: Origin,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
         let links = Links::connect(listener, addresses, rank, options.timeout)?;
@@ -123,7 +146,7 @@ impl Group {
         let engine = Engine::Shared(Shared::new(rank, world, memory, reach));
         let ties = Ties::Host { links, monitor: None };
         let mut group =
-            Self::assemble(rank, world, engine, Transport::Shm, ties, options.clone(), name);
+            Self::assemble(rank, world, engine, Transport::Shm, ties, options.clone(), origin);
         group.start_monitor()?;
         group.barrier()?;
         group.emulate_if_asked(options.link)
@@ -135,14 +158,14 @@ impl Group {
         host: &str,
         rank: usize,
         options: GroupOptions,
-        name: &str,
+        origin: Origin,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
         let tcp = Tcp::connect(listener, addresses, host, rank, &options, |_| true)?;
         let engine = Engine::Tcp(tcp);
         let transport = Transport::Tcp;
         let group =
-            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), name);
+            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), origin);
         group.barrier()?;
         if options.algorithm == Algorithm::Auto && options.link.is_none() {
             group.choose_algorithm()?;
@@ -157,7 +180,7 @@ impl Group {
         rank: usize,
         local_world: usize,
         options: GroupOptions,
-        name: &str,
+        origin: Origin,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
         if local_world == 0 || !world.is_multiple_of(local_world) {
@@ -178,7 +201,8 @@ impl Group {
         let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
         let ties = Ties::Host { links, monitor: None };
         let transport = Transport::Hybrid;
-        let mut group = Self::assemble(rank, world, engine, transport, ties, options.clone(), name);
+        let mut group =
+            Self::assemble(rank, world, engine, transport, ties, options.clone(), origin);
         group.start_monitor()?;
         group.barrier()?;
         group.emulate_if_asked(options.link)

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `form` | forms a group of threads or processes |
 //! | `split` | divides a group into sub-groups |
+//! | `origin` | a group's name, and the emulated network card that it shares |
 //! | `ties` | what ties the members together besides the engine |
 //! | `allocate` | memory that operations use in place |
 //! | `calibrate` | measures the transport |
@@ -15,12 +16,14 @@ mod allocate;
 mod calibrate;
 mod emulate;
 mod form;
+mod origin;
 mod split;
 mod ties;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+pub(crate) use origin::Origin;
 use ties::Ties;
 
 use crate::core::Core;
@@ -45,7 +48,7 @@ pub struct Group {
     core: Arc<Core>,
     transport: Transport,
     options: GroupOptions,
-    name: String,
+    origin: Origin,
     ties: Ties,
     num_splits: AtomicU32,
 }
@@ -58,14 +61,14 @@ impl Group {
         transport: Transport,
         ties: Ties,
         options: GroupOptions,
-        name: &str,
+        origin: Origin,
     ) -> Self {
         let (log, dump_folder) = (options.log, options.dump_folder.clone());
-        let watch = Watch { rank, world, log, dump_folder, group: name.into() };
+        let watch = Watch { rank, world, log, dump_folder, group: origin.name.clone() };
         let core = Arc::new(Core::new(rank, world, engine, watch));
         let worker = Some(Worker::start(core.clone(), options.clone()));
-        let (name, num_splits) = (name.to_owned(), AtomicU32::new(0));
-        Self { worker, core, transport, options, name, ties, num_splits }
+        let num_splits = AtomicU32::new(0);
+        Self { worker, core, transport, options, origin, ties, num_splits }
     }
 
     fn start_monitor(&mut self) -> Result<(), CollectiveError> {

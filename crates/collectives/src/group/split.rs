@@ -17,7 +17,8 @@ impl Group {
     /// Divides the group: ranks that pass the same colour form a new group, in which they keep their
     /// order. A collective call; ranks that pass `None` take part and get no group.
     ///
-    /// The new group's operations are independent of this one's. It emulates the same link.
+    /// The new group's operations are independent of this one's. It emulates the same link, and shares
+    /// this rank's network card with this group: together they move no more bytes than the link carries.
     pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
         let group = self.divide(colour)?;
         if let (Some(group), Some(pace)) = (&group, self.core.pace.get()) {
@@ -36,7 +37,7 @@ impl Group {
         let same = |rank: &usize| colours[*rank] == own;
         let members: Vec<usize> = (0..self.world_size()).filter(same).collect();
         let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
-        let name = format!("{}/{split}.{own}", self.name);
+        let origin = self.origin.sub_group(split, own);
         let mut options = self.options.clone();
         options.link = None;
         let group = match (&self.ties, &self.core.engine) {
@@ -49,14 +50,14 @@ impl Group {
                 // Numbers of splits count within a group, so each has a hub of its own.
                 let ties = Ties::Threads(hub);
                 let (engine, transport) = (Engine::Shared(engine), self.transport);
-                Self::assemble(rank, world, engine, transport, ties, options, &name)
+                Self::assemble(rank, world, engine, transport, ties, options, origin)
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
                 // Members have their first one's number as colour: MPI's has fewer bits than ours.
                 let Some(engine) = mpi.split(colour.map(|_| members[0]))? else { return Ok(None) };
                 let (engine, transport) = (Engine::Mpi(engine), self.transport);
-                Self::assemble(rank, world, engine, transport, Ties::None, options, &name)
+                Self::assemble(rank, world, engine, transport, Ties::None, options, origin)
             }
             (_, engine) => {
                 let host = match engine {
@@ -77,15 +78,15 @@ impl Group {
                     _ => None,
                 };
                 match (host, local) {
-                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, &name)?,
+                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, origin)?,
                     (_, Some(local)) if local == world => {
-                        Self::form_shm(&listener, &addresses, rank, options, &name)?
+                        Self::form_shm(&listener, &addresses, rank, options, origin)?
                     }
-                    (Some(host), Some(local)) => {
-                        Self::form_hybrid(&listener, &addresses, host, rank, local, options, &name)?
-                    }
+                    (Some(host), Some(local)) => Self::form_hybrid(
+                        &listener, &addresses, host, rank, local, options, origin,
+                    )?,
                     (Some(host), None) => {
-                        Self::form_tcp(&listener, &addresses, host, rank, options, &name)?
+                        Self::form_tcp(&listener, &addresses, host, rank, options, origin)?
                     }
                 }
             }

@@ -42,8 +42,9 @@ impl Segment {
 pub(crate) enum Reach {
     /// All of it: the ranks are threads.
     Threads,
-    /// The segments that the group has shared; the first one is for staging. Segments live as long
-    /// as the group, because a peer may still use its own part.
+    /// The segments that the group has shared; the first one is for staging. Segments stay mapped as long
+    /// as the group lives, because a peer may still use its own part. The memory of a part goes back to the
+    /// system with the buffer that lies there.
     Segments(Mutex<Vec<Segment>>),
 }
 
@@ -86,6 +87,16 @@ impl Reach {
                 Some(unsafe { segment.part(rank).add(place.offset as usize) })
             }
         }
+    }
+
+    /// The memory that the system holds for each segment, in bytes.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn held_bytes(&self) -> Vec<usize> {
+        let Reach::Segments(segments) = self else { return Vec::new() };
+        let held = |segment: &Segment| {
+            512 * rustix::fs::fstat(segment.mapping.file()).unwrap().st_blocks as usize
+        };
+        lock(segments).iter().map(held).collect()
     }
 
     /// Adds a segment; every rank adds the same ones in the same order.
