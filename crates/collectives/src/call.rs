@@ -74,7 +74,7 @@ pub(crate) struct Blocks {
 
 /// What every rank gets to know of a rank's call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Published {
+pub(crate) struct CallHeader {
     /// Operation, element type, reduction and root, packed.
     pub(crate) signature: u64,
     /// Elements that it sends.
@@ -90,7 +90,7 @@ pub(crate) struct Published {
 pub(crate) struct Verdict {
     pub(crate) ranks: [usize; 2],
     pub(crate) operations: [u32; 2],
-    pub(crate) calls: [Published; 2],
+    pub(crate) calls: [CallHeader; 2],
 }
 
 /// Why the calls of two ranks do not fit together.
@@ -148,9 +148,9 @@ impl Call {
         (!disjoint).then(|| a.abs_diff(b))
     }
 
-    pub(crate) fn publish(&self) -> Published {
+    pub(crate) fn header(&self) -> CallHeader {
         let size = self.dtype.size_bytes();
-        Published {
+        CallHeader {
             signature: self.signature(),
             send_count: (self.send.len_bytes / size) as u64,
             recv_count: (self.recv.len_bytes / size) as u64,
@@ -169,11 +169,11 @@ impl Call {
 
     /// In words, for errors and logs.
     pub(crate) fn describe(&self) -> String {
-        self.publish().describe()
+        self.header().describe()
     }
 }
 
-impl Published {
+impl CallHeader {
     /// The operation, if the signature holds one.
     pub(crate) fn kind(&self) -> Option<OpKind> {
         OpKind::ALL.into_iter().find(|kind| *kind as u8 == self.signature as u8)
@@ -217,7 +217,7 @@ impl Published {
 
 /// Whether the collective calls of all ranks fit together. Every rank passes the same list, so either
 /// all find the same disagreement or none does.
-pub(crate) fn agree(calls: &[Published]) -> Result<(), Disagreement> {
+pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
     let first = &calls[0];
     if let Some(other) = calls.iter().position(|call| call.signature != first.signature) {
         return Err(Disagreement::Calls(0, other));
@@ -225,7 +225,7 @@ pub(crate) fn agree(calls: &[Published]) -> Result<(), Disagreement> {
     let Some(kind) = first.kind() else { return Err(Disagreement::Calls(0, 0)) };
     let root = (first.signature >> 32) as usize;
     let same =
-        |count: fn(&Published) -> u64| match calls.iter().position(|c| count(c) != count(first)) {
+        |count: fn(&CallHeader) -> u64| match calls.iter().position(|c| count(c) != count(first)) {
             Some(other) => Err(Disagreement::Calls(0, other)),
             None => Ok(()),
         };
@@ -299,8 +299,8 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// The shares of an operation in which each rank sends or receives its own part.
-    pub(crate) fn new(kind: OpKind, calls: &[Published]) -> Self {
-        let own = |call: &Published| match kind {
+    pub(crate) fn new(kind: OpKind, calls: &[CallHeader]) -> Self {
+        let own = |call: &CallHeader| match kind {
             OpKind::AllGather | OpKind::Gather => call.send_count,
             _ => call.recv_count,
         };

@@ -208,7 +208,7 @@ mod tests {
             let ranks = groups.into_iter().map(|group| {
                 scope.spawn(move || {
                     // Were the messages held back for the link, this would take half a minute.
-                    group.set_pace(link);
+                    group.set_emulator(link);
                     measure_clock(&group).unwrap();
                     let mut records = Vec::new();
                     group.fresh_records(&mut records);

@@ -8,18 +8,18 @@ use std::time::Duration;
 use paceline_trace::now_ns;
 
 use crate::CollectiveError;
-use crate::call::{Call, Disagreement, Published, Verdict};
+use crate::call::{Call, CallHeader, Disagreement, Verdict};
 
 /// How long to wait, and how long to keep the core busy before sleeping.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct WaitPolicy {
     pub(crate) spin: Duration,
     pub(crate) limit: Duration,
 }
 
 /// One execution of one call.
 #[derive(Clone, Copy)]
-pub(crate) struct Trip<'a> {
+pub(crate) struct OpContext<'a> {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     /// What to add to a rank's number to get the one that users know; zero but within a host of a
@@ -28,10 +28,10 @@ pub(crate) struct Trip<'a> {
     pub(crate) call: &'a Call,
     pub(crate) seq: u32,
     pub(crate) started_ns: u64,
-    pub(crate) patience: Patience,
+    pub(crate) policy: WaitPolicy,
 }
 
-impl Trip<'_> {
+impl OpContext<'_> {
     fn waited(&self) -> Duration {
         Duration::from_nanos(now_ns() - self.started_ns)
     }
@@ -84,7 +84,7 @@ impl Trip<'_> {
     pub(crate) fn disagreement(
         &self,
         found: Disagreement,
-        called: impl Fn(usize) -> (Published, u32),
+        called: impl Fn(usize) -> (CallHeader, u32),
     ) -> CollectiveError {
         match found {
             Disagreement::Calls(a, b) => {

@@ -9,12 +9,12 @@ use paceline_trace::now_ns;
 
 use crate::CollectiveError;
 use crate::call::Call;
-use crate::context::{Patience, Trip};
+use crate::context::{OpContext, WaitPolicy};
+use crate::emulator::LinkEmulator;
 use crate::engine::Engine;
-use crate::pace::Pace;
-use crate::record::{OpRecord, OpTimes, Ring};
+use crate::flight_recorder::FlightRecorder;
+use crate::record::{OpRecord, OpTimes, RecentRecords};
 use crate::shared::Fate;
-use crate::watch::Watch;
 
 /// What a rank needs to execute operations. One thread at a time does.
 #[derive(Debug)]
@@ -23,13 +23,13 @@ pub(crate) struct Core {
     pub(crate) world: usize,
     pub(crate) engine: Engine,
     /// The emulated link, once there is one.
-    pub(crate) pace: OnceLock<Pace>,
-    watch: Watch,
+    pub(crate) emulator: OnceLock<LinkEmulator>,
+    flight_recorder: FlightRecorder,
     operations: AtomicU32,
     broken: Mutex<Option<String>>,
     /// Held while the records are written.
     is_dumped: Mutex<bool>,
-    ring: Mutex<Ring>,
+    records: Mutex<RecentRecords>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -37,17 +37,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
-    pub(crate) fn new(rank: usize, world: usize, engine: Engine, watch: Watch) -> Self {
+    pub(crate) fn new(
+        rank: usize,
+        world: usize,
+        engine: Engine,
+        flight_recorder: FlightRecorder,
+    ) -> Self {
         Self {
             rank,
             world,
             engine,
-            pace: OnceLock::new(),
-            watch,
+            emulator: OnceLock::new(),
+            flight_recorder,
             operations: AtomicU32::new(0),
             broken: Mutex::new(None),
             is_dumped: Mutex::new(false),
-            ring: Mutex::new(Ring::new()),
+            records: Mutex::new(RecentRecords::new()),
         }
     }
 
@@ -56,7 +61,7 @@ impl Core {
         &self,
         call: &Call,
         submitted_ns: u64,
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<OpTimes, CollectiveError> {
         if let Some(cause) = &*lock(&self.broken) {
             return Err(CollectiveError::Broken { rank: self.rank, cause: cause.clone() });
@@ -65,22 +70,29 @@ impl Core {
         let started_ns = now_ns();
         let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
         let record = call.record(seq, times);
-        lock(&self.ring).begin(record);
-        self.watch.begins(call, seq);
-        let trip =
-            Trip { rank: self.rank, world: self.world, first: 0, call, seq, started_ns, patience };
-        let outcome = self.engine.run(&trip).map(|present_ns| {
+        lock(&self.records).begin(record);
+        self.flight_recorder.begins(call, seq);
+        let context = OpContext {
+            rank: self.rank,
+            world: self.world,
+            first: 0,
+            call,
+            seq,
+            started_ns,
+            policy,
+        };
+        let outcome = self.engine.run(&context).map(|present_ns| {
             // A rank that arrives last finds the gate opened a moment before it looked at its clock.
             let present_ns = present_ns.max(started_ns);
-            if let Some(pace) = self.pace.get() {
-                pace.hold_until_done(call, self.world, present_ns);
+            if let Some(emulator) = self.emulator.get() {
+                emulator.hold_until_done(call, self.world, present_ns);
             }
             OpTimes { submitted_ns, started_ns, present_ns, finished_ns: now_ns() }
         });
         match &outcome {
             Ok(times) => {
-                lock(&self.ring).end(*times);
-                self.watch.ends(call, seq, times);
+                lock(&self.records).end(*times);
+                self.flight_recorder.ends(call, seq, times);
             }
             Err(error) => self.fail(error.to_string()),
         }
@@ -93,10 +105,10 @@ impl Core {
         &self,
         call: &Call,
         submitted_ns: u64,
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<OpTimes, CollectiveError> {
         // Unwind safety: the group is broken afterwards, so what the panic left half-done is not used.
-        let execute = AssertUnwindSafe(|| self.execute(call, submitted_ns, patience));
+        let execute = AssertUnwindSafe(|| self.execute(call, submitted_ns, policy));
         catch_unwind(execute).unwrap_or_else(|panic| {
             let texts = (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>());
             let reason = match texts {
@@ -134,7 +146,7 @@ impl Core {
         let mut is_dumped = lock(&self.is_dumped);
         if !*is_dumped {
             *is_dumped = true;
-            self.watch.fails(cause, lock(&self.ring).iter());
+            self.flight_recorder.fails(cause, lock(&self.records).iter());
         }
     }
 
@@ -147,6 +159,6 @@ impl Core {
     }
 
     pub(crate) fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
-        lock(&self.ring).fresh_into(out)
+        lock(&self.records).fresh_into(out)
     }
 }

@@ -3,7 +3,7 @@
 use paceline_trace::now_ns;
 
 use crate::call::Disagreement;
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::hybrid::Hybrid;
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
@@ -37,17 +37,17 @@ impl Engine {
 
     /// Carries a call out. Returns the moment when the last rank had arrived, as far as this rank can
     /// tell.
-    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
-        let call = trip.call;
-        if call.kind == OpKind::SendRecv && (call.root, call.from) == (trip.rank, trip.rank) {
-            return send_to_self(trip);
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
+        let call = context.call;
+        if call.kind == OpKind::SendRecv && (call.root, call.from) == (context.rank, context.rank) {
+            return send_to_self(context);
         }
         match self {
-            Engine::Shared(shared) => shared.run(trip),
-            Engine::Tcp(tcp) => tcp.run(trip),
-            Engine::Hybrid(hybrid) => hybrid.run(trip),
+            Engine::Shared(shared) => shared.run(context),
+            Engine::Tcp(tcp) => tcp.run(context),
+            Engine::Hybrid(hybrid) => hybrid.run(context),
             #[cfg(feature = "mpi")]
-            Engine::Mpi(mpi) => mpi.run(trip),
+            Engine::Mpi(mpi) => mpi.run(context),
         }
     }
 
@@ -64,11 +64,11 @@ impl Engine {
     }
 }
 
-fn send_to_self(trip: &Trip) -> Result<u64, CollectiveError> {
-    let (send, recv) = (trip.call.send, trip.call.recv);
+fn send_to_self(context: &OpContext) -> Result<u64, CollectiveError> {
+    let (send, recv) = (context.call.send, context.call.recv);
     if send.len_bytes != recv.len_bytes {
         let reason = "sends itself another number of elements than it receives".into();
-        return Err(trip.disagreement(Disagreement::Counts(reason), |_| unreachable!()));
+        return Err(context.disagreement(Disagreement::Counts(reason), |_| unreachable!()));
     }
     // SAFETY: both sides belong to this call, are of one length, and lie apart, as was checked when it
     // was made.

@@ -2,8 +2,8 @@
 //! leave. Every transport but shared memory uses it.
 
 use crate::CollectiveError;
-use crate::call::{Published, Verdict};
-use crate::context::Trip;
+use crate::call::{CallHeader, Verdict};
+use crate::context::OpContext;
 use crate::meet::Shown;
 
 /// Words of a header; on the wire each has eight bytes, little-endian.
@@ -22,7 +22,7 @@ const CONFLICT: u64 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Header {
     /// This rank has begun an operation.
-    Call { operation: u32, call: Published },
+    Call { operation: u32, call: CallHeader },
     /// This rank leaves the group in order.
     Leaves,
     /// Two calls do not fit together, so this rank has given up.
@@ -33,7 +33,7 @@ impl Header {
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut words = [0u64; WORDS];
         let call_words =
-            |call: &Published| [call.signature, call.send_count, call.recv_count, call.overlap];
+            |call: &CallHeader| [call.signature, call.send_count, call.recv_count, call.overlap];
         let tag = match self {
             Header::Call { operation, call } => {
                 words[2] = u64::from(*operation);
@@ -64,7 +64,7 @@ impl Header {
         for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_le_bytes(from.try_into().ok()?);
         }
-        let call = |at: usize| Published {
+        let call = |at: usize| CallHeader {
             signature: words[at],
             send_count: words[at + 1],
             recv_count: words[at + 2],
@@ -90,33 +90,33 @@ impl Header {
 /// What a peer called, by its header, or why the operation cannot go on. `relay` is given the header of
 /// a conflict, for ranks that do not know of it yet.
 pub(crate) fn read_call(
-    trip: &Trip,
+    context: &OpContext,
     peer: usize,
     bytes: &[u8],
     relay: impl FnOnce(&[u8]),
-) -> Result<(u32, Published), CollectiveError> {
+) -> Result<(u32, CallHeader), CollectiveError> {
     match Header::decode(bytes.try_into().expect("a header's bytes")) {
         Some(Header::Call { operation, call }) => Ok((operation, call)),
-        Some(Header::Leaves) => Err(trip.left(peer)),
+        Some(Header::Leaves) => Err(context.left(peer)),
         Some(Header::Conflict(verdict)) => {
             relay(bytes);
-            Err(trip.conflict(&verdict))
+            Err(context.conflict(&verdict))
         }
         // Only a peer whose memory is broken sends this: no stranger has come this far.
-        None => Err(trip.lost(peer)),
+        None => Err(context.lost(peer)),
     }
 }
 
 /// What all ranks called, by their headers in rank order, this rank's own among them.
 pub(crate) fn read_calls(
-    trip: &Trip,
+    context: &OpContext,
     headers: &[u8],
     present_ns: u64,
     mut relay: impl FnMut(&[u8]),
 ) -> Result<Shown, CollectiveError> {
     let (mut calls, mut operations) = (Vec::new(), Vec::new());
     for (peer, bytes) in headers.chunks_exact(HEADER_BYTES).enumerate() {
-        let (operation, call) = read_call(trip, peer, bytes, &mut relay)?;
+        let (operation, call) = read_call(context, peer, bytes, &mut relay)?;
         calls.push(call);
         operations.push(operation);
     }
@@ -141,7 +141,8 @@ mod tests {
 
     #[test]
     fn headers_survive_the_wire() {
-        let call = |n| Published { signature: n, send_count: n + 1, recv_count: n + 2, overlap: n };
+        let call =
+            |n| CallHeader { signature: n, send_count: n + 1, recv_count: n + 2, overlap: n };
         let verdict =
             Verdict { ranks: [3, 61], operations: [7, 8], calls: [call(1), call(1 << 40)] };
         for header in [

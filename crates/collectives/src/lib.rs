@@ -179,8 +179,10 @@ mod clock;
 mod context;
 mod core;
 mod cost;
+mod emulator;
 mod engine;
 mod error;
+mod flight_recorder;
 mod from_env;
 mod group;
 mod header;
@@ -191,26 +193,24 @@ mod mpi;
 mod objects;
 mod ops;
 mod options;
-mod pace;
 mod record;
 mod reduce;
 mod shared;
 mod slices;
 mod tcp;
 mod warning;
-mod watch;
 mod worker;
 
 pub use call::MAX_RANKS;
 pub use clock::{ClockOffset, Exchange, measure_clock};
 pub use cost::{Algorithm, Cost, Link, NAMED_LINKS};
 pub use error::CollectiveError;
+pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
 pub use group::{Dumper, Group};
 pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes};
 pub use reduce::{ReduceElement, ReduceOp};
-pub use watch::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use worker::Work;
 
 // What a program names when it forms a group. The whole of it is in `paceline-rendezvous`.

@@ -5,14 +5,14 @@
 //! implements [`ShowCalls`]. No data move before the ranks have agreed.
 
 use crate::CollectiveError;
-use crate::call::{Disagreement, Published, Shares, Verdict, agree, blocks_agree};
-use crate::context::Trip;
+use crate::call::{CallHeader, Disagreement, Shares, Verdict, agree, blocks_agree};
+use crate::context::OpContext;
 
 /// What all ranks have shown, in rank order.
 pub(crate) struct Shown {
     /// When the last rank had shown its call, as far as this rank can tell.
     pub(crate) present_ns: u64,
-    pub(crate) calls: Vec<Published>,
+    pub(crate) calls: Vec<CallHeader>,
     /// The place of each call in its rank's sequence.
     pub(crate) operations: Vec<u32>,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Met {
     /// When the last rank arrived, as far as this rank can tell.
     pub(crate) present_ns: u64,
     /// What each rank called, in rank order.
-    pub(crate) calls: Vec<Published>,
+    pub(crate) calls: Vec<CallHeader>,
     /// For an all-to-all: the elements that each rank sends to each. Otherwise empty.
     pub(crate) sent: Vec<Vec<u64>>,
 }
@@ -35,7 +35,7 @@ impl Met {
 }
 
 /// Which elements belong to which rank, by calls that agree.
-pub(crate) fn shares(calls: &[Published]) -> Shares {
+pub(crate) fn shares(calls: &[CallHeader]) -> Shares {
     let kind = calls[0].kind().expect("calls that agree are of a known kind");
     Shares::new(kind, calls)
 }
@@ -43,11 +43,15 @@ pub(crate) fn shares(calls: &[Published]) -> Shares {
 /// How a transport's ranks show each other what they called.
 pub(crate) trait ShowCalls {
     /// Shows this rank's call to every rank, and waits until all ranks have shown theirs.
-    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError>;
+    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError>;
 
     /// Shows this rank's row of an all-to-all to every rank, and returns all ranks' rows. A row has the
     /// elements that its rank sends to each rank, then the elements that it expects of each.
-    fn show_blocks(&mut self, trip: &Trip, own: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError>;
+    fn show_blocks(
+        &mut self,
+        context: &OpContext,
+        own: &[u64],
+    ) -> Result<Vec<Vec<u64>>, CollectiveError>;
 
     /// Tells ranks that wait for this one in another operation why it does not come. By default nothing:
     /// the transport has other ways to notice.
@@ -55,14 +59,17 @@ pub(crate) trait ShowCalls {
 }
 
 /// Shows every rank what this one calls, waits until all others have done so, and compares.
-pub(crate) fn meet(ranks: &mut impl ShowCalls, trip: &Trip) -> Result<Met, CollectiveError> {
-    let Shown { present_ns, calls, operations } = ranks.show_call(trip)?;
+pub(crate) fn meet(
+    ranks: &mut impl ShowCalls,
+    context: &OpContext,
+) -> Result<Met, CollectiveError> {
+    let Shown { present_ns, calls, operations } = ranks.show_call(context)?;
     let mut sent = Vec::new();
     let mut outcome = agree(&calls);
-    if let (Ok(()), Some(blocks)) = (&outcome, &trip.call.blocks) {
+    if let (Ok(()), Some(blocks)) = (&outcome, &context.call.blocks) {
         let own: Vec<u64> = blocks.send.iter().chain(&blocks.recv).copied().collect();
-        let mut rows = ranks.show_blocks(trip, &own)?;
-        let world = trip.world;
+        let mut rows = ranks.show_blocks(context, &own)?;
+        let world = context.world;
         outcome = blocks_agree(world, |from, to| rows[from][to], |to, from| rows[to][world + from]);
         rows.iter_mut().for_each(|row| row.truncate(world));
         sent = rows;
@@ -78,7 +85,7 @@ pub(crate) fn meet(ranks: &mut impl ShowCalls, trip: &Trip) -> Result<Met, Colle
                     calls: pair.map(|rank| calls[rank]),
                 });
             }
-            Err(trip.disagreement(found, |rank| (calls[rank], operations[rank])))
+            Err(context.disagreement(found, |rank| (calls[rank], operations[rank])))
         }
     }
 }

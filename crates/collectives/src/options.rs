@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cost::{Algorithm, Link};
+use crate::flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 use crate::warning::warn;
-use crate::watch::{COMM_LOG, CommLog, DUMP_FOLDER};
 
 /// How the ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    /// Sixty seconds of patience, and a short spin where each of `local_ranks` has a core. The log
+    /// A time limit of sixty seconds, and a short spin where each of `local_ranks` has a core. The log
     /// and the dump folder are taken from the environment (`PACELINE_COMM_LOG`; a value that is no
     /// level is mentioned and leaves the log off; and `PACELINE_DUMP_FOLDER`).
     pub fn for_local_ranks(local_ranks: usize) -> Self {

@@ -167,7 +167,7 @@ impl OpRecord {
 
 /// The most recent records, up to a fixed number, and the operation that is under way.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct RecentRecords {
     records: VecDeque<OpRecord>,
     /// How many of them, at the end, nobody has asked for.
     num_fresh: usize,
@@ -179,7 +179,7 @@ pub(crate) struct Ring {
 /// How many records a ring keeps.
 const RING_CAPACITY: usize = 1000;
 
-impl Ring {
+impl RecentRecords {
     pub(crate) fn new() -> Self {
         Self {
             records: VecDeque::with_capacity(RING_CAPACITY),

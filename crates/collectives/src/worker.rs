@@ -11,7 +11,7 @@ use paceline_memory::Claim;
 use paceline_trace::now_ns;
 
 use crate::call::Call;
-use crate::context::Patience;
+use crate::context::WaitPolicy;
 use crate::core::Core;
 use crate::record::OpTimes;
 
@@ -119,8 +119,8 @@ impl Worker {
             state.busy = true;
         }
         let turn = Turn(shared);
-        let patience = Patience { spin: shared.options.spin, limit: shared.options.timeout };
-        let outcome = shared.core.execute(&call, submitted_ns, patience);
+        let policy = WaitPolicy { spin: shared.options.spin, limit: shared.options.timeout };
+        let outcome = shared.core.execute(&call, submitted_ns, policy);
         drop(turn);
         release(claims, &outcome);
         outcome
@@ -153,7 +153,7 @@ impl Shared {
     fn serve(&self) {
         // The worker often shares its core with the computation it must not disturb: it sleeps at
         // once instead of spinning.
-        let patience = Patience { spin: std::time::Duration::ZERO, limit: self.options.timeout };
+        let policy = WaitPolicy { spin: std::time::Duration::ZERO, limit: self.options.timeout };
         loop {
             let job = {
                 let mut state = lock(&self.state);
@@ -171,7 +171,7 @@ impl Shared {
                 }
             };
             let turn = Turn(self);
-            let outcome = self.core.execute_guarded(&job.call, job.submitted_ns, patience);
+            let outcome = self.core.execute_guarded(&job.call, job.submitted_ns, policy);
             release(job.claims, &outcome);
             *lock(&job.state.outcome) = Some(outcome);
             job.state.finished.notify_all();

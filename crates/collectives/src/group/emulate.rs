@@ -1,11 +1,11 @@
 //! How a group comes to emulate a slower link.
 //!
-//! `pace.rs` holds operations back; this file decides whether a link can be emulated at all.
+//! `emulator.rs` holds operations back; this file decides whether a link can be emulated at all.
 
 use super::Group;
 use crate::CollectiveError;
 use crate::cost::Link;
-use crate::pace::Pace;
+use crate::emulator::LinkEmulator;
 
 impl Group {
     /// Makes every later operation take as long as it would on this link. A collective call.
@@ -27,14 +27,17 @@ impl Group {
                 return Err(CollectiveError::Link { link, bytes, emulated, measured });
             }
         }
-        self.set_pace(link);
+        self.set_emulator(link);
         Ok(())
     }
 
-    pub(crate) fn set_pace(&self, link: Link) {
+    pub(crate) fn set_emulator(&self, link: Link) {
         // A second link would be refused here; the first one stays.
-        let _ =
-            self.core.pace.set(Pace::new(link, self.options.algorithm, self.origin.card.clone()));
+        let _ = self.core.emulator.set(LinkEmulator::new(
+            link,
+            self.options.algorithm,
+            self.origin.card.clone(),
+        ));
     }
 
     pub(crate) fn emulate_if_asked(self, link: Option<Link>) -> Result<Self, CollectiveError> {
@@ -60,7 +63,7 @@ mod tests {
         // An all-reduce of two ranks moves the message once through each.
         let each_ns = (4 * ELEMS) as f64 / link.bytes_per_s * 1e9;
         let rank = |group: &Group| {
-            group.set_pace(link);
+            group.set_emulator(link);
             let parts = [(); 2].map(|()| group.split(Some(0)).unwrap().unwrap());
             group.barrier().unwrap();
             let works = parts.each_ref().map(|part| {

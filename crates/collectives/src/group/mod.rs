@@ -29,10 +29,10 @@ use ties::Ties;
 use crate::core::Core;
 use crate::cost::Link;
 use crate::engine::Engine;
+use crate::flight_recorder::FlightRecorder;
 use crate::record::OpRecord;
 use crate::shared::links::Monitor;
 use crate::shared::{Fate, Shared};
-use crate::watch::Watch;
 use crate::worker::Worker;
 use crate::{CollectiveError, GroupOptions, Transport};
 
@@ -64,8 +64,9 @@ impl Group {
         origin: Origin,
     ) -> Self {
         let (log, dump_folder) = (options.log, options.dump_folder.clone());
-        let watch = Watch { rank, world, log, dump_folder, group: origin.name.clone() };
-        let core = Arc::new(Core::new(rank, world, engine, watch));
+        let flight_recorder =
+            FlightRecorder { rank, world, log, dump_folder, group: origin.name.clone() };
+        let core = Arc::new(Core::new(rank, world, engine, flight_recorder));
         let worker = Some(Worker::start(core.clone(), options.clone()));
         let num_splits = AtomicU32::new(0);
         Self { worker, core, transport, options, origin, ties, num_splits }
@@ -104,7 +105,7 @@ impl Group {
 
     /// The link that is emulated, if any.
     pub fn link(&self) -> Option<Link> {
-        self.core.pace.get().map(|pace| pace.link)
+        self.core.emulator.get().map(|emulator| emulator.link)
     }
 
     /// How this group waits, and what it tells.

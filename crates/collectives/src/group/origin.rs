@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::pace::Card;
+use crate::emulator::Card;
 
 /// A group's name, and the card of its rank.
 #[derive(Clone, Debug)]

@@ -21,9 +21,9 @@ impl Group {
     /// this rank's network card with this group: together they move no more bytes than the link carries.
     pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
         let group = self.divide(colour)?;
-        if let (Some(group), Some(pace)) = (&group, self.core.pace.get()) {
+        if let (Some(group), Some(emulator)) = (&group, self.core.emulator.get()) {
             // The parent's transport was slow enough, and this one is no faster.
-            group.set_pace(pace.link);
+            group.set_emulator(emulator.link);
         }
         Ok(group)
     }

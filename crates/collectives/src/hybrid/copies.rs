@@ -8,17 +8,21 @@
 
 use super::state::Hybrid;
 use crate::call::{Blocks, Call, Region, Shares};
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::meet::Met;
 use crate::tcp::blocks;
 use crate::tcp::inner::{Inner, explain};
 use crate::{CollectiveError, OpKind};
 
 impl Hybrid {
-    pub(super) fn broadcast(&self, inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
-        let call = trip.call;
+    pub(super) fn broadcast(
+        &self,
+        inner: &mut Inner,
+        context: &OpContext,
+    ) -> Result<(), CollectiveError> {
+        let call = context.call;
         let place = call.root % self.local.world;
-        let is_root = trip.rank == call.root;
+        let is_root = context.rank == call.root;
         if self.local.rank == place {
             for peer in self.rail() {
                 // SAFETY: the caller holds the memory until the operation is over or the mesh is
@@ -31,7 +35,7 @@ impl Hybrid {
                     }
                 }
             }
-            wait_all(inner, trip)?;
+            wait_all(inner, context)?;
         }
         let send = match (self.local.rank == place, is_root) {
             (true, true) => call.send,
@@ -39,16 +43,16 @@ impl Hybrid {
             (false, _) => Region::EMPTY,
         };
         let within = Call { root: place, send, ..call.clone() };
-        self.local.run(&self.within_host(trip, &within)).map(drop)
+        self.local.run(&self.within_host(context, &within)).map(drop)
     }
 
     pub(super) fn all_gather(
         &self,
         inner: &mut Inner,
-        trip: &Trip,
+        context: &OpContext,
         met: &Met,
     ) -> Result<(), CollectiveError> {
-        let call = trip.call;
+        let call = context.call;
         let shares = Shares::new(call.kind, &met.calls);
         let share = |rank: usize| call.recv.part(shares.bytes(rank, call.dtype));
         for peer in self.rail() {
@@ -63,26 +67,26 @@ impl Hybrid {
         // This host's shares while the others' are on their way.
         for node in std::iter::once(own).chain((0..self.num_hosts()).filter(|&node| node != own)) {
             if node != own {
-                wait_all(inner, trip)?;
+                wait_all(inner, context)?;
             }
             let ranks = self.ranks_of(node);
             let (first, last) = (ranks.start, ranks.end - 1);
             let whole = shares.bytes(first, call.dtype).start..shares.bytes(last, call.dtype).end;
             let send = if node == own { call.send } else { share(self.on_rail(node)) };
             let within = Call { send, recv: call.recv.part(whole), ..call.clone() };
-            self.local.run(&self.within_host(trip, &within))?;
+            self.local.run(&self.within_host(context, &within))?;
         }
-        wait_all(inner, trip)
+        wait_all(inner, context)
     }
 
     /// Gather, scatter and all-to-all.
     pub(super) fn direct(
         &self,
         inner: &mut Inner,
-        trip: &Trip,
+        context: &OpContext,
         met: &Met,
     ) -> Result<(), CollectiveError> {
-        let call = trip.call;
+        let call = context.call;
         let here = self.ranks_of(self.node());
         let dtype = call.dtype;
         let part = |region: &Region, shares: &Shares| {
@@ -93,11 +97,11 @@ impl Hybrid {
         let has_root = here.contains(&call.root);
         let within = match call.kind {
             OpKind::AllToAll => {
-                let to_all = Shares::of(met.sent[trip.rank].iter().copied());
-                let from_all = Shares::of(met.sent.iter().map(|row| row[trip.rank]));
+                let to_all = Shares::of(met.sent[context.rank].iter().copied());
+                let from_all = Shares::of(met.sent.iter().map(|row| row[context.rank]));
                 let blocks = Blocks {
-                    send: here.clone().map(|to| met.sent[trip.rank][to]).collect(),
-                    recv: here.clone().map(|from| met.sent[from][trip.rank]).collect(),
+                    send: here.clone().map(|to| met.sent[context.rank][to]).collect(),
+                    recv: here.clone().map(|from| met.sent[from][context.rank]).collect(),
                 };
                 let (send, recv) = (part(&call.send, &to_all), part(&call.recv, &from_all));
                 Some(Call { send, recv, blocks: Some(Box::new(blocks)), ..call.clone() })
@@ -106,7 +110,7 @@ impl Hybrid {
             kind => {
                 let root = call.root - here.start;
                 let (mut send, mut recv) = (call.send, call.recv);
-                if trip.rank == call.root {
+                if context.rank == call.root {
                     match kind {
                         OpKind::Gather => recv = part(&recv, &shares),
                         _ => send = part(&send, &shares),
@@ -115,13 +119,13 @@ impl Hybrid {
                 Some(Call { root, send, recv, ..call.clone() })
             }
         };
-        blocks::run(inner, trip, &met.calls, &met.sent, || match &within {
-            Some(within) => self.local.run(&self.within_host(trip, within)).map(drop),
+        blocks::run(inner, context, &met.calls, &met.sent, || match &within {
+            Some(within) => self.local.run(&self.within_host(context, within)).map(drop),
             None => Ok(()),
         })
     }
 }
 
-pub(super) fn wait_all(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
-    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+pub(super) fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

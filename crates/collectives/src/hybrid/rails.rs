@@ -5,7 +5,7 @@ use paceline_trace::now_ns;
 
 use super::state::Hybrid;
 use crate::call::{Call, Region};
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words};
 use crate::meet::{ShowCalls, Shown};
 use crate::tcp::headers::{read, swap};
@@ -21,21 +21,21 @@ pub(super) struct Rails<'a> {
 impl ShowCalls for Rails<'_> {
     /// First the ranks of each host see what each other called. Then each rank shows its rail all that
     /// its host called.
-    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
         let Self { hybrid, inner } = self;
-        let here = hybrid.local.show(&hybrid.within_host(trip, trip.call))?;
+        let here = hybrid.local.show(&hybrid.within_host(context, context.call))?;
         let mut message = Vec::new();
         for (&call, &operation) in here.calls.iter().zip(&here.operations) {
             message.extend(Header::Call { operation, call }.encode());
         }
-        let headers = swap(inner, trip, &hybrid.rail(), &message)?;
+        let headers = swap(inner, context, &hybrid.rail(), &message)?;
         let present_ns = now_ns();
         let (mut calls, mut operations) = (Vec::new(), Vec::new());
         for node in 0..hybrid.num_hosts() {
             let on_rail = hybrid.on_rail(node);
             let there = &headers[on_rail * message.len()..][..message.len()];
             for bytes in there.chunks_exact(HEADER_BYTES) {
-                let (operation, call) = read(inner, trip, on_rail, bytes)?;
+                let (operation, call) = read(inner, context, on_rail, bytes)?;
                 calls.push(call);
                 operations.push(operation);
             }
@@ -44,7 +44,11 @@ impl ShowCalls for Rails<'_> {
     }
 
     /// Through an all-gather within the host, then along the rail.
-    fn show_blocks(&mut self, trip: &Trip, own: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(
+        &mut self,
+        context: &OpContext,
+        own: &[u64],
+    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
         let Self { hybrid, inner } = self;
         let mut row = encode_words(own);
         let mut here = vec![0u8; row.len() * hybrid.local.world];
@@ -55,8 +59,8 @@ impl ShowCalls for Rails<'_> {
         };
         let (send, recv) = (region(&mut row), region(&mut here));
         let call = Call { send, recv, ..Call::new(OpKind::AllGather, DType::U8) };
-        hybrid.local.run(&hybrid.within_host(trip, &call))?;
-        let all = swap(inner, trip, &hybrid.rail(), &here)?;
+        hybrid.local.run(&hybrid.within_host(context, &call))?;
+        let all = swap(inner, context, &hybrid.rail(), &here)?;
         let of_host = |node| {
             let there = &all[hybrid.on_rail(node) * here.len()..][..here.len()];
             decode_rows(there, own.len())

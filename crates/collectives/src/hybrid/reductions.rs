@@ -17,7 +17,7 @@ use paceline_memory::DType;
 use super::copies::wait_all;
 use super::state::Hybrid;
 use crate::call::{Call, Region, Shares};
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::meet::Met;
 use crate::reduce::Reduction;
 use crate::shared::pull::{Cut, pull};
@@ -55,11 +55,11 @@ impl Hybrid {
     pub(super) fn reduce(
         &self,
         inner: &mut Inner,
-        trip: &Trip,
+        context: &OpContext,
         met: &Met,
     ) -> Result<(), CollectiveError> {
-        let call = trip.call;
-        let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: trip.world };
+        let call = context.call;
+        let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
         let (size, running_size) =
             (call.dtype.size_bytes(), reduction.running_dtype().size_bytes());
         let cuts = Cuts::new(met.calls[0].send_count, self.local.world);
@@ -94,16 +94,16 @@ impl Hybrid {
         };
         for chunk in chunks.clone() {
             if let Some(&prefix) = prefixes.get(chunk) {
-                wait(inner, trip, prefix)?;
+                wait(inner, context, prefix)?;
             }
             let to = chunk_of(&running, chunk, running_size);
-            self.accumulate(trip, &cuts, chunk, node == 0, &reduction, to)?;
+            self.accumulate(context, &cuts, chunk, node == 0, &reduction, to)?;
             if node < last {
                 // SAFETY: the scratch memory lives as long as the mesh, and this chunk of it is done.
                 let ticket =
                     unsafe { inner.mesh.send(self.on_rail(node + 1), to.base, to.len_bytes) };
                 // Only what has left can be waited for by others while this rank waits for its host.
-                wait(inner, trip, ticket)?;
+                wait(inner, context, ticket)?;
                 continue;
             }
             let finished = chunk_of(&result, chunk, size);
@@ -117,10 +117,10 @@ impl Hybrid {
             }
         }
         if call.kind != OpKind::AllReduce {
-            return self.deliver(inner, trip, met, &cuts, result);
+            return self.deliver(inner, context, met, &cuts, result);
         }
         for (chunk, &ticket) in results.iter().enumerate() {
-            wait(inner, trip, ticket)?;
+            wait(inner, context, ticket)?;
             if node > 0 {
                 let finished = chunk_of(&result, chunk, size);
                 // SAFETY: as above; the chunk has arrived and is not written any more.
@@ -129,10 +129,10 @@ impl Hybrid {
                 };
             }
         }
-        wait_all(inner, trip)?;
+        wait_all(inner, context)?;
         // Every rank of the host has its slice in place.
         let within = Call { kind: OpKind::AllGather, send: result, ..call.clone() };
-        self.local.run(&self.within_host(trip, &within)).map(drop)
+        self.local.run(&self.within_host(context, &within)).map(drop)
     }
 
     /// Posts for chunks from the rank on this rail of another host.
@@ -156,15 +156,15 @@ impl Hybrid {
     /// Adds one chunk of all this host's data to the running result.
     fn accumulate(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         cuts: &Cuts,
         chunk: usize,
         is_fresh: bool,
         reduction: &Reduction,
         running: Region,
     ) -> Result<(), CollectiveError> {
-        let call = trip.call;
-        let within = self.within_host(trip, call);
+        let call = context.call;
+        let within = self.within_host(context, call);
         let met = self.local.show(&within)?;
         let size = call.dtype.size_bytes();
         let running_size = reduction.running_dtype().size_bytes();
@@ -190,12 +190,12 @@ impl Hybrid {
     fn deliver(
         &self,
         inner: &mut Inner,
-        trip: &Trip,
+        context: &OpContext,
         met: &Met,
         cuts: &Cuts,
         result: Region,
     ) -> Result<(), CollectiveError> {
-        let call = trip.call;
+        let call = context.call;
         let size = call.dtype.size_bytes();
         let shares = Shares::of(met.calls.iter().map(|call| call.recv_count));
         let last = self.ranks_of(self.num_hosts() - 1);
@@ -210,27 +210,27 @@ impl Hybrid {
             let within = |start: usize| (both.start - start) * size..(both.end - start) * size;
             (within(slice.start), within(share.start))
         };
-        if !last.contains(&trip.rank) {
+        if !last.contains(&context.rank) {
             for (rail, source) in last.clone().enumerate() {
-                let to = call.recv.part(overlap(rail, trip.rank).1);
+                let to = call.recv.part(overlap(rail, context.rank).1);
                 // SAFETY: the caller holds the memory; the slices' parts of a share lie apart.
                 unsafe { inner.mesh.recv(source, to.base, to.len_bytes) };
             }
-            return wait_all(inner, trip);
+            return wait_all(inner, context);
         }
-        for wanted in (0..trip.world).filter(|wanted| !last.contains(wanted)) {
+        for wanted in (0..context.world).filter(|wanted| !last.contains(wanted)) {
             let part = result.part(overlap(self.local.rank, wanted).0);
             // SAFETY: the scratch memory lives as long as the mesh.
             unsafe { inner.mesh.send(wanted, part.base, part.len_bytes) };
         }
-        wait_all(inner, trip)?;
+        wait_all(inner, context)?;
         let within = Call { send: result, ..call.clone() };
-        let within = self.within_host(trip, &within);
+        let within = self.within_host(context, &within);
         let met = self.local.show(&within)?;
         let block = |rail: usize, reader: usize| overlap(rail, last.start + reader).0;
         pull(&self.local, &within, &met, Cut::Blocks, block, |window| {
             for rail in 0..self.local.world {
-                let to = call.recv.part(overlap(rail, trip.rank).1);
+                let to = call.recv.part(overlap(rail, context.rank).1);
                 // SAFETY: the receiving side is this rank's own, and the parts fill it exactly.
                 unsafe { window.copy(rail, to.base) };
             }
@@ -238,6 +238,6 @@ impl Hybrid {
     }
 }
 
-fn wait(inner: &mut Inner, trip: &Trip, ticket: Ticket) -> Result<(), CollectiveError> {
-    inner.mesh.wait(&[ticket], trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+fn wait(inner: &mut Inner, context: &OpContext, ticket: Ticket) -> Result<(), CollectiveError> {
+    inner.mesh.wait(&[ticket], context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

@@ -3,7 +3,7 @@
 //! Knows nothing of which operations there are.
 
 use crate::call::Call;
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::shared::Shared;
 use crate::tcp::Tcp;
 
@@ -63,9 +63,9 @@ impl Hybrid {
     }
 
     /// The same operation, as this host's ranks carry out their part of it.
-    pub(super) fn within_host<'a>(&self, trip: &Trip<'a>, call: &'a Call) -> Trip<'a> {
+    pub(super) fn within_host<'a>(&self, context: &OpContext<'a>, call: &'a Call) -> OpContext<'a> {
         let (rank, world) = (self.local.rank, self.local.world);
-        Trip { rank, world, first: self.ranks_of(self.node()).start, call, ..*trip }
+        OpContext { rank, world, first: self.ranks_of(self.node()).start, call, ..*context }
     }
 
     /// The ranks in this rank's place on the other hosts.

@@ -8,19 +8,19 @@ use super::flight::{Comm, Flight, MOST, Tag, address};
 use super::inner::{Inner, copy_region, room, stage, windows, within};
 use super::runtime::datatype;
 use crate::call::{Region, Shares};
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::meet::Met;
 use crate::{CollectiveError, OpKind};
 
 pub(super) fn broadcast(
     comm: &Comm,
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
 ) -> Result<(), CollectiveError> {
-    let call = trip.call;
+    let call = context.call;
     let size = call.dtype.size_bytes();
     let data = room(call.recv, &mut inner.receiving);
-    if trip.rank == call.root {
+    if context.rank == call.root {
         copy_region(call.send, data);
     }
     for window in windows(data.len_bytes / size) {
@@ -28,7 +28,7 @@ pub(super) fn broadcast(
         let (len, root) = (window.len() as c_int, call.root as c_int);
         // SAFETY: the region is claimed or the engine's own, and all ranks have agreed on its length.
         unsafe {
-            comm.carry_out(trip, |comm, request| {
+            comm.carry_out(context, |comm, request| {
                 ffi::MPI_Ibcast(part, len, datatype(call.dtype), root, comm, request)
             })?;
         }
@@ -41,10 +41,10 @@ pub(super) fn broadcast(
 pub(super) fn gather(
     comm: &Comm,
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     met: &Met,
 ) -> Result<(), CollectiveError> {
-    let (call, rank) = (trip.call, trip.rank);
+    let (call, rank) = (context.call, context.rank);
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
     let shares = met.shares();
     let is_root = call.kind == OpKind::AllGather || rank == call.root;
@@ -65,8 +65,8 @@ pub(super) fn gather(
             stage(Region { is_claimed: is_apart, ..call.send }, &mut inner.sending)
         }
     };
-    for window in windows(shares.elements(trip.world - 1).end) {
-        inner.cut(&shares, trip.world, &window);
+    for window in windows(shares.elements(context.world - 1).end) {
+        inner.cut(&shares, context.world, &window);
         let own = share_part(&shares, rank, &window);
         let send = match in_place {
             Some(address) => address,
@@ -79,7 +79,7 @@ pub(super) fn gather(
         // SAFETY: the regions are claimed or the engine's own, as the counts are, and long enough; all
         // ranks have agreed on the counts, and cut alike.
         unsafe {
-            comm.carry_out(trip, |comm, request| match call.kind {
+            comm.carry_out(context, |comm, request| match call.kind {
                 OpKind::AllGather => {
                     ffi::MPI_Iallgatherv(send, len, type_, to, counts, starts, type_, comm, request)
                 }
@@ -98,18 +98,18 @@ pub(super) fn gather(
 pub(super) fn scatter(
     comm: &Comm,
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     met: &Met,
 ) -> Result<(), CollectiveError> {
-    let (call, rank) = (trip.call, trip.rank);
+    let (call, rank) = (context.call, context.rank);
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
     let shares = met.shares();
     let whole = stage(call.send, &mut inner.sending);
     // The library wants both sides apart, so a share that lies in the whole comes beside it first.
     let is_apart = call.overlap().is_none() && call.recv.is_claimed;
     let share = room(Region { is_claimed: is_apart, ..call.recv }, &mut inner.receiving);
-    for window in windows(shares.elements(trip.world - 1).end) {
-        inner.cut(&shares, trip.world, &window);
+    for window in windows(shares.elements(context.world - 1).end) {
+        inner.cut(&shares, context.world, &window);
         let is_root = rank == call.root;
         let from = if is_root { part(whole, window.clone(), size) } else { Region::EMPTY };
         let from = address(from).cast_const();
@@ -118,7 +118,7 @@ pub(super) fn scatter(
         let (counts, starts) = (inner.counts.as_ptr(), inner.starts.as_ptr());
         // SAFETY: as for `gather`.
         unsafe {
-            comm.carry_out(trip, |comm, request| {
+            comm.carry_out(context, |comm, request| {
                 ffi::MPI_Iscatterv(from, counts, starts, type_, to, len, type_, root, comm, request)
             })?;
         }
@@ -130,10 +130,10 @@ pub(super) fn scatter(
 pub(super) fn all_to_all(
     comm: &Comm,
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     met: &Met,
 ) -> Result<(), CollectiveError> {
-    let (call, rank) = (trip.call, trip.rank);
+    let (call, rank) = (context.call, context.rank);
     let (type_, sent) = (datatype(call.dtype), &met.sent);
     let send = stage(call.send, &mut inner.sending);
     let recv = room(call.recv, &mut inner.receiving);
@@ -141,22 +141,22 @@ pub(super) fn all_to_all(
     let from_all = Shares::of(sent.iter().map(|row| row[rank]));
     // Every rank answers this alike, since all know all counts.
     let column = |rank: usize| sent.iter().map(|row| row[rank]).sum::<u64>();
-    let longest = (0..trip.world).map(|r| sent[r].iter().sum::<u64>().max(column(r))).max();
+    let longest = (0..context.world).map(|r| sent[r].iter().sum::<u64>().max(column(r))).max();
     if longest.is_some_and(|longest| longest <= MOST as u64) {
         let numbers = |shares: &Shares, f: fn(std::ops::Range<usize>) -> usize| {
-            (0..trip.world).map(move |r| f(shares.elements(r)) as c_int).collect::<Vec<_>>()
+            (0..context.world).map(move |r| f(shares.elements(r)) as c_int).collect::<Vec<_>>()
         };
         let both = |f| [numbers(&to_all, f), numbers(&from_all, f)].concat();
         inner.counts = both(|elements| elements.len());
         inner.starts = both(|elements| elements.start);
-        let (send_counts, recv_counts) = inner.counts.split_at(trip.world);
-        let (send_starts, recv_starts) = inner.starts.split_at(trip.world);
+        let (send_counts, recv_counts) = inner.counts.split_at(context.world);
+        let (send_starts, recv_starts) = inner.starts.split_at(context.world);
         let (from, to) = (address(send).cast_const(), address(recv));
         let (sc, ss) = (send_counts.as_ptr(), send_starts.as_ptr());
         let (rc, rs) = (recv_counts.as_ptr(), recv_starts.as_ptr());
         // SAFETY: as for `gather`.
         unsafe {
-            comm.carry_out(trip, |comm, request| {
+            comm.carry_out(context, |comm, request| {
                 ffi::MPI_Ialltoallv(from, sc, ss, type_, to, rc, rs, type_, comm, request)
             })?;
         }
@@ -165,16 +165,16 @@ pub(super) fn all_to_all(
         let mut flight = Flight::new();
         let out = |peer| send.part(to_all.bytes(peer, call.dtype));
         let incoming = |peer| recv.part(from_all.bytes(peer, call.dtype));
-        for peer in (0..trip.world).filter(|&peer| peer != rank) {
+        for peer in (0..context.world).filter(|&peer| peer != rank) {
             let with = (peer, Tag::Data);
             // SAFETY: the regions are claimed or the engine's own.
             unsafe {
-                comm.recv(trip, &mut flight, with, (incoming(peer), call.dtype))?;
-                comm.send(trip, &mut flight, with, (out(peer), call.dtype))?;
+                comm.recv(context, &mut flight, with, (incoming(peer), call.dtype))?;
+                comm.send(context, &mut flight, with, (out(peer), call.dtype))?;
             }
         }
         copy_region(out(rank), incoming(rank));
-        comm.land(trip, &mut flight)?;
+        comm.land(context, &mut flight)?;
     }
     copy_region(recv, call.recv);
     Ok(())

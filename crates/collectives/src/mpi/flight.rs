@@ -9,7 +9,7 @@ use paceline_memory::DType;
 use super::runtime::{Runtime, datatype};
 use crate::CollectiveError;
 use crate::call::Region;
-use crate::context::Trip;
+use crate::context::OpContext;
 
 /// The most elements of one transfer, whose counts and displacements are C's `int`. Builds with
 /// assertions cut earlier, so that tests see it.
@@ -93,7 +93,7 @@ impl Comm {
     /// Memory that the transfer uses stays until the flight has landed, or for good if that fails.
     unsafe fn begin(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         flight: &mut Flight,
         peer: Option<usize>,
         start: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
@@ -101,7 +101,7 @@ impl Comm {
         // SAFETY: this is a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let begun = self.runtime.call(|| start(&mut request));
-        begun.map_err(|reason| failed(trip, reason))?;
+        begun.map_err(|reason| failed(context, reason))?;
         flight.requests.push((peer, request));
         Ok(())
     }
@@ -113,7 +113,7 @@ impl Comm {
     /// As for [`Comm::begin`].
     pub(super) unsafe fn send(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         flight: &mut Flight,
         (peer, tag): (usize, Tag),
         (region, dtype): (Region, DType),
@@ -123,7 +123,7 @@ impl Comm {
             // SAFETY: as required of the caller; the part lies within the region. Headers wait for
             // who sends, not for who receives.
             unsafe {
-                self.begin(trip, flight, None, |request| {
+                self.begin(context, flight, None, |request| {
                     let (to, tag) = (peer as c_int, tag as c_int);
                     ffi::MPI_Isend(base, elems, datatype(dtype), to, tag, self.handle, request)
                 })?;
@@ -139,7 +139,7 @@ impl Comm {
     /// As for [`Comm::begin`].
     pub(super) unsafe fn recv(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         flight: &mut Flight,
         (peer, tag): (usize, Tag),
         (region, dtype): (Region, DType),
@@ -149,7 +149,7 @@ impl Comm {
             let (base, elems) = (address(part), (part.len_bytes / dtype.size_bytes()) as c_int);
             // SAFETY: as required of the caller; the part lies within the region.
             unsafe {
-                self.begin(trip, flight, awaited, |request| {
+                self.begin(context, flight, awaited, |request| {
                     let (from, tag) = (peer as c_int, tag as c_int);
                     ffi::MPI_Irecv(base, elems, datatype(dtype), from, tag, self.handle, request)
                 })?;
@@ -165,13 +165,13 @@ impl Comm {
     /// Memory that it uses stays until this returns, or for good if it fails.
     pub(super) unsafe fn carry_out(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         start: impl FnOnce(ffi::MPI_Comm, *mut ffi::MPI_Request) -> c_int,
     ) -> Result<(), CollectiveError> {
         let mut flight = Flight::new();
         // SAFETY: as required of the caller.
-        unsafe { self.begin(trip, &mut flight, None, |request| start(self.handle, request))? };
-        self.land(trip, &mut flight)
+        unsafe { self.begin(context, &mut flight, None, |request| start(self.handle, request))? };
+        self.land(context, &mut flight)
     }
 
     /// As [`Comm::carry_out`], by a call that returns when the transfer is finished, whenever that is.
@@ -181,18 +181,22 @@ impl Comm {
     /// As for [`Comm::carry_out`].
     pub(super) unsafe fn carry_out_blocking(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         transfer: impl FnOnce(ffi::MPI_Comm) -> c_int,
     ) -> Result<(), CollectiveError> {
         let carried = self.runtime.call(|| transfer(self.handle));
-        carried.map_err(|reason| failed(trip, reason))
+        carried.map_err(|reason| failed(context, reason))
     }
 
     /// Waits until everything begun is finished, at most for the time limit.
     ///
     /// The library moves data only while it is called, so this asks again and again. It gives the core
     /// away in between, and sleeps when the wait gets long.
-    pub(super) fn land(&self, trip: &Trip, flight: &mut Flight) -> Result<(), CollectiveError> {
+    pub(super) fn land(
+        &self,
+        context: &OpContext,
+        flight: &mut Flight,
+    ) -> Result<(), CollectiveError> {
         let begin = Instant::now();
         let mut nap = Duration::from_micros(20);
         loop {
@@ -203,7 +207,7 @@ impl Comm {
                 let tested = self.runtime.call(|| unsafe {
                     ffi::MPI_Test(request, &mut is_done, ffi::RSMPI_STATUS_IGNORE)
                 });
-                tested.map_err(|reason| failed(trip, reason))?;
+                tested.map_err(|reason| failed(context, reason))?;
                 match is_done {
                     0 => at += 1,
                     _ => drop(flight.requests.swap_remove(at)),
@@ -213,14 +217,14 @@ impl Comm {
                 return Ok(());
             }
             let waited = begin.elapsed();
-            if waited > trip.patience.limit {
+            if waited > context.policy.limit {
                 let mut missing: Vec<usize> =
                     flight.requests.iter().filter_map(|(peer, _)| *peer).collect();
                 missing.sort_unstable();
                 missing.dedup();
-                return Err(trip.timed_out(missing));
+                return Err(context.timed_out(missing));
             }
-            if waited < trip.patience.spin {
+            if waited < context.policy.spin {
                 std::hint::spin_loop();
             } else if waited < YIELDING {
                 std::thread::yield_now();
@@ -260,8 +264,8 @@ impl Flight {
 }
 
 /// The library's refusal as an error of the operation.
-pub(super) fn failed(trip: &Trip, reason: String) -> CollectiveError {
-    let (rank, op, seq) = (trip.first + trip.rank, trip.call.kind.name(), trip.seq);
+pub(super) fn failed(context: &OpContext, reason: String) -> CollectiveError {
+    let (rank, op, seq) = (context.first + context.rank, context.call.kind.name(), context.seq);
     CollectiveError::Mpi { rank, op, seq, reason }
 }
 

@@ -8,8 +8,8 @@ use paceline_trace::now_ns;
 use super::flight::{Comm, Flight, Tag};
 use super::inner::Inner;
 use crate::CollectiveError;
-use crate::call::{Published, Region, Verdict};
-use crate::context::Trip;
+use crate::call::{CallHeader, Region, Verdict};
+use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call, read_calls};
 use crate::meet::{ShowCalls, Shown};
 
@@ -20,25 +20,29 @@ pub(super) struct Headers<'a> {
 }
 
 impl ShowCalls for Headers<'_> {
-    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError> {
-        let own = Header::Call { operation: trip.seq, call: trip.call.publish() }.encode();
-        let headers = swap(self.comm, self.inner, trip, &own)?;
-        read_calls(trip, headers, now_ns(), |_| {})
+    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
+        let own = Header::Call { operation: context.seq, call: context.call.header() }.encode();
+        let headers = swap(self.comm, self.inner, context, &own)?;
+        read_calls(context, headers, now_ns(), |_| {})
     }
 
-    fn show_blocks(&mut self, trip: &Trip, own: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
-        let rows = swap(self.comm, self.inner, trip, &encode_words(own))?;
+    fn show_blocks(
+        &mut self,
+        context: &OpContext,
+        own: &[u64],
+    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
+        let rows = swap(self.comm, self.inner, context, &encode_words(own))?;
         Ok(decode_rows(rows, own.len()))
     }
 }
 
 /// What a peer called, or why the operation cannot go on.
 pub(super) fn read(
-    trip: &Trip,
+    context: &OpContext,
     peer: usize,
     bytes: &[u8],
-) -> Result<(u32, Published), CollectiveError> {
-    read_call(trip, peer, bytes, |_| {})
+) -> Result<(u32, CallHeader), CollectiveError> {
+    read_call(context, peer, bytes, |_| {})
 }
 
 /// Sends the same message to every peer and receives one as long of each: all ranks' messages, in
@@ -46,52 +50,52 @@ pub(super) fn read(
 fn swap<'a>(
     comm: &Comm,
     inner: &'a mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     message: &[u8],
 ) -> Result<&'a [u8], CollectiveError> {
     let len = message.len();
     let out = inner.outgoing.get(len);
-    let all = inner.incoming.get(len * trip.world);
+    let all = inner.incoming.get(len * context.world);
     let mut flight = Flight::new();
-    let own = all.part(trip.rank * len..(trip.rank + 1) * len);
+    let own = all.part(context.rank * len..(context.rank + 1) * len);
     // SAFETY: both regions are as long, and nobody else's.
     unsafe {
         std::ptr::copy_nonoverlapping(message.as_ptr(), out.base, len);
         std::ptr::copy_nonoverlapping(message.as_ptr(), own.base, len);
     }
-    for peer in (0..trip.world).filter(|&peer| peer != trip.rank) {
+    for peer in (0..context.world).filter(|&peer| peer != context.rank) {
         let answer = all.part(peer * len..(peer + 1) * len);
         // SAFETY: the memory belongs to the engine, which gives it up for good after an error.
         unsafe {
-            comm.recv(trip, &mut flight, (peer, Tag::Header), (answer, DType::U8))?;
-            comm.send(trip, &mut flight, (peer, Tag::Header), (out, DType::U8))?;
+            comm.recv(context, &mut flight, (peer, Tag::Header), (answer, DType::U8))?;
+            comm.send(context, &mut flight, (peer, Tag::Header), (out, DType::U8))?;
         }
     }
-    comm.land(trip, &mut flight)?;
+    comm.land(context, &mut flight)?;
     // SAFETY: all parts have been written, and the borrow of `inner` keeps them.
-    Ok(unsafe { std::slice::from_raw_parts(all.base, len * trip.world) })
+    Ok(unsafe { std::slice::from_raw_parts(all.base, len * context.world) })
 }
 
 /// The error for two calls that do not fit together, where not all ranks can see both: this rank's
 /// was for one other rank only. So it tells all, whatever they are waiting for.
 pub(super) fn conflict(
     comm: &Comm,
-    trip: &Trip,
+    context: &OpContext,
     peer: usize,
-    (ours, operation, theirs): (Published, u32, Published),
+    (ours, operation, theirs): (CallHeader, u32, CallHeader),
 ) -> CollectiveError {
     let verdict = Verdict {
-        ranks: [trip.rank, peer],
-        operations: [trip.seq, operation],
+        ranks: [context.rank, peer],
+        operations: [context.seq, operation],
         calls: [ours, theirs],
     };
     // Nobody may ever receive it, so its memory stays for good.
     let bytes = Box::leak(Box::new(Header::Conflict(verdict).encode()));
     let news = Region { base: bytes.as_mut_ptr(), len_bytes: HEADER_BYTES, is_claimed: true };
     let mut flight = Flight::new();
-    for other in (0..trip.world).filter(|&other| other != trip.rank) {
+    for other in (0..context.world).filter(|&other| other != context.rank) {
         // SAFETY: the memory stays for good. Who cannot be told will time out.
-        let _ = unsafe { comm.send(trip, &mut flight, (other, Tag::Header), (news, DType::U8)) };
+        let _ = unsafe { comm.send(context, &mut flight, (other, Tag::Header), (news, DType::U8)) };
     }
-    trip.conflict(&verdict)
+    context.conflict(&verdict)
 }

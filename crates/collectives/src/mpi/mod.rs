@@ -40,7 +40,7 @@ use headers::Headers;
 use inner::Inner;
 use runtime::Runtime;
 
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::meet::meet;
 use crate::{CollectiveError, OpKind};
 
@@ -93,15 +93,15 @@ impl Mpi {
     }
 
     /// Carries a call out. Returns when the last rank arrived, as far as its header tells.
-    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let State { comm, inner } = &mut *self.state();
         let comm = comm.as_mut().expect("a group that is used has its communicator");
-        let outcome = dispatch(comm, inner, trip);
+        let outcome = dispatch(comm, inner, context);
         if let Err(error) = &outcome {
             // Headers of all ranks that do not fit together have all arrived: nothing is in the air.
             let is_found =
                 matches!(error, CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. });
-            if !is_found || trip.call.kind.is_point_to_point() {
+            if !is_found || context.call.kind.is_point_to_point() {
                 std::mem::forget(std::mem::take(inner));
                 comm.abandon();
             }
@@ -110,20 +110,20 @@ impl Mpi {
     }
 }
 
-fn dispatch(comm: &Comm, inner: &mut Inner, trip: &Trip) -> Result<u64, CollectiveError> {
-    let kind = trip.call.kind;
+fn dispatch(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {
+    let kind = context.call.kind;
     if kind.is_point_to_point() {
-        return point_to_point::run(comm, inner, trip);
+        return point_to_point::run(comm, inner, context);
     }
-    let met = meet(&mut Headers { comm, inner }, trip)?;
+    let met = meet(&mut Headers { comm, inner }, context)?;
     match kind {
         OpKind::AllReduce | OpKind::Reduce | OpKind::ReduceScatter => {
-            reductions::run(comm, inner, trip, &met)?;
+            reductions::run(comm, inner, context, &met)?;
         }
-        OpKind::Broadcast => copies::broadcast(comm, inner, trip)?,
-        OpKind::AllGather | OpKind::Gather => copies::gather(comm, inner, trip, &met)?,
-        OpKind::Scatter => copies::scatter(comm, inner, trip, &met)?,
-        OpKind::AllToAll => copies::all_to_all(comm, inner, trip, &met)?,
+        OpKind::Broadcast => copies::broadcast(comm, inner, context)?,
+        OpKind::AllGather | OpKind::Gather => copies::gather(comm, inner, context, &met)?,
+        OpKind::Scatter => copies::scatter(comm, inner, context, &met)?,
+        OpKind::AllToAll => copies::all_to_all(comm, inner, context, &met)?,
         OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
     }
     Ok(met.present_ns)

@@ -9,8 +9,8 @@ use paceline_trace::now_ns;
 use super::flight::{Comm, Flight, Tag};
 use super::headers;
 use super::inner::{Inner, copy_region, room, stage};
-use crate::call::{Call, Published};
-use crate::context::Trip;
+use crate::call::{Call, CallHeader};
+use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header};
 use crate::{CollectiveError, OpKind};
 
@@ -18,49 +18,53 @@ use crate::{CollectiveError, OpKind};
 struct Half {
     kind: OpKind,
     peer: usize,
-    call: Published,
+    call: CallHeader,
 }
 
-pub(super) fn run(comm: &Comm, inner: &mut Inner, trip: &Trip) -> Result<u64, CollectiveError> {
-    let halves = halves(trip);
+pub(super) fn run(
+    comm: &Comm,
+    inner: &mut Inner,
+    context: &OpContext,
+) -> Result<u64, CollectiveError> {
+    let halves = halves(context);
     let mut flight = Flight::new();
     let headers = inner.outgoing.get(halves.len() * HEADER_BYTES);
     for (n, half) in halves.iter().enumerate() {
-        let bytes = Header::Call { operation: trip.seq, call: half.call }.encode();
+        let bytes = Header::Call { operation: context.seq, call: half.call }.encode();
         let header = headers.part(n * HEADER_BYTES..(n + 1) * HEADER_BYTES);
         // SAFETY: the room is as long, and our own; it stays until all has landed, or for good.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), header.base, HEADER_BYTES);
-            comm.send(trip, &mut flight, (half.peer, Tag::Header), (header, DType::U8))?;
+            comm.send(context, &mut flight, (half.peer, Tag::Header), (header, DType::U8))?;
         }
     }
-    let present_ns = hear(comm, inner, trip, &halves)?;
-    let dtype = trip.call.dtype;
-    let incoming = trip
+    let present_ns = hear(comm, inner, context, &halves)?;
+    let dtype = context.call.dtype;
+    let incoming = context
         .call
         .receiving()
         .map(|(peer, region)| (peer, region, room(region, &mut inner.receiving)));
     if let Some((peer, _, room)) = incoming {
         // SAFETY: the region is claimed or the engine's own.
-        unsafe { comm.recv(trip, &mut flight, (peer, Tag::Data), (room, dtype))? };
+        unsafe { comm.recv(context, &mut flight, (peer, Tag::Data), (room, dtype))? };
     }
-    if let Some((peer, region)) = trip.call.sending() {
+    if let Some((peer, region)) = context.call.sending() {
         let data = stage(region, &mut inner.sending);
         // SAFETY: as above.
-        unsafe { comm.send(trip, &mut flight, (peer, Tag::Data), (data, dtype))? };
+        unsafe { comm.send(context, &mut flight, (peer, Tag::Data), (data, dtype))? };
     }
-    comm.land(trip, &mut flight)?;
+    comm.land(context, &mut flight)?;
     if let Some((_, region, room)) = incoming {
         copy_region(room, region);
     }
     Ok(present_ns)
 }
 
-fn halves(trip: &Trip) -> Vec<Half> {
-    let sending = trip.call.sending().map(|(peer, _)| (OpKind::Send, peer));
-    let receiving = trip.call.receiving().map(|(peer, _)| (OpKind::Recv, peer));
+fn halves(context: &OpContext) -> Vec<Half> {
+    let sending = context.call.sending().map(|(peer, _)| (OpKind::Send, peer));
+    let receiving = context.call.receiving().map(|(peer, _)| (OpKind::Recv, peer));
     let half = |(kind, peer)| {
-        let call = Call { kind, root: peer, ..trip.call.clone() }.publish();
+        let call = Call { kind, root: peer, ..context.call.clone() }.header();
         Half { kind, peer, call }
     };
     sending.into_iter().chain(receiving).map(half).collect()
@@ -70,10 +74,10 @@ fn halves(trip: &Trip) -> Vec<Half> {
 fn hear(
     comm: &Comm,
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     halves: &[Half],
 ) -> Result<u64, CollectiveError> {
-    let mut present_ns = trip.started_ns;
+    let mut present_ns = context.started_ns;
     let mut open: Vec<&Half> = halves.iter().collect();
     // A peer may answer the two halves in either order.
     while let Some(peer) = open.first().map(|half| half.peer) {
@@ -81,28 +85,28 @@ fn hear(
         let mut flight = Flight::new();
         // SAFETY: the room is the engine's own.
         let bytes = unsafe {
-            comm.recv(trip, &mut flight, (peer, Tag::Header), (answer, DType::U8))?;
-            comm.land(trip, &mut flight)?;
+            comm.recv(context, &mut flight, (peer, Tag::Header), (answer, DType::U8))?;
+            comm.land(context, &mut flight)?;
             std::slice::from_raw_parts(answer.base, HEADER_BYTES)
         };
         present_ns = now_ns();
-        let (operation, theirs) = headers::read(trip, peer, bytes)?;
+        let (operation, theirs) = headers::read(context, peer, bytes)?;
         let other_side =
             |half: &Half| if half.kind == OpKind::Send { OpKind::Recv } else { OpKind::Send };
         let is_answered =
             |half: &&Half| half.peer == peer && theirs.kind() == Some(other_side(half));
         let Some(at) = open.iter().position(is_answered) else {
-            let ours = trip.call.publish();
-            return Err(headers::conflict(comm, trip, peer, (ours, operation, theirs)));
+            let ours = context.call.header();
+            return Err(headers::conflict(comm, context, peer, (ours, operation, theirs)));
         };
         let half = open.remove(at);
         let (sender, receiver) = match half.kind {
             OpKind::Send => (&half.call, &theirs),
             _ => (&theirs, &half.call),
         };
-        let dtype = |call: &Published| (call.signature >> 8) as u8;
+        let dtype = |call: &CallHeader| (call.signature >> 8) as u8;
         if dtype(sender) != dtype(receiver) || sender.send_count != receiver.recv_count {
-            return Err(headers::conflict(comm, trip, peer, (half.call, operation, theirs)));
+            return Err(headers::conflict(comm, context, peer, (half.call, operation, theirs)));
         }
     }
     Ok(present_ns)

@@ -14,7 +14,7 @@ use super::flight::{Comm, address};
 use super::inner::{Inner, copy_region, room, stage, windows, within};
 use super::runtime::datatype;
 use crate::call::Region;
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::meet::Met;
 use crate::reduce::Reduction;
 use crate::{CollectiveError, OpKind, ReduceOp};
@@ -30,16 +30,16 @@ struct Sides {
 pub(super) fn run(
     comm: &Comm,
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     met: &Met,
 ) -> Result<(), CollectiveError> {
-    let call = trip.call;
-    let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: trip.world };
+    let call = context.call;
+    let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
     let running = reduction.running_dtype();
     let (type_, op) = (datatype(running), comm.runtime.operation(running, call.op));
     let elems = call.send.len_bytes / call.dtype.size_bytes();
     let recv_elems = call.recv.len_bytes / call.dtype.size_bytes();
-    let sides = prepare(comm, inner, trip, met, &reduction);
+    let sides = prepare(comm, inner, context, met, &reduction);
     let in_place = comm.runtime.in_place().unwrap_or_default();
     let bytes = |from: usize, len: usize| {
         let size = running.size_bytes();
@@ -52,22 +52,22 @@ pub(super) fn run(
         let send: *const c_void = sides.send.map_or(in_place, |region| part(region).cast_const());
         let counts = match call.kind {
             OpKind::ReduceScatter => {
-                inner.cut(&shares, trip.world, &window);
+                inner.cut(&shares, context.world, &window);
                 inner.counts.as_ptr()
             }
             _ => std::ptr::null(),
         };
         let result = match call.kind {
             OpKind::ReduceScatter => {
-                let own = within(&shares, trip.rank, &window);
-                let from = own.start.saturating_sub(shares.elements(trip.rank).start);
+                let own = within(&shares, context.rank, &window);
+                let from = own.start.saturating_sub(shares.elements(context.rank).start);
                 let part = match own.len() {
                     0 => Region::EMPTY,
                     len => sides.result.part(bytes(from, len)),
                 };
                 address(part)
             }
-            OpKind::Reduce if trip.rank != call.root => address(Region::EMPTY),
+            OpKind::Reduce if context.rank != call.root => address(Region::EMPTY),
             _ => part(sides.result),
         };
         let root = call.root as c_int;
@@ -75,14 +75,14 @@ pub(super) fn run(
         // ranks have agreed on the counts, and cut alike.
         unsafe {
             if comm.runtime.is_concurrent() {
-                comm.carry_out_blocking(trip, |comm| match call.kind {
+                comm.carry_out_blocking(context, |comm| match call.kind {
                     OpKind::AllReduce => ffi::MPI_Allreduce(send, result, len, type_, op, comm),
                     OpKind::Reduce => ffi::MPI_Reduce(send, result, len, type_, op, root, comm),
                     _ => ffi::MPI_Reduce_scatter(send, result, counts, type_, op, comm),
                 })?;
                 continue;
             }
-            comm.carry_out(trip, |comm, request| match call.kind {
+            comm.carry_out(context, |comm, request| match call.kind {
                 OpKind::AllReduce => {
                     ffi::MPI_Iallreduce(send, result, len, type_, op, comm, request)
                 }
@@ -104,8 +104,14 @@ pub(super) fn run(
 }
 
 /// Decides where the library reads and writes, and puts the contribution there.
-fn prepare(comm: &Comm, inner: &mut Inner, trip: &Trip, met: &Met, reduction: &Reduction) -> Sides {
-    let call = trip.call;
+fn prepare(
+    comm: &Comm,
+    inner: &mut Inner,
+    context: &OpContext,
+    met: &Met,
+    reduction: &Reduction,
+) -> Sides {
+    let call = context.call;
     let running = reduction.running_dtype();
     let size = |region: Region| region.len_bytes / call.dtype.size_bytes() * running.size_bytes();
     if running != call.dtype {

@@ -12,17 +12,17 @@ use super::round::Round;
 use super::state::Shared;
 use crate::CollectiveError;
 use crate::call::Shares;
-use crate::context::Trip;
+use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let met = shared.meet(trip)?;
-    let (call, shares) = (trip.call, met.shares());
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let met = shared.meet(context)?;
+    let (call, shares) = (context.call, met.shares());
     if !met.is_anyone_staged {
-        push(shared, trip, &met, &shares)?;
+        push(shared, context, &met, &shares)?;
         return Ok(met.present_ns);
     }
     let block = |source, _| 0..shares.bytes(source, call.dtype).len();
-    pull(shared, trip, &met, Cut::Whole, block, |window| {
+    pull(shared, context, &met, Cut::Whole, block, |window| {
         for source in 0..shared.world {
             let own = call.recv.part(shares.bytes(source, call.dtype));
             // SAFETY: the receiving side is this rank's own, and the shares fill it exactly.
@@ -32,14 +32,19 @@ pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> 
     Ok(met.present_ns)
 }
 
-fn push(shared: &Shared, trip: &Trip, met: &Round, shares: &Shares) -> Result<(), CollectiveError> {
-    let own = shares.bytes(shared.rank, trip.call.dtype);
+fn push(
+    shared: &Shared,
+    context: &OpContext,
+    met: &Round,
+    shares: &Shares,
+) -> Result<(), CollectiveError> {
+    let own = shares.bytes(shared.rank, context.call.dtype);
     // Beginning with the next rank, so that not all write to the same one's memory at a time.
     for target in (0..shared.world).map(|step| (shared.rank + step) % shared.world) {
         let place = shared.control().slot(met.number, target).recv.load();
         let place = place.map(|place| place.after(own.start));
-        let to = shared.resolve(trip, target, place, own.len())?;
-        let from = trip.call.send.base;
+        let to = shared.resolve(context, target, place, own.len())?;
+        let from = context.call.send.base;
         if own.is_empty() || std::ptr::eq(from, to) {
             continue;
         }
@@ -47,5 +52,5 @@ fn push(shared: &Shared, trip: &Trip, met: &Round, shares: &Shares) -> Result<()
         // share alone, and lies apart from it unless it is the same.
         unsafe { std::ptr::copy_nonoverlapping(from, to, own.len()) };
     }
-    shared.finish(trip, met.number)
+    shared.finish(context, met.number)
 }

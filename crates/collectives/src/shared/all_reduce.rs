@@ -15,29 +15,29 @@ use super::control::Slot;
 use super::round::Round;
 use super::state::{HALF_BYTES, Shared};
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::reduce::Reduction;
 
 /// Bytes that are claimed at a time: small enough to share out a megabyte, large enough that
 /// claiming (one atomic addition) costs nothing beside the work.
 const UNIT_BYTES: usize = 64 << 10;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    reduce_to(shared, trip, 0..shared.world)
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    reduce_to(shared, context, 0..shared.world)
 }
 
 /// Reduces all ranks' data to the ranks of `targets`.
 pub(super) fn reduce_to(
     shared: &Shared,
-    trip: &Trip,
+    context: &OpContext,
     targets: std::ops::Range<usize>,
 ) -> Result<u64, CollectiveError> {
-    let met = shared.meet(trip)?;
-    let len_bytes = trip.call.send.len_bytes;
+    let met = shared.meet(context)?;
+    let len_bytes = context.call.send.len_bytes;
     if len_bytes == 0 {
         return Ok(met.present_ns);
     }
-    let job = Job { shared, trip, targets };
+    let job = Job { shared, context, targets };
     if met.is_anyone_staged {
         job.staged(&met)?
     } else {
@@ -48,13 +48,13 @@ pub(super) fn reduce_to(
 
 struct Job<'a> {
     shared: &'a Shared,
-    trip: &'a Trip<'a>,
+    context: &'a OpContext<'a>,
     targets: std::ops::Range<usize>,
 }
 
 impl Job<'_> {
     fn in_place(&self, met: &Round) -> Result<(), CollectiveError> {
-        let len_bytes = self.trip.call.send.len_bytes;
+        let len_bytes = self.context.call.send.len_bytes;
         let inputs =
             self.places(met.number, 0..self.shared.world, |slot| &slot.send, 0, len_bytes)?;
         let outputs =
@@ -71,10 +71,10 @@ impl Job<'_> {
         start: usize,
         len_bytes: usize,
     ) -> Result<Vec<*mut u8>, CollectiveError> {
-        let Self { shared, trip, .. } = self;
+        let Self { shared, context, .. } = self;
         let address = |rank| match side(shared.control().slot(round, rank)).load() {
             None => Ok(shared.stage(rank, round)),
-            Some(place) => shared.resolve(trip, rank, Some(place.after(start)), len_bytes),
+            Some(place) => shared.resolve(context, rank, Some(place.after(start)), len_bytes),
         };
         ranks.map(address).collect()
     }
@@ -87,7 +87,7 @@ impl Job<'_> {
         outputs: &[*mut u8],
         len_bytes: usize,
     ) -> Result<(), CollectiveError> {
-        let Self { shared, trip, .. } = self;
+        let Self { shared, context, .. } = self;
         let control = shared.control();
         let num_units = len_bytes.div_ceil(UNIT_BYTES) as u32;
         while let Some(unit) = control.claim_unit(num_units) {
@@ -99,7 +99,7 @@ impl Job<'_> {
             control.complete_unit(round, num_units);
         }
         shared.done_with(round);
-        shared.wait_done(trip, round)
+        shared.wait_done(context, round)
     }
 
     /// # Safety
@@ -113,7 +113,7 @@ impl Job<'_> {
         begin: usize,
         len_bytes: usize,
     ) {
-        let call = self.trip.call;
+        let call = self.context.call;
         let mut regions = [std::ptr::null_mut(); 2 * crate::MAX_RANKS];
         let (to, rest) = regions.split_at_mut(outputs.len());
         let from = &mut rest[..inputs.len()];
@@ -133,8 +133,8 @@ impl Job<'_> {
     }
 
     fn staged(&self, first: &Round) -> Result<(), CollectiveError> {
-        let Self { shared, trip, targets } = self;
-        let (rank, world, call) = (shared.rank, shared.world, trip.call);
+        let Self { shared, context, targets } = self;
+        let (rank, world, call) = (shared.rank, shared.world, context.call);
         let is_staged = |rank| shared.control().slot(first.number, rank).send.load().is_none();
         let is_target = targets.contains(&rank);
         let is_private = world == 2 && (0..world).all(is_staged);
@@ -149,8 +149,8 @@ impl Job<'_> {
                     std::ptr::copy_nonoverlapping(from, shared.stage(rank, round), len_bytes);
                 }
             }
-            shared.arrive(trip, round);
-            shared.wait_present(trip, round)?;
+            shared.arrive(context, round);
+            shared.wait_present(context, round)?;
             let mut inputs = self.places(round, 0..world, |slot| &slot.send, start, len_bytes)?;
             if is_private {
                 if is_target {

@@ -8,17 +8,17 @@ use super::pull::{Cut, pull};
 use super::state::Shared;
 use crate::CollectiveError;
 use crate::call::Shares;
-use crate::context::Trip;
+use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let met = shared.meet(trip)?;
-    let (call, world) = (trip.call, shared.world);
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let met = shared.meet(context)?;
+    let (call, world) = (context.call, shared.world);
     let sent = |from, to| shared.control().blocks(met.number, from, to)[0].load(Ordering::Relaxed);
     let rows: Vec<Shares> =
         (0..world).map(|from| Shares::of((0..world).map(|to| sent(from, to)))).collect();
     let column = Shares::of((0..world).map(|from| sent(from, shared.rank)));
     let block = |source: usize, reader| rows[source].bytes(reader, call.dtype);
-    pull(shared, trip, &met, Cut::Blocks, block, |window| {
+    pull(shared, context, &met, Cut::Blocks, block, |window| {
         for source in 0..world {
             let own = call.recv.part(column.bytes(source, call.dtype));
             // SAFETY: the receiving side is this rank's own, and the blocks fill it exactly.

@@ -4,8 +4,8 @@
 
 use super::state::Shared;
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    Ok(shared.meet(trip)?.present_ns)
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    Ok(shared.meet(context)?.present_ns)
 }

@@ -5,14 +5,14 @@
 use super::pull::{Cut, pull};
 use super::state::Shared;
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let met = shared.meet(trip)?;
-    let call = trip.call;
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let met = shared.meet(context)?;
+    let call = context.call;
     let whole = 0..call.recv.len_bytes;
     let block = |source, _| if source == call.root { whole.clone() } else { 0..0 };
-    pull(shared, trip, &met, Cut::Whole, block, |window| {
+    pull(shared, context, &met, Cut::Whole, block, |window| {
         // SAFETY: the receiving side is this rank's own, and as long on every rank.
         unsafe { window.copy(call.root, call.recv.base) };
     })?;

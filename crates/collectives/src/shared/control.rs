@@ -29,8 +29,8 @@ use super::gates::{Bell, Gates, Line};
 use super::mail::Counts;
 use super::segment::Place;
 use crate::MAX_RANKS;
-use crate::call::{Published, Verdict};
-use crate::context::Patience;
+use crate::call::{CallHeader, Verdict};
+use crate::context::WaitPolicy;
 
 /// A place in a rank's memory, in words.
 #[repr(C)]
@@ -69,15 +69,15 @@ pub(crate) struct CallWords {
 }
 
 impl CallWords {
-    pub(crate) fn store(&self, call: &Published) {
+    pub(crate) fn store(&self, call: &CallHeader) {
         self.signature.store(call.signature, Ordering::Relaxed);
         self.send_count.store(call.send_count, Ordering::Relaxed);
         self.recv_count.store(call.recv_count, Ordering::Relaxed);
         self.overlap.store(call.overlap, Ordering::Relaxed);
     }
 
-    pub(crate) fn load(&self) -> Published {
-        Published {
+    pub(crate) fn load(&self) -> CallHeader {
+        CallHeader {
             signature: self.signature.load(Ordering::Relaxed),
             send_count: self.send_count.load(Ordering::Relaxed),
             recv_count: self.recv_count.load(Ordering::Relaxed),
@@ -196,14 +196,14 @@ impl Control {
     pub(crate) fn wait_present(
         &self,
         seq: u32,
-        patience: Patience,
+        policy: WaitPolicy,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<u64, WaitError> {
         // Whoever looks stuck may have passed this very gate and gone on to its next operation, which can
         // be seen only together with the open gate.
         let stuck = || is_stuck().filter(|_| !self.gates.all_present(seq));
         let has_accused = || stuck().inspect(|verdict| self.accuse(verdict)).is_some();
-        let outcome = self.gates.wait_present(seq, patience, || self.alarm(), has_accused);
+        let outcome = self.gates.wait_present(seq, policy, || self.alarm(), has_accused);
         outcome.inspect_err(|error| self.give_up(*error))
     }
 
@@ -224,8 +224,8 @@ impl Control {
     }
 
     /// Waits until all units of round `seq` are completed.
-    pub(crate) fn wait_done(&self, seq: u32, patience: Patience) -> Result<(), WaitError> {
-        let outcome = self.gates.wait_done(seq, patience, || self.alarm());
+    pub(crate) fn wait_done(&self, seq: u32, policy: WaitPolicy) -> Result<(), WaitError> {
+        let outcome = self.gates.wait_done(seq, policy, || self.alarm());
         outcome.inspect_err(|error| self.give_up(*error))
     }
 
@@ -335,12 +335,12 @@ impl Control {
         &self,
         rank: usize,
         peers: &[usize],
-        patience: Patience,
+        policy: WaitPolicy,
         is_done: impl FnMut() -> bool,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<(), WaitError> {
         let accuse = |verdict: &Verdict| self.accuse(verdict);
-        self.bells[rank].wait(patience, is_done, || self.alarm_among(peers), is_stuck, accuse)
+        self.bells[rank].wait(policy, is_done, || self.alarm_among(peers), is_stuck, accuse)
     }
 
     /// Whether `rank` left in order.
@@ -365,8 +365,8 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
-    const PATIENT: Patience =
-        Patience { spin: Duration::from_micros(5), limit: Duration::from_secs(30) };
+    const PATIENT: WaitPolicy =
+        WaitPolicy { spin: Duration::from_micros(5), limit: Duration::from_secs(30) };
 
     #[test]
     fn every_unit_of_every_round_is_done_once_and_seen_by_all() {
@@ -403,7 +403,7 @@ mod tests {
         let control = Control::of(&mapping);
         control.slot(1, 0).seq.store(1, Ordering::Relaxed);
         control.arrive(1, 3);
-        let short = Patience { limit: Duration::from_millis(20), ..PATIENT };
+        let short = WaitPolicy { limit: Duration::from_millis(20), ..PATIENT };
         assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
         assert_eq!(control.missing(1, 3), [1, 2]);
         let mapping = Control::create(0).unwrap();
@@ -422,7 +422,7 @@ mod tests {
     fn a_gate_that_a_rank_gave_up_on_stays_shut() {
         let mapping = Control::create(0).unwrap();
         let control = Control::of(&mapping);
-        let short = Patience { spin: Duration::ZERO, limit: Duration::from_millis(5) };
+        let short = WaitPolicy { spin: Duration::ZERO, limit: Duration::from_millis(5) };
         control.arrive(1, 2);
         assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
         control.arrive(1, 2);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::fate::WaitError;
 use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now_ns, spin_loop};
 use crate::call::Verdict;
-use crate::context::Patience;
+use crate::context::WaitPolicy;
 
 /// A value on a cache line of its own, so that ranks do not slow each other by false sharing.
 #[repr(C, align(64))]
@@ -71,12 +71,12 @@ impl Gates {
     pub(super) fn wait_present(
         &self,
         seq: u32,
-        patience: Patience,
+        policy: WaitPolicy,
         alarm: impl Fn() -> Option<WaitError>,
         has_accused: impl Fn() -> bool,
     ) -> Result<u64, WaitError> {
         self.present
-            .wait(seq, patience, alarm, has_accused)
+            .wait(seq, policy, alarm, has_accused)
             .or_else(|error| if self.present.close(seq) { Err(error) } else { Ok(()) })?;
         Ok(self.present.opened_ns.load(Ordering::Relaxed))
     }
@@ -108,10 +108,10 @@ impl Gates {
     pub(super) fn wait_done(
         &self,
         seq: u32,
-        patience: Patience,
+        policy: WaitPolicy,
         alarm: impl Fn() -> Option<WaitError>,
     ) -> Result<(), WaitError> {
-        self.done.wait(seq, patience, alarm, || false)
+        self.done.wait(seq, policy, alarm, || false)
     }
 
     /// Wakes everybody, to look for the reason.
@@ -127,7 +127,7 @@ impl Gate {
     fn wait(
         &self,
         seq: u32,
-        patience: Patience,
+        policy: WaitPolicy,
         alarm: impl Fn() -> Option<WaitError>,
         has_accused: impl Fn() -> bool,
     ) -> Result<(), WaitError> {
@@ -135,8 +135,8 @@ impl Gate {
             return Ok(());
         }
         let begin = now_ns();
-        let spin_ns = u64::try_from(patience.spin.as_nanos()).unwrap_or(u64::MAX);
-        let limit_ns = u64::try_from(patience.limit.as_nanos()).unwrap_or(u64::MAX);
+        let spin_ns = u64::try_from(policy.spin.as_nanos()).unwrap_or(u64::MAX);
+        let limit_ns = u64::try_from(policy.limit.as_nanos()).unwrap_or(u64::MAX);
         loop {
             let waited = now_ns() - begin;
             if waited >= spin_ns {
@@ -252,7 +252,7 @@ impl Bell {
     /// says why that never happens; `stuck` looks for a reason now and then, for `accuse` to report.
     pub(super) fn wait(
         &self,
-        patience: Patience,
+        policy: WaitPolicy,
         mut is_done: impl FnMut() -> bool,
         alarm: impl Fn() -> Option<WaitError>,
         stuck: impl Fn() -> Option<Verdict>,
@@ -265,7 +265,7 @@ impl Bell {
                 return Ok(());
             }
             let waited = Duration::from_nanos(now_ns() - begin);
-            if waited < patience.spin {
+            if waited < policy.spin {
                 spin_loop();
                 continue;
             }
@@ -280,7 +280,7 @@ impl Bell {
                 // A rank that left in order may have done its part with its last act.
                 return if is_done() { Ok(()) } else { Err(reason) };
             }
-            let left = patience.limit.saturating_sub(waited);
+            let left = policy.limit.saturating_sub(waited);
             if left.is_zero() {
                 return Err(WaitError::TimedOut);
             }

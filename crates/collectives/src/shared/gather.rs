@@ -6,13 +6,13 @@
 use super::pull::{Cut, pull};
 use super::state::Shared;
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let met = shared.meet(trip)?;
-    let (call, shares) = (trip.call, met.shares());
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let met = shared.meet(context)?;
+    let (call, shares) = (context.call, met.shares());
     let block = |source, _| 0..shares.bytes(source, call.dtype).len();
-    pull(shared, trip, &met, Cut::Whole, block, |window| {
+    pull(shared, context, &met, Cut::Whole, block, |window| {
         if shared.rank != call.root {
             return;
         }

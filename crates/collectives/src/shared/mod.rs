@@ -36,23 +36,23 @@ pub(crate) use fate::Fate;
 pub(crate) use segment::Reach;
 pub(crate) use state::Shared;
 
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
 impl Shared {
     /// Carries a call out. Returns when the last rank arrived.
-    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
-        let outcome = match trip.call.kind {
-            OpKind::AllReduce => all_reduce::run(self, trip),
-            OpKind::ReduceScatter => reduce_scatter::run(self, trip),
-            OpKind::AllGather => all_gather::run(self, trip),
-            OpKind::Broadcast => broadcast::run(self, trip),
-            OpKind::Reduce => reduce::run(self, trip),
-            OpKind::Gather => gather::run(self, trip),
-            OpKind::Scatter => scatter::run(self, trip),
-            OpKind::AllToAll => all_to_all::run(self, trip),
-            OpKind::Send | OpKind::Recv | OpKind::SendRecv => point_to_point::run(self, trip),
-            OpKind::Barrier => barrier::run(self, trip),
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
+        let outcome = match context.call.kind {
+            OpKind::AllReduce => all_reduce::run(self, context),
+            OpKind::ReduceScatter => reduce_scatter::run(self, context),
+            OpKind::AllGather => all_gather::run(self, context),
+            OpKind::Broadcast => broadcast::run(self, context),
+            OpKind::Reduce => reduce::run(self, context),
+            OpKind::Gather => gather::run(self, context),
+            OpKind::Scatter => scatter::run(self, context),
+            OpKind::AllToAll => all_to_all::run(self, context),
+            OpKind::Send | OpKind::Recv | OpKind::SendRecv => point_to_point::run(self, context),
+            OpKind::Barrier => barrier::run(self, context),
         };
         if outcome.is_err() && matches!(self.reach, Reach::Threads) {
             self.outlast();

@@ -20,10 +20,10 @@ use super::fate::WaitError;
 use super::gates::{Bell, Gates};
 use super::mail::{Counts, MAX_READY};
 use super::sync::{AtomicU32, Ordering, SLEEP, Sleep};
-use crate::context::Patience;
+use crate::context::WaitPolicy;
 
-const PATIENT: Patience = Patience { spin: Duration::ZERO, limit: Duration::MAX };
-const IMPATIENT: Patience = Patience { spin: Duration::ZERO, limit: Duration::ZERO };
+const PATIENT: WaitPolicy = WaitPolicy { spin: Duration::ZERO, limit: Duration::MAX };
+const IMPATIENT: WaitPolicy = WaitPolicy { spin: Duration::ZERO, limit: Duration::ZERO };
 
 /// Plain data that ranks share; loom reports two accesses that race.
 #[derive(Default)]
@@ -149,9 +149,9 @@ struct Meeting {
     found: [Data; MAX_WORLD],
 }
 
-fn meet(meeting: &Meeting, rank: usize, world: usize, patience: Patience) {
+fn meet(meeting: &Meeting, rank: usize, world: usize, policy: WaitPolicy) {
     meeting.gates.arrive(1, world);
-    let found = match meeting.gates.wait_present(1, patience, || None, || false) {
+    let found = match meeting.gates.wait_present(1, policy, || None, || false) {
         Ok(_) => 1,
         Err(WaitError::TimedOut) => 2,
         Err(WaitError::GivenUp) => 3,

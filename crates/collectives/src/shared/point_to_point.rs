@@ -14,42 +14,45 @@ use super::mail::{MAX_READY, Message};
 use super::segment::Place;
 use super::segment::Reach;
 use super::state::{HALF_BYTES, Shared};
-use crate::call::{Published, Region, Verdict};
-use crate::context::Trip;
+use crate::call::{CallHeader, Region, Verdict};
+use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
 /// Half of what is free of the staging area: one piece is filled while the other is read.
 const PIECE_BYTES: usize = HALF_BYTES / 2;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let mut sender = trip.call.sending().map(|(to, data)| Sender::announce(shared, trip, to, data));
-    let mut receiver =
-        trip.call.receiving().map(|(from, data)| Receiver::announce(shared, trip, from, data));
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let mut sender =
+        context.call.sending().map(|(to, data)| Sender::announce(shared, context, to, data));
+    let mut receiver = context
+        .call
+        .receiving()
+        .map(|(from, data)| Receiver::announce(shared, context, from, data));
     let is_met = || {
         sender.as_ref().is_none_or(Sender::is_expected)
             && receiver.as_ref().is_none_or(Receiver::is_expected)
     };
-    wait(shared, trip, is_met, || {
+    wait(shared, context, is_met, || {
         let to = sender.as_ref().filter(|half| !half.is_expected()).map(|half| half.to);
         let from = receiver.as_ref().filter(|half| !half.is_expected()).map(|half| half.from);
-        to.into_iter().chain(from).find_map(|peer| shared.is_elsewhere(trip, peer))
+        to.into_iter().chain(from).find_map(|peer| shared.is_elsewhere(context, peer))
     })?;
     let present_ns = now_ns();
     if let Some(half) = &mut receiver {
         half.place = half.mail.place.load();
     }
-    let differs = sender.as_ref().and_then(|half| half.disagreement(shared, trip));
-    let differs = differs.or_else(|| receiver.as_ref()?.disagreement(shared, trip));
+    let differs = sender.as_ref().and_then(|half| half.disagreement(shared, context));
+    let differs = differs.or_else(|| receiver.as_ref()?.disagreement(shared, context));
     if let Some(verdict) = differs {
         shared.control().accuse(&verdict);
-        let reason = shared.control().alarm_among(&peers(trip));
+        let reason = shared.control().alarm_among(&peers(context));
         let reason = reason.unwrap_or(WaitError::Conflict(verdict));
-        return Err(shared.explain(trip, reason, Vec::new));
+        return Err(shared.explain(context, reason, Vec::new));
     }
     loop {
         let is_sent = sender.as_mut().is_none_or(|half| half.step(shared));
         let is_received = match &mut receiver {
-            Some(half) => half.step(shared, trip)?,
+            Some(half) => half.step(shared, context)?,
             None => true,
         };
         if is_sent && is_received {
@@ -61,7 +64,7 @@ pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> 
             sender.is_some_and(Sender::can_go_on) || receiver.is_some_and(Receiver::can_go_on)
         };
         // Both sides have met, so the other one will do its part.
-        if let Err(error) = wait(shared, trip, can_go_on, || None) {
+        if let Err(error) = wait(shared, context, can_go_on, || None) {
             if let Some(half) = sender.filter(|_| !is_sent) {
                 half.withdraw(shared);
             }
@@ -72,33 +75,33 @@ pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> 
 
 fn wait(
     shared: &Shared,
-    trip: &Trip,
+    context: &OpContext,
     is_done: impl FnMut() -> bool,
     is_stuck: impl Fn() -> Option<Verdict>,
 ) -> Result<(), CollectiveError> {
-    let (control, peers) = (shared.control(), peers(trip));
-    let outcome = control.wait_bell(shared.rank, &peers, trip.patience, is_done, is_stuck);
-    outcome.map_err(|error| shared.explain(trip, error, || peers))
+    let (control, peers) = (shared.control(), peers(context));
+    let outcome = control.wait_bell(shared.rank, &peers, context.policy, is_done, is_stuck);
+    outcome.map_err(|error| shared.explain(context, error, || peers))
 }
 
 /// The ranks that this call needs.
-fn peers(trip: &Trip) -> Vec<usize> {
-    let halves = [trip.call.sending(), trip.call.receiving()];
+fn peers(context: &OpContext) -> Vec<usize> {
+    let halves = [context.call.sending(), context.call.receiving()];
     halves.into_iter().flatten().map(|half| half.0).collect()
 }
 
 impl Shared {
     /// What a peer called that keeps it from ever answering this rank's message: a collective that
     /// needs this rank too, or a message that this rank would have to answer first.
-    fn is_elsewhere(&self, trip: &Trip, peer: usize) -> Option<Verdict> {
+    fn is_elsewhere(&self, context: &OpContext, peer: usize) -> Option<Verdict> {
         let (operation, call) = match self.ahead(peer) {
             Some(slot) => (slot.operation.load(Ordering::Relaxed), slot.call.load()),
             None => self.unanswered(peer)?,
         };
         Some(Verdict {
             ranks: [self.rank, peer],
-            operations: [trip.seq, operation],
-            calls: [trip.call.publish(), call],
+            operations: [context.seq, operation],
+            calls: [context.call.header(), call],
         })
     }
 
@@ -126,7 +129,7 @@ impl Shared {
     }
 
     /// The message to or from this rank that a peer waits for and this rank has not called.
-    pub(super) fn unanswered(&self, peer: usize) -> Option<(u32, Published)> {
+    pub(super) fn unanswered(&self, peer: usize) -> Option<(u32, CallHeader)> {
         let (incoming, outgoing) =
             (self.control().mail(peer, self.rank), self.control().mail(self.rank, peer));
         let (sent, asked) = incoming.counts.begun();
@@ -144,14 +147,14 @@ impl Shared {
 }
 
 /// What a half shows of its call: a send-and-receive shows each side the half that concerns it.
-fn half(trip: &Trip, kind: OpKind, peer: usize) -> Published {
-    let mut call = trip.call.clone();
+fn half(context: &OpContext, kind: OpKind, peer: usize) -> CallHeader {
+    let mut call = context.call.clone();
     (call.kind, call.root) = (kind, peer);
-    call.publish()
+    call.header()
 }
 
-fn fit(sender: &Published, receiver: &Published) -> bool {
-    let dtype = |call: &Published| (call.signature >> 8) as u8;
+fn fit(sender: &CallHeader, receiver: &CallHeader) -> bool {
+    let dtype = |call: &CallHeader| (call.signature >> 8) as u8;
     dtype(sender) == dtype(receiver) && sender.send_count == receiver.recv_count
 }
 
@@ -164,11 +167,11 @@ struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    fn announce(shared: &'a Shared, trip: &Trip, to: usize, data: Region) -> Self {
+    fn announce(shared: &'a Shared, context: &OpContext, to: usize, data: Region) -> Self {
         let mail = shared.control().mail(shared.rank, to);
         let place = shared.locate(&data);
-        mail.sender.store(&half(trip, OpKind::Send, to));
-        mail.sender_operation.store(trip.seq, Ordering::Relaxed);
+        mail.sender.store(&half(context, OpKind::Send, to));
+        mail.sender_operation.store(context.seq, Ordering::Relaxed);
         mail.place.store(place);
         let message = mail.counts.send();
         shared.control().ring(to);
@@ -179,12 +182,12 @@ impl<'a> Sender<'a> {
         self.mail.counts.is_asked(self.message)
     }
 
-    fn disagreement(&self, shared: &Shared, trip: &Trip) -> Option<Verdict> {
+    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Verdict> {
         let (ours, theirs) = (self.mail.sender.load(), self.mail.receiver.load());
         let operation = self.mail.receiver_operation.load(Ordering::Relaxed);
         (!fit(&ours, &theirs)).then_some(Verdict {
             ranks: [shared.rank, self.to],
-            operations: [trip.seq, operation],
+            operations: [context.seq, operation],
             calls: [ours, theirs],
         })
     }
@@ -240,10 +243,10 @@ struct Receiver<'a> {
 }
 
 impl<'a> Receiver<'a> {
-    fn announce(shared: &'a Shared, trip: &Trip, from: usize, data: Region) -> Self {
+    fn announce(shared: &'a Shared, context: &OpContext, from: usize, data: Region) -> Self {
         let mail = shared.control().mail(from, shared.rank);
-        mail.receiver.store(&half(trip, OpKind::Recv, from));
-        mail.receiver_operation.store(trip.seq, Ordering::Relaxed);
+        mail.receiver.store(&half(context, OpKind::Recv, from));
+        mail.receiver_operation.store(context.seq, Ordering::Relaxed);
         let message = mail.counts.ask();
         shared.control().ring(from);
         Self { mail, from, data, message, place: None }
@@ -253,12 +256,12 @@ impl<'a> Receiver<'a> {
         self.mail.counts.is_sent(self.message)
     }
 
-    fn disagreement(&self, shared: &Shared, trip: &Trip) -> Option<Verdict> {
+    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Verdict> {
         let (ours, theirs) = (self.mail.receiver.load(), self.mail.sender.load());
         let operation = self.mail.sender_operation.load(Ordering::Relaxed);
         (!fit(&theirs, &ours)).then_some(Verdict {
             ranks: [shared.rank, self.from],
-            operations: [trip.seq, operation],
+            operations: [context.seq, operation],
             calls: [ours, theirs],
         })
     }
@@ -273,7 +276,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Takes what is ready; true when it has all.
-    fn step(&mut self, shared: &Shared, trip: &Trip) -> Result<bool, CollectiveError> {
+    fn step(&mut self, shared: &Shared, context: &OpContext) -> Result<bool, CollectiveError> {
         let place = self.place;
         let num_pieces = num_pieces(self.data.len_bytes, place.is_none());
         loop {
@@ -284,7 +287,7 @@ impl<'a> Receiver<'a> {
             let (from, piece) = match place {
                 Some(place) => {
                     let len_bytes = self.data.len_bytes;
-                    (shared.resolve(trip, self.from, Some(place), len_bytes)?, self.data)
+                    (shared.resolve(context, self.from, Some(place), len_bytes)?, self.data)
                 }
                 None => {
                     let start = taken as usize * PIECE_BYTES;
@@ -307,7 +310,7 @@ impl<'a> Receiver<'a> {
             if is_withdrawn {
                 let reason = shared.control().alarm_among(&[self.from]);
                 let reason = reason.unwrap_or(WaitError::GivenUp);
-                return Err(shared.explain(trip, reason, || vec![self.from]));
+                return Err(shared.explain(context, reason, || vec![self.from]));
             }
             self.mail.counts.add_taken();
             shared.control().ring(self.from);

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::round::Round;
 use super::state::{HALF_BYTES, Shared};
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 
 /// How a rank's data are cut for those who fetch them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Window<'_> {
 /// that a destination rank wants.
 pub(crate) fn pull(
     shared: &Shared,
-    trip: &Trip,
+    context: &OpContext,
     met: &Round,
     cut: Cut,
     block: impl Fn(usize, usize) -> Range<usize>,
@@ -77,11 +77,11 @@ pub(crate) fn pull(
     if !met.is_anyone_staged {
         let address = |source: usize| {
             let place = places[source].map(|place| place.after(own[source].start));
-            shared.resolve(trip, source, place, own[source].len()).map(<*mut u8>::cast_const)
+            shared.resolve(context, source, place, own[source].len()).map(<*mut u8>::cast_const)
         };
         let sources = (0..world).map(address).collect::<Result<Vec<_>, _>>()?;
         take(&Window { sources: &sources, blocks: &own, range: 0..usize::MAX });
-        return shared.finish(trip, met.number);
+        return shared.finish(context, met.number);
     }
     let part_bytes = match cut {
         Cut::Whole => HALF_BYTES,
@@ -101,14 +101,14 @@ pub(crate) fn pull(
                 // SAFETY: the part lies within this rank's data, and fits its place in the staging
                 // area, which nobody reads any more: all have arrived in a later round.
                 unsafe {
-                    let from = trip.call.send.base.add(whole.start + part.start);
+                    let from = context.call.send.base.add(whole.start + part.start);
                     let to = shared.stage(rank, round).add(slot * part_bytes);
                     std::ptr::copy_nonoverlapping(from, to, part.len());
                 }
             }
         }
-        shared.arrive(trip, round);
-        shared.wait_present(trip, round)?;
+        shared.arrive(context, round);
+        shared.wait_present(context, round)?;
         let address = |source: usize| match places[source] {
             None => {
                 let slot = if cut == Cut::Whole { 0 } else { rank };
@@ -118,7 +118,7 @@ pub(crate) fn pull(
             Some(place) => {
                 let len = range.end.min(own[source].len()).saturating_sub(start);
                 let place = place.after(own[source].start + start);
-                shared.resolve(trip, source, Some(place), len).map(<*mut u8>::cast_const)
+                shared.resolve(context, source, Some(place), len).map(<*mut u8>::cast_const)
             }
         };
         let sources = (0..world).map(address).collect::<Result<Vec<_>, _>>()?;
@@ -130,7 +130,7 @@ pub(crate) fn pull(
         places[source].is_some() && (0..world).any(|to| !block(source, to).is_empty())
     };
     if round != met.number && (0..world).any(lies_in_place) {
-        shared.finish(trip, round)?;
+        shared.finish(context, round)?;
     }
     Ok(())
 }

@@ -6,9 +6,9 @@
 use super::all_reduce;
 use super::state::Shared;
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let root = trip.call.root;
-    all_reduce::reduce_to(shared, trip, root..root + 1)
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let root = context.call.root;
+    all_reduce::reduce_to(shared, context, root..root + 1)
 }

@@ -6,15 +6,15 @@
 use super::pull::{Cut, pull};
 use super::state::Shared;
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::reduce::Reduction;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let met = shared.meet(trip)?;
-    let (call, shares) = (trip.call, met.shares());
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let met = shared.meet(context)?;
+    let (call, shares) = (context.call, met.shares());
     let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: shared.world };
     let block = |_, reader| shares.bytes(reader, call.dtype);
-    pull(shared, trip, &met, Cut::Blocks, block, |window| {
+    pull(shared, context, &met, Cut::Blocks, block, |window| {
         let (sources, range) = window.of_all();
         if range.is_empty() {
             return;

@@ -10,8 +10,8 @@ use super::fate::{Fate, WaitError};
 use super::segment::Place;
 use super::segment::Reach;
 use super::state::{HALF_BYTES, STAGING_BYTES, Shared};
-use crate::call::{Published, Region, Shares, Verdict};
-use crate::context::{Patience, Trip};
+use crate::call::{CallHeader, Region, Shares, Verdict};
+use crate::context::{OpContext, WaitPolicy};
 use crate::meet::{Met, ShowCalls, Shown, meet, shares};
 use crate::{CollectiveError, OpKind};
 
@@ -21,7 +21,7 @@ pub(crate) struct Round {
     pub(super) number: u32,
     pub(crate) present_ns: u64,
     /// What each rank called, and as which of its operations.
-    pub(crate) calls: Vec<Published>,
+    pub(crate) calls: Vec<CallHeader>,
     pub(crate) operations: Vec<u32>,
     /// Whether any rank's data must be staged.
     pub(super) is_anyone_staged: bool,
@@ -42,14 +42,14 @@ struct Slots<'a> {
 }
 
 impl ShowCalls for Slots<'_> {
-    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
         let Round { number, present_ns, calls, operations, is_anyone_staged } =
-            self.shared.show(trip)?;
+            self.shared.show(context)?;
         self.round = (number, is_anyone_staged);
         Ok(Shown { present_ns, calls, operations })
     }
 
-    fn show_blocks(&mut self, _: &Trip, _: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(&mut self, _: &OpContext, _: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
         // Each rank wrote its blocks before it arrived.
         let world = self.shared.world;
         let word = |rank, peer, side: usize| {
@@ -66,25 +66,25 @@ impl ShowCalls for Slots<'_> {
 
 impl Shared {
     /// Shows what this rank calls, waits until all others have done so, and compares. Moves nothing.
-    pub(super) fn meet(&self, trip: &Trip) -> Result<Round, CollectiveError> {
+    pub(super) fn meet(&self, context: &OpContext) -> Result<Round, CollectiveError> {
         let mut slots = Slots { shared: self, round: (0, false) };
-        let Met { present_ns, calls, .. } = meet(&mut slots, trip)?;
+        let Met { present_ns, calls, .. } = meet(&mut slots, context)?;
         let (number, is_anyone_staged) = slots.round;
         Ok(Round { number, present_ns, calls, operations: Vec::new(), is_anyone_staged })
     }
 
     /// As [`Shared::meet`], without comparing.
-    pub(crate) fn show(&self, trip: &Trip) -> Result<Round, CollectiveError> {
+    pub(crate) fn show(&self, context: &OpContext) -> Result<Round, CollectiveError> {
         let number = self.next_round();
-        if let Some(blocks) = &trip.call.blocks {
+        if let Some(blocks) = &context.call.blocks {
             for (peer, (&sent, &expected)) in blocks.send.iter().zip(&blocks.recv).enumerate() {
                 let words = self.control().blocks(number, self.rank, peer);
                 words[0].store(sent, Ordering::Relaxed);
                 words[1].store(expected, Ordering::Relaxed);
             }
         }
-        self.arrive(trip, number);
-        let present_ns = self.wait_present(trip, number)?;
+        self.arrive(context, number);
+        let present_ns = self.wait_present(context, number)?;
         let slots = (0..self.world).map(|peer| self.control().slot(number, peer));
         Ok(Round {
             number,
@@ -106,16 +106,16 @@ impl Shared {
     }
 
     /// Arrives in `round` with what this rank called and where its data lie.
-    pub(super) fn arrive(&self, trip: &Trip, round: u32) {
+    pub(super) fn arrive(&self, context: &OpContext, round: u32) {
         let slot = self.control().slot(round, self.rank);
-        slot.call.store(&trip.call.publish());
-        let (send, recv) = (self.locate(&trip.call.send), self.locate(&trip.call.recv));
+        slot.call.store(&context.call.header());
+        let (send, recv) = (self.locate(&context.call.send), self.locate(&context.call.recv));
         // Where peers write to the receiving side too, a rank works in place as a whole or not at all.
         let is_shared_out =
-            matches!(trip.call.kind, OpKind::AllReduce | OpKind::Reduce | OpKind::AllGather);
+            matches!(context.call.kind, OpKind::AllReduce | OpKind::Reduce | OpKind::AllGather);
         slot.send.store(send.filter(|_| recv.is_some() || !is_shared_out));
         slot.recv.store(recv.filter(|_| send.is_some()));
-        slot.operation.store(trip.seq, Ordering::Relaxed);
+        slot.operation.store(context.seq, Ordering::Relaxed);
         slot.working.store(1, Ordering::Relaxed);
         // Release: who sees the round here sees the rest of the slot, also before the gate opens.
         slot.seq.store(round, Ordering::Release);
@@ -132,20 +132,24 @@ impl Shared {
         }
     }
 
-    pub(super) fn wait_present(&self, trip: &Trip, round: u32) -> Result<u64, CollectiveError> {
+    pub(super) fn wait_present(
+        &self,
+        context: &OpContext,
+        round: u32,
+    ) -> Result<u64, CollectiveError> {
         let is_stuck = || self.who_waits_for_me_elsewhere(round);
-        let outcome = self.control().wait_present(round, trip.patience, is_stuck);
+        let outcome = self.control().wait_present(round, context.policy, is_stuck);
         outcome.map_err(|error| {
-            self.explain(trip, error, || self.control().missing(round, self.world))
+            self.explain(context, error, || self.control().missing(round, self.world))
         })
     }
 
     /// Ends this rank's part of the round, and waits until all ranks have done theirs: from then on
     /// nobody touches this rank's memory.
-    pub(super) fn finish(&self, trip: &Trip, round: u32) -> Result<(), CollectiveError> {
+    pub(super) fn finish(&self, context: &OpContext, round: u32) -> Result<(), CollectiveError> {
         self.done_with(round);
         self.control().complete_unit(round, self.world as u32);
-        self.wait_done(trip, round)
+        self.wait_done(context, round)
     }
 
     /// This rank has done its part of the round.
@@ -169,31 +173,31 @@ impl Shared {
         }
     }
 
-    pub(super) fn wait_done(&self, trip: &Trip, round: u32) -> Result<(), CollectiveError> {
+    pub(super) fn wait_done(&self, context: &OpContext, round: u32) -> Result<(), CollectiveError> {
         // Threads that have arrived finish what they do, and their memory is borrowed until then; a
         // process may die or be stopped in the middle of it.
         let limit = match self.reach {
             Reach::Threads => std::time::Duration::MAX,
-            Reach::Segments(_) => trip.patience.limit,
+            Reach::Segments(_) => context.policy.limit,
         };
-        let patience = Patience { limit, ..trip.patience };
-        self.control().wait_done(round, patience).map_err(|error| {
-            self.explain(trip, error, || self.control().working(round, self.world))
+        let policy = WaitPolicy { limit, ..context.policy };
+        self.control().wait_done(round, policy).map_err(|error| {
+            self.explain(context, error, || self.control().working(round, self.world))
         })
     }
 
     pub(super) fn explain(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         error: WaitError,
         missing: impl FnOnce() -> Vec<usize>,
     ) -> CollectiveError {
         match error {
-            WaitError::Gone { peer, fate: Fate::Lost } => trip.lost(peer),
-            WaitError::Gone { peer, fate: Fate::Left } => trip.left(peer),
-            WaitError::TimedOut => trip.timed_out(missing()),
-            WaitError::GivenUp => trip.given_up(missing()),
-            WaitError::Conflict(verdict) => trip.conflict(&verdict),
+            WaitError::Gone { peer, fate: Fate::Lost } => context.lost(peer),
+            WaitError::Gone { peer, fate: Fate::Left } => context.left(peer),
+            WaitError::TimedOut => context.timed_out(missing()),
+            WaitError::GivenUp => context.given_up(missing()),
+            WaitError::Conflict(verdict) => context.conflict(&verdict),
         }
     }
 
@@ -222,7 +226,7 @@ impl Shared {
     /// Address in this process of `len_bytes` bytes at `place` in memory of `rank`.
     pub(super) fn resolve(
         &self,
-        trip: &Trip,
+        context: &OpContext,
         rank: usize,
         place: Option<Place>,
         len_bytes: usize,
@@ -233,7 +237,7 @@ impl Shared {
         let address = place.and_then(|place| self.reach.resolve(rank, place, len_bytes));
         address.ok_or_else(|| CollectiveError::Buffers {
             rank: self.rank,
-            op: trip.call.kind.name(),
+            op: context.call.kind.name(),
             reason: format!("cannot reach the data of rank {rank} ({place:?}, {len_bytes} bytes)"),
         })
     }

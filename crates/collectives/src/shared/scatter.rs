@@ -5,16 +5,16 @@
 use super::pull::{Cut, pull};
 use super::state::Shared;
 use crate::CollectiveError;
-use crate::context::Trip;
+use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, trip: &Trip) -> Result<u64, CollectiveError> {
-    let met = shared.meet(trip)?;
-    let (call, shares) = (trip.call, met.shares());
+pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+    let met = shared.meet(context)?;
+    let (call, shares) = (context.call, met.shares());
     let block = |source, reader| match source == call.root {
         true => shares.bytes(reader, call.dtype),
         false => 0..0,
     };
-    pull(shared, trip, &met, Cut::Blocks, block, |window| {
+    pull(shared, context, &met, Cut::Blocks, block, |window| {
         // SAFETY: the receiving side is this rank's own, and as long as its share.
         unsafe { window.copy(call.root, call.recv.base) };
     })?;

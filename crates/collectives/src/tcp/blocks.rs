@@ -5,21 +5,21 @@
 //! for gather and scatter). Nothing is summed.
 
 use super::inner::{Inner, explain};
-use crate::call::{Published, Region, Shares};
-use crate::context::Trip;
+use crate::call::{CallHeader, Region, Shares};
+use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
 /// Exchanges the blocks of all connected ranks; `meanwhile` is called while they are on their way.
 /// `sent` has the elements that each rank sends to each, for an all-to-all.
 pub(crate) fn run(
     inner: &mut Inner,
-    trip: &Trip,
-    calls: &[Published],
+    context: &OpContext,
+    calls: &[CallHeader],
     sent: &[Vec<u64>],
     meanwhile: impl FnOnce() -> Result<(), CollectiveError>,
 ) -> Result<(), CollectiveError> {
-    let call = trip.call;
-    let (rank, root) = (trip.rank, call.root);
+    let call = context.call;
+    let (rank, root) = (context.rank, call.root);
     let shares = Shares::new(call.kind, calls);
     let columns = (call.kind == OpKind::AllToAll).then(|| {
         let to_all = Shares::of(sent[rank].iter().copied());
@@ -58,5 +58,5 @@ pub(crate) fn run(
         unsafe { std::ptr::copy_nonoverlapping(own.base, target.base, own.len_bytes) };
     }
     meanwhile()?;
-    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

@@ -4,8 +4,8 @@ use paceline_trace::now_ns;
 
 use super::inner::{Inner, explain};
 use crate::CollectiveError;
-use crate::call::{Published, Verdict};
-use crate::context::Trip;
+use crate::call::{CallHeader, Verdict};
+use crate::context::OpContext;
 use crate::header::{Header, decode_rows, encode_words, read_call, read_calls};
 use crate::meet::{ShowCalls, Shown};
 
@@ -13,17 +13,21 @@ use crate::meet::{ShowCalls, Shown};
 pub(super) struct Headers<'a>(pub(super) &'a mut Inner);
 
 impl ShowCalls for Headers<'_> {
-    fn show_call(&mut self, trip: &Trip) -> Result<Shown, CollectiveError> {
-        let own = Header::Call { operation: trip.seq, call: trip.call.publish() }.encode();
+    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
+        let own = Header::Call { operation: context.seq, call: context.call.header() }.encode();
         let peers: Vec<usize> = self.0.mesh.peers().collect();
-        let headers = swap(self.0, trip, &peers, &own)?;
+        let headers = swap(self.0, context, &peers, &own)?;
         let present_ns = now_ns();
-        read_calls(trip, &headers, present_ns, |bytes| self.0.mesh.say_to_all(bytes))
+        read_calls(context, &headers, present_ns, |bytes| self.0.mesh.say_to_all(bytes))
     }
 
-    fn show_blocks(&mut self, trip: &Trip, own: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(
+        &mut self,
+        context: &OpContext,
+        own: &[u64],
+    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
         let peers: Vec<usize> = self.0.mesh.peers().collect();
-        let rows = swap(self.0, trip, &peers, &encode_words(own))?;
+        let rows = swap(self.0, context, &peers, &encode_words(own))?;
         Ok(decode_rows(&rows, own.len()))
     }
 
@@ -35,23 +39,23 @@ impl ShowCalls for Headers<'_> {
 /// What a peer called, or why the operation cannot go on. A conflict is passed on to all peers.
 pub(crate) fn read(
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     peer: usize,
     bytes: &[u8],
-) -> Result<(u32, Published), CollectiveError> {
-    read_call(trip, peer, bytes, |bytes| inner.mesh.say_to_all(bytes))
+) -> Result<(u32, CallHeader), CollectiveError> {
+    read_call(context, peer, bytes, |bytes| inner.mesh.say_to_all(bytes))
 }
 
 /// Sends the same message to each of `peers` and receives one of the same length from each. The answer
 /// has room for all ranks, in rank order, and holds this rank's own message too.
 pub(crate) fn swap(
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     peers: &[usize],
     message: &[u8],
 ) -> Result<Vec<u8>, CollectiveError> {
-    let mut answers = vec![0u8; message.len() * trip.world];
-    answers[trip.rank * message.len()..][..message.len()].copy_from_slice(message);
+    let mut answers = vec![0u8; message.len() * context.world];
+    answers[context.rank * message.len()..][..message.len()].copy_from_slice(message);
     for &peer in peers {
         let answer = &mut answers[peer * message.len()..][..message.len()];
         // SAFETY: both outlive the wait below; after an error the mesh is cleared before they go,
@@ -61,8 +65,8 @@ pub(crate) fn swap(
             inner.mesh.recv(peer, answer.as_mut_ptr(), answer.len());
         }
     }
-    if let Err(why) = inner.mesh.wait_all(trip.patience) {
-        let error = explain(&inner.mesh, trip, why);
+    if let Err(why) = inner.mesh.wait_all(context.policy) {
+        let error = explain(&inner.mesh, context, why);
         inner.mesh.clear();
         return Err(error);
     }

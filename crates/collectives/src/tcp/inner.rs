@@ -5,7 +5,7 @@
 use super::mesh::{Interruption, Mesh};
 use crate::CollectiveError;
 use crate::call::Region;
-use crate::context::Trip;
+use crate::context::OpContext;
 
 /// The connections, and memory that is used again by every operation.
 #[derive(Debug)]
@@ -39,10 +39,10 @@ pub(crate) fn give_up(mesh: &mut Mesh, error: &CollectiveError) {
 }
 
 /// The error for an interrupted operation.
-pub(crate) fn explain(mesh: &Mesh, trip: &Trip, why: Interruption) -> CollectiveError {
+pub(crate) fn explain(mesh: &Mesh, context: &OpContext, why: Interruption) -> CollectiveError {
     match why {
-        Interruption::Lost(peer) => trip.lost(peer),
-        Interruption::GivenUp(missing) => trip.given_up(missing),
-        Interruption::TimedOut => trip.timed_out(mesh.awaited()),
+        Interruption::Lost(peer) => context.lost(peer),
+        Interruption::GivenUp(missing) => context.given_up(missing),
+        Interruption::TimedOut => context.timed_out(mesh.awaited()),
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use paceline_trace::now_ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::context::Patience;
+use crate::context::WaitPolicy;
 
 /// How long a rank that gives up waits at most for its peers to notice.
 const GRACE_NS: u64 = 60_000_000;
@@ -134,14 +134,14 @@ impl Mesh {
     pub(crate) fn wait(
         &mut self,
         tickets: &[Ticket],
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<(), Interruption> {
-        self.wait_until(patience, |mesh| tickets.iter().all(|&ticket| mesh.is_done(ticket)))
+        self.wait_until(policy, |mesh| tickets.iter().all(|&ticket| mesh.is_done(ticket)))
     }
 
     /// Moves bytes until nothing is posted any more.
-    pub(crate) fn wait_all(&mut self, patience: Patience) -> Result<(), Interruption> {
-        self.wait_until(patience, |mesh| {
+    pub(crate) fn wait_all(&mut self, policy: WaitPolicy) -> Result<(), Interruption> {
+        self.wait_until(policy, |mesh| {
             let mut wires = mesh.wires.iter().flatten();
             wires.all(|wire| wire.out.pieces.is_empty() && wire.incoming.pieces.is_empty())
         })
@@ -149,7 +149,7 @@ impl Mesh {
 
     fn wait_until(
         &mut self,
-        patience: Patience,
+        policy: WaitPolicy,
         is_done: impl Fn(&Self) -> bool,
     ) -> Result<(), Interruption> {
         let begin = now_ns();
@@ -166,11 +166,11 @@ impl Mesh {
             if idle_since == 0 {
                 idle_since = now;
             }
-            let left = patience.limit.saturating_sub(Duration::from_nanos(now - begin));
+            let left = policy.limit.saturating_sub(Duration::from_nanos(now - begin));
             if left.is_zero() {
                 return Err(Interruption::TimedOut);
             }
-            if Duration::from_nanos(now - idle_since) >= patience.spin {
+            if Duration::from_nanos(now - idle_since) >= policy.spin {
                 self.sleep(left)?;
             }
         }

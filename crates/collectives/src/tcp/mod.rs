@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use headers::Headers;
 use inner::{Inner, give_up};
 
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::header::Header;
 use crate::meet::meet;
 use crate::{CollectiveError, OpKind};
@@ -56,9 +56,9 @@ impl Tcp {
     }
 
     /// Carries a call out. Returns when the last rank arrived, as far as its header tells.
-    pub(crate) fn run(&self, trip: &Trip) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let inner = &mut *self.inner();
-        let outcome = self.dispatch(inner, trip);
+        let outcome = self.dispatch(inner, context);
         if let Err(error) = &outcome {
             give_up(&mut inner.mesh, error);
         }
@@ -70,29 +70,29 @@ impl Tcp {
         self.inner().mesh.give_up();
     }
 
-    fn dispatch(&self, inner: &mut Inner, trip: &Trip) -> Result<u64, CollectiveError> {
-        let kind = trip.call.kind;
+    fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {
+        let kind = context.call.kind;
         match kind {
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => {
-                return point_to_point::run(inner, trip, || Ok(()));
+                return point_to_point::run(inner, context, || Ok(()));
             }
             _ => {}
         }
-        let met = meet(&mut Headers(inner), trip)?;
+        let met = meet(&mut Headers(inner), context)?;
         match kind {
             OpKind::AllReduce => {
                 let from_bytes = self.ring_from_bytes.load(Ordering::Relaxed);
                 let has_neighbours = inner.mesh.peers().next().is_some();
-                if has_neighbours && trip.call.message_bytes() as u64 >= from_bytes {
-                    ring::all_reduce(inner, trip)?;
+                if has_neighbours && context.call.message_bytes() as u64 >= from_bytes {
+                    ring::all_reduce(inner, context)?;
                 } else {
-                    sharded::run(inner, trip)?;
+                    sharded::run(inner, context)?;
                 }
             }
-            OpKind::Broadcast | OpKind::Reduce => sharded::run(inner, trip)?,
-            OpKind::ReduceScatter => sharded::reduce_scatter(inner, trip, &met.shares())?,
+            OpKind::Broadcast | OpKind::Reduce => sharded::run(inner, context)?,
+            OpKind::ReduceScatter => sharded::reduce_scatter(inner, context, &met.shares())?,
             OpKind::AllGather | OpKind::Gather | OpKind::Scatter | OpKind::AllToAll => {
-                blocks::run(inner, trip, &met.calls, &met.sent, || Ok(()))?;
+                blocks::run(inner, context, &met.calls, &met.sent, || Ok(()))?;
             }
             OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
         }

@@ -9,8 +9,8 @@ use paceline_trace::now_ns;
 use super::headers::read;
 use super::inner::{Inner, explain};
 use super::mesh::Ticket;
-use crate::call::{Call, Published, Region, Verdict};
-use crate::context::Trip;
+use crate::call::{Call, CallHeader, Region, Verdict};
+use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header};
 use crate::{CollectiveError, OpKind};
 
@@ -18,18 +18,18 @@ use crate::{CollectiveError, OpKind};
 /// they are on their way.
 pub(crate) fn run(
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     meanwhile: impl FnOnce() -> Result<(), CollectiveError>,
 ) -> Result<u64, CollectiveError> {
     let is_connected = |half: &(usize, Region)| inner.mesh.peers().any(|peer| peer == half.0);
-    let sending = trip.call.sending().filter(is_connected);
-    let receiving = trip.call.receiving().filter(is_connected);
+    let sending = context.call.sending().filter(is_connected);
+    let receiving = context.call.receiving().filter(is_connected);
     let mut headers = Vec::new();
     let mut awaited: Vec<(usize, OpKind)> = Vec::new();
     for (kind, half) in [(OpKind::Send, sending), (OpKind::Recv, receiving)] {
         let Some((peer, _)) = half else { continue };
-        let call = Call { kind, root: peer, ..trip.call.clone() }.publish();
-        headers.push((kind, peer, call, Header::Call { operation: trip.seq, call }.encode()));
+        let call = Call { kind, root: peer, ..context.call.clone() }.header();
+        headers.push((kind, peer, call, Header::Call { operation: context.seq, call }.encode()));
         awaited.push((peer, if kind == OpKind::Send { OpKind::Recv } else { OpKind::Send }));
     }
     for (kind, peer, _, header) in &headers {
@@ -41,19 +41,19 @@ pub(crate) fn run(
         }
     }
     meanwhile()?;
-    let mut present_ns = trip.started_ns;
+    let mut present_ns = context.started_ns;
     // A peer may answer the two halves in either order.
     while let Some(&(peer, _)) = awaited.first() {
         let mut answer = [0u8; HEADER_BYTES];
         // SAFETY: the answer outlives the wait, or the mesh is cleared before it goes.
         let ticket = unsafe { inner.mesh.recv(peer, answer.as_mut_ptr(), HEADER_BYTES) };
-        wait(inner, trip, ticket)?;
+        wait(inner, context, ticket)?;
         present_ns = now_ns();
-        let (operation, theirs) = read(inner, trip, peer, &answer)?;
+        let (operation, theirs) = read(inner, context, peer, &answer)?;
         let is_answer =
             |(from, kind): &(usize, OpKind)| *from == peer && theirs.kind() == Some(*kind);
         let Some(at) = awaited.iter().position(is_answer) else {
-            return Err(conflict(inner, trip, peer, trip.call.publish(), operation, theirs));
+            return Err(conflict(inner, context, peer, context.call.header(), operation, theirs));
         };
         let (_, their_kind) = awaited.remove(at);
         let is_for = if their_kind == OpKind::Recv { OpKind::Send } else { OpKind::Recv };
@@ -61,43 +61,43 @@ pub(crate) fn run(
         let ours = ours.unwrap_or_default();
         let (sender, receiver) =
             if is_for == OpKind::Send { (&ours, &theirs) } else { (&theirs, &ours) };
-        let dtype = |call: &Published| (call.signature >> 8) as u8;
+        let dtype = |call: &CallHeader| (call.signature >> 8) as u8;
         if dtype(sender) != dtype(receiver) || sender.send_count != receiver.recv_count {
-            return Err(conflict(inner, trip, peer, ours, operation, theirs));
+            return Err(conflict(inner, context, peer, ours, operation, theirs));
         }
         if let (OpKind::Recv, Some((_, Region { base, len_bytes, .. }))) = (is_for, receiving) {
             // SAFETY: the caller holds the memory until the operation is over or the mesh cleared.
             let ticket = unsafe { inner.mesh.recv(peer, base, len_bytes) };
-            wait(inner, trip, ticket)?;
+            wait(inner, context, ticket)?;
         }
     }
-    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))?;
+    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))?;
     Ok(present_ns)
 }
 
 /// The error for two calls that do not fit together, which all other ranks get to know too.
 fn conflict(
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     peer: usize,
-    ours: Published,
+    ours: CallHeader,
     operation: u32,
-    theirs: Published,
+    theirs: CallHeader,
 ) -> CollectiveError {
     let verdict = Verdict {
-        ranks: [trip.rank, peer],
-        operations: [trip.seq, operation],
+        ranks: [context.rank, peer],
+        operations: [context.seq, operation],
         calls: [ours, theirs],
     };
     inner.mesh.clear();
     inner.mesh.say_to_all(&Header::Conflict(verdict).encode());
-    trip.conflict(&verdict)
+    context.conflict(&verdict)
 }
 
-fn wait(inner: &mut Inner, trip: &Trip, ticket: Ticket) -> Result<(), CollectiveError> {
-    let outcome = inner.mesh.wait(&[ticket], trip.patience);
+fn wait(inner: &mut Inner, context: &OpContext, ticket: Ticket) -> Result<(), CollectiveError> {
+    let outcome = inner.mesh.wait(&[ticket], context.policy);
     outcome.map_err(|why| {
-        let error = explain(&inner.mesh, trip, why);
+        let error = explain(&inner.mesh, context, why);
         inner.mesh.clear();
         error
     })

@@ -13,17 +13,17 @@ use super::inner::{Inner, explain};
 use super::mesh::Ticket;
 use crate::CollectiveError;
 use crate::call::Shares;
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::reduce::{ReduceOp, Reduction};
 
 /// Bytes that are passed on at a time.
 const BLOCK_BYTES: usize = 256 << 10;
 
-pub(super) fn all_reduce(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
-    let (call, n, rank) = (trip.call, trip.world, trip.rank);
+pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+    let (call, n, rank) = (context.call, context.world, context.rank);
     let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
     let size = call.dtype.size_bytes();
-    let shares = Shares::even(call.publish().send_count, n);
+    let shares = Shares::even(call.header().send_count, n);
     let share = |index: usize| shares.bytes(index % n, call.dtype);
     let longest = (0..n).map(|index| share(index).len()).max().unwrap_or(0);
     let slot_bytes = BLOCK_BYTES.min(longest.next_multiple_of(64));
@@ -54,7 +54,7 @@ pub(super) fn all_reduce(inner: &mut Inner, trip: &Trip) -> Result<(), Collectiv
             // come all the way round.
             tickets.push(unsafe { inner.mesh.recv(previous, to.base, to.len_bytes) });
         }
-        wait(inner, trip, &tickets[index])?;
+        wait(inner, context, &tickets[index])?;
         let target = call.recv.part(range.clone());
         if *step < n - 1 {
             let slot = scratch.part(index % 2 * slot_bytes..index % 2 * slot_bytes + range.len());
@@ -72,9 +72,9 @@ pub(super) fn all_reduce(inner: &mut Inner, trip: &Trip) -> Result<(), Collectiv
             unsafe { inner.mesh.send(next, target.base, target.len_bytes) };
         }
     }
-    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }
 
-fn wait(inner: &mut Inner, trip: &Trip, ticket: &Ticket) -> Result<(), CollectiveError> {
-    inner.mesh.wait(&[*ticket], trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+fn wait(inner: &mut Inner, context: &OpContext, ticket: &Ticket) -> Result<(), CollectiveError> {
+    inner.mesh.wait(&[*ticket], context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

@@ -14,7 +14,7 @@
 use super::inner::{Inner, explain};
 use super::mesh::Ticket;
 use crate::call::{Region, Shares};
-use crate::context::Trip;
+use crate::context::OpContext;
 use crate::reduce::Reduction;
 use crate::{CollectiveError, OpKind};
 
@@ -25,10 +25,11 @@ const ROOM_BYTES: usize = 1 << 20;
 const AHEAD: usize = 2;
 
 /// All-reduce, reduce and broadcast.
-pub(super) fn run(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
-    let call = trip.call;
-    let (rank, root) = (trip.rank, call.root);
-    let shares = Shares::even(call.publish().recv_count.max(call.publish().send_count), trip.world);
+pub(super) fn run(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+    let call = context.call;
+    let (rank, root) = (context.rank, call.root);
+    let shares =
+        Shares::even(call.header().recv_count.max(call.header().send_count), context.world);
     let wants = |peer: usize| match call.kind {
         OpKind::Reduce => peer == root,
         OpKind::Broadcast => peer != root,
@@ -52,11 +53,11 @@ pub(super) fn run(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError>
             // SAFETY: as above; the share comes from the root alone.
             unsafe { inner.mesh.recv(root, part.base, part.len_bytes) }
         });
-        post_finished(inner, trip, &peers, |peer| {
+        post_finished(inner, context, &peers, |peer| {
             call.recv.part(if wants(rank) { share(peer) } else { 0..0 })
         });
         if let Some(ticket) = ticket {
-            wait(inner, trip, &[ticket])?;
+            wait(inner, context, &[ticket])?;
         }
         for &peer in peers.iter().filter(|&&peer| wants(peer)) {
             // SAFETY: as above; the share is complete, and nobody writes to it any more.
@@ -68,7 +69,7 @@ pub(super) fn run(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError>
                 std::ptr::copy_nonoverlapping(call.send.base, call.recv.base, call.send.len_bytes);
             }
         }
-        return wait_all(inner, trip);
+        return wait_all(inner, context);
     }
     // The share of a reduce is finished in scratch memory, but for the root's own.
     let target = if wants(rank) { Some(call.recv.part(own.clone())) } else { None };
@@ -79,20 +80,20 @@ pub(super) fn run(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError>
         }
     };
     let expect = |mesh: &mut Inner| {
-        post_finished(mesh, trip, &peers, |peer| {
+        post_finished(mesh, context, &peers, |peer| {
             call.recv.part(if wants(rank) { share(peer) } else { 0..0 })
         });
     };
-    reduce_share(inner, trip, call.send.part(own), target, expect, finished)
+    reduce_share(inner, context, call.send.part(own), target, expect, finished)
 }
 
 /// Reduce-scatter: the first phase alone.
 pub(super) fn reduce_scatter(
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     shares: &Shares,
 ) -> Result<(), CollectiveError> {
-    let call = trip.call;
+    let call = context.call;
     let peers: Vec<usize> = inner.mesh.peers().collect();
     for peer in peers {
         let part = call.send.part(shares.bytes(peer, call.dtype));
@@ -100,8 +101,8 @@ pub(super) fn reduce_scatter(
         // place, this rank's result goes to its own share, which is sent to nobody.
         unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
     }
-    let own = call.send.part(shares.bytes(trip.rank, call.dtype));
-    reduce_share(inner, trip, own, Some(call.recv), |_| {}, |_, _| {})
+    let own = call.send.part(shares.bytes(context.rank, call.dtype));
+    reduce_share(inner, context, own, Some(call.recv), |_| {}, |_, _| {})
 }
 
 /// Receives all peers' contributions to this rank's share block by block and reduces them with its
@@ -109,13 +110,13 @@ pub(super) fn reduce_scatter(
 /// block that is done.
 fn reduce_share(
     inner: &mut Inner,
-    trip: &Trip,
+    context: &OpContext,
     own: Region,
     target: Option<Region>,
     expect: impl Fn(&mut Inner),
     finished: impl Fn(&mut Inner, Region),
 ) -> Result<(), CollectiveError> {
-    let call = trip.call;
+    let call = context.call;
     let peers: Vec<usize> = inner.mesh.peers().collect();
     let size = call.dtype.size_bytes();
     let block_bytes =
@@ -125,7 +126,7 @@ fn reduce_share(
     let own_bytes = if target.is_some() { 0 } else { own.len_bytes };
     let scratch = inner.scratch.get(room_bytes + own_bytes);
     let target = target.unwrap_or_else(|| scratch.part(room_bytes..room_bytes + own_bytes));
-    let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: trip.world };
+    let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
     let block = |index: usize| index * block_bytes..own.len_bytes.min((index + 1) * block_bytes);
     let slot = |index: usize, peer: usize| {
         let at = (index % AHEAD * peers.len() + peer) * block_bytes;
@@ -155,26 +156,31 @@ fn reduce_share(
         post(inner, &mut tickets);
     }
     for index in 0..num_blocks {
-        wait(inner, trip, &tickets[index])?;
+        wait(inner, context, &tickets[index])?;
         let mut inputs = [std::ptr::null(); crate::MAX_RANKS];
         let own_block = own.part(block(index));
-        inputs[trip.rank] = own_block.base.cast_const();
+        inputs[context.rank] = own_block.base.cast_const();
         for (at, &peer) in peers.iter().enumerate() {
             inputs[peer] = slot(index, at).base.cast_const();
         }
         let output = target.part(block(index));
         // SAFETY: all inputs have arrived, blocks are multiples of the element size and aligned, and
         // the output is the own input itself or lies apart from all of them.
-        unsafe { reduction.run(&inputs[..trip.world], &[output.base], output.len_bytes / size) };
+        unsafe { reduction.run(&inputs[..context.world], &[output.base], output.len_bytes / size) };
         finished(inner, output);
         post(inner, &mut tickets);
     }
-    wait_all(inner, trip)
+    wait_all(inner, context)
 }
 
 /// Posts for the finished shares of all peers.
-fn post_finished(inner: &mut Inner, trip: &Trip, peers: &[usize], part: impl Fn(usize) -> Region) {
-    for &peer in peers.iter().filter(|&&peer| peer != trip.rank) {
+fn post_finished(
+    inner: &mut Inner,
+    context: &OpContext,
+    peers: &[usize],
+    part: impl Fn(usize) -> Region,
+) {
+    for &peer in peers.iter().filter(|&&peer| peer != context.rank) {
         let part = part(peer);
         // SAFETY: the caller holds the memory until the operation is over or the mesh cleared. What
         // this rank still has to send of the same place has left by the time anything arrives
@@ -183,10 +189,10 @@ fn post_finished(inner: &mut Inner, trip: &Trip, peers: &[usize], part: impl Fn(
     }
 }
 
-fn wait(inner: &mut Inner, trip: &Trip, tickets: &[Ticket]) -> Result<(), CollectiveError> {
-    inner.mesh.wait(tickets, trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+fn wait(inner: &mut Inner, context: &OpContext, tickets: &[Ticket]) -> Result<(), CollectiveError> {
+    inner.mesh.wait(tickets, context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }
 
-fn wait_all(inner: &mut Inner, trip: &Trip) -> Result<(), CollectiveError> {
-    inner.mesh.wait_all(trip.patience).map_err(|why| explain(&inner.mesh, trip, why))
+fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

@@ -41,7 +41,7 @@ pub const COMM_LOG: &str = "PACELINE_COMM_LOG";
 pub const DUMP_FOLDER: &str = "PACELINE_DUMP_FOLDER";
 
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct FlightRecorder {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     pub(crate) log: CommLog,
@@ -74,7 +74,7 @@ struct Head<'a> {
     dumped_ns: u64,
 }
 
-impl Watch {
+impl FlightRecorder {
     pub(crate) fn begins(&self, call: &Call, seq: u32) {
         if self.log == CommLog::Trace {
             self.say(format!(

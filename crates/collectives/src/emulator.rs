@@ -20,7 +20,7 @@ use crate::warning::warn;
 
 /// A link to be emulated.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct LinkEmulator {
     pub(crate) link: Link,
     pub(crate) algorithm: Algorithm,
     card: Arc<Card>,
@@ -51,7 +51,7 @@ const LATE: f64 = 1.05;
 /// The shortest operation of which it is said: how late a shorter one is, the scheduler decides.
 const LONG: Duration = Duration::from_millis(1);
 
-impl Pace {
+impl LinkEmulator {
     pub(crate) fn new(link: Link, algorithm: Algorithm, card: Arc<Card>) -> Self {
         Self { link, algorithm, card, has_warned: AtomicBool::new(false) }
     }
