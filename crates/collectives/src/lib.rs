@@ -161,9 +161,10 @@
 //!
 //! With [`GroupOptions::link`] or [`Group::emulate`], every operation takes as long as it would on a
 //! [`Link`] of that bandwidth and latency, by the steps and bytes of [`Cost`], which are those of `tcp`.
-//! The thread that executes the operation sleeps meanwhile, so computation goes on. A link that is not
-//! at least 1.25 times as slow as the transport beneath it is refused. Threads call
-//! [`Group::emulate`] themselves.
+//! A group and the sub-groups split from it share one emulated network card per rank: what they send at the
+//! same time goes out one after the other. The thread that executes the operation sleeps meanwhile, so
+//! computation goes on. A link that is not at least 1.25 times as slow as the transport beneath it is
+//! refused. Threads call [`Group::emulate`] themselves.
 //!
 //! # Limits
 //!
