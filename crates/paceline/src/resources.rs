@@ -4,6 +4,7 @@ use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::text::plural;
 use crate::{Failure, Result};
 
 /// The number of cores that this process may use.
@@ -11,28 +12,40 @@ pub fn num_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// The number in the file at `path`, if it has just one.
+fn number(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// What the first line that begins with `name` and a colon says, in a file such as `/proc/meminfo`.
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// Such a line about memory, in bytes.
+fn field_bytes(path: &str, name: &str) -> Option<u64> {
+    Some(field(path, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
 /// Bytes of memory that a new process could use without swapping, if the system says: what the kernel
 /// calls available, or what the control group leaves, whichever is less.
 pub fn available_bytes() -> Option<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let group = number("/sys/fs/cgroup/memory.max")
-        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    Some((kib * 1024).min(group.unwrap_or(u64::MAX)))
+    let available = field_bytes("/proc/meminfo", "MemAvailable")?;
+    let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
+    let group = memory_limit_bytes().map(|limit| limit.saturating_sub(used));
+    Some(available.min(group.unwrap_or(u64::MAX)))
 }
 
 /// The memory limit of this process's control group in bytes, if it sets one.
 pub fn memory_limit_bytes() -> Option<u64> {
-    fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
+    number("/sys/fs/cgroup/memory.max")
 }
 
 /// Proportional set size of this process in bytes: its own pages, and its share of shared pages.
 pub fn resident_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    field_bytes("/proc/self/smaps_rollup", "Pss")
 }
 
 /// Size of the largest cache of the first core, in bytes.
@@ -48,17 +61,10 @@ pub fn last_level_cache_bytes() -> Option<usize> {
 
 /// This machine in a few words: the processor, the cores that this process may use, and the memory.
 pub fn machine() -> String {
-    let field = |path: &str, name: &str| {
-        let text = fs::read_to_string(path).ok()?;
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
     let processor = field("/proc/cpuinfo", "model name").unwrap_or("unknown processor".into());
-    let cores = num_cores();
-    let memory = field("/proc/meminfo", "MemTotal")
-        .and_then(|text| text.strip_suffix("kB")?.trim().parse::<u64>().ok())
-        .map_or(String::new(), |kib| format!(", {:.1} GB", kib as f64 * 1024.0 / 1e9));
-    format!("{processor}, {cores} core{}{memory}", if cores == 1 { "" } else { "s" })
+    let memory = field_bytes("/proc/meminfo", "MemTotal")
+        .map_or(String::new(), |bytes| format!(", {:.1} GB", bytes as f64 / 1e9));
+    format!("{processor}, {}{memory}", plural(num_cores(), "core"))
 }
 
 /// The cores that the calling thread may run on, as in `0-3,8`.

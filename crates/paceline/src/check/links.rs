@@ -51,19 +51,15 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
     }
     let Some(ways) = group.gather_object(&own, 0)? else { return Ok(()) };
     let ways: Vec<Way> = ways.concat();
-    let (Some(slowest), Some(fastest)) = (
-        ways.iter().min_by(|a, b| a.gb_s.total_cmp(&b.gb_s)),
-        ways.iter().max_by(|a, b| a.gb_s.total_cmp(&b.gb_s)),
-    ) else {
-        return Ok(());
-    };
+    let speeds = || ways.iter().map(|way| way.gb_s);
+    let slowest = speeds().fold(f64::INFINITY, f64::min);
+    let fastest = speeds().fold(0.0, f64::max);
     let longest = ways.iter().map(|way| way.latency_us).fold(0.0, f64::max);
     let text = format!(
-        "latency {longest:.1} us at most, {:.2} to {:.2} GB/s between all pairs",
-        slowest.gb_s, fastest.gb_s
+        "latency {longest:.1} us at most, {slowest:.2} to {fastest:.2} GB/s between all pairs"
     );
     // Ranks that take turns on a core differ by up to this much by chance.
-    let verdict = if slowest.gb_s < fastest.gb_s / 4.0 { Verdict::Warn } else { Verdict::Ok };
+    let verdict = if slowest < fastest / 4.0 { Verdict::Warn } else { Verdict::Ok };
     answers.add(verdict, "links", &text);
     answers.explain("latency of 8 bytes in us (half of a round trip), from row to column:");
     answers.explain(&matrix(&ways, world, |way| format!("{:.1}", way.latency_us)));

@@ -81,18 +81,17 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let mut ranks = Vec::new();
     for rank in 0..launch.num_ranks {
         let variables = rank_variables(rank, launch.num_ranks, port, &secret);
-        match start(&own_program, launch, rank, &variables, dumps.folder(), &sender) {
-            Ok(started) => ranks.push(started),
-            Err(error) => {
-                stop(&mut ranks, &events, Instant::now());
-                dumps.discard();
-                guard.dismiss();
-                return Err(Failure::io(format!("cannot start rank {rank}"), error));
-            }
-        }
-        if let Err(failure) = guard.watch(ranks[rank].group.as_raw_nonzero().get().unsigned_abs()) {
+        let started = start(&own_program, launch, rank, &variables, dumps.folder(), &sender)
+            .map_err(|e| Failure::io(format!("cannot start rank {rank}"), e))
+            .and_then(|started| {
+                let group = started.group.as_raw_nonzero().get().unsigned_abs();
+                ranks.push(started);
+                guard.watch(group)
+            });
+        if let Err(failure) = started {
             stop(&mut ranks, &events, Instant::now());
             dumps.discard();
+            guard.dismiss();
             return Err(failure);
         }
     }
