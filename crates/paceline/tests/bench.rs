@@ -12,7 +12,7 @@ const HEADER: &str = "\
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         
 ";
 
-/// Few iterations, so that the tests take no time.
+/// Few iterations, so that the tests are fast.
 const SHORT: &str = "-n 3 -w 1";
 
 fn bench_in(sandbox: &Sandbox, flags: &str) -> Run {
@@ -25,7 +25,7 @@ fn bench(flags: &str) -> Run {
     bench_in(&Sandbox::new(), flags)
 }
 
-/// The rows of all tables, in words.
+/// The rows of all tables, each as its words.
 fn rows(run: &Run) -> Vec<Vec<&str>> {
     let rows = run.stdout.lines().filter(|line| !line.starts_with('#'));
     rows.map(|line| line.split_whitespace().collect()).collect()
@@ -33,7 +33,7 @@ fn rows(run: &Run) -> Vec<Vec<&str>> {
 
 #[test]
 fn every_operation_gives_the_table_of_nccl_tests_without_a_wrong_element() {
-    // Size, count, redop and root of 3 ranks for 12,000 bytes; how many timings.
+    // Size, count, redop and root with 3 ranks and 12,000 bytes, and the number of timings.
     let whole = ["12000", "3000"];
     let share = ["12000", "1000"];
     for (op, size, redop, root, timings) in [
@@ -106,7 +106,7 @@ fn a_sweep_over_transports_and_ranks_writes_one_report() {
     expected.extend(["run.csv".to_owned(), "run.json".to_owned()]);
     assert_eq!(sandbox.contents(), expected);
 
-    // What was written can be laid beside another run.
+    // The files can be compared with another run.
     let flags = format!("all_reduce {SHORT} --size-mb 0.004 --transport shm --nproc 2");
     let compared =
         bench_in(&sandbox, &format!("{flags} --compare run.json --compare run.csv")).ok();

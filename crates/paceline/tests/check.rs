@@ -6,7 +6,7 @@ use common::{Run, Sandbox};
 
 fn run(args: &str) -> Run {
     let mut command = Sandbox::new().paceline();
-    // The folder is gone, and not needed.
+    // The sandbox is removed already; the command runs elsewhere and needs no folder.
     command.current_dir("/").args(args.split_whitespace());
     Run::of(command)
 }

@@ -19,7 +19,8 @@ struct Server {
 }
 
 impl Server {
-    /// Serves these files below `/data`, each without its last `cut` bytes, although it announces all.
+    /// Serves these files below `/data`, each without its last `cut` bytes, although the announced length
+    /// includes them.
     fn with(files: Vec<(&'static str, Vec<u8>)>, cut: usize) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = format!("http://{}/data", listener.local_addr().unwrap());
@@ -42,7 +43,7 @@ impl Server {
                     body.len()
                 );
                 let sent = &body[..body.len() - cut.min(body.len())];
-                // A client that has seen enough may be gone.
+                // The client may have closed the connection.
                 let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(sent));
             }
         });
@@ -104,11 +105,11 @@ fn files_are_fetched_once() {
     assert_eq!(server.num_requests(), 2);
     TWO.fetch(&server.address, &data, true).unwrap();
     assert_eq!(server.num_requests(), 2, "they are there");
-    // Unpacked or in the subfolder they do as well, and what is missing is fetched alone.
+    // Files that are unpacked, or in the subfolder, are not fetched again. Only missing files are.
     fs::create_dir(data.join("raw")).unwrap();
     fs::rename(data.join("a.gz"), data.join("raw/a")).unwrap();
     fs::remove_file(data.join("b.gz")).unwrap();
-    // The address may end in a slash. What a killed run left is overwritten.
+    // The address may end in a slash. A file that a killed run has left is overwritten.
     fs::write(data.join("b.gz.partial"), b"something longer than it").unwrap();
     TWO.fetch(&format!("{}/", server.address), &data, true).unwrap();
     assert_eq!(server.num_requests(), 3);
@@ -134,7 +135,7 @@ fn what_fails_leaves_nothing_and_says_what_to_do() {
     );
     assert_eq!(contents(folder.path()), [""; 0]);
 
-    // What came before the failure is kept, and is not asked for again.
+    // Files that came before the failure are kept, and are not fetched again.
     refused(fetch(&Server::with(hello_world().drain(..1).collect(), 0)), &["/data/b.gz", "404"]);
     assert_eq!(contents(&data), ["a.gz"]);
     let again = fetch(&Server::with(Vec::new(), 0));
@@ -193,7 +194,7 @@ fn archives_are_unpacked() {
     assert_eq!(fs::read(folder.path().join("unpacked/two.bin")).unwrap(), b"2");
     source.fetch(&server.address, folder.path(), true).unwrap();
     assert_eq!(server.num_requests(), 1);
-    // Without one of its files, it is fetched again.
+    // If a file of the archive is missing, the archive is fetched again.
     fs::remove_file(folder.path().join("unpacked/one.bin")).unwrap();
     source.fetch(&server.address, folder.path(), true).unwrap();
     assert_eq!(server.num_requests(), 2);
