@@ -23,6 +23,7 @@ fn main() -> ExitCode {
             place().and_then(|place| sweep::presets::study(&study, place))
         }
         Command::Check(args) => place().and_then(|place| check::check(&args, place)),
+        Command::Sweep(args) => place().and_then(|place| sweep::sweep(&args, place)),
         Command::Predict(args) => {
             place().and_then(|place| sweep::presets::predict::predict(&args, place))
         }

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 
 use common::traces::{Training, trace, write_traces};
 use common::{Run, Sandbox, TINY, gzip, json};
@@ -274,13 +275,18 @@ fn runs_stand_side_by_side() {
     let report = json(&sandbox.path("out/compare.json"));
     let rows = report["tables"]["compare"]["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
+    // What decided the runs stands beside them, where it is not the same.
+    let (_, settings) = run.stdout.split_once("Settings that differ:").unwrap();
+    let head = settings.trim_start().lines().next().unwrap();
+    assert!(head.starts_with("run ") && head.contains("model"), "{head}");
+    assert!(!head.contains("seed") && !head.contains("warnings"), "{head}");
     for row in rows {
-        let seconds = row["time_s"].as_f64().unwrap();
+        let seconds = row["total_s"].as_f64().unwrap();
         // At 3600 an hour, a second costs 1.
         assert!(seconds > 0.0 && (row["cost"].as_f64().unwrap() - seconds).abs() < 1e-9, "{row}");
         assert!(row["samples_per_s"].as_f64().unwrap() > 0.0);
         // Only the first was profiled.
-        assert_eq!(row["traced_compute_pctg"].is_number(), row["model"] == "cnn", "{row}");
+        assert_eq!(row["traced_compute_pct"].is_number(), row["model"] == "cnn", "{row}");
     }
     let csv = fs::read_to_string(sandbox.path("out/compare.csv")).unwrap();
     assert_eq!(csv.lines().count(), 3);
@@ -303,15 +309,28 @@ fn runs_stand_side_by_side() {
         assert!(warning.contains(&trace) && warning.contains(words), "{warning}");
         let report = json(&sandbox.path("out/compare.json"));
         for row in report["tables"]["compare"]["rows"].as_array().unwrap() {
-            assert!(row["traced_compute_pctg"].is_null(), "{row}");
+            assert!(row["traced_compute_pct"].is_null(), "{row}");
             assert!(row["samples_per_s"].as_f64().unwrap() > 0.0);
         }
         let page = fs::read_to_string(sandbox.path("out/compare.html")).unwrap();
         assert!(page.contains("columns of traces stay empty"));
     }
 
+    // A run that is broken or unfinished is left out, and said to be; the others are compared.
     fs::write(first.join("summary.json"), "{}").unwrap();
-    let broken = paceline(&sandbox, "compare runs");
+    sandbox.write("runs/unfinished/config.json", b"{}");
+    let run = paceline(&sandbox, "compare runs --output out").ok();
+    for (name, why) in [(first.to_str().unwrap(), "this is no summary"), ("unfinished", "its end")]
+    {
+        let name = Path::new(name).file_name().unwrap().to_str().unwrap();
+        let is_it = |line: &&str| line.starts_with("warning: left out") && line.contains(name);
+        let said = run.stderr.lines().find(is_it).unwrap_or_else(|| panic!("no {name}: {run:#?}"));
+        assert!(said.contains(why), "{said}");
+    }
+    let report = json(&sandbox.path("out/compare.json"));
+    assert_eq!(report["tables"]["compare"]["rows"].as_array().unwrap().len(), 1);
+    let broken = paceline(&sandbox, &format!("compare {}", first.display()));
     assert_eq!(broken.code, Some(1), "{broken:#?}");
+    assert!(broken.stderr.contains("no run can be compared"), "{broken:#?}");
     assert!(broken.stderr.contains("summary.json"), "{broken:#?}");
 }

@@ -13,6 +13,7 @@ mod named;
 mod profile;
 mod strategy;
 mod studies;
+mod sweep;
 mod trace;
 mod train;
 
@@ -36,6 +37,7 @@ pub use strategy::StrategyArgs;
 pub use studies::{
     BenchCommand, BucketsArgs, ModeName, PredictArgs, ScalingArgs, StudyArgs, StudyCommand,
 };
+pub use sweep::{NOT_SWEPT, SweepArgs, SweptFlags};
 pub use trace::{MergeArgs, TraceCommand};
 pub use train::TrainArgs;
 
@@ -54,6 +56,7 @@ Examples:
   paceline links --model cnn                          what a link costs a model
   paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
+  paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
   paceline compare runs/*                             runs side by side
 ";
 
@@ -81,6 +84,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Print what links deliver, and what a model would spend on communication over one
     Links(Box<LinksArgs>),
+    /// Vary any settings of training, in turns, and rank what comes of them
+    Sweep(Box<SweepArgs>),
     /// Predict the step on more ranks and other links from runs without communication
     Predict(Box<PredictArgs>),
     /// Analyse the traces of a run: where the time went, who waited for whom, and what to do

@@ -4,34 +4,33 @@ use std::path::{Path, PathBuf};
 
 use paceline_analysis::hta::{self, Analysis, Options};
 use paceline_analysis::read;
-use serde::Deserialize;
-use serde_json::Value;
 
-use crate::sweep::execute::RunSummary;
+use super::settings::{self, Settings};
+use crate::sweep::summary::RunSummary;
 use crate::{Failure, Result};
+
+/// The file of a run folder that says what decided the run.
+const CONFIG: &str = "config.json";
 
 /// A run that was made.
 #[derive(Debug)]
 pub(super) struct Run {
     /// The name of its folder.
     pub name: String,
-    pub model: String,
-    pub batch_size: u64,
-    pub accuracy: Option<f64>,
-    /// Wall-clock time of the whole run; earlier versions did not write it.
-    pub total_s: Option<f64>,
-    /// Exposed communication as a part of the step.
-    pub comm_overhead_pctg: Option<f64>,
     pub summary: RunSummary,
+    /// What decided the run, by name, as its configuration has it.
+    pub settings: Settings,
     /// What its traces say, if it was profiled and all of them can be read.
     pub traced: Option<Analysis>,
     /// Why its traces say nothing, although it was profiled: each trace at fault by name.
     pub untraced: Vec<String>,
 }
 
-/// The run folders among `places`, and those within folders that are none.
+/// The folders of runs among `places` and within those that are none. A run that was begun has a
+/// configuration, and a summary only if it has come to its end.
 pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let is_run = |folder: &Path| folder.join("summary.json").is_file();
+    let has = |folder: &Path, file: &str| folder.join(file).is_file();
+    let is_run = |folder: &Path| has(folder, "summary.json") || has(folder, CONFIG);
     let mut all = Vec::new();
     for place in places {
         if is_run(place) {
@@ -61,44 +60,30 @@ pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Reads a run.
-pub(super) fn run(folder: &Path) -> Result<Run> {
-    let file = folder.join("summary.json");
-    let unreadable = |e: &dyn std::fmt::Display| Failure::io(file.display(), e);
-    let text = std::fs::read_to_string(&file).map_err(|e| unreadable(&e))?;
-    let whole: Value = serde_json::from_str(&text).map_err(|e| unreadable(&e))?;
-    let summary = RunSummary::deserialize(&whole).map_err(|e| unreadable(&e))?;
-    let number = |key: &str| whole.get(key).and_then(Value::as_f64);
+/// Reads a run; the error says why there is nothing to compare.
+pub(super) fn run(folder: &Path) -> std::result::Result<Run, String> {
+    if !folder.join("summary.json").is_file() {
+        return Err("it has not come to its end: there is no summary.json".into());
+    }
+    let summary = RunSummary::read(&folder.join("summary.json")).map_err(|e| e.to_string())?;
     let name = folder
         .file_name()
         .map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned());
-    let (traced, untraced) = match traced(folder, &whole) {
+    let (traced, untraced) = match traced(folder, &summary.part::<Vec<String>>("traces")) {
         Ok(traced) => (traced, Vec::new()),
         Err(reasons) => (None, reasons),
     };
-    Ok(Run {
-        name,
-        model: whole.get("model").and_then(Value::as_str).unwrap_or("?").to_owned(),
-        batch_size: whole.get("batch_size").and_then(Value::as_u64).unwrap_or(0),
-        accuracy: number("eval_accuracy").or_else(|| number("accuracy")),
-        total_s: number("total_s"),
-        comm_overhead_pctg: number("comm_overhead_pct"),
-        traced,
-        untraced,
-        summary,
-    })
+    Ok(Run { name, settings: settings::read(&folder.join(CONFIG)), traced, untraced, summary })
 }
 
 /// The analysis of the traces that the run's summary names, if it names some. A mean without one of
 /// the ranks would be compared with means of all, so all traces have to be good; else this says of each
 /// that is not what is wrong with it.
-fn traced(folder: &Path, summary: &Value) -> std::result::Result<Option<Analysis>, Vec<String>> {
-    let named = summary.get("traces").and_then(Value::as_array).into_iter().flatten();
+fn traced(folder: &Path, named: &[String]) -> std::result::Result<Option<Analysis>, Vec<String>> {
     let (mut timelines, mut reasons) = (Vec::new(), Vec::new());
     for named in named {
-        let words = named.as_str().map_or_else(|| named.to_string(), str::to_owned);
-        match find(folder, Path::new(&words)) {
-            None => reasons.push(format!("{words} is not there")),
+        match find(folder, Path::new(named)) {
+            None => reasons.push(format!("{named} is not there")),
             Some(file) => match read::open(&file) {
                 Ok(timeline) => timelines.push(timeline),
                 Err(error) => reasons.push(error.to_string()),

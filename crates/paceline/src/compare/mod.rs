@@ -5,6 +5,7 @@
 //! measures nothing.
 
 mod load;
+mod settings;
 mod table;
 
 use paceline_analysis::report::{self, Report, Weight};
@@ -20,6 +21,8 @@ use load::Run;
 
 /// The name of the report's files.
 const NAME: &str = "compare";
+/// The panel of settings that differ.
+const SETTINGS: &str = "settings";
 /// More than any computer costs in an hour: a greater price is a slip.
 const MAX_PRICE: f64 = 1e6;
 
@@ -32,9 +35,15 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         )));
     }
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
-    let mut runs = Vec::new();
+    let (mut runs, mut left_out) = (Vec::new(), Vec::new());
     for folder in load::folders(&args.runs)? {
-        runs.push(load::run(&folder)?);
+        match load::run(&folder) {
+            Ok(run) => runs.push(run),
+            Err(why) => left_out.push(format!("left out {}: {why}", folder.display())),
+        }
+    }
+    if runs.is_empty() {
+        return Err(Failure::Run(format!("no run can be compared; {}", left_out.join("; "))));
     }
     let mut report = Report {
         title: format!("Comparison of {}", plural(runs.len(), "run")),
@@ -44,7 +53,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         sections: table::sections(&runs, price_per_hour),
         csv_table: NAME.to_owned(),
     };
-    for warning in warnings(&runs, price_per_hour) {
+    for warning in left_out.into_iter().chain(warnings(&runs, price_per_hour)) {
         eprintln!("warning: {}", printable(&warning));
         report.note(Weight::Warning, warning);
     }
@@ -67,11 +76,12 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
         }
     };
     differ("models", &|run| {
-        format!("{} of {} parameters", run.model, crate::text::thousands(run.summary.params))
+        let params = crate::text::thousands(run.summary.count("params"));
+        format!("{} of {params} parameters", run.summary.text("model"))
     });
-    differ("batch sizes per rank", &|run| run.batch_size.to_string());
-    let untimed: Vec<&str> =
-        runs.iter().filter(|run| run.total_s.is_none()).map(|run| run.name.as_str()).collect();
+    differ("batch sizes per rank", &|run| run.summary.count("batch_size").to_string());
+    let untimed = runs.iter().filter(|run| run.summary.number("total_s").is_none());
+    let untimed: Vec<&str> = untimed.map(|run| run.name.as_str()).collect();
     if price_per_hour.is_some() && !untimed.is_empty() {
         warnings.push(format!(
             "no cost of {}: the summary does not say how long the run took",
@@ -91,8 +101,11 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
 fn console(runs: &[Run], report: &Report) -> String {
     let first = runs.first().map_or(String::new(), |run| {
         let summary = &run.summary;
-        format!(", the first: {} ranks over {}", summary.world_size, summary.transport)
+        let (ranks, transport) = (summary.count("world_size"), summary.text("transport"));
+        format!(", the first: {ranks} ranks over {transport}")
     });
     let table = report.table(NAME).map(table::for_console).unwrap_or_default();
-    format!("{}{first}\n{table}", report.title)
+    let settings =
+        report.table(SETTINGS).map(|table| format!("\n\nSettings that differ:\n{}", table.text()));
+    format!("{}{first}\n{table}{}", report.title, settings.unwrap_or_default())
 }

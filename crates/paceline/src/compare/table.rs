@@ -1,176 +1,100 @@
 //! The table and the charts of a comparison.
 
-use paceline_analysis::hta::{Analysis, columns};
+use paceline_analysis::hta::columns;
 use paceline_analysis::report::chart::{Bar, Bars, Ink, Part, Stack, Stacked};
 use paceline_analysis::report::{Body, Panel, Section, Width};
 use paceline_analysis::table::{Cell, Column, Table};
 
-use super::NAME;
 use super::load::Run;
-use crate::metrics::TOTAL;
+use super::{NAME, SETTINGS, settings};
+use crate::metrics::figure::{Compared, Figure};
+use crate::metrics::table::{TABLE, find};
 
-/// A column, and where it is of a run.
-struct Figure {
-    column: Column,
-    get: Box<dyn Fn(&Run) -> Cell>,
-}
-
-fn figure(
-    (key, label, unit, decimals): (&str, &str, &str, usize),
-    definition: &str,
-    get: impl Fn(&Run) -> Option<f64> + 'static,
-) -> Figure {
-    Figure {
-        column: Column::new(key, label, unit, decimals, definition),
-        get: Box::new(move |run| Cell::maybe(get(run))),
-    }
-}
-
-fn words(key: &str, definition: &str, get: impl Fn(&Run) -> String + 'static) -> Figure {
-    Figure {
-        column: Column::new(key, key, "", 0, definition),
-        get: Box::new(move |run| Cell::Text(get(run))),
-    }
-}
-
-fn of_step(key: &str, label: &str, definition: &str, get: fn(&Run) -> f64) -> Figure {
-    // Without measured steps the anatomy is all zeros, which are no figures.
-    let measured = move |run: &Run| (run.summary.anatomy.wall_ms > 0.0).then(|| get(run));
-    figure((key, label, "ms", 2), definition, measured)
-}
-
-fn cost(run: &Run, price_per_hour: f64) -> Option<f64> {
-    run.total_s.map(|seconds| seconds * price_per_hour / 3600.0)
-}
-
-fn peak_mb(run: &Run) -> Option<f64> {
-    run.summary.peak_bytes.get(TOTAL).map(|bytes| *bytes as f64 / 1e6)
-}
-
-/// A figure of the traces.
-fn traced(key: &'static str, label: &'static str, name: &'static str) -> Figure {
-    let mean = move |analysis: &Analysis| {
-        let column = columns(analysis.kind).find(|column| column.name == name)?;
-        analysis.mean(column)
-    };
-    let definition = columns(paceline_analysis::hta::Kind::Ddp)
-        .find(|column| column.name == name)
-        .map_or("", |column| column.definition);
-    let definition = format!(
-        "From the run's traces, and so of the steps that were profiled only; mean over ranks. \
-         {definition} The column without \"traced\" is what the run measured itself, in all measured steps, \
-         on its main thread."
-    );
-    figure((key, label, "%", 2), &definition, move |run| run.traced.as_ref().and_then(mean))
-}
-
-fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Figure> {
-    let mut all = vec![
-        words("run", "The name of the run's folder.", |run| run.name.clone()),
-        words("model", "The model.", |run| run.model.clone()),
-        words("strategy", "What kept the replicas equal.", |run| run.summary.strategy.clone()),
-        Figure {
-            column: Column::new("ranks", "ranks", "", 0, "Number of ranks."),
-            get: Box::new(|run| Cell::Whole(run.summary.world_size as u64)),
+/// What stands in the column of a figure for a run: a word or a number of its summary, or what this
+/// comparison finds.
+fn cell(figure: &Figure, run: &Run, price_per_hour: Option<f64>) -> Cell {
+    let summary = &run.summary;
+    match figure.name {
+        "transport" => match summary.text("link") {
+            "" => Cell::from(summary.text("transport")),
+            link => Cell::Text(format!("{}, link {link}", summary.text("transport"))),
         },
-        words("transport", "How the ranks reached each other.", |run| {
-            let link = run.summary.link.as_ref().map(|link| format!(", link {link}"));
-            format!("{}{}", run.summary.transport, link.unwrap_or_default())
-        }),
-        figure(("time_s", "time", "s", 2), "Wall-clock time of the whole run on rank 0.", |run| {
-            run.total_s
-        }),
-        figure(
-            ("samples_per_s", "samples/s", "", 0),
-            "Samples of all ranks, divided by the time of the measured steps with the wait for their data.",
-            |run| run.summary.samples_per_s,
-        ),
-        figure(
-            ("step_ms", "step", "ms", 2),
-            "Median over steps of the slowest rank's step.",
-            |run| run.summary.step_ms_median,
-        ),
-        of_step("data_ms", "data", "Mean wait for the batch.", |run| run.summary.anatomy.data_ms),
-        of_step("forward_ms", "forward", "Forward pass and loss.", |run| {
-            run.summary.anatomy.forward_ms
-        }),
-        of_step("backward_ms", "backward", "Backward pass.", |run| run.summary.anatomy.backward_ms),
-        of_step("sync_ms", "sync", "Arithmetic and copies that synchronisation adds.", |run| {
-            run.summary.anatomy.sync_ms
-        }),
-        of_step("exposed_ms", "exposed", "The main thread was blocked on communication.", |run| {
-            run.summary.anatomy.exposed_ms
-        }),
-        of_step("optimizer_ms", "optimizer", "The update of the parameters.", |run| {
-            run.summary.anatomy.optimizer_ms
-        }),
-        of_step("rest_ms", "rest", "What no span accounts for.", |run| run.summary.anatomy.rest_ms),
-        of_step(
-            "wait_ms",
-            "waiting",
-            "Operations waited for the last rank; part of exposed and hidden.",
-            |run| run.summary.anatomy.wait_ms,
-        ),
-        figure(
-            ("overlap_pctg", "overlap", "%", 1),
-            "Communication that ran while the main thread computed, in parts of all communication.",
-            |run| run.summary.overlap_pct,
-        ),
-        figure(
-            ("comm_overhead_pctg", "comm. overhead", "%", 1),
-            "Exposed communication as a part of the step.",
-            |run| run.comm_overhead_pctg,
-        ),
-        figure(
-            ("peak_mb", "peak", "MB", 2),
-            "The most memory of a rank in tensors, MB of 1e6 bytes.",
-            peak_mb,
-        ),
-        figure(("loss", "loss", "", 4), "Training loss of the last epoch.", |run| run.summary.loss),
-        figure(
-            ("accuracy_pctg", "accuracy", "%", 2),
-            "The part of the test set that is classified correctly.",
-            |run| run.accuracy.map(|part| 100.0 * part),
-        ),
-    ];
-    if let Some(price) = price_per_hour {
-        let definition = format!("The price of an hour, {price}, times the run's time in hours.");
-        all.push(figure(("cost", "cost", "", 5), &definition, move |run| cost(run, price)));
+        "world_size" => Cell::Whole(summary.count("world_size")),
+        "cost" => Cell::maybe(cost(run, price_per_hour)),
+        // Without measured steps the times of a step are zeros, which are no figures.
+        _ if figure.is_part_of_step && !is_measured(run) => Cell::Missing,
+        name => match (TRACED.iter().find(|(of, _)| *of == name), summary.text(name)) {
+            (Some((_, traced)), _) => Cell::maybe(mean(run, traced)),
+            (None, "") => Cell::maybe(summary.number(name)),
+            (None, word) => Cell::from(word),
+        },
     }
+}
+
+fn cost(run: &Run, price_per_hour: Option<f64>) -> Option<f64> {
+    Some(run.summary.number("total_s")? * price_per_hour? / 3600.0)
+}
+
+/// Figures of traces: the name here, and the column there.
+const TRACED: [(&str, &str); 4] = [
+    ("traced_idle_pct", "idle_time_pctg"),
+    ("traced_compute_pct", "compute_time_pctg"),
+    ("traced_overlap_pct", "comm_comp_overlap_pctg"),
+    ("traced_overhead_pct", "comm_overhead_pct"),
+];
+
+/// The mean over ranks of a column of a run's traces.
+fn mean(run: &Run, traced: &str) -> Option<f64> {
+    let analysis = run.traced.as_ref()?;
+    analysis.mean(columns(analysis.kind).find(|column| column.name == traced)?)
+}
+
+/// The figures of a comparison.
+fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<&'static Figure> {
     // Where traces are damaged, empty columns say that they should be there.
-    if runs.iter().any(|run| run.traced.is_some() || !run.untraced.is_empty()) {
-        all.extend([
-            traced("traced_idle_pctg", "idle, traced", "idle_time_pctg"),
-            traced("traced_compute_pctg", "compute, traced", "compute_time_pctg"),
-            traced("traced_overlap_pctg", "overlap, traced", "comm_comp_overlap_pctg"),
-            traced("traced_overhead_pctg", "comm. overhead, traced", "comm_overhead_pctg"),
-        ]);
-    }
-    all
+    let has_traces = runs.iter().any(|run| run.traced.is_some() || !run.untraced.is_empty());
+    let is_there = |figure: &&Figure| match figure.name {
+        "cost" => price_per_hour.is_some(),
+        name => has_traces || TRACED.iter().all(|(of, _)| *of != name),
+    };
+    TABLE.iter().filter(|figure| figure.compared != Compared::No).filter(is_there).collect()
+}
+
+/// Whether the run has measured a step.
+fn is_measured(run: &Run) -> bool {
+    run.summary.number("wall_ms").is_some_and(|wall| wall > 0.0)
 }
 
 /// All of the report.
 pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section> {
     let figures = figures(runs, price_per_hour);
+    let column = |figure: &&'static Figure| {
+        Column::new(figure.name, figure.label, figure.unit, figure.decimals, figure.definition)
+    };
+    let row = |run: &Run| {
+        let cells = figures.iter().map(|figure| cell(figure, run, price_per_hour));
+        std::iter::once(Cell::from(run.name.as_str())).chain(cells).collect()
+    };
+    let name = Column::new("run", "run", "", 0, "The name of the run's folder.");
     let table = Table {
-        columns: figures.iter().map(|figure| figure.column.clone()).collect(),
-        rows: runs.iter().map(|run| figures.iter().map(|of| (of.get)(run)).collect()).collect(),
+        columns: std::iter::once(name).chain(figures.iter().map(column)).collect(),
+        rows: runs.iter().map(row).collect(),
         mean: None,
     };
     let bars = |key: &str, title: &str, ink: Ink| -> Option<Panel> {
-        let figure = figures.iter().find(|figure| figure.column.key == key)?;
-        let value = |run: &Run| match (figure.get)(run) {
+        let figure = figures.iter().find(|figure| figure.name == key)?;
+        let value = |run: &Run| match cell(figure, run, price_per_hour) {
             Cell::Number(value) => Some(value),
             _ => None,
         };
-        let Column { unit, definition, .. } = &figure.column;
+        let Figure { unit, definition, .. } = figure;
         let bars = runs.iter().map(|run| Bar { label: label(run, runs), value: value(run), ink });
         let bars: Vec<Bar> = bars.collect();
         let body = match bars.iter().all(|bar| bar.value.is_none()) {
             true => Body::Nothing("No run says so.".into()),
             false => {
-                let whole = (unit == "%").then_some(100.0);
-                Body::Bars(Bars { unit: unit.clone(), whole, bars })
+                let whole = (*unit == "%").then_some(100.0);
+                Body::Bars(Bars { unit: (*unit).to_owned(), whole, bars })
             }
         };
         let id = key.replace('_', "-");
@@ -178,11 +102,11 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
     };
     let charts = [
         bars("samples_per_s", "Samples per second", Ink::Compute),
-        bars("time_s", "Time of the run", Ink::Other),
-        bars("overlap_pctg", "Communication hidden behind computation", Ink::Communication),
-        bars("comm_overhead_pctg", "Communication overhead", Ink::Communication),
+        bars("total_s", "Time of the run", Ink::Other),
+        bars("overlap_pct", "Communication hidden behind computation", Ink::Communication),
+        bars("comm_overhead_pct", "Communication overhead", Ink::Communication),
         bars("peak_mb", "Peak memory", Ink::Memory),
-        bars("accuracy_pctg", "Accuracy", Ink::Other),
+        bars("eval_accuracy_pct", "Accuracy", Ink::Other),
         bars("cost", "Cost", Ink::Other),
     ];
     let table = Panel::new(
@@ -192,6 +116,17 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
         "A row per run, as in compare.csv. The head of each column says on hover what it means.",
         Body::Table(table),
     );
+    let mut tables = vec![table];
+    tables.extend(different(runs).map(|table| {
+        Panel::new(
+            SETTINGS,
+            "Settings that differ",
+            "",
+            "What decided the runs, from their config.json; settings that are the same in all runs are left \
+             out.",
+            Body::Table(table),
+        )
+    }));
     vec![
         Section::new(
             "runs",
@@ -199,15 +134,31 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
             "",
             std::iter::once(anatomy(runs)).chain(charts.into_iter().flatten()).collect(),
         ),
-        Section::new("numbers", "All numbers", "", vec![table]),
+        Section::new("numbers", "All numbers", "", tables),
     ]
+}
+
+/// The settings that are not the same in all runs, if there are any: a row per run.
+pub(super) fn different(runs: &[Run]) -> Option<Table> {
+    let different = settings::different(runs);
+    let names = std::iter::once("run").chain(different.iter().map(|(name, _)| name.as_str()));
+    let columns = names.map(|name| Column::new(name, name, "", 0, "")).collect();
+    let row = |(at, run): (usize, &Run)| {
+        let values = different
+            .iter()
+            .map(|(_, values)| values[at].as_deref().map_or(Cell::Missing, Cell::from));
+        std::iter::once(Cell::from(run.name.as_str())).chain(values).collect()
+    };
+    let rows = runs.iter().enumerate().map(row).collect();
+    (!different.is_empty()).then_some(Table { columns, rows, mean: None })
 }
 
 /// The strategy where that tells the runs apart, else the folder's name.
 fn label(run: &Run, runs: &[Run]) -> String {
-    let same = runs.iter().filter(|other| other.summary.strategy == run.summary.strategy);
+    let strategy = |run: &Run| run.summary.text("strategy").to_owned();
+    let same = runs.iter().filter(|other| strategy(other) == strategy(run));
     if same.count() == 1 {
-        return run.summary.strategy.clone();
+        return strategy(run);
     }
     // Names begin with the day, and what does not fit a chart is cut: what all share is left out.
     let shared = shared_words(runs);
@@ -224,19 +175,23 @@ fn shared_words(runs: &[Run]) -> usize {
 }
 
 fn anatomy(runs: &[Run]) -> Panel {
-    let stacks = runs.iter().filter(|run| run.summary.anatomy.wall_ms > 0.0).map(|run| {
-        let of = &run.summary.anatomy;
-        let part = |name: &str, value, ink| Part { name: name.into(), value, ink };
-        let parts = vec![
-            part("data wait", of.data_ms, Ink::DataWait),
-            part("forward", of.forward_ms, Ink::Forward),
-            part("backward", of.backward_ms, Ink::Backward),
-            part("sync", of.sync_ms, Ink::Sync),
-            part("exposed communication", of.exposed_ms, Ink::Communication),
-            part("optimizer", of.optimizer_ms, Ink::Optimizer),
-            part("rest", of.rest_ms, Ink::Idle),
-        ];
-        Stack { label: label(run, runs), parts }
+    let parts = [
+        ("data wait", "data_ms", Ink::DataWait),
+        ("forward", "forward_ms", Ink::Forward),
+        ("backward", "backward_ms", Ink::Backward),
+        ("sync", "sync_ms", Ink::Sync),
+        ("exposed communication", "comm_exposed_ms", Ink::Communication),
+        ("optimizer", "optimizer_ms", Ink::Optimizer),
+        ("rest", "rest_ms", Ink::Idle),
+    ];
+    let stacks = runs.iter().filter(|run| is_measured(run)).map(|run| {
+        let value = |key: &str| run.summary.number(key).unwrap_or(0.0);
+        let part = |(name, key, ink): (&str, &str, Ink)| Part {
+            name: name.into(),
+            value: value(key),
+            ink,
+        };
+        Stack { label: label(run, runs), parts: parts.map(part).into() }
     });
     let stacks: Vec<Stack> = stacks.collect();
     let body = match stacks.is_empty() {
@@ -253,23 +208,6 @@ fn anatomy(runs: &[Run]) -> Panel {
     )
 }
 
-/// Columns that follow the run's name in the first of two tables on a console; the second has the others.
-const FIRST: [&str; 13] = [
-    "model",
-    "strategy",
-    "ranks",
-    "transport",
-    "time_s",
-    "samples_per_s",
-    "step_ms",
-    "overlap_pctg",
-    "comm_overhead_pctg",
-    "peak_mb",
-    "loss",
-    "accuracy_pctg",
-    "cost",
-];
-
 /// The table in two, without words that are the same in every row: lines are to fit on a screen.
 pub(super) fn for_console(table: &Table) -> String {
     let is_shown = |at: usize| {
@@ -280,8 +218,8 @@ pub(super) fn for_console(table: &Table) -> String {
         at == 0 || !(is_missing || (is_word && is_same && table.rows.len() > 1))
     };
     let part = |is_first: bool| {
-        let belongs =
-            |at: &usize| *at == 0 || FIRST.contains(&table.columns[*at].key.as_str()) == is_first;
+        let place = |at: usize| find(&table.columns[at].key).map(|figure| figure.compared);
+        let belongs = |at: &usize| *at == 0 || (place(*at) == Some(Compared::First)) == is_first;
         let all = (0..table.columns.len()).filter(belongs);
         let shown: Vec<usize> = all.filter(|at| is_shown(*at)).collect();
         let columns = shown.iter().map(|at| table.columns[*at].clone()).collect();
@@ -294,28 +232,19 @@ pub(super) fn for_console(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::anatomy::Anatomy;
-    use crate::sweep::execute::RunSummary;
 
     fn run(name: &str, strategy: &str, total_s: Option<f64>) -> Run {
-        let anatomy =
-            Anatomy { wall_ms: 20.0, forward_ms: 12.5, exposed_ms: 7.5, ..Anatomy::default() };
+        let summary = serde_json::json!({
+            "model": "cnn", "batch_size": 32, "eval_accuracy": 0.9125, "total_s": total_s,
+            "comm_overhead_pct": 37.5, "strategy": strategy, "world_size": 2, "transport": "shm",
+            "samples_per_s": 3200.4, "peak_bytes": {"total": 11_000_000},
+            "wall_ms": 20.0, "forward_ms": 12.5, "comm_exposed_ms": 7.5
+        });
+        let settings = [("seed", "1"), ("strategy.name", strategy)];
         Run {
             name: name.into(),
-            model: "cnn".into(),
-            batch_size: 32,
-            accuracy: Some(0.9125),
-            total_s,
-            comm_overhead_pctg: Some(37.5),
-            summary: RunSummary {
-                strategy: strategy.into(),
-                world_size: 2,
-                transport: "shm".into(),
-                samples_per_s: Some(3200.4),
-                peak_bytes: [("total".to_owned(), 11_000_000)].into(),
-                anatomy,
-                ..RunSummary::default()
-            },
+            summary: summary.into(),
+            settings: settings.map(|(name, value)| (name.into(), value.into())).into(),
             traced: None,
             untraced: Vec::new(),
         }
@@ -337,9 +266,9 @@ mod tests {
         let runs = [run("a", "ddp", Some(7200.0)), run("b", "simple_ddp", None)];
         assert_eq!(value(&runs, "cost", 0), Cell::Number(1.58));
         assert_eq!(value(&runs, "cost", 1), Cell::Missing);
-        assert_eq!(value(&runs, "accuracy_pctg", 0), Cell::Number(91.25));
+        assert_eq!(value(&runs, "eval_accuracy_pct", 0), Cell::Number(91.25));
         assert_eq!(value(&runs, "peak_mb", 0), Cell::Number(11.0));
-        assert_eq!(value(&runs, "exposed_ms", 1), Cell::Number(7.5));
+        assert_eq!(value(&runs, "comm_exposed_ms", 1), Cell::Number(7.5));
     }
 
     #[test]
@@ -362,5 +291,20 @@ mod tests {
         let head = text.lines().next().unwrap();
         assert!(head.starts_with("run  strategy"), "{text}");
         assert!(!head.contains("model") && !head.contains("loss"), "{text}");
+    }
+
+    #[test]
+    fn settings_that_differ_are_shown() {
+        let runs = [run("a", "ddp", None), run("b", "simple_ddp", None), run("c", "ddp", None)];
+        assert_eq!(
+            different(&runs).unwrap().text(),
+            "run  strategy.name\n---  -------------\na    ddp\nb    simple_ddp\nc    ddp"
+        );
+        assert_eq!(different(&runs[..1]), None);
+        let mut runs = runs;
+        runs[1].settings.clear();
+        assert_eq!(different(&runs), None, "a run without a configuration differs in nothing");
+        runs[2].settings.remove("seed");
+        assert_eq!(different(&runs).unwrap().columns[1].key, "seed");
     }
 }

@@ -1,11 +1,9 @@
-//! Training runs that other commands start, one after the other, and what each of them came to.
+//! Makes training runs, one after the other, in the order of a plan.
 //!
-//! A run is this program itself with the flags of `paceline train`, in a process of its own, so that
-//! it is exactly what a user would get. It knows neither why the runs are made nor what follows from
-//! them.
+//! A run is this program itself with a specification, in a process of its own, so that it is exactly what a
+//! user would get. In go cases; what the runs came to goes into a [`Ledger`]. It knows neither why the runs
+//! are made nor what follows from them.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,13 +15,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
-use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::cli::Given;
-use crate::config::{self, TrainConfig};
-use crate::metrics::anatomy::Anatomy;
+use super::plan::{self, Case};
+use super::resume::{Ending, Ledger, Record};
+use super::spec::{self, Spec};
+use super::summary::RunSummary;
 use crate::run::folder::RUNS_VARIABLE;
 use crate::{Failure, Result};
 
@@ -34,86 +31,78 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How many of a run's last lines a message has.
 const LAST_LINES: usize = 8;
 
-/// What a run's summary says, as far as it is needed here.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct RunSummary {
-    /// The strategy.
-    pub strategy: String,
-    /// Number of ranks.
-    pub world_size: usize,
-    /// Threads per rank.
-    pub threads: usize,
-    /// How the ranks reached each other.
-    pub transport: String,
-    /// The link that was emulated.
-    pub link: Option<String>,
-    /// Number of parameters.
-    pub params: u64,
-    /// Steps that were measured.
-    pub steps: usize,
-    /// Median of the slowest rank's step.
-    pub step_ms_median: Option<f64>,
-    /// Samples per second, with the wait for data.
-    pub samples_per_s: Option<f64>,
-    /// Samples per second if data were always there.
-    pub samples_per_s_without_data: Option<f64>,
-    /// Training loss of the last epoch.
-    #[serde(alias = "train_loss")]
-    pub loss: Option<f64>,
-    /// Time that the main thread computed.
-    pub compute_ms: Option<f64>,
-    /// Time that the main thread was blocked on communication.
-    pub comm_exposed_ms: Option<f64>,
-    /// Communication, but for the sums of the loss, while the main thread computed.
-    pub comm_hidden_ms: Option<f64>,
-    /// Communication that waited for the slowest rank.
-    pub comm_wait_ms: Option<f64>,
-    /// The part of the communication that ran while the main thread computed, in percent.
-    #[serde(default)]
-    pub overlap_pct: Option<f64>,
-    /// Operations of a step.
-    #[serde(default)]
-    pub comm_ops_per_step: Option<f64>,
-    /// MB of a step, per rank.
-    #[serde(default)]
-    pub comm_mb_per_step: Option<f64>,
-    /// The most bytes alive at once, by category.
-    pub peak_bytes: BTreeMap<String, u64>,
-    /// Digest of the final parameters.
-    pub weights_sha256: String,
-    /// Where the time of a step went.
-    pub anatomy: Anatomy,
-    /// Wall-clock time of the run, from its start to its end.
-    #[serde(skip)]
-    pub took: Duration,
-    /// All of the summary.
-    #[serde(skip)]
-    pub whole: Value,
+/// Makes every case once in each round, except for runs that the ledger has. Where the ledger is in a folder,
+/// run folders are moved there, and a run that fails is recorded. Otherwise the first failure ends it all;
+/// run folders are made in `keep_in`, or thrown away.
+pub fn make(
+    cases: &[Case],
+    rounds: usize,
+    limit: Duration,
+    keep_in: Option<&Path>,
+    ledger: &mut Ledger,
+) -> Result<()> {
+    let order = plan::order(cases.len(), rounds).into_iter().enumerate();
+    let left: Vec<_> = order.filter(|(at, (_, case))| !ledger.is_settled(*at, *case)).collect();
+    let folder = ledger.folder().map(Path::to_owned);
+    let runner = Runner::new(left.len(), limit, folder.as_deref())?;
+    for (position, (round, case)) in left {
+        if ledger.is_settled(position, case) {
+            // It has failed in an earlier round.
+            continue;
+        }
+        let Case { name, spec, .. } = &cases[case];
+        let started = jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%.3f%:z").to_string();
+        let begin = Instant::now();
+        let runs = keep_in.map_or_else(|| runner.scratch.path.join("runs"), Path::to_owned);
+        let ending = match runner.train(name, spec, &runs)? {
+            Err(message) if folder.is_none() => return Err(Failure::Run(message)),
+            Err(message) => Ending::Failure(message),
+            Ok(summary) => Ending::Summary(summary),
+        };
+        let seconds = begin.elapsed().as_secs_f64();
+        if let Some(folder) = &folder {
+            let kept = folder.join("runs").join(format!("{case:03}-{}.{}", slug(name), round + 1));
+            keep(&runs, &kept).map_err(|e| Failure::io(kept.display(), e))?;
+        }
+        let name = name.clone();
+        ledger.add(Record { position, round, case, name, started, seconds, ending })?;
+    }
+    runner.progress.finish_and_clear();
+    Ok(())
 }
 
-/// Resolves the flags of a run and checks them all, before anything starts.
-pub fn resolve(flags: &Given) -> Result<TrainConfig> {
-    let (config, _data) = config::resolve_inputs(&*flags.train_args()?, None)?;
-    Ok(config)
+/// Moves the run folder within `runs` to a place of its own. What a sweep that was killed has left there goes.
+fn keep(runs: &Path, kept: &Path) -> std::io::Result<()> {
+    // A run that fails at once makes none.
+    let Ok(mut made) = std::fs::read_dir(runs) else { return Ok(()) };
+    let Some(made) = made.next() else { return Ok(()) };
+    let _ = std::fs::remove_dir_all(kept);
+    kept.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    std::fs::rename(made?.path(), kept)
+}
+
+/// A name as it may be part of a path.
+fn slug(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "=._-".contains(c);
+    let short = name.chars().take(80);
+    short.filter(|c| *c != ' ').map(|c| if is_plain(c) { c } else { '_' }).collect()
 }
 
 /// Starts runs.
 #[derive(Debug)]
-pub struct Runs {
+struct Runner {
     program: PathBuf,
     scratch: Scratch,
-    /// Where run folders are made, if they are to stay.
-    keep_in: Option<PathBuf>,
     limit: Duration,
     /// The signal by which somebody asked us to end; 0 before that.
     asked_to_end: Arc<AtomicUsize>,
     progress: ProgressBar,
 }
 
-impl Runs {
-    /// Starts `num_runs` runs at most, each of which may take `limit`. Their run folders are made in
-    /// `keep_in`, or thrown away.
-    pub fn new(num_runs: usize, limit: Duration, keep_in: Option<PathBuf>) -> Result<Self> {
+impl Runner {
+    /// Starts `num_runs` runs at most, each of which may take `limit`. What they write that nobody wants to
+    /// keep is made in `folder`, or among temporary files, and removed.
+    fn new(num_runs: usize, limit: Duration, folder: Option<&Path>) -> Result<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::io("cannot find the program to start runs with", e))?;
         let asked_to_end = Arc::new(AtomicUsize::new(0));
@@ -126,30 +115,29 @@ impl Runs {
         let progress =
             ProgressBar::with_draw_target(Some(num_runs as u64), ProgressDrawTarget::stderr())
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Ok(Self { program, scratch: Scratch::new()?, keep_in, limit, asked_to_end, progress })
+        Ok(Self { program, scratch: Scratch::new(folder)?, limit, asked_to_end, progress })
     }
 
-    /// Makes a run, of which `what` says in words what it is.
-    pub fn train(&self, what: &str, flags: &Given) -> Result<RunSummary> {
+    /// Makes a run, of which `what` says in words what it is, with its run folder in `runs`. The inner error
+    /// is the run's own.
+    fn train(
+        &self,
+        what: &str,
+        spec: &Spec,
+        runs: &Path,
+    ) -> Result<std::result::Result<RunSummary, String>> {
         self.progress.inc(1);
         self.progress.set_message(what.to_owned());
         let file = self.scratch.path.join("summary.json");
-        let mut words = vec![OsString::from("train")];
-        words.extend(flags.with("json", file.display()).words());
-        words.push("--quiet".into());
-        let shown = || {
-            let words: Vec<_> = flags.words().iter().map(|w| w.display().to_string()).collect();
-            format!("paceline train {}", words.join(" "))
-        };
-        let begin = Instant::now();
+        let shown = spec::shown(spec);
         // Through the program that ties a rank's life to its launcher's, so that no run survives us.
         let mut child = Command::new(&self.program)
             .arg("__rank")
             .arg(std::process::id().to_string())
             .arg("--")
             .arg(&self.program)
-            .args(&words)
-            .env(RUNS_VARIABLE, self.keep_in.as_ref().unwrap_or(&self.scratch.path.join("runs")))
+            .args(spec::arguments(spec, &file))
+            .env(RUNS_VARIABLE, runs)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -164,30 +152,24 @@ impl Runs {
             })
         });
         let ended = self.watch(&mut child)?;
-        let took = begin.elapsed();
         let said = said.and_then(|reader| reader.join().ok()).unwrap_or_default();
-        match ended {
+        Ok(match ended {
             Some(status) if status.success() => {
-                let text = std::fs::read_to_string(&file)
-                    .map_err(|e| Failure::io(format!("{}: no summary", shown()), e))?;
+                let summary = RunSummary::read(&file).map_err(|e| format!("{shown}: {e}"));
                 // Not to be mistaken for the next run's.
                 let _ = std::fs::remove_file(&file);
-                let unreadable = |e| Failure::io(format!("{}: the summary", shown()), e);
-                let whole: Value = serde_json::from_str(&text).map_err(unreadable)?;
-                let summary = RunSummary::deserialize(&whole).map_err(unreadable)?;
-                Ok(RunSummary { took, whole, ..summary })
+                summary
             }
             Some(status) => {
                 let lines: Vec<&str> = said.lines().filter(|line| !line.is_empty()).collect();
                 let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n    ");
-                Err(Failure::Run(format!("{} failed ({status}):\n    {last}", shown())))
+                Err(format!("{shown} failed ({status}):\n    {last}"))
             }
-            None => Err(Failure::Run(format!(
-                "{} was stopped after {} s; raise --run-limit, or make fewer steps",
-                shown(),
+            None => Err(format!(
+                "{shown} was stopped after {} s; raise --run-limit, or make fewer steps",
                 self.limit.as_secs_f64()
-            ))),
-        }
+            )),
+        })
     }
 
     /// Waits for a run; `None` if it took too long and was stopped. Ends this process where somebody
@@ -213,11 +195,6 @@ impl Runs {
             std::thread::sleep(POLL);
         }
     }
-
-    /// All runs are made.
-    pub fn finish(self) {
-        self.progress.finish_and_clear();
-    }
 }
 
 /// Asks a run to end, so that it ends its ranks; then makes it.
@@ -234,24 +211,32 @@ fn stop(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// A folder among the system's temporary ones that goes away with this value.
+/// A folder that goes away with this value.
 #[derive(Debug)]
 struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    fn new() -> Result<Self> {
-        let path: PathBuf =
-            std::env::temp_dir().join(format!("paceline-{}", Rendezvous::fresh_secret()?));
-        mkdir(&path, Mode::RWXU)
-            .map_err(|e| Failure::io(format!("cannot make {} for runs", path.display()), e))?;
-        Ok(Self { path })
+    /// A folder in `folder`, where one that was left behind is replaced; otherwise among the system's
+    /// temporary ones.
+    fn new(folder: Option<&Path>) -> Result<Self> {
+        let path = match folder {
+            Some(folder) => std::path::absolute(folder.join("unfinished"))
+                .map_err(|e| Failure::io("no folder for runs", e))?,
+            None => std::env::temp_dir().join(format!("paceline-{}", Rendezvous::fresh_secret()?)),
+        };
+        let scratch = Self { path };
+        scratch.remove();
+        mkdir(&scratch.path, Mode::RWXU).map_err(|e| {
+            Failure::io(format!("cannot make {} for runs", scratch.path.display()), e)
+        })?;
+        Ok(scratch)
     }
 
     fn remove(&self) {
         // Left behind, it would be a folder among temporary files.
-        let _ = std::fs::remove_dir_all(Path::new(&self.path));
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
@@ -261,36 +246,25 @@ impl Drop for Scratch {
     }
 }
 
-/// The median of what several rounds found; `None` where a round found nothing.
-pub fn median(values: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
-    let mut values = values.into_iter().collect::<Option<Vec<f64>>>()?;
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        len if len % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median([Some(3.0), Some(1.0), Some(2.0)]), Some(2.0));
-        assert_eq!(median([Some(1.0), Some(4.0)]), Some(2.5));
-        assert_eq!(median([Some(1.0), None]), None);
-        assert_eq!(median([]), None);
+    fn the_scratch_folder_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        for place in [None, Some(folder.path()), Some(folder.path())] {
+            let scratch = Scratch::new(place).unwrap();
+            let path = scratch.path.clone();
+            assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+            std::fs::write(path.join("file"), b"x").unwrap();
+            drop(scratch);
+            assert!(!path.exists());
+        }
     }
 
     #[test]
-    fn the_scratch_folder_goes_away() {
-        let scratch = Scratch::new().unwrap();
-        let path = scratch.path.clone();
-        std::fs::write(path.join("file"), b"x").unwrap();
-        drop(scratch);
-        assert!(!path.exists());
+    fn a_name_becomes_part_of_a_path() {
+        assert_eq!(slug("data-dir=/a b, lr=0.1"), "data-dir=_ab_lr=0.1");
     }
 }

@@ -1,4 +1,114 @@
 //! Sweeps: training runs that are made several times, interleaved, and compared.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`spec`] | states a run, one setting after the other |
+//! | [`plan`] | the cases, and the order of all runs |
+//! | [`execute`] | makes the runs |
+//! | [`resume`] | keeps what is finished |
+//! | [`summary`] | reads what a run says of itself |
+//! | [`rank`] | which case is better, and what is noise |
+//! | [`show`] | `paceline sweep` as table, files and chart |
+//! | [`presets`] | sweeps with a report of their own |
+//!
+//! All times come from the runs' own summaries; nothing here measures.
 
 pub mod execute;
+pub mod plan;
 pub mod presets;
+pub mod rank;
+pub mod resume;
+pub mod show;
+pub mod spec;
+pub mod summary;
+
+use std::time::Duration;
+
+use crate::bench::screen::say;
+use crate::cli::SweepArgs;
+use crate::environment::Placement;
+use crate::outputs::check_folder;
+use crate::{Failure, Result, resources};
+
+use plan::Vary;
+use resume::{Ledger, Settings};
+
+/// Rounds at most.
+const MAX_ROUNDS: usize = 1000;
+/// Seconds that a run may take at most: a month.
+const MAX_RUN_LIMIT: f64 = 2.6e6;
+
+/// `paceline sweep`.
+pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
+    refuse_ranks("a sweep", placement)?;
+    let limit = run_limit(args.rounds, args.run_limit)?;
+    let figure = show::figure(&args.rank_by)?;
+    let vary = args.vary.iter().map(|text| Vary::parse(text)).collect::<Result<Vec<_>>>()?;
+    let (cases, warnings) = plan::cases(&args.train.0, &vary)?;
+    check_folder("--output", &args.output, "pass a folder that you can write to")?;
+    let mut ledger = Ledger::open(&args.output, &settings(args, &vary))?;
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
+    if !ledger.records().is_empty() {
+        let (done, all) = (ledger.records().len(), cases.len() * args.rounds);
+        say(&format!("Goes on after {done} of {all} runs, from {}", args.output.display()));
+    }
+    execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
+    let report = show::Report::new(&vary, &cases, args.rounds, figure, &ledger);
+    report.write(&args.output)?;
+    say(&report.text());
+    say(&format!(
+        "Files: {0}/sweep.csv, .json, .svg, .png; run folders: {0}/runs",
+        args.output.display()
+    ));
+    Ok(u8::from(report.has_failures()))
+}
+
+/// What decides the runs: another command with the same of all this may go on in the same folder.
+fn settings(args: &SweepArgs, vary: &[Vary]) -> Settings {
+    let mut settings: Settings = [
+        ("--rounds".to_owned(), args.rounds.to_string()),
+        ("--run-limit".to_owned(), args.run_limit.to_string()),
+        ("version of paceline".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("machine".to_owned(), resources::machine()),
+        ("--vary".to_owned(), vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ")),
+    ]
+    .into();
+    settings.extend(spec::settings(&args.train.0));
+    settings
+}
+
+/// How long a run may take, if both flags are sound.
+fn run_limit(rounds: usize, run_limit: f64) -> Result<Duration> {
+    if !(1..=MAX_ROUNDS).contains(&rounds) {
+        return Err(Failure::Usage(format!("--rounds {rounds}: pass 1 to {MAX_ROUNDS} rounds")));
+    }
+    if !(run_limit > 0.0 && run_limit <= MAX_RUN_LIMIT) {
+        return Err(Failure::Usage(format!(
+            "--run-limit {run_limit}: pass seconds above zero, at most {MAX_RUN_LIMIT}"
+        )));
+    }
+    Ok(Duration::from_secs_f64(run_limit))
+}
+
+/// A command that starts runs is no rank of somebody else's run.
+fn refuse_ranks(what: &str, placement: Option<Placement>) -> Result<()> {
+    placement.map_or(Ok(()), |placement| {
+        Err(Failure::Usage(format!(
+            "{what} starts ranks of its own, but RANK and WORLD_SIZE say that another launcher has started \
+             {}; start it by itself, or unset RANK and WORLD_SIZE",
+            placement.place.world_size
+        )))
+    })
+}
+
+/// The command line of this process; where the program lies is no matter of it.
+pub(crate) fn command_line() -> String {
+    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    ["paceline".to_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" ")
+}
+
+fn usage<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Failure::Usage(reason.into()))
+}

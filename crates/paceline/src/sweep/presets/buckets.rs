@@ -9,12 +9,14 @@ pub mod table;
 
 use serde::Serialize;
 
-use super::{Case, Setting, check, measuring, median_of, run_all, write_files};
+use super::{Case, Setting, check, csv_of, measuring, median_of, run_all, usage, write_files};
 use crate::bench::screen::say;
-use crate::cli::{BucketsArgs, Given};
-use crate::sweep::execute::RunSummary;
+use crate::cli::BucketsArgs;
+use crate::metrics::anatomy::Anatomy;
+use crate::sweep::rank;
+use crate::sweep::summary::RunSummary;
 use crate::text::hundredths;
-use crate::{Failure, Result, launcher};
+use crate::{Result, launcher};
 
 use fit::Fit;
 
@@ -52,27 +54,25 @@ pub struct Row {
 impl Row {
     /// What the rounds of a case found.
     fn of(bucket_mb: Option<f64>, rounds: &[RunSummary]) -> Result<Self> {
-        let missing = || Failure::Run("a summary lacks a time".to_owned());
-        let median = |part: fn(&RunSummary) -> Option<f64>| median_of(rounds, part);
-        let step_ms = median(|run| run.step_ms_median).ok_or_else(missing)?;
-        let exposed_ms = median(|run| run.comm_exposed_ms).ok_or_else(missing)?;
+        let step_ms = median_of(rounds, "step_ms_median")?;
+        let exposed_ms = median_of(rounds, "comm_exposed_ms")?;
         Ok(Self {
-            strategy: rounds.first().map_or(String::new(), |run| run.strategy.clone()),
+            strategy: rounds.first().map_or("", |run| run.text("strategy")).to_owned(),
             bucket_mb,
-            num_buckets: median(num_buckets).map(hundredths),
+            num_buckets: rank::median(rounds.iter().map(num_buckets)).map(hundredths),
             step_ms,
             exposed_pct: 100.0 * exposed_ms / step_ms,
             exposed_ms,
-            hidden_ms: median(|run| run.comm_hidden_ms).ok_or_else(missing)?,
+            hidden_ms: median_of(rounds, "comm_hidden_ms")?,
         })
     }
 }
 
 /// All-reduces of gradients in a step.
 fn num_buckets(run: &RunSummary) -> Option<f64> {
-    match run.anatomy.buckets.len() {
+    match run.part::<Anatomy>("anatomy").buckets.len() {
         // One more operation of each step adds up the losses.
-        0 => run.comm_ops_per_step.map(|count| count - 1.0),
+        0 => run.number("comm_ops_per_step").map(|count| count - 1.0),
         count => Some(count as f64),
     }
 }
@@ -96,10 +96,10 @@ pub(super) fn buckets(args: &BucketsArgs) -> Result<u8> {
     check(&args.study)?;
     launcher::check_num_ranks("--nproc", args.nproc)?;
     if args.nproc == 1 {
-        return usage("--nproc 1: one rank has nothing to communicate; pass 2 or more".into());
+        return usage("--nproc 1: one rank has nothing to communicate; pass 2 or more");
     }
     if args.train.0.has("bucket-cap-mb") {
-        return usage("--bucket-cap-mb is what the study varies; pass --sizes instead".into());
+        return usage("--bucket-cap-mb is what the study varies; pass --sizes instead");
     }
     let given = args.train.0.with("nproc", args.nproc).with_default("strategy", "ddp");
     let (measured, config) = measuring(&given)?;
@@ -115,19 +115,19 @@ pub(super) fn buckets(args: &BucketsArgs) -> Result<u8> {
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
     }
-    let mut cases: Vec<(Option<f64>, Case)> = Vec::new();
-    for mb in sizes {
-        let what = format!("{strategy}, buckets of {mb} MB");
-        cases.push((Some(mb), case(what, &measured.with("bucket-cap-mb", mb))?));
-    }
-    for (name, what) in BASELINES {
-        let flags = of_baseline(&measured, name);
-        cases.push((None, case(format!("{name}, {what}"), &flags)?));
-    }
-    let of_case: Vec<Case> = cases.iter().map(|(_, case)| case.clone()).collect();
-    let found = run_all(&args.study, &of_case)?;
+    let of_size = sizes.into_iter().map(|mb| {
+        let name = format!("{strategy}, buckets of {mb} MB");
+        (Some(mb), Case::new(name, measured.with("bucket-cap-mb", mb)))
+    });
+    let baselines = BASELINES.into_iter().map(|(name, what)| {
+        let without = measured.without(&["first-bucket-mb", "no-gradient-view", "top-k"]);
+        (None, Case::new(format!("{name}, {what}"), without.with("strategy", name)))
+    });
+    let (sizes, cases): (Vec<_>, Vec<_>) = of_size.chain(baselines).unzip();
+    let cases = cases.into_iter().collect::<Result<Vec<Case>>>()?;
+    let found = run_all(&args.study, &cases)?;
     let setting = Setting::new(&args.study, &config, params);
-    let rows = cases.iter().zip(&found).map(|((mb, _), rounds)| Row::of(*mb, rounds));
+    let rows = sizes.iter().zip(&found).map(|(mb, rounds)| Row::of(*mb, rounds));
     let rows = rows.collect::<Result<Vec<Row>>>()?;
     let fit = Fit::of(&rows, 4 * params);
     say(&format!("Buckets of {strategy}, {} ranks: {}", args.nproc, setting.words()));
@@ -144,23 +144,8 @@ pub(super) fn buckets(args: &BucketsArgs) -> Result<u8> {
         ("buckets_step".to_owned(), chart::step(&rows, &setting, args.nproc)),
         ("buckets_exposed".to_owned(), chart::exposed(&rows, &fit, &setting, args.nproc)),
     ];
-    write_files(&args.study, &report, &rows, &charts)?;
+    write_files(&args.study, &report, &csv_of(&rows)?, &charts)?;
     Ok(0)
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
-}
-
-/// A case whose flags are sound.
-fn case(what: String, flags: &Given) -> Result<Case> {
-    crate::sweep::execute::resolve(flags)?;
-    Ok(Case { what, flags: flags.clone() })
-}
-
-/// The flags with another strategy, and without what applies to buckets only.
-fn of_baseline(flags: &Given, strategy: &str) -> Given {
-    flags.without(&["first-bucket-mb", "no-gradient-view", "top-k"]).with("strategy", strategy)
 }
 
 /// The row with the least of something among those with buckets.

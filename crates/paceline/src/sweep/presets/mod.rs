@@ -13,45 +13,35 @@ pub mod predict;
 pub mod scaling;
 pub mod strategies;
 
-use std::time::Duration;
-
 use paceline_analysis::plot::LineChart;
+use paceline_analysis::table::{Cell, Column, Table};
 use serde::Serialize;
 
+use super::plan::Case;
+use super::rank;
+use super::resume::Ledger;
+use super::spec::{self, Spec};
+use super::summary::RunSummary;
+use super::{command_line, execute, refuse_ranks, run_limit, usage};
 use crate::bench::screen::say;
-use crate::cli::{Given, StudyArgs, StudyCommand};
+use crate::cli::{StudyArgs, StudyCommand};
 use crate::config::TrainConfig;
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder, write_charts};
 use crate::run::folder;
-use crate::sweep::execute::{self, RunSummary, Runs};
+use crate::text::plural;
 use crate::{Failure, Result, resources};
 
-/// Rounds at most.
-const MAX_ROUNDS: usize = 1000;
-/// Seconds that a run may take at most: a month.
-const MAX_RUN_LIMIT: f64 = 2.6e6;
 /// Steps of a run, unless the user says otherwise.
 const STEPS: usize = 30;
 
 /// Makes the study of `command`.
 pub fn study(command: &StudyCommand, placement: Option<Placement>) -> Result<u8> {
-    refuse_ranks(placement)?;
+    refuse_ranks("a study", placement)?;
     match command {
         StudyCommand::Scaling(args) => scaling::scaling(args),
         StudyCommand::Buckets(args) => buckets::buckets(args),
     }
-}
-
-/// A study is no rank of somebody else's run.
-fn refuse_ranks(placement: Option<Placement>) -> Result<()> {
-    placement.map_or(Ok(()), |placement| {
-        Err(Failure::Usage(format!(
-            "a study starts ranks of its own, but RANK and WORLD_SIZE say that another launcher has \
-             started {}; start it by itself, or unset RANK and WORLD_SIZE",
-            placement.place.world_size
-        )))
-    })
 }
 
 /// Where and how a study was made.
@@ -97,16 +87,13 @@ impl Setting {
 
     /// The head of what is printed, after what was compared.
     fn words(&self) -> String {
-        let plural = |count: usize| if count == 1 { "" } else { "s" };
         format!(
-            "{} over {}{}, {} thread{} per rank; medians of {} round{}\n{}",
+            "{} over {}{}, {} per rank; medians of {}\n{}",
             self.model,
             self.transport,
             self.on_link(),
-            self.threads,
-            plural(self.threads),
-            self.rounds,
-            plural(self.rounds),
+            plural(self.threads, "thread"),
+            plural(self.rounds, "round"),
             self.machine
         )
     }
@@ -123,26 +110,9 @@ impl Setting {
     }
 }
 
-/// The command line of this process; where the program lies is no matter of it.
-pub(crate) fn command_line() -> String {
-    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
-    ["paceline".to_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" ")
-}
-
 /// Checks what all studies have, before anything starts.
 fn check(study: &StudyArgs) -> Result<()> {
-    if !(1..=MAX_ROUNDS).contains(&study.rounds) {
-        return Err(Failure::Usage(format!(
-            "--rounds {}: pass 1 to {MAX_ROUNDS} rounds",
-            study.rounds
-        )));
-    }
-    if !(study.run_limit > 0.0 && study.run_limit <= MAX_RUN_LIMIT) {
-        return Err(Failure::Usage(format!(
-            "--run-limit {}: pass seconds above zero, at most {MAX_RUN_LIMIT}",
-            study.run_limit
-        )));
-    }
+    run_limit(study.rounds, study.run_limit)?;
     for (flag, file) in [("--json", &study.json), ("--csv", &study.csv)] {
         file.as_deref().map_or(Ok(()), |file| check_file(flag, file))?;
     }
@@ -153,11 +123,11 @@ fn check(study: &StudyArgs) -> Result<()> {
 
 /// The flags of a run that only measures: as many steps as are to be made, in as many epochs as that
 /// takes, unless the user has said how many. Checked as a whole.
-fn measuring(flags: &Given) -> Result<(Given, TrainConfig)> {
+fn measuring(flags: &Spec) -> Result<(Spec, TrainConfig)> {
     // Of so many batches one step is made.
     let accumulate = flags.number("accumulate").unwrap_or(1).max(1);
     let flags = flags.with_default("steps-per-epoch", STEPS.saturating_mul(accumulate));
-    let config = execute::resolve(&flags.with_default("epochs", 1))?;
+    let config = spec::resolve(&flags.with_default("epochs", 1))?;
     if flags.has("epochs") {
         return Ok((flags, config));
     }
@@ -165,68 +135,67 @@ fn measuring(flags: &Given) -> Result<(Given, TrainConfig)> {
     let natural = config.steps_per_epoch;
     let wanted = flags.number("steps-per-epoch").unwrap_or(STEPS);
     let flags = flags.with("steps-per-epoch", natural).with("epochs", wanted.div_ceil(natural));
-    let config = execute::resolve(&flags)?;
+    let config = spec::resolve(&flags)?;
     Ok((flags, config))
 }
 
-/// A run of a study: what it is in words, and its flags.
-#[derive(Clone, Debug)]
-struct Case {
-    what: String,
-    flags: Given,
-}
-
-/// Makes every case once in every round, there and back again, so that what drifts on a noisy machine
-/// meets all alike. Gives the summaries by case, each with one of every round.
+/// Makes every case once in every round. Gives the summaries by case, each with one of every round.
 fn run_all(study: &StudyArgs, cases: &[Case]) -> Result<Vec<Vec<RunSummary>>> {
-    let limit = Duration::from_secs_f64(study.run_limit);
-    let runs = Runs::new(cases.len() * study.rounds, limit, None)?;
-    let mut all = vec![Vec::new(); cases.len()];
-    for round in 0..study.rounds {
-        let mut order: Vec<usize> = (0..cases.len()).collect();
-        if round % 2 == 1 {
-            order.reverse();
-        }
-        for at in order {
-            let case = &cases[at];
-            let summary = runs.train(&case.what, &case.flags)?;
-            if summary.step_ms_median.is_none() {
-                return Err(Failure::Run(format!(
-                    "{}: no step was measured; pass more --steps-per-epoch or --epochs, or fewer \
-                     --warmup-steps",
-                    case.what
-                )));
-            }
-            all[at].push(summary);
+    let mut ledger = Ledger::default();
+    let limit = run_limit(study.rounds, study.run_limit)?;
+    execute::make(cases, study.rounds, limit, None, &mut ledger)?;
+    let found: Vec<_> = (0..cases.len()).map(|case| ledger.of_case(case).0).collect();
+    for (case, rounds) in cases.iter().zip(&found) {
+        if rounds.iter().any(|run| run.number("step_ms_median").is_none()) {
+            return Err(Failure::Run(format!(
+                "{}: no step was measured; pass more --steps-per-epoch or --epochs, or fewer \
+                 --warmup-steps",
+                case.name
+            )));
         }
     }
-    runs.finish();
-    Ok(all)
+    Ok(found)
 }
 
-/// The median over the rounds of what `part` takes from each.
-fn median_of(rounds: &[RunSummary], part: impl Fn(&RunSummary) -> Option<f64>) -> Option<f64> {
-    execute::median(rounds.iter().map(part))
+/// The median over the rounds of a figure that every summary of a measured run has.
+fn median_of(rounds: &[RunSummary], name: &str) -> Result<f64> {
+    rank::median(rounds.iter().map(|run| run.number(name)))
+        .ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
+}
+
+/// A column: its key in files, its head on the console, its decimals there, and what stands in it.
+type Shown<R> = (&'static str, &'static str, usize, fn(&R) -> Cell);
+
+/// Rows as a table.
+fn table_of<R>(rows: &[R], columns: &[Shown<R>]) -> Table {
+    let cells = |row: &R| columns.iter().map(|(.., cell)| cell(row)).collect();
+    let rows = rows.iter().map(cells).collect();
+    let columns = columns.iter();
+    let columns = columns.map(|(key, head, decimals, _)| Column::new(key, head, "", *decimals, ""));
+    Table { columns: columns.collect(), rows, mean: None }
+}
+
+/// Rows with all that is in them, as CSV.
+fn csv_of(rows: &[impl Serialize]) -> Result<String> {
+    let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot write CSV: {e}"));
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    rows.iter().try_for_each(|row| writer.serialize(row)).map_err(|e| failed(&e))?;
+    String::from_utf8(writer.into_inner().map_err(|e| failed(&e))?).map_err(|e| failed(&e))
 }
 
 /// Writes what the user asked for.
 fn write_files(
     study: &StudyArgs,
     report: &impl Serialize,
-    rows: &[impl Serialize],
+    csv: &str,
     charts: &[(String, LineChart)],
 ) -> Result<()> {
     if let Some(file) = &study.json {
         folder::write_json(file, report)?;
     }
     if let Some(file) = &study.csv {
-        let failed =
-            |e: &dyn std::fmt::Display| Failure::io(format!("cannot write {}", file.display()), e);
-        let mut writer = csv::Writer::from_path(file).map_err(|e| failed(&e))?;
-        for row in rows {
-            writer.serialize(row).map_err(|e| failed(&e))?;
-        }
-        writer.flush().map_err(|e| failed(&e))?;
+        std::fs::write(file, csv)
+            .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
     }
     if let Some(folder) = &study.charts {
         for file in write_charts(folder, charts)? {

@@ -17,12 +17,15 @@ use paceline_collectives::{Algorithm, Link, OpKind};
 use paceline_model::Layout;
 use serde::Serialize;
 
-use super::{Case, Setting, check, measuring, median_of, refuse_ranks, run_all, write_files};
+use super::{
+    Case, Setting, Spec, check, measuring, median_of, refuse_ranks, run_all, usage, write_files,
+};
 use crate::bench::screen::say;
 use crate::bench::sweep;
-use crate::cli::{Given, PredictArgs};
+use crate::cli::PredictArgs;
 use crate::config::TrainConfig;
 use crate::environment::Placement;
+use crate::sweep::spec;
 use crate::{Failure, Result, launcher};
 
 use compression::Compression;
@@ -72,7 +75,7 @@ struct Report<'a> {
 
 /// `paceline predict`.
 pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
-    refuse_ranks(placement)?;
+    refuse_ranks("a study", placement)?;
     check(&args.study)?;
     let given = resolve(args)?;
     let (single, _) = measuring(&given.with("nproc", 1))?;
@@ -83,15 +86,15 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     for &ranks in &places {
         let strategy = if ranks == 1 { "single" } else { "no_sync" };
         let flags = at(&single, ranks).with("strategy", strategy);
-        cases.push(case(format!("{ranks} without communication"), flags)?);
+        cases.push(Case::new(format!("{ranks} without communication"), flags)?);
     }
     let num_places = cases.len();
-    let config = crate::sweep::execute::resolve(&single.with("strategy", "ddp"))?;
+    let config = spec::resolve(&single.with("strategy", "ddp"))?;
     for &ranks in &args.nproc {
         for link in args.links.iter().filter(|_| args.measure) {
             let flags = at(&single, ranks).with("strategy", "ddp");
             let flags = if link == MEASURED { flags } else { flags.with("link", link) };
-            cases.push(case(format!("{ranks} on {link}"), flags)?);
+            cases.push(Case::new(format!("{ranks} on {link}"), flags)?);
         }
     }
     let found = run_all(&args.study, &cases)?;
@@ -114,7 +117,8 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
             let measured_ms = measured
                 .next()
                 .filter(|_| args.measure)
-                .and_then(|rounds| median_of(rounds, |run| run.step_ms_median));
+                .map(|rounds| median_of(rounds, "step_ms_median"))
+                .transpose()?;
             compressions.push(Compression::new(
                 *ranks,
                 name,
@@ -143,14 +147,14 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
         rows: &rows,
         compression: &compressions,
     };
-    write_files(&args.study, &report, &table::flat(&rows), &[])?;
+    write_files(&args.study, &report, &table::table(&rows).csv(), &[])?;
     Ok(0)
 }
 
 /// The flags of the runs, checked.
-fn resolve(args: &PredictArgs) -> Result<Given> {
+fn resolve(args: &PredictArgs) -> Result<Spec> {
     if args.nproc.is_empty() || args.links.is_empty() {
-        return usage("--nproc and --links need at least one value each".into());
+        return usage("--nproc and --links need at least one value each");
     }
     for &ranks in &args.nproc {
         if args.measure {
@@ -175,21 +179,12 @@ fn resolve(args: &PredictArgs) -> Result<Given> {
     Ok(args.train.0.clone())
 }
 
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
-}
-
 /// The flags with so many ranks, each with the batch of one.
-fn at(single: &Given, ranks: usize) -> Given {
+fn at(single: &Spec, ranks: usize) -> Spec {
     match single.number("global-batch-size") {
         Some(batch) => single.with("nproc", ranks).with("global-batch-size", batch * ranks),
         None => single.with("nproc", ranks),
     }
-}
-
-fn case(what: String, flags: Given) -> Result<Case> {
-    crate::sweep::execute::resolve(&flags)?;
-    Ok(Case { what, flags })
 }
 
 /// The layout of the model on so many ranks, which need not fit on this host.

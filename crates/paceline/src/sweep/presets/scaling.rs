@@ -12,11 +12,12 @@ pub mod verdict;
 
 use serde::Serialize;
 
-use super::{Case, Setting, check, measuring, run_all, write_files};
+use super::{Case, Setting, Spec, check, csv_of, measuring, run_all, usage, write_files};
 use crate::bench::screen::say;
-use crate::cli::{Given, ModeName, ScalingArgs};
-use crate::sweep::execute;
-use crate::{Failure, Result, launcher};
+use crate::cli::{ModeName, ScalingArgs};
+use crate::sweep::spec;
+use crate::text::plural;
+use crate::{Result, launcher};
 
 use fit::Fit;
 use rows::{Mode, Row};
@@ -54,7 +55,7 @@ struct Point {
 pub(super) fn scaling(args: &ScalingArgs) -> Result<u8> {
     check(&args.study)?;
     let ranks = resolve_ranks(&args.nproc)?;
-    let base = execute::resolve(&at(&args.train.0, 1, None))?;
+    let base = spec::resolve(&at(&args.train.0, 1, None))?;
     let modes = match args.mode {
         ModeName::Weak => vec![Mode::Weak],
         ModeName::Strong => vec![Mode::Strong],
@@ -71,22 +72,21 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<u8> {
     let mut cases = Vec::new();
     let mut warnings: Vec<String> = Vec::new();
     for &Point { ranks, global_batch } in &points {
-        let plural = if ranks == 1 { "" } else { "s" };
-        let what = format!("{ranks} rank{plural}, {global_batch} samples");
-        let (flags, config) = measuring(&at(&args.train.0, ranks, Some(global_batch)))?;
+        let name = format!("{}, {global_batch} samples", plural(ranks, "rank"));
+        let (spec, config) = measuring(&at(&args.train.0, ranks, Some(global_batch)))?;
         warnings.extend(config.warnings);
-        cases.push(Case { what, flags });
+        cases.push(Case { name, values: Vec::new(), spec });
     }
     warnings.dedup();
     for warning in warnings {
         eprintln!("warning: {warning}");
     }
     let found = run_all(&args.study, &cases)?;
-    let params = found[0][0].params;
+    let params = found[0][0].count("params");
     let setting = Setting::new(&args.study, &base, params);
     // One rank alone may train without a strategy.
-    let strategy = found.iter().flatten().max_by_key(|run| run.world_size);
-    let strategy = strategy.map_or(String::new(), |run| run.strategy.clone());
+    let strategy = found.iter().flatten().max_by_key(|run| run.count("world_size"));
+    let strategy = strategy.map_or("", |run| run.text("strategy"));
     let mut scalings = Vec::new();
     for mode in modes {
         let of = |ranks: usize| -> Result<_> {
@@ -94,7 +94,7 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<u8> {
             let is_it = |point: &Point| *point == Point { ranks, global_batch };
             let at = points.iter().position(is_it);
             let rounds = at.map_or(&[][..], |at| &found[at]);
-            rows::Measured::of(ranks, global_batch, rounds)
+            Row::measured(ranks, global_batch, rounds)
         };
         let measured = ranks.iter().map(|&ranks| of(ranks)).collect::<Result<Vec<_>>>()?;
         let rows = rows::rows(mode, &measured, setting.threads, setting.cores);
@@ -106,14 +106,14 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<u8> {
     for scaling in &scalings {
         say(&format!("\n{}", table::text(scaling, &setting)));
     }
-    let report = Report { setting: &setting, strategy: &strategy, scalings: &scalings };
+    let report = Report { setting: &setting, strategy, scalings: &scalings };
     let rows: Vec<&Row> = scalings.iter().flat_map(|scaling| &scaling.rows).collect();
     let chart = |scaling: &Scaling| {
         let name = format!("{}_scaling", scaling.mode.name());
-        (name, chart::chart(scaling, &strategy, &setting))
+        (name, chart::chart(scaling, strategy, &setting))
     };
     let charts: Vec<_> = scalings.iter().map(chart).collect();
-    write_files(&args.study, &report, &rows, &charts)?;
+    write_files(&args.study, &report, &csv_of(&rows)?, &charts)?;
     Ok(0)
 }
 
@@ -125,22 +125,20 @@ fn resolve_ranks(nproc: &[usize]) -> Result<Vec<usize>> {
     let mut ranks = nproc.to_vec();
     ranks.sort_unstable();
     ranks.dedup();
-    let listed = || ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     match ranks.as_slice() {
         [1, _, ..] => Ok(ranks),
-        [1] => Err(Failure::Usage(
-            "--nproc 1: nothing scales with one number of ranks; pass another one too, as 1,2"
-                .into(),
-        )),
-        _ => Err(Failure::Usage(format!(
-            "--nproc {0}: speed-up is against one rank; pass 1,{0}",
-            listed()
-        ))),
+        [1] => usage(
+            "--nproc 1: nothing scales with one number of ranks; pass another one too, as 1,2",
+        ),
+        _ => {
+            let listed = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+            usage(format!("--nproc {listed}: speed-up is against one rank; pass 1,{listed}"))
+        }
     }
 }
 
 /// The flags for so many ranks, with the user's own batch or with this one.
-fn at(given: &Given, ranks: usize, global_batch: Option<usize>) -> Given {
+fn at(given: &Spec, ranks: usize, global_batch: Option<usize>) -> Spec {
     let flags = given.with("nproc", ranks);
     match global_batch {
         Some(batch) => flags.without(&["batch-size"]).with("global-batch-size", batch),

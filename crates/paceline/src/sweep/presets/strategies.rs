@@ -4,17 +4,20 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
+use paceline_analysis::table::Cell;
 use serde::Serialize;
-use serde_json::Value;
 
+use super::{Shown, table_of};
 use crate::bench::screen::say;
 use crate::cli::{Given, StrategyName, TrainArgs};
 use crate::environment::Placement;
-use crate::metrics::TOTAL;
 use crate::outputs::{check_file, check_folder};
 use crate::run::folder;
-use crate::sweep::execute::{self, RunSummary, Runs};
-use crate::text::{hundredths, plain_table, thousands};
+use crate::sweep::plan::Case;
+use crate::sweep::resume::{Ending, Ledger};
+use crate::sweep::summary::RunSummary;
+use crate::sweep::{command_line, execute, refuse_ranks, spec, usage};
+use crate::text::hundredths;
 use crate::{Failure, Result, resources};
 
 /// Batches of a step of the strategies that were published with several.
@@ -45,10 +48,6 @@ impl Settings {
     }
 }
 
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
-}
-
 /// A run of the comparison.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
@@ -61,9 +60,7 @@ struct Row {
     /// Whether it ended with the same parameters as the reference, bit for bit.
     same_bits: bool,
     /// All of the run's own summary.
-    summary: Value,
-    #[serde(skip)]
-    found: RunSummary,
+    summary: RunSummary,
 }
 
 /// A strategy that these flags do not fit.
@@ -88,21 +85,14 @@ struct Report {
 
 /// Makes all runs, prints the table, and writes what was found.
 pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
-    if let Some(placement) = placement {
-        return usage(format!(
-            "--ddp-choice all starts ranks of its own, but another launcher has started {}; start it \
-             by itself, or pass one --strategy",
-            placement.place.world_size
-        ));
-    }
+    refuse_ranks("--ddp-choice all", placement)?;
     let given = Given::of_train_command();
     if given.has("strategy") {
-        return usage("--ddp-choice all runs every strategy; leave --strategy out".into());
+        return usage("--ddp-choice all runs every strategy; leave --strategy out");
     }
     if args.save.is_some() {
         return usage(
-            "--save: with --ddp-choice all, every run would write the same checkpoint; leave it out"
-                .into(),
+            "--save: with --ddp-choice all, every run would write the same checkpoint; leave it out",
         );
     }
     let price_per_hour = args.compare.price_per_hour;
@@ -113,17 +103,21 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
         if args.compare.as_published { Settings::AsPublished } else { Settings::LikeForLike };
     let own = ["ddp-choice", "like-for-like", "as-published", "price-per-hour", "json", "quiet"];
     let flags = given.without(&own);
-    let config = execute::resolve(&flags)?;
+    let config = spec::resolve(&flags)?;
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
-    let (mut cases, mut left_out) = (Vec::new(), Vec::new());
+    let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for &strategy in StrategyName::value_variants() {
         if strategy == StrategyName::Single && world_size > 1 {
             continue;
         }
         let accumulate = settings.accumulation(strategy, asked);
         let flags = flags.with("strategy", strategy.name()).with("accumulate", accumulate);
-        match execute::resolve(&flags) {
-            Ok(config) => cases.push((strategy, accumulate, config.warnings, flags)),
+        match spec::resolve(&flags) {
+            Ok(config) => {
+                let name = strategy.name().to_owned();
+                cases.push(Case { name, values: Vec::new(), spec: flags });
+                warnings.push(config.warnings);
+            }
             // The flags are sound by themselves, as was seen above; they only do not fit this one.
             Err(Failure::Usage(reason)) => {
                 left_out.push(LeftOut { strategy: strategy.name().to_owned(), reason });
@@ -138,40 +132,38 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     check_folder("the run folder", &folder::runs(), "start from a folder that you can write to")?;
     args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
     // What holds for some of the strategies only is in their run folders.
-    let everywhere =
-        |warning: &&String| cases.iter().all(|(_, _, others, _)| others.contains(warning));
-    for warning in cases.iter().take(1).flat_map(|case| &case.2).filter(everywhere) {
+    let everywhere = |warning: &&String| warnings.iter().all(|others| others.contains(warning));
+    for warning in warnings.iter().take(1).flatten().filter(everywhere) {
         eprintln!("warning: {warning}");
     }
 
     let folder = folder::create_named(config.model.name(), "all")?;
     let absolute = std::path::absolute(&folder)
         .map_err(|e| Failure::io("the run folder has no absolute path", e))?;
-    let runs = Runs::new(cases.len(), Duration::MAX, Some(absolute))?;
-    let mut rows: Vec<Row> = Vec::new();
-    for (strategy, accumulate, _, flags) in &cases {
-        let found = runs.train(strategy.name(), flags)?;
-        let seconds = found.took.as_secs_f64();
-        rows.push(Row {
-            strategy: found.strategy.clone(),
-            accumulate: *accumulate,
-            seconds,
-            cost: price_per_hour.map(|price| price * seconds / 3600.0),
-            same_bits: false,
-            summary: found.whole.clone(),
-            found,
-        });
-    }
-    runs.finish();
-    let reference = rows.iter().find(|row| row.strategy == REFERENCE);
-    let reference = reference.map(|row| row.found.weights_sha256.clone());
-    for row in &mut rows {
-        row.same_bits = Some(&row.found.weights_sha256) == reference.as_ref();
-    }
+    let mut ledger = Ledger::default();
+    execute::make(&cases, 1, Duration::MAX, Some(&absolute), &mut ledger)?;
+    let runs = || {
+        ledger.records().iter().zip(&cases).filter_map(|(record, case)| {
+            let Ending::Summary(summary) = &record.ending else { return None };
+            Some((case, record.seconds, summary))
+        })
+    };
+    let weights = |summary: &RunSummary| summary.text("weights_sha256").to_owned();
+    let reference = runs().find(|(.., summary)| summary.text("strategy") == REFERENCE);
+    let reference = reference.map(|(.., summary)| weights(summary));
+    let rows = runs().map(|(case, seconds, summary)| Row {
+        strategy: summary.text("strategy").to_owned(),
+        accumulate: case.spec.number("accumulate").unwrap_or(1),
+        seconds,
+        cost: price_per_hour.map(|price| price * seconds / 3600.0),
+        same_bits: Some(weights(summary)) == reference,
+        summary: summary.clone(),
+    });
+    let rows: Vec<Row> = rows.collect();
     let report = Report {
         machine: resources::machine(),
         date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
-        command: super::command_line(),
+        command: command_line(),
         settings,
         price_per_hour,
         runs: rows,
@@ -190,9 +182,11 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
 
 /// The table, and what its columns mean.
 fn text(report: &Report) -> String {
-    let Some(first) = report.runs.first().map(|row| &row.found) else { return String::new() };
-    let link =
-        first.link.as_ref().map_or(String::new(), |l| format!(", on an emulated link of {l}"));
+    let Some(first) = report.runs.first().map(|row| &row.summary) else { return String::new() };
+    let link = match first.text("link") {
+        "" => String::new(),
+        link => format!(", on an emulated link of {link}"),
+    };
     let settings = match report.settings {
         Settings::LikeForLike => {
             format!("like for like: batches per step {}", report.runs[0].accumulate)
@@ -203,67 +197,45 @@ fn text(report: &Report) -> String {
             format!("as published: batches per step {}", all.join(", "))
         }
     };
-    let lines: Vec<[String; 14]> = report.runs.iter().map(line).collect();
-    let names = [
-        "strategy",
-        "step ms",
-        "samples/s",
-        "compute ms",
-        "exposed ms",
-        "hidden ms",
-        "overlap %",
-        "waiting ms",
-        "ops/step",
-        "MB/step",
-        "peak MB",
-        "loss",
-        "weights",
-        "same bits",
-    ];
-    let table = match report.price_per_hour {
-        None => plain_table(names, 1, &lines),
-        Some(_) => {
-            let cost = |row: &Row| row.cost.map_or("-".to_owned(), |cost| format!("{cost:.5}"));
-            let costs = report.runs.iter().map(cost).chain([String::new()]);
-            let names = std::array::from_fn::<_, 15, _>(|at| *names.get(at).unwrap_or(&"cost"));
-            let with_cost = lines.iter().zip(costs).map(|(line, cost)| {
-                std::array::from_fn(|at| line.get(at).cloned().unwrap_or_else(|| cost.clone()))
-            });
-            plain_table(names, 1, &with_cost.collect::<Vec<[String; 15]>>())
-        }
-    };
     let left_out = report.left_out.iter();
     let left_out: String =
         left_out.map(|left| format!("\nleft out: {}: {}", left.strategy, left.reason)).collect();
     format!(
-        "{} ranks over {}{link}; {settings}\n{table}\nstep: median of the slowest rank's; peak: the most \
+        "{} ranks over {}{link}; {settings}\n{}\nstep: median of the slowest rank's; peak: the most \
          memory of a rank; weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
-        first.world_size, first.transport
+        first.count("world_size"),
+        first.text("transport"),
+        table(&report.runs, report.price_per_hour.is_some())
     )
 }
 
-fn line(row: &Row) -> [String; 14] {
-    let found = &row.found;
-    let or_dash = |value: Option<f64>, decimals: usize| {
-        value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
-    };
-    let peak = found.peak_bytes.get(TOTAL).map(|bytes| *bytes as f64 / 1e6);
-    [
-        row.strategy.clone(),
-        or_dash(found.step_ms_median, 2),
-        found.samples_per_s.map_or("-".to_owned(), |rate| thousands(rate.round() as u64)),
-        or_dash(found.compute_ms, 2),
-        or_dash(found.comm_exposed_ms, 2),
-        or_dash(found.comm_hidden_ms, 2),
-        or_dash(found.overlap_pct, 1),
-        or_dash(found.comm_wait_ms, 2),
-        found.comm_ops_per_step.map_or("-".to_owned(), |ops| hundredths(ops).to_string()),
-        or_dash(found.comm_mb_per_step, 2),
-        or_dash(peak, 2),
-        or_dash(found.loss, 4),
-        found.weights_sha256.chars().take(8).collect(),
-        if row.same_bits { "yes" } else { "no" }.to_owned(),
-    ]
+fn table(rows: &[Row], has_costs: bool) -> String {
+    fn number(row: &Row, name: &str) -> Cell {
+        Cell::maybe(row.summary.number(name))
+    }
+    let mut columns: Vec<Shown<Row>> = vec![
+        ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
+        ("", "step ms", 2, |row| number(row, "step_ms_median")),
+        ("", "samples/s", 0, |row| number(row, "samples_per_s")),
+        ("", "compute ms", 2, |row| number(row, "compute_ms")),
+        ("", "exposed ms", 2, |row| number(row, "comm_exposed_ms")),
+        ("", "hidden ms", 2, |row| number(row, "comm_hidden_ms")),
+        ("", "overlap %", 1, |row| number(row, "overlap_pct")),
+        ("", "waiting ms", 2, |row| number(row, "comm_wait_ms")),
+        ("", "ops/step", 2, |row| {
+            Cell::maybe(row.summary.number("comm_ops_per_step").map(hundredths))
+        }),
+        ("", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
+        ("", "peak MB", 2, |row| number(row, "peak_mb")),
+        ("", "loss", 4, |row| number(row, "train_loss")),
+        ("", "weights", 0, |row| {
+            Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
+        }),
+        ("", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
+        ("", "cost", 5, |row| Cell::maybe(row.cost)),
+    ];
+    columns.truncate(columns.len() - usize::from(!has_costs));
+    table_of(rows, &columns).text()
 }
 
 #[cfg(test)]
@@ -272,33 +244,21 @@ mod tests {
 
     fn report(price_per_hour: Option<f64>) -> Report {
         let row = |strategy: &str, step: f64, digest: &str| {
-            let found = RunSummary {
-                strategy: strategy.into(),
-                world_size: 2,
-                transport: "shm".into(),
-                link: Some("10 Gbit/s, 50.0 us".into()),
-                step_ms_median: Some(step),
-                samples_per_s: Some(128e3 / step),
-                loss: Some(0.5),
-                compute_ms: Some(20.0),
-                comm_exposed_ms: Some(step - 20.0),
-                comm_hidden_ms: Some(1.0),
-                comm_wait_ms: Some(0.25),
-                overlap_pct: Some(12.5),
-                comm_ops_per_step: Some(4.0),
-                comm_mb_per_step: Some(2.75),
-                peak_bytes: [("total".to_owned(), 11_065_616)].into(),
-                weights_sha256: digest.into(),
-                ..RunSummary::default()
-            };
+            let summary = serde_json::json!({
+                "strategy": strategy, "world_size": 2, "transport": "shm",
+                "link": "10 Gbit/s, 50.0 us", "step_ms_median": step, "samples_per_s": 128e3 / step,
+                "loss": 0.5, "compute_ms": 20.0, "comm_exposed_ms": step - 20.0,
+                "comm_hidden_ms": 1.0, "comm_wait_ms": 0.25, "overlap_pct": 12.5,
+                "comm_ops_per_step": 4.0, "comm_mb_per_step": 2.75,
+                "peak_bytes": {"total": 11_065_616}, "weights_sha256": digest
+            });
             Row {
                 strategy: strategy.into(),
                 accumulate: 1,
                 seconds: 36.0,
                 cost: price_per_hour.map(|price| price * 36.0 / 3600.0),
                 same_bits: digest.starts_with("24b"),
-                summary: Value::Null,
-                found,
+                summary: summary.into(),
             }
         };
         Report {
@@ -322,9 +282,9 @@ mod tests {
         2 ranks over shm, on an emulated link of 10 Gbit/s, 50.0 us; like for like: batches per step 1
         strategy    step ms  samples/s  compute ms  exposed ms  hidden ms  overlap %  waiting ms  ops/step  MB/step  peak MB    loss   weights  same bits
         ----------  -------  ---------  ----------  ----------  ---------  ---------  ----------  --------  -------  -------  ------  --------  ---------
-        simple_ddp    25.00      5,120       20.00        5.00       1.00       12.5        0.25         4     2.75    11.07  0.5000  24b8b23c        yes
-        ddp           22.50      5,689       20.00        2.50       1.00       12.5        0.25         4     2.75    11.07  0.5000  24b8b23c        yes
-        top_k         21.00      6,095       20.00        1.00       1.00       12.5        0.25         4     2.75    11.07  0.5000  a13e7cb8         no
+        simple_ddp    25.00      5,120       20.00        5.00       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
+        ddp           22.50      5,689       20.00        2.50       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
+        top_k         21.00      6,095       20.00        1.00       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  a13e7cb8  no
         step: median of the slowest rank's; peak: the most memory of a rank; weights: begin of their digest; same bits: as simple_ddp
         left out: local_sgd: why
         ");
@@ -335,7 +295,7 @@ mod tests {
         let text = text(&report(Some(0.79)));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].ends_with("same bits     cost"), "{text}");
-        assert!(lines[3].ends_with("      yes  0.00790"), "{text}");
+        assert!(lines[3].ends_with("24b8b23c  yes        0.00790"), "{text}");
     }
 
     #[test]

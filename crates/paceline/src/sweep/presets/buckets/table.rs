@@ -1,31 +1,33 @@
 //! The sweep as text: the table, the fit and the best sizes.
 
+use paceline_analysis::table::Cell;
+
+use super::super::table_of;
 use super::fit::Fit;
 use super::{BASELINES, Row, best};
-use crate::text::{plain_table, thousands};
+use crate::text::thousands;
 
 /// The table of `rows` and what is said below it.
 pub fn text(rows: &[Row], fit: &Fit, params: u64) -> String {
-    let line = |row: &Row| {
-        [
-            row.strategy.clone(),
-            row.bucket_mb.map_or("-".to_owned(), |mb| mb.to_string()),
-            row.num_buckets.map_or("-".to_owned(), |count| count.to_string()),
-            format!("{:.2}", row.step_ms),
-            format!("{:.2}", row.exposed_pct),
-            format!("{:.3}", row.exposed_ms),
-            format!("{:.3}", row.hidden_ms),
-        ]
-    };
-    let lines: Vec<[String; 7]> = rows.iter().map(line).collect();
-    let names =
-        ["strategy", "bucket MB", "all-reduces", "step ms", "exposed %", "exposed ms", "hidden ms"];
+    let table = table_of(
+        rows,
+        &[
+            ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
+            ("", "bucket MB", 0, |row| Cell::Text(number_or_dash(row.bucket_mb))),
+            ("", "all-reduces", 0, |row| Cell::Text(number_or_dash(row.num_buckets))),
+            ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
+            ("", "exposed %", 2, |row| Cell::Number(row.exposed_pct)),
+            ("", "exposed ms", 3, |row| Cell::Number(row.exposed_ms)),
+            ("", "hidden ms", 3, |row| Cell::Number(row.hidden_ms)),
+        ],
+    )
+    .text();
     let named: Vec<String> = BASELINES.map(|(name, what)| format!("{name}: {what}")).to_vec();
     let mut text = format!(
         "{} parameters, {:.2} MB of gradients (MB of 2^20 bytes)\n{}\n{}\n",
         thousands(params),
         4.0 * params as f64 / super::MB,
-        plain_table(names, 1, &lines),
+        table,
         named.join("; ")
     );
     let least = |what: &str, of: fn(&Row) -> f64| {
@@ -47,6 +49,11 @@ pub fn text(rows: &[Row], fit: &Fit, params: u64) -> String {
         Fit::Refused(why) => why.clone(),
     };
     text
+}
+
+/// With as many decimals as there are.
+fn number_or_dash(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| value.to_string())
 }
 
 #[cfg(test)]
@@ -72,11 +79,11 @@ mod tests {
         16,777,216 parameters, 64.00 MB of gradients (MB of 2^20 bytes)
         strategy    bucket MB  all-reduces  step ms  exposed %  exposed ms  hidden ms
         ----------  ---------  -----------  -------  ---------  ----------  ---------
-        ddp                 1           64   132.50      24.53      32.500      2.000
-        ddp                 4           16   110.00       9.09      10.000      2.000
-        ddp                16            4   110.00       9.09      10.000      2.000
-        ddp                64            1   132.50      24.53      32.500      2.000
-        simple_ddp          -           10   132.50      24.53      32.500      0.000
+        ddp         1          64            132.50      24.53      32.500      2.000
+        ddp         4          16            110.00       9.09      10.000      2.000
+        ddp         16         4             110.00       9.09      10.000      2.000
+        ddp         64         1             132.50      24.53      32.500      2.000
+        simple_ddp  -          10            132.50      24.53      32.500      0.000
         simple_ddp: one all-reduce per parameter; flat_ddp: one all-reduce of everything
         measured: shortest step at 4 MB (110.00 ms), least exposed at 4 MB (10.00 ms)
         overhead = n o + s / (n w), n buckets, s bytes of gradients

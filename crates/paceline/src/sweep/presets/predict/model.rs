@@ -5,10 +5,12 @@ use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
+use super::super::median_of;
 use crate::insight::advice;
 use crate::insight::replay::{self, Backward};
-use crate::metrics::anatomy::ReadyLine;
-use crate::sweep::execute::{self, RunSummary};
+use crate::metrics::anatomy::{Anatomy, ReadyLine};
+use crate::sweep::rank;
+use crate::sweep::summary::RunSummary;
 use crate::{Failure, Result};
 
 /// The part of a step that other buckets have to gain to be worth a word.
@@ -35,27 +37,27 @@ impl Calibration {
     /// What the rounds of a run without communication found.
     pub fn of(ranks: usize, rounds: &[RunSummary]) -> Result<Self> {
         let missing = || Failure::Run("a summary lacks the anatomy of its steps".to_owned());
-        let median = |part: &dyn Fn(&RunSummary) -> Option<f64>| {
-            execute::median(rounds.iter().map(part)).ok_or_else(missing)
-        };
-        let first = rounds.first().ok_or_else(missing)?;
+        let anatomies: Vec<Anatomy> = rounds.iter().map(|run| run.part("anatomy")).collect();
+        let first = anatomies.first().ok_or_else(missing)?;
         // The anatomy has means, which a few slow steps stretch; what counts is the usual step.
-        let usual = |run: &RunSummary, mean_ms: f64| {
-            let mean_step_ms = run.anatomy.wall_ms - run.anatomy.data_ms;
-            Some(mean_ms * run.step_ms_median? / mean_step_ms)
+        let usual = |part: &dyn Fn(&RunSummary, &Anatomy) -> Option<f64>| {
+            let of_round = |(run, anatomy): (&RunSummary, &Anatomy)| {
+                let mean_step_ms = anatomy.wall_ms - anatomy.data_ms;
+                Some(part(run, anatomy)? * run.number("step_ms_median")? / mean_step_ms)
+            };
+            rank::median(rounds.iter().zip(&anatomies).map(of_round)).ok_or_else(missing)
         };
         let ready_of = |at: usize| {
-            let ready = |run: &RunSummary| usual(run, run.anatomy.ready.get(at)?.ready_ms);
-            let param = first.anatomy.ready[at].param.clone();
-            Ok(ReadyLine { param, ready_ms: median(&ready)? })
+            let param = first.ready[at].param.clone();
+            Ok(ReadyLine { param, ready_ms: usual(&|_, of| Some(of.ready.get(at)?.ready_ms))? })
         };
         Ok(Self {
             ranks,
-            step_ms: median(&|run| run.step_ms_median)?,
-            compute_ms: median(&|run| usual(run, run.compute_ms?))?,
-            backward_begin_ms: median(&|run| usual(run, run.anatomy.backward_begin_ms))?,
-            backward_end_ms: median(&|run| usual(run, run.anatomy.backward_end_ms))?,
-            ready: (0..first.anatomy.ready.len()).map(ready_of).collect::<Result<_>>()?,
+            step_ms: median_of(rounds, "step_ms_median")?,
+            compute_ms: usual(&|run, _| run.number("compute_ms"))?,
+            backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
+            backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
+            ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
         })
     }
 

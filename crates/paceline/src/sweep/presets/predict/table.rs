@@ -1,93 +1,49 @@
 //! What `paceline predict` prints.
 
-use serde::Serialize;
+use paceline_analysis::table::{Cell, Table};
 
+use super::super::table_of;
 use super::Row;
 use super::compression::Compression;
 use super::model::Calibration;
-use crate::text::plain_table;
+use crate::text::plural;
 
-/// A row without nesting, for CSV.
-#[derive(Clone, Debug, Serialize)]
-pub struct FlatRow {
-    ranks: usize,
-    link: String,
-    comm_ms: f64,
-    exposed_ms: f64,
-    overlap_pct: f64,
-    step_ms: f64,
-    simple_step_ms: f64,
-    best_bucket_mb: f64,
-    best_first_mb: f64,
-    best_step_ms: f64,
-    measured_ms: Option<f64>,
-    ratio: Option<f64>,
-}
-
-/// The rows as CSV has them.
-pub fn flat(rows: &[Row]) -> Vec<FlatRow> {
-    let flat = |row: &Row| FlatRow {
-        ranks: row.ranks,
-        link: row.link.clone(),
-        comm_ms: row.prediction.comm_ms,
-        exposed_ms: row.prediction.exposed_ms,
-        overlap_pct: row.prediction.overlap_pct,
-        step_ms: row.prediction.step_ms,
-        simple_step_ms: row.prediction.simple_step_ms,
-        best_bucket_mb: row.prediction.best_bucket_mb,
-        best_first_mb: row.prediction.best_first_mb,
-        best_step_ms: row.prediction.best_step_ms,
-        measured_ms: row.measured_ms,
-        ratio: row.ratio,
-    };
-    rows.iter().map(flat).collect()
+/// The rows as a table.
+pub fn table(rows: &[Row]) -> Table {
+    table_of(
+        rows,
+        &[
+            ("ranks", "ranks", 0, |row| Cell::Whole(row.ranks as u64)),
+            ("link", "link", 0, |row| Cell::Text(row.link.clone())),
+            ("comm_ms", "comm. ms", 2, |row| Cell::Number(row.prediction.comm_ms)),
+            ("exposed_ms", "exposed ms", 2, |row| Cell::Number(row.prediction.exposed_ms)),
+            ("overlap_pct", "overlap %", 1, |row| Cell::Number(row.prediction.overlap_pct)),
+            ("step_ms", "ddp ms", 2, |row| Cell::Number(row.prediction.step_ms)),
+            ("simple_step_ms", "simple_ddp ms", 2, |row| {
+                Cell::Number(row.prediction.simple_step_ms)
+            }),
+            ("best_bucket_mb", "best buckets MB", 4, |row| {
+                Cell::Number(row.prediction.best_bucket_mb)
+            }),
+            ("best_first_mb", "the first MB", 4, |row| Cell::Number(row.prediction.best_first_mb)),
+            ("best_step_ms", "with them ms", 2, |row| Cell::Number(row.prediction.best_step_ms)),
+            ("measured_ms", "measured ddp ms", 2, |row| Cell::maybe(row.measured_ms)),
+            ("ratio", "predicted/measured", 3, |row| Cell::maybe(row.ratio)),
+        ],
+    )
 }
 
 /// All that is printed below the head.
 pub fn text(calibrations: &[Calibration], rows: &[Row], compression: &[Compression]) -> String {
     let bases = calibrations.iter().map(|calibration| {
-        let ranks = match calibration.ranks {
-            1 => "1 rank".to_owned(),
-            ranks => format!("{ranks} ranks side by side"),
-        };
+        let side_by_side = if calibration.ranks > 1 { " side by side" } else { "" };
+        let ranks = format!("{}{side_by_side}", plural(calibration.ranks, "rank"));
         let first = calibration.ready.first().map_or(0.0, |line| line.ready_ms);
         format!(
             "Without communication, {ranks}: {:.2} ms per step; gradients are final from {first:.2} to {:.2} ms",
             calibration.step_ms, calibration.backward_end_ms
         )
     });
-    let names = [
-        "Ranks",
-        "Link",
-        "Comm. (ms)",
-        "Exposed (ms)",
-        "Overlap (%)",
-        "ddp (ms)",
-        "simple_ddp (ms)",
-        "Best buckets (MB)",
-        "with them (ms)",
-        "Measured ddp (ms)",
-        "Predicted/measured",
-    ];
-    let line = |row: &Row| {
-        let p = &row.prediction;
-        let ms = |ms: f64| format!("{ms:.2}");
-        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-        [
-            row.ranks.to_string(),
-            row.link.clone(),
-            ms(p.comm_ms),
-            ms(p.exposed_ms),
-            format!("{:.1}", p.overlap_pct),
-            ms(p.step_ms),
-            ms(p.simple_step_ms),
-            format!("{}, first {}", short(p.best_bucket_mb), short(p.best_first_mb)),
-            ms(p.best_step_ms),
-            or_dash(row.measured_ms.map(ms)),
-            or_dash(row.ratio.map(|ratio| format!("{ratio:.3}"))),
-        ]
-    };
-    let lines: Vec<[String; 11]> = rows.iter().map(line).collect();
     let verdicts = compression.iter().map(|c| {
         format!(
             "{} ranks on {}: {} (fp16 {:.2} ms, top_k {:.2} ms)",
@@ -96,15 +52,10 @@ pub fn text(calibrations: &[Calibration], rows: &[Row], compression: &[Compressi
     });
     let mut all: Vec<String> = bases.collect();
     all.push(String::new());
-    all.push(plain_table(names, 2, &lines));
+    all.push(table(rows).text());
     all.push("\nCompression:".to_owned());
     all.extend(verdicts);
     all.join("\n")
-}
-
-fn short(mb: f64) -> String {
-    let text = format!("{mb:.6}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]

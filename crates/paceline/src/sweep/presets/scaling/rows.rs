@@ -3,15 +3,17 @@
 
 use serde::Serialize;
 
-use crate::sweep::execute::RunSummary;
-use crate::sweep::presets::median_of;
+use super::super::median_of;
+use crate::sweep::rank::Spread;
+use crate::sweep::summary::RunSummary;
 use crate::{Failure, Result};
 
 /// What stays the same when ranks are added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// The samples of each rank.
+    #[default]
     Weak,
     /// The samples of all ranks together.
     Strong,
@@ -45,58 +47,8 @@ impl Mode {
     }
 }
 
-/// Medians over the rounds of one configuration.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Measured {
-    /// Number of ranks.
-    pub ranks: usize,
-    /// Samples of a step, of all ranks together.
-    pub global_batch: usize,
-    /// A step of the slowest rank.
-    pub step_ms: f64,
-    /// The shortest of any round.
-    pub step_ms_min: f64,
-    /// The longest of any round.
-    pub step_ms_max: f64,
-    /// Samples of all ranks per second.
-    pub samples_per_s: f64,
-    /// The main thread computed.
-    pub compute_ms: f64,
-    /// The main thread was blocked on communication.
-    pub exposed_ms: f64,
-    /// Communication while the main thread computed.
-    pub hidden_ms: f64,
-    /// Communication waited for the slowest rank.
-    pub waiting_ms: f64,
-    /// The part of it during which the main thread was blocked.
-    pub exposed_waiting_ms: f64,
-}
-
-impl Measured {
-    /// What the rounds of a configuration found.
-    pub fn of(ranks: usize, global_batch: usize, rounds: &[RunSummary]) -> Result<Self> {
-        let missing = || Failure::Run(format!("{ranks} ranks: a summary lacks a time"));
-        let median =
-            |part: fn(&RunSummary) -> Option<f64>| median_of(rounds, part).ok_or_else(missing);
-        let steps = || rounds.iter().filter_map(|run| run.step_ms_median);
-        Ok(Self {
-            ranks,
-            global_batch,
-            step_ms: median(|run| run.step_ms_median)?,
-            step_ms_min: steps().fold(f64::INFINITY, f64::min),
-            step_ms_max: steps().fold(0.0, f64::max),
-            samples_per_s: median(|run| run.samples_per_s_without_data)?,
-            compute_ms: median(|run| run.compute_ms)?,
-            exposed_ms: median(|run| run.comm_exposed_ms)?,
-            hidden_ms: median(|run| run.comm_hidden_ms)?,
-            waiting_ms: median(|run| run.comm_wait_ms)?,
-            exposed_waiting_ms: median(|run| Some(run.anatomy.exposed_wait_ms))?,
-        })
-    }
-}
-
 /// One number of ranks. Times are of a step, medians over the rounds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// What stays the same.
     pub mode: Mode,
@@ -134,30 +86,42 @@ pub struct Row {
     pub serial_pct: Option<f64>,
 }
 
+impl Row {
+    /// What the rounds of a configuration found. What it means beside one rank is left to [`rows`].
+    pub fn measured(ranks: usize, global_batch: usize, rounds: &[RunSummary]) -> Result<Self> {
+        let median = |name| median_of(rounds, name);
+        let steps = Spread::of(rounds.iter().map(|run| run.number("step_ms_median")));
+        Ok(Self {
+            ranks,
+            global_batch,
+            step_ms: median("step_ms_median")?,
+            step_ms_min: steps.map_or(0.0, |steps| steps.min),
+            step_ms_max: steps.map_or(0.0, |steps| steps.max),
+            samples_per_s: median("samples_per_s_without_data")?,
+            compute_ms: median("compute_ms")?,
+            exposed_ms: median("comm_exposed_ms")?,
+            hidden_ms: median("comm_hidden_ms")?,
+            waiting_ms: median("comm_wait_ms")?,
+            exposed_waiting_ms: median("comm_exposed_wait_ms")?,
+            ..Self::default()
+        })
+    }
+}
+
 /// The rows of what was measured, which begins with one rank.
-pub fn rows(mode: Mode, measured: &[Measured], threads: usize, cores: usize) -> Vec<Row> {
+pub fn rows(mode: Mode, measured: &[Row], threads: usize, cores: usize) -> Vec<Row> {
     let Some(single) = measured.first() else { return Vec::new() };
-    let row = |of: &Measured| {
+    let row = |of: &Row| {
         let speedup = of.samples_per_s / single.samples_per_s;
-        let is_single = of.ranks == 1;
+        let beside_one = |value: f64| (of.ranks != 1).then_some(value);
         Row {
             mode,
-            ranks: of.ranks,
-            global_batch: of.global_batch,
             is_oversubscribed: of.ranks * threads > cores,
-            step_ms: of.step_ms,
-            step_ms_min: of.step_ms_min,
-            step_ms_max: of.step_ms_max,
-            samples_per_s: of.samples_per_s,
             speedup,
             efficiency_pct: 100.0 * speedup / of.ranks as f64,
-            t_comm_ms: (!is_single).then(|| of.step_ms - mode.ideal_ms(single.step_ms, of.ranks)),
-            exposed_ms: of.exposed_ms,
-            hidden_ms: of.hidden_ms,
-            waiting_ms: of.waiting_ms,
-            exposed_waiting_ms: of.exposed_waiting_ms,
-            compute_ms: of.compute_ms,
-            serial_pct: (!is_single).then(|| 100.0 * serial_fraction(mode, of.ranks, speedup)),
+            t_comm_ms: beside_one(of.step_ms - mode.ideal_ms(single.step_ms, of.ranks)),
+            serial_pct: beside_one(100.0 * serial_fraction(mode, of.ranks, speedup)),
+            ..of.clone()
         }
     };
     measured.iter().map(row).collect()
@@ -178,8 +142,8 @@ pub(super) mod tests {
     use super::*;
 
     /// A configuration of which all of the step is computed.
-    pub(in super::super) fn measured(ranks: usize, global_batch: usize, step_ms: f64) -> Measured {
-        Measured {
+    pub(in super::super) fn measured(ranks: usize, global_batch: usize, step_ms: f64) -> Row {
+        Row {
             ranks,
             global_batch,
             step_ms,
@@ -187,10 +151,7 @@ pub(super) mod tests {
             step_ms_max: step_ms,
             samples_per_s: global_batch as f64 / step_ms * 1e3,
             compute_ms: step_ms,
-            exposed_ms: 0.0,
-            hidden_ms: 0.0,
-            waiting_ms: 0.0,
-            exposed_waiting_ms: 0.0,
+            ..Row::default()
         }
     }
 
@@ -226,18 +187,17 @@ pub(super) mod tests {
 
     #[test]
     fn medians_are_taken_over_rounds() {
-        let run = |step: f64| RunSummary {
-            step_ms_median: Some(step),
-            samples_per_s_without_data: Some(1e3 * 8.0 / step),
-            compute_ms: Some(step - 1.0),
-            comm_exposed_ms: Some(1.0),
-            comm_hidden_ms: Some(0.5),
-            comm_wait_ms: Some(0.25),
-            ..RunSummary::default()
+        let run = |step: f64| -> RunSummary {
+            let figures = serde_json::json!({
+                "step_ms_median": step, "samples_per_s_without_data": 1e3 * 8.0 / step, "compute_ms": step - 1.0,
+                "comm_exposed_ms": 1.0, "comm_hidden_ms": 0.5, "comm_wait_ms": 0.25,
+                "comm_exposed_wait_ms": 0.0
+            });
+            figures.into()
         };
-        let of = Measured::of(2, 8, &[run(5.0), run(3.0), run(9.0)]).unwrap();
+        let of = Row::measured(2, 8, &[run(5.0), run(3.0), run(9.0)]).unwrap();
         assert_eq!((of.step_ms, of.step_ms_min, of.step_ms_max), (5.0, 3.0, 9.0));
         assert_eq!((of.compute_ms, of.waiting_ms), (4.0, 0.25));
-        assert!(Measured::of(2, 8, &[RunSummary::default()]).is_err());
+        assert!(Row::measured(2, 8, &[RunSummary::default()]).is_err());
     }
 }

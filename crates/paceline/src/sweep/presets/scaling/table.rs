@@ -1,28 +1,15 @@
 //! One way of scaling as text: the table, what its columns mean, the fit and the verdict.
 
+use paceline_analysis::table::Cell;
+
+use super::super::{Setting, table_of};
 use super::Scaling;
 use super::fit::Fit;
 use super::rows::{Mode, Row};
-use crate::sweep::presets::Setting;
-use crate::text::{plain_table, thousands};
-
-const NAMES: [&str; 11] = [
-    "ranks",
-    "samples",
-    "step ms",
-    "samples/s",
-    "speed-up",
-    "efficiency %",
-    "T_comm ms",
-    "exposed ms",
-    "hidden ms",
-    "waiting ms",
-    "serial %",
-];
+use crate::text::plural;
 
 /// The table of `scaling` and what is said below it.
 pub fn text(scaling: &Scaling, setting: &Setting) -> String {
-    let lines: Vec<[String; 11]> = scaling.rows.iter().map(line).collect();
     let (head, legend, law) = match scaling.mode {
         Mode::Weak => (
             "Weak scaling: the batch of each rank stays",
@@ -35,13 +22,11 @@ pub fn text(scaling: &Scaling, setting: &Setting) -> String {
             "Amdahl",
         ),
     };
-    let mut text =
-        format!("{head}{}\n{}\n{legend}", setting.on_link(), plain_table(NAMES, 0, &lines));
+    let mut text = format!("{head}{}\n{}\n{legend}", setting.on_link(), table(&scaling.rows));
     if scaling.rows.iter().any(|row| row.is_oversubscribed) {
-        let plural = if setting.cores == 1 { "" } else { "s" };
         text += &format!(
-            "\n* more ranks x threads than the {} core{plural} here: left out of the fit",
-            setting.cores
+            "\n* more ranks x threads than the {} here: left out of the fit",
+            plural(setting.cores, "core")
         );
     }
     text += &match &scaling.fit {
@@ -59,36 +44,41 @@ pub fn text(scaling: &Scaling, setting: &Setting) -> String {
     format!("{text}\n{}", scaling.verdict)
 }
 
-fn line(row: &Row) -> [String; 11] {
-    let star = if row.is_oversubscribed { "*" } else { "" };
-    let or_dash = |value: Option<f64>, decimals: usize| {
-        value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
-    };
-    [
-        format!("{star}{}", row.ranks),
-        thousands(row.global_batch as u64),
-        format!("{:.2}", row.step_ms),
-        thousands(row.samples_per_s.round() as u64),
-        format!("{:.2}", row.speedup),
-        format!("{:.1}", row.efficiency_pct),
-        or_dash(row.t_comm_ms, 2),
-        format!("{:.2}", row.exposed_ms),
-        format!("{:.2}", row.hidden_ms),
-        format!("{:.2}", row.waiting_ms),
-        or_dash(row.serial_pct, 1),
-    ]
+fn table(rows: &[Row]) -> String {
+    table_of(
+        rows,
+        &[
+            ("", "ranks", 0, |row| Cell::Text(starred(row))),
+            ("", "samples", 0, |row| Cell::Whole(row.global_batch as u64)),
+            ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
+            ("", "samples/s", 0, |row| Cell::Number(row.samples_per_s)),
+            ("", "speed-up", 2, |row| Cell::Number(row.speedup)),
+            ("", "efficiency %", 1, |row| Cell::Number(row.efficiency_pct)),
+            ("", "T_comm ms", 2, |row| Cell::maybe(row.t_comm_ms)),
+            ("", "exposed ms", 2, |row| Cell::Number(row.exposed_ms)),
+            ("", "hidden ms", 2, |row| Cell::Number(row.hidden_ms)),
+            ("", "waiting ms", 2, |row| Cell::Number(row.waiting_ms)),
+            ("", "serial %", 1, |row| Cell::maybe(row.serial_pct)),
+        ],
+    )
+    .text()
+}
+
+/// The number of ranks, marked where they share cores.
+fn starred(row: &Row) -> String {
+    format!("{}{}", if row.is_oversubscribed { "*" } else { "" }, row.ranks)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::Mode;
     use super::super::rows::rows;
     use super::super::rows::tests::measured;
-    use super::super::rows::{Measured, Mode};
     use super::super::verdict::tests::setting;
     use super::super::verdict::verdict;
     use super::*;
 
-    fn scaling(mode: Mode, measured: &[Measured], cores: usize) -> (Scaling, Setting) {
+    fn scaling(mode: Mode, measured: &[Row], cores: usize) -> (Scaling, Setting) {
         let setting = setting(cores);
         let rows = rows(mode, measured, 1, cores);
         let fit = Fit::of(mode, &rows);
@@ -104,9 +94,9 @@ mod tests {
         Strong scaling: the global batch stays
         ranks  samples  step ms  samples/s  speed-up  efficiency %  T_comm ms  exposed ms  hidden ms  waiting ms  serial %
         -----  -------  -------  ---------  --------  ------------  ---------  ----------  ---------  ----------  --------
-            1       64   100.00        640      1.00         100.0          -        0.00       0.00        0.00         -
-            2       64    55.00      1,164      1.82          90.9       5.00        0.00       0.00        0.00      10.0
-            4       64    32.50      1,969      3.08          76.9       7.50        0.00       0.00        0.00      10.0
+        1           64   100.00        640      1.00         100.0          –        0.00       0.00        0.00         –
+        2           64    55.00      1,164      1.82          90.9       5.00        0.00       0.00        0.00      10.0
+        4           64    32.50      1,969      3.08          76.9       7.50        0.00       0.00        0.00      10.0
         T_comm = T_N - T_1 / N; serial: the fraction f for which speed-up = 1 / (f + (1 - f) / N)
         Amdahl: serial fraction 10.00 %, from 2 numbers of ranks, residual 0.000 in speed-up
         Strong scaling to 4 ranks is 76.9 % efficient: a step takes 32.50 ms, 7.50 ms more than the ideal 25.00 ms. Computing limits it, because what each step costs at any batch size does not shrink, and ranks share memory bandwidth, caches and clock rate: computing takes 32.50 ms instead of 25.00 ms; 0.00 ms of communication are exposed, 0.00 ms of waiting, and 0.00 ms are hidden.
@@ -115,16 +105,16 @@ mod tests {
 
     #[test]
     fn rows_without_cores_are_marked() {
-        let two = Measured { exposed_ms: 1.25, hidden_ms: 8.5, ..measured(2, 128, 105.0) };
+        let two = Row { exposed_ms: 1.25, hidden_ms: 8.5, ..measured(2, 128, 105.0) };
         let all = [measured(1, 64, 100.0), two, measured(4, 256, 220.0)];
         let (scaling, setting) = scaling(Mode::Weak, &all, 2);
         insta::assert_snapshot!(text(&scaling, &setting), @r"
         Weak scaling: the batch of each rank stays
         ranks  samples  step ms  samples/s  speed-up  efficiency %  T_comm ms  exposed ms  hidden ms  waiting ms  serial %
         -----  -------  -------  ---------  --------  ------------  ---------  ----------  ---------  ----------  --------
-            1       64   100.00        640      1.00         100.0          -        0.00       0.00        0.00         -
-            2      128   105.00      1,219      1.90          95.2       5.00        1.25       8.50        0.00       9.5
-           *4      256   220.00      1,164      1.82          45.5     120.00        0.00       0.00        0.00      72.7
+        1           64   100.00        640      1.00         100.0          –        0.00       0.00        0.00         –
+        2          128   105.00      1,219      1.90          95.2       5.00        1.25       8.50        0.00       9.5
+        *4         256   220.00      1,164      1.82          45.5     120.00        0.00       0.00        0.00      72.7
         T_comm = T_N - T_1; serial: the fraction f for which speed-up = N - f (N - 1)
         * more ranks x threads than the 2 cores here: left out of the fit
         Gustafson: serial fraction 9.52 %, from one number of ranks, which any law fits

@@ -6,6 +6,7 @@
 
 use super::rows::{Mode, Row};
 use crate::sweep::presets::Setting;
+use crate::text::plural;
 
 /// An efficiency, in percent, above which nothing is worth calling a limit.
 const GOOD_PCT: f64 = 95.0;
@@ -53,7 +54,7 @@ pub fn verdict(mode: Mode, rows: &[Row], setting: &Setting) -> String {
         text += &format!(
             " {} ranks (*) share {} and are {:.1} % efficient, which says nothing about communication.",
             crowded.ranks,
-            cores(setting.cores),
+            plural(setting.cores, "core"),
             crowded.efficiency_pct
         );
     }
@@ -78,11 +79,8 @@ fn limit(mode: Mode, single: &Row, row: &Row, losses: Losses, setting: &Setting)
         return format!(
             "Too few cores limit it: {} ranks x {} on {}, so {measured}",
             row.ranks,
-            match setting.threads {
-                1 => "1 thread".to_owned(),
-                threads => format!("{threads} threads"),
-            },
-            cores(setting.cores)
+            plural(setting.threads, "thread"),
+            plural(setting.cores, "core")
         );
     }
     // The step that counts is the slowest rank's, its parts are means over the ranks: where they do not
@@ -109,15 +107,11 @@ fn limit(mode: Mode, single: &Row, row: &Row, losses: Losses, setting: &Setting)
     format!("Exposed communication limits it: {communication}; {computing}.")
 }
 
-fn cores(count: usize) -> String {
-    format!("{count} core{}", if count == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::rows::Mode;
     use super::super::rows::rows;
     use super::super::rows::tests::measured;
-    use super::super::rows::{Measured, Mode};
     use super::*;
 
     pub(crate) fn setting(cores: usize) -> Setting {
@@ -137,7 +131,7 @@ pub(crate) mod tests {
 
     /// Two ranks with these times of a step, of computing, exposed and waiting, after one with 100.
     fn of_two(mode: Mode, step: f64, compute: f64, exposed: f64, waiting: f64) -> String {
-        let two = Measured {
+        let two = Row {
             compute_ms: compute,
             exposed_ms: exposed,
             exposed_waiting_ms: waiting,

@@ -1,0 +1,89 @@
+//! Flags of `paceline sweep`.
+
+use std::path::PathBuf;
+
+use clap::{ArgMatches, Args, FromArgMatches};
+
+use super::{Given, TrainArgs};
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline sweep --vary strategy=simple_ddp,ddp,flat_ddp --output sweeps/strategies
+  paceline sweep --vary nproc=1,2,4 --vary bucket-cap-mb=1,25 --output sweeps/a --model mlp
+  paceline sweep --vary 'channels=16 32,32 64' --vary batch-norm=false,true --output sweeps/b
+  paceline sweep --vary 'link=default;10gbit,50us;1gbit,1ms' --output sweeps/c --rounds 3
+";
+
+/// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
+pub const NOT_SWEPT: [(&str, &str); 9] = [
+    ("config", "all runs start from one configuration"),
+    ("json", "each run's summary goes into the folder of the sweep"),
+    ("quiet", "the runs of a sweep print nothing"),
+    ("save", "runs of several rounds would write the same checkpoint"),
+    ("resume", "runs of several rounds would not begin alike"),
+    ("ddp-choice", "vary strategy"),
+    ("like-for-like", "it is about --ddp-choice all"),
+    ("as-published", "it is about --ddp-choice all"),
+    ("price-per-hour", "it is about --ddp-choice all"),
+];
+
+/// Flags of `paceline sweep`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct SweepArgs {
+    /// The name of a flag below, and its values, separated by commas; with several of these, every value of
+    /// each one meets every value of the others. Semicolons separate values that have commas, spaces the
+    /// values of a list; a switch is true or false, and default leaves the flag out
+    #[arg(long, value_name = "KEY=A,B", required = true, help_heading = "Sweep")]
+    pub vary: Vec<String>,
+    /// Where everything is kept. The same command again goes on where it was interrupted
+    #[arg(long, value_name = "DIR", help_heading = "Sweep")]
+    pub output: PathBuf,
+    /// How often each case is run; rounds alternate the cases, and their medians count
+    #[arg(long, value_name = "R", default_value_t = 5, help_heading = "Sweep")]
+    pub rounds: usize,
+    /// Seconds that a run may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Sweep")]
+    pub run_limit: f64,
+    /// The figure that decides which case is better, by its name in summary.json
+    #[arg(long, value_name = "NAME", default_value = "samples_per_s", help_heading = "Sweep")]
+    pub rank_by: String,
+    /// Flags of the runs.
+    #[command(flatten)]
+    pub train: SweptFlags,
+}
+
+/// The flags of `paceline train`, but for those that a sweep sets itself.
+#[derive(Clone, Debug)]
+pub struct SweptFlags(pub Given);
+
+impl SweptFlags {
+    /// The command that has these flags.
+    pub fn command() -> clap::Command {
+        let train = TrainArgs::augment_args(clap::Command::new("paceline train"));
+        let is_swept = |name: &str| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != name);
+        let flags = train.get_arguments().filter(|flag| flag.get_long().is_some_and(is_swept));
+        clap::Command::new("paceline train").args(flags.cloned())
+    }
+}
+
+impl Args for SweptFlags {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command.args(Self::command().get_arguments())
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SweptFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(Given::of(&Self::command(), matches)))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

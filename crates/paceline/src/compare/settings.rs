@@ -1,0 +1,60 @@
+//! In which settings runs differ, from their `config.json`. It knows no setting by name, but for those that say
+//! where a run writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::load::Run;
+
+/// Settings by name; dots lead into tables.
+pub(super) type Settings = BTreeMap<String, String>;
+
+/// Settings that decide nothing: where a run writes, and what it was told.
+const NO_MATTER: [&str; 4] = ["json", "quiet", "warnings", "version"];
+
+/// Reads a configuration. A run of an earlier version may have none.
+pub(super) fn read(file: &Path) -> Settings {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let mut settings = Settings::new();
+    if let Ok(Value::Object(whole)) = serde_json::from_str::<Value>(&text) {
+        for (name, value) in whole.iter().filter(|(name, _)| !NO_MATTER.contains(&name.as_str())) {
+            flatten(name, value, &mut settings);
+        }
+    }
+    settings
+}
+
+fn flatten(name: &str, value: &Value, settings: &mut Settings) {
+    match value {
+        Value::Object(table) => {
+            table.iter().for_each(|(part, of)| flatten(&format!("{name}.{part}"), of, settings));
+        }
+        Value::Array(values) => {
+            let words: Vec<String> = values.iter().map(word).collect();
+            settings.insert(name.to_owned(), words.join(" "));
+        }
+        Value::Null => {}
+        other => {
+            settings.insert(name.to_owned(), word(other));
+        }
+    }
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// The settings that are not the same in all runs: each with its value in every run, if it has one.
+pub(super) fn different(runs: &[Run]) -> Vec<(String, Vec<Option<String>>)> {
+    let known = || runs.iter().map(|run| &run.settings).filter(|settings| !settings.is_empty());
+    let names: BTreeSet<&String> = known().flat_map(|settings| settings.keys()).collect();
+    let differs = |name: &&String| {
+        let mut values = known().map(|settings| settings.get(*name));
+        let first = values.next().flatten();
+        values.any(|value| value != first)
+    };
+    let values = |name: &String| runs.iter().map(|run| run.settings.get(name).cloned()).collect();
+    names.into_iter().filter(differs).map(|name| (name.clone(), values(name))).collect()
+}

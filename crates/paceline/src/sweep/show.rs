@@ -1,0 +1,307 @@
+//! What `paceline sweep` shows: a table of the cases in the order of their ranking, files, and a chart.
+
+use std::path::Path;
+
+use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_analysis::table::{Cell, Column, Table};
+use serde::Serialize;
+
+use super::plan::{Case, Vary};
+use super::rank::{self, Better, Spread};
+use super::resume::Ledger;
+use super::summary::RunSummary;
+use crate::metrics::figure::Figure;
+use crate::metrics::table::TABLE;
+use crate::outputs::write_charts;
+use crate::run::folder::write_json;
+use crate::{Failure, Result, resources};
+
+/// The figures of sweeps, in the order of the table of figures.
+fn figures() -> impl Iterator<Item = &'static Figure> {
+    TABLE.iter().filter(|figure| figure.swept && !is_setting(figure))
+}
+
+/// Whether it says what ran and not how well.
+fn is_setting(figure: &Figure) -> bool {
+    ["model", "strategy", "world_size", "transport"].contains(&figure.name)
+}
+
+/// The figure of this name that cases can be ranked by.
+pub fn figure(name: &str) -> Result<&'static Figure> {
+    figures().find(|figure| figure.name == name).ok_or_else(|| {
+        let names: Vec<&str> = figures().map(|figure| figure.name).collect();
+        Failure::Usage(format!("--rank-by {name}: pass one of {}", names.join(", ")))
+    })
+}
+
+/// Which values of a figure are better.
+fn better(figure: &Figure) -> Better {
+    let is_speed = figure.name.starts_with("samples_per_s");
+    match is_speed || figure.name.contains("accuracy") || figure.name == "overlap_pct" {
+        true => Better::Higher,
+        false => Better::Lower,
+    }
+}
+
+fn spread(figure: &Figure, rounds: &[RunSummary]) -> Option<Spread> {
+    Spread::of(rounds.iter().map(|run| run.number(figure.name)))
+}
+
+fn column(figure: &Figure) -> Column {
+    Column::new(figure.name, figure.label, figure.unit, figure.decimals, figure.definition)
+}
+
+/// A case and what was found.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    values: Vec<String>,
+    /// Its place in the ranking; none if it has failed.
+    place: Option<usize>,
+    /// How far its median is from the best one, in percent; none where that is noise.
+    difference_pct: Option<f64>,
+    /// The message of the run that failed.
+    failure: Option<String>,
+    /// The spread of each figure over the rounds, in the order of [`figures`].
+    #[serde(serialize_with = "by_name")]
+    figures: Vec<Option<Spread>>,
+}
+
+fn by_name<S: serde::Serializer>(
+    figures: &[Option<Spread>],
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_map(self::figures().map(|figure| figure.name).zip(figures))
+}
+
+/// All that was found.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    machine: String,
+    date: String,
+    command: String,
+    rounds: usize,
+    ranked_by: &'static str,
+    rule: String,
+    keys: Vec<String>,
+    rows: Vec<Row>,
+    #[serde(skip)]
+    figure: &'static Figure,
+}
+
+impl Report {
+    /// Ranks `cases` by `figure`.
+    pub fn new(
+        vary: &[Vary],
+        cases: &[Case],
+        rounds: usize,
+        figure: &'static Figure,
+        ledger: &Ledger,
+    ) -> Self {
+        let found: Vec<_> = (0..cases.len()).map(|case| ledger.of_case(case)).collect();
+        let of_case = |(summaries, failure): &(Vec<RunSummary>, Option<&str>)| {
+            failure.is_none().then(|| spread(figure, summaries)).flatten()
+        };
+        let spreads: Vec<Option<Spread>> = found.iter().map(of_case).collect();
+        let (places, order) =
+            (rank::places(&spreads, better(figure)), rank::order(&spreads, better(figure)));
+        let best = order.first().and_then(|best| spreads[*best]);
+        let row = |case: usize| {
+            let (summaries, failure) = &found[case];
+            let differs = spreads[case].zip(best).filter(|(of, best)| of.differs_from(best));
+            Row {
+                name: cases[case].name.clone(),
+                values: cases[case].values.clone(),
+                place: places[case],
+                difference_pct: differs.map(|(of, best)| 100.0 * (of.median / best.median - 1.0)),
+                failure: failure.map(str::to_owned),
+                figures: figures().map(|figure| spread(figure, summaries)).collect(),
+            }
+        };
+        Self {
+            machine: resources::machine(),
+            date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
+            command: super::command_line(),
+            rounds,
+            ranked_by: figure.name,
+            rule: rule(rounds),
+            keys: vary.iter().map(|of| of.key.clone()).collect(),
+            rows: order.into_iter().map(row).collect(),
+            figure,
+        }
+    }
+
+    /// Whether a case has failed.
+    pub fn has_failures(&self) -> bool {
+        self.rows.iter().any(|row| row.failure.is_some())
+    }
+
+    fn ranked_at(&self) -> usize {
+        figures().position(|figure| figure.name == self.ranked_by).unwrap_or(0)
+    }
+
+    /// How a case stands to the best one, in words.
+    fn verdict(&self, at: usize, row: &Row) -> String {
+        match (row.place, row.difference_pct) {
+            _ if row.failure.is_some() => "failed".into(),
+            (None, _) => "not measured".into(),
+            (Some(_), Some(pct)) => format!("{pct:+.1} %"),
+            (Some(_), None) if at == 0 => "best".into(),
+            (Some(_), None) => "no difference".into(),
+        }
+    }
+
+    /// The table as people see it.
+    fn table(&self) -> Table {
+        let ranked = self.ranked_at();
+        let is_shown =
+            |at: &usize| *at != ranked && self.rows.iter().any(|r| r.figures[*at].is_some());
+        let all: Vec<&Figure> = figures().collect();
+        let others: Vec<usize> = (0..all.len()).filter(is_shown).collect();
+        let word = |name: &str| Column::new(name, name, "", 0, "");
+        let mut columns = vec![word("place")];
+        columns.extend(self.keys.iter().map(|key| word(key)));
+        columns.extend([column(self.figure), word("min to max"), word("to the best")]);
+        columns.extend(others.iter().map(|at| column(all[*at])));
+        let row = |(at, row): (usize, &Row)| {
+            let spread = row.figures[ranked];
+            let column = column(self.figure);
+            let shown = |value| Cell::Number(value).shown(&column);
+            let range = spread
+                .map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)));
+            let median = |of: Option<Spread>| Cell::maybe(of.map(|of| of.median));
+            let mut cells =
+                vec![row.place.map_or(Cell::Missing, |place| Cell::Whole(place as u64))];
+            cells.extend(row.values.iter().map(|value| Cell::Text(value.clone())));
+            cells.extend([median(spread), Cell::Text(range), Cell::Text(self.verdict(at, row))]);
+            cells.extend(others.iter().map(|at| median(row.figures[*at])));
+            cells
+        };
+        Table { columns, rows: self.rows.iter().enumerate().map(row).collect(), mean: None }
+    }
+
+    /// All that is printed.
+    pub fn text(&self) -> String {
+        let failures = self
+            .rows
+            .iter()
+            .filter_map(|row| Some(format!("\nfailed: {}: {}", row.name, row.failure.as_ref()?)));
+        format!(
+            "Sweep of {}: {} cases, {} rounds; medians over the rounds\n{}\n{}\nRanked by {}, {} is better. {}{}",
+            self.keys.join(", "),
+            self.rows.len(),
+            self.rounds,
+            self.machine,
+            self.table().text(),
+            column(self.figure).head(),
+            if better(self.figure) == Better::Higher { "more" } else { "less" },
+            self.rule,
+            failures.collect::<String>()
+        )
+    }
+
+    /// Every figure with its spread.
+    fn csv(&self) -> String {
+        let mut keys = vec!["place".to_owned()];
+        keys.extend(self.keys.iter().cloned());
+        keys.extend(["to_the_best", "failure"].map(str::to_owned));
+        for figure in figures() {
+            keys.extend(["median", "min", "max"].map(|of| format!("{}_{of}", figure.name)));
+        }
+        let row = |(at, row): (usize, &Row)| {
+            let mut cells = vec![row.place.map_or(Cell::Missing, |at| Cell::Whole(at as u64))];
+            cells.extend(row.values.iter().map(|value| Cell::Text(value.clone())));
+            cells.push(Cell::Text(self.verdict(at, row)));
+            cells.push(row.failure.clone().map_or(Cell::Missing, Cell::Text));
+            for of in &row.figures {
+                let parts = [of.map(|of| of.median), of.map(|of| of.min), of.map(|of| of.max)];
+                cells.extend(parts.map(Cell::maybe));
+            }
+            cells
+        };
+        let columns = keys.iter().map(|key| Column::new(key, key, "", 0, "")).collect();
+        Table { columns, rows: self.rows.iter().enumerate().map(row).collect(), mean: None }.csv()
+    }
+
+    /// Writes all files into `folder`.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        write_json(&folder.join("sweep.json"), self)?;
+        let file = folder.join("sweep.csv");
+        std::fs::write(&file, self.csv())
+            .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
+        // Where nothing has come to its end, there is nothing to draw, and the table says so.
+        if self.rows.iter().any(|row| row.place.is_some()) {
+            write_charts(folder, &[("sweep".to_owned(), self.chart())])?;
+        }
+        Ok(())
+    }
+
+    /// The figure that ranks the cases: over the first key whose values are numbers, with a line for each
+    /// combination of the others, or else side by side. Each point has its range.
+    fn chart(&self) -> LineChart {
+        let (ranked, factor) = (self.ranked_at(), if self.figure.unit == "ms" { 1e3 } else { 1.0 });
+        let number = |row: &Row, at: usize| row.values.get(at)?.parse::<f64>().ok();
+        let all_numbers = |at: &usize| self.rows.iter().all(|row| number(row, *at).is_some());
+        let axis = (0..self.keys.len()).find(all_numbers);
+        let mut lines: Vec<(String, Vec<(f64, Spread)>)> = Vec::new();
+        for (at, row) in self.rows.iter().enumerate() {
+            let Some(spread) = row.figures[ranked].filter(|_| row.failure.is_none()) else {
+                continue;
+            };
+            let named = |(key, value): (&String, &String)| format!("{key}={value}");
+            let others = self.keys.iter().zip(&row.values).enumerate();
+            let others: Vec<String> =
+                others.filter(|(at, _)| Some(*at) != axis).map(|(_, of)| named(of)).collect();
+            let name = if others.is_empty() { self.figure.label.into() } else { others.join(", ") };
+            let x = axis.and_then(|axis| number(row, axis)).unwrap_or((at + 1) as f64);
+            match lines.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, points)) => points.push((x, spread)),
+                None => lines.push((name, vec![(x, spread)])),
+            }
+        }
+        let series = lines.into_iter().enumerate().map(|(look, (name, mut points))| {
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let with_range = points.iter().flat_map(|(x, of)| {
+                [of.median, of.min, of.max, of.median].map(|value| (*x, value * factor))
+            });
+            Series { name, points: with_range.collect(), stroke: Stroke::Solid, look }
+        });
+        let unit = if self.figure.unit == "ms" { Unit::Microseconds } else { Unit::Count };
+        let label = match self.figure.unit {
+            "ms" => self.figure.label.to_owned(),
+            _ => column(self.figure).head(),
+        };
+        LineChart {
+            title: format!("{} by {}", self.figure.label, self.keys.join(", ")),
+            subtitle: format!(
+                "{}, {}; medians and ranges of {} rounds",
+                self.machine, self.date, self.rounds
+            ),
+            x: Axis {
+                label: axis.map_or("cases, in the order of their places".into(), |at| {
+                    self.keys[at].clone()
+                }),
+                unit: Unit::Count,
+                spacing: Spacing::Linear,
+            },
+            y: Axis { label, unit, spacing: Spacing::Linear },
+            series: series.collect(),
+        }
+    }
+}
+
+/// The rule by which cases differ, in words.
+fn rule(rounds: usize) -> String {
+    if rounds < rank::MIN_ROUNDS {
+        return format!(
+            "With fewer than {} rounds nothing is said to differ; pass more --rounds.",
+            rank::MIN_ROUNDS
+        );
+    }
+    let chance = rank::chance_pct(rounds);
+    format!(
+        "Two cases differ if their ranges over {rounds} rounds have no value in common (by chance, equal ones do \
+         so in {} % of comparisons). A place is one after as many cases as are better by that rule.",
+        if chance >= 0.1 { format!("{chance:.1}") } else { "less than 0.1".into() }
+    )
+}

@@ -1,0 +1,58 @@
+//! What a run says of itself in its summary. Figures are read by name.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::metrics::table;
+use crate::{Failure, Result};
+
+/// What every summary has.
+const REQUIRED: [&str; 6] =
+    ["strategy", "world_size", "transport", "params", "steps", "weights_sha256"];
+
+/// The summary of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RunSummary(Value);
+
+impl RunSummary {
+    /// Reads a file.
+    pub fn read(file: &Path) -> Result<Self> {
+        let unreadable = |e: &dyn std::fmt::Display| Failure::io(file.display(), e);
+        let text = std::fs::read_to_string(file).map_err(|e| unreadable(&e))?;
+        let whole: Value = serde_json::from_str(&text).map_err(|e| unreadable(&e))?;
+        match REQUIRED.iter().find(|name| whole.get(name).is_none_or(Value::is_null)) {
+            Some(missing) => Err(unreadable(&format!("this is no summary: it has no {missing}"))),
+            None => Ok(Self(whole)),
+        }
+    }
+
+    /// A figure of the [table](crate::metrics::table), whichever version has written the summary.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        table::read(name, &self.0)
+    }
+
+    /// A count; zero where there is none.
+    pub fn count(&self, name: &str) -> u64 {
+        self.0.get(name).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// A word; empty where there is none.
+    pub fn text(&self, name: &str) -> &str {
+        self.0.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// A table or a list; its default where there is none.
+    pub fn part<T: DeserializeOwned + Default>(&self, name: &str) -> T {
+        self.0.get(name).and_then(|part| T::deserialize(part).ok()).unwrap_or_default()
+    }
+}
+
+impl From<Value> for RunSummary {
+    fn from(whole: Value) -> Self {
+        Self(whole)
+    }
+}
