@@ -8,10 +8,10 @@ use paceline_rendezvous::{HostRoute, Placement, Rendezvous};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 
-use crate::cli::TransportName;
 #[cfg(not(feature = "mpi"))]
 use crate::comm;
 use crate::comm::CommConfig;
+use crate::comm::TransportName;
 use crate::{Failure, Result, resources};
 
 /// The exit code of a process that SIGTERM ended, by the convention of shells.

@@ -5,17 +5,20 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 
-use clap::Parser;
 use paceline_collectives::{Algorithm, Group, Link, NAMED_LINKS, OpKind};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::bench::screen::say;
 use crate::bench::sweep;
-use crate::cli::{Cli, CnnSizes, Command, LinksArgs, ModelName, TransportName};
+use crate::choices::models::MODELS;
+use crate::cli::{CnnSizes, LinksArgs};
+use crate::comm::TransportName;
 use crate::links::{LinkRow, ModelRow, overheads, speeds};
+use crate::run::resolve::resolve;
+use crate::run::spec::RunSpec;
 use crate::run::trainer;
 use crate::text::plain_table;
-use crate::{Failure, Result, config, launcher};
+use crate::{Failure, Result, launcher};
 
 /// Steps that are made to find a model's computing time, and how many of them do not count.
 const STEPS: (usize, usize) = (6, 2);
@@ -28,14 +31,16 @@ pub fn links_command(args: &LinksArgs) -> Result<u8> {
     if let Some(ms) = compute_ms.filter(|ms| !(*ms >= 0.0 && ms.is_finite())) {
         return usage(format!("--compute-ms {ms}: pass milliseconds, zero or more"));
     }
-    if let Some(flag) = model_flag(args).filter(|_| args.model.is_none()) {
+    if let (Some(flag), None) = (args.sizes.0.keys().next(), &args.model) {
         return usage(match args.cnn.is_empty() {
-            true => format!("{flag} needs --model cnn or --model mlp"),
-            false => format!("{flag} belongs to --model; a --cnn has its sizes in itself"),
+            true => format!("--{flag} needs --model {}", MODELS.readers(flag).join(" or ")),
+            false => format!("--{flag} belongs to --model; a --cnn has its sizes in itself"),
         });
     }
-    let models = match (args.model, args.params.is_empty()) {
-        (Some(model), _) => vec![of_model(model.name(), &model_flags(model, args), compute_ms)?],
+    let models = match (&args.model, args.params.is_empty()) {
+        (Some(model), _) => {
+            vec![of_model(model, args.sizes.0.with(MODELS.key, model), compute_ms)?]
+        }
         (None, _) if !args.cnn.is_empty() => of_cnns(&args.cnn, compute_ms)?,
         (None, false) => of_params(&args.params, compute_ms)?,
         (None, true) if args.measure || compute_ms.is_some() => {
@@ -77,19 +82,6 @@ fn table_of_links() -> String {
     )
 }
 
-/// A flag of the model that was given.
-fn model_flag(args: &LinksArgs) -> Option<&'static str> {
-    let given = [
-        ("--channels", args.channels.is_some()),
-        ("--hidden", args.hidden.is_some()),
-        ("--input-dim", args.input_dim.is_some()),
-        ("--hidden-dim", args.hidden_dim.is_some()),
-        ("--output-dim", args.output_dim.is_some()),
-        ("--num-layers", args.num_layers.is_some()),
-    ];
-    given.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag)
-}
-
 fn of_params(params: &[f64], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
     let Some(compute_ms) = compute_ms else {
         return usage("--params needs --compute-ms, the computing time of a step".into());
@@ -105,51 +97,24 @@ fn of_params(params: &[f64], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
     params.iter().map(row).collect()
 }
 
-/// The flags of `paceline train` that make the model.
-fn model_flags(model: ModelName, args: &LinksArgs) -> Vec<String> {
-    let mut flags = vec!["--model".to_owned(), model.name().to_owned()];
-    if let Some(channels) = &args.channels {
-        flags.push("--channels".into());
-        flags.extend(channels.iter().map(u64::to_string));
-    }
-    let sizes = [
-        ("--hidden", args.hidden),
-        ("--input-dim", args.input_dim),
-        ("--hidden-dim", args.hidden_dim),
-        ("--output-dim", args.output_dim),
-        ("--num-layers", args.num_layers.map(|layers| layers as u64)),
-    ];
-    for (flag, size) in sizes {
-        flags.extend(size.into_iter().flat_map(|size| [flag.to_owned(), size.to_string()]));
-    }
-    flags
-}
-
 /// The models of `--cnn`, by the names that were given.
 fn of_cnns(cnns: &[CnnSizes], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
     let row = |sizes: &CnnSizes| {
         let channels: Vec<String> = sizes.channels.iter().map(u64::to_string).collect();
-        let mut flags = vec!["--model".to_owned(), "cnn".to_owned(), "--channels".to_owned()];
-        flags.extend(channels.iter().cloned());
-        flags.extend(["--hidden".to_owned(), sizes.hidden.to_string()]);
-        of_model(&format!("cnn {}:{}", channels.join(","), sizes.hidden), &flags, compute_ms)
+        let name = format!("cnn {}:{}", channels.join(","), sizes.hidden);
+        let spec = RunSpec::default().with(MODELS.key, "cnn").with("hidden", sizes.hidden);
+        of_model(&name, spec.with_values("channels", channels), compute_ms)
     };
     cnns.iter().map(row).collect()
 }
 
 /// The true number of parameters of a model, and its computing time: given, or that of a few steps
 /// of one rank on synthetic data.
-fn of_model(name: &str, model_flags: &[String], compute_ms: Option<f64>) -> Result<ModelRow> {
+fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<ModelRow> {
     let (steps, warmup) = STEPS;
-    let run = format!(
-        "paceline train --nproc 1 --quiet --epochs 1 --steps-per-epoch {steps} --warmup-steps {warmup}"
-    );
-    let flags = run.split(' ').chain(model_flags.iter().map(String::as_str));
-    let parsed = Cli::try_parse_from(flags).map_err(|e| Failure::Usage(e.to_string()))?;
-    let Command::Train(train) = parsed.command else {
-        return usage("the flags of the model are not understood".into());
-    };
-    let (mut config, data) = config::resolve(&train, None)?;
+    let spec = model.with("nproc", 1).with("epochs", 1).with("steps-per-epoch", steps);
+    let spec = spec.with("warmup-steps", warmup).with("quiet", true);
+    let (mut config, data) = resolve(&spec, None)?;
     if let Some(compute_ms) = compute_ms {
         let params = config.model.build(data.train.as_ref(), 1)?.layout.num_params() as u64;
         return Ok(ModelRow { name: name.to_owned(), params, compute_ms });

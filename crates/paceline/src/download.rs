@@ -1,6 +1,6 @@
-//! Fetches the files of MNIST and CIFAR-10 from where they are published.
+//! Fetches the files of a data set from where they are published.
 //!
-//! In go the name of a data set and a folder; afterwards the folder has the files, each of which has
+//! In go a data set as it is published and a folder; afterwards the folder has the files, each of which has
 //! appeared complete and with the published checksum, or not at all. It knows nothing of what is in
 //! them.
 //!
@@ -19,8 +19,6 @@ use md5::{Digest, Md5};
 use rustix::fs::{FlockOperation, flock};
 use ureq::Agent;
 
-use crate::cli::DataName;
-use crate::data::DataConfig;
 use crate::{Failure, Result};
 
 /// How long a host may take to answer at all. Without a network, there is none to wait for.
@@ -32,82 +30,31 @@ const PIECE_BYTES: usize = 1 << 16;
 
 /// A data set as it is published.
 #[derive(Debug)]
-struct Source {
+pub struct Source {
     /// The folder of its files on the web.
-    address: &'static str,
+    pub address: &'static str,
     /// The folder below that of the data where its files may lie too.
-    subfolder: &'static str,
-    items: &'static [Item],
+    pub subfolder: &'static str,
+    /// Its files.
+    pub items: &'static [Item],
 }
 
 /// A file that can be fetched.
 #[derive(Debug)]
-struct Item {
-    name: &'static str,
-    md5: &'static str,
+pub struct Item {
+    /// Its name.
+    pub name: &'static str,
+    /// Its published checksum.
+    pub md5: &'static str,
     /// The files that an archive is unpacked to, in the subfolder; a file that is no archive stays as
     /// it is.
-    members: &'static [&'static str],
-}
-
-static MNIST: Source = Source {
-    address: "https://ossci-datasets.s3.amazonaws.com/mnist",
-    subfolder: "MNIST/raw",
-    items: &[
-        Item {
-            name: "train-images-idx3-ubyte.gz",
-            md5: "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            members: &[],
-        },
-        Item {
-            name: "train-labels-idx1-ubyte.gz",
-            md5: "d53e105ee54ea40749a09fcbcd1e9432",
-            members: &[],
-        },
-        Item {
-            name: "t10k-images-idx3-ubyte.gz",
-            md5: "9fb629c4189551a2d022fa330f9573f3",
-            members: &[],
-        },
-        Item {
-            name: "t10k-labels-idx1-ubyte.gz",
-            md5: "ec29112dd5afa0611ce80d1b7f02629c",
-            members: &[],
-        },
-    ],
-};
-
-static CIFAR10: Source = Source {
-    address: "https://www.cs.toronto.edu/~kriz",
-    subfolder: "cifar-10-batches-bin",
-    items: &[Item {
-        name: "cifar-10-binary.tar.gz",
-        md5: "c32a1d4ab5d03f1284b67883e8d87530",
-        members: &[
-            "data_batch_1.bin",
-            "data_batch_2.bin",
-            "data_batch_3.bin",
-            "data_batch_4.bin",
-            "data_batch_5.bin",
-            "test_batch.bin",
-        ],
-    }],
-};
-
-/// Fetches what is missing of a data set, from its own address or from another folder that has the
-/// same files. Says on standard error what it fetches, unless it is to be quiet.
-pub fn download(data: &DataConfig, mirror: Option<&str>, quiet: bool) -> Result<()> {
-    let source = match data.kind {
-        DataName::Mnist => &MNIST,
-        DataName::Cifar10 => &CIFAR10,
-        DataName::Synthetic => return Ok(()),
-    };
-    let Some(folder) = &data.dir else { return Ok(()) };
-    source.fetch(mirror.unwrap_or(source.address), folder, quiet)
+    pub members: &'static [&'static str],
 }
 
 impl Source {
-    fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<()> {
+    /// Fetches what is missing in `folder` from `address`, which is the published one or a mirror. Says on
+    /// standard error what it fetches, unless it is to be quiet.
+    pub fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<()> {
         let missing: Vec<&Item> =
             self.items.iter().filter(|item| !self.has(folder, item)).collect();
         if missing.is_empty() {

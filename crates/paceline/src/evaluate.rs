@@ -14,22 +14,26 @@ use serde::Serialize;
 
 use crate::bench::screen::say;
 use crate::checkpoint::Checkpoint;
-use crate::cli::{EvaluateArgs, TrainArgs};
-use crate::config::{self, InitMethod};
-use crate::data::{self, DataConfig};
+use crate::choices::data::{DataConfig, RunNeeds};
+use crate::choices::models::ModelConfig;
+use crate::choices::registry::read;
+use crate::cli::EvaluateArgs;
 use crate::environment::{self, Placement};
 use crate::metrics::console::evaluation_lines;
-use crate::model_settings::{ModelSettings, resolve_model};
 use crate::outputs::check_file;
+use crate::run::flags::RunFlags;
 use crate::run::progress::EpochSums;
-use crate::run::ranks::Ranks;
+use crate::run::ranks::{InitMethod, Ranks};
+use crate::run::resolve::{check_choices, with_one_name};
+use crate::run::resolve_ranks as config;
+use crate::run::spec::RunSpec;
 use crate::run::{evaluation, folder, resume};
 use crate::text::plural;
-use crate::{Failure, Result, comm, download};
+use crate::{Failure, Result, comm};
 
 /// Everything that decides an evaluation.
 struct EvaluationConfig {
-    model: ModelSettings,
+    model: ModelConfig,
     data: DataConfig,
     seed: u64,
     global_batch_size: usize,
@@ -52,9 +56,9 @@ struct Found<'a> {
 /// `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or as several
 /// threads, or launches the ranks.
 pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
-    let train = args.flags.0.train_args()?;
+    let (spec, notes) = args.spec()?;
     let placement = placement.as_ref();
-    let (config, test) = resolve(&train, placement)?;
+    let (train, config, test) = resolve(&spec, placement)?;
     if let Some(file) = &args.json {
         check_file("--json", file)?;
     }
@@ -66,6 +70,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     checkpoint.check_model(&model.layout).map_err(refuse)?;
     let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
     if !placement.is_some_and(was_said) {
+        notes.iter().for_each(|note| eprintln!("warning: {note}"));
         warn_of_other_data(&checkpoint, &config);
     }
 
@@ -112,29 +117,35 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
 
 /// Checks the flags together, and opens the test set.
 fn resolve(
-    args: &TrainArgs,
+    spec: &RunSpec,
     placement: Option<&Placement>,
-) -> Result<(EvaluationConfig, Arc<dyn Dataset>)> {
-    let model = resolve_model(args)?;
-    let world_size = config::resolve_world_size(args, placement)?;
-    config::check_ranks(args, placement, world_size)?;
-    let comm = config::resolve_comm(args, placement, world_size)?;
-    let global_batch_size = config::resolve_batch(args, world_size, 64)?;
-    let data = data::resolve(args, &model, global_batch_size)?;
+) -> Result<(RunFlags, EvaluationConfig, Arc<dyn Dataset>)> {
+    let spec = with_one_name(spec)?;
+    let settings = spec.parse()?;
+    let args: RunFlags = read(&settings)?;
+    check_choices(&args, &spec)?;
+    let model = ModelConfig::resolve(&args.model, args.freeze.clone(), &settings)?;
+    let world_size = config::resolve_world_size(&args, placement)?;
+    config::check_ranks(&args, placement, world_size)?;
+    let comm = config::resolve_comm(&args, placement, world_size)?;
+    let global_batch_size = config::resolve_batch(&args, world_size, model.defaults().batch_size)?;
+    let needs = RunNeeds { samples: model.samples(), global_batch_size, steps_per_epoch: None };
+    let data = DataConfig::resolve(&args.data, &settings, &needs)?;
     if !data.has_test() {
-        return Err(Failure::Usage(
-            "the vectors of --model mlp have no test part to evaluate on".into(),
-        ));
+        return Err(Failure::Usage(format!(
+            "the vectors of --model {} have no test part to evaluate on",
+            model.name()
+        )));
     }
-    if args.download && !placement.is_some_and(|placement| placement.is_of_evaluation) {
-        download::download(&data, args.mirror.as_deref(), args.quiet)?;
+    if !placement.is_some_and(|placement| placement.is_of_evaluation) {
+        data.download(args.quiet)?;
     }
     let test = data.open_test(args.seed)?;
     let init_method = config::resolve_init_method(&args.init_method)?;
     let seed = args.seed;
     let config =
         EvaluationConfig { model, data, seed, global_batch_size, world_size, comm, init_method };
-    Ok((config, test))
+    Ok((args, config, test))
 }
 
 /// Warns if the checkpoint was trained on other data than it is evaluated on: that is allowed, but it is easily

@@ -3,19 +3,22 @@
 use std::path::PathBuf;
 
 use crate::Result;
-use crate::cli::{DdpChoice, TrainArgs};
-use crate::config;
+use crate::cli::TrainCommand;
 use crate::environment::{self, Placement};
+use crate::run::flags::ALL;
+use crate::run::resolve::resolve;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
 
 /// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
-pub fn train(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
-    if args.compare.ddp_choice == Some(DdpChoice::All) {
-        return strategies::compare(args, placement);
+pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8> {
+    let (spec, notes) = command.spec()?;
+    if spec.get("ddp-choice").is_some_and(|choice| choice == [ALL]) {
+        return strategies::compare(&spec, placement);
     }
-    let (config, data) = config::resolve(args, placement.as_ref())?;
+    let (mut config, data) = resolve(&spec, placement.as_ref())?;
+    config.warnings.splice(..0, notes);
     let was_said = |placement: &Placement| placement.is_of_train() || placement.place.rank > 0;
     if !placement.as_ref().is_some_and(was_said) {
         for warning in &config.warnings {

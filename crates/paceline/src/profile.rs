@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::cli::ProfileArgs;
 use crate::outputs::check_folder;
+use crate::run::flags::ProfileArgs;
 use crate::{Failure, Result};
 
 /// Which steps are recorded, and where traces go.

@@ -5,7 +5,7 @@ use paceline_collectives::{Algorithm, OpKind};
 
 use super::plan::Plan;
 use super::result::Skipped;
-use crate::cli::TransportName;
+use crate::comm::TransportName;
 use crate::resources;
 
 /// The part of the available memory that buffers may take.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::reporter::Reporter;
 use super::result::Row;
-use crate::cli::TransportName;
+use crate::comm::TransportName;
 use crate::environment::Placement;
 use crate::launcher::{self, Ended, Launch};
 use crate::{Failure, Result};

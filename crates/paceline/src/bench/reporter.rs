@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::result::Row;
 use super::screen::Screen;
-use crate::cli::TransportName;
+use crate::comm::TransportName;
 use crate::{Failure, Result};
 
 /// Something that rank 0 finds.

@@ -3,9 +3,13 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgMatches, Args, FromArgMatches};
+use clap::{Arg, Args};
 
-use super::{Given, TrainArgs};
+use super::given::EvaluationFlags;
+use crate::Result;
+use crate::run::flags;
+use crate::run::spec::RunSpec;
+use crate::run::spec_file::SpecFile;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,9 +20,9 @@ Examples:
 /// Groups of flags that an evaluation takes from `paceline train`, by their heading in its help.
 const HEADINGS: [&str; 4] = ["Model", "Ranks", "Communication", "Data"];
 /// Other flags that it takes.
-const ALSO: [&str; 3] = ["batch_size", "global_batch_size", "seed"];
+const ALSO: [&str; 3] = ["batch-size", "global-batch-size", "seed"];
 /// Flags of these groups that only training has a use for.
-const ONLY_TRAINING: [&str; 3] = ["rank_samples", "evaluate", "eval_every"];
+const ONLY_TRAINING: [&str; 3] = ["rank-samples", "evaluate", "eval-every"];
 
 /// Flags of `paceline evaluate`.
 #[derive(Debug, Args)]
@@ -27,6 +31,9 @@ pub struct EvaluateArgs {
     /// Folder of the checkpoint, as --save names it
     #[arg(long, value_name = "DIR", help_heading = "Evaluation")]
     pub checkpoint: PathBuf,
+    /// Begin with the settings of this TOML or JSON file, such as the config.json of a run
+    #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
+    pub config: Option<PathBuf>,
     /// Write loss, accuracy and the number of samples to this file too
     #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
     pub json: Option<PathBuf>,
@@ -35,41 +42,29 @@ pub struct EvaluateArgs {
     pub flags: EvaluationFlags,
 }
 
-/// The flags of `paceline train` that an evaluation takes too.
-#[derive(Clone, Debug)]
-pub struct EvaluationFlags(pub Given);
-
-fn taken() -> clap::Command {
-    let train = TrainArgs::augment_args(clap::Command::new("train"));
-    let is_taken = |arg: &&clap::Arg| {
-        let id = arg.get_id().as_str();
-        let of_heading = arg.get_help_heading().is_some_and(|text| HEADINGS.contains(&text));
-        (of_heading && !ONLY_TRAINING.contains(&id)) || ALSO.contains(&id)
+/// The flags of a run that an evaluation takes.
+pub(super) fn taken() -> Vec<Arg> {
+    let is_taken = |flag: &Arg| {
+        let key = flags::key(flag);
+        let of_heading = flag.get_help_heading().is_some_and(|text| HEADINGS.contains(&text));
+        (of_heading && !ONLY_TRAINING.contains(&key)) || ALSO.contains(&key)
     };
-    let args = train.get_arguments().filter(is_taken).cloned();
-    clap::Command::new("train").args(args.map(|arg| match arg.get_id().as_str() {
-        "seed" => arg.help("Decides synthetic data; the seed that the checkpoint was trained with"),
-        _ => arg,
-    }))
+    let all = flags::all().into_iter().filter(is_taken);
+    all.map(|flag| match flags::key(&flag) {
+        "seed" => {
+            flag.help("Decides synthetic data; the seed that the checkpoint was trained with")
+        }
+        _ => flag,
+    })
+    .collect()
 }
 
-impl Args for EvaluationFlags {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        command.args(taken().get_arguments())
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for EvaluationFlags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(Given::of(&taken(), matches)))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0 = Given::of(&taken(), matches);
-        Ok(())
+impl EvaluateArgs {
+    /// The settings of model, data and ranks: those of the file, and the flags, which win.
+    pub fn spec(&self) -> Result<(RunSpec, Vec<String>)> {
+        let Some(path) = &self.config else { return Ok((self.flags.0.clone(), Vec::new())) };
+        let taken = taken();
+        let file = SpecFile::read(path)?;
+        file.keeping(|key| taken.iter().any(|flag| flags::key(flag) == key)).overlaid(&self.flags.0)
     }
 }

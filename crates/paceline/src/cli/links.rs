@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use super::ModelName;
-use super::train::size;
+use super::ModelFlags;
+use crate::choices::models::MODELS;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,8 +27,8 @@ pub struct LinksArgs {
     )]
     pub params: Vec<f64>,
     /// The same for a model, with its true number of parameters
-    #[arg(long, value_enum)]
-    pub model: Option<ModelName>,
+    #[arg(long, value_parser = MODELS.parser())]
+    pub model: Option<String>,
     /// The same for a CNN with these channels and this hidden layer, as 16,32:128; repeatable
     #[arg(
         long,
@@ -37,24 +37,9 @@ pub struct LinksArgs {
         conflicts_with_all = ["params", "model"]
     )]
     pub cnn: Vec<CnnSizes>,
-    /// CNN: output channels of each convolution [default: 32 64 128]
-    #[arg(long, num_args = 1.., value_name = "C", value_parser = size())]
-    pub channels: Option<Vec<u64>>,
-    /// CNN: width of the hidden layer [default: 512]
-    #[arg(long, value_name = "N", value_parser = size())]
-    pub hidden: Option<u64>,
-    /// MLP: inputs [default: 4096]
-    #[arg(long, value_name = "N", value_parser = size())]
-    pub input_dim: Option<u64>,
-    /// MLP: width of the hidden layers [default: 4096]
-    #[arg(long, value_name = "N", value_parser = size())]
-    pub hidden_dim: Option<u64>,
-    /// MLP: outputs [default: 2048]
-    #[arg(long, value_name = "N", value_parser = size())]
-    pub output_dim: Option<u64>,
-    /// MLP: hidden layers [default: 3]
-    #[arg(long, value_name = "N")]
-    pub num_layers: Option<usize>,
+    /// Sizes of the model.
+    #[command(flatten)]
+    pub sizes: ModelFlags,
     /// The link
     #[arg(long, value_name = "LINK", default_value = "10gbit,50us")]
     pub link: String,

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgMatches, Args, FromArgMatches};
+use clap::{Arg, Args};
 
-use super::{Given, TrainArgs};
+use super::given::SweptFlags;
+use crate::run::flags;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,37 +54,8 @@ pub struct SweepArgs {
     pub train: SweptFlags,
 }
 
-/// The flags of `paceline train`, but for those that a sweep sets itself.
-#[derive(Clone, Debug)]
-pub struct SweptFlags(pub Given);
-
-impl SweptFlags {
-    /// The command that has these flags.
-    pub fn command() -> clap::Command {
-        let train = TrainArgs::augment_args(clap::Command::new("paceline train"));
-        let is_swept = |name: &str| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != name);
-        let flags = train.get_arguments().filter(|flag| flag.get_long().is_some_and(is_swept));
-        clap::Command::new("paceline train").args(flags.cloned())
-    }
-}
-
-impl Args for SweptFlags {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        command.args(Self::command().get_arguments())
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for SweptFlags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(Given::of(&Self::command(), matches)))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
+/// The flags of a run, but for those that a sweep sets itself.
+pub fn swept() -> Vec<Arg> {
+    let is_swept = |flag: &Arg| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != flags::key(flag));
+    flags::all().into_iter().filter(is_swept).collect()
 }

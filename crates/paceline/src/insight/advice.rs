@@ -6,7 +6,7 @@
 use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
 
-use crate::cli::StrategyName;
+use crate::choices::strategies::Advice;
 use crate::insight::replay::{self, Backward};
 use crate::metrics::anatomy::{Anatomy, OpLine, ReadyLine, Slowest};
 
@@ -33,7 +33,8 @@ pub fn measured_cost(ops: &[OpLine]) -> Cost {
 
 /// The sentence, if the figures call for one.
 pub fn advice(
-    strategy: StrategyName,
+    strategy: &str,
+    kind: Advice,
     caps: BucketCaps,
     anatomy: &Anatomy,
     layout: &Layout,
@@ -61,25 +62,25 @@ pub fn advice(
     }
     let pass = [anatomy.backward_begin_ms, anatomy.backward_end_ms];
     let backward = backward(&anatomy.ready, pass, layout)?;
-    match strategy {
-        StrategyName::Ddp => Some(of_ddp(caps, anatomy, &backward, cost)),
-        StrategyName::LocalSgd => Some(format!(
+    match kind {
+        Advice::ChooseBuckets => Some(of_ddp(caps, anatomy, &backward, cost)),
+        Advice::AverageLess => Some(format!(
             "averages are exposed for {:.2} ms per step, taken over all steps: a larger --sync-every makes \
              them rarer",
             anatomy.exposed_ms
         )),
-        _ if strategy.is_ddp() => Some(format!(
+        Advice::CompareWithDdp => Some(format!(
             "{:.2} ms stay exposed and compression itself takes {:.2} ms: compare with --strategy ddp",
             anatomy.exposed_ms, anatomy.sync_ms
         )),
-        _ => {
+        Advice::UseBuckets => {
             let least = replay::exposed(&backward.ddp(caps, cost), backward.end);
             let gain = anatomy.exposed_ms - least;
             (gain > anatomy.wall_ms * NEGLIGIBLE_PCT / 100.0).then(|| {
                 format!(
                     "{} leaves {:.2} ms exposed; the same bytes in buckets during backward (--strategy ddp) would \
                      leave about {least:.2}",
-                    strategy.name(),
+                    strategy,
                     anatomy.exposed_ms
                 )
             })
@@ -184,9 +185,10 @@ mod tests {
         }
     }
 
-    fn say(strategy: StrategyName, caps: BucketCaps, exposed_ms: f64, ms_per_mb: f64) -> String {
+    fn say(kind: Advice, caps: BucketCaps, exposed_ms: f64, ms_per_mb: f64) -> String {
         let cost: Cost = Box::new(move |bytes| ms_per_mb * bytes as f64 / MB as f64);
-        advice(strategy, caps, &anatomy(exposed_ms), &layout(), &cost).unwrap()
+        let name = if kind == Advice::UseBuckets { "simple_ddp" } else { "ddp" };
+        advice(name, kind, caps, &anatomy(exposed_ms), &layout(), &cost).unwrap()
     }
 
     #[test]
@@ -194,12 +196,12 @@ mod tests {
         let small = BucketCaps { first_bytes: MB, bytes: MB };
         let large = BucketCaps { first_bytes: 4 * MB, bytes: 4 * MB };
         let all = [
-            say(StrategyName::Ddp, large, 32.0, 8.0),
-            say(StrategyName::Ddp, small, 8.0, 8.0),
-            say(StrategyName::Ddp, small, 50.0, 20.0),
-            say(StrategyName::SimpleDdp, small, 32.0, 8.0),
-            say(StrategyName::Ddp, small, 0.5, 0.1),
-            say(StrategyName::LocalSgd, small, 5.0, 8.0),
+            say(Advice::ChooseBuckets, large, 32.0, 8.0),
+            say(Advice::ChooseBuckets, small, 8.0, 8.0),
+            say(Advice::ChooseBuckets, small, 50.0, 20.0),
+            say(Advice::UseBuckets, small, 32.0, 8.0),
+            say(Advice::ChooseBuckets, small, 0.5, 0.1),
+            say(Advice::AverageLess, small, 5.0, 8.0),
         ];
         insta::assert_snapshot!(all.join("\n"));
     }
@@ -210,7 +212,8 @@ mod tests {
         let anatomy = Anatomy { slowest, exposed_wait_ms: 5.0, ..anatomy(8.0) };
         let cost: Cost = Box::new(|_| 1.0);
         let caps = BucketCaps::new(MB);
-        let text = advice(StrategyName::Ddp, caps, &anatomy, &layout(), &cost).unwrap();
+        let kind = Advice::ChooseBuckets;
+        let text = advice("ddp", kind, caps, &anatomy, &layout(), &cost).unwrap();
         assert!(text.contains("mostly for rank 3"), "{text}");
     }
 

@@ -88,7 +88,7 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
             "The ranks hold different weights, as {} leaves them; those of rank 0 count",
             match facts.sync_cost {
                 Some(_) => "a step without synchronisation",
-                None => facts.config.strategy.name.name(),
+                None => facts.config.strategy.name(),
             }
         ));
     }

@@ -10,8 +10,7 @@ use super::blocks::{scaling_block, summary_block};
 use super::event::{Event, Listener, StepDone};
 use super::facts::Facts;
 use crate::Result;
-use crate::config::TrainConfig;
-use crate::model_settings::ModelSettings;
+use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::text::{plural, thousands};
 
@@ -112,7 +111,7 @@ impl<'a> Console<'a> {
     }
 
     fn ended(&self, facts: &Facts) {
-        if let ModelSettings::Mlp { .. } = self.config.model {
+        if self.config.model.ends_with_scaling_block() {
             self.say(scaling_block(facts));
         }
         self.say(summary_block(facts));
@@ -136,7 +135,7 @@ impl Listener for Console<'_> {
                 self.say(format!(
                     "paceline train: {}, {} over {}, {} x {}{}",
                     config.model.name(),
-                    config.strategy.name.name(),
+                    config.strategy.name(),
                     group.transport().name(),
                     plural(config.world_size, "rank"),
                     plural(config.threads, "thread"),

@@ -13,8 +13,8 @@ use serde::Serialize;
 use super::anatomy::Anatomy;
 use super::rank_report::RankReport;
 use super::steps::{AllSteps, KeptStep};
-use crate::config::TrainConfig;
 use crate::insight::advice::{self, Cost};
+use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation};
 use crate::text::ms;
 
@@ -72,7 +72,10 @@ impl<'a> Facts<'a> {
             None => advice::measured_cost(&anatomy.ops),
         };
         let advice = match strategy.sync_blocks {
-            None => advice::advice(strategy.name, strategy.caps(), &anatomy, layout, &cost),
+            None => {
+                let (kind, caps) = (strategy.settings().advice(), strategy.caps_for_ddp());
+                advice::advice(strategy.name(), kind, caps, &anatomy, layout, &cost)
+            }
             Some(_) => None,
         };
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));

@@ -38,7 +38,7 @@ use std::path::Path;
 pub use rank_report::TOTAL;
 
 use crate::Result;
-use crate::config::TrainConfig;
+use crate::run::config::TrainConfig;
 use event::Listeners;
 
 /// The views of a run with this folder, which only rank 0 has.

@@ -75,7 +75,7 @@ const fn plain(label: &'static str) -> Shown {
 pub static TABLE: &[Figure] = &[
     // What ran.
     run("model", plain("model"), Same, |f| json!(f.config.model.name()), "The model.").first(),
-    run("strategy", plain("strategy"), Same, |f| json!(f.config.strategy.name.name()),
+    run("strategy", plain("strategy"), Same, |f| json!(f.config.strategy.name()),
         "What keeps the replicas equal.").first().swept(),
     run("world_size", plain("ranks"), Same, |f| json!(f.config.world_size), "Number of ranks.").console().first().swept(),
     run("threads", plain("threads"), Same, |f| json!(f.config.threads), "Threads of a rank.").console(),

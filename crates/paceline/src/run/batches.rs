@@ -15,7 +15,7 @@ use paceline_strategies::{Join, MicroBatch, Replica};
 use paceline_trace::Track;
 
 use crate::Result;
-use crate::config::TrainConfig;
+use crate::run::config::TrainConfig;
 
 /// Where a rank's batches come from.
 pub struct BatchStream {

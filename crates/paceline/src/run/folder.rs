@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::config::TrainConfig;
+use crate::run::config::TrainConfig;
+use crate::run::spec::FILE_NAME;
 use crate::{Failure, Result};
 
 /// The variable that names another place for run folders.
@@ -21,8 +22,8 @@ pub fn runs() -> PathBuf {
 
 /// Makes `runs/<time>-<model>-<strategy>/` with the configuration in it, and returns its path.
 pub fn create(config: &TrainConfig) -> Result<PathBuf> {
-    let path = create_named(config.model.name(), config.strategy.name.name())?;
-    write_json(&path.join("config.json"), config)?;
+    let path = create_named(config.model.name(), config.strategy.name())?;
+    write_json(&path.join(FILE_NAME), &config.to_json())?;
     Ok(path)
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::cli::TrainArgs;
+use super::flags::RunFlags;
 use crate::{Failure, Result};
 
 /// The value of `--resume` that stands for the folder of `--save`, if it has a checkpoint.
@@ -25,8 +25,8 @@ pub enum Resume {
 
 impl Resume {
     /// What the flags ask for.
-    pub fn resolve(args: &TrainArgs) -> Result<Option<Self>> {
-        match (&args.resume, &args.save) {
+    pub fn resolve(flags: &RunFlags) -> Result<Option<Self>> {
+        match (&flags.resume, &flags.save) {
             (Some(folder), Some(save)) if folder.as_os_str() == AUTO => {
                 Ok(Some(Self::IfThere(save.clone())))
             }

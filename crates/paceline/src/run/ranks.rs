@@ -8,14 +8,23 @@ use std::path::PathBuf;
 
 use paceline_collectives::Group;
 use paceline_rendezvous::Rendezvous;
+use serde::Serialize;
 
-use crate::cli::TransportName;
-use crate::comm::CommConfig;
-use crate::config::InitMethod;
+use crate::comm::{CommConfig, TransportName};
 use crate::connect::connect;
 use crate::environment::Placement;
 use crate::launcher::{self, Launch};
 use crate::{Result, resources, threads};
+
+/// Where the ranks meet.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InitMethod {
+    /// By MASTER_PORT.
+    Environment,
+    /// Through this file.
+    File(PathBuf),
+}
 
 /// How many ranks there are, and how they reach each other.
 #[derive(Clone, Copy, Debug)]

@@ -9,10 +9,10 @@ use paceline_collectives::Group;
 use paceline_model::{Layout, Model, Optimizer, Storage};
 use paceline_strategies::Replica;
 
+use super::schedule::Course;
 use crate::checkpoint::{self, Checkpoint, Setting};
-use crate::cli::ScheduleName;
-use crate::config::TrainConfig;
-use crate::data::DataConfig;
+use crate::choices::data::DataConfig;
+use crate::run::config::TrainConfig;
 use crate::run::origin::Resume;
 use crate::run::progress::Progress;
 use crate::{Failure, Result};
@@ -71,10 +71,9 @@ fn another(group: &Group, flag: &str) -> Failure {
 
 /// The settings that decide which samples there are, by flag.
 pub fn identity_of_data(data: &DataConfig, seed: u64) -> Vec<(&'static str, String)> {
-    let samples = data.samples.map_or("all".into(), |samples| samples.to_string());
-    let image = data.image.map_or("of the data".into(), |image| format!("{image:?}"));
-    let (kind, seed) = (data.kind.name().to_owned(), seed.to_string());
-    vec![("--seed", seed), ("--data", kind), ("--samples", samples), ("--image", image)]
+    let mut identity = data.identity();
+    identity.push(("--seed", seed.to_string()));
+    identity
 }
 
 /// Whether there is something to continue from, as far as this process sees.
@@ -127,7 +126,7 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     });
     let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
     // A constant rate does not end with the run.
-    let decays = schedule.name != ScheduleName::Constant;
+    let decays = schedule.name != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
     settings.extend([
         Setting::of_flag("--global-batch-size", config.global_batch_size, order),
@@ -143,7 +142,7 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         },
         Setting::of_flag("--accumulate", strategy.accumulate, sync),
         Setting::of_flag("--strategy", strategy.kind(), sync),
-        Setting::of_flag("--sync-batch-norm", strategy.sync_batch_norm, sync),
+        Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),
         Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
         Setting::of_flag("--min-lr", schedule.min_lr, course),

@@ -2,19 +2,19 @@
 //!
 //! This file knows the flags and the number of samples, and nothing of how a shard is read.
 
-use crate::cli::TrainArgs;
+use super::flags::RunFlags;
 use crate::{Failure, Result};
 
 /// Checks the samples of each rank's own shard against a training set of so many.
 pub fn check_rank_samples(
-    args: &TrainArgs,
+    flags: &RunFlags,
     samples: &[usize],
     world_size: usize,
     available: usize,
 ) -> Result<()> {
     let usage = |problem: String| Err(Failure::Usage(problem));
     let all = samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
-    if args.global_batch_size.is_some() {
+    if flags.global_batch_size.is_some() {
         return usage(format!(
             "--rank-samples {all}: each rank takes batches of its own; pass --batch-size instead of \
              --global-batch-size"

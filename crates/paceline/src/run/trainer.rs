@@ -15,7 +15,6 @@ use paceline_model::Optimizer;
 use paceline_strategies::Replica;
 use paceline_trace::{Lane, now_ns};
 
-use crate::config::TrainConfig;
 use crate::metrics::event::{Event, Listeners, StepDone};
 use crate::metrics::facts::{Facts, Outcome};
 use crate::metrics::meter::Meter;
@@ -23,6 +22,7 @@ use crate::metrics::profiler::Profiler;
 use crate::metrics::rank_report::RankReport;
 use crate::metrics::steps::StepLog;
 use crate::run::batches::{self, BatchStream};
+use crate::run::config::TrainConfig;
 use crate::run::evaluation;
 use crate::run::open_data::OpenData;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
@@ -63,7 +63,7 @@ pub fn run_rank(
     let model = config.model.build(dataset.as_ref(), group.world_size())?;
     listeners.tell(Event::Built(&model))?;
     let mut strategy = config.strategy.build()?;
-    let options = config.strategy.options();
+    let options = config.strategy.options;
     let mut replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed, options)?;
     let mut optimizer = Optimizer::new(config.optimizer.config(), &replica.storage, &allocator)?;
     let num_samples = dataset.len();

@@ -136,7 +136,7 @@ impl Runner {
             .arg(std::process::id().to_string())
             .arg("--")
             .arg(&self.program)
-            .args(spec::arguments(spec, &file))
+            .args(spec::arguments(spec, &file)?)
             .env(RUNS_VARIABLE, runs)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

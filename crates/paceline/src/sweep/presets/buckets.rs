@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::{Case, Setting, check, csv_of, measuring, median_of, run_all, usage, write_files};
 use crate::bench::screen::say;
+use crate::choices::strategies::STRATEGIES;
 use crate::cli::BucketsArgs;
 use crate::metrics::anatomy::Anatomy;
 use crate::sweep::rank;
@@ -106,8 +107,8 @@ pub(super) fn buckets(args: &BucketsArgs) -> Result<u8> {
     let built = config.data.open_train(config.seed)?;
     let params = config.model.build(built.as_ref(), args.nproc)?.layout.num_trained_params() as u64;
     let sizes = resolve_sizes(&args.sizes, 4 * params)?;
-    let strategy = config.strategy.name.name();
-    if !config.strategy.name.has_buckets() {
+    let strategy = config.strategy.name();
+    if !STRATEGIES.readers("bucket-cap-mb").contains(&strategy) {
         return usage(format!(
             "--strategy {strategy} has no buckets; pass ddp or another one that has"
         ));

@@ -23,8 +23,8 @@ use super::{
 use crate::bench::screen::say;
 use crate::bench::sweep;
 use crate::cli::PredictArgs;
-use crate::config::TrainConfig;
 use crate::environment::Placement;
+use crate::run::config::TrainConfig;
 use crate::sweep::spec;
 use crate::{Failure, Result, launcher};
 
@@ -113,7 +113,7 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
             let link = link_of(name, *ranks, &config)?;
             let cost = |bytes: u64| all_reduce_ms(link, *ranks, bytes);
             let prediction =
-                Prediction::new(&calibrations[at], &layout, config.strategy.caps(), &cost)?;
+                Prediction::new(&calibrations[at], &layout, config.strategy.caps_for_ddp(), &cost)?;
             let measured_ms = measured
                 .next()
                 .filter(|_| args.measure)
@@ -124,7 +124,7 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
                 name,
                 &calibrations[at],
                 &layout,
-                config.strategy.caps(),
+                config.strategy.caps_for_ddp(),
                 &prediction,
                 &costs,
                 link,

@@ -3,16 +3,18 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
 use paceline_analysis::table::Cell;
 use serde::Serialize;
 
 use super::{Shown, table_of};
 use crate::bench::screen::say;
-use crate::cli::{Given, StrategyName, TrainArgs};
+use crate::choices::registry::read;
+use crate::choices::strategies::{STRATEGIES, StrategyChoice, Synchronises};
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder};
+use crate::run::flags::RunFlags;
 use crate::run::folder;
+use crate::run::spec::RunSpec;
 use crate::sweep::plan::Case;
 use crate::sweep::resume::{Ending, Ledger};
 use crate::sweep::summary::RunSummary;
@@ -36,14 +38,11 @@ enum Settings {
 }
 
 impl Settings {
-    fn accumulation(self, strategy: StrategyName, asked: Option<usize>) -> usize {
-        match (self, strategy) {
-            (Settings::LikeForLike, _) => asked.unwrap_or(1),
-            (
-                Settings::AsPublished,
-                StrategyName::Single | StrategyName::SimpleDdp | StrategyName::Ddp,
-            ) => 1,
-            (Settings::AsPublished, _) => asked.unwrap_or(PUBLISHED_ACCUMULATION),
+    fn accumulation(self, strategy: &dyn StrategyChoice, asked: Option<usize>) -> usize {
+        match self {
+            Settings::LikeForLike => asked.unwrap_or(1),
+            Settings::AsPublished if strategy.steps_every_batch_as_published() => 1,
+            Settings::AsPublished => asked.unwrap_or(PUBLISHED_ACCUMULATION),
         }
     }
 }
@@ -84,9 +83,9 @@ struct Report {
 }
 
 /// Makes all runs, prints the table, and writes what was found.
-pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
+pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("--ddp-choice all", placement)?;
-    let given = Given::of_train_command();
+    let args: RunFlags = read(&given.parse()?)?;
     if given.has("strategy") {
         return usage("--ddp-choice all runs every strategy; leave --strategy out");
     }
@@ -106,8 +105,8 @@ pub fn compare(args: &TrainArgs, placement: Option<Placement>) -> Result<u8> {
     let config = spec::resolve(&flags)?;
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
-    for &strategy in StrategyName::value_variants() {
-        if strategy == StrategyName::Single && world_size > 1 {
+    for &strategy in STRATEGIES.choices {
+        if strategy.synchronises() == Synchronises::Alone && world_size > 1 {
             continue;
         }
         let accumulate = settings.accumulation(strategy, asked);
@@ -300,13 +299,9 @@ mod tests {
 
     #[test]
     fn published_settings_differ_by_strategy() {
-        use StrategyName::{Ddp, SimpleDdp, SimpleDdpGa};
-        let like = |asked| {
-            [SimpleDdp, SimpleDdpGa, Ddp].map(|s| Settings::LikeForLike.accumulation(s, asked))
-        };
-        let published = |asked| {
-            [SimpleDdp, SimpleDdpGa, Ddp].map(|s| Settings::AsPublished.accumulation(s, asked))
-        };
+        let all = ["simple_ddp", "simple_ddp_ga", "ddp"].map(|name| STRATEGIES.get(name).unwrap());
+        let like = |asked| all.map(|s| Settings::LikeForLike.accumulation(s, asked));
+        let published = |asked| all.map(|s| Settings::AsPublished.accumulation(s, asked));
         assert_eq!((like(None), like(Some(3))), ([1, 1, 1], [3, 3, 3]));
         assert_eq!((published(None), published(Some(3))), ([1, 4, 1], [1, 3, 1]));
     }

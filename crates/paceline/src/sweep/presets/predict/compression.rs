@@ -13,8 +13,8 @@ use paceline_strategies::{BucketCaps, TopK};
 use serde::Serialize;
 
 use super::model::{Calibration, Prediction};
-use crate::config::TrainConfig;
 use crate::insight::replay;
+use crate::run::config::TrainConfig;
 use crate::{Failure, Result};
 
 /// How often each way is measured; the fastest counts, since whatever else runs only adds.

@@ -4,7 +4,7 @@
 use clap::Args;
 
 /// Flags about communication.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Communication")]
 pub struct CommArgs {
     /// Seconds that an operation, or the meeting, may wait for other ranks

@@ -6,10 +6,34 @@
 
 use std::f64::consts::PI;
 
+use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::cli::{ScheduleName, TrainArgs};
+use super::flags::RunFlags;
 use crate::{Failure, Result};
+
+/// The course of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Course {
+    /// No change
+    Constant,
+    /// Down to --min-lr on a straight line
+    Linear,
+    /// Down to --min-lr on half a cosine
+    Cosine,
+}
+
+impl Course {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Course::Constant => "constant",
+            Course::Linear => "linear",
+            Course::Cosine => "cosine",
+        }
+    }
+}
 
 /// How the learning rate changes in the course of a run.
 ///
@@ -28,7 +52,7 @@ use crate::{Failure, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Schedule {
     /// The course after the warm-up.
-    pub name: ScheduleName,
+    pub name: Course,
     /// Optimizer steps over which the rate rises.
     pub warmup_steps: u64,
     /// Where linear and cosine end.
@@ -39,17 +63,17 @@ pub struct Schedule {
 
 impl Schedule {
     /// What the flags ask for, where `lr` is the rate at full height.
-    pub fn resolve(args: &TrainArgs, lr: f64) -> Result<Self> {
-        let (name, warmup_steps) = (args.lr_schedule, args.lr_warmup_steps);
+    pub fn resolve(flags: &RunFlags, lr: f64) -> Result<Self> {
+        let (name, warmup_steps) = (flags.lr_schedule, flags.lr_warmup_steps);
         let usage = |problem: String| Err(Failure::Usage(problem));
-        if let Some(steps) = args.lr_steps.filter(|_| name == ScheduleName::Constant) {
+        if let Some(steps) = flags.lr_steps.filter(|_| name == Course::Constant) {
             return usage(format!(
                 "--lr-steps {steps} is when --lr-schedule linear and cosine end; leave it out, or pass \
                  one of them"
             ));
         }
-        match args.min_lr {
-            Some(min_lr) if name == ScheduleName::Constant => usage(format!(
+        match flags.min_lr {
+            Some(min_lr) if name == Course::Constant => usage(format!(
                 "--min-lr {min_lr} is where --lr-schedule linear and cosine end; leave it out, or pass \
                  one of them"
             )),
@@ -57,9 +81,12 @@ impl Schedule {
             Some(min_lr) if !(0.0..=lr).contains(&min_lr) => {
                 usage(format!("--min-lr {min_lr}: pass a number from 0 to --lr, which is {lr}"))
             }
-            min_lr => {
-                Ok(Self { name, warmup_steps, min_lr: min_lr.unwrap_or(0.0), steps: args.lr_steps })
-            }
+            min_lr => Ok(Self {
+                name,
+                warmup_steps,
+                min_lr: min_lr.unwrap_or(0.0),
+                steps: flags.lr_steps,
+            }),
         }
     }
 
@@ -86,9 +113,9 @@ impl Schedule {
         let course = total_steps.saturating_sub(warmup_steps).max(1);
         let part = ((steps_made - warmup_steps) as f64 / course as f64).min(1.0);
         match name {
-            ScheduleName::Constant => lr,
-            ScheduleName::Linear => lr + (min_lr - lr) * part,
-            ScheduleName::Cosine => min_lr + (lr - min_lr) * (1.0 + (PI * part).cos()) / 2.0,
+            Course::Constant => lr,
+            Course::Linear => lr + (min_lr - lr) * part,
+            Course::Cosine => min_lr + (lr - min_lr) * (1.0 + (PI * part).cos()) / 2.0,
         }
     }
 }
@@ -98,7 +125,7 @@ mod tests {
     use super::*;
 
     /// The rates of all steps of a run.
-    fn rates(name: ScheduleName, warmup_steps: u64, min_lr: f64, total: u64) -> Vec<f64> {
+    fn rates(name: Course, warmup_steps: u64, min_lr: f64, total: u64) -> Vec<f64> {
         let schedule = Schedule { name, warmup_steps, min_lr, steps: None };
         (0..total).map(|step| schedule.lr(0.1, step, total)).collect()
     }
@@ -114,22 +141,22 @@ mod tests {
 
     #[test]
     fn constant_is_constant() {
-        assert_rates(rates(ScheduleName::Constant, 0, 0.0, 3), &[0.1; 3]);
+        assert_rates(rates(Course::Constant, 0, 0.0, 3), &[0.1; 3]);
     }
 
     #[test]
     fn the_rate_rises_in_even_steps_that_are_not_zero() {
         let expected = [0.02, 0.04, 0.06, 0.08, 0.1, 0.1, 0.1];
-        assert_rates(rates(ScheduleName::Constant, 4, 0.0, 7), &expected);
+        assert_rates(rates(Course::Constant, 4, 0.0, 7), &expected);
         // A course starts where the warm-up ends.
-        assert_rates(rates(ScheduleName::Linear, 1, 0.0, 5), &[0.05, 0.1, 0.075, 0.05, 0.025]);
+        assert_rates(rates(Course::Linear, 1, 0.0, 5), &[0.05, 0.1, 0.075, 0.05, 0.025]);
     }
 
     /// What `torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.2, total_iters=5)` gives for 0.1.
     #[test]
     fn linear_is_pytorchs() {
         let expected = [0.1, 0.084, 0.068, 0.052, 0.036];
-        assert_rates(rates(ScheduleName::Linear, 0, 0.02, 5), &expected);
+        assert_rates(rates(Course::Linear, 0, 0.02, 5), &expected);
     }
 
     /// What `torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6, eta_min=...)` gives for
@@ -138,14 +165,14 @@ mod tests {
     fn cosine_is_pytorchs() {
         let root = 3f64.sqrt();
         let expected = [0.1, 0.05 + 0.025 * root, 0.075, 0.05, 0.025, 0.05 - 0.025 * root];
-        assert_rates(rates(ScheduleName::Cosine, 0, 0.0, 6), &expected);
+        assert_rates(rates(Course::Cosine, 0, 0.0, 6), &expected);
         let raised: Vec<f64> = expected.iter().map(|rate| 0.02 + 0.8 * rate).collect();
-        assert_rates(rates(ScheduleName::Cosine, 0, 0.02, 6), &raised);
+        assert_rates(rates(Course::Cosine, 0, 0.02, 6), &raised);
     }
 
     #[test]
     fn the_end_is_what_comes_after_the_last_step() {
-        for name in [ScheduleName::Linear, ScheduleName::Cosine] {
+        for name in [Course::Linear, Course::Cosine] {
             let schedule = Schedule { name, warmup_steps: 3, min_lr: 0.01, steps: None };
             assert_rates(vec![schedule.lr(0.1, 10, 10), schedule.lr(0.1, 50, 10)], &[0.01; 2]);
         }

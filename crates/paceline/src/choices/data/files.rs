@@ -1,0 +1,100 @@
+//! What the data sets that lie in files have in common: a folder, and where the files can be fetched.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use paceline_data::{DataError, Dataset, Split};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{DataSettings, RunNeeds};
+use crate::choices::models::Samples;
+use crate::download::Source;
+use crate::{Failure, Result};
+
+/// The flags.
+#[derive(Clone, Debug, Args, Serialize)]
+#[command(next_help_heading = "Data")]
+pub(super) struct FileFlags {
+    /// Folder of the data set's files
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Fetch the data set's files into --data-dir first, unless they are there
+    #[arg(long)]
+    download: bool,
+    /// Fetch them from this folder instead of the usual one
+    #[arg(long, value_name = "URL", requires = "download")]
+    mirror: Option<String>,
+}
+
+/// Opens a part of the data set in a folder.
+pub(super) type Open = fn(PathBuf, Split) -> std::result::Result<Arc<dyn Dataset>, DataError>;
+
+/// A data set in files, with its settings.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub name: &'static str,
+    pub flags: FileFlags,
+    pub source: &'static Source,
+    pub open: Open,
+}
+
+impl Files {
+    /// Checks the flags.
+    pub fn check(self, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+        let usage = |problem: String| Err(Failure::Usage(problem));
+        let name = self.name;
+        if run.samples != Samples::Images {
+            return usage(format!(
+                "--data {name} has images, and this model trains on vectors; leave --data and --data-dir \
+                 out"
+            ));
+        }
+        if self.flags.data_dir.is_none() {
+            return usage(format!("--data {name} needs --data-dir, the folder of its files"));
+        }
+        if let Some(mirror) = &self.flags.mirror
+            && !["http://", "https://"].iter().any(|scheme| mirror.starts_with(scheme))
+        {
+            return usage(format!("--mirror {mirror}: pass an address that begins with https://"));
+        }
+        Ok(Arc::new(self))
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.flags.data_dir.clone().unwrap_or_default()
+    }
+}
+
+impl DataSettings for Files {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self.flags)
+    }
+
+    fn open(&self, _: u64, split: Split) -> Result<Arc<dyn Dataset>> {
+        (self.open)(self.folder(), split).map_err(|e| Failure::Usage(format!("--data-dir: {e}")))
+    }
+
+    /// The files hold a byte per element, and so does the memory.
+    fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
+        let elems: usize = dataset.input_shape().iter().product();
+        dataset.len() as f64 * elems as f64
+    }
+
+    fn download(&self, quiet: bool) -> Result<()> {
+        if !self.flags.download {
+            return Ok(());
+        }
+        let address = self.flags.mirror.as_deref().unwrap_or(self.source.address);
+        self.source.fetch(address, &self.folder(), quiet)
+    }
+
+    fn identity(&self) -> Vec<(&'static str, String)> {
+        vec![("--data", self.name.to_owned())]
+    }
+}

@@ -1,0 +1,204 @@
+//! `--data synthetic`: made from the seed. Learnable images for a model that classifies images, normal
+//! vectors for one that maps vectors to vectors.
+
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches, Args};
+use paceline_data::{Dataset, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{DataChoice, DataSettings, RunNeeds};
+use crate::choices::models::Samples;
+use crate::choices::registry::{Choice, flags_of, read, width};
+use crate::{Failure, Result, resources};
+
+/// Training images, where no number is given.
+const SAMPLES: usize = 8192;
+/// Batches of an epoch of vectors, which never end, where no number is given.
+const STEPS: usize = 20;
+/// Height, width and channels of images, where none are given.
+const IMAGE: [usize; 3] = [28, 28, 1];
+/// Classes of the images.
+const CLASSES: usize = 10;
+
+/// The choice.
+pub(super) struct Synthetic;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Data")]
+struct Flags {
+    /// Synthetic training images [default: 8192]; a quarter as many to evaluate on
+    #[arg(long, value_name = "N")]
+    samples: Option<usize>,
+    /// Height, width and channels of synthetic images [default: 28 28 1]
+    #[arg(long, num_args = 3, value_names = ["H", "W", "C"], value_parser = width())]
+    image: Option<Vec<usize>>,
+}
+
+impl Choice for Synthetic {
+    fn name(&self) -> &'static str {
+        "synthetic"
+    }
+
+    fn about(&self) -> &'static str {
+        "Made from the seed: learnable images for the CNN, normal vectors for the MLP"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        flags_of::<Flags>()
+    }
+}
+
+impl DataChoice for Synthetic {
+    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+        let flags: Flags = read(settings)?;
+        match run.samples {
+            Samples::Images => images(&flags),
+            Samples::Vectors { input_dim, output_dim } => {
+                vectors(&flags, input_dim, output_dim, run)
+            }
+        }
+    }
+}
+
+fn usage<T>(problem: String) -> Result<T> {
+    Err(Failure::Usage(problem))
+}
+
+fn images(flags: &Flags) -> Result<Arc<dyn DataSettings>> {
+    let samples = flags.samples.unwrap_or(SAMPLES);
+    let image = match flags.image.as_deref() {
+        None => IMAGE,
+        Some(&[height, width, channels]) => [height, width, channels],
+        Some(_) => return usage("--image takes height, width and channels".into()),
+    };
+    if image.contains(&0) {
+        return usage(format!("--image {image:?}: every extent must be above zero"));
+    }
+    if samples == 0 {
+        return usage("--samples 0: pass the number of images to train on".into());
+    }
+    check_images_fit(samples, image)?;
+    Ok(Arc::new(Images { samples, image }))
+}
+
+/// Refuses more images than fit into memory, before they are made.
+fn check_images_fit(samples: usize, image: [usize; 3]) -> Result<()> {
+    let Some(available) = resources::available_bytes() else { return Ok(()) };
+    let needed = samples as f64 * (image.iter().product::<usize>() * size_of::<f32>()) as f64;
+    if needed <= available as f64 {
+        return Ok(());
+    }
+    usage(format!(
+        "not enough memory for --samples {samples}: the images take about {:.1} GB, and {:.1} GB are \
+         available; lower it",
+        needed / 1e9,
+        available as f64 / 1e9
+    ))
+}
+
+fn vectors(
+    flags: &Flags,
+    input_dim: usize,
+    output_dim: usize,
+    run: &RunNeeds,
+) -> Result<Arc<dyn DataSettings>> {
+    let given = [("--samples", flags.samples.is_some()), ("--image", flags.image.is_some())];
+    if let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given) {
+        return usage(format!("{flag} is for synthetic images only; leave it out"));
+    }
+    let steps = run.steps_per_epoch.unwrap_or(STEPS);
+    match steps.checked_mul(run.global_batch_size) {
+        Some(samples) => Ok(Arc::new(Vectors { samples, input_dim, output_dim })),
+        None => usage(format!(
+            "--steps-per-epoch {steps}: too many for steps of {} samples; lower it",
+            run.global_batch_size
+        )),
+    }
+}
+
+fn opened<T: Dataset + 'static>(
+    opened: std::result::Result<T, paceline_data::DataError>,
+) -> Result<Arc<dyn Dataset>> {
+    let dataset = opened.map_err(|e| Failure::Usage(format!("--data synthetic: {e}")))?;
+    Ok(Arc::new(dataset))
+}
+
+#[derive(Debug, Serialize)]
+struct Images {
+    samples: usize,
+    image: [usize; 3],
+}
+
+impl DataSettings for Images {
+    fn name(&self) -> &'static str {
+        Synthetic.name()
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
+        let len = match split {
+            Split::Train => self.samples,
+            Split::Test => self.samples.div_ceil(4),
+        };
+        let [height, width, channels] = self.image;
+        let num_classes = CLASSES;
+        let config =
+            SyntheticImagesConfig { height, width, channels, num_classes, len, seed, split };
+        opened(SyntheticImages::new(config))
+    }
+
+    fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
+        let elems: usize = dataset.input_shape().iter().product();
+        (dataset.len() as f64) * (elems * size_of::<f32>()) as f64
+    }
+
+    fn identity(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("--data", self.name().to_owned()),
+            ("--samples", self.samples.to_string()),
+            ("--image", format!("{:?}", self.image)),
+        ]
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Vectors {
+    samples: usize,
+    input_dim: usize,
+    output_dim: usize,
+}
+
+impl DataSettings for Vectors {
+    fn name(&self) -> &'static str {
+        Synthetic.name()
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn open(&self, seed: u64, _: Split) -> Result<Arc<dyn Dataset>> {
+        opened(SyntheticRegression::new(self.input_dim, self.output_dim, self.samples, seed))
+    }
+
+    fn has_test(&self) -> bool {
+        false
+    }
+
+    fn is_generated(&self) -> bool {
+        true
+    }
+
+    fn resident_bytes(&self, _: &dyn Dataset) -> f64 {
+        0.0
+    }
+
+    fn identity(&self) -> Vec<(&'static str, String)> {
+        vec![("--data", self.name().to_owned()), ("--samples", self.samples.to_string())]
+    }
+}

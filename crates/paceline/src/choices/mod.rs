@@ -1,0 +1,19 @@
+//! What a run can choose: models, data sets, optimizers and strategies.
+//!
+//! Each choice has one file that holds all of it: its name, its help, its flags, their defaults and
+//! checks, and the builder. One line enters the file into the registry of its kind. The command line,
+//! configuration files, sweeps and messages read the registries, and nothing else matches on the name of
+//! a choice.
+//!
+//! | registry | flag | trait of a choice |
+//! |---|---|---|
+//! | [`models::MODELS`] | `--model` | [`models::ModelChoice`] |
+//! | [`data::DATA_SETS`] | `--data` | [`data::DataChoice`] |
+//! | [`optimizers::OPTIMIZERS`] | `--optimizer` | [`optimizers::OptimizerChoice`] |
+//! | [`strategies::STRATEGIES`] | `--strategy` | [`strategies::StrategyChoice`] |
+
+pub mod data;
+pub mod models;
+pub mod optimizers;
+pub mod registry;
+pub mod strategies;

@@ -1,0 +1,83 @@
+//! The optimizers that `--optimizer` can name.
+
+mod adamw;
+mod sgd;
+
+use clap::{ArgMatches, Args};
+use paceline_model::OptimizerConfig;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::registry::{Choice, Registry};
+use crate::{Failure, Result};
+
+/// All optimizers. The first one is the default.
+pub static OPTIMIZERS: Registry<dyn OptimizerChoice> =
+    Registry { key: "optimizer", choices: &[&sgd::ChooseSgd, &adamw::ChooseAdamW] };
+
+/// An optimizer that `--optimizer` can name.
+pub trait OptimizerChoice: Choice {
+    /// Reads its flags, checks them and fills in the defaults.
+    fn resolve(&self, settings: &ArgMatches) -> Result<OptimizerSettings>;
+}
+
+/// An optimizer with its settings, all defaults filled in.
+#[derive(Clone, Debug, Serialize)]
+pub struct OptimizerSettings {
+    name: &'static str,
+    lr: f64,
+    /// The other settings, as `config.json` has them.
+    #[serde(flatten)]
+    others: Value,
+    #[serde(skip)]
+    config: OptimizerConfig,
+}
+
+impl OptimizerSettings {
+    /// The optimizer of this name, from the settings of a run.
+    pub fn resolve(name: &str, settings: &ArgMatches) -> Result<Self> {
+        OPTIMIZERS.get(name)?.resolve(settings)
+    }
+
+    /// The learning rate at its full height.
+    pub fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    /// For the model crate.
+    pub fn config(&self) -> OptimizerConfig {
+        self.config
+    }
+
+    /// Whether it remembers something between steps.
+    pub fn has_state(&self) -> bool {
+        !self.config.state_names().is_empty()
+    }
+}
+
+/// Flags that all optimizers here read.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Training")]
+struct CommonFlags {
+    /// Learning rate [default: 0.01, or 0.001 for AdamW]
+    #[arg(long, value_name = "X")]
+    lr: Option<f64>,
+    /// Weight decay [default: 0, or 0.01 for AdamW]
+    #[arg(long, value_name = "X")]
+    weight_decay: Option<f64>,
+}
+
+/// Refuses what is negative or not a number.
+fn check(flags: &[(&str, f64)]) -> Result<()> {
+    match flags.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
+        Some((flag, value)) => {
+            Err(Failure::Usage(format!("{flag} {value}: pass a number that is not negative")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The settings beside the learning rate.
+fn others(settings: &[(&str, f64)]) -> Value {
+    settings.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+}

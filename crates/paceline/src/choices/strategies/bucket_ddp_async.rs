@@ -1,0 +1,65 @@
+//! `--strategy bucket_ddp_async`: gradients are copied into buckets that are reduced during backward.
+
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches};
+use paceline_strategies::{BucketDdpAsync, Strategy};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::buckets::BucketFlags;
+use super::{Bits, StrategyChoice, StrategySettings, Synchronises, bytes};
+use crate::Result;
+use crate::choices::models::Defaults;
+use crate::choices::registry::{Choice, flags_of, read};
+
+/// The choice.
+pub(super) struct ChooseBucketDdpAsync;
+
+#[derive(Debug, Serialize)]
+struct Settings {
+    bucket_cap_mb: f64,
+}
+
+impl Choice for ChooseBucketDdpAsync {
+    fn name(&self) -> &'static str {
+        "bucket_ddp_async"
+    }
+
+    fn about(&self) -> &'static str {
+        "Gradients are copied into buckets that are reduced during backward"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        flags_of::<BucketFlags>()
+    }
+}
+
+impl StrategyChoice for ChooseBucketDdpAsync {
+    fn synchronises(&self) -> Synchronises {
+        Synchronises::EveryStep
+    }
+
+    fn bits(&self) -> Bits {
+        Bits::Exact
+    }
+
+    fn resolve(
+        &self,
+        settings: &ArgMatches,
+        defaults: &Defaults,
+    ) -> Result<Arc<dyn StrategySettings>> {
+        let flags: BucketFlags = read(settings)?;
+        Ok(Arc::new(Settings { bucket_cap_mb: flags.resolve(defaults)? }))
+    }
+}
+
+impl StrategySettings for Settings {
+    fn build(&self) -> Result<Box<dyn Strategy>> {
+        Ok(Box::new(BucketDdpAsync::new(bytes(self.bucket_cap_mb))))
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+}

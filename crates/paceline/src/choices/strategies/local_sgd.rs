@@ -1,0 +1,87 @@
+//! `--strategy local_sgd`: ranks train alone and average their parameters every few steps.
+
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches, Args};
+use paceline_strategies::{LocalSgd, Strategy};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Advice, Bits, Models, StrategyChoice, StrategySettings, Synchronises};
+use crate::choices::models::Defaults;
+use crate::choices::registry::{Choice, flags_of, read};
+use crate::{Failure, Result};
+
+/// The choice.
+pub(super) struct ChooseLocalSgd;
+
+/// The flags, and with all defaults filled in the settings.
+#[derive(Debug, Args, Serialize)]
+#[command(next_help_heading = "Strategy")]
+struct Flags {
+    /// local_sgd: steps between two averages
+    #[arg(long, value_name = "K", default_value_t = LocalSgd::DEFAULT_EVERY)]
+    sync_every: usize,
+    /// local_sgd: average every K-th step's gradients and never the parameters
+    #[arg(long)]
+    local_sgd_as_published: bool,
+}
+
+impl Choice for ChooseLocalSgd {
+    fn name(&self) -> &'static str {
+        "local_sgd"
+    }
+
+    fn about(&self) -> &'static str {
+        "Ranks train alone and average their parameters every few steps"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        flags_of::<Flags>()
+    }
+}
+
+impl StrategyChoice for ChooseLocalSgd {
+    fn synchronises(&self) -> Synchronises {
+        Synchronises::SomeSteps
+    }
+
+    fn bits(&self) -> Bits {
+        Bits::Own
+    }
+
+    fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
+        let flags: Flags = read(settings)?;
+        LocalSgd::new(flags.sync_every)
+            .map_err(|e| Failure::Usage(format!("--sync-every: {e}")))?;
+        Ok(Arc::new(flags))
+    }
+}
+
+impl StrategySettings for Flags {
+    fn build(&self) -> Result<Box<dyn Strategy>> {
+        let local = LocalSgd::new(self.sync_every)?;
+        Ok(Box::new(if self.local_sgd_as_published { local.as_published() } else { local }))
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn variant(&self) -> Option<String> {
+        let published = if self.local_sgd_as_published { " as published" } else { "" };
+        Some(format!("{published}, every {} steps", self.sync_every))
+    }
+
+    fn models(&self) -> Models {
+        if self.local_sgd_as_published { Models::Different } else { Models::EqualAfterAverage }
+    }
+
+    fn not_in_checkpoint(&self, optimizer_has_state: bool) -> Option<&'static str> {
+        optimizer_has_state.then_some("the other ranks' optimizers")
+    }
+
+    fn advice(&self) -> Advice {
+        Advice::AverageLess
+    }
+}

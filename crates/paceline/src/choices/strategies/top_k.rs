@@ -1,0 +1,93 @@
+//! `--strategy top_k`: `ddp` that sends the largest gradients only and keeps the others for later steps.
+
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches, Args};
+use paceline_strategies::{BucketCaps, Strategy, TopK};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::buckets::{BucketFlags, DdpFlags, DdpSettings};
+use super::{Advice, Bits, StrategyChoice, StrategySettings, Synchronises};
+use crate::choices::models::Defaults;
+use crate::choices::registry::{Choice, flags_of, read};
+use crate::{Failure, Result};
+
+/// The choice.
+pub(super) struct ChooseTopK;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Strategy")]
+struct Flags {
+    /// top_k: the part of the gradients to send, above 0 and up to 1
+    #[arg(long, value_name = "K", default_value_t = TopK::DEFAULT_K)]
+    top_k: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Settings {
+    #[serde(flatten)]
+    ddp: DdpSettings,
+    top_k: f64,
+}
+
+impl Choice for ChooseTopK {
+    fn name(&self) -> &'static str {
+        "top_k"
+    }
+
+    fn about(&self) -> &'static str {
+        "ddp that sends the largest gradients only and keeps the others for later steps"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        [flags_of::<BucketFlags>(), flags_of::<DdpFlags>(), flags_of::<Flags>()].concat()
+    }
+}
+
+impl StrategyChoice for ChooseTopK {
+    fn synchronises(&self) -> Synchronises {
+        Synchronises::EveryStep
+    }
+
+    fn bits(&self) -> Bits {
+        Bits::Own
+    }
+
+    fn resolve(
+        &self,
+        settings: &ArgMatches,
+        defaults: &Defaults,
+    ) -> Result<Arc<dyn StrategySettings>> {
+        let ddp = DdpSettings::resolve(read(settings)?, read(settings)?, defaults)?;
+        let Flags { top_k } = read(settings)?;
+        TopK::new(top_k).map_err(|e| Failure::Usage(format!("--top-k: {e}")))?;
+        Ok(Arc::new(Settings { ddp, top_k }))
+    }
+}
+
+impl StrategySettings for Settings {
+    fn build(&self) -> Result<Box<dyn Strategy>> {
+        Ok(Box::new(self.ddp.ddp().with_hook(TopK::new(self.top_k)?)))
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn variant(&self) -> Option<String> {
+        Some(format!(", with a part of {} in buckets of {:?}", self.top_k, self.ddp.caps()))
+    }
+
+    fn caps(&self) -> Option<BucketCaps> {
+        Some(self.ddp.caps())
+    }
+
+    fn not_in_checkpoint(&self, _: bool) -> Option<&'static str> {
+        Some("the gradients that the ranks have not sent yet")
+    }
+
+    fn advice(&self) -> Advice {
+        Advice::CompareWithDdp
+    }
+}

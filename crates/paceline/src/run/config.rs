@@ -1,0 +1,150 @@
+//! The resolved configuration of a run: everything that decides it, checked and with all defaults.
+//!
+//! It is data and knows nothing of how it came about ([`super::resolve`]) or what a run does with it.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::origin::Resume;
+use super::ranks::{InitMethod, Ranks};
+use super::schedule::Schedule;
+use super::spec::RunSpec;
+use super::spec_file::VERSION;
+use super::strategy::StrategyConfig;
+use crate::choices::data::DataConfig;
+use crate::choices::models::ModelConfig;
+use crate::choices::optimizers::OptimizerSettings;
+use crate::comm::{CommConfig, TransportName};
+use crate::profile::ProfileConfig;
+
+/// Everything that decides a run, with all defaults filled in.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrainConfig {
+    /// What was stated.
+    #[serde(skip)]
+    pub spec: RunSpec,
+    /// What to train.
+    pub model: ModelConfig,
+    /// How ranks keep their models equal.
+    pub strategy: StrategyConfig,
+    /// How ranks reach each other.
+    pub transport: TransportName,
+    /// How ranks talk to each other.
+    pub comm: CommConfig,
+    /// Where to compute.
+    pub device: Device,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Threads that compute, per rank.
+    pub threads: usize,
+    /// Whether each rank has cores of its own.
+    pub pin_cores: bool,
+    /// Where ranks of another launcher meet.
+    pub init_method: InitMethod,
+    /// Passes over the data; the last one may be cut short by `steps`.
+    pub epochs: usize,
+    /// Optimizer steps after which the run ends, if that is not the end of the last epoch.
+    pub steps: Option<u64>,
+    /// Batches of one pass.
+    pub steps_per_epoch: usize,
+    /// First steps that are not measured.
+    pub warmup_steps: usize,
+    /// Samples of a full batch on the rank that has most.
+    pub batch_size: usize,
+    /// Samples of a full batch on all ranks.
+    pub global_batch_size: usize,
+    /// Samples of each rank's own shard of the training set, if they do not share every batch.
+    pub rank_samples: Option<Vec<usize>>,
+    /// The optimizer.
+    pub optimizer: OptimizerSettings,
+    /// How its learning rate changes.
+    pub schedule: Schedule,
+    /// The largest norm of the gradients, if they are clipped.
+    pub clip_grad_norm: Option<f64>,
+    /// The seed of everything.
+    pub seed: u64,
+    /// The data.
+    pub data: DataConfig,
+    /// Whether to evaluate after training.
+    pub evaluate: bool,
+    /// Optimizer steps between two evaluations during training.
+    pub eval_every: Option<u64>,
+    /// What to record.
+    pub profile: Option<ProfileConfig>,
+    /// Folder to write checkpoints to.
+    pub save: Option<PathBuf>,
+    /// Optimizer steps between two checkpoints, if they are not written after every epoch.
+    pub save_every: Option<u64>,
+    /// What to continue from.
+    pub resume: Option<Resume>,
+    /// Whether to write scalars for TensorBoard.
+    pub tensorboard: bool,
+    /// File to write the summary to.
+    pub json: Option<PathBuf>,
+    /// Whether to be silent.
+    pub quiet: bool,
+    /// What the flags asked for and did not get, in words.
+    pub warnings: Vec<String>,
+}
+
+impl TrainConfig {
+    /// What `config.json` holds: what was stated, from which the run can be repeated, and what followed.
+    pub fn to_json(&self) -> Value {
+        json!({ "version": VERSION, "stated": self.spec.to_json(), "resolved": self })
+    }
+
+    /// The ranks that it starts.
+    pub fn ranks(&self) -> Ranks<'_> {
+        let TrainConfig { world_size, threads, pin_cores, transport, comm, init_method, .. } = self;
+        Ranks {
+            world_size: *world_size,
+            threads: *threads,
+            pin_cores: *pin_cores,
+            transport: *transport,
+            comm,
+            init_method,
+        }
+    }
+
+    /// Optimizer steps of the whole run.
+    pub fn total_steps(&self) -> u64 {
+        let per_epoch = self.steps_per_epoch.div_ceil(self.strategy.accumulate);
+        self.steps.unwrap_or((self.epochs as u64).saturating_mul(per_epoch as u64))
+    }
+
+    /// Samples of a step on all ranks: of a full one, or where ranks have shards of their own, the
+    /// mean over an epoch.
+    pub fn samples_per_step(&self) -> f64 {
+        let batches = self.strategy.accumulate.min(self.steps_per_epoch) as f64;
+        let per_batch = match &self.rank_samples {
+            None => self.global_batch_size as f64,
+            Some(samples) => {
+                let most = self.steps_per_epoch.saturating_mul(self.batch_size);
+                let sum: usize = samples.iter().map(|samples| most.min(*samples)).sum();
+                sum as f64 / self.steps_per_epoch as f64
+            }
+        };
+        batches * per_batch
+    }
+
+    /// The learning rate of the optimizer step that follows `steps_made`.
+    pub fn lr(&self, steps_made: u64) -> f64 {
+        self.schedule.lr(self.optimizer.lr(), steps_made, self.lr_steps())
+    }
+
+    /// Optimizer steps over which the learning rate takes its course.
+    pub fn lr_steps(&self) -> u64 {
+        self.schedule.steps.unwrap_or_else(|| self.total_steps())
+    }
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// The processor
+    Cpu,
+}

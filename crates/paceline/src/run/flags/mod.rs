@@ -1,0 +1,238 @@
+//! The flags of a run: those that every run has, and those of every choice.
+//!
+//! Each flag is defined once, here or in the file of the choice that reads it. Its definition gives the
+//! name, which is also the key in a configuration file and in a sweep, the help, what it accepts, and the
+//! default. What flags mean together is decided in [`super::resolve`].
+
+mod comm;
+mod compare;
+mod profile;
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, Args, Command};
+
+use super::config::Device;
+use super::schedule::Course;
+use crate::choices::data::DATA_SETS;
+use crate::choices::models::MODELS;
+use crate::choices::optimizers::OPTIMIZERS;
+use crate::choices::registry::flags_of;
+use crate::choices::strategies::STRATEGIES;
+use crate::comm::TransportName;
+
+pub use comm::CommArgs;
+pub use compare::{ALL, CompareFlags};
+pub use profile::ProfileArgs;
+
+/// The flags that every run has.
+#[derive(Clone, Debug, Args)]
+pub struct RunFlags {
+    /// Model
+    #[arg(long, value_parser = MODELS.parser(), default_value = MODELS.choices[0].name(), help_heading = "Model")]
+    pub model: String,
+    /// Leave these layers as they are: conv0, fc0, ...
+    #[arg(long, num_args = 1.., value_name = "LAYER", help_heading = "Model")]
+    pub freeze: Vec<String>,
+
+    /// Ranks on this host [default: 2, or the number of cores if smaller]
+    #[arg(long, value_name = "N", help_heading = "Ranks")]
+    pub nproc: Option<usize>,
+    /// Threads that compute, per rank
+    #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
+    pub threads: usize,
+    /// How the ranks reach each other
+    #[arg(long, value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
+    pub transport: TransportName,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = Device::Cpu, help_heading = "Ranks")]
+    pub device: Device,
+    /// How the ranks talk to each other.
+    #[command(flatten)]
+    pub comm: CommArgs,
+    /// Give each rank cores of its own
+    #[arg(long, help_heading = "Ranks")]
+    pub pin_cores: bool,
+    /// Where ranks started by hand or by another launcher meet: env:// or file:///PATH
+    #[arg(long, value_name = "URL", default_value = "env://", help_heading = "Ranks")]
+    pub init_method: String,
+
+    /// How the ranks keep their models equal.
+    #[command(flatten)]
+    pub strategy: StrategyFlags,
+    /// Whether to compare strategies.
+    #[command(flatten)]
+    pub compare: CompareFlags,
+
+    /// Passes over the data [default: 3, or 5 for the MLP]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub epochs: Option<usize>,
+    /// Optimizer steps after which the run ends, in as many passes over the data as they take
+    #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Training")]
+    pub steps: Option<u64>,
+    /// Steps of an epoch at most [default: all of the data, or 20 for the MLP]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub steps_per_epoch: Option<usize>,
+    /// First steps that are left out of the measurements
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Training")]
+    pub warmup_steps: usize,
+    /// Samples per step and rank [default: 64, or 256 for the MLP]
+    #[arg(long, value_name = "N", conflicts_with = "global_batch_size", help_heading = "Training")]
+    pub batch_size: Option<usize>,
+    /// Samples per step of all ranks together
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub global_batch_size: Option<usize>,
+    /// Optimizer
+    #[arg(
+        long,
+        value_parser = OPTIMIZERS.parser(),
+        default_value = OPTIMIZERS.choices[0].name(),
+        help_heading = "Training"
+    )]
+    pub optimizer: String,
+    /// How the learning rate changes until the end of the run
+    #[arg(long, value_enum, default_value_t = Course::Constant, help_heading = "Training")]
+    pub lr_schedule: Course,
+    /// First optimizer steps, over which the learning rate rises; unlike --warmup-steps, which is
+    /// about measuring
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    pub lr_warmup_steps: u64,
+    /// Learning rate at which linear and cosine end [default: 0]
+    #[arg(long, value_name = "X", help_heading = "Training")]
+    pub min_lr: Option<f64>,
+    /// Optimizer steps after which linear and cosine end [default: those of the run]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub lr_steps: Option<u64>,
+    /// Scale gradients down where the norm of all of them together is larger
+    #[arg(long, value_name = "X", help_heading = "Training")]
+    pub clip_grad_norm: Option<f64>,
+    /// Decides initial weights, the order of samples and synthetic data
+    #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]
+    pub seed: u64,
+
+    /// Data set
+    #[arg(
+        long,
+        value_parser = DATA_SETS.parser(),
+        default_value = DATA_SETS.choices[0].name(),
+        help_heading = "Data"
+    )]
+    pub data: String,
+    /// The same as --data synthetic
+    #[arg(long, conflicts_with = "data", help_heading = "Data")]
+    pub synthetic: bool,
+    /// Samples of each rank, one number per rank, of which it trains on batches of --batch-size: a
+    /// shard of the training set for each, and uneven ones if the numbers differ
+    #[arg(long, num_args = 1.., value_name = "N", help_heading = "Data")]
+    pub rank_samples: Option<Vec<usize>>,
+    /// Evaluate on the test set after training
+    #[arg(long, help_heading = "Data")]
+    pub evaluate: bool,
+    /// Evaluate on the test set after every N optimizer steps
+    #[arg(long, value_name = "N", help_heading = "Data")]
+    pub eval_every: Option<u64>,
+
+    /// Whether to write traces.
+    #[command(flatten)]
+    pub profile: ProfileArgs,
+
+    /// Write a checkpoint into this folder after every epoch and at the end of the run
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub save: Option<PathBuf>,
+    /// Write it after every N optimizer steps instead of after every epoch
+    #[arg(long, value_name = "N", requires = "save", help_heading = "Output")]
+    pub save_every: Option<u64>,
+    /// Continue from the checkpoint in this folder; with auto, from the one in --save, if there is one
+    /// yet
+    #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
+    pub resume: Option<PathBuf>,
+    /// Write scalars for TensorBoard into the run folder, of each step and each evaluation
+    #[arg(long, help_heading = "Output")]
+    pub tensorboard: bool,
+    /// Write the summary to this file too
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub json: Option<PathBuf>,
+    /// Print nothing but errors
+    #[arg(long, help_heading = "Output")]
+    pub quiet: bool,
+}
+
+/// Flags about how the ranks keep their models equal, beside those that single strategies read.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Strategy")]
+pub struct StrategyFlags {
+    /// How the ranks keep their models equal [default: ddp, or single with one rank]
+    #[arg(long = "strategy", value_parser = STRATEGIES.parser(), value_name = "NAME")]
+    pub name: Option<String>,
+    /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
+    #[arg(long, value_name = "N")]
+    pub accumulate: Option<usize>,
+    /// Parameters may be without a gradient in a step; it is zero then
+    #[arg(long)]
+    pub find_unused_parameters: bool,
+    /// Other parameters may be without a gradient in each step than in the first one
+    #[arg(long)]
+    pub no_static_graph: bool,
+    /// With --batch-norm: normalize by the samples of all ranks, not of each rank alone
+    #[arg(long)]
+    pub sync_batch_norm: bool,
+    /// With --batch-norm: all ranks take rank 0's running statistics before each step
+    #[arg(long)]
+    pub broadcast_buffers: bool,
+    /// Alternate blocks of N synchronised and N unsynchronised steps, and say what the synchronised ones
+    /// take longer
+    #[arg(long, value_name = "N")]
+    pub sync_blocks: Option<usize>,
+}
+
+/// Every flag of a run, in the order of the help. The flags of choices follow the flag that names one.
+pub fn all() -> Vec<Arg> {
+    let mut flags: Vec<Arg> = Vec::new();
+    for flag in flags_of::<RunFlags>() {
+        let of_choices = match key(&flag) {
+            key if key == MODELS.key => MODELS.flags(),
+            key if key == DATA_SETS.key => DATA_SETS.flags(),
+            key if key == OPTIMIZERS.key => OPTIMIZERS.flags(),
+            key if key == STRATEGIES.key => STRATEGIES.flags(),
+            _ => Vec::new(),
+        };
+        flags.push(flag);
+        flags.extend(of_choices);
+    }
+    let ordered = flags.into_iter().enumerate();
+    ordered.map(|(place, flag)| switch(flag).display_order(place)).collect()
+}
+
+/// The name of a flag, without dashes.
+pub fn key(flag: &Arg) -> &str {
+    flag.get_long().unwrap_or(flag.get_id().as_str())
+}
+
+/// Whether a flag takes several values.
+pub fn takes_list(name: &str) -> bool {
+    let flag = all().into_iter().find(|flag| key(flag) == name);
+    flag.and_then(|flag| flag.get_num_args()).is_some_and(|num| num.max_values() > 1)
+}
+
+/// What parses the flags of a run.
+pub fn command() -> Command {
+    // With negative numbers allowed, "--lr -1" is answered as a value, not as an unknown flag.
+    Command::new("paceline train").allow_negative_numbers(true).args(all())
+}
+
+/// Lets a switch take a value too, as in `--batch-norm=false`, so that a flag can turn off what a file turns
+/// on.
+fn switch(flag: Arg) -> Arg {
+    if !matches!(flag.get_action(), ArgAction::SetTrue) {
+        return flag;
+    }
+    flag.action(ArgAction::Set)
+        .value_parser(clap::value_parser!(bool))
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("true")
+        .default_value("false")
+        .value_name("BOOL")
+        .hide_default_value(true)
+        .hide_possible_values(true)
+}

@@ -1,0 +1,348 @@
+//! From a run specification to one resolved configuration, checked as a whole before any rank starts.
+
+use paceline_data::Dataset;
+use paceline_model::Model;
+
+use super::config::TrainConfig;
+use super::flags::{ALL, RunFlags};
+use super::open_data::OpenData;
+use super::origin::Resume;
+use super::resolve_ranks::{
+    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_world_size,
+};
+use super::schedule::Schedule;
+use super::spec::RunSpec;
+use super::strategy::{self, StrategyConfig};
+use super::{resume, shards};
+use crate::choices::data::{DATA_SETS, DataConfig, RunNeeds};
+use crate::choices::models::{MODELS, ModelConfig};
+use crate::choices::optimizers::{OPTIMIZERS, OptimizerSettings};
+use crate::choices::registry::{Choice, Registry, read};
+use crate::choices::strategies::{Models, STRATEGIES};
+use crate::environment::Placement;
+use crate::outputs::{check_file, check_folder};
+use crate::profile::{self, ProfileConfig};
+use crate::{Failure, Result, resources};
+
+/// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
+/// whatever is wrong with them is said now; writes nothing but data that are to be fetched and, last of
+/// all, tries whether it could.
+pub fn resolve(spec: &RunSpec, placement: Option<&Placement>) -> Result<(TrainConfig, OpenData)> {
+    let (config, data) = resolve_inputs(spec, placement)?;
+    // The launcher has tried it before it started this rank.
+    if !placement.is_some_and(Placement::is_of_train) {
+        check_outputs(&config)?;
+    }
+    Ok((config, data))
+}
+
+/// The same for a run whose outputs go elsewhere: writes nothing but data that are to be fetched.
+pub fn resolve_inputs(
+    spec: &RunSpec,
+    placement: Option<&Placement>,
+) -> Result<(TrainConfig, OpenData)> {
+    let spec = with_one_name(spec)?;
+    let settings = spec.parse()?;
+    let flags: RunFlags = read(&settings)?;
+    check_choices(&flags, &spec)?;
+    let model = ModelConfig::resolve(&flags.model, flags.freeze.clone(), &settings)?;
+    let world_size = resolve_world_size(&flags, placement)?;
+    check_ranks(&flags, placement, world_size)?;
+    let comm = resolve_comm(&flags, placement, world_size)?;
+    let mut warnings = Vec::new();
+    let strategy =
+        strategy::resolve(&flags.strategy, &spec, &settings, &model, world_size, &mut warnings)?;
+    let optimizer = OptimizerSettings::resolve(&flags.optimizer, &settings)?;
+    if let Some(norm) = flags.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
+        return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
+    }
+    if flags.clip_grad_norm.is_some() && !strategy.is_alone() && !strategy.keeps_replicas_equal() {
+        return usage(format!(
+            "--clip-grad-norm: with {} each rank has gradients of its own, whose norms differ; leave it \
+             out, or pass another strategy",
+            strategy.words()
+        ));
+    }
+    check_drift(&flags, &strategy, &optimizer, &mut warnings)?;
+    let schedule = Schedule::resolve(&flags, optimizer.lr())?;
+    let global_batch_size = resolve_batch(&flags, world_size, model.defaults().batch_size)?;
+    if flags.epochs == Some(0) || flags.steps == Some(0) || flags.steps_per_epoch == Some(0) {
+        return usage("--epochs, --steps and --steps-per-epoch must be at least 1".into());
+    }
+    if flags.save_every == Some(0) {
+        return usage("--save-every 0: pass the number of optimizer steps between two".into());
+    }
+    if flags.eval_every == Some(0) {
+        return usage("--eval-every 0: pass the number of optimizer steps between two".into());
+    }
+    let needs = RunNeeds {
+        samples: model.samples(),
+        global_batch_size,
+        steps_per_epoch: flags.steps_per_epoch,
+    };
+    let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
+    check_evaluation(&flags, &model, &data)?;
+    if !placement.is_some_and(Placement::is_of_train) {
+        data.download(flags.quiet)?;
+    }
+    let dataset = data.open_train(flags.seed)?;
+    let natural_steps = match &flags.rank_samples {
+        Some(samples) => {
+            shards::check_rank_samples(&flags, samples, world_size, dataset.len())?;
+            // All go on until the last one is out of data.
+            let most = samples.iter().max().copied().unwrap_or(0);
+            most.div_ceil(global_batch_size / world_size)
+        }
+        None => dataset.len().div_ceil(global_batch_size),
+    };
+    let steps_per_epoch = match flags.steps_per_epoch {
+        Some(asked) if asked > natural_steps => {
+            warnings.push(format!(
+                "--steps-per-epoch {asked}: the data make {natural_steps} steps of up to \
+                 {global_batch_size} samples; an epoch ends after those"
+            ));
+            natural_steps
+        }
+        asked => asked.unwrap_or(natural_steps),
+    };
+    let steps_of_epoch = steps_per_epoch.div_ceil(strategy.accumulate);
+    let epochs = match flags.steps {
+        Some(steps) => usize::try_from(steps.div_ceil(steps_of_epoch as u64)).unwrap_or(usize::MAX),
+        None => flags.epochs.unwrap_or(model.defaults().epochs),
+    };
+    if let Some(block) = strategy.sync_blocks {
+        let made = flags.steps.and_then(|steps| usize::try_from(steps).ok());
+        let made = made.unwrap_or(epochs.saturating_mul(steps_of_epoch));
+        let needed = flags.warmup_steps.saturating_add(block.saturating_mul(2));
+        if made < needed {
+            return usage(format!(
+                "--sync-blocks {block}: two blocks and {} steps of warm-up are {needed} steps, but the run \
+                 has {made}; pass more --epochs or --steps, or smaller blocks",
+                flags.warmup_steps
+            ));
+        }
+    }
+    if strategy.accumulate > steps_per_epoch {
+        warnings.push(format!(
+            "--accumulate {}: an epoch has {steps_per_epoch} batches, and no step goes beyond one: each \
+             epoch is one step of {steps_per_epoch} batches",
+            strategy.accumulate
+        ));
+    }
+    let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
+        Failure::Usage(format!("{e}; choose other --channels, --hidden, --freeze or data"))
+    })?;
+    let mut config = TrainConfig {
+        spec,
+        model,
+        strategy,
+        transport: flags.transport,
+        comm,
+        device: flags.device,
+        world_size,
+        threads: flags.threads,
+        pin_cores: flags.pin_cores,
+        init_method: resolve_init_method(&flags.init_method)?,
+        epochs,
+        steps: flags.steps,
+        steps_per_epoch,
+        warmup_steps: flags.warmup_steps,
+        batch_size: global_batch_size.div_ceil(world_size),
+        global_batch_size,
+        rank_samples: flags.rank_samples.clone(),
+        optimizer,
+        schedule,
+        clip_grad_norm: flags.clip_grad_norm,
+        seed: flags.seed,
+        data,
+        evaluate: flags.evaluate,
+        eval_every: flags.eval_every,
+        profile: None,
+        save: flags.save.clone(),
+        save_every: flags.save_every,
+        resume: Resume::resolve(&flags)?,
+        tensorboard: flags.tensorboard,
+        json: flags.json.clone(),
+        quiet: flags.quiet,
+        warnings,
+    };
+    config.schedule.check(config.lr_steps())?;
+    let (total, choice) = (config.total_steps(), config.strategy.name());
+    config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
+    let evaluates = config.evaluate || config.eval_every.is_some();
+    let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
+    let data = OpenData { train: dataset, test };
+    if placement.is_some_and(Placement::is_of_train) {
+        // The launcher has checked the rest before it started this rank; by now, other ranks may
+        // have taken their memory.
+        return Ok((config, data));
+    }
+    check_memory(&config, &built, data.train.as_ref())?;
+    resume::check(&config, &built, data.train.len())?;
+    Ok((config, data))
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+/// The specification with one name for each setting: `--synthetic` is `--data synthetic`, and a single
+/// `--ddp-choice` is `--strategy`.
+pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
+    let mut spec = spec.clone();
+    if spec.get("synthetic").is_some_and(|values| values != ["false"]) {
+        spec = spec.without(&["synthetic"]).with(DATA_SETS.key, DATA_SETS.choices[0].name());
+    }
+    let Some(choice) = spec.get("ddp-choice").and_then(<[String]>::first).cloned() else {
+        return Ok(spec);
+    };
+    if choice == ALL {
+        return usage("--ddp-choice all makes several runs, and this is one of them".into());
+    }
+    let choice = STRATEGIES.get(&choice)?.name();
+    if let Some(named) = spec.get(STRATEGIES.key).and_then(<[String]>::first)
+        && STRATEGIES.get(named)?.name() != choice
+    {
+        return usage(format!(
+            "--ddp-choice {choice} and --strategy {named} are two names of one flag; pass one of them"
+        ));
+    }
+    Ok(spec.without(&["ddp-choice"]).with(STRATEGIES.key, choice))
+}
+
+/// Refuses what is stated for another model, data set or optimizer than the run has, and what belongs to
+/// a comparison of several runs.
+pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
+    check_foreign(&MODELS, &flags.model, spec)?;
+    check_foreign(&DATA_SETS, &flags.data, spec)?;
+    check_foreign(&OPTIMIZERS, &flags.optimizer, spec)?;
+    let of_comparison = ["like-for-like", "as-published", "price-per-hour"];
+    match of_comparison.iter().find(|key| spec.has(key)) {
+        Some(key) => usage(format!("--{key} is about a comparison; it needs --ddp-choice all")),
+        None => Ok(()),
+    }
+}
+
+fn check_foreign<C: Choice + ?Sized>(
+    registry: &Registry<C>,
+    name: &str,
+    spec: &RunSpec,
+) -> Result<()> {
+    let foreign = registry.foreign_to(registry.get(name)?);
+    let Some(flag) = foreign.iter().find(|flag| spec.has(flag)) else { return Ok(()) };
+    let key = registry.key;
+    let readers = registry.readers(flag).join(&format!(" or --{key} "));
+    usage(format!(
+        "--{flag} does not apply to --{key} {name}; leave it out, or pass --{key} {readers}"
+    ))
+}
+
+fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) -> Result<()> {
+    let flag = match (flags.evaluate, flags.eval_every) {
+        (true, _) => "--evaluate",
+        (_, Some(_)) => "--eval-every",
+        (false, None) => return Ok(()),
+    };
+    match data.has_test() {
+        true => Ok(()),
+        false => usage(format!(
+            "{flag}: the vectors of --model {} have no test part; leave it out",
+            model.name()
+        )),
+    }
+}
+
+/// Refuses what needs one model where the ranks hold several, and warns where it matters.
+fn check_drift(
+    flags: &RunFlags,
+    strategy: &StrategyConfig,
+    optimizer: &OptimizerSettings,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
+    let outputs = [
+        ("--save", flags.save.is_some()),
+        ("--evaluate", flags.evaluate),
+        ("--eval-every", flags.eval_every.is_some()),
+    ];
+    let wanted = outputs.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
+    let models = match strategy.sync_blocks {
+        Some(_) => Models::Worthless,
+        None => strategy.settings().models(),
+    };
+    let name = strategy.name();
+    match (models, wanted) {
+        (Models::Worthless, Some(flag)) => {
+            return usage(format!(
+                "{flag}: with {} the ranks hold different models, and none of them is worth it; leave it \
+                 out",
+                strategy.words()
+            ));
+        }
+        (Models::Different, Some(flag)) => warnings.push(format!(
+            "{flag}: {name} as published never averages the models: each rank evaluates its own, and rank \
+             0's is saved"
+        )),
+        (Models::EqualAfterAverage, _) => {
+            let early = [
+                ("--eval-every", flags.eval_every.is_some(), "evaluation"),
+                ("--save-every", flags.save_every.is_some(), "checkpoint"),
+            ];
+            for (flag, _, what) in early.iter().filter(|(_, is_given, _)| *is_given) {
+                warnings.push(format!(
+                    "{flag}: {name} averages its models before each {what}, and trains on from there"
+                ));
+            }
+        }
+        _ => {}
+    }
+    let lost = strategy.settings().not_in_checkpoint(optimizer.has_state());
+    if let (Some(lost), Some(_)) = (lost, &flags.save) {
+        warnings.push(format!(
+            "--save: {lost} are no part of a checkpoint, so a run that is resumed ends with other weights \
+             than one that is not"
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a run that cannot fit, before it fails half-way.
+fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> Result<()> {
+    let Some(available) = resources::available_bytes() else { return Ok(()) };
+    let elem = size_of::<f32>() as f64;
+    let copies = 2.0 + config.optimizer.config().state_names().len() as f64;
+    let state = model.layout.len() as f64 * copies * elem;
+    let inputs = config.strategy.accumulate.min(config.steps_per_epoch) * config.batch_size;
+    let inputs = (inputs * dataset.input_shape().iter().product::<usize>()) as f64 * elem;
+    let activations = inputs + config.batch_size as f64 * model.activation_elems as f64 * elem;
+    let data = config.data.resident_bytes(dataset);
+    let needed = (state + activations + data) * config.world_size as f64;
+    if needed <= available as f64 {
+        return Ok(());
+    }
+    let gb = |bytes: f64| format!("{:.1} GB", bytes / 1e9);
+    usage(format!(
+        "not enough memory: {} ranks need about {} ({} each for {} parameters with gradients and \
+         optimizer state, {} for activations of {} samples), and {} are available; use a smaller \
+         model, a smaller batch, or fewer ranks",
+        config.world_size,
+        gb(needed),
+        gb(state),
+        model.layout.num_params(),
+        gb(activations),
+        config.batch_size,
+        gb(available as f64)
+    ))
+}
+
+/// Tries whether everything that the run will write can be written.
+fn check_outputs(config: &TrainConfig) -> Result<()> {
+    let runs = crate::run::folder::runs();
+    check_folder("the run folder", &runs, "start from a folder that you can write to")?;
+    if let Some(folder) = &config.save {
+        check_folder("--save", folder, "pass a folder that you can write to")?;
+    }
+    if let Some(file) = &config.json {
+        check_file("--json", file)?;
+    }
+    config.profile.as_ref().map_or(Ok(()), ProfileConfig::check)
+}

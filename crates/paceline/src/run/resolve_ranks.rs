@@ -1,0 +1,110 @@
+//! What the settings of a run, or of an evaluation, say about ranks: how many, with which batches, and how they
+//! meet and talk to each other. Checked before any rank starts.
+
+use super::flags::RunFlags;
+use super::ranks::InitMethod;
+use crate::comm::{self, CommConfig};
+use crate::environment::Placement;
+use crate::{Failure, Result, launcher, resources};
+
+/// Threads per rank at most. More than any host has cores to give.
+const MAX_THREADS: usize = 1024;
+
+/// The number of ranks.
+pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Result<usize> {
+    match (placement, flags.nproc) {
+        (Some(placement), Some(nproc)) if !placement.is_ours() => usage(format!(
+            "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
+             launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
+            placement.place.world_size
+        )),
+        (Some(placement), _) => {
+            launcher::check_num_ranks("WORLD_SIZE", placement.place.world_size)?;
+            Ok(placement.place.world_size)
+        }
+        (None, Some(nproc)) => {
+            launcher::check_num_ranks("--nproc", nproc)?;
+            Ok(nproc)
+        }
+        (None, None) => Ok(resources::num_cores().min(2)),
+    }
+}
+
+/// Checks what the ranks need of this host and of their launcher.
+pub fn check_ranks(
+    flags: &RunFlags,
+    placement: Option<&Placement>,
+    world_size: usize,
+) -> Result<()> {
+    if !(1..=MAX_THREADS).contains(&flags.threads) {
+        return usage(format!(
+            "--threads {}: a rank can have 1 to {MAX_THREADS} threads; pass a number in that range",
+            flags.threads
+        ));
+    }
+    let cores = resources::num_cores();
+    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
+    if flags.pin_cores && local_ranks * flags.threads > cores {
+        return usage(format!(
+            "--pin-cores needs a core for each of {local_ranks} x {} threads, but there are {cores}; \
+             leave it out, or lower --nproc or --threads",
+            flags.threads
+        ));
+    }
+    if let Some(placement) = placement {
+        let place = &placement.place;
+        placement.check_transport(Some(flags.transport))?;
+        if flags.init_method == "env://"
+            && let Err(error) = place.rendezvous()
+        {
+            return usage(format!("{error}, or pass --init-method file:///PATH"));
+        }
+    }
+    Ok(())
+}
+
+/// How the ranks talk to each other.
+pub fn resolve_comm(
+    flags: &RunFlags,
+    placement: Option<&Placement>,
+    world_size: usize,
+) -> Result<CommConfig> {
+    let comm = comm::resolve(&flags.comm, &[flags.transport])?;
+    let is_one_host = placement.is_none_or(|placement| placement.place.is_one_host());
+    // A single rank that this command has not got from a launcher needs no transport at all.
+    let connects = world_size > 1 || placement.is_some();
+    let refusal = comm.refusal(flags.transport, world_size).filter(|_| is_one_host && connects);
+    match refusal {
+        Some(reason) => usage(format!("--transport {}: {reason}", flags.transport.name())),
+        None => Ok(comm),
+    }
+}
+
+/// Where ranks of another launcher meet.
+pub fn resolve_init_method(text: &str) -> Result<InitMethod> {
+    match text.strip_prefix("file://") {
+        _ if text == "env://" => Ok(InitMethod::Environment),
+        Some(path) if path.starts_with('/') => Ok(InitMethod::File(path.into())),
+        _ => usage(format!("--init-method {text}: pass env:// or file:///PATH")),
+    }
+}
+
+/// Samples of a batch on all ranks, of which each has `default` unless the flags say otherwise.
+pub fn resolve_batch(flags: &RunFlags, world_size: usize, default: usize) -> Result<usize> {
+    match (flags.batch_size, flags.global_batch_size) {
+        (Some(0), _) => usage("--batch-size 0: each rank needs at least one sample".into()),
+        (_, Some(global)) if global < world_size => usage(format!(
+            "--global-batch-size {global} is smaller than the {world_size} ranks that share it; \
+             raise it, or lower --nproc"
+        )),
+        (_, Some(global)) => Ok(global),
+        (local, None) => local
+            .unwrap_or(default)
+            .checked_mul(world_size)
+            .map_or_else(|| usage("--batch-size is too large".into()), Ok),
+    }
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}

@@ -1,0 +1,222 @@
+//! How a run keeps its replicas equal: a strategy with the settings that every strategy has.
+//!
+//! In go the settings of a run; out come the checked choice and the object that does it. What single
+//! strategies read is in [`crate::choices::strategies`].
+
+use std::sync::Arc;
+
+use clap::ArgMatches;
+use paceline_model::Layout;
+use paceline_strategies::{
+    Alternating, Bucket, BucketCaps, ReplicaOptions, Strategy, plan_buckets,
+};
+use serde::{Serialize, Serializer};
+use serde_json::json;
+
+use super::flags::StrategyFlags;
+use super::spec::RunSpec;
+use crate::choices::models::{MODELS, ModelConfig};
+use crate::choices::strategies::{
+    ALONE, Bits, STRATEGIES, StrategyChoice, StrategySettings, Synchronises, TOGETHER, default_caps,
+};
+use crate::{Failure, Result};
+
+/// A strategy with its settings, all defaults filled in.
+#[derive(Clone)]
+pub struct StrategyConfig {
+    choice: &'static dyn StrategyChoice,
+    settings: Arc<dyn StrategySettings>,
+    /// Batches of an optimizer step.
+    pub accumulate: usize,
+    /// Steps of a block, if blocks of synchronised and unsynchronised steps alternate.
+    pub sync_blocks: Option<usize>,
+    /// How large the buckets of `ddp` would be by default.
+    default_caps: BucketCaps,
+    /// What the training step does beyond gradients.
+    pub options: ReplicaOptions,
+}
+
+/// Checks the flags and fills in the defaults. What was stated and has no effect is added to `warnings`.
+pub fn resolve(
+    flags: &StrategyFlags,
+    spec: &RunSpec,
+    settings: &ArgMatches,
+    model: &ModelConfig,
+    world_size: usize,
+    warnings: &mut Vec<String>,
+) -> Result<StrategyConfig> {
+    let default = if world_size == 1 { ALONE } else { TOGETHER };
+    let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
+    let (name, synchronises) = (choice.name(), choice.synchronises());
+    if synchronises == Synchronises::Alone && world_size > 1 {
+        return usage(format!(
+            "--strategy {name} trains on one rank, but there are {world_size}; pass --nproc 1, or \
+             another strategy (simple_ddp, ddp)"
+        ));
+    }
+    check_batch_norm(flags, model)?;
+    let accumulate = flags.accumulate.unwrap_or(choice.accumulate());
+    if accumulate == 0 {
+        return usage("--accumulate 0: a step needs at least one batch; pass 1 or more".into());
+    }
+    if let Some(steps) = flags.sync_blocks.filter(|steps| *steps < 2) {
+        return usage(format!(
+            "--sync-blocks {steps}: the first step of a block does not count; pass 2 or more"
+        ));
+    }
+    if flags.sync_blocks.is_some() && synchronises != Synchronises::EveryStep {
+        return usage(format!(
+            "--sync-blocks compares steps with and without synchronisation, and {name} has none in every \
+             step; pass another --strategy"
+        ));
+    }
+    if flags.sync_batch_norm && synchronises == Synchronises::SomeSteps {
+        return usage(format!(
+            "--sync-batch-norm communicates in every step, which {name} is there to avoid; leave it out, \
+             or pass another --strategy"
+        ));
+    }
+    let has_no_effect = |flag: &str| warnings.push(format!("--{flag} has no effect on {name}"));
+    let foreign = STRATEGIES.foreign_to(choice);
+    let communicates = !matches!(synchronises, Synchronises::Alone | Synchronises::Never);
+    let of_batch_norm = [
+        ("sync-batch-norm", flags.sync_batch_norm && !communicates),
+        ("broadcast-buffers", flags.broadcast_buffers && !communicates),
+    ];
+    let foreign = foreign.iter().map(String::as_str).filter(|flag| spec.has(flag));
+    foreign
+        .chain(of_batch_norm.iter().filter(|(_, is_idle)| *is_idle).map(|(flag, _)| *flag))
+        .for_each(has_no_effect);
+    if flags.no_static_graph && !flags.find_unused_parameters {
+        warnings.push(
+            "--no-static-graph has no effect without --find-unused-parameters: no parameter may be unused \
+             anyway"
+                .into(),
+        );
+    }
+    Ok(StrategyConfig {
+        choice,
+        settings: choice.resolve(settings, &model.defaults())?,
+        accumulate,
+        sync_blocks: flags.sync_blocks,
+        default_caps: default_caps(&model.defaults()),
+        options: ReplicaOptions {
+            find_unused_parameters: flags.find_unused_parameters,
+            static_graph: !flags.no_static_graph,
+            sync_batch_norm: flags.sync_batch_norm,
+            broadcast_buffers: flags.broadcast_buffers,
+        },
+    })
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+/// Refuses flags about batch normalization for a model that has none.
+fn check_batch_norm(flags: &StrategyFlags, model: &ModelConfig) -> Result<()> {
+    let flag = match (flags.sync_batch_norm, flags.broadcast_buffers) {
+        (true, _) => "--sync-batch-norm",
+        (_, true) => "--broadcast-buffers",
+        (false, false) => return Ok(()),
+    };
+    let able = MODELS.readers("batch-norm");
+    if model.has_batch_norm() {
+        Ok(())
+    } else if able.contains(&model.name()) {
+        usage(format!("{flag} needs --batch-norm; add it, or leave this out"))
+    } else {
+        let models = able.join(" or ");
+        usage(format!("{flag} needs --batch-norm, which is for --model {models}; leave this out"))
+    }
+}
+
+impl StrategyConfig {
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.choice.name()
+    }
+
+    /// The strategy's own settings.
+    pub fn settings(&self) -> &dyn StrategySettings {
+        self.settings.as_ref()
+    }
+
+    /// What the user asked for, in messages.
+    pub fn words(&self) -> String {
+        match self.sync_blocks {
+            Some(steps) => format!("--sync-blocks {steps}"),
+            None => format!("--strategy {}", self.name()),
+        }
+    }
+
+    /// Whether there is one rank.
+    pub fn is_alone(&self) -> bool {
+        self.choice.synchronises() == Synchronises::Alone
+    }
+
+    /// Whether the ranks hold the same parameters after every step.
+    pub fn keeps_replicas_equal(&self) -> bool {
+        self.choice.synchronises() == Synchronises::EveryStep && self.sync_blocks.is_none()
+    }
+
+    /// The strategy itself.
+    pub fn build(&self) -> Result<Box<dyn Strategy>> {
+        let strategy = self.settings.build()?;
+        Ok(match self.sync_blocks {
+            Some(steps) => Box::new(Alternating::new(strategy, steps)?),
+            None => strategy,
+        })
+    }
+
+    /// What decides the weights that training ends with: the exact strategies are all alike.
+    pub fn kind(&self) -> String {
+        match self.choice.bits() {
+            Bits::Exact => "any of the exact ones".to_owned(),
+            Bits::Own => format!("{}{}", self.name(), self.settings.variant().unwrap_or_default()),
+        }
+    }
+
+    /// How large the buckets are in which gradients live, if there are such buckets.
+    pub fn caps(&self) -> Option<BucketCaps> {
+        self.settings.caps()
+    }
+
+    /// The same, or how large the buckets of `ddp` would be by default.
+    pub fn caps_for_ddp(&self) -> BucketCaps {
+        self.caps().unwrap_or(self.default_caps)
+    }
+
+    /// The names of the units in each bucket in which gradients live, those of the last layers first; none
+    /// where there are no such buckets.
+    pub fn bucket_units(&self, layout: &Layout) -> Vec<Vec<String>> {
+        let Some(caps) = self.caps() else { return Vec::new() };
+        let units = |bucket: Bucket| {
+            let params = bucket.params.iter().rev().map(|id| layout.param(*id).unit);
+            let mut units: Vec<usize> = params.collect();
+            units.dedup();
+            units.into_iter().map(|unit| layout.units()[unit].name.clone()).collect()
+        };
+        plan_buckets(layout, size_of::<f32>(), caps).into_iter().map(units).collect()
+    }
+}
+
+impl std::fmt::Debug for StrategyConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StrategyConfig").field(&json!(self)).finish()
+    }
+}
+
+impl Serialize for StrategyConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut value = self.settings.to_json();
+        value["name"] = json!(self.name());
+        value["accumulate"] = json!(self.accumulate);
+        value["find_unused_parameters"] = json!(self.options.find_unused_parameters);
+        value["static_graph"] = json!(self.options.static_graph);
+        value["sync_batch_norm"] = json!(self.options.sync_batch_norm);
+        value["broadcast_buffers"] = json!(self.options.broadcast_buffers);
+        value["sync_blocks"] = json!(self.sync_blocks);
+        value.serialize(serializer)
+    }
+}
