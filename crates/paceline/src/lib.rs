@@ -15,7 +15,6 @@ pub mod choices;
 pub mod cli;
 pub mod comm;
 pub mod compare;
-pub mod costs;
 pub mod download;
 pub mod environment;
 pub mod evaluate;

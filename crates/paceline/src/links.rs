@@ -1,108 +1,224 @@
-//! What a link costs: the table of link speeds, and what training a model over a link would spend on
-//! communication. In go numbers, out come tables; nothing is measured here.
+//! `paceline links`: what links deliver, and what models would spend on communication over one of
+//! them: computed and, if asked, measured on the emulated link.
+//!
+//! It knows neither how a link is emulated nor how a model is built.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use paceline_collectives::{Algorithm, Group, Link, NAMED_LINKS, OpKind};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::Deserialize;
+
+use crate::bench::processes::rows_of;
 use crate::bench::result::bus_factor;
-use crate::text::{hundredths, plain_table, thousands};
+use crate::choices::models::MODELS;
+use crate::cli::{CnnSizes, LinksArgs};
+use crate::comm::TransportName;
+use crate::run::resolve::resolve;
+use crate::run::spec::RunSpec;
+use crate::run::trainer;
+use crate::text::{hundredths, plain_table, say, thousands};
+use crate::{Failure, Result, launcher};
 
-/// A kind of link.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LinkRow {
-    /// Its name.
-    pub name: String,
-    /// Bandwidth in one direction, in GB/s of 1e9 bytes.
-    pub bandwidth_gb_s: f64,
-    /// Time of the smallest message, in microseconds; `None` where nobody says.
-    pub latency_us: Option<f64>,
-    /// Where the numbers come from, or what they hold for.
-    pub note: String,
-}
+/// Steps that are made to find a model's computing time, and how many of them do not count.
+const STEPS: (usize, usize) = (6, 2);
 
 /// A model, and how long a rank computes on one step of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ModelRow {
-    /// Its name.
-    pub name: String,
-    /// Number of parameters, of which each has a gradient of four bytes.
-    pub params: u64,
+struct ModelRow {
+    name: String,
+    /// Number of parameters. Each has a gradient of four bytes.
+    params: u64,
     /// Computing time of a step, in milliseconds.
-    pub compute_ms: f64,
+    compute_ms: f64,
 }
 
 impl ModelRow {
-    /// Bytes of the gradients, which are `f32`.
-    pub fn gradient_bytes(&self) -> u64 {
+    fn gradient_bytes(&self) -> u64 {
         4 * self.params
     }
 
+    fn gradient_mb(&self) -> String {
+        format!("{:.2}", self.gradient_bytes() as f64 / 1e6)
+    }
+
     /// Milliseconds that `world_size` ranks need to add up their gradients over a link:
-    /// `bytes x 2(N-1)/N / bandwidth`. The latency of the link is left out; it is small beside
-    /// gradients of megabytes.
-    pub fn comm_ms(&self, world_size: usize, link_gb_s: f64) -> f64 {
+    /// `bytes x 2(N-1)/N / bandwidth`. The latency of the link is left out; it is small compared with
+    /// the time for gradients of megabytes.
+    fn comm_ms(&self, world_size: usize, link_gb_s: f64) -> f64 {
         let factor = bus_factor("all_reduce", world_size).unwrap_or(0.0);
         self.gradient_bytes() as f64 * factor / link_gb_s / 1e6
     }
 
     /// Communication as a part of the step, in percent, if nothing of it is hidden:
-    /// `comm / (comm + compute)`. 0 where both are.
-    pub fn overhead_pct(&self, world_size: usize, link_gb_s: f64) -> f64 {
+    /// `comm / (comm + compute)`. 0 if both are 0.
+    fn overhead_pct(&self, world_size: usize, link_gb_s: f64) -> f64 {
         let comm = self.comm_ms(world_size, link_gb_s);
         let step = comm + self.compute_ms;
         if step > 0.0 { 100.0 * comm / step } else { 0.0 }
     }
 }
 
-/// The table of link speeds.
-pub fn speeds(links: &[LinkRow]) -> String {
-    let line = |link: &LinkRow| {
-        [
-            link.name.clone(),
-            link.note.clone(),
-            short(link.bandwidth_gb_s),
-            short(8.0 * link.bandwidth_gb_s),
-            link.latency_us.map_or("-".to_owned(), short),
-        ]
+/// `paceline links`.
+pub fn links_command(args: &LinksArgs) -> Result<u8> {
+    let link: Link = args.link.parse().map_err(|e| Failure::Usage(format!("--link: {e}")))?;
+    launcher::check_num_ranks("--nproc", args.nproc)?;
+    let compute_ms = args.compute_ms;
+    if let Some(ms) = compute_ms.filter(|ms| !(*ms >= 0.0 && ms.is_finite())) {
+        return usage(format!("--compute-ms {ms}: pass milliseconds, zero or more"));
+    }
+    if let (Some(flag), None) = (args.sizes.0.keys().next(), &args.model) {
+        return usage(match args.cnn.is_empty() {
+            true => format!("--{flag} needs --model {}", MODELS.readers(flag).join(" or ")),
+            false => format!("--{flag} belongs to --model; a --cnn has its sizes in itself"),
+        });
+    }
+    let models = match (&args.model, args.params.is_empty()) {
+        (Some(model), _) => {
+            vec![of_model(model, args.sizes.0.with(MODELS.key, model), compute_ms)?]
+        }
+        (None, _) if !args.cnn.is_empty() => {
+            args.cnn.iter().map(|sizes| of_cnn(sizes, compute_ms)).collect::<Result<_>>()?
+        }
+        (None, false) => of_params(&args.params, compute_ms)?,
+        (None, true) if args.measure || compute_ms.is_some() => {
+            return usage("--measure and --compute-ms need --params, --model or --cnn".into());
+        }
+        (None, true) => {
+            say(&speeds(&NAMED_LINKS));
+            say(
+                "Each is in one direction; both can be used at once. Bandwidths are nominal, latencies \
+                 what well-tuned systems reach.",
+            );
+            return Ok(0);
+        }
+    };
+    say(&overheads(&models, args.nproc, &args.link, link.bytes_per_s / 1e9));
+    if args.measure {
+        say(&measured(&models, args, link)?);
+    }
+    Ok(0)
+}
+
+fn usage<T>(message: String) -> Result<T> {
+    Err(Failure::Usage(message))
+}
+
+fn of_params(params: &[f64], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
+    let Some(compute_ms) = compute_ms else {
+        return usage("--params needs --compute-ms, the computing time of a step".into());
+    };
+    let row = |&params: &f64| {
+        if !(1.0..=1e13).contains(&params) || params.fract() != 0.0 {
+            return usage(format!(
+                "--params {params}: pass a whole number of parameters, as 25.6e6"
+            ));
+        }
+        Ok(ModelRow { name: "given".to_owned(), params: params as u64, compute_ms })
+    };
+    params.iter().map(row).collect()
+}
+
+/// A model of `--cnn`. Its name is what was given.
+fn of_cnn(sizes: &CnnSizes, compute_ms: Option<f64>) -> Result<ModelRow> {
+    let channels: Vec<String> = sizes.channels.iter().map(u64::to_string).collect();
+    let name = format!("cnn {}:{}", channels.join(","), sizes.hidden);
+    let spec = RunSpec::default().with(MODELS.key, "cnn").with("hidden", sizes.hidden);
+    of_model(&name, spec.with_values("channels", channels), compute_ms)
+}
+
+/// The true number of parameters of a model, and its computing time: `compute_ms`, or that of a few
+/// steps of one rank on synthetic data.
+fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<ModelRow> {
+    let name = name.to_owned();
+    let (steps, warmup) = STEPS;
+    let spec = model.with("nproc", 1).with("epochs", 1).with("steps-per-epoch", steps);
+    let spec = spec.with("warmup-steps", warmup).with("quiet", true);
+    let (mut config, data) = resolve(&spec, None)?;
+    if let Some(compute_ms) = compute_ms {
+        let params = config.model.build(data.train.as_ref(), 1)?.layout.num_params() as u64;
+        return Ok(ModelRow { name, params, compute_ms });
+    }
+    // The run's summary goes to memory, not to a folder.
+    let file = memfd_create("summary", MemfdFlags::CLOEXEC)
+        .map_err(|e| Failure::io("no memory for a summary", e))?;
+    config.json = Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
+    trainer::run_rank(&config, data, Group::single(), 0, None)?;
+    #[derive(Deserialize)]
+    struct Summary {
+        params: u64,
+        compute_ms: f64,
+    }
+    let summary: Summary = serde_json::from_reader(File::from(file))
+        .map_err(|e| Failure::io("cannot read the summary", e))?;
+    Ok(ModelRow { name, params: summary.params, compute_ms: summary.compute_ms })
+}
+
+/// The table of link speeds. A link has a name, a bandwidth in one direction in GB/s of 1e9 bytes, the
+/// time of its smallest message in microseconds, and a note.
+fn speeds(links: &[(&str, f64, f64, &str)]) -> String {
+    let line = |&(name, gb_s, latency_us, note): &(&str, f64, f64, &str)| {
+        let numbers = [gb_s, 8.0 * gb_s, latency_us].map(|value| hundredths(value).to_string());
+        let [gb_s, gbit_s, latency_us] = numbers;
+        [name.to_owned(), note.to_owned(), gb_s, gbit_s, latency_us]
     };
     let lines: Vec<[String; 5]> = links.iter().map(line).collect();
     plain_table(["Link", "Note", "GB/s", "Gbit/s", "Latency (us)"], 2, &lines)
 }
 
-/// The table of what models would spend on communication between `world_size` ranks over `link`.
-pub fn overheads(models: &[ModelRow], world_size: usize, link: &LinkRow) -> String {
-    let bandwidth = link.bandwidth_gb_s;
+/// The table of what models would spend on communication between `world_size` ranks over a link.
+fn overheads(models: &[ModelRow], world_size: usize, link: &str, link_gb_s: f64) -> String {
     let line = |model: &ModelRow| {
         [
             model.name.clone(),
             thousands(model.params),
-            format!("{:.2}", model.gradient_bytes() as f64 / 1e6),
+            model.gradient_mb(),
             format!("{:.3}", model.compute_ms),
-            format!("{:.3}", model.comm_ms(world_size, bandwidth)),
-            format!("{:.1}", model.overhead_pct(world_size, bandwidth)),
+            format!("{:.3}", model.comm_ms(world_size, link_gb_s)),
+            format!("{:.1}", model.overhead_pct(world_size, link_gb_s)),
         ]
     };
     let lines: Vec<[String; 6]> = models.iter().map(line).collect();
     let names =
         ["Model", "Parameters", "Gradients (MB)", "Compute (ms)", "Comm. (ms)", "Overhead (%)"];
     format!(
-        "{} at {} GB/s, {world_size} ranks\ncommunication = bytes x 2(N-1)/N / bandwidth, \
+        "{link} at {} GB/s, {world_size} ranks\ncommunication = bytes x 2(N-1)/N / bandwidth, \
          overhead = communication / (communication + compute)\n{}",
-        link.name,
-        short(bandwidth),
+        hundredths(link_gb_s),
         plain_table(names, 1, &lines)
     )
 }
 
-/// The number with at most two decimals and without needless zeros.
-fn short(value: f64) -> String {
-    hundredths(value).to_string()
+/// The table of all-reduces of the models' gradients over shared memory, on the emulated link.
+fn measured(models: &[ModelRow], args: &LinksArgs, link: Link) -> Result<String> {
+    let bench = "bench all_reduce -n 5 -w 1 -c 0 --style lines --link";
+    let bench: Vec<&str> = bench.split(' ').chain([args.link.as_str()]).collect();
+    let sizes: Vec<u64> = models.iter().map(ModelRow::gradient_bytes).collect();
+    let rows = rows_of(&bench, TransportName::Shm, &sizes, args.nproc)?;
+    let mut lines = Vec::new();
+    for (model, row) in models.iter().zip(&rows) {
+        let Some(timing) = row.timing() else { continue };
+        let bytes = model.gradient_bytes();
+        let predicted = link.time(OpKind::AllReduce, Algorithm::Direct, args.nproc, bytes);
+        let (predicted_ms, measured_ms) = (predicted.as_secs_f64() * 1e3, timing.median_us / 1e3);
+        let ratio = if predicted_ms > 0.0 { measured_ms / predicted_ms } else { 1.0 };
+        let times = [predicted_ms, measured_ms, ratio].map(|value| format!("{value:.3}"));
+        let [predicted_ms, measured_ms, ratio] = times;
+        lines.push([model.name.clone(), model.gradient_mb(), predicted_ms, measured_ms, ratio]);
+    }
+    let names =
+        ["Model", "Gradients (MB)", "Predicted (ms)", "Measured (ms)", "Measured/predicted"];
+    Ok(format!(
+        "\nOne all-reduce of all gradients over shm, on the emulated link; predicted = 2 latencies + \
+         bytes x 2(N-1)/N / bandwidth\n{}",
+        plain_table(names, 1, &lines)
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn link(name: &str, bandwidth_gb_s: f64, latency_us: Option<f64>, note: &str) -> LinkRow {
-        LinkRow { name: name.to_owned(), bandwidth_gb_s, latency_us, note: note.to_owned() }
-    }
 
     fn model(name: &str, params: u64, compute_ms: f64) -> ModelRow {
         ModelRow { name: name.to_owned(), params, compute_ms }
@@ -111,23 +227,23 @@ mod tests {
     #[test]
     fn links_stand_in_a_table() {
         let links = [
-            link("10 GbE", 1.25, Some(50.0), "line rate"),
-            link("PCIe 4 x16", 31.507, Some(0.7), "per direction"),
-            link("shm, 2 ranks", 8.123, None, "measured here"),
+            ("10 GbE", 1.25, 50.0, "line rate"),
+            ("PCIe 4 x16", 31.507, 0.7, "per direction"),
+            ("shm, 2 ranks", 8.123, 1.0, "measured here"),
         ];
         insta::assert_snapshot!(speeds(&links), @r"
         Link          Note            GB/s  Gbit/s  Latency (us)
         ------------  -------------  -----  ------  ------------
         10 GbE        line rate       1.25      10            50
         PCIe 4 x16    per direction  31.51  252.06           0.7
-        shm, 2 ranks  measured here   8.12   64.98             -
+        shm, 2 ranks  measured here   8.12   64.98             1
         ");
     }
 
     #[test]
     fn models_pay_for_their_gradients() {
         let models = [model("small", 109_386, 2.0), model("large", 25_557_032, 180.0)];
-        insta::assert_snapshot!(overheads(&models, 4, &link("10 GbE", 1.25, None, "")), @r"
+        insta::assert_snapshot!(overheads(&models, 4, "10 GbE", 1.25), @r"
         10 GbE at 1.25 GB/s, 4 ranks
         communication = bytes x 2(N-1)/N / bandwidth, overhead = communication / (communication + compute)
         Model  Parameters  Gradients (MB)  Compute (ms)  Comm. (ms)  Overhead (%)

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use paceline::cli::{BenchCommand, Cli, Command};
 use paceline::{
-    analyze, bench, check, compare, costs, environment, evaluate, experiment, launcher, sweep,
+    analyze, bench, check, compare, environment, evaluate, experiment, launcher, links, sweep,
     trace,
 };
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         }
         Command::Analyze(args) => analyze::analyze(&args),
         Command::Compare(args) => compare::compare(&args),
-        Command::Links(args) => costs::links_command(&args),
+        Command::Links(args) => links::links_command(&args),
         Command::Trace(command) => trace::trace(&command),
         Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),

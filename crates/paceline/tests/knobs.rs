@@ -33,7 +33,7 @@ fn the_learning_rate_follows_its_schedule() {
     // A run of two epochs ends at another rate than one of three has after two.
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{} --save saved", flags.replace("epochs 3", "epochs 2"))).ok();
-    let words = ["--epochs 2", "this run has 3", "another course", "pass the same --epochs"];
+    let words = ["--lr-steps 8", "this run has 12", "another course", "pass the same --lr-steps"];
     sandbox.train(&format!("{flags} --resume saved")).refused(&words);
 }
 

@@ -182,7 +182,7 @@ fn flags_without_effect_are_said() {
             run.stderr
         );
     }
-    let warnings = &json(&sandbox.run_folder().join("config.json"))["warnings"];
+    let warnings = &json(&sandbox.run_folder().join("config.json"))["resolved"]["warnings"];
     assert_eq!(warnings.as_array().unwrap().len(), 2);
 }
 

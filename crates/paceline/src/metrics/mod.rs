@@ -41,16 +41,17 @@ use crate::Result;
 use crate::run::config::TrainConfig;
 use event::Listeners;
 
-/// The views of a run with this folder, which only rank 0 has.
+/// The views of a run with this folder, which only rank 0 has. A run without one may still write its summary
+/// to a file, for rank 0 alone is told how it ended.
 pub fn listeners<'a>(config: &'a TrainConfig, folder: Option<&Path>) -> Result<Listeners<'a>> {
     let mut listeners = Listeners::default();
+    listeners.add(summary::SummaryFile::new(folder, config.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
     listeners.add(jsonl::MetricsFile::create(folder)?);
     if config.tensorboard {
         let folder = folder.join("tensorboard");
         listeners.add(tensorboard::TensorBoard::create(&folder)?);
     }
-    listeners.add(summary::SummaryFile::new(folder, config.json.as_deref()));
     if !config.quiet {
         listeners.add(console::Console::new(config, folder));
     }

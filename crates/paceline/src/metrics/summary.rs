@@ -32,10 +32,10 @@ pub struct SummaryFile {
 }
 
 impl SummaryFile {
-    /// The summary in a run folder, and in this file too.
-    pub fn new(folder: &Path, copy: Option<&Path>) -> Self {
-        let file = folder.join("summary.json");
-        Self { files: std::iter::once(file).chain(copy.map(Path::to_owned)).collect() }
+    /// The summary in a run folder, if there is one, and in this file too.
+    pub fn new(folder: Option<&Path>, copy: Option<&Path>) -> Self {
+        let file = folder.map(|folder| folder.join("summary.json"));
+        Self { files: file.into_iter().chain(copy.map(Path::to_owned)).collect() }
     }
 }
 

@@ -165,11 +165,11 @@ mod tests {
         let base = Spec::default();
         let words = |key: &str, value: &str| spec::shown(&spec::with(&base, key, value).unwrap());
         assert_eq!(words("channels", "16 32"), "paceline train --channels 16 32");
-        assert_eq!(words("batch-norm", "false"), "paceline train");
-        assert_eq!(words("batch-norm", "true"), "paceline train --batch-norm");
+        assert_eq!(words("batch-norm", "false"), "paceline train --batch-norm=false");
+        assert_eq!(words("batch-norm", "true"), "paceline train --batch-norm=true");
         assert_eq!(words("link", spec::LEFT_OUT), "paceline train");
         let bad = spec::with(&base, "batch-norm", "yes").unwrap_err().to_string();
-        assert!(bad.contains("true or false"), "{bad}");
+        assert!(bad.contains("--batch-norm") && bad.contains("true, false"), "{bad}");
         let bad = spec::with(&base, "strategy", "magic").unwrap_err().to_string();
         assert!(bad.contains("'magic'"), "{bad}");
     }

@@ -279,7 +279,7 @@ mod tests {
     fn all_stand_in_one_table() {
         insta::assert_snapshot!(text(&report(None)), @r"
         2 ranks over shm, on an emulated link of 10 Gbit/s, 50.0 us; like for like: batches per step 1
-        strategy    step ms  samples/s  compute ms  exposed ms  hidden ms  overlap %  waiting ms  ops/step  MB/step  peak MB    loss   weights  same bits
+        strategy    step ms  samples/s  compute ms  exposed ms  hidden ms  overlap %  waiting ms  ops/step  MB/step  peak MB    loss  weights   same bits
         ----------  -------  ---------  ----------  ----------  ---------  ---------  ----------  --------  -------  -------  ------  --------  ---------
         simple_ddp    25.00      5,120       20.00        5.00       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
         ddp           22.50      5,689       20.00        2.50       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
