@@ -129,7 +129,12 @@ fn resolve(
     config::check_ranks(&args, placement, world_size)?;
     let comm = config::resolve_comm(&args, placement, world_size)?;
     let global_batch_size = config::resolve_batch(&args, world_size, model.defaults().batch_size)?;
-    let needs = RunNeeds { samples: model.samples(), global_batch_size, steps_per_epoch: None };
+    let needs = RunNeeds {
+        model: model.name(),
+        samples: model.samples(),
+        global_batch_size,
+        steps_per_epoch: None,
+    };
     let data = DataConfig::resolve(&args.data, &settings, &needs)?;
     if !data.has_test() {
         return Err(Failure::Usage(format!(

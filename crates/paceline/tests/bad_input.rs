@@ -204,7 +204,10 @@ fn steps_and_optimizers() {
     refused("--lr-warmup-steps 9 --lr-steps 9 --lr-schedule linear", &endless);
     refused("--momentum -0.9", &["--momentum -0.9", "not negative"]);
     refused("--weight-decay -1", &["--weight-decay -1", "not negative"]);
-    refused("--optimizer adamw --momentum 0.9", &["--momentum does not apply to --optimizer adamw", "--optimizer sgd"]);
+    refused(
+        "--optimizer adamw --momentum 0.9",
+        &["--momentum does not apply to --optimizer adamw", "--optimizer sgd"],
+    );
     for value in ["0", "-1", "nan", "inf"] {
         refused(&format!("--clip-grad-norm {value}"), &["--clip-grad-norm", "above zero"]);
     }
@@ -225,7 +228,10 @@ fn memory() {
 fn data_flags() {
     refused("--data mnist", &["--data mnist needs --data-dir"]);
     refused("--data cifar10", &["--data cifar10 needs --data-dir"]);
-    refused("--data-dir .", &["--data-dir does not apply to --data synthetic", "--data mnist or --data cifar10"]);
+    refused(
+        "--data-dir .",
+        &["--data-dir does not apply to --data synthetic", "--data mnist or --data cifar10"],
+    );
     refused("--samples 0", &["--samples 0"]);
     let two = |values: &str| format!("{TINY} --nproc 2 --rank-samples {values}");
     refused(&two("100"), &["--rank-samples 100: there are 2 ranks", "pass one number for each"]);
@@ -266,7 +272,10 @@ fn data_folders() {
 
 #[test]
 fn downloads() {
-    refused("--download", &["--download does not apply to --data synthetic", "--data mnist or --data cifar10"]);
+    refused(
+        "--download",
+        &["--download does not apply to --data synthetic", "--data mnist or --data cifar10"],
+    );
     refused("--download --data mnist", &["--data mnist needs --data-dir"]);
     let mirror = ["--download", "not provided"];
     refused("--mirror http://127.0.0.1:1 --data mnist --data-dir new", &mirror);

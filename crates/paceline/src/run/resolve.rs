@@ -76,6 +76,7 @@ pub fn resolve_inputs(
         return usage("--eval-every 0: pass the number of optimizer steps between two".into());
     }
     let needs = RunNeeds {
+        model: model.name(),
         samples: model.samples(),
         global_batch_size,
         steps_per_epoch: flags.steps_per_epoch,

@@ -47,8 +47,9 @@ impl Files {
         let name = self.name;
         if run.samples != Samples::Images {
             return usage(format!(
-                "--data {name} has images, and this model trains on vectors; leave --data and --data-dir \
-                 out"
+                "--model {} trains on synthetic vectors, and --data {name} has images; leave --data and \
+                 --data-dir out",
+                run.model
             ));
         }
         if self.flags.data_dir.is_none() {

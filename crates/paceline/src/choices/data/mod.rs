@@ -37,7 +37,9 @@ pub trait DataChoice: Choice {
 
 /// What a run needs of its data.
 #[derive(Clone, Copy, Debug)]
-pub struct RunNeeds {
+pub struct RunNeeds<'a> {
+    /// The name of the model.
+    pub model: &'a str,
     /// What the model trains on.
     pub samples: Samples,
     /// Samples of a batch, on all ranks together.
