@@ -57,11 +57,6 @@ pub enum Cell {
 }
 
 impl Cell {
-    /// A number that may not be there.
-    pub fn maybe(value: Option<f64>) -> Self {
-        value.map_or(Cell::Missing, Cell::Number)
-    }
-
     /// As it is shown.
     pub fn shown(&self, column: &Column) -> String {
         match self {
@@ -102,6 +97,72 @@ impl Serialize for Cell {
 impl From<&str> for Cell {
     fn from(words: &str) -> Self {
         Cell::Text(words.to_owned())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(words: String) -> Self {
+        Cell::Text(words)
+    }
+}
+
+impl From<u64> for Cell {
+    fn from(number: u64) -> Self {
+        Cell::Whole(number)
+    }
+}
+
+impl From<usize> for Cell {
+    fn from(number: usize) -> Self {
+        Cell::Whole(number as u64)
+    }
+}
+
+impl From<f64> for Cell {
+    fn from(number: f64) -> Self {
+        Cell::Number(number)
+    }
+}
+
+impl<T: Into<Cell>> From<Option<T>> for Cell {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Cell::Missing, Into::into)
+    }
+}
+
+/// How the cell of a column is found in a row's source.
+type Get<T> = Box<dyn Fn(&T) -> Cell>;
+
+/// The columns of a table of `T`s, each defined once: what it is called, what it means and how its cell is
+/// found.
+pub struct Columns<T>(Vec<(Column, Get<T>)>);
+
+impl<T> Columns<T> {
+    /// No columns yet.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds a column, see [`Column`] for all but the last argument.
+    pub fn add<C: Into<Cell>>(
+        mut self,
+        key: &str,
+        label: &str,
+        (unit, decimals): (&str, usize),
+        definition: &str,
+        cell: impl Fn(&T) -> C + 'static,
+    ) -> Self {
+        let column = Column::new(key, label, unit, decimals, definition);
+        self.0.push((column, Box::new(move |row| cell(row).into())));
+        self
+    }
+
+    /// The table of these rows.
+    pub fn table(self, rows: impl IntoIterator<Item = T>) -> Table {
+        let cells = |row: T| self.0.iter().map(|(_, cell)| cell(&row)).collect();
+        let rows = rows.into_iter().map(cells).collect();
+        Table { columns: self.0.into_iter().map(|(column, _)| column).collect(), rows, mean: None }
     }
 }
 
@@ -391,7 +452,8 @@ mod tests {
         let rows = [vec!["a".to_owned()], vec!["bb".to_owned(), "c".to_owned()]];
         assert_eq!(aligned(&[""; 0], &rows, |_| false), " a\nbb  c");
         assert_eq!(aligned(&["a", "b"], &[Vec::new()], |_| true), "a  b\n-  -\n");
-        assert_eq!(aligned(&["a"], &[Vec::new(); 0], |_| true), "a\n-");
+        let none: [Vec<String>; 0] = [];
+        assert_eq!(aligned(&["a"], &none, |_| true), "a\n-");
         assert_eq!(or_dash(Some(1.25), 1) + &or_dash(None, 3), "1.2-");
     }
 

@@ -20,7 +20,7 @@ mod html;
 pub use files::{ReportError, write};
 
 use crate::table::{Cell, Column, Table};
-use chart::{Bars, Donuts, Lanes, Lines, Stacked};
+use chart::{Bar, Bars, Donuts, Lanes, Lines, Stack, Stacked};
 
 /// Everything that a page shows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -126,6 +126,33 @@ pub enum Body {
     Table(Table),
     /// Why there is nothing to show.
     Nothing(String),
+}
+
+impl Body {
+    /// The body, or `reason` where it has nothing to show.
+    pub fn or(self, reason: &str) -> Self {
+        let is_empty = match &self {
+            Body::Bars(bars) => bars.bars.iter().all(|bar| bar.value.is_none()),
+            Body::Stacked(stacked) => stacked.stacks.iter().all(|stack| stack.parts.is_empty()),
+            Body::Donuts(donuts) => donuts.donuts.iter().all(|donut| donut.parts.is_empty()),
+            Body::Lanes(lanes) => lanes.lanes.iter().all(|lane| lane.segments.is_empty()),
+            Body::Lines(lines) => lines.lines.is_empty(),
+            Body::Table(table) => table.rows.is_empty(),
+            Body::Nothing(_) => true,
+        };
+        if is_empty { Body::Nothing(reason.to_owned()) } else { self }
+    }
+
+    /// Bars that are made of parts.
+    pub fn stacked(unit: &str, stacks: impl IntoIterator<Item = Stack>) -> Self {
+        Body::Stacked(Stacked { unit: unit.to_owned(), stacks: stacks.into_iter().collect() })
+    }
+
+    /// Bars, the longest of which fills the width.
+    pub fn bars(unit: &str, bars: impl IntoIterator<Item = Bar>) -> Self {
+        let bars = bars.into_iter().collect();
+        Body::Bars(Bars { unit: unit.to_owned(), whole: None, bars })
+    }
 }
 
 impl Panel {

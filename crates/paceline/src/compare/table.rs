@@ -20,12 +20,12 @@ fn cell(figure: &Figure, run: &Run, price_per_hour: Option<f64>) -> Cell {
             link => Cell::Text(format!("{}, link {link}", summary.text("transport"))),
         },
         "world_size" => Cell::Whole(summary.count("world_size")),
-        "cost" => Cell::maybe(cost(run, price_per_hour)),
+        "cost" => Cell::from(cost(run, price_per_hour)),
         // Without measured steps the times of a step are zeros, which are no figures.
         _ if figure.is_part_of_step && !is_measured(run) => Cell::Missing,
         name => match (TRACED.iter().find(|(of, _)| *of == name), summary.text(name)) {
-            (Some((_, traced)), _) => Cell::maybe(mean(run, traced)),
-            (None, "") => Cell::maybe(summary.number(name)),
+            (Some((_, traced)), _) => Cell::from(mean(run, traced)),
+            (None, "") => Cell::from(summary.number(name)),
             (None, word) => Cell::from(word),
         },
     }

@@ -169,7 +169,7 @@ impl Report {
             let shown = |value| Cell::Number(value).shown(&column);
             let range = spread
                 .map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)));
-            let median = |of: Option<Spread>| Cell::maybe(of.map(|of| of.median));
+            let median = |of: Option<Spread>| Cell::from(of.map(|of| of.median));
             let mut cells =
                 vec![row.place.map_or(Cell::Missing, |place| Cell::Whole(place as u64))];
             cells.extend(row.values.iter().map(|value| Cell::Text(value.clone())));
@@ -215,7 +215,7 @@ impl Report {
             cells.push(row.failure.clone().map_or(Cell::Missing, Cell::Text));
             for of in &row.figures {
                 let parts = [of.map(|of| of.median), of.map(|of| of.min), of.map(|of| of.max)];
-                cells.extend(parts.map(Cell::maybe));
+                cells.extend(parts.map(Cell::from));
             }
             cells
         };

@@ -26,6 +26,13 @@ pub struct Stack {
     pub parts: Vec<Part>,
 }
 
+impl Part {
+    /// A part.
+    pub fn new(name: &str, value: f64, ink: Ink) -> Self {
+        Self { name: name.to_owned(), value, ink }
+    }
+}
+
 /// Bars of parts, of one unit, from zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stacked {

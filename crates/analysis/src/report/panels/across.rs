@@ -1,10 +1,14 @@
 //! What the ranks' traces say together: the critical path through collectives, and who made whom wait.
 
-use super::{ms, us};
-use crate::ranks::{AcrossRanks, ClockSource, RankClock, StepPath, WaitSource};
-use crate::report::chart::{Ink, Jump, Lane, Lanes, Part, Segment, Stack, Stacked};
+use super::{COUNT, PERCENT, RANK, US, ms, us};
+use crate::ranks::{
+    AcrossRanks, ClockSource, Meeting, RankClock, RankShare, RankWaits, StepPath, WaitSource,
+};
+use crate::report::chart::{Ink, Jump, Lane, Lanes, Part, Segment, Stack};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
-use crate::table::{Cell, Column, Table, counted};
+use crate::table::{Columns, counted};
+
+const NO_PATH: &str = "No step has a critical path.";
 
 /// Segments of a chart at most. A step of thousands of collectives would be a chart of pixels.
 const SEGMENTS: usize = 1500;
@@ -67,10 +71,6 @@ pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
     notes
 }
 
-fn rank_column() -> Column {
-    Column::new("rank", "rank", "", 0, "The rank of the process.")
-}
-
 /// The step of median length: the first one of a window often pays for the begin of the profile.
 fn shown_step(across: &AcrossRanks) -> Option<&StepPath> {
     let steps = across.path.steps.iter().filter(|step| !step.segments.is_empty());
@@ -88,7 +88,7 @@ fn lanes(across: &AcrossRanks) -> Panel {
     let panel =
         |body| Panel::new("path", "Critical path through collectives", "ms", definition, body);
     let Some(step) = shown_step(across) else {
-        return panel(Body::Nothing("No step has a critical path.".into()));
+        return panel(Body::Nothing(NO_PATH.into()));
     };
     let begin = step.segments.iter().map(|segment| segment.start_ns).min().unwrap_or(0);
     let mut lanes: Vec<Lane> = across
@@ -150,21 +150,17 @@ fn on_path(lanes: Vec<Lane>, mut jumps: Vec<Jump>) -> (Vec<Lane>, Vec<Jump>) {
 fn shares(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.path.ranks.iter().take(super::RANKS).collect();
     ranks.sort_by_key(|share| share.rank);
-    let stacks = ranks.iter().map(|share| {
-        let part = |name: &str, ns, ink| Part { name: name.into(), value: ms(ns), ink };
-        Stack {
-            label: format!("rank {}", share.rank),
-            parts: vec![
-                part("computation", share.compute_ns, Ink::Compute),
-                part("host", share.host_ns, Ink::Host),
-                part("transfer", share.transfer_ns, Ink::Communication),
-            ],
-        }
+    let stacks = ranks.iter().map(|share| Stack {
+        label: format!("rank {}", share.rank),
+        parts: vec![
+            Part::new("computation", ms(share.compute_ns), Ink::Compute),
+            Part::new("host", ms(share.host_ns), Ink::Host),
+            Part::new("transfer", ms(share.transfer_ns), Ink::Communication),
+        ],
     });
-    let stacks: Vec<Stack> = stacks.collect();
     let body = match across.path.len_ns() {
-        0 => Body::Nothing("No step has a critical path.".into()),
-        _ => Body::Stacked(Stacked { unit: "ms".into(), stacks }),
+        0 => Body::Nothing(NO_PATH.into()),
+        _ => Body::stacked("ms", stacks),
     };
     Panel::new(
         "path-shares",
@@ -181,20 +177,16 @@ fn shares(across: &AcrossRanks) -> Panel {
 fn waits(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.stragglers.ranks.iter().take(super::RANKS).collect();
     ranks.sort_by_key(|waits| waits.rank);
-    let stacks = ranks.iter().map(|waits| {
-        let part = |name: &str, ns, ink| Part { name: name.into(), value: ms(ns), ink };
-        Stack {
-            label: format!("rank {}", waits.rank),
-            parts: vec![
-                part("waited", waits.waited_ns, Ink::Wait),
-                part("moved data", waits.transfer_ns, Ink::Communication),
-            ],
-        }
+    let stacks = ranks.iter().map(|waits| Stack {
+        label: format!("rank {}", waits.rank),
+        parts: vec![
+            Part::new("waited", ms(waits.waited_ns), Ink::Wait),
+            Part::new("moved data", ms(waits.transfer_ns), Ink::Communication),
+        ],
     });
-    let stacks: Vec<Stack> = stacks.collect();
     let body = match across.stragglers.num_collectives {
         0 => Body::Nothing("No collective is in the traces of two ranks.".into()),
-        _ => Body::Stacked(Stacked { unit: "ms".into(), stacks }),
+        _ => Body::stacked("ms", stacks),
     };
     let source = match across.stragglers.source {
         WaitSource::Transport => "Waits are what the transport measured.",
@@ -207,199 +199,112 @@ fn waits(across: &AcrossRanks) -> Panel {
     Panel::new("waits", "Waiting and moving data", "ms", &definition, body)
 }
 
+#[rustfmt::skip]
 fn stragglers(across: &AcrossRanks) -> Panel {
-    let time =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 1, definition);
-    let count =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "", 0, definition);
-    let columns = vec![
-        rank_column(),
-        count(
-            "collectives",
-            "collectives",
-            "Collectives that it took part in together with others.",
-        ),
-        count("times_last", "times last", "To how many of them it came last."),
-        time(
-            "made_wait_us",
-            "made others wait",
+    let columns = Columns::<(&RankWaits, Option<&RankShare>)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0.rank)
+        .add("collectives", "collectives", COUNT,
+            "Collectives that it took part in together with others.", |of| of.0.num_collectives)
+        .add("times_last", "times last", COUNT, "To how many of them it came last.", |of| of.0.times_last)
+        .add("made_wait_us", "made others wait", US,
             "How long it had the others wait where it came last, added up over them.",
-        ),
-        time("waited_us", "waited", "How long it waited for the last rank."),
-        time(
-            "lead_us",
-            "later than the next",
+            |of| us(of.0.made_wait_ns))
+        .add("waited_us", "waited", US, "How long it waited for the last rank.", |of| us(of.0.waited_ns))
+        .add("lead_us", "later than the next", US,
             "How much later it came than the rank before it, where it came last: an upper \
              bound of what the run would gain if it were no slower than the second \
              slowest.",
-        ),
-        time("transfer_us", "moved data", "How long data moved, the wait not counted."),
-        time(
-            "gain_us",
-            "steps would gain",
+            |of| us(of.0.lead_ns))
+        .add("transfer_us", "moved data", US,
+            "How long data moved, the wait not counted.", |of| us(of.0.transfer_ns))
+        .add("gain_us", "steps would gain", US,
             "What the steps would gain if it were no later than the next rank wherever \
              the critical path depends on it, at collectives and at the end of the step: \
              an upper bound, since something else may then take as long.",
-        ),
-        Column::new(
-            "share_pctg",
-            "share of the path",
-            "%",
-            2,
+            |of| of.1.map(|share| us(share.gain_ns)))
+        .add("share_pctg", "share of the path", PERCENT,
             "Its computation and host time as a part of the critical path of all steps.",
-        ),
-    ];
-    let rows = across.stragglers.ranks.iter().map(|waits| {
-        let share = across.path.ranks.iter().find(|share| share.rank == waits.rank);
-        vec![
-            Cell::Whole(waits.rank as u64),
-            Cell::Whole(waits.num_collectives as u64),
-            Cell::Whole(waits.times_last as u64),
-            Cell::Number(us(waits.made_wait_ns as f64)),
-            Cell::Number(us(waits.waited_ns as f64)),
-            Cell::Number(us(waits.lead_ns as f64)),
-            Cell::Number(us(waits.transfer_ns as f64)),
-            Cell::maybe(share.map(|share| us(share.gain_ns as f64))),
-            Cell::maybe(share.map(|share| 100.0 * share.share)),
-        ]
-    });
+            |of| of.1.map(|share| 100.0 * share.share));
+    let share = |rank| across.path.ranks.iter().find(|share| share.rank == rank);
+    let rows = across.stragglers.ranks.iter().map(|waits| (waits, share(waits.rank)));
     Panel::new(
         "stragglers",
         "Stragglers",
         "",
         "Who came last to collectives, and how long the others waited for it; those first that made the \
          others wait longest.",
-        Body::Table(Table { columns, rows: rows.collect(), mean: None }),
+        Body::Table(columns.table(rows)),
     )
 }
 
+#[rustfmt::skip]
 fn worst(across: &AcrossRanks) -> Panel {
-    let time =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 1, definition);
-    let columns = vec![
-        Column::new("name", "collective", "", 0, "As the traces call it."),
-        Column::new("step", "step", "", 0, "The step in which its last rank came."),
-        Column::new("seq", "number", "", 0, "Its place in the sequence of its group."),
-        Column::new("last_rank", "last rank", "", 0, "The rank that came last."),
-        time(
-            "made_wait_us",
-            "made others wait",
+    let columns = Columns::<&Meeting>::new()
+        .add("name", "collective", COUNT, "As the traces call it.", |of| of.name.clone())
+        .add("step", "step", COUNT, "The step in which its last rank came.", |of| of.step)
+        .add("seq", "number", COUNT, "Its place in the sequence of its group.", |of| of.seq)
+        .add("last_rank", "last rank", COUNT, "The rank that came last.", |of| of.last().rank)
+        .add("made_wait_us", "made others wait", US,
             "The others' waits added up, each less what the last rank waited itself.",
-        ),
-        time(
-            "lead_us",
-            "later than the next",
-            "How much later the last rank came than the one before it.",
-        ),
-        time("transfer_us", "moved data", "How long data moved on the last rank."),
-    ];
-    let whole = |number: Option<u64>| number.map_or(Cell::Missing, Cell::Whole);
-    let rows = across.stragglers.worst.iter().map(|meeting| {
-        vec![
-            Cell::Text(meeting.name.clone()),
-            whole(meeting.step),
-            whole(meeting.seq),
-            Cell::Whole(meeting.last().rank as u64),
-            Cell::Number(us(meeting.made_wait_ns() as f64)),
-            Cell::Number(us(meeting.lead_ns() as f64)),
-            Cell::Number(us(meeting.last().transfer_ns() as f64)),
-        ]
-    });
-    let rows: Vec<_> = rows.collect();
-    let body = match rows.is_empty() {
-        true => Body::Nothing("No collective made a rank wait.".into()),
-        false => Body::Table(Table { columns, rows, mean: None }),
-    };
+            |of| us(of.made_wait_ns()))
+        .add("lead_us", "later than the next", US,
+            "How much later the last rank came than the one before it.", |of| us(of.lead_ns()))
+        .add("transfer_us", "moved data", US,
+            "How long data moved on the last rank.", |of| us(of.last().transfer_ns()));
+    let body = Body::Table(columns.table(&across.stragglers.worst)).or("No collective made a rank wait.");
     let definition =
         "The collectives, twenty at most, whose last rank made the others wait longest.";
     Panel::new("worst", "Longest waits", "", definition, body)
 }
 
+#[rustfmt::skip]
 fn parts(across: &AcrossRanks) -> Panel {
-    let columns = vec![
-        rank_column(),
-        Column::new(
-            "what",
-            "what",
-            "",
-            0,
+    let len_ns = across.path.len_ns();
+    let columns = Columns::<(usize, &str, i64)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("what", "what", COUNT,
             "The span that the path lies in; without one the kernel or operator that took \
              most of it, or host.",
-        ),
-        Column::new(
-            "time_us",
-            "time on the path",
-            "us",
-            1,
-            "Computation and host time on the critical path of all steps.",
-        ),
-        Column::new("share_pctg", "share", "%", 2, "Part of the critical path of all steps."),
-    ];
-    let len_ns = across.path.len_ns();
+            |of| of.1.to_owned())
+        .add("time_us", "time on the path", US,
+            "Computation and host time on the critical path of all steps.", |of| us(of.2))
+        .add("share_pctg", "share", PERCENT, "Part of the critical path of all steps.",
+            move |of| (len_ns > 0).then(|| 100.0 * of.2 as f64 / len_ns as f64));
     let rows = across.path.ranks.iter().flat_map(|share| {
-        share.parts.iter().take(PARTS).map(|(what, ns)| {
-            let part = (len_ns > 0).then(|| 100.0 * *ns as f64 / len_ns as f64);
-            vec![
-                Cell::Whole(share.rank as u64),
-                Cell::Text(what.clone()),
-                Cell::Number(us(*ns as f64)),
-                Cell::maybe(part),
-            ]
-        })
+        share.parts.iter().take(PARTS).map(|(what, ns)| (share.rank, what.as_str(), *ns))
     });
-    let rows: Vec<_> = rows.collect();
-    let body = match rows.is_empty() {
-        true => Body::Nothing("No step has a critical path.".into()),
-        false => Body::Table(Table { columns, rows, mean: None }),
-    };
     let definition = "What ranks did on the critical path of all steps, the longest eight of each.";
+    let body = Body::Table(columns.table(rows)).or(NO_PATH);
     Panel::new("path-parts", "What the path consists of", "", definition, body)
 }
 
+#[rustfmt::skip]
 fn clocks(across: &AcrossRanks) -> Panel {
-    let columns = vec![
-        rank_column(),
-        Column::new("source", "offset", "", 0, "Where the offset of its clock comes from."),
-        Column::new(
-            "begin_us",
-            "at the begin",
-            "us",
-            3,
+    const EXACT: (&str, usize) = ("us", 3);
+    let columns = Columns::<&RankClock>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.rank)
+        .add("source", "offset", COUNT, "Where the offset of its clock comes from.", |of| match of.source {
+            ClockSource::Reference => "reference".to_owned(),
+            ClockSource::Measured => "measured while the ranks ran".to_owned(),
+            ClockSource::Estimated { num_collectives } => {
+                format!("estimated from {num_collectives} collectives")
+            }
+            ClockSource::AsWritten => "none: times as written".to_owned(),
+        })
+        .add("begin_us", "at the begin", EXACT,
             "What is added to the rank's clock to read the reference rank's, at the begin \
              of its trace.",
-        ),
-        Column::new(
-            "end_us",
-            "at the end",
-            "us",
-            3,
-            "The same at the end; on a straight line in between.",
-        ),
-        Column::new("error_us", "error", "us", 3, "By how much the offset may be wrong."),
-    ];
-    let words = |clock: &RankClock| match clock.source {
-        ClockSource::Reference => "reference".to_owned(),
-        ClockSource::Measured => "measured while the ranks ran".to_owned(),
-        ClockSource::Estimated { num_collectives } => {
-            format!("estimated from {num_collectives} collectives")
-        }
-        ClockSource::AsWritten => "none: times as written".to_owned(),
-    };
-    let rows = across.clocks.ranks.iter().map(|clock| {
-        vec![
-            Cell::Whole(clock.rank as u64),
-            Cell::Text(words(clock)),
-            Cell::Number(us(clock.offset_begin_ns as f64)),
-            Cell::Number(us(clock.offset_end_ns as f64)),
-            Cell::maybe(clock.error_ns.map(|ns| us(ns as f64))),
-        ]
-    });
+            |of| us(of.offset_begin_ns))
+        .add("end_us", "at the end", EXACT,
+            "The same at the end; on a straight line in between.", |of| us(of.offset_end_ns))
+        .add("error_us", "error", EXACT,
+            "By how much the offset may be wrong.", |of| of.error_ns.map(|ns| us(ns as i64)));
     Panel::new(
         "clocks",
         "Clocks",
         "",
         "How the clocks of the ranks were brought together. Everything across ranks is as \
          exact as this.",
-        Body::Table(Table { columns, rows: rows.collect(), mean: None }),
+        Body::Table(columns.table(&across.clocks.ranks)),
     )
 }

@@ -1,11 +1,13 @@
 //! The tables of Holistic Trace Analysis: why streams were idle, launches, queues, copies, and the
 //! critical path of each rank.
 
-use super::{kernels, label, ms, us};
-use crate::hta::{Analysis, BoundBy, RankAnalysis};
-use crate::report::chart::{Ink, Line, Lines, Part, Stack, Stacked};
+use super::{COUNT, PERCENT, RANK, US, kernels, label, ms, us};
+use crate::hta::{
+    Analysis, BoundBy, CopyBandwidth, IdleTime, LaunchStats, NameLaunches, PathName, StreamQueue,
+};
+use crate::report::chart::{Ink, Line, Lines, Part, Stack};
 use crate::report::{Body, Panel, Section};
-use crate::table::{Cell, Column, Table};
+use crate::table::{Cell, Columns};
 
 /// Rows of each rank in tables by name.
 const NAMES: usize = 12;
@@ -42,20 +44,13 @@ pub(super) fn section(analysis: &Analysis, has_lanes: bool) -> Section {
     )
 }
 
-fn rank_column() -> Column {
-    Column::new("rank", "rank", "", 0, "The rank of the process.")
-}
+const NO_PATH: &str = "No rank has a critical path.";
+const NO_LAUNCHES: &str = "The traces show no launches.";
+const STREAM: &str = "The stream's number in the trace.";
 
-fn rank_cell(rank: &RankAnalysis) -> Cell {
-    Cell::Whole(rank.rank as u64)
-}
-
-/// A table, or why there is none.
-fn table_or(columns: Vec<Column>, rows: Vec<Vec<Cell>>, reason: &str) -> Body {
-    match rows.is_empty() {
-        true => Body::Nothing(reason.to_owned()),
-        false => Body::Table(Table { columns, rows, mean: None }),
-    }
+/// Streams are whole numbers, of which -1 stands for none.
+fn stream(number: i64) -> Cell {
+    Cell::Number(number as f64)
 }
 
 fn path_bounds(analysis: &Analysis) -> Panel {
@@ -64,17 +59,12 @@ fn path_bounds(analysis: &Analysis) -> Panel {
         let parts = path.by_bound.iter().filter(|(bound, _)| *bound != BoundBy::None);
         let parts = parts.map(|&(bound, ns)| {
             let (name, ink) = words(bound);
-            Part { name: name.into(), value: ms(ns), ink }
+            Part::new(name, ms(ns), ink)
         });
         let step = path.step.map_or(String::new(), |step| format!(", step {step}"));
         Some(Stack { label: format!("{}{step}", label(rank)), parts: parts.collect() })
     });
-    let stacks: Vec<Stack> = stacks.collect();
-    let body = if stacks.is_empty() {
-        Body::Nothing("No rank has a critical path.".into())
-    } else {
-        Body::Stacked(Stacked { unit: "ms".into(), stacks })
-    };
+    let body = Body::stacked("ms", stacks).or(NO_PATH);
     Panel::new(
         "critical-path",
         "Critical path within a rank",
@@ -96,81 +86,48 @@ fn words(bound: BoundBy) -> (&'static str, Ink) {
     }
 }
 
+#[rustfmt::skip]
 fn path_names(analysis: &Analysis) -> Panel {
-    let columns = vec![
-        rank_column(),
-        Column::new(
-            "name",
-            "name",
-            "",
-            0,
-            "The operator, call or kernel that the time belongs to.",
-        ),
-        Column::new("bound_by", "limited by", "", 0, "What limits these pieces, in HTA's words."),
-        Column::new("pieces", "pieces", "", 0, "How many pieces of the path bear the name."),
-        Column::new("time_us", "time", "us", 1, "Sum of the lengths of these pieces on the path."),
-        Column::new("share_pctg", "share", "%", 2, "Part of the path's length."),
-    ];
-    let rows = analysis.ranks.iter().flat_map(|rank| {
-        let path = rank.critical_path.iter();
-        path.flat_map(move |path| {
-            path.by_name.iter().take(NAMES).map(move |of| {
-                let share = 100.0 * of.time_ns as f64 / path.total_ns as f64;
-                vec![
-                    rank_cell(rank),
-                    Cell::Text(of.name.clone()),
-                    of.bound_by.name().into(),
-                    Cell::Whole(of.pieces),
-                    Cell::Number(us(of.time_ns as f64)),
-                    Cell::Number(share),
-                ]
-            })
-        })
+    let columns = Columns::<(usize, &PathName, i64)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("name", "name", COUNT, "The operator, call or kernel that the time belongs to.",
+            |of| of.1.name.clone())
+        .add("bound_by", "limited by", COUNT, "What limits these pieces, in HTA's words.",
+            |of| of.1.bound_by.name())
+        .add("pieces", "pieces", COUNT, "How many pieces of the path bear the name.", |of| of.1.pieces)
+        .add("time_us", "time", US, "Sum of the lengths of these pieces on the path.", |of| us(of.1.time_ns))
+        .add("share_pctg", "share", PERCENT, "Part of the path's length.",
+            |of| 100.0 * of.1.time_ns as f64 / of.2 as f64);
+    let rows = analysis.ranks.iter().filter_map(|rank| Some((rank.rank, rank.critical_path.as_ref()?)));
+    let rows = rows.flat_map(|(rank, path)| {
+        path.by_name.iter().take(NAMES).map(move |name| (rank, name, path.total_ns))
     });
     Panel::new(
         "critical-path-names",
         "What the critical path consists of",
         "",
         "The twelve names with the most time on the critical path of each rank.",
-        table_or(columns, rows.collect(), "No rank has a critical path."),
+        Body::Table(columns.table(rows)).or(NO_PATH),
     )
 }
 
+#[rustfmt::skip]
 fn idle(analysis: &Analysis) -> Panel {
-    let columns = vec![
-        rank_column(),
-        Column::new("stream", "stream", "", 0, "The stream's number in the trace."),
-        Column::new(
-            "category",
-            "category",
-            "",
-            0,
+    let columns = Columns::<(usize, i64, &IdleTime)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("stream", "stream", COUNT, STREAM, |of| stream(of.1))
+        .add("category", "category", COUNT,
             "host_wait: the next kernel was launched only after the last one had ended, so the host was \
              too slow. kernel_wait: it had been launched in time, and the gap is short. other: neither; \
              the stream waited for another one, or for memory.",
-        ),
-        Column::new(
-            "gaps",
-            "gaps",
-            "",
-            0,
-            "How many gaps between kernels there are of the category.",
-        ),
-        Column::new("idle_us", "idle", "us", 1, "Sum of the lengths of these gaps."),
-        Column::new("share_pctg", "share", "%", 2, "Part of the stream's idle time."),
-    ];
+            |of| of.2.category.name())
+        .add("gaps", "gaps", COUNT, "How many gaps between kernels there are of the category.", |of| of.2.gaps)
+        .add("idle_us", "idle", US, "Sum of the lengths of these gaps.", |of| us(of.2.time_ns))
+        .add("share_pctg", "share", PERCENT, "Part of the stream's idle time.",
+            |of| of.2.ratio.map(|ratio| 100.0 * ratio));
     let rows = analysis.ranks.iter().flat_map(|rank| {
-        rank.idle.iter().flat_map(move |stream| {
-            stream.by_category.iter().map(move |of| {
-                vec![
-                    rank_cell(rank),
-                    stream_cell(stream.stream),
-                    of.category.name().into(),
-                    Cell::Whole(of.gaps),
-                    Cell::Number(us(of.time_ns as f64)),
-                    Cell::maybe(of.ratio.map(|ratio| 100.0 * ratio)),
-                ]
-            })
+        rank.idle.iter().flat_map(|stream| {
+            stream.by_category.iter().map(|of| (rank.rank, stream.stream, of))
         })
     });
     Panel::new(
@@ -178,105 +135,65 @@ fn idle(analysis: &Analysis) -> Panel {
         "Idle-time breakdown",
         "",
         "Gaps between the kernels of a stream, by what they are put down to; as HTA has it.",
-        table_or(columns, rows.collect(), "No stream has two kernels."),
+        Body::Table(columns.table(rows)).or("No stream has two kernels."),
     )
 }
 
-/// Streams are whole numbers, of which -1 stands for none.
-fn stream_cell(stream: i64) -> Cell {
-    Cell::Number(stream as f64)
-}
-
+#[rustfmt::skip]
 fn launches(analysis: &Analysis) -> Panel {
-    let time =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 2, definition);
-    let count =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "", 0, definition);
-    let columns = vec![
-        rank_column(),
-        count("launches", "launches", "Calls of the host that led to a kernel."),
-        time("cpu_mean_us", "call, mean", "Mean duration of the calls on the host."),
-        time("cpu_p95_us", "call, p95", "95th percentile of the durations of the calls."),
-        time("gpu_mean_us", "kernel, mean", "Mean duration of the kernels."),
-        time(
-            "delay_mean_us",
-            "delay, mean",
-            "Mean time from the end of the call to the begin of the kernel.",
-        ),
-        time("delay_p95_us", "delay, p95", "95th percentile of that time."),
-        time("delay_max_us", "delay, max", "Longest of these times."),
-        count(
-            "short_kernels",
-            "short kernels",
-            "Kernels that were shorter than the call that launched them.",
-        ),
-        count("slow_calls", "slow calls", "Calls longer than 50 us, as HTA has it."),
-        count("long_delays", "long delays", "Delays longer than 100 us, as HTA has it."),
-    ];
-    let rows = analysis.ranks.iter().filter_map(|rank| {
-        let of = rank.launches.as_ref()?;
-        Some(vec![
-            rank_cell(rank),
-            Cell::Whole(of.cpu_ns.count),
-            Cell::Number(us(of.cpu_ns.mean)),
-            Cell::Number(us(of.cpu_ns.p95)),
-            Cell::Number(us(of.gpu_ns.mean)),
-            Cell::Number(us(of.delay_ns.mean)),
-            Cell::Number(us(of.delay_ns.p95)),
-            Cell::Number(us(of.delay_ns.max)),
-            Cell::Whole(of.short_kernels),
-            Cell::Whole(of.slow_calls),
-            Cell::Whole(of.long_delays),
-        ])
-    });
+    const US: (&str, usize) = ("us", 2);
+    let columns = Columns::<(usize, &LaunchStats)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("launches", "launches", COUNT, "Calls of the host that led to a kernel.", |of| of.1.cpu_ns.count)
+        .add("cpu_mean_us", "call, mean", US, "Mean duration of the calls on the host.",
+            |of| of.1.cpu_ns.mean / 1e3)
+        .add("cpu_p95_us", "call, p95", US, "95th percentile of the durations of the calls.",
+            |of| of.1.cpu_ns.p95 / 1e3)
+        .add("gpu_mean_us", "kernel, mean", US, "Mean duration of the kernels.", |of| of.1.gpu_ns.mean / 1e3)
+        .add("delay_mean_us", "delay, mean", US,
+            "Mean time from the end of the call to the begin of the kernel.", |of| of.1.delay_ns.mean / 1e3)
+        .add("delay_p95_us", "delay, p95", US, "95th percentile of that time.", |of| of.1.delay_ns.p95 / 1e3)
+        .add("delay_max_us", "delay, max", US, "Longest of these times.", |of| of.1.delay_ns.max / 1e3)
+        .add("short_kernels", "short kernels", COUNT,
+            "Kernels that were shorter than the call that launched them.", |of| of.1.short_kernels)
+        .add("slow_calls", "slow calls", COUNT, "Calls longer than 50 us, as HTA has it.", |of| of.1.slow_calls)
+        .add("long_delays", "long delays", COUNT, "Delays longer than 100 us, as HTA has it.",
+            |of| of.1.long_delays);
+    let rows = analysis.ranks.iter().filter_map(|rank| Some((rank.rank, rank.launches.as_ref()?)));
     Panel::new(
         "launches",
         "Launch statistics",
         "",
         "What it took to launch kernels, by HTA's formulas. Many short kernels with long delays mean \
          that the host holds the device back.",
-        table_or(columns, rows.collect(), "The traces show no launches."),
+        Body::Table(columns.table(rows)).or(NO_LAUNCHES),
     )
 }
 
+#[rustfmt::skip]
 fn launches_by_kernel(analysis: &Analysis) -> Panel {
-    let time =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 2, definition);
-    let columns = vec![
-        rank_column(),
-        Column::new("name", "kernel", "", 0, "The kernel's name."),
-        Column::new("launches", "launches", "", 0, "How often it was launched."),
-        time("cpu_mean_us", "call, mean", "Mean duration of the calls on the host."),
-        time("gpu_mean_us", "kernel, mean", "Mean duration of the kernel."),
-        time(
-            "delay_mean_us",
-            "delay, mean",
-            "Mean time from the end of the call to the begin of the kernel.",
-        ),
-        time("delay_max_us", "delay, max", "Longest of these times."),
-        Column::new("short", "short", "", 0, "How many of them were shorter than their call."),
-    ];
+    const US: (&str, usize) = ("us", 2);
+    let columns = Columns::<(usize, &NameLaunches)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("name", "kernel", COUNT, "The kernel's name.", |of| of.1.name.clone())
+        .add("launches", "launches", COUNT, "How often it was launched.", |of| of.1.launches)
+        .add("cpu_mean_us", "call, mean", US, "Mean duration of the calls on the host.",
+            |of| of.1.cpu_mean_ns / 1e3)
+        .add("gpu_mean_us", "kernel, mean", US, "Mean duration of the kernel.", |of| of.1.gpu_mean_ns / 1e3)
+        .add("delay_mean_us", "delay, mean", US,
+            "Mean time from the end of the call to the begin of the kernel.", |of| of.1.delay_mean_ns / 1e3)
+        .add("delay_max_us", "delay, max", US, "Longest of these times.", |of| us(of.1.delay_max_ns))
+        .add("short", "short", COUNT, "How many of them were shorter than their call.", |of| of.1.short);
     let rows = analysis.ranks.iter().flat_map(|rank| {
         let all = rank.launches.iter().flat_map(|of| of.by_kernel.iter().take(NAMES));
-        all.map(|of| {
-            vec![
-                rank_cell(rank),
-                Cell::Text(of.name.clone()),
-                Cell::Whole(of.launches),
-                Cell::Number(us(of.cpu_mean_ns)),
-                Cell::Number(us(of.gpu_mean_ns)),
-                Cell::Number(us(of.delay_mean_ns)),
-                Cell::Number(us(of.delay_max_ns as f64)),
-                Cell::Whole(of.short),
-            ]
-        })
+        all.map(|of| (rank.rank, of))
     });
     Panel::new(
         "launches-by-kernel",
         "Launches by kernel",
         "",
         "The twelve kernels of each rank with the largest sums of delays.",
-        table_or(columns, rows.collect(), "The traces show no launches."),
+        Body::Table(columns.table(rows)).or(NO_LAUNCHES),
     )
 }
 
@@ -289,12 +206,8 @@ fn queue_lines(analysis: &Analysis) -> Panel {
         let name = format!("{}, stream {}", label(rank), longest.stream);
         Some(Line { name, ink: Ink::Series(rank.rank), points })
     });
-    let lines: Vec<Line> = lines.collect();
-    let body = if lines.is_empty() {
-        Body::Nothing("The traces show no launches.".into())
-    } else {
-        Body::Lines(Lines { x_unit: "ms".into(), y_unit: "launches".into(), lines })
-    };
+    let (x_unit, y_unit) = ("ms".into(), "launches".into());
+    let body = Body::Lines(Lines { x_unit, y_unit, lines: lines.collect() }).or(NO_LAUNCHES);
     Panel::new(
         "queue",
         "Queue length over time",
@@ -305,89 +218,53 @@ fn queue_lines(analysis: &Analysis) -> Panel {
     )
 }
 
+#[rustfmt::skip]
 fn queues(analysis: &Analysis) -> Panel {
-    let plain =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "", 2, definition);
-    let columns = vec![
-        rank_column(),
-        Column::new("stream", "stream", "", 0, "The stream's number in the trace."),
-        Column::new("changes", "changes", "", 0, "How often the length changed."),
-        plain(
-            "mean",
-            "mean",
-            "Mean of the length after each change, not weighted with time, as in HTA.",
-        ),
-        plain("p50", "median", "Median of the length after each change."),
-        plain("p95", "p95", "95th percentile of the length after each change."),
-        plain("max", "max", "Greatest length."),
-        Column::new(
-            "full_us",
-            "full",
-            "us",
-            1,
-            "Time at which it held 1024 launches or more, which holds the host back.",
-        ),
-    ];
-    let rows = analysis.ranks.iter().flat_map(|rank| {
-        rank.queues.iter().map(move |queue| {
-            vec![
-                rank_cell(rank),
-                stream_cell(queue.stream),
-                Cell::Whole(queue.length.count),
-                Cell::Number(queue.length.mean),
-                Cell::Number(queue.length.p50),
-                Cell::Number(queue.length.p95),
-                Cell::Number(queue.length.max),
-                Cell::Number(us(queue.full_ns as f64)),
-            ]
-        })
-    });
+    const LENGTH: (&str, usize) = ("", 2);
+    let columns = Columns::<(usize, &StreamQueue)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("stream", "stream", COUNT, STREAM, |of| stream(of.1.stream))
+        .add("changes", "changes", COUNT, "How often the length changed.", |of| of.1.length.count)
+        .add("mean", "mean", LENGTH,
+            "Mean of the length after each change, not weighted with time, as in HTA.", |of| of.1.length.mean)
+        .add("p50", "median", LENGTH, "Median of the length after each change.", |of| of.1.length.p50)
+        .add("p95", "p95", LENGTH, "95th percentile of the length after each change.", |of| of.1.length.p95)
+        .add("max", "max", LENGTH, "Greatest length.", |of| of.1.length.max)
+        .add("full_us", "full", US, "Time at which it held 1024 launches or more, which holds the host back.",
+            |of| us(of.1.full_ns));
+    let rows = analysis.ranks.iter();
+    let rows = rows.flat_map(|rank| rank.queues.iter().map(|queue| (rank.rank, queue)));
     Panel::new(
         "queues",
         "Queue length",
         "",
         "Work that was launched and had not begun, per stream.",
-        table_or(columns, rows.collect(), "The traces show no launches."),
+        Body::Table(columns.table(rows)).or(NO_LAUNCHES),
     )
 }
 
+#[rustfmt::skip]
 fn copies(analysis: &Analysis) -> Panel {
-    let rate =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "GB/s", 3, definition);
-    let columns = vec![
-        rank_column(),
-        Column::new("name", "copy", "", 0, "The kind of copy."),
-        Column::new("copies", "copies", "", 0, "How many there were."),
-        Column::new("mb", "moved", "MB", 2, "Sum of their bytes, in MB of 1e6."),
-        Column::new("time_us", "time", "us", 1, "Sum of their durations."),
-        rate(
-            "mean_gb_s",
-            "mean",
+    const RATE: (&str, usize) = ("GB/s", 3);
+    let columns = Columns::<(usize, &CopyBandwidth)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("name", "copy", COUNT, "The kind of copy.", |of| of.1.name.clone())
+        .add("copies", "copies", COUNT, "How many there were.", |of| of.1.copies)
+        .add("mb", "moved", ("MB", 2), "Sum of their bytes, in MB of 1e6.", |of| of.1.bytes as f64 / 1e6)
+        .add("time_us", "time", US, "Sum of their durations.", |of| us(of.1.time_ns))
+        .add("mean_gb_s", "mean", RATE,
             "Mean of the summed bandwidth of running copies, after each change where it \
              is above zero, as HTA has it; GB are 1e9 bytes.",
-        ),
-        rate("p95_gb_s", "p95", "95th percentile of that bandwidth."),
-        rate("max_gb_s", "max", "Greatest bandwidth."),
-    ];
-    let rows = analysis.ranks.iter().flat_map(|rank| {
-        rank.copies.iter().map(move |of| {
-            vec![
-                rank_cell(rank),
-                Cell::Text(of.name.clone()),
-                Cell::Whole(of.copies),
-                Cell::Number(of.bytes as f64 / 1e6),
-                Cell::Number(us(of.time_ns as f64)),
-                Cell::maybe(of.gb_per_s.map(|of| of.mean)),
-                Cell::maybe(of.gb_per_s.map(|of| of.p95)),
-                Cell::maybe(of.gb_per_s.map(|of| of.max)),
-            ]
-        })
-    });
+            |of| of.1.gb_per_s.map(|of| of.mean))
+        .add("p95_gb_s", "p95", RATE, "95th percentile of that bandwidth.", |of| of.1.gb_per_s.map(|of| of.p95))
+        .add("max_gb_s", "max", RATE, "Greatest bandwidth.", |of| of.1.gb_per_s.map(|of| of.max));
+    let rows = analysis.ranks.iter();
+    let rows = rows.flat_map(|rank| rank.copies.iter().map(|copies| (rank.rank, copies)));
     Panel::new(
         "copies",
         "Memory bandwidth",
         "",
         "Copies and memory sets of the device, by kind.",
-        table_or(columns, rows.collect(), "The traces hold no copies."),
+        Body::Table(columns.table(rows)).or("The traces hold no copies."),
     )
 }

@@ -1,11 +1,11 @@
 //! Two traces side by side.
 
 use crate::hta::{Diff, DiffRow, Side};
-use crate::report::chart::{Bar, Bars, Ink};
+use crate::report::chart::{Bar, Ink};
 use crate::report::{Body, Figure, Panel, Report, Section, Weight, Width};
-use crate::table::{Cell, Column, Table};
+use crate::table::{Cell, Column, Columns, Table};
 
-use super::About;
+use super::{About, COUNT, US, us};
 
 /// Names in each chart.
 const NAMES: usize = 12;
@@ -86,49 +86,27 @@ fn changes(diff: &Diff, id: &str, title: &str, sign: i64) -> Panel {
             Side::Device => Ink::Compute,
         },
     });
-    let bars: Vec<Bar> = bars.collect();
-    let body = match bars.is_empty() {
-        true => Body::Nothing("Nothing does.".into()),
-        false => Body::Bars(Bars { unit: "ms".into(), whole: None, bars }),
-    };
+    let body = Body::bars("ms", bars).or("Nothing does.");
     let definition = "The twelve names with the largest difference of summed durations; kernels of the \
          device in blue, the host in brown.";
     Panel::new(id, title, "ms", definition, body).wide(Width::Half)
 }
 
 /// Every name.
+#[rustfmt::skip]
 fn table(diff: &Diff) -> Table {
-    let count =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "", 0, definition);
-    let time =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 1, definition);
-    let columns = vec![
-        Column::new("name", "name", "", 0, "The operator, call, span or kernel."),
-        Column::new("side", "side", "", 0, "Whether it ran on the host or on the device."),
-        Column::new("change", "change", "", 0, "What became of it, by counts."),
-        count("first_calls", "calls, first", "How often it occurs in the first."),
-        count("second_calls", "calls, second", "How often it occurs in the second."),
-        count("calls_difference", "calls, difference", "Second minus first."),
-        time("first_us", "time, first", "Sum of its durations in the first."),
-        time("second_us", "time, second", "Sum of its durations in the second."),
-        time("difference_us", "time, difference", "Second minus first."),
-    ];
-    let rows = diff.rows.iter().map(|row| {
-        let side = match row.side {
+    Columns::<&DiffRow>::new()
+        .add("name", "name", COUNT, "The operator, call, span or kernel.", |of| of.name.clone())
+        .add("side", "side", COUNT, "Whether it ran on the host or on the device.", |of| match of.side {
             Side::Host => "host",
             Side::Device => "device",
-        };
-        vec![
-            Cell::Text(row.name.clone()),
-            side.into(),
-            row.change.name().into(),
-            Cell::Whole(row.control_calls),
-            Cell::Whole(row.test_calls),
-            Cell::Number(row.calls() as f64),
-            Cell::Number(row.control_ns as f64 / 1e3),
-            Cell::Number(row.test_ns as f64 / 1e3),
-            Cell::Number(row.time_ns() as f64 / 1e3),
-        ]
-    });
-    Table { columns, rows: rows.collect(), mean: None }
+        })
+        .add("change", "change", COUNT, "What became of it, by counts.", |of| of.change.name())
+        .add("first_calls", "calls, first", COUNT, "How often it occurs in the first.", |of| of.control_calls)
+        .add("second_calls", "calls, second", COUNT, "How often it occurs in the second.", |of| of.test_calls)
+        .add("calls_difference", "calls, difference", COUNT, "Second minus first.", |of| of.calls() as f64)
+        .add("first_us", "time, first", US, "Sum of its durations in the first.", |of| us(of.control_ns))
+        .add("second_us", "time, second", US, "Sum of its durations in the second.", |of| us(of.test_ns))
+        .add("difference_us", "time, difference", US, "Second minus first.", |of| us(of.time_ns()))
+        .table(&diff.rows)
 }

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::{label, ms};
-use crate::hta::{Analysis, KernelKind, Temporal, top_kernels};
-use crate::report::chart::{Bar, Bars, Donut, Donuts, Ink, Part, Stack, Stacked};
+use super::{COUNT, RANK, US, label, ms, us};
+use crate::hta::{Analysis, KernelKind, KernelStats, Temporal, top_kernels};
+use crate::report::chart::{Bar, Donut, Donuts, Ink, Part, Stack};
 use crate::report::{Body, Panel};
+use crate::table::Columns;
+
+const NO_KERNEL: &str = "No rank has a kernel.";
 
 /// Kernels that are shown.
 const LONGEST: usize = 12;
@@ -14,11 +17,10 @@ const LONGEST: usize = 12;
 pub(super) fn temporal(analysis: &Analysis) -> Panel {
     let stacks = analysis.ranks.iter().map(|rank| {
         let Temporal { idle_ns, compute_ns, non_compute_ns, .. } = rank.temporal;
-        let part = |name: &str, ns, ink| Part { name: name.into(), value: ms(ns), ink };
         let parts = vec![
-            part("compute", compute_ns, Ink::Compute),
-            part("non-compute", non_compute_ns, Ink::NonCompute),
-            part("idle", idle_ns, Ink::Idle),
+            Part::new("compute", ms(compute_ns), Ink::Compute),
+            Part::new("non-compute", ms(non_compute_ns), Ink::NonCompute),
+            Part::new("idle", ms(idle_ns), Ink::Idle),
         ];
         Stack { label: label(rank), parts }
     });
@@ -28,7 +30,7 @@ pub(super) fn temporal(analysis: &Analysis) -> Panel {
         "ms",
         "From the first to the last kernel: time with a compute kernel, time with other kernels only \
          (communication that nothing hides, copies), and time without any; as HTA computes it.",
-        Body::Stacked(Stacked { unit: "ms".into(), stacks: stacks.collect() }),
+        Body::stacked("ms", stacks),
     )
 }
 
@@ -52,16 +54,11 @@ pub(super) fn donuts(analysis: &Analysis) -> Panel {
                 kinds if kinds.len() == 2 => Ink::Both,
                 _ => Ink::Other,
             };
-            Part { name: names.join(" + "), value: ms(of.time_ns), ink }
+            Part::new(&names.join(" + "), ms(of.time_ns), ink)
         });
         Donut { label: label(rank), parts: parts.filter(|part| part.value > 0.0).collect() }
     });
-    let donuts: Vec<Donut> = donuts.collect();
-    let body = if donuts.iter().all(|donut| donut.parts.is_empty()) {
-        Body::Nothing("No rank has a kernel.".into())
-    } else {
-        Body::Donuts(Donuts { unit: "ms".into(), donuts })
-    };
+    let body = Body::Donuts(Donuts { unit: "ms".into(), donuts: donuts.collect() }).or(NO_KERNEL);
     Panel::new(
         "kinds",
         "Kinds of kernels",
@@ -89,12 +86,7 @@ pub(super) fn longest(analysis: &Analysis) -> Panel {
         value: Some(ms(sum_ns) / num_ranks),
         ink: ink(kind),
     });
-    let bars: Vec<Bar> = bars.collect();
-    let body = if bars.is_empty() {
-        Body::Nothing("No rank has a kernel.".into())
-    } else {
-        Body::Bars(Bars { unit: "ms".into(), whole: None, bars })
-    };
+    let body = Body::bars("ms", bars).or(NO_KERNEL);
     Panel::new(
         "longest",
         "The longest kernels",
@@ -106,41 +98,28 @@ pub(super) fn longest(analysis: &Analysis) -> Panel {
 }
 
 /// Statistics of the longest kernels of each rank.
+#[rustfmt::skip]
 pub(super) fn statistics(analysis: &Analysis) -> Panel {
-    use crate::table::{Cell, Column, Table};
-    let time =
-        |key: &str, label: &str, definition: &str| Column::new(key, label, "us", 1, definition);
-    let columns = vec![
-        Column::new("rank", "rank", "", 0, "The rank of the process."),
-        Column::new("name", "kernel", "", 0, "The kernel's name."),
-        Column::new("kind", "kind", "", 0, "What it does, told from its name as HTA does."),
-        Column::new("calls", "calls", "", 0, "How often it ran."),
-        time("sum_us", "sum", "Sum of its durations."),
-        time("mean_us", "mean", "Mean duration."),
-        time("std_us", "deviation", "Deviation of the durations from their mean (n - 1)."),
-        time("min_us", "min", "Shortest duration."),
-        time("max_us", "max", "Longest duration."),
-    ];
-    let rows = analysis.ranks.iter().flat_map(|rank| {
-        top_kernels(&rank.kernels, None, LONGEST).into_iter().map(|kernel| {
-            vec![
-                Cell::Whole(rank.rank as u64),
-                Cell::Text(kernel.name),
-                kernel.kind.name().into(),
-                Cell::Whole(kernel.calls),
-                Cell::Number(kernel.sum_ns as f64 / 1e3),
-                Cell::Number(kernel.mean_ns / 1e3),
-                Cell::Number(kernel.std_ns / 1e3),
-                Cell::Number(kernel.min_ns as f64 / 1e3),
-                Cell::Number(kernel.max_ns as f64 / 1e3),
-            ]
-        })
+    let columns = Columns::<(usize, KernelStats)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("name", "kernel", COUNT, "The kernel's name.", |of| of.1.name.clone())
+        .add("kind", "kind", COUNT, "What it does, told from its name as HTA does.", |of| of.1.kind.name())
+        .add("calls", "calls", COUNT, "How often it ran.", |of| of.1.calls)
+        .add("sum_us", "sum", US, "Sum of its durations.", |of| us(of.1.sum_ns))
+        .add("mean_us", "mean", US, "Mean duration.", |of| of.1.mean_ns / 1e3)
+        .add("std_us", "deviation", US, "Deviation of the durations from their mean (n - 1).",
+            |of| of.1.std_ns / 1e3)
+        .add("min_us", "min", US, "Shortest duration.", |of| us(of.1.min_ns))
+        .add("max_us", "max", US, "Longest duration.", |of| us(of.1.max_ns));
+    let rows = analysis.ranks.iter();
+    let rows = rows.flat_map(|rank| {
+        top_kernels(&rank.kernels, None, LONGEST).into_iter().map(|kernel| (rank.rank, kernel))
     });
     Panel::new(
         "kernels",
         "Kernels",
         "",
         "The twelve longest kernels of each rank, and all others as one.",
-        Body::Table(Table { columns, rows: rows.collect(), mean: None }),
+        Body::Table(columns.table(rows)),
     )
 }

@@ -2,9 +2,10 @@
 
 use super::label;
 use crate::hta::Analysis;
-use crate::report::chart::{Bar, Bars, Ink, Line, Lines};
+use crate::report::chart::{Bar, Ink, Line, Lines};
 use crate::report::{Body, Panel, Section, Width};
 
+const NO_SAMPLES: &str = "The traces hold no samples of memory.";
 /// As PyTorch's own tools count.
 const MIB: f64 = (1 << 20) as f64;
 
@@ -19,11 +20,8 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
                 ink: *ink,
             })
         });
-        let body = match analysis.ranks.iter().any(|rank| rank.memory.is_some()) {
-            true => Body::Bars(Bars { unit: "MiB".into(), whole: None, bars: bars.collect() }),
-            false => Body::Nothing("The traces hold no samples of memory.".into()),
-        };
-        Panel::new(id, title, "MiB", definition, body).wide(Width::Half)
+        Panel::new(id, title, "MiB", definition, Body::bars("MiB", bars).or(NO_SAMPLES))
+            .wide(Width::Half)
     };
     let peak = panel(
         "peak-memory",
@@ -58,12 +56,8 @@ pub(super) fn over_time(analysis: &Analysis) -> Section {
         let points = points.map(|p| ((p.at_ns - begin) as f64 / 1e6, p.value / MIB)).collect();
         Some(Line { name: label(rank), ink: Ink::Series(rank.rank), points })
     });
-    let lines: Vec<Line> = lines.collect();
-    let body = if lines.is_empty() {
-        Body::Nothing("The traces hold no samples of memory.".into())
-    } else {
-        Body::Lines(Lines { x_unit: "ms".into(), y_unit: "MiB".into(), lines })
-    };
+    let (x_unit, y_unit) = ("ms".into(), "MiB".into());
+    let body = Body::Lines(Lines { x_unit, y_unit, lines: lines.collect() }).or(NO_SAMPLES);
     let definition = "Bytes alive after each change, in MiB = 2^20 bytes, since the first sample of the \
          rank; the highest of each of at most 1000 equal stretches of time.";
     let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);

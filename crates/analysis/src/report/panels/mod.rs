@@ -104,6 +104,13 @@ pub fn of_analysis(
     report
 }
 
+/// Unit and decimals of columns that several tables have.
+const COUNT: (&str, usize) = ("", 0);
+const US: (&str, usize) = ("us", 1);
+const PERCENT: (&str, usize) = ("%", 2);
+/// What the first column of most tables says.
+const RANK: &str = "The rank of the process.";
+
 fn label(rank: &RankAnalysis) -> String {
     format!("rank {}", rank.rank)
 }
@@ -114,6 +121,6 @@ fn ms(ns: i64) -> f64 {
 }
 
 /// Nanoseconds as microseconds.
-fn us(ns: f64) -> f64 {
-    ns / 1e3
+fn us(ns: i64) -> f64 {
+    ns as f64 / 1e3
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::{COUNT, RANK};
 use crate::report::{Body, Note, Panel, Section, Weight};
-use crate::table::{Cell, Column, Table, counted};
+use crate::table::{Columns, counted};
 use crate::timeline::Timeline;
 
 /// What our own recorder says of events that found no room.
@@ -69,43 +70,29 @@ pub(super) fn notes(timelines: &[Timeline]) -> Vec<Note> {
 }
 
 /// The table of oddities, if there are any.
+#[rustfmt::skip]
 pub(super) fn section(timelines: &[Timeline]) -> Option<Section> {
-    let columns = vec![
-        Column::new("rank", "rank", "", 0, "The rank of the process."),
-        Column::new(
-            "kind",
-            "kind",
-            "",
-            0,
+    let columns = Columns::<(Option<usize>, &str, String, u64)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("kind", "kind", COUNT,
             "odd: not as it should be, and read as far as it could be. skipped: of no use for the \
              analysis. dropped: the recorder had no room for it.",
-        ),
-        Column::new(
-            "what",
-            "what",
-            "",
-            0,
-            "What was odd, or the category of events that were skipped.",
-        ),
-        Column::new("events", "events", "", 0, "How many."),
-    ];
+            |of| of.1)
+        .add("what", "what", COUNT,
+            "What was odd, or the category of events that were skipped.", |of| of.2.clone())
+        .add("events", "events", COUNT, "How many.", |of| of.3);
     let rows = timelines.iter().flat_map(|timeline| {
         let odd = timeline.oddities.iter().map(|(what, count)| ("odd", what.clone(), *count));
         let skipped = timeline.skipped.iter().filter(|(what, _)| !is_usual(what));
         let skipped = skipped.map(|(what, count)| ("skipped", what.clone(), *count));
         let lost = Some(dropped(timeline)).filter(|count| *count > 0);
         let lost = lost.map(|count| ("dropped", "by the recorder".to_owned(), count));
-        let rank = timeline.rank.map_or(Cell::Missing, |rank| Cell::Whole(rank as u64));
-        odd.chain(skipped).chain(lost).map(move |(kind, what, count)| {
-            vec![rank.clone(), kind.into(), Cell::Text(what), Cell::Whole(count)]
-        })
+        let rank = timeline.rank;
+        odd.chain(skipped).chain(lost).map(move |(kind, what, count)| (rank, kind, what, count))
     });
-    let rows: Vec<_> = rows.collect();
-    if rows.is_empty() {
-        return None;
-    }
+    let table = columns.table(rows);
     let definition = "What of the traces was not used, or not as it was written.";
-    let body = Body::Table(Table { columns, rows, mean: None });
-    let panel = Panel::new("oddities", "Oddities", "", definition, body);
-    Some(Section::new("oddities-section", "Left out, or odd", "", vec![panel]))
+    let is_empty = table.rows.is_empty();
+    let panel = Panel::new("oddities", "Oddities", "", definition, Body::Table(table));
+    (!is_empty).then(|| Section::new("oddities-section", "Left out, or odd", "", vec![panel]))
 }

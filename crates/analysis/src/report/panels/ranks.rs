@@ -3,7 +3,7 @@
 use super::summary::{definition, symbol};
 use super::{label, ms};
 use crate::hta::{Analysis, CollectiveKind, Unit, columns};
-use crate::report::chart::{Bar, Bars, Ink, Part, Stack, Stacked};
+use crate::report::chart::{Bar, Bars, Ink, Part, Stack};
 use crate::report::{Body, Panel, Section, Width};
 
 /// Bars of one column of the summary.
@@ -43,19 +43,11 @@ pub(super) fn ddp(analysis: &Analysis) -> Section {
 /// The panels of a sharded run, but for its memory.
 pub(super) fn sharding(analysis: &Analysis) -> Section {
     let stacks = analysis.ranks.iter().map(|rank| {
-        let parts = rank.collectives.by_kind.iter().map(|&(kind, _, time_ns)| Part {
-            name: kind.name().to_owned(),
-            value: ms(time_ns),
-            ink: ink(kind),
-        });
+        let parts = rank.collectives.by_kind.iter();
+        let parts = parts.map(|&(kind, _, ns)| Part::new(kind.name(), ms(ns), ink(kind)));
         Stack { label: label(rank), parts: parts.collect() }
     });
-    let stacks: Vec<Stack> = stacks.collect();
-    let body = if stacks.iter().all(|stack| stack.parts.is_empty()) {
-        Body::Nothing("No rank took part in a collective.".into())
-    } else {
-        Body::Stacked(Stacked { unit: "ms".into(), stacks })
-    };
+    let body = Body::stacked("ms", stacks).or("No rank took part in a collective.");
     let panel = Panel::new(
         "collectives",
         "Collectives",

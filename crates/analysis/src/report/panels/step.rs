@@ -1,10 +1,12 @@
 //! The anatomy of a step.
 
-use super::{label, us};
-use crate::hta::{Analysis, Anatomy, Part as StepPart};
-use crate::report::chart::{Ink, Part, Stack, Stacked};
+use std::collections::BTreeSet;
+
+use super::{COUNT, RANK, US, label, us};
+use crate::hta::{Analysis, Anatomy, Part as StepPart, RankAnalysis, StepAnatomy};
+use crate::report::chart::{Ink, Part, Stack};
 use crate::report::{Body, Panel, Section};
-use crate::table::{Cell, Column, Table};
+use crate::table::{Columns, Table};
 
 /// Steps of a rank that have a row of their own.
 const STEPS: usize = 100;
@@ -16,82 +18,42 @@ pub(super) fn section(analysis: &Analysis) -> Section {
          at. Parts are the spans that the program named; of spans within each other the innermost \
          counts, and what no span accounts for is the rest, so the parts add up to the step.";
     let lead = "In parts, on the thread that drives it.";
-    let panels = if with_steps.is_empty() {
-        let reason = "No trace names its steps (ProfilerStep#N).";
-        vec![Panel::new(
-            "anatomy",
-            "Anatomy of the step",
-            "ms",
-            definition,
-            Body::Nothing(reason.into()),
-        )]
-    } else {
-        let stacks = with_steps.iter().map(|(rank, anatomy)| {
-            let parts = anatomy.mean_ns.iter().map(|&(part, ns)| Part {
-                name: part.name().to_owned(),
-                value: ns / 1e6,
-                ink: ink(part),
-            });
-            Stack { label: label(rank), parts: parts.collect() }
-        });
-        let body = Body::Stacked(Stacked { unit: "ms".into(), stacks: stacks.collect() });
-        let all: Vec<_> = with_steps.iter().map(|(rank, anatomy)| (rank.rank, *anatomy)).collect();
-        vec![
-            Panel::new("anatomy", "Anatomy of the step", "ms", definition, body),
-            Panel::new(
-                "steps",
-                "Steps",
-                "",
-                "Every step of every rank in parts, which add up to its length.",
-                Body::Table(table(&all)),
-            ),
-        ]
-    };
+    let stacks = with_steps.iter().map(|(rank, anatomy)| {
+        let parts = anatomy.mean_ns.iter();
+        let parts = parts.map(|&(part, ns)| Part::new(part.name(), ns / 1e6, ink(part)));
+        Stack { label: label(rank), parts: parts.collect() }
+    });
+    let body = Body::stacked("ms", stacks).or("No trace names its steps (ProfilerStep#N).");
+    let mut panels = vec![Panel::new("anatomy", "Anatomy of the step", "ms", definition, body)];
+    if !with_steps.is_empty() {
+        let definition = "Every step of every rank in parts, which add up to its length.";
+        let body = Body::Table(table(&with_steps));
+        panels.push(Panel::new("steps", "Steps", "", definition, body));
+    }
     Section::new("step", "What a step consists of", lead, panels)
 }
 
-fn table(all: &[(usize, &Anatomy)]) -> Table {
-    let mut parts: Vec<StepPart> = Vec::new();
-    for (part, _) in all.iter().flat_map(|(_, anatomy)| &anatomy.mean_ns) {
-        if !parts.contains(part) {
-            parts.push(*part);
-        }
-    }
-    parts.sort_unstable();
-    let mut columns = vec![
-        Column::new("rank", "rank", "", 0, "The rank of the process."),
-        Column::new("step", "step", "", 0, "The step's number in the trace."),
-        Column::new("step_us", "length", "us", 1, "From the begin to the end of the step."),
-    ];
-    columns.extend(parts.iter().map(|part| {
+#[rustfmt::skip]
+fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
+    let parts = all.iter().flat_map(|(_, anatomy)| &anatomy.mean_ns);
+    let parts: BTreeSet<StepPart> = parts.map(|(part, _)| *part).collect();
+    let mut columns = Columns::<(usize, &StepAnatomy)>::new()
+        .add("rank", "rank", COUNT, RANK, |of| of.0)
+        .add("step", "step", COUNT, "The step's number in the trace.", |of| of.1.step.number)
+        .add("step_us", "length", US, "From the begin to the end of the step.", |of| us(of.1.step.time.dur_ns));
+    for part in parts {
         let key = part.name().replace([' ', '-'], "_") + "_us";
-        Column::new(&key, part.name(), "us", 1, meaning(*part))
-    }));
-    columns.push(Column::new(
-        "comm_alone_us",
-        "communication alone",
-        "us",
-        1,
+        columns = columns.add(&key, part.name(), US, meaning(part), move |(_, step)| {
+            step.parts.iter().find(|of| of.part == part).map(|of| us(of.time_ns))
+        });
+    }
+    let columns = columns.add("comm_alone_us", "communication alone", US,
         "Communication that the step launched, while nothing was computed. It lies across the parts, \
          and may reach beyond the step.",
-    ));
-    let rows = all.iter().flat_map(|(rank, anatomy)| {
-        anatomy.steps.iter().take(STEPS).map(|step| {
-            let time = |of: &StepPart| {
-                let found = step.parts.iter().find(|part| part.part == *of);
-                Cell::maybe(found.map(|part| us(part.time_ns as f64)))
-            };
-            let mut row = vec![
-                Cell::Whole(*rank as u64),
-                Cell::Whole(step.step.number),
-                Cell::Number(us(step.step.time.dur_ns as f64)),
-            ];
-            row.extend(parts.iter().map(time));
-            row.push(Cell::Number(us(step.exposed_ns as f64)));
-            row
-        })
-    });
-    Table { columns, rows: rows.collect(), mean: None }
+        |of| us(of.1.exposed_ns));
+    columns.table(all.iter().flat_map(|(rank, anatomy)| {
+        anatomy.steps.iter().take(STEPS).map(|step| (rank.rank, step))
+    }))
 }
 
 fn meaning(part: StepPart) -> &'static str {

@@ -1,8 +1,9 @@
 //! The summary: a line per rank, the headline, and what the console says.
 
+use super::{COUNT, RANK};
 use crate::hta::{self, Analysis, Unit, columns};
 use crate::report::{Body, Figure, Panel, Section};
-use crate::table::{Cell, Column, Table, aligned};
+use crate::table::{Cell, Column, Columns, Table, aligned};
 
 /// The name of the summary's panel.
 pub(super) const TABLE: &str = "summary";
@@ -65,7 +66,7 @@ fn cell(of: &hta::Column, value: Option<f64>) -> Cell {
         (Unit::Rank | Unit::Count, Some(value)) if value == value.trunc() && value >= 0.0 => {
             Cell::Whole(value as u64)
         }
-        (_, value) => Cell::maybe(value),
+        (_, value) => value.into(),
     }
 }
 
@@ -77,7 +78,7 @@ pub(super) fn table(analysis: &Analysis) -> Table {
     };
     let mean = |of: &&hta::Column| match of.unit {
         Unit::Rank => Cell::Text("mean".to_owned()),
-        _ => Cell::maybe(analysis.mean(of)),
+        _ => Cell::from(analysis.mean(of)),
     };
     Table {
         columns: all.iter().map(|of| column(of)).collect(),
@@ -116,13 +117,14 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
                 "comm_overhead_pctg" => "communication of kernel time".to_owned(),
                 _ => column.label.trim_end_matches(" time").replace("non ", "non-"),
             };
-            figures.push(Figure { column, value: Cell::maybe(analysis.mean(of)) });
+            figures.push(Figure { column, value: Cell::from(analysis.mean(of)) });
         }
     }
     figures
 }
 
 /// All tables by number; `not_used` says what of the traces is in none.
+#[rustfmt::skip]
 pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
     let panel = Panel::new(
         TABLE,
@@ -132,46 +134,20 @@ pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
          hover what it means.",
         Body::Table(table(analysis)),
     );
-    let files = Table {
-        columns: vec![
-            Column::new("rank", "rank", "", 0, "The rank of the process."),
-            Column::new("file", "file", "", 0, "Where its trace was read from."),
-            Column::new(
-                "counted",
-                "counted",
-                "",
-                0,
-                "What was counted as the rank's work: the kernels of its device or, where the trace has \
-                 none, the operators of its threads.",
-            ),
-            Column::new("steps_found", "steps in the file", "", 0, "Steps that the trace holds."),
-            Column::new(
-                "steps",
-                "steps looked at",
-                "",
-                0,
-                "Steps that the figures are about; 0 if it is the whole trace.",
-            ),
-        ],
-        rows: analysis
-            .ranks
-            .iter()
-            .map(|rank| {
-                let counted = match rank.source {
-                    hta::Source::Kernels => "kernels",
-                    hta::Source::Operators => "operators",
-                };
-                vec![
-                    Cell::Whole(rank.rank as u64),
-                    Cell::Text(rank.file.clone()),
-                    counted.into(),
-                    Cell::Whole(rank.steps.found as u64),
-                    Cell::Whole(rank.steps.chosen.len() as u64),
-                ]
+    let files = Columns::<&hta::RankAnalysis>::new()
+        .add("rank", "rank", COUNT, RANK, |rank| rank.rank)
+        .add("file", "file", COUNT, "Where its trace was read from.", |rank| rank.file.clone())
+        .add("counted", "counted", COUNT,
+            "What was counted as the rank's work: the kernels of its device or, where the trace has \
+             none, the operators of its threads.",
+            |rank| match rank.source {
+                hta::Source::Kernels => "kernels",
+                hta::Source::Operators => "operators",
             })
-            .collect(),
-        mean: None,
-    };
+        .add("steps_found", "steps in the file", COUNT, "Steps that the trace holds.", |rank| rank.steps.found)
+        .add("steps", "steps looked at", COUNT,
+            "Steps that the figures are about; 0 if it is the whole trace.", |rank| rank.steps.chosen.len())
+        .table(&analysis.ranks);
     let files = Panel::new("files", "Traces", "", "What was read.", Body::Table(files));
     Section::new("numbers", "All numbers", not_used.unwrap_or(""), vec![panel, files])
 }

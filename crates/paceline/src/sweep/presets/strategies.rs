@@ -210,7 +210,7 @@ fn text(report: &Report) -> String {
 
 fn table(rows: &[Row], has_costs: bool) -> String {
     fn number(row: &Row, name: &str) -> Cell {
-        Cell::maybe(row.summary.number(name))
+        Cell::from(row.summary.number(name))
     }
     let mut columns: Vec<Shown<Row>> = vec![
         ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
@@ -222,7 +222,7 @@ fn table(rows: &[Row], has_costs: bool) -> String {
         ("", "overlap %", 1, |row| number(row, "overlap_pct")),
         ("", "waiting ms", 2, |row| number(row, "comm_wait_ms")),
         ("", "ops/step", 2, |row| {
-            Cell::maybe(row.summary.number("comm_ops_per_step").map(hundredths))
+            Cell::from(row.summary.number("comm_ops_per_step").map(hundredths))
         }),
         ("", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
         ("", "peak MB", 2, |row| number(row, "peak_mb")),
@@ -231,7 +231,7 @@ fn table(rows: &[Row], has_costs: bool) -> String {
             Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
         }),
         ("", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
-        ("", "cost", 5, |row| Cell::maybe(row.cost)),
+        ("", "cost", 5, |row| Cell::from(row.cost)),
     ];
     columns.truncate(columns.len() - usize::from(!has_costs));
     table_of(rows, &columns).text()

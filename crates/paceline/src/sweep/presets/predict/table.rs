@@ -27,8 +27,8 @@ pub fn table(rows: &[Row]) -> Table {
             }),
             ("best_first_mb", "the first MB", 4, |row| Cell::Number(row.prediction.best_first_mb)),
             ("best_step_ms", "with them ms", 2, |row| Cell::Number(row.prediction.best_step_ms)),
-            ("measured_ms", "measured ddp ms", 2, |row| Cell::maybe(row.measured_ms)),
-            ("ratio", "predicted/measured", 3, |row| Cell::maybe(row.ratio)),
+            ("measured_ms", "measured ddp ms", 2, |row| Cell::from(row.measured_ms)),
+            ("ratio", "predicted/measured", 3, |row| Cell::from(row.ratio)),
         ],
     )
 }

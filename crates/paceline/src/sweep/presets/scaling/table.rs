@@ -54,11 +54,11 @@ fn table(rows: &[Row]) -> String {
             ("", "samples/s", 0, |row| Cell::Number(row.samples_per_s)),
             ("", "speed-up", 2, |row| Cell::Number(row.speedup)),
             ("", "efficiency %", 1, |row| Cell::Number(row.efficiency_pct)),
-            ("", "T_comm ms", 2, |row| Cell::maybe(row.t_comm_ms)),
+            ("", "T_comm ms", 2, |row| Cell::from(row.t_comm_ms)),
             ("", "exposed ms", 2, |row| Cell::Number(row.exposed_ms)),
             ("", "hidden ms", 2, |row| Cell::Number(row.hidden_ms)),
             ("", "waiting ms", 2, |row| Cell::Number(row.waiting_ms)),
-            ("", "serial %", 1, |row| Cell::maybe(row.serial_pct)),
+            ("", "serial %", 1, |row| Cell::from(row.serial_pct)),
         ],
     )
     .text()
