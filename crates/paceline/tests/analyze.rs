@@ -231,10 +231,16 @@ fn bad_flags() {
     fails(&sandbox, "compare profile", &["profile", "summary.json"]);
     fails(&sandbox, "compare nowhere", &["nowhere", "no such folder"]);
     fails(&sandbox, "analyze diff nowhere profile/ddp", &["nowhere"]);
-    // Reports of traces elsewhere go elsewhere, which is looked at before anything is read.
+    // Where the report will go is tried before anything is read. The folder's names decide nothing.
     write_traces(&sandbox, "other/profile/ddp", 1, Training::Ddp);
-    sandbox.write("other/reports", b"in the way");
-    refused("analyze other/profile/ddp", &["other/reports", "cannot write", "--output"]);
+    let run = paceline(&sandbox, "analyze other/profile/ddp").ok();
+    assert!(run.stdout.contains("Report: reports/profile/ddp/summary.html"), "{}", run.stdout);
+    assert!(!sandbox.path("other/reports").exists());
+    let absolute = sandbox.path("other/profile/ddp").display().to_string();
+    let run = paceline(&sandbox, &format!("analyze {absolute}")).ok();
+    assert!(run.stdout.contains("Report: reports/profile/ddp/summary.html"), "{}", run.stdout);
+    sandbox.write("reports/blocked", b"in the way");
+    paceline(&sandbox, "analyze traces/blocked/ddp").refused(&["reports/blocked", "--output"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! In go folders or files of traces; out come the means and the ranks on the console, and a page, CSV,
 //! JSON and Markdown in a folder. Nothing is written before every report is made. How traces are read and
-//! analysed, and what a report looks like, is `paceline-trace`'s.
+//! analysed, and what a report looks like, is in `paceline-analysis`.
 
 mod diff;
 mod output;
@@ -58,8 +58,10 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     }
     let mut folders = Vec::new();
     for (window, Made { analysis, report }) in windows.iter().zip(made) {
-        let root = output::root(&folder, analysis.kind);
-        let root = args.output.clone().unwrap_or(root);
+        let root = match &args.output {
+            Some(output) => output.clone(),
+            None => default_output(&folder, analysis.kind)?,
+        };
         let folder = match select {
             Select::Latest => root,
             Select::All => root.join(output::of_window(window)),
@@ -74,9 +76,16 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// Where the report of the traces in `folder` goes without `--output`.
+fn default_output(folder: &Path, kind: Kind) -> Result<PathBuf> {
+    let current =
+        std::env::current_dir().map_err(|e| Failure::io("the current folder is not there", e))?;
+    Ok(output::root(folder, &current, kind))
+}
+
 /// Whether a report can be written where it belongs.
 fn check_reports(folder: &Path, kind: Kind) -> Result<()> {
-    check_folder("the folder of reports", &output::root(folder, kind), "pass --output")
+    check_folder("the folder of reports", &default_output(folder, kind)?, "pass --output")
 }
 
 /// Where traces are looked for.

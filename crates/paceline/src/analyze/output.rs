@@ -1,41 +1,27 @@
-//! Where a report goes: beside the traces, in a tree of its own.
+//! Where a report goes: into a tree of reports in the current folder, beside that of the traces.
 
 use std::path::{Component, Path, PathBuf};
 
 use paceline_analysis::hta::Kind;
 use paceline_analysis::read::Window;
 
-/// The folder of the report of the traces in `folder`: its part that begins with `profile`, as
-/// `profile` or `profile_runpod`, becomes `reports` or `reports_sharding`. Where no part does, the first
-/// one is replaced if there are several, and otherwise the folder's name is put below. Nothing is written
-/// outside of the current folder, unless the traces lie in a folder of profiles elsewhere.
-pub(super) fn root(folder: &Path, kind: Kind) -> PathBuf {
-    let root = match kind {
+/// The folder of the report of the traces in `folder`, whatever its parts are called: their path, as seen from
+/// the `current` folder, with `reports` or `reports_sharding` in the place of its first part. Of a path that
+/// leads out of the current folder only the last part is kept, so that nothing is written outside of it.
+pub(super) fn root(folder: &Path, current: &Path, kind: Kind) -> PathBuf {
+    let root = Path::new(match kind {
         Kind::Ddp => "reports",
         Kind::Sharding => "reports_sharding",
-    };
+    });
+    let folder = folder.strip_prefix(current).unwrap_or(folder);
     let parts: Vec<Component<'_>> =
         folder.components().filter(|part| *part != Component::CurDir).collect();
-    let is_profile = |part: &Component<'_>| match part {
-        Component::Normal(name) => name.to_string_lossy().starts_with("profile"),
-        _ => false,
+    let below = match parts.iter().all(|part| matches!(part, Component::Normal(_))) {
+        true => parts.get(1..).unwrap_or_default(),
+        false => &parts[parts.len() - 1..],
     };
-    if let Some(at) = parts.iter().position(is_profile) {
-        let (above, below) = (&parts[..at], &parts[at + 1..]);
-        return above
-            .iter()
-            .collect::<PathBuf>()
-            .join(root)
-            .join(below.iter().collect::<PathBuf>());
-    }
-    let is_plain = parts.iter().all(|part| matches!(part, Component::Normal(_)));
-    match parts.as_slice() {
-        [_, below @ ..] if is_plain && !below.is_empty() => {
-            Path::new(root).join(below.iter().collect::<PathBuf>())
-        }
-        [.., Component::Normal(name)] => Path::new(root).join(name),
-        _ => root.into(),
-    }
+    let below = below.iter().filter(|part| matches!(part, Component::Normal(_)));
+    below.fold(root.to_owned(), |path, part| path.join(part))
 }
 
 /// The folder of one of several windows.
@@ -57,22 +43,49 @@ mod tests {
             ("./profile/simple_ddp/", "reports/simple_ddp"),
             ("profile_runpod/pytorch_zero3", "reports/pytorch_zero3"),
             ("profile", "reports"),
-            ("/data/profile/ddp", "/data/reports/ddp"),
-            ("../profile/ddp", "../reports/ddp"),
             ("traces/a/b", "reports/a/b"),
-            ("traces", "reports/traces"),
-            ("/data/traces", "reports/traces"),
-            ("../traces", "reports/traces"),
+            ("traces", "reports"),
+            ("/here/profile/ddp", "reports/ddp"),
             (".", "reports"),
+            ("/here", "reports"),
             ("", "reports"),
+        ];
+        for (folder, expected) in all {
+            let found = root(Path::new(folder), Path::new("/here"), Kind::Ddp);
+            assert_eq!(found, Path::new(expected), "{folder}");
+        }
+        let traces = Path::new("profile_runpod/pytorch_zero3");
+        let sharding = root(traces, Path::new("/here"), Kind::Sharding);
+        assert_eq!(sharding, Path::new("reports_sharding/pytorch_zero3"));
+    }
+
+    #[test]
+    fn no_name_of_a_part_leads_elsewhere() {
+        let all = [
+            ("runs/profiler_old/ddp", "reports/profiler_old/ddp"),
+            ("other/profile/ddp", "reports/profile/ddp"),
+        ];
+        for (folder, expected) in all {
+            let found = root(Path::new(folder), Path::new("/here"), Kind::Ddp);
+            assert_eq!(found, Path::new(expected), "{folder}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_outside_of_the_current_folder() {
+        let all = [
+            ("/data/profile/ddp", "reports/ddp"),
+            ("/profiles/run/ddp", "reports/ddp"),
+            ("../profile/ddp", "reports/ddp"),
+            ("../traces", "reports/traces"),
+            ("profile/..", "reports"),
             ("..", "reports"),
             ("/", "reports"),
         ];
         for (folder, expected) in all {
-            assert_eq!(root(Path::new(folder), Kind::Ddp), Path::new(expected), "{folder}");
+            let found = root(Path::new(folder), Path::new("/here"), Kind::Ddp);
+            assert_eq!(found, Path::new(expected), "{folder}");
         }
-        let sharding = root(Path::new("profile_runpod/pytorch_zero3"), Kind::Sharding);
-        assert_eq!(sharding, Path::new("reports_sharding/pytorch_zero3"));
     }
 
     #[test]

@@ -47,7 +47,8 @@ pub struct AnalyzeArgs {
     /// Which columns and panels; auto decides by the collectives in the traces
     #[arg(long, value_enum, value_name = "KIND", default_value_t = KindName::Auto)]
     pub kind: KindName,
-    /// Where reports are written [default: DIR with reports or reports_sharding as its first part]
+    /// Where reports are written [default: DIR, as seen from the current folder, with reports or
+    /// reports_sharding in the place of its first part]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }
