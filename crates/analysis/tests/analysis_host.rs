@@ -26,6 +26,8 @@ fn without_kernels_operators_and_transfers_are_analysed() {
     let rank = &analysis.ranks[0];
     assert_eq!(rank.source, Source::Operators);
     assert!(analysis.notes[0].contains("from its operators"), "{:?}", analysis.notes);
+    let words = "Where a report says kernels, it means these operators.";
+    assert!(analysis.notes[0].ends_with(words), "{:?}", analysis.notes);
     let row = rank.row;
     assert_eq!((row.kernel_time_us, row.temporal_compute_time_us), (60.0, 35.0));
     assert_eq!((row.non_compute_time_us, row.idle_time_us), (13.0, 12.0));

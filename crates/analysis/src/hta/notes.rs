@@ -23,7 +23,8 @@ impl Note {
             Self::Operators => {
                 "The trace has no kernels of a device, as PyTorch's profiler writes it on a CPU, and was \
                  analysed from its operators: computation is the time in which a thread ran an operator \
-                 that is no collective, and durations are those of operators without the ones they call."
+                 that is no collective, and durations are those of operators without the ones they call. Where \
+                 a report says kernels, it means these operators."
             }
             Self::NoSteps => "The trace names no steps, and was analysed as a whole.",
             Self::OneStep => {

@@ -6,35 +6,25 @@ use crate::hta::{
     Analysis, BoundBy, CopyBandwidth, IdleTime, LaunchStats, NameLaunches, PathName, StreamQueue,
 };
 use crate::report::chart::{Ink, Line, Lines, Part, Stack};
-use crate::report::{Body, Panel, Section};
+use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Cell, Columns};
 
 /// Rows of each rank in tables by name.
 const NAMES: usize = 12;
 
-/// What launches are in a trace that has lanes of our own, said where they are shown.
-const LANES: &str = " These ranks have computed on a CPU: a launch is how the trace writes which work of a \
-    lane belongs to which call, and no device was waited for, so launches, delays and queues measure \
-    nothing here, and host is where the main thread computes.";
-const OF_LAUNCHES: [&str; 6] =
-    ["critical-path", "critical-path-names", "launches", "launches-by-kernel", "queue", "queues"];
+/// What is left out of the report of ranks that have computed on a CPU, and what is not.
+const NO_DEVICE: &str = "These ranks have computed on a CPU. A launch in their traces only says which work of a \
+    lane belongs to which call: no device was waited for. So launches, their delays and queues are left out, \
+    and host on the critical path of a rank is where the main thread computes.";
 
-/// The panels of each rank; `has_lanes` where ranks have written lanes of a CPU as streams.
-pub(super) fn section(analysis: &Analysis, has_lanes: bool) -> Section {
-    let mut panels = vec![
-        path_bounds(analysis),
-        path_names(analysis),
-        idle(analysis),
-        launches(analysis),
-        launches_by_kernel(analysis),
-        queue_lines(analysis),
-        queues(analysis),
-        copies(analysis),
-        kernels::statistics(analysis),
-    ];
-    for panel in panels.iter_mut().filter(|panel| OF_LAUNCHES.contains(&panel.id.as_str())) {
-        panel.definition += if has_lanes { LANES } else { "" };
+/// The panels of each rank; `on_cpu` where ranks have written lanes of a CPU as streams.
+pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
+    let mut panels = vec![path_bounds(analysis), path_names(analysis), idle(analysis)];
+    if !on_cpu {
+        panels.extend([launches(analysis), launches_by_kernel(analysis)]);
+        panels.extend([queue_lines(analysis), queues(analysis)]);
     }
+    panels.extend([copies(analysis), kernels::statistics(analysis)]);
     Section::new(
         "device",
         "Each rank by itself",
@@ -42,6 +32,11 @@ pub(super) fn section(analysis: &Analysis, has_lanes: bool) -> Section {
          Analysis (HTA).",
         panels,
     )
+}
+
+/// What one has to know of them.
+pub(super) fn note(on_cpu: bool) -> Option<Note> {
+    on_cpu.then(|| Note { weight: Weight::Note, text: NO_DEVICE.into() })
 }
 
 const NO_PATH: &str = "No rank has a critical path.";

@@ -12,7 +12,6 @@ mod odd;
 mod ranks;
 mod step;
 mod summary;
-mod words;
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +20,7 @@ pub use diff::of_diff;
 pub use summary::console;
 
 use super::{Note, Report, Section, Weight};
-use crate::hta::{Analysis, Kind, RankAnalysis, Source};
+use crate::hta::{Analysis, Kind, RankAnalysis};
 use crate::ranks::AcrossRanks;
 use crate::timeline::Timeline;
 
@@ -86,14 +85,12 @@ pub fn of_analysis(
     };
     report.sections.push(step::section(analysis));
     report.sections.extend(across.map(across::section));
-    let has_lanes = timelines.iter().any(|timeline| timeline.truth.contains_key("lanes"));
-    report.sections.push(device::section(analysis, has_lanes));
+    let on_cpu = timelines.iter().any(|timeline| timeline.truth.contains_key("lanes"));
+    report.sections.push(device::section(analysis, on_cpu));
+    report.notes.extend(device::note(on_cpu));
     report.sections.push(memory::over_time(analysis));
     report.sections.push(summary::section(whole, odd::not_used(timelines).as_deref()));
     report.sections.extend(odd::section(timelines));
-    if whole.ranks.iter().all(|rank| rank.source == Source::Operators) {
-        words::of_operators(&mut report);
-    }
     report.notes.extend(odd::notes(timelines));
     // What matters most stands first, and otherwise all stay in order.
     report.notes.sort_by_key(|note| match note.weight {
