@@ -28,6 +28,23 @@ impl Text {
         self
     }
 
+    /// Nanoseconds as microseconds, with three decimals where these are enough for readers who compute in
+    /// floating point to get the same nanoseconds.
+    ///
+    /// Perfetto multiplies what it reads by 1000 and drops what lies behind the point: 1.003 becomes
+    /// 1002.999..., hence 1002. An event would then reach over the end of the one around it. Where that
+    /// happens, the next larger numbers are written until it does not.
+    pub(crate) fn us_for_floats(&mut self, ns: i64) -> &mut Self {
+        let mut us = ns as f64 / 1000.0;
+        if (us * 1000.0) as i64 == ns {
+            return self.raw(if ns < 0 { "-" } else { "" }).us(ns.unsigned_abs());
+        }
+        while ((us * 1000.0) as i64) < ns {
+            us = us.next_up();
+        }
+        self.raw(&format!("{us}"))
+    }
+
     /// A number, which JSON has to be able to write.
     pub(crate) fn float(&mut self, value: f64) -> &mut Self {
         if value.is_finite() { self.raw(&format!("{value}")) } else { self.raw("null") }
@@ -51,6 +68,7 @@ impl Text {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::micros_ns;
 
     #[test]
     fn what_is_written_is_read_by_others() {
@@ -61,5 +79,21 @@ mod tests {
         let expected = serde_json::json!([1234567.089, 0.007, -3, 0.5, null, "a \"b\"\\\n\u{e9}"]);
         assert_eq!(value, expected);
         assert!(text.bytes.starts_with(b"[1234567.089,0.007,"));
+    }
+
+    #[test]
+    fn every_reader_gets_the_same_nanoseconds() {
+        let mut corrected = 0;
+        let values = (0..2_000_000).chain((0..1000).map(|i| 86_400_000_000_000 + 7_919 * i));
+        for ns in values {
+            let mut out = Text::default();
+            out.us_for_floats(ns);
+            let text = std::str::from_utf8(&out.bytes).unwrap();
+            let us: f64 = text.parse().unwrap();
+            assert_eq!((us * 1000.0) as i64, ns, "{text}");
+            assert_eq!(micros_ns(&out.bytes), Some(ns), "{text}");
+            corrected += usize::from(text.split('.').nth(1).unwrap().len() > 3);
+        }
+        assert!(corrected > 0);
     }
 }

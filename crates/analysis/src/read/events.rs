@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 
 use super::args::Args;
-use crate::json::{JsonError, Pull, lossy, micros_ns};
+use super::event::Event;
+use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
     Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, Names,
     Operator, Stretch, SyncWait, Timeline,
@@ -42,46 +43,18 @@ impl Kind {
     }
 }
 
-/// An event as it stands in the file. Its texts keep their memory from one event to the next.
-#[derive(Debug, Default)]
-struct Event {
-    phase: Vec<u8>,
-    category: Vec<u8>,
-    name: Vec<u8>,
-    /// `pid`, a zero byte, `tid`.
-    row: Vec<u8>,
-    pid: Vec<u8>,
-    tid: Vec<u8>,
-    ts_ns: Option<i64>,
-    dur_ns: Option<i64>,
-    args: Args,
+/// Whether the name is one of those that PyTorch gives to collectives of the host.
+fn is_host_collective(name: &[u8]) -> bool {
+    is_transfer(name) || name.starts_with(b"c10d::") || name == b"record_param_comms"
 }
 
-impl Event {
-    fn clear(&mut self) {
-        for text in
-            [&mut self.phase, &mut self.category, &mut self.name, &mut self.pid, &mut self.tid]
-        {
-            text.clear();
-        }
-        (self.ts_ns, self.dur_ns, self.args) = (None, None, Args::default());
-    }
-
-    /// Whether the name is one of those that PyTorch gives to collectives of the host.
-    fn is_host_collective(&self) -> bool {
-        is_transfer(&self.name)
-            || self.name.starts_with(b"c10d::")
-            || self.name == b"record_param_comms"
-    }
-
-    /// Whether anything in `args` is of use, as far as is known yet.
-    fn wants_args(&self) -> bool {
-        match self.phase.as_slice() {
-            b"M" => self.name.is_empty() || self.name == b"thread_name",
-            b"s" | b"t" | b"f" => false,
-            b"i" | b"I" => self.name.is_empty() || self.name == b"[memory]",
-            _ => self.category.is_empty() || Kind::of(&self.category) != Kind::Skipped,
-        }
+/// Whether anything in the `args` of an event is of use, as far as is known yet.
+fn wants_args(event: &Event) -> bool {
+    match event.phase.as_slice() {
+        b"M" => event.name.is_empty() || event.name == b"thread_name",
+        b"s" | b"t" | b"f" => false,
+        b"i" | b"I" => event.name.is_empty() || event.name == b"[memory]",
+        _ => event.category.is_empty() || Kind::of(&event.category) != Kind::Skipped,
     }
 }
 
@@ -105,7 +78,11 @@ struct Open {
 pub(super) struct Reader {
     pub(super) timeline: Timeline,
     event: Event,
-    /// Rows by [`Event::row`], and the last one asked for.
+    /// The arguments of the event.
+    args: Args,
+    /// The name of the event's row, see [`Event::row`].
+    row: Vec<u8>,
+    /// Rows by name, and the last one asked for.
     lanes: HashMap<Vec<u8>, LaneId>,
     last_lane: Option<(Vec<u8>, LaneId)>,
     open: BTreeMap<LaneId, Vec<Open>>,
@@ -134,38 +111,14 @@ impl Reader {
 
     /// Takes an event out of the file.
     fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
-        let event = &mut self.event;
-        event.clear();
-        pull.begin_object()?;
-        while let Some(key) = pull.next_key()? {
-            let text = match key {
-                b"ph" => &mut event.phase,
-                b"cat" => &mut event.category,
-                b"name" => &mut event.name,
-                b"pid" => &mut event.pid,
-                b"tid" => &mut event.tid,
-                b"ts" => {
-                    event.ts_ns = pull.value()?.bytes().and_then(micros_ns);
-                    continue;
-                }
-                b"dur" => {
-                    event.dur_ns = pull.value()?.bytes().and_then(micros_ns);
-                    continue;
-                }
-                b"args" if event.wants_args() => {
-                    let with_inputs = event.name.is_empty() || event.is_host_collective();
-                    event.args.take(pull, with_inputs)?;
-                    continue;
-                }
-                _ => {
-                    pull.skip()?;
-                    continue;
-                }
-            };
-            text.clear();
-            text.extend_from_slice(pull.value()?.bytes().unwrap_or_default());
-        }
-        Ok(())
+        self.args = Args::default();
+        self.event.take(pull, |event, pull| {
+            if !wants_args(event) {
+                return pull.skip();
+            }
+            let with_inputs = event.name.is_empty() || is_host_collective(&event.name);
+            self.args.take(pull, with_inputs)
+        })
     }
 
     /// Puts the event where it belongs.
@@ -203,7 +156,7 @@ impl Reader {
         }
         let lane = self.lane();
         let name = std::mem::take(&mut self.event.name);
-        let args = std::mem::take(&mut self.event.args);
+        let args = std::mem::take(&mut self.args);
         self.put(kind, &name, lane, time, args);
         self.event.name = name;
     }
@@ -220,7 +173,7 @@ impl Reader {
             category: event.category.clone(),
             name: event.name.clone(),
             start_ns,
-            args: std::mem::take(&mut event.args),
+            args: std::mem::take(&mut self.args),
         };
         self.open.entry(lane).or_default().push(open);
     }
@@ -326,7 +279,7 @@ impl Reader {
             return self.odd("a memory sample without a ts");
         };
         self.last_end_ns = self.last_end_ns.max(Some(at_ns));
-        let args = &self.event.args;
+        let args = &self.args;
         let Some(allocated_bytes) = args.allocated_bytes else {
             return self.odd("a memory sample without a total");
         };
@@ -341,37 +294,33 @@ impl Reader {
 
     /// `M`: only the names of threads are of use, and the others are not worth a count.
     fn row_name(&mut self) {
-        if self.event.name == b"thread_name" && self.event.args.name.is_some() {
+        if self.event.name == b"thread_name" && self.args.name.is_some() {
             let lane = self.lane();
-            self.timeline.lanes[lane.0 as usize].name = self.event.args.name.take();
+            self.timeline.lanes[lane.0 as usize].name = self.args.name.take();
         }
     }
 
     /// The row of the event.
     fn lane(&mut self) -> LaneId {
-        let event = &mut self.event;
-        event.row.clear();
-        event.row.extend_from_slice(&event.pid);
-        event.row.push(0);
-        event.row.extend_from_slice(&event.tid);
+        self.event.row(&mut self.row);
         if let Some((row, lane)) = &self.last_lane
-            && *row == event.row
+            && *row == self.row
         {
             return *lane;
         }
-        let lane = match self.lanes.get(&event.row) {
+        let lane = match self.lanes.get(&self.row) {
             Some(&lane) => lane,
             None => {
                 let lanes = &mut self.timeline.lanes;
                 let lane = LaneId(lanes.len() as u32);
                 let words = |bytes: &[u8]| lossy(bytes).into_owned();
-                let (pid, tid) = (words(&event.pid), words(&event.tid));
+                let (pid, tid) = (words(&self.event.pid), words(&self.event.tid));
                 lanes.push(LaneInfo { pid, tid, name: None });
-                self.lanes.insert(event.row.clone(), lane);
+                self.lanes.insert(self.row.clone(), lane);
                 lane
             }
         };
-        self.last_lane = Some((event.row.clone(), lane));
+        self.last_lane = Some((self.row.clone(), lane));
         lane
     }
 

@@ -7,12 +7,14 @@
 
 mod args;
 mod error;
+mod event;
 mod events;
 mod file;
 mod find;
 mod top;
 
 pub use error::ReadError;
+pub(crate) use event::Event;
 pub(crate) use file::with_json;
 pub use file::{header, open};
 pub use find::{Select, TraceFile, Window, find};

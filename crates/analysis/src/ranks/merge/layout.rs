@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
 
-use super::event::{Event, Take};
+use super::event::{Take, Taken};
 use crate::json::{JsonError, Pull, lossy};
-use crate::read::{self, ReadError};
+use crate::read::{self, Event, ReadError};
 use crate::timeline::Stretch;
 
 /// How deep events of a track may nest. Perfetto gives up at 512.
@@ -115,7 +115,7 @@ impl Layout {
     pub(super) fn read(path: &Path, points: &[Point]) -> Result<Self, ReadError> {
         read::with_json(path, |input| {
             let mut scan = Scan::default();
-            let (mut event, mut row) = (Event::default(), Vec::new());
+            let (mut event, mut row) = (Taken::default(), Vec::new());
             each_event(&mut Pull::new(input), &mut event, Take::Place, |event| {
                 scan.add(event, &mut row);
             })?;
@@ -137,9 +137,9 @@ impl Layout {
 /// Hands over the events of a trace one by one.
 pub(super) fn each_event<R: Read>(
     pull: &mut Pull<R>,
-    event: &mut Event,
+    event: &mut Taken,
     take: Take,
-    mut act: impl FnMut(&mut Event),
+    mut act: impl FnMut(&mut Taken),
 ) -> Result<(), JsonError> {
     let mut events = |pull: &mut Pull<R>| -> Result<(), JsonError> {
         pull.begin_array()?;
@@ -169,16 +169,17 @@ pub(super) fn each_event<R: Read>(
 }
 
 impl Scan {
-    fn add(&mut self, event: &mut Event, key: &mut Vec<u8>) {
-        if event.phase == b'M' {
-            return self.name(event, key);
+    fn add(&mut self, taken: &mut Taken, key: &mut Vec<u8>) {
+        if taken.phase() == b'M' {
+            return self.name(taken, key);
         }
+        let event = &taken.event;
         let Some(at_ns) = event.ts_ns else { return };
         self.layout.first_ns = Some(self.layout.first_ns.map_or(at_ns, |first| first.min(at_ns)));
         let row = self.row(event, key);
         let dur_ns = event.dur_ns.unwrap_or(0).max(0);
         self.last_ns = self.last_ns.max(at_ns.saturating_add(dur_ns));
-        match event.phase {
+        match taken.phase() {
             b'X' => {
                 let time = Stretch { start_ns: at_ns, dur_ns };
                 self.slices.push(Slice { row, time, begin: None });
@@ -196,14 +197,15 @@ impl Scan {
                     time.dur_ns = at_ns.saturating_sub(time.start_ns).max(0);
                 }
             }
-            b's' | b't' | b'f' => self.flow(event, row, at_ns),
+            b's' | b't' | b'f' => self.flow(taken, row, at_ns),
             _ => {}
         }
     }
 
-    fn flow(&mut self, event: &mut Event, row: u32, at_ns: i64) {
-        let identity = (event.category.clone(), event.name.clone(), event.flow_id());
-        let generation = if event.phase == b's' {
+    fn flow(&mut self, taken: &Taken, row: u32, at_ns: i64) {
+        let event = &taken.event;
+        let identity = (event.category.clone(), event.name.clone(), taken.flow_id());
+        let generation = if taken.phase() == b's' {
             let begun = self.begun.entry(identity).or_insert(0);
             *begun += 1;
             Some(*begun - 1)
@@ -211,7 +213,7 @@ impl Scan {
             // One that has not begun yet begins further on in the file.
             Some(self.begun.get(&identity).map_or(0, |begun| begun - 1))
         };
-        let binds_next = event.phase == b'f' && !event.binds_enclosing;
+        let binds_next = taken.phase() == b'f' && !event.binds_enclosing;
         let has_id = !event.id.is_empty();
         let generation = generation.filter(|_| has_id);
         self.flows.push(Flow { row, at_ns, binds_next, generation });
@@ -241,8 +243,9 @@ impl Scan {
         process
     }
 
-    fn name(&mut self, event: &mut Event, key: &mut Vec<u8>) {
-        let Some(words) = event.words.take() else { return };
+    fn name(&mut self, taken: &mut Taken, key: &mut Vec<u8>) {
+        let Some(words) = taken.words.take() else { return };
+        let event = &taken.event;
         match event.name.as_slice() {
             b"process_name" => {
                 let process = self.process(event);

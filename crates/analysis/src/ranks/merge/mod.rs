@@ -14,7 +14,6 @@
 
 mod event;
 mod layout;
-mod number;
 mod write;
 
 use std::collections::{BTreeMap, HashMap};

@@ -6,13 +6,12 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::LeftOut;
-use super::event::{Event, Take, distinct};
+use super::event::{Take, Taken, distinct};
 use super::layout::{FlowEnd, Layout, NO_TRACK, each_event};
-use super::number::micros;
 use crate::json::{Pull, lossy};
 use crate::kineto::text::Text;
 use crate::ranks::clock::{ClockSource, Clocks, RankClock};
-use crate::read::{self, ReadError};
+use crate::read::{self, Event, ReadError};
 
 /// An end of an arrow through a collective.
 pub(super) struct Arrow {
@@ -101,7 +100,7 @@ impl<'a> Writer<'a> {
         };
         let mut outcome = Ok(());
         read::with_json(path, |input| {
-            let mut event = Event::default();
+            let mut event = Taken::default();
             each_event(&mut Pull::new(input), &mut event, Take::All(place), |event| {
                 // The first error is the one to report; the rest of the file is passed over.
                 if outcome.is_ok() {
@@ -193,7 +192,7 @@ impl<'a> Writer<'a> {
         };
         self.open(phase, pid, tid).raw(",\"cat\":\"across_ranks\",\"name\":\"collective\",\"id\":");
         self.text.int(arrow.id).raw(",\"ts\":");
-        micros(&mut self.text, arrow.at_ns.saturating_sub(self.zero_ns));
+        self.text.us_for_floats(arrow.at_ns.saturating_sub(self.zero_ns));
         self.text.raw(if arrow.is_end { ",\"bp\":\"e\"}" } else { "}" });
         self.count()
     }
@@ -237,8 +236,9 @@ struct Copier<'w, 'a> {
 }
 
 impl Copier<'_, '_> {
-    fn copy(&mut self, event: &mut Event) -> io::Result<()> {
-        if event.phase == b'M' {
+    fn copy(&mut self, taken: &Taken) -> io::Result<()> {
+        let (event, mut phase) = (&taken.event, taken.phase());
+        if phase == b'M' {
             return Ok(());
         }
         event.row(&mut self.row);
@@ -249,16 +249,16 @@ impl Copier<'_, '_> {
         let row = &self.layout.rows[row as usize];
         let mut track = row.first_track;
         let mut dur_ns = None;
-        match event.phase {
+        match phase {
             b'X' | b'B' => {
                 let within = self.layout.tracks[self.next_slice];
                 self.next_slice += 1;
                 track += u32::from(within);
                 dur_ns = Some(event.dur_ns.unwrap_or(0).max(0));
-                if event.phase == b'B' {
+                if phase == b'B' {
                     dur_ns = Some(self.layout.begun_ns[self.next_begin]);
                     self.next_begin += 1;
-                    event.phase = b'X';
+                    phase = b'X';
                 }
                 if within == NO_TRACK {
                     self.writer.left_out.crowded += 1;
@@ -271,14 +271,14 @@ impl Copier<'_, '_> {
                 let end = self.layout.flows[self.next_flow];
                 self.next_flow += 1;
                 return match end {
-                    Some(end) => self.flow(event, end),
+                    Some(end) => self.flow(taken, end),
                     None => {
                         self.writer.left_out.loose_arrows += 1;
                         Ok(())
                     }
                 };
             }
-            b'C' if event.args.bytes.is_empty() => {
+            b'C' if taken.args.bytes.is_empty() => {
                 self.writer.left_out.without_meaning += 1;
                 return Ok(());
             }
@@ -289,42 +289,43 @@ impl Copier<'_, '_> {
             _ => {}
         }
         let tid = self.numbers.tids[track as usize];
-        let start_ns = self.open(event, self.numbers.pids[row.process], tid, at_ns);
+        let start_ns = self.open(event, phase, self.numbers.pids[row.process], tid, at_ns);
         let text = &mut self.writer.text;
         if let Some(dur_ns) = dur_ns {
             text.raw(",\"dur\":");
             let end_ns = self.clock.align(at_ns.saturating_add(dur_ns));
-            micros(text, end_ns.saturating_sub(start_ns).max(0));
+            text.us_for_floats(end_ns.saturating_sub(start_ns).max(0));
         }
         if !event.scope.is_empty() {
             text.raw(",\"s\":").string(&lossy(&event.scope));
         }
-        if !event.id.is_empty() && event.phase != b'X' {
+        if !event.id.is_empty() && phase != b'X' {
             text.raw(",\"id\":").string(&format!("{}:{}", self.place, lossy(&event.id)));
         }
-        if !event.args.bytes.is_empty() {
+        if !taken.args.bytes.is_empty() {
             text.raw(",\"args\":");
-            text.bytes.extend_from_slice(&event.args.bytes);
+            text.bytes.extend_from_slice(&taken.args.bytes);
         }
         text.raw("}");
         self.writer.count()
     }
 
-    fn flow(&mut self, event: &mut Event, end: FlowEnd) -> io::Result<()> {
+    fn flow(&mut self, taken: &Taken, end: FlowEnd) -> io::Result<()> {
         let (pid, tid) = self.numbers.of_track(end.track);
-        self.open(event, pid, tid, end.at_ns);
+        let phase = taken.phase();
+        self.open(&taken.event, phase, pid, tid, end.at_ns);
         // Arrows that share an identity are told apart by a large step, an odd one so that none returns.
         let step = u64::from(end.generation).wrapping_mul(0x9e_3779_b97f);
-        let id = event.flow_id().wrapping_add(step);
+        let id = taken.flow_id().wrapping_add(step);
         let text = self.writer.text.raw(",\"id\":").int(distinct(id, self.place));
-        text.raw(if event.phase == b'f' { ",\"bp\":\"e\"}" } else { "}" });
+        text.raw(if phase == b'f' { ",\"bp\":\"e\"}" } else { "}" });
         self.writer.count()
     }
 
     /// Begins an event up to its time, which it returns on the reference clock.
-    fn open(&mut self, event: &Event, pid: u32, tid: u32, at_ns: i64) -> i64 {
+    fn open(&mut self, event: &Event, phase: u8, pid: u32, tid: u32, at_ns: i64) -> i64 {
         let zero_ns = self.writer.zero_ns;
-        let text = self.writer.open(event.phase, pid, tid);
+        let text = self.writer.open(phase, pid, tid);
         if !event.category.is_empty() {
             text.raw(",\"cat\":").string(&lossy(&event.category));
         }
@@ -333,7 +334,7 @@ impl Copier<'_, '_> {
         }
         text.raw(",\"ts\":");
         let start_ns = self.clock.align(at_ns);
-        micros(text, start_ns.saturating_sub(zero_ns));
+        text.us_for_floats(start_ns.saturating_sub(zero_ns));
         start_ns
     }
 }

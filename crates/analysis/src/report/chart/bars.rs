@@ -1,6 +1,6 @@
 //! Horizontal bars, one below the other, each with its value at its end.
 
-use super::{Align, Canvas, Drawn, Ink, SIZE, fitted, label_column, like, width_of};
+use super::{Align, Canvas, Drawn, Ink, SIZE, label_column, like, width_of};
 use crate::plot::PlotError;
 
 /// A bar.
@@ -59,9 +59,7 @@ impl Bars {
         longest: f64,
         shown: &str,
     ) -> Drawn {
-        let label = fitted(&bar.label, SIZE, left - 10.0);
-        let place = (left - 8.0, middle);
-        canvas.hover_text(&label, place, SIZE, Ink::Text, Align::Right, &bar.label)?;
+        canvas.row_label(&bar.label, left, middle)?;
         let part = match bar.value {
             Some(value) if longest > 0.0 && value.is_finite() => (value / longest).max(0.0),
             _ => 0.0,

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use super::{Align, Canvas, Drawn, Ink, Part, SIZE, SMALL, fitted};
+use super::{Align, Canvas, Drawn, Ink, Part, SIZE, SMALL, fitted, legend_of};
 use crate::plot::PlotError;
 
 /// A ring.
@@ -33,13 +33,8 @@ const FINEST: f64 = TAU / 240.0;
 impl Donuts {
     /// Names and colours of all parts, in order of appearance.
     pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
-        let mut all: Vec<(String, Ink)> = Vec::new();
-        for part in self.donuts.iter().flat_map(|donut| &donut.parts) {
-            if !all.iter().any(|(name, _)| *name == part.name) {
-                all.push((part.name.clone(), part.ink));
-            }
-        }
-        all
+        let parts = self.donuts.iter().flat_map(|donut| &donut.parts);
+        legend_of(parts.map(|part| (part.name.as_str(), part.ink)))
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {

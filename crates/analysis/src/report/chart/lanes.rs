@@ -1,8 +1,6 @@
 //! Rows of segments on one scale of time, and lines that lead from one row to another.
 
-use super::{
-    Align, Canvas, Ink, SIZE, SMALL, brief, fitted, label_column, tick_labels, ticks, width_of,
-};
+use super::{Align, Canvas, Ink, SMALL, brief, fitted, label_column, legend_of, width_of};
 use crate::plot::PlotError;
 
 /// A stretch of time in a row.
@@ -63,13 +61,8 @@ impl Lanes {
 
     /// Names and colours of all segments, in order of appearance.
     pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
-        let mut all: Vec<(String, Ink)> = Vec::new();
-        for segment in self.lanes.iter().flat_map(|lane| &lane.segments) {
-            if !all.iter().any(|(kind, _)| *kind == segment.kind) {
-                all.push((segment.kind.clone(), segment.ink));
-            }
-        }
-        all
+        let segments = self.lanes.iter().flat_map(|lane| &lane.segments);
+        legend_of(segments.map(|segment| (segment.kind.as_str(), segment.ink)))
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
@@ -81,16 +74,9 @@ impl Lanes {
         let scale = if end > 0.0 { (right - left) / end } else { 0.0 };
         let x = |at: f64| left + at.max(0.0) * scale;
         let middle = |lane: usize| lane as f64 * ROW + ROW / 2.0;
-        let all_ticks = ticks(end, 8.0);
-        let labels = tick_labels(&all_ticks, &self.unit);
-        for (&tick, label) in all_ticks.iter().zip(&labels) {
-            canvas.line(&[(x(tick), 0.0), (x(tick), bottom)], 1.0, Ink::Grid, "")?;
-            canvas.text(label, (x(tick), bottom + 13.0), SMALL, Ink::Muted, Align::Middle)?;
-        }
+        canvas.scale_below((end, 8.0), &self.unit, (0.0, bottom), x)?;
         for (at, lane) in self.lanes.iter().enumerate() {
-            let label = fitted(&lane.label, SIZE, left - 10.0);
-            let place = (left - 8.0, middle(at));
-            canvas.hover_text(&label, place, SIZE, Ink::Text, Align::Right, &lane.label)?;
+            canvas.row_label(&lane.label, left, middle(at))?;
             let whole = [(x(0.0), middle(at)), (x(end), middle(at))];
             canvas.line(&whole, 1.0, Ink::Grid, "")?;
             for segment in &lane.segments {

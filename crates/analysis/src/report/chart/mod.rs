@@ -249,6 +249,28 @@ impl Canvas {
         Ok(())
     }
 
+    /// The name of a row, at the left of `left`.
+    fn row_label(&mut self, label: &str, left: f64, middle: f64) -> Drawn {
+        let words = fitted(label, SIZE, left - 10.0);
+        self.hover_text(&words, (left - 8.0, middle), SIZE, Ink::Text, Align::Right, label)
+    }
+
+    /// The ticks of a scale from zero to `end` below the rows, with lines from `top` to `bottom`.
+    fn scale_below(
+        &mut self,
+        (end, count): (f64, f64),
+        unit: &str,
+        (top, bottom): (f64, f64),
+        x: impl Fn(f64) -> f64,
+    ) -> Drawn {
+        let ticks = ticks(end, count);
+        for (&tick, label) in ticks.iter().zip(tick_labels(&ticks, unit)) {
+            self.line(&[(x(tick), top), (x(tick), bottom)], 1.0, Ink::Grid, "")?;
+            self.text(&label, (x(tick), bottom + 12.0), SMALL, Ink::Muted, Align::Middle)?;
+        }
+        Ok(())
+    }
+
     /// The finished element.
     fn finish(self) -> String {
         let mut body = self.body.replace(" opacity=\"1\"", "").replace(" stroke=\"none\"", "");
@@ -267,6 +289,17 @@ impl Canvas {
             escaped(&self.title)
         )
     }
+}
+
+/// Names and colours, each name once, in order of appearance.
+fn legend_of<'a>(all: impl Iterator<Item = (&'a str, Ink)>) -> Vec<(String, Ink)> {
+    let mut legend: Vec<(String, Ink)> = Vec::new();
+    for (name, ink) in all {
+        if !legend.iter().any(|(of, _)| of == name) {
+            legend.push((name.to_owned(), ink));
+        }
+    }
+    legend
 }
 
 type Drawn = Result<(), PlotError>;

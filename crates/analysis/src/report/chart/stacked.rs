@@ -1,9 +1,6 @@
 //! Horizontal bars that are made of parts, with a scale below.
 
-use super::{
-    Align, Canvas, Drawn, Ink, SIZE, SMALL, brief, fitted, label_column, like, tick_labels, ticks,
-    width_of,
-};
+use super::{Align, Canvas, Drawn, Ink, SMALL, brief, label_column, legend_of, like, width_of};
 use crate::plot::PlotError;
 
 /// A part of a bar.
@@ -48,13 +45,8 @@ const THICK: f64 = 21.0;
 impl Stacked {
     /// Names and colours of all parts, in order of appearance.
     pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
-        let mut all: Vec<(String, Ink)> = Vec::new();
-        for part in self.stacks.iter().flat_map(|stack| &stack.parts) {
-            if !all.iter().any(|(name, _)| *name == part.name) {
-                all.push((part.name.clone(), part.ink));
-            }
-        }
-        all
+        let parts = self.stacks.iter().flat_map(|stack| &stack.parts);
+        legend_of(parts.map(|part| (part.name.as_str(), part.ink)))
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
@@ -66,18 +58,11 @@ impl Stacked {
         let longest = self.stacks.iter().map(total).fold(0.0, f64::max);
         let per_unit = if longest > 0.0 { (right - left) / longest } else { 0.0 };
         let number = like(self.stacks.iter().flat_map(|s| &s.parts).map(|part| part.value));
-        let all_ticks = ticks(longest, 6.0);
-        let labels = tick_labels(&all_ticks, &self.unit);
-        for (tick, label) in all_ticks.iter().zip(&labels) {
-            let x = left + tick * per_unit;
-            canvas.line(&[(x, 1.0), (x, bottom)], 1.0, Ink::Grid, "")?;
-            canvas.text(label, (x, bottom + 12.0), SMALL, Ink::Muted, Align::Middle)?;
-        }
+        let x = |value: f64| left + value * per_unit;
+        canvas.scale_below((longest, 6.0), &self.unit, (1.0, bottom), x)?;
         for (at, stack) in self.stacks.iter().enumerate() {
             let middle = at as f64 * ROW + ROW / 2.0 + 1.0;
-            let label = fitted(&stack.label, SIZE, left - 10.0);
-            let place = (left - 8.0, middle);
-            canvas.hover_text(&label, place, SIZE, Ink::Text, Align::Right, &stack.label)?;
+            canvas.row_label(&stack.label, left, middle)?;
             self.stack(&mut canvas, stack, (left, middle), per_unit, &number)?;
         }
         Ok(canvas.finish())
