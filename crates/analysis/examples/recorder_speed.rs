@@ -60,7 +60,7 @@ fn header() -> kineto::Header {
         device: "none".into(),
         pid: std::process::id(),
         base_ns: paceline_trace::realtime_at_zero_ns(),
-        truth: Vec::new(),
+        run_facts: Vec::new(),
         steps: Vec::new(),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! In goes a timeline; out come its steps. Which of them are looked at is for the analysis to say.
 
-use crate::timeline::{LaneId, Stretch, Timeline};
+use crate::timeline::{LaneId, TimeRange, Timeline};
 
 /// One `ProfilerStep#N` of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct Step {
     /// Its number N.
     pub number: u64,
     /// When it lasted.
-    pub time: Stretch,
+    pub time: TimeRange,
 }
 
 /// The number N of `ProfilerStep#N`, if this is the name of a step.
@@ -26,7 +26,7 @@ pub(crate) fn numbers(timeline: &Timeline) -> Vec<Option<u64>> {
 /// The steps that a trace names, by their begin. PyTorch 1.x wrote them as operators.
 pub(crate) fn of(timeline: &Timeline) -> Vec<Step> {
     let numbers = numbers(timeline);
-    let step = |(name, time): (crate::timeline::NameId, Stretch)| {
+    let step = |(name, time): (crate::timeline::NameId, TimeRange)| {
         Some(Step { number: numbers[name.0 as usize]?, time })
     };
     let annotations = timeline.annotations.iter().filter(|annotation| !annotation.is_device);

@@ -7,16 +7,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// A stretch of time on a trace's clock, `[start_ns, start_ns + dur_ns)`.
+/// A range of time on a trace's clock, `[start_ns, start_ns + dur_ns)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Stretch {
+pub struct TimeRange {
     /// When it began, in nanoseconds.
     pub start_ns: i64,
     /// How long it took, in nanoseconds; never negative.
     pub dur_ns: i64,
 }
 
-impl Stretch {
+impl TimeRange {
     /// The first nanosecond after it.
     pub fn end_ns(&self) -> i64 {
         self.start_ns.saturating_add(self.dur_ns)
@@ -98,7 +98,7 @@ pub struct Kernel {
     /// What it is.
     pub work: DeviceWork,
     /// When it ran.
-    pub time: Stretch,
+    pub time: TimeRange,
     /// Its row.
     pub lane: LaneId,
     /// Its stream; -1 where the file gives none.
@@ -119,7 +119,7 @@ pub struct Launch {
     /// Its name, as `cudaLaunchKernel`.
     pub name: NameId,
     /// When the call ran.
-    pub time: Stretch,
+    pub time: TimeRange,
     /// Its row.
     pub lane: LaneId,
     /// The number that it shares with what it launched.
@@ -144,7 +144,7 @@ pub struct Operator {
     /// Its name, as `aten::addmm`.
     pub name: NameId,
     /// When it ran.
-    pub time: Stretch,
+    pub time: TimeRange,
     /// Its row.
     pub lane: LaneId,
     /// Index into [`Timeline::collectives`].
@@ -157,7 +157,7 @@ pub struct Annotation {
     /// Its name, as `ProfilerStep#3`.
     pub name: NameId,
     /// When it lasted.
-    pub time: Stretch,
+    pub time: TimeRange,
     /// Its row.
     pub lane: LaneId,
     /// Whether it is the device's view of it.
@@ -222,7 +222,7 @@ pub struct Timeline {
     /// `deviceProperties[].name`.
     pub devices: Vec<String>,
     /// What our own recorder says of the run, `paceline` in the file: keys and values in words.
-    pub truth: BTreeMap<String, String>,
+    pub run_facts: BTreeMap<String, String>,
     /// All strings of the vectors below.
     pub names: Names,
     /// Rows, by [`LaneId`].

@@ -5,8 +5,8 @@ use paceline_analysis::hta::{
     Analysis, KernelKind, Options, RankAnalysis, Rounding, StepChoice, analyze, diff,
 };
 use paceline_analysis::timeline::{
-    Annotation, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, Operator, Stretch,
-    SyncWait, Timeline,
+    Annotation, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, Operator, SyncWait,
+    TimeRange, Timeline,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -53,7 +53,7 @@ fn timeline(
         lanes: vec![lane("0"), lane("1")],
         ..Timeline::default()
     };
-    let time = |&(_, start_ns, dur_ns, _): &Piece| Stretch { start_ns, dur_ns };
+    let time = |&(_, start_ns, dur_ns, _): &Piece| TimeRange { start_ns, dur_ns };
     let lane = |&(.., number): &Piece| LaneId(number % 2);
     for piece in &kernels {
         let name = timeline.names.intern(piece.0);

@@ -147,7 +147,7 @@ fn read(json: &str) -> Said {
     assert!(trace.oddities.is_empty(), "{:?}", trace.oddities);
     let words = |name,
                  lane: paceline_analysis::timeline::LaneId,
-                 time: paceline_analysis::timeline::Stretch| {
+                 time: paceline_analysis::timeline::TimeRange| {
         let lane = &trace.lanes[lane.0 as usize];
         format!(
             "{} {} {} {} {}",

@@ -74,11 +74,11 @@ fn x(name: &str, cat: &str, tid: Value, ts: f64, dur: f64) -> Value {
     json!({"ph": "X", "name": name, "cat": cat, "pid": 0, "tid": tid, "ts": ts, "dur": dur})
 }
 
-fn trace(rank: usize, truth: Value, events: Vec<Value>) -> Value {
+fn trace(rank: usize, run_facts: Value, events: Vec<Value>) -> Value {
     json!({
         "distributedInfo": {"backend": "shm", "rank": rank, "world_size": 2},
         "baseTimeNanoseconds": 1_700_000_000_000_000_000i64,
-        "paceline": truth,
+        "paceline": run_facts,
         "traceEvents": events,
     })
 }
@@ -87,7 +87,7 @@ fn trace(rank: usize, truth: Value, events: Vec<Value>) -> Value {
 fn rank(rank: usize, start: f64, ahead: f64) -> Value {
     let offset = (-ahead * 1000.0).to_string();
     let error = if rank == 0 { "0" } else { "700" };
-    let truth = json!({"clock_offset_begin_ns": offset, "clock_offset_end_ns": offset,
+    let run_facts = json!({"clock_offset_begin_ns": offset, "clock_offset_end_ns": offset,
                        "clock_offset_error_ns": error});
     let mut reduce = x("ncclDevKernel_AllReduce", "kernel", json!(20), ahead + start, 90.0 - start);
     reduce["args"] = json!({"Collective name": "all_reduce", "Seq": 3, "correlation": 1,
@@ -105,7 +105,7 @@ fn rank(rank: usize, start: f64, ahead: f64) -> Value {
                "ts": ahead + start, "bp": "e"}),
         json!({"ph": "C", "name": "memory", "pid": 0, "ts": ahead + 50.0, "args": {"bytes": 7}}),
     ];
-    trace(rank, truth, events)
+    trace(rank, run_facts, events)
 }
 
 fn named<'a>(trace: &'a Value, name: &str) -> Vec<&'a Value> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use paceline_analysis::kineto::{self, Header};
 use paceline_analysis::read::{Select, find, open};
-use paceline_analysis::timeline::{Collective, MemorySample, Stretch};
+use paceline_analysis::timeline::{Collective, MemorySample, TimeRange};
 use paceline_trace::{Event, Operation, Recorder, Shapes, Span, Track};
 
 fn span(start_ns: u64, end_ns: u64) -> Span {
@@ -20,7 +20,7 @@ fn header(rank: usize) -> Header {
         device: "a processor".into(),
         pid: 500,
         base_ns: 1_700_000_000_000_000_000,
-        truth: vec![("dropped_events".into(), "0".into())],
+        run_facts: vec![("dropped_events".into(), "0".into())],
         steps: vec![(3, span(1_000, 9_000))],
     }
 }
@@ -71,15 +71,15 @@ fn a_recorded_run_is_found_and_read_whole() {
     assert_eq!((trace.rank, trace.world_size), (Some(1), Some(2)));
     assert_eq!(trace.base_ns, Some(1_700_000_000_000_000_000));
     assert_eq!(trace.devices, ["a processor"]);
-    assert_eq!(trace.truth["dropped_events"], "0");
-    assert_eq!(trace.truth["transport"], "shm");
+    assert_eq!(trace.run_facts["dropped_events"], "0");
+    assert_eq!(trace.run_facts["transport"], "shm");
     assert!(trace.oddities.is_empty(), "{:?}", trace.oddities);
 
     let [conv, copy, reduce] = trace.kernels[..] else { panic!("{:?}", trace.kernels) };
     assert_eq!(trace.names.text(conv.name), "conv2d_forward");
-    assert_eq!(conv.time, Stretch { start_ns: 1_100, dur_ns: 1_001 });
+    assert_eq!(conv.time, TimeRange { start_ns: 1_100, dur_ns: 1_001 });
     assert_eq!((copy.bytes, copy.bandwidth_gb_s), (Some(200), Some(2.0)));
-    assert_eq!(reduce.time, Stretch { start_ns: 2_500, dur_ns: 1_000 });
+    assert_eq!(reduce.time, TimeRange { start_ns: 2_500, dur_ns: 1_000 });
     assert_ne!(conv.stream, reduce.stream);
     let launched: Vec<_> = trace.launches.iter().map(|launch| launch.correlation).collect();
     assert_eq!(launched, [conv.correlation, copy.correlation, reduce.correlation]);

@@ -8,7 +8,7 @@ use hostile::Pieces;
 use paceline_analysis::json::JsonError;
 use paceline_analysis::read::parse;
 use paceline_analysis::timeline::{
-    Collective, DeviceWork, MemorySample, Stretch, SyncWait, Timeline,
+    Collective, DeviceWork, MemorySample, SyncWait, TimeRange, Timeline,
 };
 
 fn read(json: &str) -> Timeline {
@@ -24,8 +24,8 @@ fn count(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(&str, u64)> {
     counts.iter().map(|(what, count)| (what.as_str(), *count)).collect()
 }
 
-fn time(start_ns: i64, dur_ns: i64) -> Stretch {
-    Stretch { start_ns, dur_ns }
+fn time(start_ns: i64, dur_ns: i64) -> TimeRange {
+    TimeRange { start_ns, dur_ns }
 }
 
 #[test]
@@ -75,10 +75,10 @@ fn the_events_of_a_cuda_trace() {
     );
     assert_eq!(trace.base_ns, Some(1_790_857_026_000_000_000));
     assert_eq!(trace.devices, ["NVIDIA A100", "B"]);
-    let truth: Vec<_> =
-        trace.truth.iter().map(|(key, word)| (key.as_str(), word.as_str())).collect();
+    let run_facts: Vec<_> =
+        trace.run_facts.iter().map(|(key, word)| (key.as_str(), word.as_str())).collect();
     assert_eq!(
-        truth,
+        run_facts,
         [("dropped", "0"), ("transport", "shm"), ("version", "0.1.0"), ("whole", "true")]
     );
 
@@ -273,7 +273,7 @@ fn an_array_of_events_and_late_metadata_are_read() {
     let trace = read(
         r#"{"traceEvents": null, "distributedInfo": [], "deviceProperties": {}, "paceline": 1}"#,
     );
-    assert_eq!((trace.rank, trace.devices.len(), trace.truth.len()), (None, 0, 0));
+    assert_eq!((trace.rank, trace.devices.len(), trace.run_facts.len()), (None, 0, 0));
     // No rank of that size exists, and a table of the missing ones should not either.
     let trace = read(r#"{"distributedInfo": {"rank": -1, "world_size": 99999999999}}"#);
     assert_eq!((trace.rank, trace.world_size), (None, None));

@@ -181,7 +181,7 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
     }
 }
 
-/// At most [`SERIES`] of the points: of each of as many equal stretches of time the highest, and the last
+/// At most [`SERIES`] of the points: of each of as many equal ranges of time the highest, and the last
 /// of all. `points` are in order of time.
 pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };

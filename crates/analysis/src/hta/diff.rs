@@ -6,7 +6,7 @@ use super::steps::{Steps, choose};
 use super::work::{launched, rounded};
 use super::{AnalysisError, Options, StepChoice, by_rank};
 use crate::steps::Step;
-use crate::timeline::{DeviceWork, NameId, Stretch, Timeline};
+use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
 
 /// Where something ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -149,11 +149,11 @@ fn sums_of(
     let has_steps = steps.found > 0;
     let steps = chosen(steps.chosen, choice, &timeline.source)?;
     let counts = |begun_ns: i64| !has_steps || steps.at(begun_ns).is_some();
-    let time_of = |time: Stretch| rounded(time, options.rounding);
+    let time_of = |time: TimeRange| rounded(time, options.rounding);
 
     let mut host = vec![(0u64, 0i64); timeline.names.count()];
     let mut device = host.clone();
-    let add = |sums: &mut Vec<(u64, i64)>, name: NameId, time: Stretch| {
+    let add = |sums: &mut Vec<(u64, i64)>, name: NameId, time: TimeRange| {
         let sum = &mut sums[name.0 as usize];
         *sum = (sum.0 + 1, sum.1 + time.dur_ns);
     };

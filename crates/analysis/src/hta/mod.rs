@@ -32,7 +32,7 @@ use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::thread::{self, ScopedJoinHandle};
 
-use crate::timeline::{Stretch, Timeline};
+use crate::timeline::{TimeRange, Timeline};
 use notes::{Note, Notes};
 use work::Work;
 
@@ -148,7 +148,7 @@ pub(crate) fn check_times(timeline: &Timeline) -> Result<(), AnalysisError> {
     let launches = timeline.launches.iter().map(|of| of.time);
     let operators = timeline.operators.iter().map(|of| of.time);
     let annotations = timeline.annotations.iter().map(|of| of.time);
-    let samples = timeline.memory.iter().map(|of| Stretch { start_ns: of.at_ns, dur_ns: 0 });
+    let samples = timeline.memory.iter().map(|of| TimeRange { start_ns: of.at_ns, dur_ns: 0 });
     let mut times = kernels.chain(launches).chain(operators).chain(annotations).chain(samples);
     let mut sum_ns = 0i64;
     let is_sound = times.all(|time| {

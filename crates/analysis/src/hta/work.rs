@@ -7,7 +7,7 @@ use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
 use super::steps::{Steps, Window};
 use super::{Options, Rounding, Source, steps};
-use crate::timeline::{Collective, DeviceWork, LaneId, NameId, Stretch, Timeline};
+use crate::timeline::{Collective, DeviceWork, LaneId, NameId, TimeRange, Timeline};
 use paceline_trace::{IntervalSet, Span};
 
 /// A call of a kernel or operator.
@@ -152,14 +152,14 @@ impl<'a> Work<'a> {
     }
 }
 
-/// A stretch after rounding; its duration may be negative then.
-pub(super) fn rounded(time: Stretch, rounding: Rounding) -> Stretch {
+/// A range of time after rounding; its duration may be negative then.
+pub(super) fn rounded(time: TimeRange, rounding: Rounding) -> TimeRange {
     match rounding {
         Rounding::Exact => time,
         Rounding::Hta => {
             let start_ns = -(-time.start_ns).div_euclid(1000) * 1000;
             let end_ns = time.end_ns().div_euclid(1000) * 1000;
-            Stretch { start_ns, dur_ns: end_ns - start_ns }
+            TimeRange { start_ns, dur_ns: end_ns - start_ns }
         }
     }
 }
@@ -343,7 +343,7 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
 }
 
 /// An item without a device. Its duration is added up from its pieces.
-fn host_item(name: NameId, kind: KernelKind, time: Stretch, collective: Option<u32>) -> Item {
+fn host_item(name: NameId, kind: KernelKind, time: TimeRange, collective: Option<u32>) -> Item {
     Item {
         name,
         kind,

@@ -35,7 +35,7 @@ pub(super) struct Events<'a, W> {
 impl<'a, W: Write> Events<'a, W> {
     /// Writes everything before the events.
     pub(super) fn begin(out: &'a mut W, header: &'a Header) -> io::Result<Self> {
-        let Header { rank, world_size, run_id, transport, device, base_ns, truth, .. } = header;
+        let Header { rank, world_size, run_id, transport, device, base_ns, run_facts, .. } = header;
         let ranks: Vec<String> = (0..*world_size).map(|rank| rank.to_string()).collect();
         let ranks = format!("[{}]", ranks.join(", "));
         let mut text = Text::default();
@@ -51,7 +51,7 @@ impl<'a, W: Write> Events<'a, W> {
         text.int(*base_ns).raw(",\n\"paceline\": {\"version\": ");
         text.string(env!("CARGO_PKG_VERSION")).raw(", \"transport\": ").string(transport);
         text.raw(", \"lanes\": ").string(LANES);
-        for (key, value) in truth {
+        for (key, value) in run_facts {
             text.raw(", ").string(key).raw(": ").string(value);
         }
         text.raw("},\n\"traceEvents\": [\n");

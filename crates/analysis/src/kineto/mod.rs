@@ -36,7 +36,7 @@ pub struct Header {
     /// Time of the day, in nanoseconds since 1970, at the zero of the clock.
     pub base_ns: u64,
     /// More that is to be known, for the `paceline` section.
-    pub truth: Vec<(String, String)>,
+    pub run_facts: Vec<(String, String)>,
     /// The steps that were recorded, with their numbers since the run began.
     pub steps: Vec<(u64, Span)>,
 }

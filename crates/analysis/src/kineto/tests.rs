@@ -20,7 +20,7 @@ fn header() -> Header {
         device: "a processor".into(),
         pid: 500,
         base_ns: 1_700_000_000_000_000_000,
-        truth: vec![("dropped_events".into(), "0".into())],
+        run_facts: vec![("dropped_events".into(), "0".into())],
         steps: vec![(3, span(1000, 9000))],
     }
 }

@@ -152,7 +152,7 @@ struct Measured {
 }
 
 fn measured(timeline: &Timeline) -> Option<Measured> {
-    let said = |key: &str| timeline.truth.get(key)?.parse::<i64>().ok();
+    let said = |key: &str| timeline.run_facts.get(key)?.parse::<i64>().ok();
     Some(Measured {
         begin_ns: said("clock_offset_begin_ns")?,
         end_ns: said("clock_offset_end_ns")?,
@@ -221,10 +221,10 @@ mod tests {
     }
 
     fn says(mut timeline: Timeline, begin_ns: i64, end_ns: i64, error_ns: u64) -> Timeline {
-        let truth = &mut timeline.truth;
-        truth.insert("clock_offset_begin_ns".into(), begin_ns.to_string());
-        truth.insert("clock_offset_end_ns".into(), end_ns.to_string());
-        truth.insert("clock_offset_error_ns".into(), error_ns.to_string());
+        let run_facts = &mut timeline.run_facts;
+        run_facts.insert("clock_offset_begin_ns".into(), begin_ns.to_string());
+        run_facts.insert("clock_offset_end_ns".into(), end_ns.to_string());
+        run_facts.insert("clock_offset_error_ns".into(), error_ns.to_string());
         timeline
     }
 

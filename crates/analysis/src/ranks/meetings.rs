@@ -9,7 +9,7 @@ use super::clock::Clocks;
 use super::rank_of;
 use crate::hta::Chosen;
 use crate::steps;
-use crate::timeline::{Collective, Stretch, Timeline};
+use crate::timeline::{Collective, TimeRange, Timeline};
 
 /// How it is known how long ranks waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -210,7 +210,7 @@ struct Operation {
     /// `None` where it cannot be told which one of the others' it is.
     key: Option<Key>,
     name: String,
-    time: Stretch,
+    time: TimeRange,
     step: Option<u64>,
     group_size: Option<u64>,
     wait_ns: Option<i64>,
@@ -252,7 +252,7 @@ fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> 
 fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
     let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
     let own: Vec<bool> = timeline.names.iter().map(is_back_end).collect();
-    let mut events: Vec<(Stretch, i64, &str, Option<&Collective>)> = Vec::new();
+    let mut events: Vec<(TimeRange, i64, &str, Option<&Collective>)> = Vec::new();
     match shown {
         Shown::Kernels => {
             for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
@@ -285,7 +285,7 @@ fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
         }
     }
     events.sort_by_key(|&(time, _, name, _)| (time, name));
-    let operation = |(time, begun_ns, name, said): (Stretch, i64, &str, Option<&Collective>)| {
+    let operation = |(time, begun_ns, name, said): (TimeRange, i64, &str, Option<&Collective>)| {
         let called = said.map(|said| said.name.as_str()).filter(|name| !name.is_empty());
         let name = called.unwrap_or(name).to_owned();
         let ranks = said.and_then(|said| said.group_ranks.clone());

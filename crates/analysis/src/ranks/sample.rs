@@ -3,7 +3,7 @@
 use super::{AcrossRanks, across_ranks};
 use crate::hta::Options;
 use crate::timeline::{
-    Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Operator, Stretch, Timeline,
+    Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Operator, TimeRange, Timeline,
 };
 
 /// All ranks together, as the analysis looks at them where nothing else is asked for.
@@ -11,9 +11,9 @@ pub(super) fn across(timelines: &[Timeline]) -> AcrossRanks {
     across_ranks(timelines, &Options::default())
 }
 
-/// A stretch from its begin to its end.
-pub(super) fn stretch(start_us: i64, end_us: i64) -> Stretch {
-    Stretch { start_ns: start_us * 1000, dur_ns: (end_us - start_us) * 1000 }
+/// A range of time from its begin to its end.
+pub(super) fn time_range(start_us: i64, end_us: i64) -> TimeRange {
+    TimeRange { start_ns: start_us * 1000, dur_ns: (end_us - start_us) * 1000 }
 }
 
 /// A timeline with three lanes: the host, the compute lane and the communication lane.
@@ -29,19 +29,19 @@ impl Timeline {
     }
 
     pub(super) fn phase(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
-        let (name, time) = (self.names.intern(name), stretch(start_us, end_us));
+        let (name, time) = (self.names.intern(name), time_range(start_us, end_us));
         self.annotations.push(Annotation { name, time, lane: LaneId(0), is_device: false });
         self
     }
 
     pub(super) fn operator(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
-        let (name, time) = (self.names.intern(name), stretch(start_us, end_us));
+        let (name, time) = (self.names.intern(name), time_range(start_us, end_us));
         self.operators.push(Operator { name, time, lane: LaneId(0), collective: None });
         self
     }
 
     pub(super) fn compute(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
-        self.kernel(name, stretch(start_us, end_us), LaneId(1), None);
+        self.kernel(name, time_range(start_us, end_us), LaneId(1), None);
         self
     }
 
@@ -59,12 +59,12 @@ impl Timeline {
         let collective = self.collectives.len() as u32;
         let (name, group) = ("all_reduce".into(), Some("world".into()));
         self.collectives.push(Collective { name, group, ..said });
-        let time = stretch(start_us, end_us);
+        let time = time_range(start_us, end_us);
         self.kernel("ncclDevKernel_AllReduce_Sum_f32_Shm", time, LaneId(2), Some(collective));
         self
     }
 
-    fn kernel(&mut self, name: &str, time: Stretch, lane: LaneId, collective: Option<u32>) {
+    fn kernel(&mut self, name: &str, time: TimeRange, lane: LaneId, collective: Option<u32>) {
         self.kernels.push(Kernel {
             name: self.names.intern(name),
             work: DeviceWork::Kernel,
@@ -81,7 +81,7 @@ impl Timeline {
     /// The same trace by a clock that reads `ahead_us` more at zero, and `drift_ppm` more per second.
     pub(super) fn by_clock(mut self, ahead_us: i64, drift_ppm: i64) -> Self {
         let read = |at_ns: i64| at_ns + ahead_us * 1000 + at_ns * drift_ppm / 1_000_000;
-        let shift = |time: &mut Stretch| {
+        let shift = |time: &mut TimeRange| {
             let end_ns = read(time.end_ns());
             time.start_ns = read(time.start_ns);
             time.dur_ns = end_ns - time.start_ns;

@@ -11,7 +11,7 @@ use super::event::Event;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
     Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, Names,
-    Operator, Stretch, SyncWait, Timeline,
+    Operator, SyncWait, TimeRange, Timeline,
 };
 
 /// What becomes of an event.
@@ -148,7 +148,7 @@ impl Reader {
             }
             Some(dur_ns) => dur_ns,
         };
-        let time = Stretch { start_ns, dur_ns };
+        let time = TimeRange { start_ns, dur_ns };
         self.last_end_ns = self.last_end_ns.max(Some(time.end_ns()));
         let kind = Kind::of(&self.event.category);
         if kind == Kind::Skipped {
@@ -203,13 +203,13 @@ impl Reader {
             open.kind,
             &open.name,
             lane,
-            Stretch { start_ns: open.start_ns, dur_ns },
+            TimeRange { start_ns: open.start_ns, dur_ns },
             open.args,
         );
     }
 
     /// Adds an event of which everything is known.
-    fn put(&mut self, kind: Kind, name: &[u8], lane: LaneId, time: Stretch, mut args: Args) {
+    fn put(&mut self, kind: Kind, name: &[u8], lane: LaneId, time: TimeRange, mut args: Args) {
         let collective = self.collective(kind, name, &mut args);
         let timeline = &mut self.timeline;
         let id = timeline.names.intern(&lossy(name));

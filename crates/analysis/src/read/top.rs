@@ -117,7 +117,7 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
             b"baseTimeNanoseconds" => {
                 timeline.base_ns = pull.value()?.bytes().and_then(signed);
             }
-            b"paceline" => truth(timeline, pull)?,
+            b"paceline" => run_facts(timeline, pull)?,
             _ => pull.skip()?,
         }
     }
@@ -147,7 +147,7 @@ fn devices<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), J
     Ok(())
 }
 
-fn truth<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), JsonError> {
+fn run_facts<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), JsonError> {
     if !pull.at_object()? {
         return pull.skip();
     }
@@ -155,7 +155,7 @@ fn truth<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), Jso
     while let Some(key) = pull.next_key()? {
         let key = lossy(key).into_owned();
         if let Some(words) = pull.value()?.words() {
-            timeline.truth.insert(key, words.into_owned());
+            timeline.run_facts.insert(key, words.into_owned());
         }
     }
     Ok(())

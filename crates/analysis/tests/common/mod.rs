@@ -3,7 +3,7 @@
 
 use paceline_analysis::timeline::{
     Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, NameId,
-    Operator, Stretch, SyncWait, Timeline,
+    Operator, SyncWait, TimeRange, Timeline,
 };
 
 /// The thread that takes the steps.
@@ -19,9 +19,9 @@ pub struct Build {
     correlation: u64,
 }
 
-pub fn us(from: f64, to: f64) -> Stretch {
+pub fn us(from: f64, to: f64) -> TimeRange {
     let ns = |us: f64| (us * 1e3).round() as i64;
-    Stretch { start_ns: ns(from), dur_ns: ns(to) - ns(from) }
+    TimeRange { start_ns: ns(from), dur_ns: ns(to) - ns(from) }
 }
 
 /// A rank's trace without anything in it.
@@ -143,7 +143,7 @@ impl Build {
         self
     }
 
-    fn push_kernel(&mut self, name: &str, stream: i64, time: Stretch, correlation: Option<u64>) {
+    fn push_kernel(&mut self, name: &str, stream: i64, time: TimeRange, correlation: Option<u64>) {
         let work = match name {
             name if name.starts_with("Memcpy") => DeviceWork::Copy,
             name if name.starts_with("Memset") => DeviceWork::Set,

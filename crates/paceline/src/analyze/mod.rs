@@ -166,11 +166,11 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
         }
         _ => "steps differ by rank".to_owned(),
     };
-    let truth = |key: &str| timelines.first().and_then(|timeline| timeline.truth.get(key));
+    let run_facts = |key: &str| timelines.first().and_then(|timeline| timeline.run_facts.get(key));
     let mut facts = vec![plural(timelines.len(), "rank"), steps];
     let backend = timelines.first().and_then(|timeline| timeline.backend.clone());
-    facts.extend(truth("transport").cloned().map(|name| format!("over {name}")).or(backend));
-    facts.extend(truth("emulated_link").map(|link| format!("on an emulated link of {link}")));
+    facts.extend(run_facts("transport").cloned().map(|name| format!("over {name}")).or(backend));
+    facts.extend(run_facts("emulated_link").map(|link| format!("on an emulated link of {link}")));
     facts.extend(timelines.first().and_then(|timeline| timeline.devices.first().cloned()));
     facts.extend(window.stamp.as_ref().map(|stamp| format!("profiled {}", time_in_words(stamp))));
     About { title: title(folder, window), subtitle: facts.join(" \u{b7} "), notes }

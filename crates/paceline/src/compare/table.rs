@@ -1,7 +1,7 @@
 //! The table and the charts of a comparison.
 
 use paceline_analysis::hta::columns;
-use paceline_analysis::report::chart::{Bar, Bars, Ink, Part, Stack, Stacked};
+use paceline_analysis::report::chart::{Bar, Bars, PageColor, Part, Stack, Stacked};
 use paceline_analysis::report::{Body, Panel, Section, Width};
 use paceline_analysis::table::{Cell, Column, Table};
 
@@ -81,14 +81,14 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
         rows: runs.iter().map(row).collect(),
         mean: None,
     };
-    let bars = |key: &str, title: &str, ink: Ink| -> Option<Panel> {
+    let bars = |key: &str, title: &str, color: PageColor| -> Option<Panel> {
         let figure = figures.iter().find(|figure| figure.name == key)?;
         let value = |run: &Run| match cell(figure, run, price_per_hour) {
             Cell::Number(value) => Some(value),
             _ => None,
         };
         let Figure { unit, definition, .. } = figure;
-        let bars = runs.iter().map(|run| Bar { label: label(run, runs), value: value(run), ink });
+        let bars = runs.iter().map(|run| Bar { label: label(run, runs), value: value(run), color });
         let bars: Vec<Bar> = bars.collect();
         let body = match bars.iter().all(|bar| bar.value.is_none()) {
             true => Body::Nothing("No run says so.".into()),
@@ -101,13 +101,13 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
         Some(Panel::new(&id, title, unit, definition, body).wide(Width::Half))
     };
     let charts = [
-        bars("samples_per_s", "Samples per second", Ink::Compute),
-        bars("total_s", "Time of the run", Ink::Other),
-        bars("overlap_pct", "Communication hidden behind computation", Ink::Communication),
-        bars("comm_overhead_pct", "Communication overhead", Ink::Communication),
-        bars("peak_mb", "Peak memory", Ink::Memory),
-        bars("eval_accuracy_pct", "Accuracy", Ink::Other),
-        bars("cost", "Cost", Ink::Other),
+        bars("samples_per_s", "Samples per second", PageColor::Compute),
+        bars("total_s", "Time of the run", PageColor::Other),
+        bars("overlap_pct", "Communication hidden behind computation", PageColor::Communication),
+        bars("comm_overhead_pct", "Communication overhead", PageColor::Communication),
+        bars("peak_mb", "Peak memory", PageColor::Memory),
+        bars("eval_accuracy_pct", "Accuracy", PageColor::Other),
+        bars("cost", "Cost", PageColor::Other),
     ];
     let table = Panel::new(
         NAME,
@@ -176,20 +176,20 @@ fn shared_words(runs: &[Run]) -> usize {
 
 fn anatomy(runs: &[Run]) -> Panel {
     let parts = [
-        ("data wait", "data_ms", Ink::DataWait),
-        ("forward", "forward_ms", Ink::Forward),
-        ("backward", "backward_ms", Ink::Backward),
-        ("sync", "sync_ms", Ink::Sync),
-        ("exposed communication", "comm_exposed_ms", Ink::Communication),
-        ("optimizer", "optimizer_ms", Ink::Optimizer),
-        ("rest", "rest_ms", Ink::Idle),
+        ("data wait", "data_ms", PageColor::DataWait),
+        ("forward", "forward_ms", PageColor::Forward),
+        ("backward", "backward_ms", PageColor::Backward),
+        ("sync", "sync_ms", PageColor::Sync),
+        ("exposed communication", "comm_exposed_ms", PageColor::Communication),
+        ("optimizer", "optimizer_ms", PageColor::Optimizer),
+        ("rest", "rest_ms", PageColor::Idle),
     ];
     let stacks = runs.iter().filter(|run| is_measured(run)).map(|run| {
         let value = |key: &str| run.summary.number(key).unwrap_or(0.0);
-        let part = |(name, key, ink): (&str, &str, Ink)| Part {
+        let part = |(name, key, color): (&str, &str, PageColor)| Part {
             name: name.into(),
             value: value(key),
-            ink,
+            color,
         };
         Stack { label: label(run, runs), parts: parts.map(part).into() }
     });

@@ -166,15 +166,16 @@ impl Profiler {
     }
 
     fn header(&self, group: &Group, run_id: i64, clock_at_end: ClockOffset) -> kineto::Header {
-        let mut truth = vec![("dropped_events".to_owned(), self.recorder.dropped().to_string())];
+        let mut run_facts =
+            vec![("dropped_events".to_owned(), self.recorder.dropped().to_string())];
         if let Some(link) = group.link() {
-            truth.push(("emulated_link".into(), link.to_string()));
+            run_facts.push(("emulated_link".into(), link.to_string()));
         }
         for (when, clock) in [("begin", self.clock_at_begin), ("end", clock_at_end)] {
-            truth.push((format!("clock_offset_{when}_ns"), clock.offset_ns.to_string()));
+            run_facts.push((format!("clock_offset_{when}_ns"), clock.offset_ns.to_string()));
         }
         let error = self.clock_at_begin.error_ns.max(clock_at_end.error_ns);
-        truth.push(("clock_offset_error_ns".into(), error.to_string()));
+        run_facts.push(("clock_offset_error_ns".into(), error.to_string()));
         kineto::Header {
             rank: group.rank(),
             world_size: group.world_size(),
@@ -183,7 +184,7 @@ impl Profiler {
             device: resources::machine(),
             pid: std::process::id(),
             base_ns: realtime_at_zero_ns(),
-            truth,
+            run_facts,
             steps: self.steps.clone(),
         }
     }

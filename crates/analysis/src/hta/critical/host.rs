@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::graph::{Account, Graph, Node};
 use super::{Bounds, EdgeKind};
 use crate::hta::work::{Work, rounded};
-use crate::timeline::{LaneId, NameId, Stretch};
+use crate::timeline::{LaneId, NameId, TimeRange};
 
 /// Calls that return only when the device is done; the wait belongs to what the device does. Copies
 /// are among them, because even asynchronous ones may wait.
@@ -25,7 +25,7 @@ pub(super) type Calls = HashMap<u32, (Node, Node)>;
 #[derive(Clone, Copy)]
 struct Frame {
     name: NameId,
-    time: Stretch,
+    time: TimeRange,
     /// Its begin and end; spans that the program named have none, but count as what others ran in.
     nodes: Option<(Node, Node)>,
 }
@@ -36,7 +36,7 @@ pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls 
     let mut lanes: BTreeMap<LaneId, Vec<Frame>> = BTreeMap::new();
     let mut calls = Calls::new();
     let nodes =
-        |graph: &mut Graph, time: Stretch| (graph.node(time.start_ns), graph.node(time.end_ns()));
+        |graph: &mut Graph, time: TimeRange| (graph.node(time.start_ns), graph.node(time.end_ns()));
     for operator in &timeline.operators {
         let time = rounded(operator.time, work.options.rounding);
         if bounds.hold(time.start_ns) && time.dur_ns > 0 {

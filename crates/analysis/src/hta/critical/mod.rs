@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use super::kernels::KernelKind;
 use super::work::{Work, rounded};
 use super::{Source, Step};
-use crate::timeline::{NameId, Stretch};
+use crate::timeline::{NameId, TimeRange};
 use device::add_device;
 use graph::{Edge, Graph};
 use host::add_host;
@@ -149,7 +149,7 @@ impl Bounds {
 
     /// Calls that took no time are left out, as HTA does, unless the trace has no others: then its recorder
     /// measures none.
-    fn hold_call(self, work: &Work, call: Stretch) -> bool {
+    fn hold_call(self, work: &Work, call: TimeRange) -> bool {
         let time = rounded(call, work.options.rounding);
         self.hold(time.start_ns) && (time.dur_ns > 0 || !work.has_timed_calls)
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 use super::event::{Take, Taken};
 use crate::json::{JsonError, Pull, lossy};
 use crate::read::{self, Event, ReadError};
-use crate::timeline::Stretch;
+use crate::timeline::TimeRange;
 
 /// How deep events of a track may nest. Perfetto gives up at 512.
 const MAX_NESTING: usize = 500;
@@ -28,7 +28,7 @@ pub(super) const NO_TRACK: u16 = u16::MAX;
 pub(super) struct Point {
     pub(super) pid: String,
     pub(super) tid: String,
-    pub(super) time: Stretch,
+    pub(super) time: TimeRange,
 }
 
 /// Processes of a file.
@@ -75,7 +75,7 @@ pub(super) struct Layout {
     /// Per end of an arrow, in the order of the file; `None` for those that lead nowhere.
     pub(super) flows: Vec<Option<FlowEnd>>,
     /// When each collective was, and its track, counted through the file.
-    pub(super) tracks_of_points: Vec<(Stretch, u32)>,
+    pub(super) tracks_of_points: Vec<(TimeRange, u32)>,
     /// The earliest time of the file.
     pub(super) first_ns: Option<i64>,
 }
@@ -83,7 +83,7 @@ pub(super) struct Layout {
 /// A complete event.
 struct Slice {
     row: u32,
-    time: Stretch,
+    time: TimeRange,
     /// Index into [`Layout::begun_ns`], if it was written as begin and end.
     begin: Option<u32>,
 }
@@ -181,14 +181,14 @@ impl Scan {
         self.last_ns = self.last_ns.max(at_ns.saturating_add(dur_ns));
         match taken.phase() {
             b'X' => {
-                let time = Stretch { start_ns: at_ns, dur_ns };
+                let time = TimeRange { start_ns: at_ns, dur_ns };
                 self.slices.push(Slice { row, time, begin: None });
             }
             b'B' => {
                 let begin = Some(self.layout.begun_ns.len() as u32);
                 self.layout.begun_ns.push(0);
                 self.open.entry(row).or_default().push(self.slices.len());
-                let time = Stretch { start_ns: at_ns, dur_ns: -1 };
+                let time = TimeRange { start_ns: at_ns, dur_ns: -1 };
                 self.slices.push(Slice { row, time, begin });
             }
             b'E' => {
@@ -274,7 +274,7 @@ impl Scan {
                 self.layout.begun_ns[begin as usize] = slice.time.dur_ns;
             }
         }
-        let mut wanted: HashMap<(u32, Stretch), usize> = HashMap::new();
+        let mut wanted: HashMap<(u32, TimeRange), usize> = HashMap::new();
         for (i, point) in points.iter().enumerate() {
             let mut key = point.pid.clone().into_bytes();
             key.push(0);
@@ -368,11 +368,11 @@ impl Scan {
 
 /// The tracks of a row: on each the events that are open, from the outermost to the innermost.
 #[derive(Default)]
-struct Tracks(Vec<Vec<Stretch>>);
+struct Tracks(Vec<Vec<TimeRange>>);
 
 impl Tracks {
     /// Puts the next event, by begin and then by length, on the first track where it nests, if there is one.
-    fn put(&mut self, time: Stretch) -> Option<u16> {
+    fn put(&mut self, time: TimeRange) -> Option<u16> {
         for (i, open) in self.0.iter_mut().enumerate() {
             while open.last().is_some_and(|last| has_ended(*last, time)) {
                 open.pop();
@@ -393,7 +393,7 @@ impl Tracks {
     /// The track of the innermost event around a moment, and a moment within that event: just after its
     /// begin where it begins right then, since readers may take what comes at one moment in any order.
     fn around(&self, at_ns: i64, must_begin: bool) -> Option<(u16, i64)> {
-        let inner = |open: &Vec<Stretch>| {
+        let inner = |open: &Vec<TimeRange>| {
             open.iter().rev().find(|time| at_ns <= time.end_ns()).map(|time| time.start_ns)
         };
         let tracks = self.0.iter().enumerate();
@@ -408,7 +408,7 @@ impl Tracks {
 }
 
 /// Whether an event is over when another begins. Moments at the same time stack up.
-fn has_ended(last: Stretch, next: Stretch) -> bool {
+fn has_ended(last: TimeRange, next: TimeRange) -> bool {
     let both_moments = last.dur_ns == 0 && next.dur_ns == 0;
     last.end_ns() < next.start_ns || (last.end_ns() == next.start_ns && !both_moments)
 }

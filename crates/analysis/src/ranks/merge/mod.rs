@@ -27,7 +27,7 @@ use crate::hta::{AnalysisError, check_times};
 use crate::kineto::compress::Compressor;
 use crate::read::{self, ReadError, TraceFile};
 use crate::steps;
-use crate::timeline::{LaneId, Stretch, Timeline};
+use crate::timeline::{LaneId, TimeRange, Timeline};
 use layout::{Layout, Point};
 use write::{Arrow, Writer};
 
@@ -169,16 +169,17 @@ fn partial(out: &Path) -> PathBuf {
 
 /// What clocks and collectives need of a trace: collectives, steps, and the first and the last event.
 fn skeleton(mut timeline: Timeline) -> Timeline {
-    let times = |timeline: &Timeline| -> Vec<Stretch> {
+    let times = |timeline: &Timeline| -> Vec<TimeRange> {
         let kernels = timeline.kernels.iter().map(|kernel| kernel.time);
         let operators = timeline.operators.iter().map(|operator| operator.time);
         kernels.chain(operators).chain(timeline.annotations.iter().map(|a| a.time)).collect()
     };
     let all = times(&timeline);
     let first_ns = all.iter().map(|time| time.start_ns).min();
-    let last_ns = all.iter().map(Stretch::end_ns).max();
+    let last_ns = all.iter().map(TimeRange::end_ns).max();
     drop(all);
-    let is_edge = |time: Stretch| Some(time.start_ns) == first_ns || Some(time.end_ns()) == last_ns;
+    let is_edge =
+        |time: TimeRange| Some(time.start_ns) == first_ns || Some(time.end_ns()) == last_ns;
     timeline.kernels.retain(|kernel| kernel.collective.is_some() || is_edge(kernel.time));
     let is_step: Vec<bool> = steps::numbers(&timeline).iter().map(Option::is_some).collect();
     timeline.operators.retain(|operator| {
@@ -196,7 +197,7 @@ fn skeleton(mut timeline: Timeline) -> Timeline {
 
 /// Where the collectives of a trace are.
 fn points(skeleton: &Timeline) -> Vec<Point> {
-    let point = |lane: LaneId, time: Stretch| {
+    let point = |lane: LaneId, time: TimeRange| {
         let lane = &skeleton.lanes[lane.0 as usize];
         Point { pid: lane.pid.clone(), tid: lane.tid.clone(), time }
     };
@@ -216,7 +217,8 @@ fn arrows(skeletons: &[Timeline], layouts: &[Layout], clocks: &Clocks) -> Vec<Ve
         .iter()
         .zip(&clocks.ranks)
         .map(|(layout, clock)| {
-            let aligned = |time: &Stretch| (clock.align(time.start_ns), clock.align(time.end_ns()));
+            let aligned =
+                |time: &TimeRange| (clock.align(time.start_ns), clock.align(time.end_ns()));
             layout.tracks_of_points.iter().map(|(time, track)| (aligned(time), *track)).collect()
         })
         .collect();

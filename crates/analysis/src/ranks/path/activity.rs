@@ -9,10 +9,10 @@ use super::PathSource;
 use crate::ranks::clock::RankClock;
 use crate::ranks::meetings::{is_back_end, is_collective_kernel};
 use crate::steps::{self, Step};
-use crate::timeline::{Annotation, DeviceWork, LaneId, NameId, Stretch, Timeline};
+use crate::timeline::{Annotation, DeviceWork, LaneId, NameId, TimeRange, Timeline};
 use paceline_trace::{IntervalSet, Span};
 
-/// A stretch on the reference clock, with a name.
+/// A range of time on the reference clock, with a name.
 #[derive(Clone, Copy, Debug)]
 struct Named {
     start_ns: i64,
@@ -33,7 +33,7 @@ pub(super) struct Activity<'a> {
     phases: Vec<Named>,
 }
 
-/// A stretch in which a rank was in one phase.
+/// A range of time in which a rank was in one phase.
 pub(super) struct Piece<'a> {
     pub(super) what: &'a str,
     pub(super) start_ns: i64,
@@ -43,7 +43,7 @@ pub(super) struct Piece<'a> {
 
 impl<'a> Activity<'a> {
     pub(super) fn of(timeline: &'a Timeline, clock: &RankClock, source: PathSource) -> Self {
-        let named = |(time, name): (Stretch, NameId)| Named {
+        let named = |(time, name): (TimeRange, NameId)| Named {
             start_ns: clock.align(time.start_ns),
             end_ns: clock.align(time.end_ns()),
             name,
@@ -74,7 +74,7 @@ impl<'a> Activity<'a> {
         Some((begin, all().map(|named| named.end_ns).max()?))
     }
 
-    /// Cuts a stretch where phases begin and end.
+    /// Cuts a range of time where phases begin and end.
     pub(super) fn pieces(&self, start_ns: i64, end_ns: i64) -> Vec<Piece<'a>> {
         let mut pieces = Vec::new();
         let mut at_ns = start_ns;
@@ -102,10 +102,10 @@ impl<'a> Activity<'a> {
         Piece { what, start_ns, end_ns, compute_ns }
     }
 
-    /// The name of what took most of a stretch, if it took a tenth or more.
+    /// The name of what took most of a range of time, if it took a tenth or more.
     fn busiest(&self, start_ns: i64, end_ns: i64) -> Option<NameId> {
         let mut totals: HashMap<NameId, i64> = HashMap::new();
-        // Work that began earlier can reach into the stretch, but rarely does: one before is looked at.
+        // Work that began earlier can reach into the range, but rarely does: one before is looked at.
         let first = self.work.partition_point(|work| work.start_ns < start_ns).saturating_sub(1);
         for work in self.work[first..].iter().take_while(|work| work.start_ns < end_ns) {
             let inside_ns = work.end_ns.min(end_ns) - work.start_ns.max(start_ns);
@@ -119,7 +119,7 @@ impl<'a> Activity<'a> {
 }
 
 /// What counts as computation.
-fn work(timeline: &Timeline, source: PathSource) -> Vec<(Stretch, NameId)> {
+fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
     let names = &timeline.names;
     match source {
         PathSource::Kernels => {
@@ -154,11 +154,11 @@ fn is_call_of_collective(name: &str) -> bool {
 }
 
 /// Those that contain no other one on their lane.
-fn leaves(mut events: Vec<(LaneId, Stretch, NameId)>) -> Vec<(Stretch, NameId)> {
+fn leaves(mut events: Vec<(LaneId, TimeRange, NameId)>) -> Vec<(TimeRange, NameId)> {
     events.sort_unstable_by_key(|&(lane, time, name)| {
         (lane, time.start_ns, std::cmp::Reverse(time.dur_ns), name)
     });
-    let is_leaf = |pair: &[(LaneId, Stretch, NameId)]| match pair {
+    let is_leaf = |pair: &[(LaneId, TimeRange, NameId)]| match pair {
         [(lane, time, _), (next_lane, next, _)] => {
             lane != next_lane || next.end_ns() > time.end_ns() || next.start_ns >= time.end_ns()
         }
@@ -171,14 +171,14 @@ fn leaves(mut events: Vec<(LaneId, Stretch, NameId)>) -> Vec<(Stretch, NameId)> 
 
 /// The annotations that tell what a rank was doing: the device's, if it has any and kernels are looked at,
 /// else those of the thread that has the steps.
-fn phases(timeline: &Timeline, source: PathSource) -> Vec<(Stretch, NameId)> {
+fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
     let names = &timeline.names;
     let on_device =
         source == PathSource::Kernels && timeline.annotations.iter().any(|a| a.is_device);
     let lane = steps::lane(timeline);
     let steps = steps::of(timeline);
     let ends = earliest_ends(&steps);
-    let contains_step = |time: Stretch| {
+    let contains_step = |time: TimeRange| {
         let first = steps.partition_point(|step| step.time.start_ns < time.start_ns);
         ends.get(first).is_some_and(|&end_ns| end_ns <= time.end_ns())
     };

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::clock::Clocks;
 use super::meetings::Meetings;
 use crate::hta::Chosen;
-use crate::timeline::{Stretch, Timeline};
+use crate::timeline::{TimeRange, Timeline};
 use activity::Activity;
 use follow::Follower;
 
@@ -30,7 +30,7 @@ pub enum PathSource {
     Annotations,
 }
 
-/// A stretch of the critical path on one rank. Times are nanoseconds of the reference clock.
+/// A range of time of the critical path on one rank. Times are nanoseconds of the reference clock.
 ///
 /// The segments of a step follow each other without gaps: together they are as long as the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -205,10 +205,10 @@ fn windows(
     clocks: &Clocks,
 ) -> Vec<(Option<u64>, Windows)> {
     // Of two steps with one number the first counts.
-    let times = |chosen: &Chosen| -> HashMap<u64, Stretch> {
+    let times = |chosen: &Chosen| -> HashMap<u64, TimeRange> {
         chosen.steps.iter().rev().map(|step| (step.number, step.time)).collect()
     };
-    let steps: Vec<HashMap<u64, Stretch>> = chosen.iter().map(times).collect();
+    let steps: Vec<HashMap<u64, TimeRange>> = chosen.iter().map(times).collect();
     let mut numbers: Vec<u64> = steps.iter().flat_map(HashMap::keys).copied().collect();
     numbers.sort_unstable();
     numbers.dedup();
@@ -403,9 +403,9 @@ mod tests {
         let wild = [i64::MIN, -1, 0, 1, 1 << 61, i64::MAX];
         let rank = |rank: usize, says: i64| {
             let mut timeline = blocking(rank, 40, 100);
-            let times = wild
-                .iter()
-                .flat_map(|&start_ns| [0, 7, i64::MAX].map(|dur_ns| Stretch { start_ns, dur_ns }));
+            let times = wild.iter().flat_map(|&start_ns| {
+                [0, 7, i64::MAX].map(|dur_ns| TimeRange { start_ns, dur_ns })
+            });
             for (seq, time) in times.enumerate() {
                 timeline = timeline.compute("conv", 0, 1).all_reduce(seq as u64 + 1, 0, 1);
                 timeline = timeline.step(seq as u64 + 10, 0, 1).phase("forward", 0, 1);
@@ -415,7 +415,7 @@ mod tests {
                 timeline.annotations[last..].iter_mut().for_each(|a| a.time = time);
             }
             for (key, value) in [("begin", says), ("end", says.wrapping_neg()), ("error", says)] {
-                timeline.truth.insert(format!("clock_offset_{key}_ns"), value.to_string());
+                timeline.run_facts.insert(format!("clock_offset_{key}_ns"), value.to_string());
             }
             timeline
         };
@@ -425,7 +425,7 @@ mod tests {
                 timelines[1].base_ns = base_ns;
                 timelines[0].base_ns = base_ns.map(|_| 5);
                 assert!(across(&timelines).path.len_ns() >= 0);
-                timelines[0].truth.clear();
+                timelines[0].run_facts.clear();
                 assert!(across(&timelines).path.len_ns() >= 0);
             }
         }

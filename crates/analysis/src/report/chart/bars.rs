@@ -1,6 +1,6 @@
 //! Horizontal bars, one below the other, each with its value at its end.
 
-use super::{Align, Canvas, Drawn, Ink, SIZE, label_column, like, width_of};
+use super::{Align, Canvas, Drawn, PageColor, SIZE, label_column, like, width_of};
 use crate::plot::PlotError;
 
 /// A bar.
@@ -11,7 +11,7 @@ pub struct Bar {
     /// How long it is; `None` where there is no value.
     pub value: Option<f64>,
     /// Its colour.
-    pub ink: Ink,
+    pub color: PageColor,
 }
 
 /// Bars of one unit, from zero.
@@ -47,7 +47,7 @@ impl Bars {
             self.bar(&mut canvas, bar, (left, right, middle), longest, &shown(bar))?;
         }
         let bottom = ROW * self.bars.len() as f64;
-        canvas.line(&[(left, 1.0), (left, bottom + 1.0)], 1.0, Ink::Grid, "")?;
+        canvas.line(&[(left, 1.0), (left, bottom + 1.0)], 1.0, PageColor::Grid, "")?;
         Ok(canvas.finish())
     }
 
@@ -66,17 +66,17 @@ impl Bars {
         };
         let (top, below) = (middle - THICK / 2.0, middle + THICK / 2.0);
         if self.whole.is_some() {
-            canvas.rect((left, top), (right, below), Ink::Track, "")?;
+            canvas.rect((left, top), (right, below), PageColor::Track, "")?;
         }
         let end = left + (right - left).max(0.0) * part;
         let exact = bar.value.map_or_else(String::new, |v| format!(" ({v} {})", self.unit));
         canvas.rect(
             (left, top),
             (end, below),
-            bar.ink,
+            bar.color,
             &format!("{}: {shown}{exact}", bar.label),
         )?;
         let end = if self.whole.is_some() { right } else { end };
-        canvas.text(shown, (end + 6.0, middle), SIZE, Ink::Text, Align::Left)
+        canvas.text(shown, (end + 6.0, middle), SIZE, PageColor::Text, Align::Left)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use super::{Align, Canvas, Drawn, Ink, Part, SIZE, SMALL, fitted, legend_of};
+use super::{Align, Canvas, Drawn, PageColor, Part, SIZE, SMALL, fitted, legend_of};
 use crate::plot::PlotError;
 
 /// A ring.
@@ -32,9 +32,9 @@ const FINEST: f64 = TAU / 240.0;
 
 impl Donuts {
     /// Names and colours of all parts, in order of appearance.
-    pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
+    pub(crate) fn legend(&self) -> Vec<(String, PageColor)> {
         let parts = self.donuts.iter().flat_map(|donut| &donut.parts);
-        legend_of(parts.map(|part| (part.name.as_str(), part.ink)))
+        legend_of(parts.map(|part| (part.name.as_str(), part.color)))
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
@@ -74,15 +74,15 @@ impl Donuts {
                 self.unit,
                 100.0 * share
             );
-            canvas.polygon(&corners, part.ink, &hover)?;
+            canvas.polygon(&corners, part.color, &hover)?;
             if share > 0.09 {
                 let place = on_circle((OUTER + INNER) / 2.0, (angle + end) / 2.0);
                 let words = format!("{:.0} %", 100.0 * share);
-                canvas.hover_text(&words, place, SMALL, part.ink.on(), Align::Middle, &hover)?;
+                canvas.hover_text(&words, place, SMALL, part.color.on(), Align::Middle, &hover)?;
             }
             angle = end;
         }
         let words = fitted(&donut.label, SIZE, 2.0 * INNER - 8.0);
-        canvas.text(&words, centre, SIZE, Ink::Text, Align::Middle)
+        canvas.text(&words, centre, SIZE, PageColor::Text, Align::Middle)
     }
 }

@@ -1,9 +1,9 @@
 //! Rows of segments on one scale of time, and lines that lead from one row to another.
 
-use super::{Align, Canvas, Ink, SMALL, brief, fitted, label_column, legend_of, width_of};
+use super::{Align, Canvas, PageColor, SMALL, brief, fitted, label_column, legend_of, width_of};
 use crate::plot::PlotError;
 
-/// A stretch of time in a row.
+/// A range of time in a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
     /// Where it begins, in the chart's unit.
@@ -15,7 +15,7 @@ pub struct Segment {
     /// What kind of thing it is, for the legend.
     pub kind: String,
     /// The colour of that kind.
-    pub ink: Ink,
+    pub color: PageColor,
 }
 
 /// A row.
@@ -60,9 +60,9 @@ impl Lanes {
     }
 
     /// Names and colours of all segments, in order of appearance.
-    pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
+    pub(crate) fn legend(&self) -> Vec<(String, PageColor)> {
         let segments = self.lanes.iter().flat_map(|lane| &lane.segments);
-        legend_of(segments.map(|segment| (segment.kind.as_str(), segment.ink)))
+        legend_of(segments.map(|segment| (segment.kind.as_str(), segment.color)))
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
@@ -78,7 +78,7 @@ impl Lanes {
         for (at, lane) in self.lanes.iter().enumerate() {
             canvas.row_label(&lane.label, left, middle(at))?;
             let whole = [(x(0.0), middle(at)), (x(end), middle(at))];
-            canvas.line(&whole, 1.0, Ink::Grid, "")?;
+            canvas.line(&whole, 1.0, PageColor::Grid, "")?;
             for segment in &lane.segments {
                 let (from, to) = (x(segment.start), x(segment.end));
                 let half = THICK / 2.0;
@@ -94,12 +94,12 @@ impl Lanes {
                 // What is shorter than a pixel is still there.
                 let to = to.max(from + 0.5);
                 let (top, below) = ((from, middle(at) - half), (to, middle(at) + half));
-                canvas.rect(top, below, segment.ink, &hover)?;
+                canvas.rect(top, below, segment.color, &hover)?;
                 let words = fitted(&segment.name, SMALL, to - from - 6.0);
                 if to - from > 40.0 && width_of(&words, SMALL) < to - from {
                     let place = (from + 4.0, middle(at));
-                    let ink = segment.ink.on();
-                    canvas.hover_text(&words, place, SMALL, ink, Align::Left, &hover)?;
+                    let color = segment.color.on();
+                    canvas.hover_text(&words, place, SMALL, color, Align::Left, &hover)?;
                 }
             }
         }
@@ -107,9 +107,9 @@ impl Lanes {
             let side = if jump.to.0 > jump.from.0 { 1.0 } else { -1.0 };
             let from = (x(jump.from.1), middle(jump.from.0) + side * THICK / 2.0);
             let to = (x(jump.to.1), middle(jump.to.0) - side * THICK / 2.0);
-            canvas.line(&[from, to], 1.6, Ink::Text, &jump.name)?;
+            canvas.line(&[from, to], 1.6, PageColor::Text, &jump.name)?;
             let tip = [to, (to.0 - 3.0, to.1 - side * 6.0), (to.0 + 3.0, to.1 - side * 6.0)];
-            canvas.polygon(&tip, Ink::Text, &jump.name)?;
+            canvas.polygon(&tip, PageColor::Text, &jump.name)?;
         }
         Ok(canvas.finish())
     }

@@ -1,6 +1,6 @@
 //! Lines over a scale of time, drawn as steps: a value holds until the next one.
 
-use super::{Align, Canvas, Ink, SMALL, tick_labels, ticks, width_of};
+use super::{Align, Canvas, PageColor, SMALL, tick_labels, ticks, width_of};
 use crate::plot::PlotError;
 
 /// A line.
@@ -9,7 +9,7 @@ pub struct Line {
     /// Its name in the legend.
     pub name: String,
     /// Its colour.
-    pub ink: Ink,
+    pub color: PageColor,
     /// Moments and values, in order of the moments.
     pub points: Vec<(f64, f64)>,
 }
@@ -31,8 +31,8 @@ const TOP: f64 = 10.0;
 const POINTS: usize = 3000;
 
 impl Lines {
-    pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
-        self.lines.iter().map(|line| (line.name.clone(), line.ink)).collect()
+    pub(crate) fn legend(&self) -> Vec<(String, PageColor)> {
+        self.lines.iter().map(|line| (line.name.clone(), line.color)).collect()
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
@@ -50,13 +50,13 @@ impl Lines {
         let place = |(x, y): (f64, f64)| (left + x.max(0.0) * x_scale, HEIGHT - y * y_scale);
         for (tick, label) in y_ticks.iter().zip(&y_labels) {
             let y = HEIGHT - tick * y_scale;
-            canvas.line(&[(left, y), (right, y)], 1.0, Ink::Grid, "")?;
-            canvas.text(label, (left - 6.0, y), SMALL, Ink::Muted, Align::Right)?;
+            canvas.line(&[(left, y), (right, y)], 1.0, PageColor::Grid, "")?;
+            canvas.text(label, (left - 6.0, y), SMALL, PageColor::Muted, Align::Right)?;
         }
         let x_ticks = ticks(x_end, 8.0);
         for (tick, label) in x_ticks.iter().zip(tick_labels(&x_ticks, &self.x_unit)) {
             let x = left + tick * x_scale;
-            canvas.text(&label, (x, HEIGHT + 13.0), SMALL, Ink::Muted, Align::Middle)?;
+            canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle)?;
         }
         // Many lines share the points that one could have: nobody could tell them apart anyway.
         let columns = (POINTS / self.lines.len().max(1)).clamp(25, (right - left) as usize);
@@ -73,7 +73,7 @@ impl Lines {
             let peak = line.points.iter().map(|point| point.1).fold(0.0, f64::max);
             let hover = format!("{}: {peak} {} at most", line.name, self.y_unit);
             if path.len() > 1 {
-                canvas.line(&path, 1.6, line.ink, &hover)?;
+                canvas.line(&path, 1.6, line.color, &hover)?;
             }
         }
         Ok(canvas.finish())

@@ -26,7 +26,7 @@ use crate::plot::{FONT, PlotError};
 
 /// What a colour stands for. The page's style sheet has a variable of each name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ink {
+pub enum PageColor {
     /// Text.
     Text,
     /// Text that steps back.
@@ -65,59 +65,63 @@ pub enum Ink {
     Optimizer,
     /// What has no name of its own.
     Other,
-    /// One of several things of one kind; their number repeats after [`Ink::NUM_SERIES`].
+    /// One of several things of one kind; their number repeats after [`PageColor::NUM_SERIES`].
     Series(usize),
     /// No colour, but a shape that the pointer meets.
     Clear,
 }
 
-impl Ink {
+impl PageColor {
     /// How many colours there are for things of one kind.
     pub const NUM_SERIES: usize = 8;
 
-    const NAMED: [(Ink, &'static str); 20] = [
-        (Ink::Text, "text"),
-        (Ink::Muted, "muted"),
-        (Ink::Grid, "grid"),
-        (Ink::Track, "track"),
-        (Ink::OnFill, "on-fill"),
-        (Ink::Compute, "compute"),
-        (Ink::Communication, "comm"),
-        (Ink::Memory, "memory"),
-        (Ink::Idle, "idle"),
-        (Ink::NonCompute, "non-compute"),
-        (Ink::Both, "both"),
-        (Ink::Wait, "wait"),
-        (Ink::Host, "host"),
-        (Ink::DataWait, "data-wait"),
-        (Ink::Forward, "forward"),
-        (Ink::Backward, "backward"),
-        (Ink::Sync, "sync"),
-        (Ink::Optimizer, "optimizer"),
-        (Ink::Other, "other"),
-        (Ink::Clear, "clear"),
+    const NAMED: [(PageColor, &'static str); 20] = [
+        (PageColor::Text, "text"),
+        (PageColor::Muted, "muted"),
+        (PageColor::Grid, "grid"),
+        (PageColor::Track, "track"),
+        (PageColor::OnFill, "on-fill"),
+        (PageColor::Compute, "compute"),
+        (PageColor::Communication, "comm"),
+        (PageColor::Memory, "memory"),
+        (PageColor::Idle, "idle"),
+        (PageColor::NonCompute, "non-compute"),
+        (PageColor::Both, "both"),
+        (PageColor::Wait, "wait"),
+        (PageColor::Host, "host"),
+        (PageColor::DataWait, "data-wait"),
+        (PageColor::Forward, "forward"),
+        (PageColor::Backward, "backward"),
+        (PageColor::Sync, "sync"),
+        (PageColor::Optimizer, "optimizer"),
+        (PageColor::Other, "other"),
+        (PageColor::Clear, "clear"),
     ];
 
     /// The variable of the style sheet.
     pub(super) fn variable(self) -> String {
         match self {
-            Ink::Series(number) => format!("--series-{}", number % Self::NUM_SERIES),
+            PageColor::Series(number) => format!("--series-{}", number % Self::NUM_SERIES),
             named => format!("--{}", Self::NAMED[named.index()].1),
         }
     }
 
-    /// The ink of text on a shape filled with this one.
-    fn on(self) -> Ink {
+    /// The colour of text on a shape filled with this one.
+    fn on(self) -> PageColor {
         match self {
-            Ink::Idle | Ink::Grid | Ink::Track | Ink::Clear | Ink::Wait => Ink::Text,
-            _ => Ink::OnFill,
+            PageColor::Idle
+            | PageColor::Grid
+            | PageColor::Track
+            | PageColor::Clear
+            | PageColor::Wait => PageColor::Text,
+            _ => PageColor::OnFill,
         }
     }
 
     fn index(self) -> usize {
         match self {
-            Ink::Series(number) => Self::NAMED.len() + number % Self::NUM_SERIES,
-            named => Self::NAMED.iter().position(|(ink, _)| *ink == named).unwrap_or(0),
+            PageColor::Series(number) => Self::NAMED.len() + number % Self::NUM_SERIES,
+            named => Self::NAMED.iter().position(|(color, _)| *color == named).unwrap_or(0),
         }
     }
 
@@ -126,9 +130,9 @@ impl Ink {
         RGBColor(1, 0, self.index() as u8)
     }
 
-    fn all() -> impl Iterator<Item = Ink> {
-        let series = (0..Self::NUM_SERIES).map(Ink::Series);
-        Self::NAMED.iter().map(|(ink, _)| *ink).chain(series)
+    fn all() -> impl Iterator<Item = PageColor> {
+        let series = (0..Self::NUM_SERIES).map(PageColor::Series);
+        Self::NAMED.iter().map(|(color, _)| *color).chain(series)
     }
 }
 
@@ -176,27 +180,34 @@ impl Canvas {
     }
 
     /// A filled rectangle from the left top to the right bottom; `hover` is shown under the pointer.
-    fn rect(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink, hover: &str) -> Drawn {
-        let style = ink.stand_in().filled();
+    fn rect(&mut self, from: (f64, f64), to: (f64, f64), color: PageColor, hover: &str) -> Drawn {
+        let style = color.stand_in().filled();
         self.draw(hover, |area| area.draw(&Rectangle::new([fine(from), fine(to)], style)))
     }
 
     /// A filled shape.
-    fn polygon(&mut self, corners: &[(f64, f64)], ink: Ink, hover: &str) -> Drawn {
+    fn polygon(&mut self, corners: &[(f64, f64)], color: PageColor, hover: &str) -> Drawn {
         let corners: Vec<_> = corners.iter().copied().map(fine).collect();
-        self.draw(hover, |area| area.draw(&Polygon::new(corners, ink.stand_in())))
+        self.draw(hover, |area| area.draw(&Polygon::new(corners, color.stand_in())))
     }
 
     /// A line through all points.
-    fn line(&mut self, points: &[(f64, f64)], width: f64, ink: Ink, hover: &str) -> Drawn {
-        let style = ink.stand_in().stroke_width((width * FINE).round() as u32);
+    fn line(&mut self, points: &[(f64, f64)], width: f64, color: PageColor, hover: &str) -> Drawn {
+        let style = color.stand_in().stroke_width((width * FINE).round() as u32);
         let points: Vec<_> = points.iter().copied().map(fine).collect();
         self.draw(hover, |area| area.draw(&PathElement::new(points, style)))
     }
 
     /// Text whose middle line goes through the place.
-    fn text(&mut self, words: &str, at: (f64, f64), size: f64, ink: Ink, align: Align) -> Drawn {
-        self.hover_text(words, at, size, ink, align, "")
+    fn text(
+        &mut self,
+        words: &str,
+        at: (f64, f64),
+        size: f64,
+        color: PageColor,
+        align: Align,
+    ) -> Drawn {
+        self.hover_text(words, at, size, color, align, "")
     }
 
     fn hover_text(
@@ -204,7 +215,7 @@ impl Canvas {
         words: &str,
         at: (f64, f64),
         size: f64,
-        ink: Ink,
+        color: PageColor,
         align: Align,
         hover: &str,
     ) -> Drawn {
@@ -215,7 +226,7 @@ impl Canvas {
         };
         // The back end divides the size of a font by this number.
         let font = ("sans-serif", size * FINE * 1.24).into_font();
-        let colour = ink.stand_in();
+        let colour = color.stand_in();
         let style = TextStyle::from(font).color(&colour).pos(Pos::new(horizontal, VPos::Center));
         self.draw(hover, |area| area.draw(&Text::new(words.to_owned(), fine(at), style)))
     }
@@ -252,7 +263,7 @@ impl Canvas {
     /// The name of a row, at the left of `left`.
     fn row_label(&mut self, label: &str, left: f64, middle: f64) -> Drawn {
         let words = fitted(label, SIZE, left - 10.0);
-        self.hover_text(&words, (left - 8.0, middle), SIZE, Ink::Text, Align::Right, label)
+        self.hover_text(&words, (left - 8.0, middle), SIZE, PageColor::Text, Align::Right, label)
     }
 
     /// The ticks of a scale from zero to `end` below the rows, with lines from `top` to `bottom`.
@@ -265,8 +276,8 @@ impl Canvas {
     ) -> Drawn {
         let ticks = ticks(end, count);
         for (&tick, label) in ticks.iter().zip(tick_labels(&ticks, unit)) {
-            self.line(&[(x(tick), top), (x(tick), bottom)], 1.0, Ink::Grid, "")?;
-            self.text(&label, (x(tick), bottom + 12.0), SMALL, Ink::Muted, Align::Middle)?;
+            self.line(&[(x(tick), top), (x(tick), bottom)], 1.0, PageColor::Grid, "")?;
+            self.text(&label, (x(tick), bottom + 12.0), SMALL, PageColor::Muted, Align::Middle)?;
         }
         Ok(())
     }
@@ -275,10 +286,10 @@ impl Canvas {
     fn finish(self) -> String {
         let mut body = self.body.replace(" opacity=\"1\"", "").replace(" stroke=\"none\"", "");
         body = body.replace(" font-family=\"sans-serif\"", "");
-        for ink in Ink::all() {
-            let RGBColor(r, g, b) = ink.stand_in();
+        for color in PageColor::all() {
+            let RGBColor(r, g, b) = color.stand_in();
             let stand_in = format!("\"#{r:02X}{g:02X}{b:02X}\"");
-            body = body.replace(&stand_in, &format!("\"var({})\"", ink.variable()));
+            body = body.replace(&stand_in, &format!("\"var({})\"", color.variable()));
         }
         let (width, height) = self.size;
         format!(
@@ -292,11 +303,11 @@ impl Canvas {
 }
 
 /// Names and colours, each name once, in order of appearance.
-fn legend_of<'a>(all: impl Iterator<Item = (&'a str, Ink)>) -> Vec<(String, Ink)> {
-    let mut legend: Vec<(String, Ink)> = Vec::new();
-    for (name, ink) in all {
+fn legend_of<'a>(all: impl Iterator<Item = (&'a str, PageColor)>) -> Vec<(String, PageColor)> {
+    let mut legend: Vec<(String, PageColor)> = Vec::new();
+    for (name, color) in all {
         if !legend.iter().any(|(of, _)| of == name) {
-            legend.push((name.to_owned(), ink));
+            legend.push((name.to_owned(), color));
         }
     }
     legend
@@ -416,8 +427,8 @@ mod tests {
     #[test]
     fn drawings_have_the_colours_of_the_page() {
         let mut canvas = Canvas::new(100, 40.0, "a <title>").unwrap();
-        canvas.rect((0.0, 0.0), (10.0, 5.5), Ink::Compute, "1 & 2").unwrap();
-        canvas.text("x<y", (1.0, 2.0), SIZE, Ink::Series(9), Align::Left).unwrap();
+        canvas.rect((0.0, 0.0), (10.0, 5.5), PageColor::Compute, "1 & 2").unwrap();
+        canvas.text("x<y", (1.0, 2.0), SIZE, PageColor::Series(9), Align::Left).unwrap();
         let svg = canvas.finish();
         assert!(svg.contains("<g><title>1 &amp; 2</title><rect"), "{svg}");
         assert!(svg.contains("height=\"55\" fill=\"var(--compute)\"/>"), "{svg}");

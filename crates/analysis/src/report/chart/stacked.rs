@@ -1,6 +1,8 @@
 //! Horizontal bars that are made of parts, with a scale below.
 
-use super::{Align, Canvas, Drawn, Ink, SMALL, brief, label_column, legend_of, like, width_of};
+use super::{
+    Align, Canvas, Drawn, PageColor, SMALL, brief, label_column, legend_of, like, width_of,
+};
 use crate::plot::PlotError;
 
 /// A part of a bar.
@@ -11,7 +13,7 @@ pub struct Part {
     /// How long it is.
     pub value: f64,
     /// Its colour.
-    pub ink: Ink,
+    pub color: PageColor,
 }
 
 /// A bar.
@@ -25,8 +27,8 @@ pub struct Stack {
 
 impl Part {
     /// A part.
-    pub fn new(name: &str, value: f64, ink: Ink) -> Self {
-        Self { name: name.to_owned(), value, ink }
+    pub fn new(name: &str, value: f64, color: PageColor) -> Self {
+        Self { name: name.to_owned(), value, color }
     }
 }
 
@@ -44,9 +46,9 @@ const THICK: f64 = 21.0;
 
 impl Stacked {
     /// Names and colours of all parts, in order of appearance.
-    pub(crate) fn legend(&self) -> Vec<(String, Ink)> {
+    pub(crate) fn legend(&self) -> Vec<(String, PageColor)> {
         let parts = self.stacks.iter().flat_map(|stack| &stack.parts);
-        legend_of(parts.map(|part| (part.name.as_str(), part.ink)))
+        legend_of(parts.map(|part| (part.name.as_str(), part.color)))
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
@@ -91,11 +93,11 @@ impl Stacked {
                 self.unit
             );
             let (from, to) = ((x, middle - THICK / 2.0), (end, middle + THICK / 2.0));
-            canvas.rect(from, to, part.ink, &hover)?;
+            canvas.rect(from, to, part.color, &hover)?;
             let inside = number(part.value);
             if end - x > width_of(&inside, SMALL) + 8.0 {
                 let place = ((x + end) / 2.0, middle);
-                canvas.hover_text(&inside, place, SMALL, part.ink.on(), Align::Middle, &hover)?;
+                canvas.hover_text(&inside, place, SMALL, part.color.on(), Align::Middle, &hover)?;
             }
             x = end;
         }

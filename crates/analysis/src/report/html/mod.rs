@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::chart::{FULL, HALF, Ink, THIRD, escaped};
+use super::chart::{FULL, HALF, PageColor, THIRD, escaped};
 use super::{Body, Figure, Panel, Report, Section, Width};
 use crate::plot::PlotError;
 use crate::table::{Cell, Column, Table, counted};
@@ -124,14 +124,14 @@ fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
     Ok(())
 }
 
-fn legend(entries: &[(String, Ink)]) -> String {
+fn legend(entries: &[(String, PageColor)]) -> String {
     if entries.len() < 2 {
         return String::new();
     }
-    let entry = |(name, ink): &(String, Ink)| {
+    let entry = |(name, color): &(String, PageColor)| {
         format!(
             "<span><i style=\"background:var({})\"></i>{}</span>",
-            ink.variable(),
+            color.variable(),
             escaped(name)
         )
     };

@@ -4,7 +4,7 @@ use super::{COUNT, PERCENT, RANK, US, ms, us};
 use crate::ranks::{
     AcrossRanks, ClockSource, Meeting, RankClock, RankShare, RankWaits, StepPath, WaitSource,
 };
-use crate::report::chart::{Ink, Jump, Lane, Lanes, Part, Segment, Stack};
+use crate::report::chart::{Jump, Lane, Lanes, PageColor, Part, Segment, Stack};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
 use crate::table::{Columns, counted};
 
@@ -104,11 +104,11 @@ fn lanes(across: &AcrossRanks) -> Panel {
             (ms(segment.start_ns - begin), ms(segment.start_ns - begin + segment.dur_ns));
         // What a segment mostly is gives it its colour.
         let kinds = [
-            ("computation", Ink::Compute, segment.compute_ns),
-            ("transfer", Ink::Communication, segment.transfer_ns),
-            ("host", Ink::Host, segment.host_ns()),
+            ("computation", PageColor::Compute, segment.compute_ns),
+            ("transfer", PageColor::Communication, segment.transfer_ns),
+            ("host", PageColor::Host, segment.host_ns()),
         ];
-        let (kind, ink, _) = kinds.into_iter().max_by_key(|of| of.2).unwrap_or(kinds[2]);
+        let (kind, color, _) = kinds.into_iter().max_by_key(|of| of.2).unwrap_or(kinds[2]);
         let seq = segment.seq.map_or(String::new(), |seq| format!(" #{seq}"));
         let name = format!("{}{seq}", segment.what);
         lanes[lane].segments.push(Segment {
@@ -116,7 +116,7 @@ fn lanes(across: &AcrossRanks) -> Panel {
             end,
             name: name.clone(),
             kind: kind.into(),
-            ink,
+            color,
         });
         let next = step.segments.get(at + 1).and_then(|next| Some((place(next.rank)?, next)));
         if let Some((other, next)) = next.filter(|(other, _)| *other != lane) {
@@ -153,9 +153,9 @@ fn shares(across: &AcrossRanks) -> Panel {
     let stacks = ranks.iter().map(|share| Stack {
         label: format!("rank {}", share.rank),
         parts: vec![
-            Part::new("computation", ms(share.compute_ns), Ink::Compute),
-            Part::new("host", ms(share.host_ns), Ink::Host),
-            Part::new("transfer", ms(share.transfer_ns), Ink::Communication),
+            Part::new("computation", ms(share.compute_ns), PageColor::Compute),
+            Part::new("host", ms(share.host_ns), PageColor::Host),
+            Part::new("transfer", ms(share.transfer_ns), PageColor::Communication),
         ],
     });
     let body = match across.path.len_ns() {
@@ -180,8 +180,8 @@ fn waits(across: &AcrossRanks) -> Panel {
     let stacks = ranks.iter().map(|waits| Stack {
         label: format!("rank {}", waits.rank),
         parts: vec![
-            Part::new("waited", ms(waits.waited_ns), Ink::Wait),
-            Part::new("moved data", ms(waits.transfer_ns), Ink::Communication),
+            Part::new("waited", ms(waits.waited_ns), PageColor::Wait),
+            Part::new("moved data", ms(waits.transfer_ns), PageColor::Communication),
         ],
     });
     let body = match across.stragglers.num_collectives {

@@ -5,7 +5,7 @@ use super::{COUNT, PERCENT, RANK, US, kernels, label, ms, us};
 use crate::hta::{
     Analysis, BoundBy, CopyBandwidth, IdleTime, LaunchStats, NameLaunches, PathName, StreamQueue,
 };
-use crate::report::chart::{Ink, Line, Lines, Part, Stack};
+use crate::report::chart::{Line, Lines, PageColor, Part, Stack};
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Cell, Columns};
 
@@ -53,8 +53,8 @@ fn path_bounds(analysis: &Analysis) -> Panel {
         let path = rank.critical_path.as_ref()?;
         let parts = path.by_bound.iter().filter(|(bound, _)| *bound != BoundBy::None);
         let parts = parts.map(|&(bound, ns)| {
-            let (name, ink) = words(bound);
-            Part::new(name, ms(ns), ink)
+            let (name, color) = words(bound);
+            Part::new(name, ms(ns), color)
         });
         let step = path.step.map_or(String::new(), |step| format!(", step {step}"));
         Some(Stack { label: format!("{}{step}", label(rank)), parts: parts.collect() })
@@ -70,14 +70,14 @@ fn path_bounds(analysis: &Analysis) -> Panel {
     )
 }
 
-fn words(bound: BoundBy) -> (&'static str, Ink) {
+fn words(bound: BoundBy) -> (&'static str, PageColor) {
     match bound {
-        BoundBy::Cpu => ("host", Ink::Host),
-        BoundBy::GpuCompute => ("compute kernels", Ink::Compute),
-        BoundBy::GpuCommunication => ("communication", Ink::Communication),
-        BoundBy::KernelGap => ("gaps between kernels", Ink::Idle),
-        BoundBy::LaunchDelay => ("launch delay", Ink::Wait),
-        BoundBy::None => ("dependency", Ink::Other),
+        BoundBy::Cpu => ("host", PageColor::Host),
+        BoundBy::GpuCompute => ("compute kernels", PageColor::Compute),
+        BoundBy::GpuCommunication => ("communication", PageColor::Communication),
+        BoundBy::KernelGap => ("gaps between kernels", PageColor::Idle),
+        BoundBy::LaunchDelay => ("launch delay", PageColor::Wait),
+        BoundBy::None => ("dependency", PageColor::Other),
     }
 }
 
@@ -199,7 +199,7 @@ fn queue_lines(analysis: &Analysis) -> Panel {
         let begin = longest.series.first()?.at_ns;
         let points = longest.series.iter().map(|p| (ms(p.at_ns - begin), p.value)).collect();
         let name = format!("{}, stream {}", label(rank), longest.stream);
-        Some(Line { name, ink: Ink::Series(rank.rank), points })
+        Some(Line { name, color: PageColor::Series(rank.rank), points })
     });
     let (x_unit, y_unit) = ("ms".into(), "launches".into());
     let body = Body::Lines(Lines { x_unit, y_unit, lines: lines.collect() }).or(NO_LAUNCHES);

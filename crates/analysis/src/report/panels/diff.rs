@@ -1,7 +1,7 @@
 //! Two traces side by side.
 
 use crate::hta::{Diff, DiffRow, Side};
-use crate::report::chart::{Bar, Ink};
+use crate::report::chart::{Bar, PageColor};
 use crate::report::{Body, Figure, Panel, Report, Section, Weight, Width};
 use crate::table::{Cell, Column, Columns, Table};
 
@@ -81,9 +81,9 @@ fn changes(diff: &Diff, id: &str, title: &str, sign: i64) -> Panel {
     let bars = rows.iter().take(NAMES).map(|row| Bar {
         label: row.name.clone(),
         value: Some((row.time_ns() * sign) as f64 / 1e6),
-        ink: match row.side {
-            Side::Host => Ink::Host,
-            Side::Device => Ink::Compute,
+        color: match row.side {
+            Side::Host => PageColor::Host,
+            Side::Device => PageColor::Compute,
         },
     });
     let body = Body::bars("ms", bars).or("Nothing does.");

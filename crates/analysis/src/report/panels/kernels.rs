@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{COUNT, RANK, US, label, ms, us};
 use crate::hta::{Analysis, KernelKind, KernelStats, Temporal, top_kernels};
-use crate::report::chart::{Bar, Donut, Donuts, Ink, Part, Stack};
+use crate::report::chart::{Bar, Donut, Donuts, PageColor, Part, Stack};
 use crate::report::{Body, Panel};
 use crate::table::Columns;
 
@@ -18,9 +18,9 @@ pub(super) fn temporal(analysis: &Analysis) -> Panel {
     let stacks = analysis.ranks.iter().map(|rank| {
         let Temporal { idle_ns, compute_ns, non_compute_ns, .. } = rank.temporal;
         let parts = vec![
-            Part::new("compute", ms(compute_ns), Ink::Compute),
-            Part::new("non-compute", ms(non_compute_ns), Ink::NonCompute),
-            Part::new("idle", ms(idle_ns), Ink::Idle),
+            Part::new("compute", ms(compute_ns), PageColor::Compute),
+            Part::new("non-compute", ms(non_compute_ns), PageColor::NonCompute),
+            Part::new("idle", ms(idle_ns), PageColor::Idle),
         ];
         Stack { label: label(rank), parts }
     });
@@ -34,12 +34,12 @@ pub(super) fn temporal(analysis: &Analysis) -> Panel {
     )
 }
 
-fn ink(kind: KernelKind) -> Ink {
+fn color(kind: KernelKind) -> PageColor {
     match kind {
-        KernelKind::Computation => Ink::Compute,
-        KernelKind::Communication => Ink::Communication,
-        KernelKind::Memory => Ink::Memory,
-        KernelKind::Other => Ink::Other,
+        KernelKind::Computation => PageColor::Compute,
+        KernelKind::Communication => PageColor::Communication,
+        KernelKind::Memory => PageColor::Memory,
+        KernelKind::Other => PageColor::Other,
     }
 }
 
@@ -48,13 +48,15 @@ pub(super) fn donuts(analysis: &Analysis) -> Panel {
     let donuts = analysis.ranks.iter().map(|rank| {
         let parts = rank.kinds.iter().map(|of| {
             let names: Vec<&str> = of.kinds.iter().map(|kind| kind.name()).collect();
-            let ink = match of.kinds.as_slice() {
-                [kind] => ink(*kind),
-                kinds if kinds.contains(&KernelKind::Memory) && kinds.len() == 2 => Ink::Series(6),
-                kinds if kinds.len() == 2 => Ink::Both,
-                _ => Ink::Other,
+            let color = match of.kinds.as_slice() {
+                [kind] => color(*kind),
+                kinds if kinds.contains(&KernelKind::Memory) && kinds.len() == 2 => {
+                    PageColor::Series(6)
+                }
+                kinds if kinds.len() == 2 => PageColor::Both,
+                _ => PageColor::Other,
             };
-            Part::new(&names.join(" + "), ms(of.time_ns), ink)
+            Part::new(&names.join(" + "), ms(of.time_ns), color)
         });
         Donut { label: label(rank), parts: parts.filter(|part| part.value > 0.0).collect() }
     });
@@ -84,7 +86,7 @@ pub(super) fn longest(analysis: &Analysis) -> Panel {
     let bars = sums.iter().take(LONGEST).map(|&(name, (kind, sum_ns, _))| Bar {
         label: name.to_owned(),
         value: Some(ms(sum_ns) / num_ranks),
-        ink: ink(kind),
+        color: color(kind),
     });
     let body = Body::bars("ms", bars).or(NO_KERNEL);
     Panel::new(

@@ -2,7 +2,7 @@
 
 use super::label;
 use crate::hta::Analysis;
-use crate::report::chart::{Bar, Ink, Line, Lines};
+use crate::report::chart::{Bar, Line, Lines, PageColor};
 use crate::report::{Body, Panel, Section, Width};
 
 const NO_SAMPLES: &str = "The traces hold no samples of memory.";
@@ -11,13 +11,13 @@ const MIB: f64 = (1 << 20) as f64;
 
 /// Peak and steady memory of a sharded run.
 pub(super) fn peaks(analysis: &Analysis) -> Section {
-    let panel = |id: &str, title: &str, definition: &str, of: [(&str, &str, Ink); 2]| {
+    let panel = |id: &str, title: &str, definition: &str, of: [(&str, &str, PageColor); 2]| {
         let columns: Vec<_> = crate::hta::columns(analysis.kind).collect();
         let bars = analysis.ranks.iter().flat_map(|rank| {
-            of.iter().map(|(name, words, ink)| Bar {
+            of.iter().map(|(name, words, color)| Bar {
                 label: format!("{}, {words}", label(rank)),
                 value: columns.iter().find(|c| c.name == *name).and_then(|c| (c.get)(&rank.row)),
-                ink: *ink,
+                color: *color,
             })
         });
         Panel::new(id, title, "MiB", definition, Body::bars("MiB", bars).or(NO_SAMPLES))
@@ -28,8 +28,8 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
         "Peak memory",
         "The most memory at one moment: alive (allocated), and taken from the system (reserved).",
         [
-            ("peak_allocated_mb", "allocated", Ink::Memory),
-            ("peak_reserved_mb", "reserved", Ink::Other),
+            ("peak_allocated_mb", "allocated", PageColor::Memory),
+            ("peak_reserved_mb", "reserved", PageColor::Other),
         ],
     );
     let steady = panel(
@@ -37,7 +37,10 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
         "Steady memory",
         "Memory alive: the median over samples, and at the last sample. The median over samples is not \
          one over time.",
-        [("p50_allocated_mb", "median", Ink::Memory), ("final_allocated_mb", "final", Ink::Other)],
+        [
+            ("p50_allocated_mb", "median", PageColor::Memory),
+            ("final_allocated_mb", "final", PageColor::Other),
+        ],
     );
     Section::new(
         "peaks",
@@ -54,12 +57,12 @@ pub(super) fn over_time(analysis: &Analysis) -> Section {
         let begin = memory.series.first()?.at_ns;
         let points = memory.series.iter();
         let points = points.map(|p| ((p.at_ns - begin) as f64 / 1e6, p.value / MIB)).collect();
-        Some(Line { name: label(rank), ink: Ink::Series(rank.rank), points })
+        Some(Line { name: label(rank), color: PageColor::Series(rank.rank), points })
     });
     let (x_unit, y_unit) = ("ms".into(), "MiB".into());
     let body = Body::Lines(Lines { x_unit, y_unit, lines: lines.collect() }).or(NO_SAMPLES);
     let definition = "Bytes alive after each change, in MiB = 2^20 bytes, since the first sample of the \
-         rank; the highest of each of at most 1000 equal stretches of time.";
+         rank; the highest of each of at most 1000 equal ranges of time.";
     let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);
     Section::new("memory-section", "Memory in use", "", vec![panel])
 }

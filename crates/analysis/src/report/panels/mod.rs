@@ -85,7 +85,7 @@ pub fn of_analysis(
     };
     report.sections.push(step::section(analysis));
     report.sections.extend(across.map(across::section));
-    let on_cpu = timelines.iter().any(|timeline| timeline.truth.contains_key("lanes"));
+    let on_cpu = timelines.iter().any(|timeline| timeline.run_facts.contains_key("lanes"));
     report.sections.push(device::section(analysis, on_cpu));
     report.notes.extend(device::note(on_cpu));
     report.sections.push(memory::over_time(analysis));

@@ -11,7 +11,7 @@ use crate::timeline::Timeline;
 const DROPPED: &str = "dropped_events";
 
 fn dropped(timeline: &Timeline) -> u64 {
-    timeline.truth.get(DROPPED).and_then(|words| words.parse().ok()).unwrap_or(0)
+    timeline.run_facts.get(DROPPED).and_then(|words| words.parse().ok()).unwrap_or(0)
 }
 
 /// Kinds of events that every trace of ours or of PyTorch has and that the analysis has no use for: arrows,

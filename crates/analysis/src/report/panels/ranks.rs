@@ -3,16 +3,21 @@
 use super::summary::{definition, symbol};
 use super::{label, ms};
 use crate::hta::{Analysis, CollectiveKind, Unit, columns};
-use crate::report::chart::{Bar, Bars, Ink, Part, Stack};
+use crate::report::chart::{Bar, Bars, PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section, Width};
 
 /// Bars of one column of the summary.
-pub(super) fn bars(analysis: &Analysis, name: &str, title: &str, ink: Ink) -> Option<Panel> {
+pub(super) fn bars(
+    analysis: &Analysis,
+    name: &str,
+    title: &str,
+    color: PageColor,
+) -> Option<Panel> {
     let of = columns(analysis.kind).find(|of| of.name == name)?;
     let bars = analysis.ranks.iter().map(|rank| Bar {
         label: label(rank),
         value: (of.get)(&rank.row),
-        ink,
+        color,
     });
     let whole = (of.unit == Unit::Percent).then_some(100.0);
     let body = Body::Bars(Bars { unit: symbol(of.unit).into(), whole, bars: bars.collect() });
@@ -23,14 +28,14 @@ pub(super) fn bars(analysis: &Analysis, name: &str, title: &str, ink: Ink) -> Op
 /// The panels of a data-parallel run.
 pub(super) fn ddp(analysis: &Analysis) -> Section {
     let all = [
-        ("all_reduce_time_ms", "All-reduce time", Ink::Communication),
-        ("comm_comp_overlap_pctg", "Communication hidden", Ink::Communication),
-        ("comm_overhead_pctg", "Communication of kernel time", Ink::Communication),
-        ("compute_time_ms", "Compute time", Ink::Compute),
-        ("compute_time_pctg", "Time with computation", Ink::Compute),
-        ("all_reduce_calls", "All-reduce calls", Ink::Communication),
+        ("all_reduce_time_ms", "All-reduce time", PageColor::Communication),
+        ("comm_comp_overlap_pctg", "Communication hidden", PageColor::Communication),
+        ("comm_overhead_pctg", "Communication of kernel time", PageColor::Communication),
+        ("compute_time_ms", "Compute time", PageColor::Compute),
+        ("compute_time_pctg", "Time with computation", PageColor::Compute),
+        ("all_reduce_calls", "All-reduce calls", PageColor::Communication),
     ];
-    let panels = all.iter().filter_map(|(name, title, ink)| bars(analysis, name, title, *ink));
+    let panels = all.iter().filter_map(|(name, title, color)| bars(analysis, name, title, *color));
     let panels = panels.map(|panel| panel.wide(Width::Third));
     Section::new(
         "ranks",
@@ -44,7 +49,7 @@ pub(super) fn ddp(analysis: &Analysis) -> Section {
 pub(super) fn sharding(analysis: &Analysis) -> Section {
     let stacks = analysis.ranks.iter().map(|rank| {
         let parts = rank.collectives.by_kind.iter();
-        let parts = parts.map(|&(kind, _, ns)| Part::new(kind.name(), ms(ns), ink(kind)));
+        let parts = parts.map(|&(kind, _, ns)| Part::new(kind.name(), ms(ns), color(kind)));
         Stack { label: label(rank), parts: parts.collect() }
     });
     let body = Body::stacked("ms", stacks).or("No rank took part in a collective.");
@@ -57,10 +62,11 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
         body,
     );
     let overhead = [
-        ("comm_overhead_pctg", "Communication of kernel time", Ink::Communication),
-        ("comm_comp_overlap_pctg", "Communication hidden", Ink::Communication),
+        ("comm_overhead_pctg", "Communication of kernel time", PageColor::Communication),
+        ("comm_comp_overlap_pctg", "Communication hidden", PageColor::Communication),
     ];
-    let bars = overhead.iter().filter_map(|(name, title, ink)| bars(analysis, name, title, *ink));
+    let bars =
+        overhead.iter().filter_map(|(name, title, color)| bars(analysis, name, title, *color));
     let bars = bars.map(|panel| panel.wide(Width::Half));
     Section::new(
         "collectives-section",
@@ -70,17 +76,17 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
     )
 }
 
-fn ink(kind: CollectiveKind) -> Ink {
+fn color(kind: CollectiveKind) -> PageColor {
     match kind {
-        CollectiveKind::AllReduce => Ink::Series(1),
-        CollectiveKind::AllGather => Ink::Series(0),
-        CollectiveKind::ReduceScatter => Ink::Series(3),
-        CollectiveKind::Broadcast => Ink::Series(2),
-        CollectiveKind::AllToAll => Ink::Series(4),
-        CollectiveKind::Reduce => Ink::Series(5),
-        CollectiveKind::Gather | CollectiveKind::Scatter => Ink::Series(6),
+        CollectiveKind::AllReduce => PageColor::Series(1),
+        CollectiveKind::AllGather => PageColor::Series(0),
+        CollectiveKind::ReduceScatter => PageColor::Series(3),
+        CollectiveKind::Broadcast => PageColor::Series(2),
+        CollectiveKind::AllToAll => PageColor::Series(4),
+        CollectiveKind::Reduce => PageColor::Series(5),
+        CollectiveKind::Gather | CollectiveKind::Scatter => PageColor::Series(6),
         CollectiveKind::PointToPoint | CollectiveKind::Barrier | CollectiveKind::Unknown => {
-            Ink::Series(7)
+            PageColor::Series(7)
         }
     }
 }

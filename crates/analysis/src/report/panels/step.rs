@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{COUNT, RANK, US, label, us};
 use crate::hta::{Analysis, Anatomy, Part as StepPart, RankAnalysis, StepAnatomy};
-use crate::report::chart::{Ink, Part, Stack};
+use crate::report::chart::{PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section};
 use crate::table::{Columns, Table};
 
@@ -20,7 +20,7 @@ pub(super) fn section(analysis: &Analysis) -> Section {
     let lead = "In parts, on the thread that drives it.";
     let stacks = with_steps.iter().map(|(rank, anatomy)| {
         let parts = anatomy.mean_ns.iter();
-        let parts = parts.map(|&(part, ns)| Part::new(part.name(), ns / 1e6, ink(part)));
+        let parts = parts.map(|&(part, ns)| Part::new(part.name(), ns / 1e6, color(part)));
         Stack { label: label(rank), parts: parts.collect() }
     });
     let body = Body::stacked("ms", stacks).or("No trace names its steps (ProfilerStep#N).");
@@ -71,17 +71,17 @@ fn meaning(part: StepPart) -> &'static str {
     }
 }
 
-fn ink(part: StepPart) -> Ink {
+fn color(part: StepPart) -> PageColor {
     match part {
-        StepPart::DataWait => Ink::DataWait,
-        StepPart::Forward => Ink::Forward,
-        StepPart::Backward => Ink::Backward,
-        StepPart::GradSync => Ink::Sync,
-        StepPart::Exposed => Ink::Communication,
-        StepPart::ReduceScatter => Ink::Series(3),
-        StepPart::OptimizerStep => Ink::Optimizer,
-        StepPart::ParamBroadcast => Ink::Series(7),
-        StepPart::Gather => Ink::Series(6),
-        StepPart::Rest => Ink::Idle,
+        StepPart::DataWait => PageColor::DataWait,
+        StepPart::Forward => PageColor::Forward,
+        StepPart::Backward => PageColor::Backward,
+        StepPart::GradSync => PageColor::Sync,
+        StepPart::Exposed => PageColor::Communication,
+        StepPart::ReduceScatter => PageColor::Series(3),
+        StepPart::OptimizerStep => PageColor::Optimizer,
+        StepPart::ParamBroadcast => PageColor::Series(7),
+        StepPart::Gather => PageColor::Series(6),
+        StepPart::Rest => PageColor::Idle,
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::hta::*;
 use crate::report::{Body, Weight};
-use crate::timeline::Stretch;
+use crate::timeline::TimeRange;
 
 const MS: i64 = 1_000_000;
 
@@ -57,7 +57,7 @@ fn rank(rank: usize) -> RankAnalysis {
     let step = |number: u64| StepAnatomy {
         step: Step {
             number,
-            time: Stretch { start_ns: number as i64 * 10 * MS, dur_ns: 9_900_000 },
+            time: TimeRange { start_ns: number as i64 * 10 * MS, dur_ns: 9_900_000 },
         },
         parts: vec![
             PartTime { part: Part::DataWait, time_ns: 150_000 },
@@ -207,7 +207,7 @@ fn timelines() -> Vec<Timeline> {
         skipped: [("python_function", 1200), ("ac2g", 400), ("nobody knows", 2)]
             .map(|(kind, count)| (kind.to_owned(), count))
             .into(),
-        truth: [("dropped_events".to_owned(), "7".to_owned())].into(),
+        run_facts: [("dropped_events".to_owned(), "7".to_owned())].into(),
         ..Timeline::default()
     }]
 }
@@ -424,7 +424,7 @@ fn launches_of_our_own_ranks_are_left_out() {
         report.notes.iter().any(|note| note.text.contains(why))
     };
     let mut ours = timelines();
-    ours[0].truth.insert("lanes".into(), "main".into());
+    ours[0].run_facts.insert("lanes".into(), "main".into());
     let (ours, others) = (report(&ours), report(&timelines()));
     for id in ["launches", "launches-by-kernel", "queue", "queues"] {
         assert!(!has(&ours, id) && has(&others, id), "{id}");
