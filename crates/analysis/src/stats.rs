@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 
-/// A number of which a median can be taken.
+/// A type of numbers that [`median`] takes.
 pub trait Number: Copy {
     /// How two numbers are ordered. Every pair is, `NaN` included.
     fn order(&self, other: &Self) -> Ordering;

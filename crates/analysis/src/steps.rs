@@ -1,6 +1,6 @@
 //! The steps of a trace: its annotations `ProfilerStep#N`.
 //!
-//! In goes a timeline; out come its steps. Which of them are looked at is for the analysis to say.
+//! A timeline goes in. Its steps come out. Which of them are analysed is decided in `hta`.
 
 use crate::timeline::{LaneId, TimeRange, Timeline};
 

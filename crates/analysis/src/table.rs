@@ -310,7 +310,7 @@ pub fn aligned(
     lines.iter().map(set).collect::<Vec<_>>().join("\n")
 }
 
-/// A number with so many decimals, or a dash where there is none.
+/// A number with `decimals` decimals, or a dash without a number.
 pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
 }
@@ -340,7 +340,7 @@ pub fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count as f64, 0), if count == 1 { one } else { several })
 }
 
-/// A number with so many decimals and its thousands separated.
+/// A number with `decimals` decimals and commas between thousands.
 pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));

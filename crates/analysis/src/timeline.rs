@@ -241,7 +241,7 @@ pub struct Timeline {
     pub collectives: Vec<Collective>,
     /// In the order of the file.
     pub memory: Vec<MemorySample>,
-    /// Events that the analysis has no use for, by category, or by phase (`ph C`) where they have none.
+    /// Events that the analysis does not use, by category, or by phase (`ph C`) where they have none.
     pub skipped: BTreeMap<String, u64>,
     /// What was odd but not wrong enough to stop, each kind once with its count: negative durations,
     /// ends without begin, ...

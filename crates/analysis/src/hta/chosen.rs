@@ -1,7 +1,7 @@
-//! Which steps and collectives are looked at, for those who look at the traces of all ranks together.
+//! Which steps and collectives of a trace are analysed.
 //!
-//! In go a timeline and options; out comes the choice by which the figures of the rank were computed, so
-//! that sums across ranks are those of its row.
+//! A timeline and options go in. The choice by which the figures of the rank were computed comes out, so that an
+//! analysis across ranks covers the same events and its sums agree with the rank's row.
 
 use std::collections::HashMap;
 

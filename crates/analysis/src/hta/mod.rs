@@ -1,9 +1,8 @@
-//! What traces say of a run: where each rank's time went, and what to make of it.
+//! Where the time of each rank went, by the formulas of Holistic Trace Analysis (HTA 0.5.0).
 //!
-//! In go the [`Timeline`]s of all ranks and [`Options`]; out comes an
-//! [`Analysis`]: per rank everything that Holistic Trace Analysis (HTA 0.5.0) computes, by its
-//! formulas, and the summary [`Row`] with its [`Column`]s, which name, unit and definition of every
-//! figure come from wherever it is shown. It knows no files and draws nothing.
+//! The [`Timeline`]s of all ranks and [`Options`] go in. An [`Analysis`] comes out: all figures of HTA for each
+//! rank, and the summary [`Row`]. The [`Column`]s of the summary give each figure its name, unit and definition,
+//! wherever it is shown. This module reads no files and draws nothing.
 //!
 //! Times are nanoseconds (`_ns`) on the clock of the rank's own trace. A trace without kernel events,
 //! as PyTorch's profiler writes on a CPU, is analysed from its operators, see [`Source`].
@@ -54,7 +53,7 @@ pub use row::Row;
 pub use steps::Steps;
 pub use temporal::{Overlap, Temporal};
 
-/// What the traces of a run say.
+/// The figures of a run.
 #[derive(Clone, Debug)]
 pub struct Analysis {
     /// Which columns and panels fit the run.
@@ -71,7 +70,7 @@ pub enum AnalysisError {
     /// There are no traces.
     #[error("there are no traces to analyse")]
     Empty,
-    /// A trace does not say of which rank it is.
+    /// A trace does not name its rank.
     #[error("{file}: no rank: neither \"distributedInfo\" in the file nor its path names one")]
     NoRank {
         /// Where the trace was read from.
@@ -87,7 +86,7 @@ pub enum AnalysisError {
         /// Where the second one was read from.
         second: String,
     },
-    /// The times of a trace are not to be believed.
+    /// The times of a trace are outside of any plausible range.
     #[error("{file}: its times reach over more than {LIMIT_YEARS} years, so the file is damaged")]
     Times {
         /// Where the trace was read from.
@@ -114,7 +113,7 @@ pub enum AnalysisError {
     },
 }
 
-/// Moments further than this from the clock's zero, and durations that add up to more, are no times.
+/// Moments further than this from the clock's zero, and durations whose sum is larger, are taken for damage.
 pub(crate) const LIMIT_NS: i64 = 1 << 61;
 const LIMIT_YEARS: i64 = LIMIT_NS / (365 * 24 * 3600 * 1_000_000_000);
 
@@ -142,7 +141,7 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
     Ok(Analysis { kind, ranks, notes: notes.sentences() })
 }
 
-/// Makes sure that whatever is computed from the times of a trace stays within the numbers that hold them.
+/// Checks that sums and differences of the times of a trace cannot overflow.
 pub(crate) fn check_times(timeline: &Timeline) -> Result<(), AnalysisError> {
     let kernels = timeline.kernels.iter().map(|of| of.time);
     let launches = timeline.launches.iter().map(|of| of.time);
@@ -231,7 +230,7 @@ fn is_sharding(timeline: &Timeline, collectives: &CollectiveTimes) -> bool {
 }
 
 impl Analysis {
-    /// The mean over ranks of a figure; of those ranks that have it, and `None` where none has.
+    /// The mean of a figure over the ranks that have it; `None` if no rank has it.
     pub fn mean(&self, column: &Column) -> Option<f64> {
         let values: Vec<f64> =
             self.ranks.iter().filter_map(|rank| (column.get)(&rank.row)).collect();
@@ -239,7 +238,7 @@ impl Analysis {
     }
 }
 
-/// What the trace of one rank says.
+/// The figures of one rank.
 #[derive(Clone, Debug)]
 pub struct RankAnalysis {
     /// The rank.

@@ -1,6 +1,6 @@
 //! Spans of one thread within each other: at every moment the innermost one counts.
 
-/// A span with what it stands for.
+/// A span with its meaning.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nested<T> {
     pub start_ns: i64,

@@ -33,7 +33,7 @@ pub enum StepChoice {
     These(Vec<u64>),
 }
 
-/// What to analyse, and the thresholds of the figures, which are HTA's where nothing else is asked for.
+/// What to analyse, and the thresholds of the figures. The defaults are HTA's.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Chosen from the traces where `None`.

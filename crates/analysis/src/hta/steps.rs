@@ -26,7 +26,7 @@ impl Steps {
 /// What the host did at these moments is looked at, and what the device did because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
-    /// Any: there are no two steps, so none of them can be left out.
+    /// The whole trace: there are fewer than two steps, so no step can be left out.
     All,
     /// Up to this moment, itself left out.
     Before(i64),

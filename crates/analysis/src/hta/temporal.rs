@@ -26,7 +26,7 @@ impl Temporal {
         Self { kernel_time_ns, idle_ns, compute_ns, non_compute_ns }
     }
 
-    /// 100 * `part_ns` / kernel time; `None` where there was none.
+    /// 100 * `part_ns` / kernel time; `None` without kernel time.
     pub fn pctg(&self, part_ns: i64) -> Option<f64> {
         (self.kernel_time_ns > 0).then(|| 100.0 * part_ns as f64 / self.kernel_time_ns as f64)
     }

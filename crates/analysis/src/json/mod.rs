@@ -1,8 +1,8 @@
 //! A pull parser for JSON, made for traces: files far larger than memory, of which most is skipped.
 //!
-//! In goes anything that can be read; out come keys, scalars and the structure, one after the other, as the
-//! caller asks for them. Text is lent out of the window on the file and copied only where it is escaped.
-//! What the caller does not ask for is passed over and checked for closed strings and matching brackets only.
+//! Anything that can be read goes in. Keys, scalars and the structure come out, one after the other, as the
+//! caller asks for them. Text is borrowed from the window on the file and copied only where it is escaped.
+//! What the caller does not ask for is skipped; only closed strings and matching brackets are checked there.
 //! It does not know what a trace is.
 //!
 //! Beyond the standard it takes `NaN`, `Infinity` and `-Infinity`, which profilers do write, as values that say
@@ -51,7 +51,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What a scalar says, in words; nothing for `null`, for numbers that are none, and for structures.
+    /// A scalar as text; `None` for `null`, for `NaN` and infinities, and for structures.
     pub fn words(self) -> Option<Cow<'a, str>> {
         match self {
             Self::Str(bytes) | Self::Num(bytes) => Some(lossy(bytes)),
@@ -74,7 +74,7 @@ pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
 #[derive(Debug, thiserror::Error)]
 #[error("at byte {at} of the JSON: {fault}")]
 pub struct JsonError {
-    /// The byte, counted from zero, in the JSON as it is after decompression.
+    /// The byte, counted from zero, in the decompressed JSON.
     pub at: u64,
     /// What was wrong there.
     #[source]

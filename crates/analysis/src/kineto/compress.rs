@@ -1,4 +1,4 @@
-//! Compression on a thread of its own, so that it runs while the next events are put into words.
+//! Compression on a thread of its own, so that it runs while the next events are written as JSON.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

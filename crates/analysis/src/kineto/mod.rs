@@ -1,7 +1,7 @@
 //! The trace file of one rank, in the form that PyTorch's profiler (its Kineto library) writes.
 //!
-//! In go the tracks of a [`Recorder`](paceline_trace::Recorder) and a [`Header`]; out comes a file that Perfetto,
-//! `chrome://tracing` and Holistic Trace Analysis open. Those tools look for the streams of a device, so
+//! The tracks of a [`Recorder`](paceline_trace::Recorder) and a [`Header`] go in. A file that Perfetto,
+//! `chrome://tracing` and Holistic Trace Analysis open comes out. These tools look for the streams of a device, so
 //! what a rank computes is written as kernels of stream 7, each launched at the moment at which it began,
 //! and what it communicates as kernels of stream 20, launched when they were submitted and named as NCCL
 //! names its own: a reader of the file finds in its `paceline` section what they truly were.

@@ -1,4 +1,4 @@
-//! Draws a chart with rectangles, lines and text, onto whatever back end is given.
+//! Draws a chart with lines and text on any back end.
 //!
 //! The legend stands in a column of its own at the right, so it can cover no line.
 

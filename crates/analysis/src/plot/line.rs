@@ -1,4 +1,4 @@
-//! The lines of a chart: their colours, dashes and markers. In go places in pixels.
+//! The lines of a chart: their colours, dashes and markers. Positions in pixels go in.
 
 use plotters::element::{PathElement, Polygon};
 use plotters::prelude::*;

@@ -1,8 +1,8 @@
 //! Line charts, each axis logarithmic or linear, as PNG and SVG files.
 //!
-//! In go a title, two axes with units and named series of points; out comes a file. It does not
-//! know what is measured. The same drawing code serves both formats. Text of a PNG is drawn with a
-//! font that the program carries, so that a chart looks the same on a machine without any.
+//! A title, two axes with units and named series of points go in. A file comes out. This module does not know
+//! what was measured. The same drawing code serves both formats. The text of a PNG is drawn with a font that the
+//! program contains, so a chart looks the same on a machine without fonts.
 
 mod axis;
 mod draw;

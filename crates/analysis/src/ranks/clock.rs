@@ -1,7 +1,8 @@
 //! One clock for all ranks.
 //!
-//! In go timelines, each on its own clock; out comes what to add to each to read the reference rank's. It
-//! takes what was measured while the ranks ran, and otherwise estimates from collectives.
+//! Timelines go in, each on its own clock. The offset of each clock to the reference rank's comes out. It is taken
+//! from the trace where the ranks measured it while they ran (`measure_clock` of `paceline-collectives` exchanges
+//! messages for that), and otherwise estimated from the ends of collectives.
 
 use std::collections::HashMap;
 
@@ -62,8 +63,7 @@ pub struct RankClock {
 
 impl RankClock {
     /// A moment of this trace on the clock of the reference rank's trace, in nanoseconds.
-    /// Moments more than 70 years away from zero are taken for such as lie 70 years away, so that
-    /// differences can be computed whatever a file says.
+    /// The result is limited to 70 years on both sides of zero, so that no difference of two moments overflows.
     pub fn align(&self, at_ns: i64) -> i64 {
         let aligned_ns = at_ns.saturating_add(self.base_ns).saturating_add(self.offset_ns(at_ns));
         aligned_ns.clamp(-FARTHEST_NS, FARTHEST_NS)
@@ -144,7 +144,7 @@ pub fn align(timelines: &[Timeline]) -> Clocks {
     Clocks { reference: rank_of(timelines, first), ranks: ranks.collect() }
 }
 
-/// What a trace of ours says of its clock.
+/// The clock offsets that a trace of paceline contains.
 struct Measured {
     begin_ns: i64,
     end_ns: i64,

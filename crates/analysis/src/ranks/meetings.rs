@@ -1,7 +1,7 @@
 //! Which collectives of different ranks are one and the same, and how long each rank waited in them.
 //!
-//! In go timelines and their clocks; out come [`Meeting`]s on the reference clock. Messages between two
-//! ranks are left out: their order is a matter of those two.
+//! Timelines and their clocks go in. [`Meeting`]s on the reference clock come out: one for each collective, with
+//! the arrival of each rank. Messages between two ranks are left out, because they concern only these two.
 
 use std::collections::{BTreeMap, HashMap};
 

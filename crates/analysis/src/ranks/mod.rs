@@ -1,8 +1,7 @@
 //! What the traces of all ranks say together: whose clock is how far off, who made whom wait, and which
 //! rank held up each step.
 //!
-//! In go the timelines of the ranks; out comes [`AcrossRanks`]. It knows nothing of files and prints
-//! nothing.
+//! The timelines of the ranks go in. [`AcrossRanks`] comes out. This module reads no files and prints nothing.
 //!
 //! Collectives join the ranks. A collective can move data once its last rank has come, so the time until
 //! then is waiting and the time after it is transfer. From the end of a step backwards, each rank's time

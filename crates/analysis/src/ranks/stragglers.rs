@@ -1,6 +1,6 @@
-//! Who came last, and how long the others waited for it.
+//! Which rank arrived last at collectives, and how long the others waited for it.
 //!
-//! In go meetings; out come totals per rank, over the trace and per step.
+//! Meetings go in. Totals per rank come out, over the trace and per step.
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,7 @@ pub enum ReadError {
         /// The file.
         path: PathBuf,
     },
-    /// The numbers of its run are none.
+    /// The rank or world size in a file is impossible.
     #[error(
         "{} claims {claim}, which no run can have; correct its \"distributedInfo\", or leave the file out",
         path.display()

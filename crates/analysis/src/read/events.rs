@@ -1,7 +1,7 @@
 //! The events of a trace, one by one, into a [`Timeline`].
 //!
-//! Profilers differ in what they write and where. Only broken JSON is an error; events that are of no use, and
-//! such that are odd, are counted. It does not know what stands around the list of events.
+//! Profilers differ in what they write and where. Only broken JSON is an error; events without a use and odd
+//! events are counted. This module does not know the object around the list of events.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -48,7 +48,7 @@ fn is_host_collective(name: &[u8]) -> bool {
     is_transfer(name) || name.starts_with(b"c10d::") || name == b"record_param_comms"
 }
 
-/// Whether anything in the `args` of an event is of use, as far as is known yet.
+/// Whether the `args` of an event are used, as far as the fields before them tell.
 fn wants_args(event: &Event) -> bool {
     match event.phase.as_slice() {
         b"M" => event.name.is_empty() || event.name == b"thread_name",
@@ -208,7 +208,7 @@ impl Reader {
         );
     }
 
-    /// Adds an event of which everything is known.
+    /// Adds a complete event.
     fn put(&mut self, kind: Kind, name: &[u8], lane: LaneId, time: TimeRange, mut args: Args) {
         let collective = self.collective(kind, name, &mut args);
         let timeline = &mut self.timeline;
@@ -292,7 +292,7 @@ impl Reader {
         });
     }
 
-    /// `M`: only the names of threads are of use, and the others are not worth a count.
+    /// `M`: only the names of threads are used. The others are not counted.
     fn row_name(&mut self) {
         if self.event.name == b"thread_name" && self.args.name.is_some() {
             let lane = self.lane();
@@ -334,7 +334,7 @@ impl Reader {
         (self.event.category, self.event.phase) = (category, phase);
     }
 
-    /// Counts an event that is of no use: by its category, or by its phase where it has none.
+    /// Counts an event that is not used, by its category, or by its phase if it has no category.
     fn count_skipped(&mut self, category: &[u8], phase: &[u8]) {
         let (names, counts) = &mut self.skipped;
         let id = match category {

@@ -50,7 +50,7 @@ pub(crate) fn with_json<T>(
             let (sender, receiver) = sync_channel(CHUNKS);
             let (spent, spare) = sync_channel(CHUNKS + 2);
             scope.spawn(move || unpack(&mut decoder, &sender, &spare));
-            // The reader goes before the scope ends, whereupon the thread stops, read to the end or not.
+            // The reader is dropped before the scope ends. Then the thread stops, even before the end of the file.
             read(&mut Chunks { receiver, spent, chunk: Cursor::default() })
         })
     } else {
@@ -80,7 +80,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Chunks that may wait for the parser.
 const CHUNKS: usize = 4;
 
-/// Unpacks until the end, an error, or until nobody wants more.
+/// Unpacks until the end, an error, or until the receiver is gone.
 fn unpack(
     decoder: &mut impl Read,
     sender: &SyncSender<io::Result<Vec<u8>>>,
@@ -105,7 +105,7 @@ fn unpack(
             return;
         }
         if let Some(last) = last {
-            // An empty chunk is the end. If the receiver is gone, nobody needs to know.
+            // An empty chunk marks the end. It does not matter if the receiver is gone.
             let _ = sender.send(last);
             return;
         }

@@ -1,9 +1,9 @@
 //! Trace files as [`Timeline`](crate::timeline::Timeline)s: finding them, unpacking them, and reading what PyTorch's profiler and
 //! our own recorder write.
 //!
-//! In go paths of `.json` and `.json.gz`; out come which file is which rank's in which profiling window, and a
-//! timeline for each. Files are streamed: what is in memory at a time is a window on the file and the timeline
-//! that grows. It does not know what is computed from timelines.
+//! Paths of `.json` and `.json.gz` files go in. The rank and the profiling window of each file come out, and a
+//! timeline for each. Files are streamed: only a window on the file and the growing timeline are in memory. This
+//! module does not know what is computed from timelines.
 
 mod args;
 mod error;

@@ -1,6 +1,6 @@
-//! The object around the events of a trace: whose it is, on what it ran, and the events, in any order.
+//! The object around the events of a trace: its rank, its devices and the events, in any order.
 //!
-//! It knows nothing of events but where they are.
+//! A stream of JSON goes in. A timeline or a [`Header`] comes out. This module does not read the events itself.
 
 use std::io::Read;
 

@@ -1,8 +1,8 @@
 //! Reports: what an analysis found, for people and for programs.
 //!
-//! In goes a [`Report`], which is headline figures, notes, and sections of charts and tables; out come
-//! one page that needs nothing else, CSV, JSON, Markdown and lines for a console. It does not know how
-//! the numbers were found; what they mean comes with them, as units and definitions.
+//! A [`Report`] goes in: headline figures, notes, and sections of charts and tables. A self-contained page, CSV,
+//! JSON, Markdown and lines for a console come out. This module does not know how the numbers were computed;
+//! their units and definitions come with them.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -29,7 +29,7 @@ pub struct Report {
     pub title: String,
     /// Where it comes from.
     pub subtitle: String,
-    /// The numbers that one looks for first.
+    /// The numbers that readers look for first.
     pub figures: Vec<Figure>,
     /// What the reader has to know before believing a number.
     pub notes: Vec<Note>,

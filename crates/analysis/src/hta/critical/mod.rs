@@ -110,7 +110,7 @@ pub struct CriticalPath {
     pub by_name: Vec<PathName>,
 }
 
-/// The graph is none: something waits for itself.
+/// There is no critical path, because the graph has a cycle: something waits for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Circular;
 

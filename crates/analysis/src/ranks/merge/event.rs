@@ -99,7 +99,7 @@ fn words_of_args<R: Read>(pull: &mut Pull<R>) -> Result<Option<String>, JsonErro
 }
 
 /// Copies an `args` object, and makes the numbers distinct that tie a launch to its kernel and an operator
-/// to what it called. Anything else than an object is no arguments.
+/// to what it called. Arguments that are not an object are left out.
 fn copy_args<R: Read>(pull: &mut Pull<R>, out: &mut Text, place: usize) -> Result<(), JsonError> {
     out.bytes.clear();
     if !pull.at_object()? {
@@ -161,7 +161,7 @@ fn scalar(value: Value<'_>, out: &mut Text) {
         Value::Num(number) => out.bytes.extend_from_slice(number),
         Value::Bool(true) => _ = out.raw("true"),
         Value::Bool(false) => _ = out.raw("false"),
-        // JSON has no word for numbers that are none.
+        // JSON cannot write `NaN` and infinities.
         Value::Null | Value::NonFinite | Value::Nested => _ = out.raw("null"),
     }
 }

@@ -1,7 +1,7 @@
 //! On which track each event of a file goes.
 //!
-//! In goes a trace file; out come its rows with their names, and for every complete event and every end of
-//! an arrow a track of its row, such that the events of a track nest or lie apart.
+//! A trace file goes in. Its rows with their names come out, and a track of its row for every complete event and
+//! every end of an arrow. The events of a track nest or lie apart.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! One trace file of all ranks, on one time line.
 //!
-//! In go trace files, one per rank; out comes a file that Perfetto opens without an import error. Each rank
+//! Trace files go in, one per rank. A file that Perfetto opens without an import error comes out. Each rank
 //! becomes processes of its own, named after it; its times are brought to the clock of the lowest rank;
 //! numbers that tie events together are made distinct between ranks; and arrows lead through the ranks of
 //! each collective, in the order in which they came.
@@ -37,7 +37,7 @@ pub enum MergeError {
     /// A trace cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The times of a trace are not to be believed.
+    /// The times of a trace are outside of any plausible range.
     #[error(transparent)]
     Times(#[from] AnalysisError),
     /// A trace without a single event that could be shown.

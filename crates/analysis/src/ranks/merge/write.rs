@@ -1,6 +1,6 @@
 //! Writes the merged file, one rank after the other.
 //!
-//! In go trace files with their layouts and clocks; out comes JSON.
+//! Trace files with their layouts and clocks go in. JSON comes out.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(super) struct Writer<'a> {
     zero_ns: i64,
     text: Text,
     is_first: bool,
-    /// The last number that a process or thread has got; none has another's.
+    /// The last number that was given to a process or thread. Each gets a number of its own.
     last_number: u32,
     num_events: u64,
     left_out: LeftOut,
@@ -314,7 +314,7 @@ impl Copier<'_, '_> {
         let (pid, tid) = self.numbers.of_track(end.track);
         let phase = taken.phase();
         self.open(&taken.event, phase, pid, tid, end.at_ns);
-        // Arrows that share an identity are told apart by a large step, an odd one so that none returns.
+        // Arrows that share an identity are told apart by a large step. It is odd, so that no value repeats.
         let step = u64::from(end.generation).wrapping_mul(0x9e_3779_b97f);
         let id = taken.flow_id().wrapping_add(step);
         let text = self.writer.text.raw(",\"id\":").int(distinct(id, self.place));

@@ -1,7 +1,7 @@
 //! When one rank computed, and what it was doing.
 //!
-//! In goes a timeline; out come its busy time and its named phases on the reference clock. It knows no
-//! other rank.
+//! A timeline goes in. Its busy time and its named phases on the reference clock come out. This module knows
+//! no other rank.
 
 use std::collections::HashMap;
 

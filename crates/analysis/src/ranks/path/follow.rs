@@ -1,6 +1,6 @@
 //! Follows the critical path of a step from its end to its begin.
 //!
-//! In go what each rank did and where ranks met; out comes a [`StepPath`].
+//! The activity of each rank and the collectives go in. A [`StepPath`] comes out.
 
 use std::collections::{BTreeMap, HashSet};
 

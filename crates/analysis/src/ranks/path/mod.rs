@@ -1,6 +1,6 @@
 //! What each step depended on, across ranks.
 //!
-//! In go timelines, their clocks and their meetings; out come the segments of the critical path. The path
+//! Timelines, their clocks and their meetings go in. The segments of the critical path come out. The path
 //! is followed backwards: from the end of the rank whose step ended last through its own work to the last
 //! collective it waited for, from there to the rank that came last to this collective, and so on to the
 //! begin of the step.
@@ -158,7 +158,7 @@ impl RankShare {
     }
 }
 
-/// A sum that stays within bounds, whatever times a file may claim.
+/// A sum that cannot overflow, whatever times a file contains.
 fn add_up(times: impl IntoIterator<Item = i64>) -> i64 {
     times.into_iter().fold(0, i64::saturating_add)
 }

@@ -3,7 +3,7 @@
 use super::{Align, Canvas, PageColor, SMALL, brief, fitted, label_column, legend_of, width_of};
 use crate::plot::PlotError;
 
-/// A range of time in a row.
+/// A piece of a row: a range of time with a name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
     /// Where it begins, in the chart's unit.

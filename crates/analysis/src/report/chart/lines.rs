@@ -58,7 +58,8 @@ impl Lines {
             let x = left + tick * x_scale;
             canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle)?;
         }
-        // Many lines share the points that one could have: nobody could tell them apart anyway.
+        // Many lines share the number of points that one line could have: so many lines cannot be told apart
+        // in detail anyway.
         let columns = (POINTS / self.lines.len().max(1)).clamp(25, (right - left) as usize);
         for line in &self.lines {
             let kept = thinned(&line.points, x_end, columns);

@@ -1,8 +1,8 @@
-//! Charts of a report, as pieces of SVG for a page that has a light and a dark face.
+//! Charts of a report, as pieces of SVG for a page with a light and a dark theme.
 //!
-//! In go named values and what they mean; out comes the text of an `<svg>` element. `plotters` draws;
-//! afterwards its colours are put in the words of the page's style sheet, so that the page decides
-//! what they look like. A chart does not know what was measured.
+//! Named values and their meanings go in. The text of an `<svg>` element comes out. `plotters` draws; then its
+//! fixed colours are replaced by variables of the page's style sheet, so the page decides how they look. A chart
+//! does not know what was measured.
 
 mod bars;
 mod donut;
@@ -45,7 +45,7 @@ pub enum PageColor {
     Memory,
     /// Nothing runs.
     Idle,
-    /// What runs beside arithmetic, or is none.
+    /// Work beside arithmetic, or other work than arithmetic.
     NonCompute,
     /// Computation and communication at once.
     Both,
@@ -143,11 +143,11 @@ pub(super) const HALF: i32 = 540;
 /// Width of a chart that shares a row with two others.
 pub(super) const THIRD: i32 = 350;
 
-/// Drawings have whole coordinates, of which there are so many in one of ours.
+/// The library draws at whole coordinates; this many of them make one pixel of a chart.
 const FINE: f64 = 10.0;
 
-/// How wide a letter is on average, in parts of the size; of a wide font, as nobody knows which one
-/// the reader has.
+/// The average width of a letter as a part of the font size. It is that of a wide font, because the reader's
+/// font is unknown.
 const WIDE: f64 = 0.61;
 
 /// Sizes of text.
@@ -389,7 +389,7 @@ fn tick_labels(ticks: &[f64], unit: &str) -> Vec<String> {
     ticks.iter().enumerate().map(label).collect()
 }
 
-/// A number for a label by itself: four digits that count, and no more.
+/// A number for a label by itself, with four significant digits at most.
 pub(super) fn brief(value: f64) -> String {
     match value.abs() {
         size if value == value.round() && size < 1e6 => crate::table::grouped(value, 0),
@@ -408,7 +408,8 @@ fn decimals_for(largest: f64) -> usize {
     }
 }
 
-/// A way to write all numbers of a chart with as many decimals; none if all are whole.
+/// A function that writes all numbers of a chart with the same number of decimals; without decimals if all
+/// numbers are whole.
 fn like(values: impl Iterator<Item = f64> + Clone) -> impl Fn(f64) -> String {
     let is_whole = values.clone().all(|value| value == value.round());
     let largest = values.map(f64::abs).filter(|value| value.is_finite()).fold(0.0, f64::max);

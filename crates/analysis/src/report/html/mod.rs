@@ -1,5 +1,6 @@
-//! The page: one file with its style, its script and its drawings in it, which asks nobody for
-//! anything.
+//! The page of a report: one file that contains its style, its script and its drawings, and loads nothing.
+//!
+//! A [`Report`] goes in, and the text of the page comes out. This module does not know what was measured.
 
 use std::fmt::Write as _;
 

@@ -35,7 +35,7 @@ pub(super) fn section(across: &AcrossRanks) -> Section {
     )
 }
 
-/// What one has to know of it.
+/// What a reader has to know about this section.
 pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
     let mut notes = Vec::new();
     if let Some(advice) = across.path.headline() {

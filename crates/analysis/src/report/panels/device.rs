@@ -34,7 +34,7 @@ pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
     )
 }
 
-/// What one has to know of them.
+/// What a reader has to know about these panels.
 pub(super) fn note(on_cpu: bool) -> Option<Note> {
     on_cpu.then(|| Note { weight: Weight::Note, text: NO_DEVICE.into() })
 }
@@ -43,7 +43,7 @@ const NO_PATH: &str = "No rank has a critical path.";
 const NO_LAUNCHES: &str = "The traces show no launches.";
 const STREAM: &str = "The stream's number in the trace.";
 
-/// Streams are whole numbers, of which -1 stands for none.
+/// The number of a stream; -1 means that the file names no stream.
 fn stream(number: i64) -> Cell {
     Cell::Number(number as f64)
 }

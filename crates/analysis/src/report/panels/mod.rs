@@ -1,7 +1,7 @@
-//! What an analysis of traces is shown as.
+//! The panels of a report on traces.
 //!
-//! In go an [`Analysis`] and what is known beside it; out comes a [`Report`]. Figures and definitions
-//! are the analysis' own; here they are only arranged.
+//! An [`Analysis`] and facts about its traces go in. A [`Report`] comes out. Figures and definitions come from the
+//! analysis; this module only arranges them.
 
 mod across;
 mod device;

@@ -1,4 +1,6 @@
-//! What was odd in the traces, and what of them was left out.
+//! What was odd in the traces, and which events were left out.
+//!
+//! The timelines go in. A note, a warning and a table come out.
 
 use std::collections::BTreeMap;
 

@@ -123,7 +123,7 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
     figures
 }
 
-/// All tables by number; `not_used` says what of the traces is in none.
+/// The tables of all numbers; `not_used` says which events of the traces are in no table.
 #[rustfmt::skip]
 pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
     let panel = Panel::new(
@@ -157,7 +157,7 @@ pub fn console(analysis: &Analysis) -> String {
     let all: Vec<_> = columns(analysis.kind).filter(|of| of.unit != Unit::Rank).collect();
     let number = |of: &hta::Column, value: Option<f64>, is_mean: bool| {
         let mut column = column(of);
-        // A mean of whole numbers is none.
+        // A mean of whole numbers is seldom whole.
         column.decimals = if is_mean && column.decimals == 0 { 2 } else { column.decimals };
         cell(of, value).shown(&column)
     };
