@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::error::{AnalysisError, by_rank};
+use super::options::{Options, StepChoice};
 use super::steps::{Steps, choose};
 use super::work::{launched, rounded};
-use super::{AnalysisError, Options, StepChoice, by_rank};
 use crate::steps::Step;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
 

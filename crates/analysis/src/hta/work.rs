@@ -5,10 +5,21 @@ use std::collections::HashMap;
 use super::collectives::{CollectiveKind, backend_of, kind_of};
 use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
+use super::options::{Options, Rounding};
+use super::steps;
 use super::steps::{Steps, Window};
-use super::{Options, Rounding, Source, steps};
 use crate::timeline::{Collective, DeviceWork, LaneId, NameId, TimeRange, Timeline};
 use paceline_trace::{IntervalSet, Span};
+
+/// What is counted as the work of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The kernels of its device.
+    Kernels,
+    /// The operators of its threads, because the trace has no kernels: PyTorch's profiler on a CPU.
+    /// Operators that are collectives count as communication, all others as computation.
+    Operators,
+}
 
 /// A call of a kernel or operator.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! An axis: its range, where its ticks lie and how they are written.
 
-use super::Spacing;
+use super::chart::Spacing;
 
 /// The unit of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

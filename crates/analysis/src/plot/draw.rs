@@ -9,8 +9,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontTransform, TextStyle};
 
 use super::axis::Scale;
+use super::chart::{LineChart, SIZE};
 use super::line::{line, marker, stroke};
-use super::{LineChart, SIZE};
 
 pub(super) type Area<DB> = DrawingArea<DB, Shift>;
 pub(super) type Outcome<DB> = Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;

@@ -3,8 +3,8 @@
 use plotters::element::{PathElement, Polygon};
 use plotters::prelude::*;
 
+use super::chart::{Series, Stroke};
 use super::draw::{Area, Outcome};
-use super::{Series, Stroke};
 
 /// The palette of Okabe and Ito, whose colours people with any colour vision tell apart, without
 /// its yellow, which is too pale for a line on white. Charts of few lines use the first ones.

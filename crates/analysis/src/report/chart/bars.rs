@@ -1,6 +1,8 @@
 //! Horizontal bars, one below the other, each with its value at its end.
 
-use super::{Align, Canvas, Drawn, PageColor, SIZE, label_column, like, width_of};
+use super::canvas::{Align, Canvas, Drawn, SIZE, label_column, width_of};
+use super::color::PageColor;
+use super::scale::like;
 use crate::plot::PlotError;
 
 /// A bar.

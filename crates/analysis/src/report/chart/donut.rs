@@ -2,7 +2,9 @@
 
 use std::f64::consts::TAU;
 
-use super::{Align, Canvas, Drawn, PageColor, Part, SIZE, SMALL, fitted, legend_of};
+use super::canvas::{Align, Canvas, Drawn, SIZE, SMALL, fitted, legend_of};
+use super::color::PageColor;
+use super::stacked::Part;
 use crate::plot::PlotError;
 
 /// A ring.

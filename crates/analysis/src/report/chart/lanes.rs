@@ -1,6 +1,8 @@
 //! Rows of segments on one scale of time, and lines that lead from one row to another.
 
-use super::{Align, Canvas, PageColor, SMALL, brief, fitted, label_column, legend_of, width_of};
+use super::canvas::{Align, Canvas, SMALL, fitted, label_column, legend_of, width_of};
+use super::color::PageColor;
+use super::scale::brief;
 use crate::plot::PlotError;
 
 /// A piece of a row: a range of time with a name.

@@ -1,6 +1,8 @@
 //! Lines over a scale of time, drawn as steps: a value holds until the next one.
 
-use super::{Align, Canvas, PageColor, SMALL, tick_labels, ticks, width_of};
+use super::canvas::{Align, Canvas, SMALL, width_of};
+use super::color::PageColor;
+use super::scale::{tick_labels, ticks};
 use crate::plot::PlotError;
 
 /// A line.

@@ -1,8 +1,8 @@
 //! Horizontal bars that are made of parts, with a scale below.
 
-use super::{
-    Align, Canvas, Drawn, PageColor, SMALL, brief, label_column, legend_of, like, width_of,
-};
+use super::canvas::{Align, Canvas, Drawn, SMALL, label_column, legend_of, width_of};
+use super::color::PageColor;
+use super::scale::{brief, like};
 use crate::plot::PlotError;
 
 /// A part of a bar.

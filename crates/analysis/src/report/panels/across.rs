@@ -1,6 +1,6 @@
 //! What the ranks' traces say together: the critical path through collectives, and who made whom wait.
 
-use super::{COUNT, PERCENT, RANK, US, ms, us};
+use super::shared::{COUNT, PERCENT, RANK, US, ms, us};
 use crate::ranks::{
     AcrossRanks, ClockSource, Meeting, RankClock, RankShare, RankWaits, StepPath, WaitSource,
 };
@@ -148,7 +148,7 @@ fn on_path(lanes: Vec<Lane>, mut jumps: Vec<Jump>) -> (Vec<Lane>, Vec<Jump>) {
 
 /// Each rank's part in the path of all steps.
 fn shares(across: &AcrossRanks) -> Panel {
-    let mut ranks: Vec<_> = across.path.ranks.iter().take(super::RANKS).collect();
+    let mut ranks: Vec<_> = across.path.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|share| share.rank);
     let stacks = ranks.iter().map(|share| Stack {
         label: format!("rank {}", share.rank),
@@ -175,7 +175,7 @@ fn shares(across: &AcrossRanks) -> Panel {
 
 /// Waiting and making wait.
 fn waits(across: &AcrossRanks) -> Panel {
-    let mut ranks: Vec<_> = across.stragglers.ranks.iter().take(super::RANKS).collect();
+    let mut ranks: Vec<_> = across.stragglers.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|waits| waits.rank);
     let stacks = ranks.iter().map(|waits| Stack {
         label: format!("rank {}", waits.rank),

@@ -1,7 +1,8 @@
 //! The tables of Holistic Trace Analysis: why streams were idle, launches, queues, copies, and the
 //! critical path of each rank.
 
-use super::{COUNT, PERCENT, RANK, US, kernels, label, ms, us};
+use super::kernels;
+use super::shared::{COUNT, PERCENT, RANK, US, label, ms, us};
 use crate::hta::{
     Analysis, BoundBy, CopyBandwidth, IdleTime, LaunchStats, NameLaunches, PathName, StreamQueue,
 };

@@ -5,7 +5,7 @@ use crate::report::chart::{Bar, PageColor};
 use crate::report::{Body, Figure, Panel, Report, Section, Weight, Width};
 use crate::table::{Cell, Column, Columns, Table};
 
-use super::{About, COUNT, US, us};
+use super::shared::{About, COUNT, US, us};
 
 /// Names in each chart.
 const NAMES: usize = 12;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{COUNT, RANK, US, label, ms, us};
+use super::shared::{COUNT, RANK, US, label, ms, us};
 use crate::hta::{Analysis, KernelKind, KernelStats, Temporal, top_kernels};
 use crate::report::chart::{Bar, Donut, Donuts, PageColor, Part, Stack};
 use crate::report::{Body, Panel};

@@ -1,6 +1,6 @@
 //! Memory of the ranks: its peaks, and how it went.
 
-use super::label;
+use super::shared::label;
 use crate::hta::Analysis;
 use crate::report::chart::{Bar, Line, Lines, PageColor};
 use crate::report::{Body, Panel, Section, Width};

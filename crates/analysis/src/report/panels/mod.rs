@@ -10,6 +10,7 @@ mod kernels;
 mod memory;
 mod odd;
 mod ranks;
+mod shared;
 mod step;
 mod summary;
 
@@ -17,26 +18,14 @@ mod summary;
 mod tests;
 
 pub use diff::of_diff;
+pub use shared::About;
 pub use summary::console;
 
-use super::{Note, Report, Section, Weight};
-use crate::hta::{Analysis, Kind, RankAnalysis};
+use super::{Report, Section, Weight};
+use crate::hta::{Analysis, Kind};
 use crate::ranks::AcrossRanks;
 use crate::timeline::Timeline;
-
-/// What a report says of where its numbers come from.
-#[derive(Clone, Debug, Default)]
-pub struct About {
-    /// What was analysed, in a few words.
-    pub title: String,
-    /// Where it was read from.
-    pub subtitle: String,
-    /// What was found while reading.
-    pub notes: Vec<Note>,
-}
-
-/// Ranks that have bars of their own: a page of thousands could not be read, nor be small.
-const RANKS: usize = 48;
+use shared::RANKS;
 
 /// The report of a run; `across` is what the ranks' traces say together, if there are several, and
 /// `timelines` are the traces themselves, for what was odd in them.
@@ -99,25 +88,4 @@ pub fn of_analysis(
         Weight::Note => 2,
     });
     report
-}
-
-/// Unit and decimals of columns that several tables have.
-const COUNT: (&str, usize) = ("", 0);
-const US: (&str, usize) = ("us", 1);
-const PERCENT: (&str, usize) = ("%", 2);
-/// What the first column of most tables says.
-const RANK: &str = "The rank of the process.";
-
-fn label(rank: &RankAnalysis) -> String {
-    format!("rank {}", rank.rank)
-}
-
-/// Nanoseconds as milliseconds.
-fn ms(ns: i64) -> f64 {
-    ns as f64 / 1e6
-}
-
-/// Nanoseconds as microseconds.
-fn us(ns: i64) -> f64 {
-    ns as f64 / 1e3
 }

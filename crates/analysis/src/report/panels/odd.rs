@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{COUNT, RANK};
+use super::shared::{COUNT, RANK};
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Columns, counted};
 use crate::timeline::Timeline;

@@ -1,7 +1,7 @@
 //! The figures of the summary as bars, rank by rank.
 
+use super::shared::{label, ms};
 use super::summary::{definition, symbol};
-use super::{label, ms};
 use crate::hta::{Analysis, CollectiveKind, Unit, columns};
 use crate::report::chart::{Bar, Bars, PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section, Width};

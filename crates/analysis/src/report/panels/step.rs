@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{COUNT, RANK, US, label, us};
+use super::shared::{COUNT, RANK, US, label, us};
 use crate::hta::{Analysis, Anatomy, Part as StepPart, RankAnalysis, StepAnatomy};
 use crate::report::chart::{PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section};

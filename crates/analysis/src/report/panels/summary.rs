@@ -1,6 +1,6 @@
 //! The summary: a line per rank, the headline, and what the console says.
 
-use super::{COUNT, RANK};
+use super::shared::{COUNT, RANK};
 use crate::hta::{self, Analysis, Unit, columns};
 use crate::report::{Body, Figure, Panel, Section};
 use crate::table::{Cell, Column, Columns, Table, aligned};
@@ -164,7 +164,7 @@ pub fn console(analysis: &Analysis) -> String {
     let blocks = analysis.ranks.chunks(RANKS_PER_BLOCK).enumerate().map(|(at, ranks)| {
         let mut head = vec!["figure".to_owned(), "unit".to_owned()];
         head.extend((at == 0).then(|| "mean".to_owned()));
-        head.extend(ranks.iter().map(super::label));
+        head.extend(ranks.iter().map(super::shared::label));
         let row = |of: &&hta::Column| {
             let unit = symbol(of.unit);
             let label = column(of).label;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::hta::*;
-use crate::report::{Body, Weight};
+use crate::report::{Body, Note, Weight};
 use crate::timeline::TimeRange;
 
 const MS: i64 = 1_000_000;
