@@ -248,6 +248,19 @@ pub struct Timeline {
     pub oddities: BTreeMap<String, u64>,
 }
 
+impl Timeline {
+    /// The first begin and the last end of kernels, operators and annotations; `None` if there are none.
+    pub(crate) fn extent(&self) -> Option<(i64, i64)> {
+        let kernels = self.kernels.iter().map(|kernel| kernel.time);
+        let operators = self.operators.iter().map(|operator| operator.time);
+        let annotations = self.annotations.iter().map(|annotation| annotation.time);
+        let times = kernels.chain(operators).chain(annotations);
+        times
+            .map(|time| (time.start_ns, time.end_ns()))
+            .reduce(|(begin, end), (start, stop)| (begin.min(start), end.max(stop)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::Step;
 use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
-use super::work::{Work, rounded};
+use super::options::rounded;
+use super::work::Work;
 use crate::timeline::Timeline;
 use paceline_trace::{IntervalSet, Span};
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::kernels::KernelKind;
-use super::work::{Item, Work, rounded};
+use super::options::rounded;
+use super::work::{Item, Work};
 use super::{Source, Summary};
 
 /// A value from one moment to the next point.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::error::{AnalysisError, by_rank};
+use super::options::rounded;
 use super::options::{Options, StepChoice};
 use super::steps::{Steps, choose};
-use super::work::{launched, rounded};
+use super::work::launched;
 use crate::steps::Step;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
 

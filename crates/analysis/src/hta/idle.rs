@@ -1,7 +1,8 @@
 //! Why a stream was idle.
 
 use super::Source;
-use super::work::{Item, Work, rounded};
+use super::options::rounded;
+use super::work::{Item, Work};
 
 /// What a gap between two kernels of a stream is put down to, by HTA's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

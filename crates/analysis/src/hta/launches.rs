@@ -1,6 +1,7 @@
 //! What it took to launch kernels.
 
-use super::work::{Work, rounded};
+use super::options::rounded;
+use super::work::Work;
 use super::{Source, Summary};
 
 /// All launches with the kernels they led to, as HTA's launch statistics.

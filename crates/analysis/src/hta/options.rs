@@ -1,5 +1,7 @@
 //! What an analysis is asked for.
 
+use crate::timeline::TimeRange;
+
 /// Which strategies a run compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -65,6 +67,18 @@ impl Default for Options {
             long_delay_ns: 100_000,
             full_queue: 1024,
             critical_step: 0,
+        }
+    }
+}
+
+/// A range of time after rounding; its duration may be negative then.
+pub(super) fn rounded(time: TimeRange, rounding: Rounding) -> TimeRange {
+    match rounding {
+        Rounding::Exact => time,
+        Rounding::Hta => {
+            let start_ns = -(-time.start_ns).div_euclid(1000) * 1000;
+            let end_ns = time.end_ns().div_euclid(1000) * 1000;
+            TimeRange { start_ns, dur_ns: end_ns - start_ns }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which steps a trace holds, and which of them are looked at.
 
-use super::{Options, work};
+use super::options::{Options, rounded};
 use crate::steps::{self, Step};
 use crate::timeline::Timeline;
 
@@ -50,7 +50,7 @@ impl Window {
 pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) {
     let mut steps = steps::of(timeline);
     for step in &mut steps {
-        step.time = work::rounded(step.time, options.rounding);
+        step.time = rounded(step.time, options.rounding);
     }
     // In order still: where begins were in order, rounded ones are.
     let numbers = steps::numbers(timeline);
@@ -58,7 +58,7 @@ pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) 
         .annotations
         .iter()
         .filter(|annotation| annotation.is_device && numbers[annotation.name.0 as usize].is_some());
-    let views = of_device.map(|annotation| work::rounded(annotation.time, options.rounding));
+    let views = of_device.map(|annotation| rounded(annotation.time, options.rounding));
     let all = || steps.iter().map(|step| step.time).chain(views.clone());
     let last_start = all().map(|time| time.start_ns).max().unwrap_or(i64::MIN);
     let last_end = all().map(|time| time.end_ns()).max().unwrap_or(i64::MIN);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::collectives::{CollectiveKind, backend_of, kind_of};
 use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
-use super::options::{Options, Rounding};
+use super::options::{Options, Rounding, rounded};
 use super::steps;
 use super::steps::{Steps, Window};
 use crate::timeline::{Collective, DeviceWork, LaneId, NameId, TimeRange, Timeline};
@@ -160,18 +160,6 @@ impl<'a> Work<'a> {
             None => item.start_ns,
         };
         self.steps.at(begun)
-    }
-}
-
-/// A range of time after rounding; its duration may be negative then.
-pub(super) fn rounded(time: TimeRange, rounding: Rounding) -> TimeRange {
-    match rounding {
-        Rounding::Exact => time,
-        Rounding::Hta => {
-            let start_ns = -(-time.start_ns).div_euclid(1000) * 1000;
-            let end_ns = time.end_ns().div_euclid(1000) * 1000;
-            TimeRange { start_ns, dur_ns: end_ns - start_ns }
-        }
     }
 }
 

@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 
 use super::meetings::{self, Key};
-use super::rank_of;
 use crate::stats::median;
 use crate::timeline::Timeline;
 
@@ -120,7 +119,7 @@ pub fn align(timelines: &[Timeline]) -> Clocks {
     let all_measured = timelines.iter().all(|timeline| measured(timeline).is_some());
     let mut ends = None;
     let ranks = timelines.iter().enumerate().map(|(place, timeline)| {
-        let (begin_ns, end_ns) = extent(timeline);
+        let (begin_ns, end_ns) = timeline.extent().unwrap_or_default();
         let rank = rank_of(timelines, place);
         let base_ns = base_of(timeline).saturating_sub(base_of(reference));
         let clock = RankClock { rank, begin_ns, end_ns, base_ns, ..RankClock::default() };
@@ -160,15 +159,9 @@ fn measured(timeline: &Timeline) -> Option<Measured> {
     })
 }
 
-/// The first and the last moment of a trace.
-fn extent(timeline: &Timeline) -> (i64, i64) {
-    let kernels = timeline.kernels.iter().map(|kernel| kernel.time);
-    let operators = timeline.operators.iter().map(|operator| operator.time);
-    let annotations = timeline.annotations.iter().map(|annotation| annotation.time);
-    let all = kernels.chain(operators).chain(annotations);
-    all.map(|time| (time.start_ns, time.end_ns()))
-        .reduce(|(begin, end), (start, stop)| (begin.min(start), end.max(stop)))
-        .unwrap_or_default()
+/// The rank of the timeline at a place in the list.
+pub(super) fn rank_of(timelines: &[Timeline], place: usize) -> usize {
+    timelines[place].rank.unwrap_or(place)
 }
 
 /// The offset that makes collectives end at the same time.

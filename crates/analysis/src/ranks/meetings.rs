@@ -5,8 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::clock::Clocks;
-use super::rank_of;
+use super::clock::{Clocks, rank_of};
 use crate::hta::Chosen;
 use crate::steps;
 use crate::timeline::{Collective, TimeRange, Timeline};

@@ -24,6 +24,7 @@ pub use stragglers::{RankWaits, StepWaits, Stragglers, stragglers};
 
 use crate::hta::{Chosen, Options};
 use crate::timeline::Timeline;
+use clock::rank_of;
 use meetings::meet_chosen;
 use path::critical_path;
 
@@ -68,16 +69,8 @@ pub fn across_ranks(timelines: &[Timeline], options: &Options) -> AcrossRanks {
 /// traces that give the time of day can tell.
 pub fn apart(timelines: &[Timeline]) -> Vec<usize> {
     let extent = |timeline: &Timeline| -> Option<(i64, i64)> {
-        let kernels = timeline.kernels.iter().map(|kernel| kernel.time);
-        let operators = timeline.operators.iter().map(|operator| operator.time);
-        let annotations = timeline.annotations.iter().map(|annotation| annotation.time);
-        let times = kernels.chain(operators).chain(annotations);
-        let (begin_ns, end_ns) = times.fold((i64::MAX, i64::MIN), |(begin_ns, end_ns), time| {
-            (begin_ns.min(time.start_ns), end_ns.max(time.end_ns()))
-        });
-        let base_ns = timeline.base_ns?;
-        let is_any = begin_ns <= end_ns;
-        is_any.then(|| (base_ns.saturating_add(begin_ns), base_ns.saturating_add(end_ns)))
+        let ((begin_ns, end_ns), base_ns) = (timeline.extent()?, timeline.base_ns?);
+        Some((base_ns.saturating_add(begin_ns), base_ns.saturating_add(end_ns)))
     };
     let extents: Vec<_> = timelines.iter().map(extent).collect();
     let Some((begin_ns, end_ns)) = extents.iter().flatten().copied().max_by_key(|&(_, end)| end)
@@ -88,9 +81,4 @@ pub fn apart(timelines: &[Timeline]) -> Vec<usize> {
     let places =
         (0..timelines.len()).filter(|&place| extents[place].as_ref().is_some_and(is_apart));
     places.map(|place| rank_of(timelines, place)).collect()
-}
-
-/// The rank of the timeline at a place in the list.
-fn rank_of(timelines: &[Timeline], place: usize) -> usize {
-    timelines[place].rank.unwrap_or(place)
 }

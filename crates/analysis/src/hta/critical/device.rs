@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::graph::{Account, Graph, Node};
+use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
 use super::host::Calls;
-use super::{Bounds, EdgeKind};
 use crate::hta::counters::{enqueued, lengths};
-use crate::hta::work::{Work, launched, rounded};
+use crate::hta::options::rounded;
+use crate::hta::work::{Work, launched};
 use crate::timeline::{DeviceWork, Kernel, LaneId, SyncWait};
 
 /// A kernel, or a wait of the device.

@@ -1,7 +1,43 @@
 //! Moments, what leads from one to another, and the longest way through.
 
-use super::EdgeKind;
-use crate::timeline::NameId;
+use crate::hta::options::rounded;
+use crate::hta::work::Work;
+use crate::timeline::{NameId, TimeRange};
+
+/// What connects two moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EdgeKind {
+    /// An operator, a launch call or a kernel runs.
+    Work,
+    /// Operators of one thread follow each other; takes no time.
+    Dependency,
+    /// From the call to the begin of its kernel, on a stream that had nothing to do.
+    LaunchDelay,
+    /// Between two kernels of one stream.
+    KernelGap,
+    /// One waits for the other by a synchronisation; takes no time.
+    Sync,
+}
+
+/// Whose host part belongs to the path: what begins from `from_ns` up to and with `to_ns`.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) from_ns: i64,
+    pub(super) to_ns: i64,
+}
+
+impl Bounds {
+    pub(super) fn hold(self, at_ns: i64) -> bool {
+        self.from_ns <= at_ns && at_ns <= self.to_ns
+    }
+
+    /// Calls that took no time are left out, as HTA does, unless the trace has no others: then its recorder
+    /// measures none.
+    pub(super) fn hold_call(self, work: &Work, call: TimeRange) -> bool {
+        let time = rounded(call, work.options.rounding);
+        self.hold(time.start_ns) && (time.dur_ns > 0 || !work.has_timed_calls)
+    }
+}
 
 /// A moment, by its number.
 pub(super) type Node = u32;

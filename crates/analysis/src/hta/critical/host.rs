@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::graph::{Account, Graph, Node};
-use super::{Bounds, EdgeKind};
-use crate::hta::work::{Work, rounded};
+use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
+use crate::hta::options::rounded;
+use crate::hta::work::Work;
 use crate::timeline::{LaneId, NameId, TimeRange};
 
 /// Calls that return only when the device is done; the wait belongs to what the device does. Copies

@@ -13,27 +13,14 @@ mod host;
 use std::collections::BTreeMap;
 
 use super::kernels::KernelKind;
-use super::work::{Work, rounded};
+use super::work::Work;
 use super::{Source, Step};
-use crate::timeline::{NameId, TimeRange};
+use crate::timeline::NameId;
 use device::add_device;
-use graph::{Edge, Graph};
-use host::add_host;
+use graph::{Bounds, Edge, Graph};
 
-/// What connects two moments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum EdgeKind {
-    /// An operator, a launch call or a kernel runs.
-    Work,
-    /// Operators of one thread follow each other; takes no time.
-    Dependency,
-    /// From the call to the begin of its kernel, on a stream that had nothing to do.
-    LaunchDelay,
-    /// Between two kernels of one stream.
-    KernelGap,
-    /// One waits for the other by a synchronisation; takes no time.
-    Sync,
-}
+pub use graph::EdgeKind;
+use host::add_host;
 
 /// What limits a piece of the path, in HTA's classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -133,26 +120,6 @@ pub(super) fn of_step(work: &Work) -> Result<Option<CriticalPath>, Circular> {
     add_device(&mut graph, work, bounds, &calls);
     let path = graph.longest_path().ok_or(Circular)?;
     Ok(Some(CriticalPath::of(work, step, &graph, &path)))
-}
-
-/// Whose host part belongs to the path: what begins from `from_ns` up to and with `to_ns`.
-#[derive(Clone, Copy)]
-struct Bounds {
-    from_ns: i64,
-    to_ns: i64,
-}
-
-impl Bounds {
-    fn hold(self, at_ns: i64) -> bool {
-        self.from_ns <= at_ns && at_ns <= self.to_ns
-    }
-
-    /// Calls that took no time are left out, as HTA does, unless the trace has no others: then its recorder
-    /// measures none.
-    fn hold_call(self, work: &Work, call: TimeRange) -> bool {
-        let time = rounded(call, work.options.rounding);
-        self.hold(time.start_ns) && (time.dur_ns > 0 || !work.has_timed_calls)
-    }
 }
 
 impl CriticalPath {

@@ -169,15 +169,7 @@ fn partial(out: &Path) -> PathBuf {
 
 /// What clocks and collectives need of a trace: collectives, steps, and the first and the last event.
 fn skeleton(mut timeline: Timeline) -> Timeline {
-    let times = |timeline: &Timeline| -> Vec<TimeRange> {
-        let kernels = timeline.kernels.iter().map(|kernel| kernel.time);
-        let operators = timeline.operators.iter().map(|operator| operator.time);
-        kernels.chain(operators).chain(timeline.annotations.iter().map(|a| a.time)).collect()
-    };
-    let all = times(&timeline);
-    let first_ns = all.iter().map(|time| time.start_ns).min();
-    let last_ns = all.iter().map(TimeRange::end_ns).max();
-    drop(all);
+    let (first_ns, last_ns) = timeline.extent().unzip();
     let is_edge =
         |time: TimeRange| Some(time.start_ns) == first_ns || Some(time.end_ns()) == last_ns;
     timeline.kernels.retain(|kernel| kernel.collective.is_some() || is_edge(kernel.time));
