@@ -147,9 +147,10 @@ pub const FILE_NAME: &str = "config.json";
 
 /// A number or a truth value where the text is one, so that files are natural to read and write.
 fn typed_value(text: &str) -> Value {
+    let text_of = |value: &Value| serde_json::to_string(value).unwrap_or_default();
     match serde_json::from_str(text) {
         // A number that would be written in another way is kept as text, and means the same.
-        Ok(value @ (Value::Bool(_) | Value::Number(_))) if value.to_string() == text => value,
+        Ok(value @ (Value::Bool(_) | Value::Number(_))) if text_of(&value) == text => value,
         _ => Value::String(text.to_owned()),
     }
 }

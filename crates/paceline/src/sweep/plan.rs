@@ -111,7 +111,7 @@ pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
 pub fn order(num_cases: usize, rounds: usize) -> Vec<(usize, usize)> {
     let round = |round: usize| {
         let forth =
-            (0..num_cases).map(move |at| if round % 2 == 0 { at } else { num_cases - 1 - at });
+            (0..num_cases).map(move |at| if round.is_multiple_of(2) { at } else { num_cases - 1 - at });
         forth.map(move |case| (round, case))
     };
     (0..rounds).flat_map(round).collect()

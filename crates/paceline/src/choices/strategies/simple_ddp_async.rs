@@ -33,6 +33,6 @@ impl StrategyChoice for ChooseSimpleDdpAsync {
     }
 
     fn resolve(&self, _: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        Ok(Arc::new(Plain(|| SimpleDdpAsync::default())))
+        Ok(Arc::new(Plain(SimpleDdpAsync::default)))
     }
 }

@@ -33,6 +33,6 @@ impl StrategyChoice for ChooseSimpleDdpHook {
     }
 
     fn resolve(&self, _: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        Ok(Arc::new(Plain(|| SimpleDdpHook::default())))
+        Ok(Arc::new(Plain(SimpleDdpHook::default)))
     }
 }
