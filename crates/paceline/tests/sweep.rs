@@ -211,7 +211,7 @@ fn what_cannot_be_swept_is_refused_before_anything_runs() {
         (&["save=a,b"], "", &["--vary save", "the same checkpoint"]),
         (&["strategy=ddp,magic"], "", &["--vary strategy=magic", "'magic'", "simple_ddp"]),
         (&["hidden=8,many"], "", &["--vary hidden=many", "'many'"]),
-        (&["batch-norm=true,perhaps"], "", &["--vary batch-norm=perhaps", "true or false"]),
+        (&["batch-norm=true,perhaps"], "", &["--vary batch-norm=perhaps", "true, false"]),
         (&["nproc=1,0"], "", &["case nproc=0", "1 to 64"]),
         (&["strategy=single,ddp"], "--nproc 2", &["case strategy=single", "one rank"]),
         (&["image=28 28"], "", &["--vary image=28 28", "3 values required"]),

@@ -159,7 +159,9 @@ fn typed_value(text: &str) -> Value {
 pub fn message(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.trim_start_matches("error: ");
-    text.split("\n\nUsage:").next().unwrap_or(text).trim_end().to_owned()
+    let ends = ["\n\nUsage:", "\n\nFor more information"];
+    let end = ends.iter().filter_map(|end| text.find(end)).min();
+    text[..end.unwrap_or(text.len())].trim_end().to_owned()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use clap::ArgMatches;
 use paceline_model::Layout;
 use paceline_strategies::{
-    Alternating, Bucket, BucketCaps, ReplicaOptions, Strategy, plan_buckets,
+    Alternating, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy, plan_buckets,
 };
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -17,7 +17,7 @@ use super::flags::StrategyFlags;
 use super::spec::RunSpec;
 use crate::choices::models::{MODELS, ModelConfig};
 use crate::choices::strategies::{
-    ALONE, Bits, STRATEGIES, StrategyChoice, StrategySettings, Synchronises, TOGETHER, default_caps,
+    ALONE, STRATEGIES, StrategyChoice, StrategySettings, Synchronises, TOGETHER, default_caps,
 };
 use crate::{Failure, Result};
 
@@ -34,6 +34,8 @@ pub struct StrategyConfig {
     default_caps: BucketCaps,
     /// What the training step does beyond gradients.
     pub options: ReplicaOptions,
+    /// What the strategy promises about the weights.
+    exactness: Exactness,
 }
 
 /// Checks the flags and fills in the defaults. What was stated and has no effect is added to `warnings`.
@@ -94,9 +96,12 @@ pub fn resolve(
                 .into(),
         );
     }
+    let settings = choice.resolve(settings, &model.defaults())?;
+    let exactness = settings.build()?.exactness();
     Ok(StrategyConfig {
         choice,
-        settings: choice.resolve(settings, &model.defaults())?,
+        settings,
+        exactness,
         accumulate,
         sync_blocks: flags.sync_blocks,
         default_caps: default_caps(&model.defaults()),
@@ -169,12 +174,9 @@ impl StrategyConfig {
         })
     }
 
-    /// What decides the weights that training ends with: the exact strategies are all alike.
-    pub fn kind(&self) -> String {
-        match self.choice.bits() {
-            Bits::Exact => "any of the exact ones".to_owned(),
-            Bits::Own => format!("{}{}", self.name(), self.settings.variant().unwrap_or_default()),
-        }
+    /// What decides the weights that training ends with, in words: the exact strategies are all alike.
+    pub fn kind(&self) -> &str {
+        self.exactness.words()
     }
 
     /// How large the buckets are in which gradients live, if there are such buckets.

@@ -110,8 +110,8 @@ pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
 /// a machine that changes its speed slowly does so for all of them alike.
 pub fn order(num_cases: usize, rounds: usize) -> Vec<(usize, usize)> {
     let round = |round: usize| {
-        let forth =
-            (0..num_cases).map(move |at| if round.is_multiple_of(2) { at } else { num_cases - 1 - at });
+        let forth = (0..num_cases)
+            .map(move |at| if round.is_multiple_of(2) { at } else { num_cases - 1 - at });
         forth.map(move |case| (round, case))
     };
     (0..rounds).flat_map(round).collect()

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::buckets::BucketFlags;
-use super::{Bits, StrategyChoice, StrategySettings, Synchronises, bytes};
+use super::{StrategyChoice, StrategySettings, Synchronises, bytes};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::{Choice, flags_of, read};
@@ -38,10 +38,6 @@ impl Choice for ChooseBucketDdpAsync {
 impl StrategyChoice for ChooseBucketDdpAsync {
     fn synchronises(&self) -> Synchronises {
         Synchronises::EveryStep
-    }
-
-    fn bits(&self) -> Bits {
-        Bits::Exact
     }
 
     fn resolve(

@@ -1,11 +1,13 @@
 //! What strategies with buckets have in common: flags for their sizes, and `ddp` made from them.
 
-use clap::Args;
-use paceline_strategies::{BucketCaps, Ddp};
+use clap::{Arg, ArgMatches, Args};
+use paceline_strategies::{BucketCaps, Ddp, Strategy};
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::bytes;
+use super::{Advice, StrategySettings, bytes};
 use crate::choices::models::Defaults;
+use crate::choices::registry::{flags_of, read};
 use crate::{Failure, Result};
 
 /// Flags of every strategy with buckets.
@@ -46,8 +48,9 @@ pub(super) struct DdpSettings {
 }
 
 impl DdpSettings {
-    /// Checks the flags and fills in the defaults.
-    pub fn resolve(buckets: BucketFlags, ddp: DdpFlags, defaults: &Defaults) -> Result<Self> {
+    /// Reads the flags, checks them and fills in the defaults.
+    pub fn resolve(settings: &ArgMatches, defaults: &Defaults) -> Result<Self> {
+        let (buckets, ddp): (BucketFlags, DdpFlags) = (read(settings)?, read(settings)?);
         let bucket_cap_mb = buckets.resolve(defaults)?;
         let first = size("--first-bucket-mb", ddp.first_bucket_mb)?;
         Ok(Self {
@@ -67,6 +70,40 @@ impl DdpSettings {
         let ddp = Ddp::with_caps(self.caps());
         if self.gradient_view { ddp } else { ddp.without_view() }
     }
+}
+
+/// `ddp` with its settings, and with a communication hook or without.
+#[derive(Debug)]
+pub(super) struct BucketedDdp {
+    /// The settings.
+    pub settings: DdpSettings,
+    /// Adds the communication hook.
+    pub hooked: fn(Ddp) -> Ddp,
+    /// What advice is right.
+    pub advice: Advice,
+}
+
+impl StrategySettings for BucketedDdp {
+    fn build(&self) -> Result<Box<dyn Strategy>> {
+        Ok(Box::new((self.hooked)(self.settings.ddp())))
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self.settings)
+    }
+
+    fn caps(&self) -> Option<BucketCaps> {
+        Some(self.settings.caps())
+    }
+
+    fn advice(&self) -> Advice {
+        self.advice
+    }
+}
+
+/// The flags of `ddp`, whatever it sends.
+pub(super) fn ddp_flags() -> Vec<Arg> {
+    [flags_of::<BucketFlags>(), flags_of::<DdpFlags>()].concat()
 }
 
 /// How large the buckets of `ddp` are by default.

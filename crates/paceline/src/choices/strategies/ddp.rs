@@ -3,20 +3,15 @@
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches};
-use paceline_strategies::{BucketCaps, Strategy};
-use serde_json::{Value, json};
 
-use super::buckets::{BucketFlags, DdpFlags, DdpSettings};
-use super::{Advice, Bits, StrategyChoice, StrategySettings, Synchronises};
+use super::buckets::{BucketedDdp, DdpSettings, ddp_flags};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
-use crate::choices::registry::{Choice, flags_of, read};
+use crate::choices::registry::Choice;
 
 /// The choice.
 pub(super) struct ChooseDdp;
-
-#[derive(Debug)]
-struct Settings(DdpSettings);
 
 impl Choice for ChooseDdp {
     fn name(&self) -> &'static str {
@@ -32,17 +27,13 @@ impl Choice for ChooseDdp {
     }
 
     fn flags(&self) -> Vec<Arg> {
-        [flags_of::<BucketFlags>(), flags_of::<DdpFlags>()].concat()
+        ddp_flags()
     }
 }
 
 impl StrategyChoice for ChooseDdp {
     fn synchronises(&self) -> Synchronises {
         Synchronises::EveryStep
-    }
-
-    fn bits(&self) -> Bits {
-        Bits::Exact
     }
 
     fn steps_every_batch_as_published(&self) -> bool {
@@ -54,25 +45,7 @@ impl StrategyChoice for ChooseDdp {
         settings: &ArgMatches,
         defaults: &Defaults,
     ) -> Result<Arc<dyn StrategySettings>> {
-        let ddp = DdpSettings::resolve(read(settings)?, read(settings)?, defaults)?;
-        Ok(Arc::new(Settings(ddp)))
-    }
-}
-
-impl StrategySettings for Settings {
-    fn build(&self) -> Result<Box<dyn Strategy>> {
-        Ok(Box::new(self.0.ddp()))
-    }
-
-    fn to_json(&self) -> Value {
-        json!(self.0)
-    }
-
-    fn caps(&self) -> Option<BucketCaps> {
-        Some(self.0.caps())
-    }
-
-    fn advice(&self) -> Advice {
-        Advice::ChooseBuckets
+        let settings = DdpSettings::resolve(settings, defaults)?;
+        Ok(Arc::new(BucketedDdp { settings, hooked: |ddp| ddp, advice: Advice::ChooseBuckets }))
     }
 }

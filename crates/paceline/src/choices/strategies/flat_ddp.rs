@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::ArgMatches;
 use paceline_strategies::FlatDdp;
 
-use super::{Bits, Plain, StrategyChoice, StrategySettings, Synchronises};
+use super::{Plain, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -26,10 +26,6 @@ impl Choice for ChooseFlatDdp {
 impl StrategyChoice for ChooseFlatDdp {
     fn synchronises(&self) -> Synchronises {
         Synchronises::EveryStep
-    }
-
-    fn bits(&self) -> Bits {
-        Bits::Exact
     }
 
     fn resolve(&self, _: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {

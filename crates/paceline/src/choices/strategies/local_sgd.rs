@@ -7,7 +7,7 @@ use paceline_strategies::{LocalSgd, Strategy};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Advice, Bits, Models, StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, Models, StrategyChoice, StrategySettings, Synchronises};
 use crate::choices::models::Defaults;
 use crate::choices::registry::{Choice, flags_of, read};
 use crate::{Failure, Result};
@@ -46,10 +46,6 @@ impl StrategyChoice for ChooseLocalSgd {
         Synchronises::SomeSteps
     }
 
-    fn bits(&self) -> Bits {
-        Bits::Own
-    }
-
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
         let flags: Flags = read(settings)?;
         LocalSgd::new(flags.sync_every)
@@ -66,11 +62,6 @@ impl StrategySettings for Flags {
 
     fn to_json(&self) -> Value {
         json!(self)
-    }
-
-    fn variant(&self) -> Option<String> {
-        let published = if self.local_sgd_as_published { " as published" } else { "" };
-        Some(format!("{published}, every {} steps", self.sync_every))
     }
 
     fn models(&self) -> Models {

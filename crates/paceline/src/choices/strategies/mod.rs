@@ -1,8 +1,8 @@
 //! The strategies that `--strategy` can name, one file each.
 //!
 //! What a strategy does is in the crate `paceline-strategies`; a file here says how it is named, which flags
-//! it reads, and what the rest of the program has to know of it: how often it makes the ranks' models
-//! equal, and what decides the weights that it ends with.
+//! it reads, and what the rest of the program has to know of it before it exists. What a strategy promises about
+//! the weights that it ends with, it states itself (`paceline_strategies::Exactness`).
 
 mod bf16;
 mod bucket_ddp_async;
@@ -62,9 +62,6 @@ pub trait StrategyChoice: Choice {
     /// How often the ranks' models are made equal.
     fn synchronises(&self) -> Synchronises;
 
-    /// What decides the weights that training ends with.
-    fn bits(&self) -> Bits;
-
     /// Batches of an optimizer step, where no number is given.
     fn accumulate(&self) -> usize {
         1
@@ -97,15 +94,6 @@ pub enum Synchronises {
     Alone,
 }
 
-/// What decides the bits of the weights that a run ends with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bits {
-    /// The same as every other exact strategy.
-    Exact,
-    /// The strategy's own, because it loses information or synchronises later.
-    Own,
-}
-
 /// A strategy with its own settings, all defaults filled in.
 pub trait StrategySettings: Debug + Send + Sync {
     /// The strategy itself.
@@ -114,11 +102,6 @@ pub trait StrategySettings: Debug + Send + Sync {
     /// The settings, as `config.json` has them.
     fn to_json(&self) -> Value {
         json!({})
-    }
-
-    /// What distinguishes it among strategies of its name: settings that decide the bits.
-    fn variant(&self) -> Option<String> {
-        None
     }
 
     /// The sizes of the buckets in which gradients live, if there are such buckets.

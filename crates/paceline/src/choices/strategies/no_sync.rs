@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::ArgMatches;
 use paceline_strategies::{NoSync, Strategy};
 
-use super::{Bits, Models, StrategyChoice, StrategySettings, Synchronises};
+use super::{Models, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -29,10 +29,6 @@ impl Choice for ChooseNoSync {
 impl StrategyChoice for ChooseNoSync {
     fn synchronises(&self) -> Synchronises {
         Synchronises::Never
-    }
-
-    fn bits(&self) -> Bits {
-        Bits::Own
     }
 
     fn resolve(&self, _: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::ArgMatches;
 use paceline_strategies::SimpleDdp;
 
-use super::{Bits, Plain, StrategyChoice, StrategySettings, Synchronises};
+use super::{Plain, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -26,10 +26,6 @@ impl Choice for ChooseSimpleDdp {
 impl StrategyChoice for ChooseSimpleDdp {
     fn synchronises(&self) -> Synchronises {
         Synchronises::EveryStep
-    }
-
-    fn bits(&self) -> Bits {
-        Bits::Exact
     }
 
     fn steps_every_batch_as_published(&self) -> bool {

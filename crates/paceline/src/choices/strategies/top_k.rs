@@ -7,8 +7,8 @@ use paceline_strategies::{BucketCaps, Strategy, TopK};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::buckets::{BucketFlags, DdpFlags, DdpSettings};
-use super::{Advice, Bits, StrategyChoice, StrategySettings, Synchronises};
+use super::buckets::{DdpSettings, ddp_flags};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::choices::models::Defaults;
 use crate::choices::registry::{Choice, flags_of, read};
 use crate::{Failure, Result};
@@ -41,7 +41,7 @@ impl Choice for ChooseTopK {
     }
 
     fn flags(&self) -> Vec<Arg> {
-        [flags_of::<BucketFlags>(), flags_of::<DdpFlags>(), flags_of::<Flags>()].concat()
+        [ddp_flags(), flags_of::<Flags>()].concat()
     }
 }
 
@@ -50,16 +50,12 @@ impl StrategyChoice for ChooseTopK {
         Synchronises::EveryStep
     }
 
-    fn bits(&self) -> Bits {
-        Bits::Own
-    }
-
     fn resolve(
         &self,
         settings: &ArgMatches,
         defaults: &Defaults,
     ) -> Result<Arc<dyn StrategySettings>> {
-        let ddp = DdpSettings::resolve(read(settings)?, read(settings)?, defaults)?;
+        let ddp = DdpSettings::resolve(settings, defaults)?;
         let Flags { top_k } = read(settings)?;
         TopK::new(top_k).map_err(|e| Failure::Usage(format!("--top-k: {e}")))?;
         Ok(Arc::new(Settings { ddp, top_k }))
@@ -73,10 +69,6 @@ impl StrategySettings for Settings {
 
     fn to_json(&self) -> Value {
         json!(self)
-    }
-
-    fn variant(&self) -> Option<String> {
-        Some(format!(", with a part of {} in buckets of {:?}", self.top_k, self.ddp.caps()))
     }
 
     fn caps(&self) -> Option<BucketCaps> {
