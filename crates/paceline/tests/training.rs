@@ -79,7 +79,7 @@ fn a_run_learns_and_reports() {
     expected.sort();
     assert_eq!(sandbox.contents(), expected);
 
-    let config = json(&folder.join("config.json"));
+    let config = &json(&folder.join("config.json"))["resolved"];
     assert_eq!(config["model"]["channels"], serde_json::json!([8, 16]));
     assert_eq!(config["optimizer"]["momentum"], 0.9);
     assert_eq!((&config["world_size"], &config["global_batch_size"]), (&2.into(), &100.into()));
