@@ -30,7 +30,7 @@ impl RunSummary {
         }
     }
 
-    /// A figure of the [table](crate::metrics::table), whichever version has written the summary.
+    /// A figure of the [table], whichever version has written the summary.
     pub fn number(&self, name: &str) -> Option<f64> {
         table::read(name, &self.0)
     }
