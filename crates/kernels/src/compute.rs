@@ -182,3 +182,21 @@ impl Threads {
         (0..parts).map(|part| part * len / parts..(part + 1) * len / parts).collect()
     }
 }
+
+/// Splits the images of a batch between the threads: each part with the number of its first image.
+pub(crate) fn batches<'a, T>(
+    compute: &Compute,
+    all: &'a mut [T],
+    elems: usize,
+    batch: usize,
+) -> Vec<(usize, &'a mut [T])> {
+    let mut rest = all;
+    let parts = compute.threads.split(batch).into_iter();
+    parts
+        .map(|range| {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(range.len() * elems);
+            rest = after;
+            (range.start, part)
+        })
+        .collect()
+}

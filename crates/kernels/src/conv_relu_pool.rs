@@ -9,9 +9,10 @@
 
 use paceline_memory::{DType, Tensor};
 
+use crate::compute::batches;
+use crate::conv2d::Conv2d;
 use crate::conv2d::direct::{Grid, InputGradient, Product, WeightGradient};
 use crate::conv2d::prepare::PaddedImage;
-use crate::conv2d::{Conv2d, batches};
 use crate::error::expect_shape;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Result, reference};

@@ -24,6 +24,7 @@ pub mod pool2d;
 pub mod reference;
 pub mod top_k;
 
+mod activation;
 mod compute;
 mod error;
 mod real;

@@ -4,21 +4,13 @@
 
 use paceline_memory::{DType, Tensor};
 
-use crate::conv2d::batches;
+pub use crate::activation::Activation;
+use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::matmul::{Matrix, matmul};
 use crate::{Compute, KernelError, Result, elementwise};
 
 const OP: &str = "linear";
-
-/// What follows the sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// Nothing.
-    None,
-    /// `max(0, .)`.
-    Relu,
-}
 
 /// The three sizes: rows of x, outputs, inputs.
 fn sizes(operand: &'static str, x: &Tensor, weight: &Tensor) -> Result<(usize, usize, usize)> {

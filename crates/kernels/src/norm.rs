@@ -2,7 +2,7 @@
 
 use paceline_memory::{Category, DType, Tensor};
 
-use crate::conv2d::batches;
+use crate::compute::batches;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result};
 

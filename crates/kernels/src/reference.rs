@@ -4,9 +4,9 @@
 //! also compute everything for f64 tensors, which gradient checks use.
 
 use crate::Real;
+use crate::activation::Activation;
 use crate::batch_norm::BatchNorm;
 use crate::conv2d::Conv2d;
-use crate::linear::Activation;
 
 /// Every product of the sum that defines a convolution: `(n, i, j, o)` of the output, the input
 /// element and the weight element.

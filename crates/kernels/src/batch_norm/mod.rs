@@ -11,9 +11,9 @@
 
 use paceline_memory::{Category, DType, Shape, Tensor};
 
-use crate::conv2d::batches;
+use crate::activation::Activation;
+use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::linear::Activation;
 use crate::{Compute, KernelError, Real, Result};
 
 mod rows;

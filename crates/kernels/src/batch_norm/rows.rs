@@ -4,8 +4,8 @@
 use paceline_memory::Tensor;
 
 use super::{BatchNorm, OP};
+use crate::activation::Activation;
 use crate::error::expect_shape;
-use crate::linear::Activation;
 use crate::simd::multiversion;
 use crate::{Real, Result};
 

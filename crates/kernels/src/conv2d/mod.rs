@@ -15,6 +15,7 @@ mod tile;
 
 use paceline_memory::{DType, Tensor};
 
+use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::{Compute, KernelError, Result, elementwise, reference};
 use direct::{Columns, InputGradient, Product, WeightGradient};
@@ -245,24 +246,6 @@ pub fn backward_input(
         }
         dtype => Err(KernelError::DType { op, dtype }),
     }
-}
-
-/// Splits the images of a batch between the threads: each part with the number of its first image.
-pub(crate) fn batches<'a, T>(
-    compute: &Compute,
-    all: &'a mut [T],
-    elems: usize,
-    batch: usize,
-) -> Vec<(usize, &'a mut [T])> {
-    let mut rest = all;
-    let parts = compute.threads.split(batch).into_iter();
-    parts
-        .map(|range| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(range.len() * elems);
-            rest = after;
-            (range.start, part)
-        })
-        .collect()
 }
 
 /// How the output channels of a product are spread over vector registers at this level.
