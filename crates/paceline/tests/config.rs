@@ -92,13 +92,13 @@ fn what_is_wrong_is_said_with_its_line() {
     refused("a.toml", "seed = true\n", &["a.toml:1", "seed = true"]);
     refused("a.toml", "lr = [0.1, 0.2]\n", &["a.toml:1", "lr"]);
     refused("a.toml", "channels = []\n", &["a.toml:1", "at least one value"]);
-    refused("a.toml", "[training]\nlr = 1\n", &["line 1", "training", "a list"]);
+    refused("a.toml", "[training]\nlr = 1\n", &["a.toml:1", "training", "a list"]);
     let strategies = ["a.toml:1", "'dpp'", "single, simple_ddp", "ddp"];
     refused("a.toml", "strategy = \"dpp\"\n", &strategies);
-    refused("a.toml", "lr = = 1\n", &["a.toml", "line 1"]);
-    refused("a.json", "{\"lr\": }", &["a.json", "line 1"]);
-    refused("a.json", "[1]", &["a.json", "a table"]);
-    refused("a.json", "{\"version\": 9, \"stated\": {}}", &["version 9", "version 1"]);
+    refused("a.toml", "lr = = 1\n", &["a.toml:1"]);
+    refused("a.json", "{\"lr\": }", &["a.json:1"]);
+    refused("a.json", "[1]", &["a.json:1", "a table"]);
+    refused("a.json", "{\"version\": 9, \"stated\": {}}", &["a.json:1", "version 9", "version 1"]);
     refused("a.toml", "batch-size = 1\nglobal-batch-size = 2\n", &["a.toml", "cannot be used"]);
     refused("a.toml", "model = \"cnn\"\nhidden-dim = 2\n", &["hidden-dim", "--model cnn"]);
     Sandbox::new().train("--config missing.toml").refused(&["--config missing.toml", "No such"]);

@@ -37,6 +37,12 @@ pub struct SpecFile {
     lines: BTreeMap<String, usize>,
 }
 
+/// What is wrong in a line of a file.
+struct Problem {
+    line: usize,
+    words: String,
+}
+
 /// A key as the file has it.
 struct Entry {
     key: String,
@@ -47,7 +53,9 @@ struct Entry {
 impl SpecFile {
     /// Reads a file: JSON if its name ends in `.json`, otherwise TOML.
     pub fn read(path: &Path) -> Result<Self> {
-        let fail = |problem: String| Failure::Usage(format!("{}: {problem}", path.display()));
+        let fail = |Problem { line, words }: Problem| {
+            Failure::Usage(format!("{}:{line}: {words}", path.display()))
+        };
         let text = std::fs::read_to_string(path)
             .map_err(|e| Failure::Usage(format!("--config {}: {e}", path.display())))?;
         let is_json = path.extension().is_some_and(|extension| extension == "json");
@@ -66,7 +74,7 @@ impl SpecFile {
             lines.insert(normal, line);
         }
         // Keys that do not go together.
-        spec.parse().map_err(|error| fail(error.to_string()))?;
+        spec.parse().map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
         Ok(Self { spec, path: path.to_owned(), lines })
     }
 
@@ -161,17 +169,17 @@ fn rivals(command: &clap::Command, flag: &Arg) -> Vec<String> {
 }
 
 /// The entries of a TOML file.
-fn toml(text: &str) -> std::result::Result<Vec<Entry>, String> {
+fn toml(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
     let line_of = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
     let table = toml::de::DeTable::parse(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_of(span.start));
-        format!("line {line}: {}", error.message())
+        Problem { line, words: error.message().to_owned() }
     })?;
     let mut entries = Vec::new();
     for (key, value) in table.into_inner() {
         let line = line_of(key.span().start);
         let value = toml_value(value.into_inner())
-            .ok_or_else(|| format!("line {line}: {}", not_a_value(key.get_ref())))?;
+            .ok_or_else(|| Problem { line, words: not_a_value(key.get_ref()) })?;
         entries.push(Entry { key: key.into_inner().into_owned(), value, line });
     }
     stated(entries)
@@ -200,10 +208,14 @@ fn number_value(digits: &str) -> Option<Value> {
 }
 
 /// The entries of a JSON file.
-fn json(text: &str) -> std::result::Result<Vec<Entry>, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+fn json(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
+    let value: Value = serde_json::from_str(text)
+        .map_err(|error| Problem { line: error.line(), words: error.to_string() })?;
     let Value::Object(table) = value else {
-        return Err("line 1: a configuration is a table of keys and values".into());
+        return Err(Problem {
+            line: 1,
+            words: "a configuration is a table of keys and values".into(),
+        });
     };
     // The table of what was stated comes before the other one, which may have the same names.
     let begin = text.find("\"stated\"").unwrap_or(0);
@@ -223,16 +235,17 @@ fn json(text: &str) -> std::result::Result<Vec<Entry>, String> {
 }
 
 /// What a file states: the entries of its table `stated` if it is one of a run folder, otherwise all.
-fn stated(entries: Vec<Entry>) -> std::result::Result<Vec<Entry>, String> {
+fn stated(entries: Vec<Entry>) -> std::result::Result<Vec<Entry>, Problem> {
     let mut all = Vec::new();
     for Entry { key, value, line } in entries {
         match (key.as_str(), value) {
             ("version", version) if version.as_u64() == Some(VERSION) => {}
             ("version", version) => {
-                return Err(format!(
-                    "line {line}: this is a configuration of version {version}, and this program reads \
-                     version {VERSION}"
-                ));
+                let words = format!(
+                    "this is a configuration of version {version}, and this program reads version \
+                     {VERSION}"
+                );
+                return Err(Problem { line, words });
             }
             ("resolved", _) => {}
             ("stated", Value::Object(table)) => {
@@ -318,7 +331,9 @@ fn check(spec: &RunSpec, key: &str) -> std::result::Result<(), String> {
     match flags::command().try_get_matches_from(words) {
         // What it needs beside it is checked with all keys.
         Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => {
-            Err(message(&error).replace("\n\n", "; ").replace('\n', " "))
+            let parts = message(&error);
+            let parts = parts.split('\n').map(str::trim).filter(|part| !part.is_empty());
+            Err(parts.collect::<Vec<_>>().join("; "))
         }
         _ => Ok(()),
     }
