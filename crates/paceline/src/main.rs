@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::compare(&args),
         Command::Links(args) => links::links_command(&args),
         Command::Trace(command) => trace::trace(&command),
-        Command::Launch(args) => launcher::launch_command(&args),
+        Command::Launch(args) => launcher::launch_command(args.nproc, &args.command),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
         Command::Guard => launcher::guard_groups(),
     };

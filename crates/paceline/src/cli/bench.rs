@@ -6,10 +6,11 @@ use clap::Args;
 use paceline_collectives::{OpKind, ReduceOp};
 
 use super::named::parser;
-use super::{CommArgs, TransportName};
 use crate::bench::figures::Columns;
 use crate::bench::operation::{OPS, REDOPS};
 use crate::bench::screen::Style;
+use crate::comm::TransportName;
+use crate::run::flags::CommArgs;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -2,7 +2,8 @@
 
 use clap::Args;
 
-use super::{CommArgs, TransportName};
+use crate::comm::TransportName;
+use crate::run::flags::CommArgs;
 
 const EXAMPLES: &str = "\
 Prints one line per question, and ends with code 0 if no answer is FAIL. For example:

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Args};
 
-use super::given::EvaluationFlags;
+use super::part::EvaluationFlags;
 use crate::Result;
 use crate::run::flags;
 use crate::run::spec::RunSpec;

@@ -5,9 +5,9 @@ mod analyze;
 mod bench;
 mod check;
 mod evaluate;
-mod given;
 mod links;
 mod named;
+mod part;
 mod studies;
 mod sweep;
 mod trace;
@@ -23,12 +23,9 @@ pub use analyze::{
 pub use bench::{BenchArgs, SizeArgs};
 pub use check::CheckArgs;
 pub use evaluate::EvaluateArgs;
-pub use given::{ModelFlags, SweptFlags, TrainFlags};
 pub use links::{CnnSizes, LinksArgs};
+pub use part::{ModelFlags, SweptFlags, TrainFlags};
 
-pub use crate::comm::TransportName;
-pub use crate::run::flags::CommArgs;
-pub use crate::run::spec::RunSpec as Given;
 pub use studies::{
     BenchCommand, BucketsArgs, ModeName, PredictArgs, ScalingArgs, StudyArgs, StudyCommand,
 };

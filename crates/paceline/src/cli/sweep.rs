@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Args};
 
-use super::given::SweptFlags;
+use super::part::SweptFlags;
 use crate::run::flags;
 
 const EXAMPLES: &str = "\

@@ -24,7 +24,6 @@ use paceline_collectives::MAX_RANKS;
 use paceline_rendezvous::Rendezvous;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-use crate::cli::LaunchArgs;
 use crate::environment::Placement;
 use crate::{Failure, Result, environment, resources};
 
@@ -66,12 +65,12 @@ fn own_program() -> Result<PathBuf> {
 }
 
 /// `paceline launch`.
-pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
-    check_num_ranks("--nproc", args.nproc)?;
-    check_program(&args.command)?;
+pub fn launch_command(nproc: usize, command: &[OsString]) -> Result<u8> {
+    check_num_ranks("--nproc", nproc)?;
+    check_program(command)?;
     launch(&Launch {
-        command: args.command.clone(),
-        num_ranks: args.nproc,
+        command: command.to_vec(),
+        num_ranks: nproc,
         variables: Vec::new(),
         rank_0_owns_stdout: false,
         dump_folder: None,
