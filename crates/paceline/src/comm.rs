@@ -2,45 +2,16 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
 use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Link};
 use paceline_rendezvous::{Launcher, Placement};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::run::flags::CommArgs;
+use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
 /// The longest time limit: a year of seconds, far from what clocks can add up.
 const MAX_TIMEOUT_S: f64 = 3.2e7;
-
-/// Which transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TransportName {
-    /// Ranks are threads of one process
-    Thread,
-    /// Ranks are processes of one host that share memory
-    Shm,
-    /// Ranks are processes anywhere that use sockets
-    Tcp,
-    /// Shared memory within a host, sockets between hosts
-    Hybrid,
-    /// An MPI library carries the bytes
-    Mpi,
-}
-
-impl TransportName {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            TransportName::Thread => "thread",
-            TransportName::Shm => "shm",
-            TransportName::Tcp => "tcp",
-            TransportName::Hybrid => "hybrid",
-            TransportName::Mpi => "mpi",
-        }
-    }
-}
 
 /// How the ranks of a command talk to each other.
 #[derive(Clone, Debug, PartialEq, Serialize)]

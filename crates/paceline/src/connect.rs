@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 #[cfg(not(feature = "mpi"))]
 use crate::comm;
 use crate::comm::CommConfig;
-use crate::comm::TransportName;
+use crate::run::named::TransportName;
 use crate::{Failure, Result, resources};
 
 /// The exit code of a process that SIGTERM ended, by the convention of shells.

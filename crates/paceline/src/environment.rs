@@ -5,7 +5,7 @@
 use paceline_rendezvous::EnvironmentError;
 pub use paceline_rendezvous::SECRET;
 
-use crate::comm::TransportName;
+use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
 /// The variable that carries the run folder.

@@ -20,14 +20,14 @@ use crate::choices::registry::read;
 use crate::cli::EvaluateArgs;
 use crate::environment::{self, Placement};
 use crate::metrics::console::evaluation_lines;
-use crate::outputs::check_file;
+use crate::outputs::{check_file, write_json};
 use crate::run::flags::RunFlags;
 use crate::run::progress::EpochSums;
 use crate::run::ranks::{InitMethod, Ranks};
 use crate::run::resolve::{check_choices, with_one_name};
 use crate::run::resolve_ranks as config;
 use crate::run::spec::RunSpec;
-use crate::run::{evaluation, folder, resume};
+use crate::run::{evaluation, resume};
 use crate::text::plural;
 use crate::{Failure, Result, comm};
 
@@ -110,7 +110,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             loss: sums.mean_loss(),
             accuracy: sums.accuracy(),
         };
-        folder::write_json(file, &found)
+        write_json(file, &found)
     })?;
     Ok(0)
 }

@@ -14,7 +14,7 @@ use crate::bench::processes::rows_of;
 use crate::bench::result::bus_factor;
 use crate::choices::models::MODELS;
 use crate::cli::{CnnSizes, LinksArgs};
-use crate::comm::TransportName;
+use crate::run::named::TransportName;
 use crate::run::resolve::resolve;
 use crate::run::spec::RunSpec;
 use crate::run::trainer;

@@ -1,9 +1,10 @@
-//! The files that commands write. Whether they can be written is tried before anything starts. Charts are
+//! The files that commands write. Whether they can be written is tried before anything starts. Charts and JSON are
 //! written here for all commands.
 
 use std::path::{Path, PathBuf};
 
 use paceline_analysis::plot::{LineChart, PlotError};
+use serde::Serialize;
 
 use crate::{Failure, Result};
 
@@ -65,4 +66,13 @@ pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
         let (folder, existing) = (folder.display(), existing.display());
         Failure::Usage(format!("{what} {folder}: cannot write to {existing} ({e}); {fix}"))
     })
+}
+
+/// Writes `value` as indented JSON.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let fail =
+        |e: &dyn std::fmt::Display| Failure::io(format!("cannot write {}", path.display()), e);
+    let mut text = serde_json::to_string_pretty(value).map_err(|e| fail(&e))?;
+    text.push('\n');
+    std::fs::write(path, text).map_err(|e| fail(&e))
 }

@@ -5,8 +5,8 @@ use paceline_collectives::{Algorithm, OpKind};
 
 use super::plan::Plan;
 use super::result::Skipped;
-use crate::comm::TransportName;
 use crate::resources;
+use crate::run::named::TransportName;
 
 /// The part of the available memory that buffers may take.
 const MEMORY_PART: f64 = 0.9;

@@ -12,11 +12,11 @@ use super::screen::Screen;
 use super::series::Series;
 use super::sizes::{Step, parse_size, parse_size_mb, sweep};
 use crate::cli::{BenchArgs, SizeArgs};
-use crate::comm::TransportName;
 use crate::comm::{self, CommConfig};
 use crate::environment::Placement;
 use crate::launcher::num_ranks;
 use crate::outputs::check_outputs;
+use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
 /// The published sweep, in MB.

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::reporter::Reporter;
 use super::result::Row;
-use crate::comm::TransportName;
 use crate::environment::Placement;
 use crate::launcher::{self, Ended, Launch};
+use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
 /// The variable with the [`Job`] of the ranks.

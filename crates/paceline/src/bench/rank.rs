@@ -15,7 +15,7 @@ use super::plan::Plan;
 use super::reporter::{Found, Reporter};
 use super::result::{Row, Timing, bus_factor};
 use crate::Result;
-use crate::comm::TransportName;
+use crate::run::named::TransportName;
 
 /// Measures the plan's operation on all `sizes`. A collective call.
 pub(super) fn measure(

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::result::Row;
 use super::screen::Screen;
-use crate::comm::TransportName;
+use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
 /// Something that rank 0 finds.

@@ -14,10 +14,10 @@ use super::result::{BenchReport, num_failed};
 use super::screen::say;
 use super::{charts, compare, files};
 use crate::cli::BenchArgs;
-use crate::comm::TransportName;
 use crate::connect::connect;
 use crate::environment::Placement;
 use crate::failure::EXIT_RUN;
+use crate::run::named::TransportName;
 use crate::{Failure, Result, resources, threads};
 
 pub(crate) use super::processes::rows_of;

@@ -14,11 +14,11 @@ use paceline_memory::DType;
 use crate::bench::exchange::{Exchange, buffers};
 use crate::bench::operation::Operation;
 use crate::cli::CheckArgs;
-use crate::comm::TransportName;
 use crate::comm::{self, CommConfig};
 use crate::connect::connect;
 use crate::environment::Placement;
 use crate::launcher::{self, Launch};
+use crate::run::named::TransportName;
 use crate::text::{placement_line, plural, say};
 use crate::{Failure, Result, resources, threads};
 

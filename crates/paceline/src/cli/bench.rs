@@ -9,8 +9,8 @@ use super::named::parser;
 use crate::bench::figures::Columns;
 use crate::bench::operation::{OPS, REDOPS};
 use crate::bench::screen::Style;
-use crate::comm::TransportName;
 use crate::run::flags::CommArgs;
+use crate::run::named::TransportName;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use crate::comm::TransportName;
 use crate::run::flags::CommArgs;
+use crate::run::named::TransportName;
 
 const EXAMPLES: &str = "\
 Prints one line per question, and ends with code 0 if no answer is FAIL. For example:

@@ -9,7 +9,7 @@ use super::event::{Event, Listener};
 use super::facts::Facts;
 use super::table::TABLE;
 use crate::Result;
-use crate::run::folder::write_json;
+use crate::outputs::write_json;
 
 /// All figures of a run; null where no step was measured.
 struct Summary<'a>(&'a Facts<'a>);

@@ -4,10 +4,10 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::named::{Device, TransportName};
 use super::origin::Resume;
 use super::ranks::{InitMethod, Ranks};
 use super::schedule::Schedule;
@@ -17,7 +17,7 @@ use super::strategy::StrategyConfig;
 use crate::choices::data::DataConfig;
 use crate::choices::models::ModelConfig;
 use crate::choices::optimizers::OptimizerSettings;
-use crate::comm::{CommConfig, TransportName};
+use crate::comm::CommConfig;
 use crate::profile::ProfileConfig;
 
 /// Everything that decides a run, with all defaults filled in.
@@ -139,12 +139,4 @@ impl TrainConfig {
     pub fn lr_steps(&self) -> u64 {
         self.schedule.steps.unwrap_or_else(|| self.total_steps())
     }
-}
-
-/// Where to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Device {
-    /// The processor
-    Cpu,
 }

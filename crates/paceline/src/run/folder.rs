@@ -2,10 +2,9 @@
 //! here.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use serde::Serialize;
-
+use crate::outputs::write_json;
 use crate::run::config::TrainConfig;
 use crate::run::spec::FILE_NAME;
 use crate::{Failure, Result};
@@ -46,13 +45,4 @@ pub fn create_named(model: &str, what: &str) -> Result<PathBuf> {
         }
     }
     unreachable!("some number is free")
-}
-
-/// Writes `value` as indented JSON.
-pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let fail =
-        |e: &dyn std::fmt::Display| Failure::io(format!("cannot write {}", path.display()), e);
-    let mut text = serde_json::to_string_pretty(value).map_err(|e| fail(&e))?;
-    text.push('\n');
-    fs::write(path, text).map_err(|e| fail(&e))
 }

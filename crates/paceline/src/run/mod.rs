@@ -15,6 +15,7 @@ pub mod config;
 pub mod evaluation;
 pub mod flags;
 pub mod folder;
+pub mod named;
 pub mod open_data;
 pub mod origin;
 pub mod progress;

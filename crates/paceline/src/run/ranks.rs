@@ -10,10 +10,11 @@ use paceline_collectives::Group;
 use paceline_rendezvous::Rendezvous;
 use serde::Serialize;
 
-use crate::comm::{CommConfig, TransportName};
+use crate::comm::CommConfig;
 use crate::connect::connect;
 use crate::environment::Placement;
 use crate::launcher::{self, Launch};
+use crate::run::named::TransportName;
 use crate::{Result, resources, threads};
 
 /// Where the ranks meet.

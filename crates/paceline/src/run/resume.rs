@@ -9,7 +9,7 @@ use paceline_collectives::Group;
 use paceline_model::{Layout, Model, Optimizer, Storage};
 use paceline_strategies::Replica;
 
-use super::schedule::Course;
+use super::named::Course;
 use crate::checkpoint::{self, Checkpoint, Setting};
 use crate::choices::data::DataConfig;
 use crate::run::config::TrainConfig;

@@ -6,34 +6,11 @@
 
 use std::f64::consts::PI;
 
-use clap::ValueEnum;
 use serde::Serialize;
 
 use super::flags::RunFlags;
+use super::named::Course;
 use crate::{Failure, Result};
-
-/// The course of the learning rate after the warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Course {
-    /// No change
-    Constant,
-    /// Down to --min-lr on a straight line
-    Linear,
-    /// Down to --min-lr on half a cosine
-    Cosine,
-}
-
-impl Course {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Course::Constant => "constant",
-            Course::Linear => "linear",
-            Course::Cosine => "cosine",
-        }
-    }
-}
 
 /// How the learning rate changes in the course of a run.
 ///

@@ -23,7 +23,7 @@ use clap::parser::ValueSource;
 use serde_json::{Map, Value};
 
 use super::flags;
-use super::folder::write_json;
+use crate::outputs::write_json;
 use crate::{Failure, Result};
 
 /// What was stated about a run.

@@ -12,8 +12,7 @@ use super::resume::Ledger;
 use super::summary::RunSummary;
 use crate::metrics::figure::Figure;
 use crate::metrics::table::TABLE;
-use crate::outputs::write_charts;
-use crate::run::folder::write_json;
+use crate::outputs::{write_charts, write_json};
 use crate::{Failure, Result, resources};
 
 /// The figures of sweeps, in the order of the table of figures.

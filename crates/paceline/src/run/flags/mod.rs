@@ -12,14 +12,12 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Args, Command};
 
-use super::config::Device;
-use super::schedule::Course;
+use super::named::{Course, Device, TransportName};
 use crate::choices::data::DATA_SETS;
 use crate::choices::models::MODELS;
 use crate::choices::optimizers::OPTIMIZERS;
 use crate::choices::registry::flags_of;
 use crate::choices::strategies::STRATEGIES;
-use crate::comm::TransportName;
 
 pub use comm::CommArgs;
 pub use compare::{ALL, CompareFlags};

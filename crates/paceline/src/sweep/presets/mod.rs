@@ -26,9 +26,8 @@ use super::{command_line, execute, refuse_ranks, run_limit, usage};
 use crate::bench::screen::say;
 use crate::cli::{StudyArgs, StudyCommand};
 use crate::environment::Placement;
-use crate::outputs::{check_file, check_folder, write_charts};
+use crate::outputs::{check_file, check_folder, write_charts, write_json};
 use crate::run::config::TrainConfig;
-use crate::run::folder;
 use crate::text::plural;
 use crate::{Failure, Result, resources};
 
@@ -191,7 +190,7 @@ fn write_files(
     charts: &[(String, LineChart)],
 ) -> Result<()> {
     if let Some(file) = &study.json {
-        folder::write_json(file, report)?;
+        write_json(file, report)?;
     }
     if let Some(file) = &study.csv {
         std::fs::write(file, csv)

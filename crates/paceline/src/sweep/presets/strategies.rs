@@ -11,7 +11,7 @@ use crate::bench::screen::say;
 use crate::choices::registry::read;
 use crate::choices::strategies::{STRATEGIES, StrategyChoice, Synchronises};
 use crate::environment::Placement;
-use crate::outputs::{check_file, check_folder};
+use crate::outputs::{check_file, check_folder, write_json};
 use crate::run::flags::RunFlags;
 use crate::run::folder;
 use crate::run::spec::RunSpec;
@@ -168,9 +168,9 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
         runs: rows,
         left_out,
     };
-    folder::write_json(&folder.join("comparison.json"), &report)?;
+    write_json(&folder.join("comparison.json"), &report)?;
     if let Some(file) = &args.json {
-        folder::write_json(file, &report)?;
+        write_json(file, &report)?;
     }
     if !args.quiet {
         say(&text(&report));
