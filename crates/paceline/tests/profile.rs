@@ -107,10 +107,10 @@ fn threads_and_copies_have_lanes_of_their_own() {
     assert_eq!(copies.iter().map(bytes).sum::<u64>(), 2 * 4 * num_params);
     let shares = named(&events(&trace, "user_annotation"), "share of a kernel");
     assert!(shares.len() >= 4, "{}", shares.len());
-    let mut lanes: Vec<u64> = shares.iter().map(|share| share["tid"].as_u64().unwrap()).collect();
-    lanes.sort_unstable();
-    lanes.dedup();
-    assert!(!lanes.contains(&trace["traceEvents"][0]["pid"].as_u64().unwrap()), "{lanes:?}");
+    let mut tracks: Vec<u64> = shares.iter().map(|share| share["tid"].as_u64().unwrap()).collect();
+    tracks.sort_unstable();
+    tracks.dedup();
+    assert!(!tracks.contains(&trace["traceEvents"][0]["pid"].as_u64().unwrap()), "{tracks:?}");
 }
 
 #[test]

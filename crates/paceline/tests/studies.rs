@@ -35,7 +35,9 @@ fn scaling_is_tabled_judged_and_drawn() {
     );
     let run = bench_in(&sandbox, &flags).ok();
     run.line("Scaling of ddp: cnn over shm, 1 thread per rank; medians of 2 rounds");
-    for words in ["Weak scaling to 2 ranks is ", "Strong scaling to 2 ranks is ", "Amdahl: no fit"]
+    // What the laws say about so short a step is luck: that they are applied is not.
+    for words in
+        ["Weak scaling to 2 ranks is ", "Strong scaling to 2 ranks is ", "Gustafson: ", "Amdahl: "]
     {
         assert!(run.stdout.contains(words), "no {words:?} in: {}", run.stdout);
     }

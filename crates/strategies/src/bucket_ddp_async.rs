@@ -15,7 +15,7 @@ use paceline_collectives::{Group, ReduceOp, Work};
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{DType, Tensor};
 use paceline_model::{Model, ParamId, Storage};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
 use crate::replica::shared_tensor;
@@ -61,7 +61,7 @@ impl BucketDdpAsync {
         Ok(())
     }
 
-    fn add(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
+    fn add(&mut self, replica: &Replica, track: &mut SpanTrack, id: ParamId) -> Result<()> {
         let grad = replica.storage.grad(id)?;
         let elem_bytes = grad.dtype().size_bytes();
         if (self.open.len() + grad.num_elems()) * elem_bytes > self.cap_bytes {
@@ -70,7 +70,7 @@ impl BucketDdpAsync {
         let Some(buckets) = &self.buckets else { return Ok(()) };
         let place = self.open.end..self.open.end + grad.num_elems();
         let copy = buckets.slice(place.clone())?;
-        lane.record(span::GRAD_SYNC, || replica.compute.copy(&grad, &copy))?;
+        track.record(span::GRAD_SYNC, || replica.compute.copy(&grad, &copy))?;
         self.open.end = place.end;
         self.copies.push((id, place));
         Ok(())
@@ -100,28 +100,33 @@ impl Strategy for BucketDdpAsync {
         Ok(())
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
+    fn gradient_ready(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        id: ParamId,
+    ) -> Result<()> {
         self.order.ready(id);
         while let Some(id) = self.order.pop() {
-            self.add(replica, lane, id)?;
+            self.add(replica, track, id)?;
         }
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.send(replica)?;
         let Some(buckets) = &self.buckets else { return Ok(()) };
         let world_size = replica.group.world_size() as f64;
         for (range, work) in self.in_flight.drain(..) {
-            lane.record(span::EXPOSED, || work.wait())?;
+            track.record(span::EXPOSED, || work.wait())?;
             let bucket = buckets.slice(range)?;
-            lane.record(span::GRAD_SYNC, || {
+            track.record(span::GRAD_SYNC, || {
                 elementwise::divide(&replica.compute, &bucket, world_size)
             })?;
         }
         for (id, place) in self.copies.drain(..) {
             let (copy, grad) = (buckets.slice(place)?, replica.storage.grad(id)?);
-            lane.record(span::GRAD_SYNC, || replica.compute.copy(&copy, &grad))?;
+            track.record(span::GRAD_SYNC, || replica.compute.copy(&copy, &grad))?;
         }
         self.order.restart();
         self.open = 0..0;

@@ -3,7 +3,7 @@
 //! It knows nothing of how gradients are spread over the ranks: a strategy says what their norm is.
 
 use paceline_kernels::norm;
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
 use crate::{Replica, Result, Strategy};
@@ -21,9 +21,9 @@ pub fn clip_grad_norm(
     strategy: &mut dyn Strategy,
     replica: &Replica,
     max_norm: f64,
-    lane: &mut Lane,
+    track: &mut SpanTrack,
 ) -> Result<f64> {
-    lane.record(span::OPTIMIZER, || {
+    track.record(span::OPTIMIZER, || {
         let norm = strategy.grad_norm(replica)?;
         let factor = max_norm / (norm + EPS);
         if norm.is_finite() && factor < 1.0 {

@@ -9,7 +9,7 @@
 //! use paceline_kernels::elementwise;
 //! use paceline_memory::Tensor;
 //! use paceline_strategies::{BucketCaps, CommHook, Ddp, Exactness, Replica, Result, span};
-//! use paceline_trace::Lane;
+//! use paceline_trace::SpanTrack;
 //!
 //! /// The sum on the way, the division at home.
 //! struct SumThenDivide;
@@ -23,20 +23,20 @@
 //!         Exactness::Exact
 //!     }
 //!
-//!     fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
+//!     fn send(&mut self, replica: &Replica, _: &mut SpanTrack, _: usize, bucket: &Tensor) -> Result<Work> {
 //!         Ok(replica.group.all_reduce_async(bucket, ReduceOp::Sum)?)
 //!     }
 //!
 //!     fn receive(
 //!         &mut self,
 //!         replica: &Replica,
-//!         lane: &mut Lane,
+//!         track: &mut SpanTrack,
 //!         _: usize,
 //!         bucket: &Tensor,
 //!     ) -> Result<()> {
 //!         let world_size = replica.group.world_size() as f64;
 //!         let divide = || elementwise::divide(&replica.compute, bucket, world_size);
-//!         Ok(lane.record(span::GRAD_SYNC, divide)?)
+//!         Ok(track.record(span::GRAD_SYNC, divide)?)
 //!     }
 //! }
 //!
@@ -45,7 +45,7 @@
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_memory::Tensor;
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::{BucketCaps, Exactness, Replica, Result};
 
@@ -67,13 +67,19 @@ pub trait CommHook: Send {
     fn send(
         &mut self,
         replica: &Replica,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
         at: usize,
         bucket: &Tensor,
     ) -> Result<Work>;
 
     /// Called after backward, when communication of the bucket is over; leaves the result in it.
-    fn receive(&mut self, _: &Replica, _: &mut Lane, _at: usize, _bucket: &Tensor) -> Result<()> {
+    fn receive(
+        &mut self,
+        _: &Replica,
+        _: &mut SpanTrack,
+        _at: usize,
+        _bucket: &Tensor,
+    ) -> Result<()> {
         Ok(())
     }
 }
@@ -91,7 +97,13 @@ impl CommHook for AllReduce {
         Exactness::Exact
     }
 
-    fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
+    fn send(
+        &mut self,
+        replica: &Replica,
+        _: &mut SpanTrack,
+        _: usize,
+        bucket: &Tensor,
+    ) -> Result<Work> {
         Ok(replica.group.all_reduce_async(bucket, ReduceOp::Mean)?)
     }
 }

@@ -11,7 +11,7 @@ use paceline_collectives::{Group, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Tensor};
 use paceline_model::{Model, ParamId, Storage};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::comm_hook::{AllReduce, CommHook};
 use crate::strategy::span;
@@ -72,14 +72,14 @@ impl Ddp {
         self
     }
 
-    fn send(&mut self, replica: &Replica, lane: &mut Lane, at: usize) -> Result<()> {
+    fn send(&mut self, replica: &Replica, track: &mut SpanTrack, at: usize) -> Result<()> {
         let bucket = self.bucket(replica, at)?;
         if self.copy.is_some() {
             let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-            lane.record(span::GRAD_SYNC, || replica.compute.copy(&grads, &bucket))?;
+            track.record(span::GRAD_SYNC, || replica.compute.copy(&grads, &bucket))?;
         }
-        lane.mark(span::BUCKET_SENT, at);
-        self.in_flight.push(self.hook.send(replica, lane, at, &bucket)?);
+        track.mark(span::BUCKET_SENT, at);
+        self.in_flight.push(self.hook.send(replica, track, at, &bucket)?);
         Ok(())
     }
 
@@ -133,20 +133,25 @@ impl Strategy for Ddp {
         self.hook.prepare(replica, &lens)
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
+    fn gradient_ready(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        id: ParamId,
+    ) -> Result<()> {
         let pending = &mut self.pending[self.bucket_of[id.0]];
         *pending = pending.checked_sub(1).ok_or_else(|| {
             let name = replica.model.layout.param(id).name.clone();
             StrategyError::Announcement { name, problem: "more than once" }
         })?;
         while self.pending.get(self.next) == Some(&0) {
-            self.send(replica, lane, self.next)?;
+            self.send(replica, track, self.next)?;
             self.next += 1;
         }
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         if self.next < self.buckets.len() {
             // Training on would let the replicas drift apart without a word.
             let params = self.buckets[self.next].params.iter();
@@ -156,12 +161,12 @@ impl Strategy for Ddp {
         }
         let in_flight = std::mem::take(&mut self.in_flight);
         for (at, work) in in_flight.into_iter().enumerate() {
-            lane.record(span::EXPOSED, || work.wait())?;
+            track.record(span::EXPOSED, || work.wait())?;
             let bucket = self.bucket(replica, at)?;
-            self.hook.receive(replica, lane, at, &bucket)?;
+            self.hook.receive(replica, track, at, &bucket)?;
             if self.copy.is_some() {
                 let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-                lane.record(span::GRAD_SYNC, || replica.compute.copy(&bucket, &grads))?;
+                track.record(span::GRAD_SYNC, || replica.compute.copy(&bucket, &grads))?;
             }
         }
         self.next = 0;

@@ -8,7 +8,7 @@
 //! behind, as with very little computation per step.
 
 use paceline_collectives::ReduceOp;
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
 use crate::{Exactness, Replica, Result, Strategy};
@@ -26,9 +26,9 @@ impl Strategy for FlatDdp {
         Exactness::Exact
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let grads = replica.storage.grads();
-        lane.record(span::EXPOSED, || replica.group.all_reduce(grads, ReduceOp::Mean))?;
+        track.record(span::EXPOSED, || replica.group.all_reduce(grads, ReduceOp::Mean))?;
         Ok(())
     }
 }

@@ -12,7 +12,7 @@
 use paceline_collectives::{ReduceOp, Work};
 use paceline_kernels::cast;
 use paceline_memory::{DType, Tensor};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::replica::shared_tensor;
 use crate::strategy::span;
@@ -58,23 +58,23 @@ impl CommHook for HalfPrecision {
     fn send(
         &mut self,
         replica: &Replica,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
         at: usize,
         bucket: &Tensor,
     ) -> Result<Work> {
         let rounded = &self.buckets[at];
-        lane.record(span::GRAD_SYNC, || cast::narrow(&replica.compute, bucket, rounded))?;
+        track.record(span::GRAD_SYNC, || cast::narrow(&replica.compute, bucket, rounded))?;
         Ok(replica.group.all_reduce_async(rounded, ReduceOp::Mean)?)
     }
 
     fn receive(
         &mut self,
         replica: &Replica,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
         at: usize,
         bucket: &Tensor,
     ) -> Result<()> {
         let rounded = &self.buckets[at];
-        Ok(lane.record(span::GRAD_SYNC, || cast::widen(&replica.compute, rounded, bucket))?)
+        Ok(track.record(span::GRAD_SYNC, || cast::widen(&replica.compute, rounded, bucket))?)
     }
 }

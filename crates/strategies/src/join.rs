@@ -10,7 +10,7 @@
 
 use paceline_collectives::ReduceOp;
 use paceline_memory::Tensor;
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
 use crate::{MicroBatch, Replica, Result};
@@ -36,12 +36,13 @@ impl Join {
         &self,
         replica: &Replica,
         own: Option<(Tensor, Tensor)>,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
     ) -> Result<Option<MicroBatch>> {
         let empty = || (self.inputs.clone(), self.targets.clone());
         let (inputs, targets) = own.unwrap_or_else(empty);
         let mut count = [inputs.dims()[0] as i64];
-        lane.record(span::EXPOSED, || replica.group.all_reduce_slice(&mut count, ReduceOp::Sum))?;
+        track
+            .record(span::EXPOSED, || replica.group.all_reduce_slice(&mut count, ReduceOp::Sum))?;
         let global_count = count[0] as usize;
         Ok((global_count > 0).then_some(MicroBatch { inputs, targets, global_count }))
     }

@@ -19,7 +19,7 @@ use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType};
 use paceline_model::{Model, Optimizer, Storage};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
 use crate::{Exactness, Replica, Result, SimpleDdp, Strategy, StrategyError};
@@ -52,10 +52,10 @@ impl LocalSgd {
         self
     }
 
-    fn average(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn average(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.steps = 0;
         let values = replica.storage.trained_values()?;
-        lane.record(span::EXPOSED, || replica.group.all_reduce(&values, ReduceOp::Mean))?;
+        track.record(span::EXPOSED, || replica.group.all_reduce(&values, ReduceOp::Mean))?;
         Ok(())
     }
 }
@@ -95,11 +95,11 @@ impl Strategy for LocalSgd {
         self.steps + 1 == self.every
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.steps += 1;
         if self.is_as_published && self.steps == self.every {
             self.steps = 0;
-            SimpleDdp.finish(replica, lane)?;
+            SimpleDdp.finish(replica, track)?;
         }
         Ok(())
     }
@@ -108,21 +108,21 @@ impl Strategy for LocalSgd {
         &mut self,
         replica: &Replica,
         optimizer: &mut Optimizer,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
     ) -> Result<()> {
         let Replica { compute, storage, .. } = replica;
-        lane.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
         if !self.is_as_published && self.steps == self.every {
-            self.average(replica, lane)?;
+            self.average(replica, track)?;
         }
         Ok(())
     }
 
     /// Averages early what has been trained since the last time.
-    fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         if !self.is_as_published && self.steps > 0 {
-            self.average(replica, lane)?;
+            self.average(replica, track)?;
         }
-        replica.settle_buffers(lane)
+        replica.settle_buffers(track)
     }
 }

@@ -8,7 +8,7 @@ use paceline_collectives::Group;
 use paceline_kernels::Compute;
 use paceline_kernels::loss::LossSums;
 use paceline_model::{Model, Optimizer, ParamId, Storage};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::{Exactness, MicroBatch, Replica, Result, StepLoss, Strategy, StrategyError};
 
@@ -29,7 +29,7 @@ impl Strategy for NoSync {
         false
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         Ok(())
     }
 }
@@ -82,12 +82,17 @@ impl Strategy for Alternating {
         self.inner.shares_loss()
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
-        self.inner.gradient_ready(replica, lane, id)
+    fn gradient_ready(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        id: ParamId,
+    ) -> Result<()> {
+        self.inner.gradient_ready(replica, track, id)
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
-        self.inner.finish(replica, lane)
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.inner.finish(replica, track)
     }
 
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
@@ -98,13 +103,13 @@ impl Strategy for Alternating {
         &mut self,
         replica: &Replica,
         optimizer: &mut Optimizer,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
     ) -> Result<()> {
-        self.inner.optimizer_step(replica, optimizer, lane)
+        self.inner.optimizer_step(replica, optimizer, track)
     }
 
-    fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
-        self.inner.settle(replica, lane)
+    fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.inner.settle(replica, track)
     }
 
     fn evaluate(&mut self, replica: &Replica, batch: &MicroBatch) -> Result<LossSums> {
@@ -115,13 +120,13 @@ impl Strategy for Alternating {
         &mut self,
         replica: &mut Replica,
         micro_batches: &[MicroBatch],
-        lane: &mut Lane,
+        track: &mut SpanTrack,
     ) -> Result<StepLoss> {
         let step = self.steps;
         self.steps += 1;
         match Self::is_synchronised(self.block, step) {
-            true => self.inner.train_step(replica, micro_batches, lane),
-            false => NoSync.train_step(replica, micro_batches, lane),
+            true => self.inner.train_step(replica, micro_batches, track),
+            false => NoSync.train_step(replica, micro_batches, track),
         }
     }
 }

@@ -4,7 +4,7 @@ use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{GradientBooks, Model, ParamId, Storage};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
 use crate::{Result, Strategy};
@@ -129,10 +129,10 @@ impl Replica {
 
     /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. Of a
     /// model without buffers there is nothing to copy, and no communication.
-    pub fn broadcast_buffers(&self, root: usize, lane: &mut Lane) -> Result<()> {
+    pub fn broadcast_buffers(&self, root: usize, track: &mut SpanTrack) -> Result<()> {
         let buffers = self.storage.buffers();
         if buffers.num_elems() > 0 && self.group.world_size() > 1 {
-            lane.record(span::EXPOSED, || self.group.broadcast(buffers, root))?;
+            track.record(span::EXPOSED, || self.group.broadcast(buffers, root))?;
         }
         Ok(())
     }
@@ -140,16 +140,16 @@ impl Replica {
     /// Gives all ranks the same buffers. Each rank's follow its own samples, unless the statistics are
     /// synchronised, and whoever evaluates, or wants the model of the run, needs the same ones everywhere:
     /// those of the rank that has trained on most samples, the first of equals.
-    pub fn settle_buffers(&self, lane: &mut Lane) -> Result<()> {
+    pub fn settle_buffers(&self, track: &mut SpanTrack) -> Result<()> {
         if self.storage.buffers().num_elems() == 0 || self.group.world_size() == 1 {
             return Ok(());
         }
         let mut samples = vec![0; self.group.world_size()];
         samples[self.group.rank()] = self.num_samples as i64;
         let sum = || self.group.all_reduce_slice(&mut samples, ReduceOp::Sum);
-        lane.record(span::EXPOSED, sum)?;
+        track.record(span::EXPOSED, sum)?;
         let most = samples.iter().max();
         let root = samples.iter().position(|count| Some(count) == most).unwrap_or(0);
-        self.broadcast_buffers(root, lane)
+        self.broadcast_buffers(root, track)
     }
 }

@@ -6,7 +6,7 @@
 
 use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
 use crate::{Exactness, Replica, Result, Strategy};
@@ -24,12 +24,12 @@ impl Strategy for SimpleDdp {
         Exactness::Exact
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let world_size = replica.group.world_size() as f64;
         for (id, _) in replica.model.layout.trained() {
             let grad = replica.storage.grad(id)?;
-            lane.record(span::EXPOSED, || replica.group.all_reduce(&grad, ReduceOp::Sum))?;
-            lane.record(span::GRAD_SYNC, || {
+            track.record(span::EXPOSED, || replica.group.all_reduce(&grad, ReduceOp::Sum))?;
+            track.record(span::GRAD_SYNC, || {
                 elementwise::divide(&replica.compute, &grad, world_size)
             })?;
         }

@@ -11,7 +11,7 @@
 use paceline_collectives::{ReduceOp, Work};
 use paceline_kernels::elementwise;
 use paceline_model::ParamId;
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
 use crate::strategy::span;
@@ -38,7 +38,7 @@ impl Strategy for SimpleDdpAsync {
         Ok(())
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, _: &mut Lane, id: ParamId) -> Result<()> {
+    fn gradient_ready(&mut self, replica: &Replica, _: &mut SpanTrack, id: ParamId) -> Result<()> {
         self.order.ready(id);
         while let Some(id) = self.order.pop() {
             let work = replica.group.all_reduce_async(&replica.storage.grad(id)?, ReduceOp::Sum)?;
@@ -47,12 +47,12 @@ impl Strategy for SimpleDdpAsync {
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let world_size = replica.group.world_size() as f64;
         for (id, work) in self.in_flight.drain(..) {
-            lane.record(span::EXPOSED, || work.wait())?;
+            track.record(span::EXPOSED, || work.wait())?;
             let grad = replica.storage.grad(id)?;
-            lane.record(span::GRAD_SYNC, || {
+            track.record(span::GRAD_SYNC, || {
                 elementwise::divide(&replica.compute, &grad, world_size)
             })?;
         }

@@ -10,7 +10,7 @@
 //! wins over `simple_ddp` by its factor wherever communication shows, at the price of fewer and larger
 //! optimizer steps.
 
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
 
@@ -32,7 +32,7 @@ impl Strategy for SimpleDdpGa {
         Exactness::Exact
     }
 
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
-        SimpleDdp.finish(replica, lane)
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        SimpleDdp.finish(replica, track)
     }
 }

@@ -10,7 +10,7 @@
 use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;
 use paceline_model::ParamId;
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
 use crate::strategy::span;
@@ -36,20 +36,25 @@ impl Strategy for SimpleDdpHook {
         Ok(())
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, lane: &mut Lane, id: ParamId) -> Result<()> {
+    fn gradient_ready(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        id: ParamId,
+    ) -> Result<()> {
         let world_size = replica.group.world_size() as f64;
         self.order.ready(id);
         while let Some(id) = self.order.pop() {
             let grad = replica.storage.grad(id)?;
-            lane.record(span::EXPOSED, || replica.group.all_reduce(&grad, ReduceOp::Sum))?;
-            lane.record(span::GRAD_SYNC, || {
+            track.record(span::EXPOSED, || replica.group.all_reduce(&grad, ReduceOp::Sum))?;
+            track.record(span::GRAD_SYNC, || {
                 elementwise::divide(&replica.compute, &grad, world_size)
             })?;
         }
         Ok(())
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         self.order.restart();
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! No communication: one rank.
 
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::{Exactness, Replica, Result, Strategy, StrategyError};
 
@@ -24,7 +24,7 @@ impl Strategy for Single {
         }
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use paceline_collectives::{ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Which};
-use paceline_trace::{Lane, Span, now_ns};
+use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::replica::LeftOut;
 use crate::strategy::span;
@@ -14,12 +14,12 @@ pub(crate) fn train<S: Strategy + ?Sized>(
     strategy: &mut S,
     replica: &mut Replica,
     micro_batches: &[MicroBatch],
-    lane: &mut Lane,
+    track: &mut SpanTrack,
 ) -> Result<StepLoss> {
     // The books are kept by the passes, which see the rest of the replica at the same time.
     let mut books = std::mem::take(&mut replica.books);
     books.begin_step();
-    let outcome = step(strategy, replica, &mut books, micro_batches, lane);
+    let outcome = step(strategy, replica, &mut books, micro_batches, track);
     replica.books = books;
     replica.num_samples += own_samples(micro_batches) as u64;
     let (loss, left_out) = outcome?;
@@ -35,7 +35,7 @@ fn step<S: Strategy + ?Sized>(
     replica: &Replica,
     books: &mut GradientBooks,
     micro_batches: &[MicroBatch],
-    lane: &mut Lane,
+    track: &mut SpanTrack,
 ) -> Result<(StepLoss, LeftOut)> {
     let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
     let scale = replica.group.world_size() as f64 / count as f64;
@@ -43,9 +43,9 @@ fn step<S: Strategy + ?Sized>(
     let mut pending = None;
     let is_shared = strategy.shares_loss();
     if replica.options.broadcast_buffers && is_shared {
-        replica.broadcast_buffers(0, lane)?;
+        replica.broadcast_buffers(0, track)?;
     }
-    let mut hooks = Hooks { strategy, replica, lane, is_shared, is_last: false, leaves_out: true };
+    let mut hooks = Hooks { strategy, replica, track, is_shared, is_last: false, leaves_out: true };
     for (at, batch) in micro_batches.iter().enumerate() {
         hooks.is_last = at + 1 == micro_batches.len();
         let sums = pass(&mut hooks, books, batch, scale, &mut local)?;
@@ -53,10 +53,10 @@ fn step<S: Strategy + ?Sized>(
     }
     let left_out = hooks.finish_left_out(books)?;
     let begin = now_ns();
-    strategy.finish(replica, lane)?;
-    lane.push(span::GRAD_SYNC, Span { start_ns: begin, end_ns: now_ns() });
+    strategy.finish(replica, track)?;
+    track.push(span::GRAD_SYNC, Span { start_ns: begin, end_ns: now_ns() });
     if let Some(pending) = pending {
-        lane.record(span::EXPOSED, || pending.wait())?;
+        track.record(span::EXPOSED, || pending.wait())?;
     }
     let sums = replica.sums.read::<f64>()?;
     let count = if is_shared { count } else { own_samples(micro_batches) };
@@ -99,9 +99,9 @@ fn pass<S: Strategy + ?Sized>(
     let middle = now_ns();
     model.network.backward(&mut cx, &mut saved, d_output, Which::Weight)?;
     let end = now_ns();
-    hooks.lane.push(span::FORWARD, Span { start_ns: begin, end_ns: middle });
-    hooks.lane.push(span::BACKWARD, Span { start_ns: middle, end_ns: end });
-    sent_ns.into_iter().for_each(|at_ns| hooks.lane.mark_at(span::LOSS_SENT, 0, at_ns));
+    hooks.track.push(span::FORWARD, Span { start_ns: begin, end_ns: middle });
+    hooks.track.push(span::BACKWARD, Span { start_ns: middle, end_ns: end });
+    sent_ns.into_iter().for_each(|at_ns| hooks.track.mark_at(span::LOSS_SENT, 0, at_ns));
     Ok(pending)
 }
 
@@ -109,7 +109,7 @@ fn pass<S: Strategy + ?Sized>(
 struct Hooks<'a, S: ?Sized> {
     strategy: &'a mut S,
     replica: &'a Replica,
-    lane: &'a mut Lane,
+    track: &'a mut SpanTrack,
     /// Whether the sums of the loss are added up over the ranks.
     is_shared: bool,
     /// Whether gradients of this pass are final for the step.
@@ -120,8 +120,8 @@ struct Hooks<'a, S: ?Sized> {
 
 impl<'a, S: Strategy + ?Sized> Hooks<'a, S> {
     fn announce(&mut self, id: ParamId) -> Result<()> {
-        self.lane.mark(span::GRADIENT_READY, id.0);
-        self.strategy.gradient_ready(self.replica, self.lane, id)
+        self.track.mark(span::GRADIENT_READY, id.0);
+        self.strategy.gradient_ready(self.replica, self.track, id)
     }
 
     /// The parameters that no step uses.
@@ -192,7 +192,7 @@ impl<S: Strategy + ?Sized> PassHooks for Hooks<'_, S> {
 
     fn sum_over_ranks(&mut self, sums: &Tensor) -> paceline_model::Result<()> {
         let reduce = || self.replica.group.all_reduce(sums, ReduceOp::Sum);
-        self.lane.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
+        self.track.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
         Ok(())
     }
 }

@@ -6,11 +6,11 @@ use paceline_kernels::loss::LossSums;
 use paceline_kernels::norm;
 use paceline_memory::{Category, DType};
 use paceline_model::{Context, Model, Optimizer, ParamId, Storage};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::{Exactness, MicroBatch, Replica, Result, step};
 
-/// Names of what a training step records on the main lane.
+/// Names of what a training step records on the main track.
 pub mod span {
     /// The forward pass and the loss.
     pub const FORWARD: &str = "forward";
@@ -77,13 +77,13 @@ pub trait Strategy: Send {
 
     /// Called during the last backward pass of a step, when this rank's gradient of `id` is final; once
     /// for each parameter that is trained.
-    fn gradient_ready(&mut self, _: &Replica, _: &mut Lane, _id: ParamId) -> Result<()> {
+    fn gradient_ready(&mut self, _: &Replica, _: &mut SpanTrack, _id: ParamId) -> Result<()> {
         Ok(())
     }
 
     /// Called after the last backward pass of a step; when it returns, all gradients are the mean
     /// over the ranks. Records the time it blocks as [`span::EXPOSED`].
-    fn finish(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()>;
+    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()>;
 
     /// The norm of all gradients together that a step left, the same on every rank. As it is, every
     /// rank holds all of them, equal to those of the others.
@@ -96,16 +96,16 @@ pub trait Strategy: Send {
         &mut self,
         replica: &Replica,
         optimizer: &mut Optimizer,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
     ) -> Result<()> {
         let Replica { compute, storage, .. } = replica;
-        Ok(lane.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
+        Ok(track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
     }
 
     /// Makes the replicas equal where they are not after every step: called before a checkpoint, an
     /// evaluation and the end of training. As it is, all take the same running statistics.
-    fn settle(&mut self, replica: &Replica, lane: &mut Lane) -> Result<()> {
-        replica.settle_buffers(lane)
+    fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        replica.settle_buffers(track)
     }
 
     /// Sums of loss and correct samples over this rank's share of a batch, without gradients.
@@ -127,8 +127,8 @@ pub trait Strategy: Send {
         &mut self,
         replica: &mut Replica,
         micro_batches: &[MicroBatch],
-        lane: &mut Lane,
+        track: &mut SpanTrack,
     ) -> Result<StepLoss> {
-        step::train(self, replica, micro_batches, lane)
+        step::train(self, replica, micro_batches, track)
     }
 }

@@ -13,7 +13,7 @@
 use paceline_collectives::Work;
 use paceline_kernels::top_k;
 use paceline_memory::{Category, DType, Tensor};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use crate::replica::shared_tensor;
 use crate::strategy::span;
@@ -82,25 +82,27 @@ impl CommHook for TopK {
     fn send(
         &mut self,
         replica: &Replica,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
         at: usize,
         bucket: &Tensor,
     ) -> Result<Work> {
         let Sparse { held_back, pairs, gathered } = &self.buckets[at];
-        lane.record(span::GRAD_SYNC, || top_k::select(&replica.compute, bucket, held_back, pairs))?;
+        track.record(span::GRAD_SYNC, || {
+            top_k::select(&replica.compute, bucket, held_back, pairs)
+        })?;
         Ok(replica.group.all_gather_async(pairs, gathered)?)
     }
 
     fn receive(
         &mut self,
         replica: &Replica,
-        lane: &mut Lane,
+        track: &mut SpanTrack,
         at: usize,
         bucket: &Tensor,
     ) -> Result<()> {
         let world_size = replica.group.world_size();
         let gathered = &self.buckets[at].gathered;
         let _time = replica.compute.time("top_k_scatter_mean", [gathered]);
-        Ok(lane.record(span::GRAD_SYNC, || top_k::scatter_mean(gathered, world_size, bucket))?)
+        Ok(track.record(span::GRAD_SYNC, || top_k::scatter_mean(gathered, world_size, bucket))?)
     }
 }

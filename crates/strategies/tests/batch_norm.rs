@@ -116,7 +116,7 @@ fn broadcast_statistics_are_those_of_rank_0() {
             trainer.step(&[9]).unwrap();
             after_steps.push(buffers(&trainer));
         }
-        trainer.replica.broadcast_buffers(0, &mut trainer.lane).unwrap();
+        trainer.replica.broadcast_buffers(0, &mut trainer.track).unwrap();
         (after_steps, buffers(&trainer))
     });
     let (of_rank_0, _) = &outcomes[0];
@@ -168,7 +168,7 @@ fn settled_ranks_hold_rank_0s_statistics() {
                 trainer.step(&[9]).unwrap();
             }
             let before = buffers(&trainer);
-            trainer.strategy.settle(&trainer.replica, &mut trainer.lane).unwrap();
+            trainer.strategy.settle(&trainer.replica, &mut trainer.track).unwrap();
             (before, buffers(&trainer), trainer.replica.storage.digest().unwrap())
         });
         let [(own, settled, digest), (other, settled_other, digest_other)] = &outcomes[..] else {

@@ -7,7 +7,7 @@ use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::ParamId;
 use paceline_strategies::{Ddp, Replica, ReplicaOptions, Single, Strategy, StrategyError};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use common::{EXACT, NETS, Net, SPECIAL_NETS, Trainer, on_ranks};
 
@@ -77,12 +77,12 @@ fn a_gradient_must_be_announced_exactly_once() {
     let mut ddp = Ddp::new(1 << 20);
     let (model, options) = (Net::Mlp.build(1), ReplicaOptions::default());
     let replica = Replica::new(&mut ddp, model, compute, Group::single(), 1, options).unwrap();
-    let mut lane = Lane::with_capacity(10);
+    let mut track = SpanTrack::with_capacity(10);
     let last = ParamId(replica.model.layout.params().len() - 1);
-    ddp.gradient_ready(&replica, &mut lane, last).unwrap();
-    let error = ddp.finish(&replica, &mut lane).unwrap_err().to_string();
+    ddp.gradient_ready(&replica, &mut track, last).unwrap();
+    let error = ddp.finish(&replica, &mut track).unwrap_err().to_string();
     assert!(error.contains("was announced never"), "{error}");
-    let mut announce = || ddp.gradient_ready(&replica, &mut lane, last).map_err(|e| e.to_string());
+    let mut announce = || ddp.gradient_ready(&replica, &mut track, last).map_err(|e| e.to_string());
     let error = (0..100).find_map(|_| announce().err()).unwrap();
     assert!(error.contains("was announced more than once"), "{error}");
 }

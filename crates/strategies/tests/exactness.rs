@@ -8,7 +8,7 @@ use paceline_strategies::{
     Alternating, Ddp, Exactness, HalfPrecision, LocalSgd, MicroBatch, NoSync, Replica, Result,
     SimpleDdp, Single, Strategy, TopK,
 };
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 use common::{EXACT, Make, Net, Trainer, on_ranks};
 
@@ -34,7 +34,7 @@ fn train(make: Make) -> Vec<[String; 2]> {
             trainer.step(&[9]).unwrap();
         }
         let before = trainer.replica.storage.digest().unwrap();
-        trainer.strategy.settle(&trainer.replica, &mut trainer.lane).unwrap();
+        trainer.strategy.settle(&trainer.replica, &mut trainer.track).unwrap();
         [before, trainer.replica.storage.digest().unwrap()]
     })
 }
@@ -93,7 +93,7 @@ impl Strategy for Peculiar {
         false
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut Lane) -> Result<()> {
+    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         Ok(())
     }
 

@@ -51,19 +51,19 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
         let join = Join::new(inputs, targets);
         let mut counts = Vec::new();
         loop {
-            trainer.lane.clear();
+            trainer.track.clear();
             let mut shares = Vec::new();
             for _ in 0..micro_batches {
                 let own = own.next().map(|samples| net.batch(&allocator, samples));
-                let Trainer { replica, lane, .. } = &mut trainer;
-                shares.extend(join.next(replica, own, lane).unwrap());
+                let Trainer { replica, track, .. } = &mut trainer;
+                shares.extend(join.next(replica, own, track).unwrap());
             }
             if shares.is_empty() {
                 break;
             }
             counts.push(trainer.step_on(&shares).unwrap().count);
         }
-        trainer.strategy.settle(&trainer.replica, &mut trainer.lane).unwrap();
+        trainer.strategy.settle(&trainer.replica, &mut trainer.track).unwrap();
         outcome(&trainer, counts)
     })
 }
@@ -87,7 +87,7 @@ fn alone(net: Net, micro_batches: usize) -> Outcome {
             MicroBatch { inputs, targets, global_count }
         };
         let shares: Vec<MicroBatch> = present.iter().enumerate().map(share).collect();
-        trainer.lane.clear();
+        trainer.track.clear();
         counts.push(trainer.step_on(&shares).unwrap().count);
     }
     outcome(&trainer, counts)

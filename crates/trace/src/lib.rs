@@ -1,6 +1,6 @@
 //! When things happened: one clock, spans and arithmetic on sets of them, and a recorder of events.
 //!
-//! Names and moments go in. Spans per lane and the events of each track come out, and answers to "how long
+//! Names and moments go in. Spans per track and the events of each track come out, and answers to "how long
 //! was A running while B was". This crate knows no file format, no layers and no ranks, and no other crate
 //! of this workspace: `paceline-analysis` writes and reads trace files.
 //!
@@ -10,10 +10,10 @@
 
 mod clock;
 mod interval;
-mod lane;
 mod recorder;
+mod span_track;
 
 pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
-pub use lane::{Lane, Mark};
 pub use recorder::{Event, Operation, Recorder, Shapes, Track};
+pub use span_track::{Mark, SpanTrack};

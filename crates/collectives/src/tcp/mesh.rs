@@ -33,7 +33,7 @@ struct Piece {
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
-struct Lane {
+struct Direction {
     pieces: VecDeque<Piece>,
     posted_bytes: u64,
     moved_bytes: u64,
@@ -44,8 +44,8 @@ struct Lane {
 #[derive(Debug)]
 struct Wire {
     stream: TcpStream,
-    out: Lane,
-    incoming: Lane,
+    out: Direction,
+    incoming: Direction,
 }
 
 /// Connections by rank; there is none to this rank itself, nor to ranks that are reached otherwise.
@@ -85,7 +85,7 @@ impl Mesh {
         let wire = |stream: TcpStream| {
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
-            Ok(Wire { stream, out: Lane::default(), incoming: Lane::default() })
+            Ok(Wire { stream, out: Direction::default(), incoming: Direction::default() })
         };
         let wires = streams.into_iter().map(|stream| stream.map(wire).transpose());
         Ok(Self { wires: wires.collect::<std::io::Result<_>>()?, is_over: false })
@@ -102,8 +102,8 @@ impl Mesh {
     ///
     /// They stay valid and unchanged until the ticket is done or the mesh is cleared.
     pub(crate) unsafe fn send(&mut self, peer: usize, base: *const u8, len_bytes: usize) -> Ticket {
-        let lane = &mut self.wire(peer).out;
-        let mark = lane.post(base.cast_mut(), len_bytes);
+        let direction = &mut self.wire(peer).out;
+        let mark = direction.post(base.cast_mut(), len_bytes);
         Ticket { peer, mark, is_send: true }
     }
 
@@ -114,8 +114,8 @@ impl Mesh {
     /// It stays valid, and belongs to this operation alone, until the ticket is done or the mesh is
     /// cleared.
     pub(crate) unsafe fn recv(&mut self, peer: usize, base: *mut u8, len_bytes: usize) -> Ticket {
-        let lane = &mut self.wire(peer).incoming;
-        let mark = lane.post(base, len_bytes);
+        let direction = &mut self.wire(peer).incoming;
+        let mark = direction.post(base, len_bytes);
         Ticket { peer, mark, is_send: false }
     }
 
@@ -126,8 +126,8 @@ impl Mesh {
     /// Whether what the ticket stands for has moved completely.
     pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
         let wire = self.wires[ticket.peer].as_ref().expect("tickets are of connected peers");
-        let lane = if ticket.is_send { &wire.out } else { &wire.incoming };
-        lane.moved_bytes >= ticket.mark
+        let direction = if ticket.is_send { &wire.out } else { &wire.incoming };
+        direction.moved_bytes >= ticket.mark
     }
 
     /// Moves bytes until all tickets are done.
@@ -304,7 +304,7 @@ impl Mesh {
     }
 }
 
-impl Lane {
+impl Direction {
     fn post(&mut self, base: *mut u8, len_bytes: usize) -> u64 {
         if len_bytes > 0 {
             self.pieces.push_back(Piece { base, len_bytes });
@@ -356,11 +356,11 @@ impl Wire {
 
     /// One system call in one direction, if anything is posted there; whether bytes moved.
     fn step(&mut self, is_send: bool) -> std::io::Result<bool> {
-        let lane = if is_send { &mut self.out } else { &mut self.incoming };
-        if lane.pieces.is_empty() {
+        let direction = if is_send { &mut self.out } else { &mut self.incoming };
+        if direction.pieces.is_empty() {
             return Ok(false);
         }
-        let pieces = lane.pieces.iter().take(MAX_VECTOR);
+        let pieces = direction.pieces.iter().take(MAX_VECTOR);
         let outcome = if is_send {
             let mut vector: [IoSlice; MAX_VECTOR] = std::array::from_fn(|_| IoSlice::new(&[]));
             let mut count = 0;
@@ -394,7 +394,7 @@ impl Wire {
         match outcome.map_err(std::io::Error::from) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(bytes) => {
-                lane.advance(bytes);
+                direction.advance(bytes);
                 Ok(true)
             }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use paceline_collectives::{Group, OpRecord};
 use paceline_model::Model;
 use paceline_strategies::StepLoss;
-use paceline_trace::{Lane, Span};
+use paceline_trace::{Span, SpanTrack};
 
 use super::facts::Facts;
 use super::meter::StepTimes;
@@ -101,7 +101,7 @@ pub struct StepDone<'a> {
     /// Where its time went.
     pub times: StepTimes,
     /// What the main thread recorded.
-    pub lane: &'a Lane,
+    pub track: &'a SpanTrack,
     /// The operations of this rank.
     pub records: &'a [OpRecord],
     /// The ranks.

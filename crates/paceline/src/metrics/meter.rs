@@ -5,7 +5,7 @@
 
 use paceline_collectives::{Group, OpRecord, OpTimes};
 use paceline_strategies::span;
-use paceline_trace::{IntervalSet, Lane, Span};
+use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
 use super::readiness::{AlikeSteps, first_after};
@@ -115,22 +115,28 @@ impl Meter {
         self.records.clear();
     }
 
-    /// The times of the step that `whole` spans, from the main lane's spans and the records. Only
+    /// The times of the step that `whole` spans, from the main track's spans and the records. Only
     /// steps that count enter the means of operations and gradients.
-    pub fn times(&mut self, whole: Span, data_ns: u64, lane: &Lane, counts: bool) -> StepTimes {
-        let exposed = IntervalSet::union(lane.named(span::EXPOSED));
-        let sync = IntervalSet::union(lane.named(span::GRAD_SYNC)).difference(&exposed);
+    pub fn times(
+        &mut self,
+        whole: Span,
+        data_ns: u64,
+        track: &SpanTrack,
+        counts: bool,
+    ) -> StepTimes {
+        let exposed = IntervalSet::union(track.named(span::EXPOSED));
+        let sync = IntervalSet::union(track.named(span::GRAD_SYNC)).difference(&exposed);
         let busy = |name: &str| {
-            IntervalSet::union(lane.named(name)).difference(&exposed).difference(&sync)
+            IntervalSet::union(track.named(name)).difference(&exposed).difference(&sync)
         };
         let (forward, backward) = (busy(span::FORWARD), busy(span::BACKWARD));
         let optimizer = busy(span::OPTIMIZER);
         let computing = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
-        let computing = IntervalSet::union(computing.iter().flat_map(|name| lane.named(name)))
+        let computing = IntervalSet::union(computing.iter().flat_map(|name| track.named(name)))
             .difference(&exposed);
         // The few bytes of the loss wait for the slowest rank while all compute: that says nothing about
         // how well the strategy hides its own communication.
-        let loss = lane.marked(span::LOSS_SENT).next();
+        let loss = track.marked(span::LOSS_SENT).next();
         let loss = loss.and_then(|mark| first_after(&self.records, mark.at_ns));
         let of_strategy = self.records.iter().enumerate().filter(|(at, _)| Some(*at) != loss);
         let communicating = IntervalSet::union(of_strategy.map(|(_, record)| Span {
@@ -159,7 +165,7 @@ impl Meter {
             bytes: self.records.iter().map(|record| record.bytes as u64).sum(),
         };
         if counts {
-            self.alike.add(whole.start_ns, &self.records, lane, &computing);
+            self.alike.add(whole.start_ns, &self.records, track, &computing);
         }
         times
     }
@@ -190,16 +196,16 @@ mod tests {
 
     #[test]
     fn the_times_of_a_step_add_up() {
-        let mut lane = Lane::with_capacity(10);
-        lane.push(span::FORWARD, span(0, 100));
-        lane.push(span::BACKWARD, span(100, 300));
-        lane.push(span::EXPOSED, span(250, 260));
-        lane.push(span::GRAD_SYNC, span(260, 265));
-        lane.push(span::EXPOSED, span(300, 340));
-        lane.push(span::OPTIMIZER, span(340, 350));
+        let mut track = SpanTrack::with_capacity(10);
+        track.push(span::FORWARD, span(0, 100));
+        track.push(span::BACKWARD, span(100, 300));
+        track.push(span::EXPOSED, span(250, 260));
+        track.push(span::GRAD_SYNC, span(260, 265));
+        track.push(span::EXPOSED, span(300, 340));
+        track.push(span::OPTIMIZER, span(340, 350));
         let mut meter = Meter::new();
         meter.records.push(record(0, [140, 150, 255, 320]));
-        let times = meter.times(span(0, 360), 7, &lane, true);
+        let times = meter.times(span(0, 360), 7, &track, true);
         assert_eq!((times.step, times.data), (360, 7));
         assert_eq!((times.forward, times.backward, times.optimizer), (100, 185, 10));
         assert_eq!((times.sync, times.exposed, times.hidden), (5, 50, 140));
@@ -210,13 +216,13 @@ mod tests {
 
     #[test]
     fn the_loss_is_no_communication_of_the_strategy() {
-        let mut lane = Lane::with_capacity(10);
-        lane.push(span::BACKWARD, span(0, 300));
-        lane.mark_at(span::LOSS_SENT, 0, 5);
+        let mut track = SpanTrack::with_capacity(10);
+        track.push(span::BACKWARD, span(0, 300));
+        track.mark_at(span::LOSS_SENT, 0, 5);
         let mut meter = Meter::new();
         meter.records.push(record(0, [6, 7, 90, 95]));
         meter.records.push(record(1, [100, 110, 120, 150]));
-        let times = meter.times(span(0, 300), 0, &lane, true);
+        let times = meter.times(span(0, 300), 0, &track, true);
         assert_eq!((times.communicating, times.hidden), (40, 40));
         assert_eq!((times.ops, times.wait), (2, 93));
     }

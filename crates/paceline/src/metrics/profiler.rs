@@ -120,10 +120,10 @@ impl Profiler {
         let wait = Span { start_ns: asked_ns, end_ns: whole.start_ns };
         self.main.record(trace::Event::Span { name: "data wait", span: wait });
         self.steps.push((number, Span { start_ns: asked_ns, ..whole }));
-        for (name, span) in step.lane.spans() {
+        for (name, span) in step.track.spans() {
             self.main.record(trace::Event::Span { name, span });
         }
-        for mark in step.lane.marks() {
+        for mark in step.track.marks() {
             self.main.record(trace::Event::Mark {
                 name: mark.name,
                 at_ns: mark.at_ns,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use paceline_memory::{Allocator, Category};
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
 
 use super::meter::Meter;
@@ -40,14 +40,14 @@ impl RankReport {
         steps: StepLog,
         meter: Meter,
         allocator: &Allocator,
-        lane: &Lane,
+        track: &SpanTrack,
         weights_sha256: String,
     ) -> Self {
         let peak =
             |category: Category| (category.name().to_owned(), allocator.usage(category).peak_bytes);
         let mut peak_bytes: BTreeMap<_, _> = Category::ALL.into_iter().map(peak).collect();
         peak_bytes.insert(TOTAL.into(), allocator.total().peak_bytes);
-        let dropped_spans = lane.dropped() + meter.num_lost();
+        let dropped_spans = track.dropped() + meter.num_lost();
         Self {
             steps,
             alike: meter.alike(),

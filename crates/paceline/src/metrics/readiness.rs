@@ -5,7 +5,7 @@
 
 use paceline_collectives::OpRecord;
 use paceline_strategies::span;
-use paceline_trace::{IntervalSet, Lane, Span};
+use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
 /// Where an operation lay in its step, in nanoseconds since the step began: means over steps.
@@ -64,20 +64,20 @@ impl AlikeSteps {
         &mut self,
         begin_ns: u64,
         records: &[OpRecord],
-        lane: &Lane,
+        track: &SpanTrack,
         computing: &IntervalSet,
     ) {
         if self.count == 0 {
             let num_ops = if records.len() <= MAX_OPS { records.len() } else { 0 };
             let op = |record: &OpRecord| OpMean { bytes: record.bytes as u64, ..OpMean::default() };
             self.ops = records[..num_ops].iter().map(op).collect();
-            let ready = lane.marked(span::GRADIENT_READY);
+            let ready = track.marked(span::GRADIENT_READY);
             self.ready = ready.map(|mark| GradReadiness { param: mark.id, at: 0.0 }).collect();
-            let buckets = lane.marked(span::BUCKET_SENT);
+            let buckets = track.marked(span::BUCKET_SENT);
             self.bucket_ops = buckets.filter_map(|mark| first_after(records, mark.at_ns)).collect();
             self.num_ops = records.len();
         }
-        if !self.is_like(records, lane) {
+        if !self.is_like(records, track) {
             self.num_unlike += 1;
             return;
         }
@@ -91,22 +91,22 @@ impl AlikeSteps {
             op.done += since(times.finished_ns);
             op.hidden += IntervalSet::union([span]).intersection(computing).len_ns() as f64;
         }
-        for (ready, mark) in self.ready.iter_mut().zip(lane.marked(span::GRADIENT_READY)) {
+        for (ready, mark) in self.ready.iter_mut().zip(track.marked(span::GRADIENT_READY)) {
             ready.at += since(mark.at_ns);
         }
-        if let Some(backward) = lane.named(span::BACKWARD).max_by_key(|span| span.end_ns) {
+        if let Some(backward) = track.named(span::BACKWARD).max_by_key(|span| span.end_ns) {
             self.backward_begin += since(backward.start_ns);
             self.backward_end += since(backward.end_ns);
         }
     }
 
-    fn is_like(&self, records: &[OpRecord], lane: &Lane) -> bool {
+    fn is_like(&self, records: &[OpRecord], track: &SpanTrack) -> bool {
         let sizes = self.ops.iter().map(|op| op.bytes);
         let followed = records.iter().map(|record| record.bytes as u64).take(self.ops.len());
         let params = self.ready.iter().map(|ready| ready.param);
         records.len() == self.num_ops
             && sizes.eq(followed)
-            && params.eq(lane.marked(span::GRADIENT_READY).map(|mark| mark.id))
+            && params.eq(track.marked(span::GRADIENT_READY).map(|mark| mark.id))
     }
 
     /// From sums to means.
@@ -148,14 +148,14 @@ mod tests {
 
     /// Adds a step with an operation of each size, in which these gradients are final.
     fn add(steps: &mut AlikeSteps, begin: u64, sizes: &[usize], gradients: &[usize]) {
-        let mut lane = Lane::with_capacity(10);
+        let mut track = SpanTrack::with_capacity(10);
         let backward = Span { start_ns: begin, end_ns: begin + 100 };
-        lane.push(span::BACKWARD, backward);
-        gradients.iter().for_each(|id| lane.mark_at(span::GRADIENT_READY, *id, begin + 4));
+        track.push(span::BACKWARD, backward);
+        gradients.iter().for_each(|id| track.mark_at(span::GRADIENT_READY, *id, begin + 4));
         let late = begin / 100;
         let record = |bytes: &usize| record(*bytes, [10, 20, 30, 60].map(|at| begin + late + at));
         let records: Vec<OpRecord> = sizes.iter().map(record).collect();
-        steps.add(begin, &records, &lane, &IntervalSet::union([backward]));
+        steps.add(begin, &records, &track, &IntervalSet::union([backward]));
     }
 
     #[test]

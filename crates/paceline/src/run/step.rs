@@ -6,7 +6,7 @@
 use paceline_data::Batch;
 use paceline_model::Optimizer;
 use paceline_strategies::{Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm};
-use paceline_trace::{Lane, Span, now_ns};
+use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::run::batches::share_of;
 use crate::{Failure, Result};
@@ -32,7 +32,7 @@ pub struct Stepper {
     /// Keeps the replicas equal.
     pub strategy: Box<dyn Strategy>,
     /// Records the spans of the step.
-    pub lane: Lane,
+    pub track: SpanTrack,
     /// Coordinates the ranks if each has batches of its own.
     pub join: Option<Join>,
     /// The largest norm of the gradients, if they are clipped.
@@ -51,16 +51,16 @@ impl Stepper {
             return Ok(None);
         }
         let samples = shares.iter().map(|share| share.global_count).sum();
-        let loss = self.strategy.train_step(&mut self.replica, &shares, &mut self.lane)?;
-        let Self { strategy, replica, lane, .. } = self;
+        let loss = self.strategy.train_step(&mut self.replica, &shares, &mut self.track)?;
+        let Self { strategy, replica, track, .. } = self;
         let mut grad_norm = None;
         if let Some(max_norm) = self.max_norm
             && loss.loss.is_finite()
         {
-            grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, lane)?);
+            grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, track)?);
         }
         if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
-            strategy.optimizer_step(replica, &mut self.optimizer, lane)?;
+            strategy.optimizer_step(replica, &mut self.optimizer, track)?;
         }
         let whole = Span { start_ns, end_ns: now_ns() };
         Ok(Some(StepOutcome { loss, samples, grad_norm, whole }))
@@ -68,8 +68,8 @@ impl Stepper {
 
     /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
     pub fn settle(&mut self) -> Result<()> {
-        self.strategy.settle(&self.replica, &mut self.lane)?;
-        self.lane.clear();
+        self.strategy.settle(&self.replica, &mut self.track)?;
+        self.track.clear();
         Ok(())
     }
 
@@ -78,7 +78,7 @@ impl Stepper {
     fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
         let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
         let own = batch.map(|batch| (batch.inputs, batch.targets));
-        Ok(join.next(&self.replica, own, &mut self.lane)?)
+        Ok(join.next(&self.replica, own, &mut self.track)?)
     }
 
     /// Errors if the loss or the norm is not finite. If all ranks know the same loss and norm, all stop

@@ -13,7 +13,7 @@ use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Optimizer;
 use paceline_strategies::Replica;
-use paceline_trace::{Lane, now_ns};
+use paceline_trace::{SpanTrack, now_ns};
 
 use crate::metrics::event::{Event, Listeners, StepDone};
 use crate::metrics::facts::{Facts, Outcome};
@@ -32,7 +32,7 @@ use crate::text::placement_line;
 use crate::{Failure, Result, metrics};
 
 /// Spans, and marks, that a step may record: a strategy records a few per parameter.
-const LANE_CAPACITY: usize = 1 << 14;
+const TRACK_CAPACITY: usize = 1 << 14;
 
 /// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`.
 pub fn run_rank(
@@ -69,14 +69,14 @@ pub fn run_rank(
     let num_samples = dataset.len();
     let progress = resume::begin(config, &replica, &mut optimizer, num_samples)?;
 
-    let lane = Lane::with_capacity(LANE_CAPACITY);
+    let track = SpanTrack::with_capacity(TRACK_CAPACITY);
     let join = batches::join(config, dataset.as_ref(), &replica)?;
     let max_norm = config.clip_grad_norm;
     let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
     let before = stream.samples_before();
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
-    let stepper = Stepper { replica, optimizer, strategy, lane, join, max_norm };
+    let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
     let mut trainer = Trainer { config, num_samples, stepper, listeners, test };
     let trained = trainer.train(stream, progress)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
@@ -136,7 +136,7 @@ impl Trainer<'_> {
                 self.listeners.tell(Event::StepBegun { number: made, group })?;
                 // What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
                 meter.forget(group);
-                self.stepper.lane.clear();
+                self.stepper.track.clear();
                 let asked_ns = now_ns();
                 let num_left = config.steps_per_epoch - progress.position.batch;
                 let num_batches = config.strategy.accumulate.min(num_left);
@@ -155,7 +155,7 @@ impl Trainer<'_> {
                 made += 1;
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
-                let times = meter.times(whole, data_ns, &self.stepper.lane, counts);
+                let times = meter.times(whole, data_ns, &self.stepper.track, counts);
                 if counts {
                     steps.push(made - 1, &times, &loss);
                 }
@@ -171,7 +171,7 @@ impl Trainer<'_> {
                     asked_ns,
                     whole,
                     times,
-                    lane: &self.stepper.lane,
+                    track: &self.stepper.track,
                     records: meter.records(),
                     group: &self.stepper.replica.group,
                 }))?;
@@ -251,7 +251,7 @@ impl Trainer<'_> {
         let digest = storage.digest()?;
         let Trained { steps, meter, num_steps, last } = trained;
         let mut report =
-            RankReport::new(steps, meter, &compute.allocator, &self.stepper.lane, digest);
+            RankReport::new(steps, meter, &compute.allocator, &self.stepper.track, digest);
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = group.gather_object(&report, 0)? else { return Ok(()) };

@@ -13,7 +13,7 @@ use paceline_strategies::{
     ReplicaOptions, Result, SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss,
     Strategy, TopK,
 };
-use paceline_trace::Lane;
+use paceline_trace::SpanTrack;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Net {
@@ -119,14 +119,20 @@ impl CommHook for SumThenDivide {
         Exactness::Exact
     }
 
-    fn send(&mut self, replica: &Replica, _: &mut Lane, _: usize, bucket: &Tensor) -> Result<Work> {
+    fn send(
+        &mut self,
+        replica: &Replica,
+        _: &mut SpanTrack,
+        _: usize,
+        bucket: &Tensor,
+    ) -> Result<Work> {
         Ok(replica.group.all_reduce_async(bucket, ReduceOp::Sum)?)
     }
 
     fn receive(
         &mut self,
         replica: &Replica,
-        _: &mut Lane,
+        _: &mut SpanTrack,
         _: usize,
         bucket: &Tensor,
     ) -> Result<()> {
@@ -167,7 +173,7 @@ pub struct Trainer {
     pub replica: Replica,
     pub strategy: Box<dyn Strategy>,
     optimizer: Optimizer,
-    pub lane: Lane,
+    pub track: SpanTrack,
     pub next_sample: usize,
 }
 
@@ -206,7 +212,14 @@ impl Trainer {
         });
         let allocator = &replica.compute.allocator;
         let optimizer = Optimizer::new(config, &replica.storage, allocator).unwrap();
-        Self { net, replica, strategy, optimizer, lane: Lane::with_capacity(100), next_sample: 0 }
+        Self {
+            net,
+            replica,
+            strategy,
+            optimizer,
+            track: SpanTrack::with_capacity(100),
+            next_sample: 0,
+        }
     }
 
     /// A training step on a batch that is made of micro-batches of these sizes.
@@ -219,15 +232,15 @@ impl Trainer {
             shares.push(self.net.share(&compute.allocator, samples, group));
             self.next_sample += count;
         }
-        self.lane.clear();
+        self.track.clear();
         self.step_on(&shares)
     }
 
     /// A training step on this rank's shares of micro-batches.
     #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn step_on(&mut self, shares: &[MicroBatch]) -> Result<StepLoss> {
-        let loss = self.strategy.train_step(&mut self.replica, shares, &mut self.lane)?;
-        self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.lane)?;
+        let loss = self.strategy.train_step(&mut self.replica, shares, &mut self.track)?;
+        self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.track)?;
         Ok(loss)
     }
 

@@ -1,4 +1,4 @@
-//! A lane: the spans and marks of one thread, in buffers of fixed size.
+//! A track: the spans and marks of one thread, in buffers of fixed size.
 
 use crate::{Span, now_ns};
 
@@ -15,18 +15,18 @@ pub struct Mark {
 
 /// The spans of one thread of work (the training loop, the communication worker, ...).
 ///
-/// One thread owns a lane, so recording takes no lock, and the buffers are allocated once. What no
-/// longer fits is counted in [`Lane::dropped`], never silently lost.
+/// One thread owns a track, so recording takes no lock, and the buffers are allocated once. What no
+/// longer fits is counted in [`SpanTrack::dropped`], never silently lost.
 #[derive(Debug)]
-pub struct Lane {
+pub struct SpanTrack {
     spans: Vec<(&'static str, Span)>,
     marks: Vec<Mark>,
     dropped: u64,
 }
 
-impl Lane {
-    /// A lane that holds up to `capacity` spans, and as many marks, between two calls of
-    /// [`Lane::clear`].
+impl SpanTrack {
+    /// A track that holds up to `capacity` spans, and as many marks, between two calls of
+    /// [`SpanTrack::clear`].
     pub fn with_capacity(capacity: usize) -> Self {
         let (spans, marks) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
         Self { spans, marks, dropped: 0 }
@@ -63,27 +63,27 @@ impl Lane {
         }
     }
 
-    /// The marks recorded under `name` since the last [`Lane::clear`].
+    /// The marks recorded under `name` since the last [`SpanTrack::clear`].
     pub fn marked(&self, name: &str) -> impl Iterator<Item = Mark> {
         self.marks.iter().filter(move |mark| mark.name == name).copied()
     }
 
-    /// The spans recorded under `name` since the last [`Lane::clear`].
+    /// The spans recorded under `name` since the last [`SpanTrack::clear`].
     pub fn named(&self, name: &str) -> impl Iterator<Item = Span> {
         self.spans.iter().filter(move |(n, _)| *n == name).map(|&(_, span)| span)
     }
 
-    /// All spans since the last [`Lane::clear`], in the order in which they ended.
+    /// All spans since the last [`SpanTrack::clear`], in the order in which they ended.
     pub fn spans(&self) -> impl Iterator<Item = (&'static str, Span)> {
         self.spans.iter().copied()
     }
 
-    /// All marks since the last [`Lane::clear`].
+    /// All marks since the last [`SpanTrack::clear`].
     pub fn marks(&self) -> impl Iterator<Item = Mark> {
         self.marks.iter().copied()
     }
 
-    /// How many spans and marks found no room since the lane was made.
+    /// How many spans and marks found no room since the track was made.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -101,16 +101,16 @@ mod tests {
 
     #[test]
     fn a_full_lane_counts_what_it_drops() {
-        let mut lane = Lane::with_capacity(2);
+        let mut track = SpanTrack::with_capacity(2);
         for _ in 0..5 {
-            lane.record("work", || ());
+            track.record("work", || ());
         }
-        assert_eq!((lane.named("work").count(), lane.dropped()), (2, 3));
-        (0..3).for_each(|id| lane.mark("ready", id));
-        assert_eq!(lane.marked("ready").map(|mark| mark.id).collect::<Vec<_>>(), [0, 1]);
-        assert_eq!(lane.dropped(), 4);
-        lane.clear();
-        assert_eq!(lane.record("other", || 7), 7);
-        assert_eq!((lane.named("work").count(), lane.named("other").count()), (0, 1));
+        assert_eq!((track.named("work").count(), track.dropped()), (2, 3));
+        (0..3).for_each(|id| track.mark("ready", id));
+        assert_eq!(track.marked("ready").map(|mark| mark.id).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(track.dropped(), 4);
+        track.clear();
+        assert_eq!(track.record("other", || 7), 7);
+        assert_eq!((track.named("work").count(), track.named("other").count()), (0, 1));
     }
 }
