@@ -55,9 +55,9 @@ def machine() -> Record:
     }
 
 
-def commit() -> str:
-    """The commit that is checked out, marked when the working tree differs from it."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+def commit(folder: Path = ROOT) -> str:
+    """The commit that is checked out there, marked when the working tree differs from it."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -195,15 +195,15 @@ impl Table {
 
     /// As CSV: the keys, then the rows with all digits. Lines end as in Unix.
     pub fn csv(&self) -> String {
-        let field = |text: &str| match text.contains([',', '"', '\n', '\r']) {
-            true => format!("\"{}\"", text.replace('"', "\"\"")),
-            false => text.to_owned(),
-        };
-        let line = |cells: Vec<String>| cells.join(",") + "\n";
-        let head = line(self.columns.iter().map(|column| field(&column.key)).collect());
-        let rows = self.rows.iter();
-        let rows = rows.map(|row| line(row.iter().map(|cell| field(&cell.exact())).collect()));
-        std::iter::once(head).chain(rows).collect()
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        let head = self.columns.iter().map(|column| column.key.clone()).collect();
+        let rows = self.rows.iter().map(|row| row.iter().map(Cell::exact).collect());
+        std::iter::once(head)
+            .chain(rows)
+            .try_for_each(|record: Vec<String>| writer.write_record(record))
+            .expect("rows are as long as the head, and memory takes them");
+        String::from_utf8(writer.into_inner().expect("memory takes them"))
+            .expect("all of it is text")
     }
 
     /// As a table of Markdown. One of many columns and few rows lies on its side, so that it can be read

@@ -59,6 +59,10 @@ pub(crate) trait ShowCalls {
 }
 
 /// Shows every rank what this one calls, waits until all others have done so, and compares.
+///
+/// Inlined, because a small message between threads takes about a microsecond, of which copying the lists from one
+/// structure to the next was 1 %.
+#[inline(always)]
 pub(crate) fn meet(
     ranks: &mut impl ShowCalls,
     context: &OpContext,
@@ -76,16 +80,26 @@ pub(crate) fn meet(
     }
     match outcome {
         Ok(()) => Ok(Met { present_ns, calls, sent }),
-        Err(found) => {
-            if let Disagreement::Calls(a, b) = &found {
-                let pair = [*a, *b];
-                ranks.tell_conflict(&Verdict {
-                    ranks: pair,
-                    operations: pair.map(|rank| operations[rank]),
-                    calls: pair.map(|rank| calls[rank]),
-                });
-            }
-            Err(context.disagreement(found, |rank| (calls[rank], operations[rank])))
-        }
+        Err(found) => Err(disagreement(ranks, context, found, &calls, &operations)),
     }
+}
+
+/// The error after the ranks have found a disagreement.
+#[cold]
+fn disagreement(
+    ranks: &mut impl ShowCalls,
+    context: &OpContext,
+    found: Disagreement,
+    calls: &[CallHeader],
+    operations: &[u32],
+) -> CollectiveError {
+    if let Disagreement::Calls(a, b) = &found {
+        let pair = [*a, *b];
+        ranks.tell_conflict(&Verdict {
+            ranks: pair,
+            operations: pair.map(|rank| operations[rank]),
+            calls: pair.map(|rank| calls[rank]),
+        });
+    }
+    context.disagreement(found, |rank| (calls[rank], operations[rank]))
 }

@@ -19,8 +19,8 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Operation(args)) => {
             place().and_then(|place| bench::sweep::bench(&args, place))
         }
-        Command::Bench(BenchCommand::Study(study)) => {
-            place().and_then(|place| sweep::presets::study(&study, place))
+        Command::Bench(BenchCommand::Study(study, typed)) => {
+            place().and_then(|place| study.make(&typed, place))
         }
         Command::Check(args) => place().and_then(|place| check::check(&args, place)),
         Command::Sweep(args) => place().and_then(|place| sweep::sweep(&args, place)),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::{Digest, Sha256};
 
 use crate::RendezvousError;
 
@@ -59,15 +60,21 @@ impl Rendezvous {
     }
 
     /// Ranks meet on this host by a port number, as in `MASTER_PORT`. No process listens on the port
-    /// itself: the socket's name is made of the port and the user's number.
+    /// itself: the socket's name is made of the user's number, the port, and a hash of the secret. So runs
+    /// that happen to have the same port do not meet, and nobody who does not know the secret can occupy the
+    /// name beforehand.
     pub fn by_port(port: u16, secret: impl Into<String>) -> Self {
         Self::by_job(&port.to_string(), secret)
     }
 
     /// Ranks meet on this host by the number of a job, which is unique per user.
     pub(crate) fn by_job(job: &str, secret: impl Into<String>) -> Self {
-        let user = rustix::process::geteuid().as_raw();
-        Self::by_name(format!("paceline-{user}-{job}"), secret)
+        let (user, secret) = (rustix::process::geteuid().as_raw(), secret.into());
+        let name = match secret.is_empty() {
+            true => format!("paceline-{user}-{job}"),
+            false => format!("paceline-{user}-{job}-{}", hash(&secret)),
+        };
+        Self::by_name(name, secret)
     }
 
     /// Ranks meet at a TCP port of rank 0's host.
@@ -107,6 +114,13 @@ impl Rendezvous {
     }
 }
 
+/// The first 64 bits of the secret's SHA-256, as hexadecimal text. Names of sockets are public (`/proc/net/unix`),
+/// and from the hash nobody learns the secret.
+fn hash(secret: &str) -> String {
+    let digest = Sha256::digest(secret.as_bytes());
+    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A secret from a source of random bytes, which may fill only a part of the slice per call.
 fn secret_from(
     source: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
@@ -142,6 +156,16 @@ mod tests {
         let [a, b] = [(); 2].map(|()| Rendezvous::fresh_secret().unwrap());
         assert_eq!((a.len(), b.len()), (32, 32));
         assert_ne!(a, b);
+    }
+
+    #[test]
+    fn runs_with_one_port_and_different_secrets_meet_in_different_places() {
+        let [a, b, again] = ["a", "b", "a"].map(|secret| Rendezvous::by_port(29500, secret));
+        assert_ne!(a.point, b.point);
+        assert_eq!(a.point, again.point);
+        let RendezvousPoint::Local { name } = a.point else { panic!("{a:?}") };
+        // `printf a | sha256sum` begins with these digits.
+        assert!(name.ends_with("-29500-ca978112ca1bbdca"), "{name}");
     }
 
     #[test]

@@ -62,21 +62,26 @@ pub(super) struct Scale {
 impl Scale {
     /// An axis that holds all of `values`, which are positive, or zero where it is linear.
     pub(super) fn new(spacing: Spacing, values: impl Iterator<Item = f64>) -> Self {
-        let (low, high) = values
-            .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+        let (mut low, mut high, mut are_whole) = (f64::INFINITY, 0.0_f64, true);
+        for value in values {
+            (low, high) = (low.min(value), high.max(value));
+            are_whole &= value.fract() == 0.0;
+        }
         match spacing {
             Spacing::Logarithmic => Self::logarithmic(low, high),
-            Spacing::Linear => Self::linear(high),
+            Spacing::Linear => Self::linear(high, are_whole),
         }
     }
 
-    /// From zero, so that lengths compare as values do.
-    fn linear(high: f64) -> Self {
+    /// From zero, so that lengths compare as values do. Between whole numbers there is no tick: nothing has half
+    /// a rank.
+    fn linear(high: f64, are_whole: bool) -> Self {
         let high = if high > 0.0 { 1.06 * high } else { 1.0 };
         let power = 10f64.powf((high / 5.0).log10().floor());
         let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
         // The smallest of them with at most eight ticks above zero.
         let step = steps.into_iter().find(|step| high / step <= 8.0).unwrap_or(10.0 * power);
+        let step = if are_whole { step.max(1.0) } else { step };
         let major = (0..=(high / step) as u32).map(|at| f64::from(at) * step).collect();
         Self { spacing: Spacing::Linear, low: 0.0, high, major, minor: Vec::new() }
     }
@@ -144,6 +149,8 @@ mod tests {
     fn a_linear_axis_begins_at_zero_and_has_round_ticks() {
         let ranks = Scale::new(Spacing::Linear, [1.0, 2.0, 4.0].into_iter());
         assert_eq!(ranks.major, [0.0, 1.0, 2.0, 3.0, 4.0]);
+        let few = Scale::new(Spacing::Linear, [1.0, 2.0].into_iter());
+        assert_eq!(few.major, [0.0, 1.0, 2.0], "no half rank");
         assert_eq!(ranks.position(0.0), 0.0);
         assert!((ranks.position(4.0) - 1.0 / 1.06).abs() < 1e-9);
         let times = Scale::new(Spacing::Linear, [65_000.0].into_iter());

@@ -54,6 +54,9 @@ pub struct Series {
     /// Points, in the order in which they are joined. Those that have no place on the axes (see
     /// [`Spacing`]) are left out.
     pub points: Vec<(f64, f64)>,
+    /// Vertical bars beside the line: a place on the horizontal axis, and the values between which a bar
+    /// reaches. They show the spread of what the points are medians of.
+    pub ranges: Vec<(f64, f64, f64)>,
     /// How the line is drawn.
     pub stroke: Stroke,
     /// Which colour and marker. Lines that belong together share it.
@@ -83,5 +86,17 @@ impl LineChart {
     ) -> impl Iterator<Item = (f64, f64)> + use<'a> {
         let (x_axis, y_axis) = (self.x.spacing, self.y.spacing);
         series.points.iter().copied().filter(move |&(x, y)| x_axis.shows(x) && y_axis.shows(y))
+    }
+
+    /// The lower and the upper ends of the ranges of a series that can be drawn.
+    pub(super) fn drawable_ranges<'a>(
+        &self,
+        series: &'a Series,
+    ) -> impl Iterator<Item = [(f64, f64); 2]> + use<'a> {
+        let (x_axis, y_axis) = (self.x.spacing, self.y.spacing);
+        let is_shown =
+            move |&(x, low, high): &_| x_axis.shows(x) && y_axis.shows(low) && y_axis.shows(high);
+        let ends = |(x, low, high)| [(x, low), (x, high)];
+        series.ranges.iter().copied().filter(is_shown).map(ends)
     }
 }

@@ -10,7 +10,7 @@ use plotters::style::{FontTransform, TextStyle};
 
 use super::axis::Scale;
 use super::chart::{LineChart, SIZE};
-use super::line::{line, marker, stroke};
+use super::line::{line, marker, range, stroke};
 
 pub(super) type Area<DB> = DrawingArea<DB, Shift>;
 pub(super) type Outcome<DB> = Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;
@@ -54,7 +54,11 @@ pub(super) fn chart<DB: DrawingBackend>(
     let legend = names.max().unwrap_or(0) / k + SAMPLE + 48;
     // However long the names are, the lines keep half of the chart.
     let right = (SIZE.0 as i32 - legend).max(SIZE.0 as i32 / 2);
-    let points = || chart.series.iter().flat_map(|series| chart.drawable(series));
+    let points = || {
+        let of_series =
+            |series| chart.drawable(series).chain(chart.drawable_ranges(series).flatten());
+        chart.series.iter().flat_map(of_series)
+    };
     let field = Field {
         x: Scale::new(chart.x.spacing, points().map(|(x, _)| x)),
         y: Scale::new(chart.y.spacing, points().map(|(_, y)| y)),
@@ -65,6 +69,9 @@ pub(super) fn chart<DB: DrawingBackend>(
     for series in &chart.series {
         let pixels: Vec<(f64, f64)> =
             chart.drawable(series).map(|point| field.pixel(point)).collect();
+        for ends in chart.drawable_ranges(series) {
+            range(area, series, ends.map(|end| field.pixel(end)), k)?;
+        }
         line(area, series, &pixels, k)?;
     }
     let distance = ENTRY.min((BOTTOM - TOP) / chart.series.len().max(1) as i32);

@@ -57,6 +57,22 @@ pub(super) fn stroke<DB: DrawingBackend>(
     Ok(())
 }
 
+/// A vertical bar with a short line across each of its ends.
+pub(super) fn range<DB: DrawingBackend>(
+    area: &Area<DB>,
+    series: &Series,
+    ends: [(f64, f64); 2],
+    k: i32,
+) -> Outcome<DB> {
+    let style = colour(series).stroke_width(k as u32);
+    let [(x, low), (_, high)] = ends.map(|(x, y)| (x.round() as i32, y.round() as i32));
+    area.draw(&PathElement::new(vec![(x, low), (x, high)], style))?;
+    for y in [low, high] {
+        area.draw(&PathElement::new(vec![(x - 5 * k, y), (x + 5 * k, y)], style))?;
+    }
+    Ok(())
+}
+
 /// Cuts a line into pieces of length `on`, `off` apart. A piece bends with the line.
 fn dashes(pixels: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     let mut all = Vec::new();

@@ -141,6 +141,7 @@ mod tests {
             series: vec![Series {
                 name: "first".to_owned(),
                 points,
+                ranges: Vec::new(),
                 stroke: Stroke::Solid,
                 look: 0,
             }],
@@ -191,6 +192,21 @@ mod tests {
         assert_eq!(chart.drawable(&chart.series[0]).count(), 0);
         chart.y.spacing = Spacing::Linear;
         assert_eq!(chart.drawable(&chart.series[0]).collect::<Vec<_>>(), [(1.0, 0.0)]);
+    }
+
+    #[test]
+    fn ranges_lie_within_the_axes() {
+        let mut chart = chart(vec![(1.0, 5.0)]);
+        chart.series[0].ranges = vec![(1.0, 4.0, 9.0), (1.0, 0.0, 2.0)];
+        let ends: Vec<_> = chart.drawable_ranges(&chart.series[0]).collect();
+        assert_eq!(ends, [[(1.0, 4.0), (1.0, 9.0)]], "zero has no place on this axis");
+        let folder = tempfile::tempdir().unwrap();
+        let (with, without) = (folder.path().join("with.svg"), folder.path().join("without.svg"));
+        chart.write_svg(&with).unwrap();
+        chart.series[0].ranges.clear();
+        chart.write_svg(&without).unwrap();
+        let lines = |path| std::fs::read_to_string(path).unwrap().matches("<polyline").count();
+        assert!(lines(&with) >= lines(&without) + 3, "a bar and its two ends");
     }
 
     #[test]

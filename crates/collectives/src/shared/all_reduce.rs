@@ -10,6 +10,8 @@
 //! ranks reduce straight into their private memory instead, both the whole of it, without the second
 //! gate and the copy out.
 
+use std::borrow::Cow;
+
 use super::control::PlaceWords;
 use super::control::Slot;
 use super::round::Round;
@@ -114,22 +116,22 @@ impl Job<'_> {
         len_bytes: usize,
     ) {
         let call = self.context.call;
-        let mut regions = [std::ptr::null_mut(); 2 * crate::MAX_RANKS];
-        let (to, rest) = regions.split_at_mut(outputs.len());
-        let from = &mut rest[..inputs.len()];
-        for (at, base) in to.iter_mut().chain(&mut *from).zip(outputs.iter().chain(inputs)) {
+        // Most messages are a single unit, which begins where the regions do.
+        let moved = |bases: &[*mut u8]| -> Vec<*mut u8> {
             // SAFETY: the unit lies within every region, as required of the caller.
-            *at = unsafe { base.add(begin) };
-        }
-        let mut sources = [std::ptr::null(); crate::MAX_RANKS];
-        for (source, from) in sources.iter_mut().zip(&*from) {
-            *source = from.cast_const();
-        }
+            bases.iter().map(|base| unsafe { base.add(begin) }).collect()
+        };
+        let (from, to) = match begin {
+            0 => (Cow::Borrowed(inputs), Cow::Borrowed(outputs)),
+            _ => (Cow::Owned(moved(inputs)), Cow::Owned(moved(outputs))),
+        };
+        // SAFETY: a slice of as many pointers, which differ only in what they permit.
+        let from = unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), from.len()) };
         let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: self.shared.world };
         let elems = len_bytes / call.dtype.size_bytes();
         // SAFETY: as required of the caller; different ranks' regions do not overlap, and a rank's
         // own two are the same or apart, as was checked when they met.
-        unsafe { reduction.run(&sources[..inputs.len()], to, elems) };
+        unsafe { reduction.run(from, &to, elems) };
     }
 
     fn staged(&self, first: &Round) -> Result<(), CollectiveError> {

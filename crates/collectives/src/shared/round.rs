@@ -42,6 +42,7 @@ struct Slots<'a> {
 }
 
 impl ShowCalls for Slots<'_> {
+    #[inline(always)]
     fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
         let Round { number, present_ns, calls, operations, is_anyone_staged } =
             self.shared.show(context)?;

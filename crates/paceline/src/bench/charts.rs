@@ -52,6 +52,7 @@ fn chart(
         series.push(Line {
             name: name.clone(),
             points: measured.map(|(row, us)| point(row.nproc, row.bytes, us)).collect(),
+            ranges: Vec::new(),
             stroke: Stroke::Solid,
             look,
         });
@@ -59,7 +60,7 @@ fn chart(
         let points: Vec<_> = predicted.map(|(row, us)| point(row.nproc, row.bytes, us)).collect();
         if !points.is_empty() {
             let name = format!("{name}, predicted");
-            series.push(Line { name, points, stroke: Stroke::Dotted, look });
+            series.push(Line { name, points, ranges: Vec::new(), stroke: Stroke::Dotted, look });
         }
     }
     let same_op = |theirs: &&Series| {
@@ -70,6 +71,7 @@ fn chart(
         series.push(Line {
             name: ranks(&theirs.name, theirs.nproc),
             points: points.collect(),
+            ranges: Vec::new(),
             stroke: Stroke::Dashed,
             look: groups.len() + at,
         });

@@ -8,7 +8,6 @@ mod evaluate;
 mod links;
 mod named;
 mod part;
-mod studies;
 mod sweep;
 mod trace;
 mod train;
@@ -17,18 +16,16 @@ use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::sweep::presets::predict::PredictArgs;
+
 pub use analyze::{
     AnalyzeArgs, AnalyzeCommand, CompareRunsArgs, DiffArgs, KindName, SelectName, StepsName,
 };
-pub use bench::{BenchArgs, SizeArgs};
+pub use bench::{BenchArgs, BenchCommand, SizeArgs};
 pub use check::CheckArgs;
 pub use evaluate::EvaluateArgs;
 pub use links::{CnnSizes, LinksArgs};
 pub use part::{ModelFlags, SweptFlags, TrainFlags};
-
-pub use studies::{
-    BenchCommand, BucketsArgs, ModeName, PredictArgs, ScalingArgs, StudyArgs, StudyCommand,
-};
 pub use sweep::{NOT_SWEPT, SweepArgs, swept};
 pub use trace::{MergeArgs, TraceCommand};
 pub use train::TrainCommand;

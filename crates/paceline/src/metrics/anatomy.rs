@@ -13,34 +13,29 @@ use super::readiness::OpMean;
 use super::steps::{AllSteps, KeptStep};
 
 /// Where the time of a step goes: means over ranks and measured steps, in milliseconds.
+///
+/// The means that are [`skip`](https://serde.rs/field-attrs.html#skip)ped in files are figures of the
+/// [table](super::table), and files have them under their names there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Anatomy {
-    /// From asking for a batch to the end of the optimizer.
+    /// The step with the wait for its batch: `wall_ms` of the table.
+    #[serde(skip)]
     pub wall_ms: f64,
-    /// Waiting for the batch.
-    pub data_ms: f64,
-    /// Forward pass and loss.
-    pub forward_ms: f64,
-    /// Backward pass.
-    pub backward_ms: f64,
-    /// Arithmetic and copies that synchronisation adds.
+    /// Arithmetic and copies that synchronization adds: `sync_ms`.
+    #[serde(skip)]
     pub sync_ms: f64,
-    /// Blocked on communication.
+    /// The main thread is blocked on communication: `comm_exposed_ms`.
+    #[serde(skip)]
     pub exposed_ms: f64,
-    /// Part of it: the operation itself waited for the last rank to arrive.
+    /// The part of `exposed_ms` in which an operation waits for the last rank: `comm_exposed_wait_ms`.
+    #[serde(skip)]
     pub exposed_wait_ms: f64,
-    /// Optimizer.
-    pub optimizer_ms: f64,
-    /// What is left of the wall clock.
-    pub rest_ms: f64,
-    /// Communication ran, but for the sums of the loss.
+    /// An operation runs, those that sum up the loss left out: `comm_ms`.
+    #[serde(skip)]
     pub communication_ms: f64,
-    /// Communication, but for the sums of the loss, ran while the main thread computed.
+    /// The part of `communication_ms` in which the main thread computes: `comm_hidden_ms`.
+    #[serde(skip)]
     pub hidden_ms: f64,
-    /// Operations, all of them, waited for the last rank to arrive.
-    pub wait_ms: f64,
-    /// Operations moved and reduced data.
-    pub move_ms: f64,
     /// The begin of the last backward pass since the batch was there.
     pub backward_begin_ms: f64,
     /// Its end.
@@ -143,18 +138,11 @@ impl Anatomy {
         });
         Self {
             wall_ms: mean(|t| t.step + t.data),
-            data_ms: mean(|t| t.data),
-            forward_ms: mean(|t| t.forward),
-            backward_ms: mean(|t| t.backward),
             sync_ms: mean(|t| t.sync),
             exposed_ms: mean(|t| t.exposed),
             exposed_wait_ms: mean(|t| t.exposed_wait),
-            optimizer_ms: mean(|t| t.optimizer),
-            rest_ms: mean(StepTimes::rest),
             communication_ms: mean(|t| t.communicating),
             hidden_ms: mean(|t| t.hidden),
-            wait_ms: mean(|t| t.wait),
-            move_ms: mean(|t| t.moving),
             backward_begin_ms: over_ranks(&|report| report.alike.backward_begin),
             backward_end_ms: over_ranks(&|report| report.alike.backward_end),
             slowest: slowest(steps),

@@ -41,8 +41,8 @@ pub struct Figure {
     pub is_part_of_step: bool,
     /// The table of a comparison that has it as a column.
     pub compared: Compared,
-    /// Whether the table of a sweep has it.
-    pub swept: bool,
+    /// Which of its values are better, if the table of a sweep has it: cases can then be ranked by it.
+    pub swept: Option<Better>,
     /// Where else a summary may have it: a JSON pointer, and what to multiply the value there with.
     pub elsewhere: Option<(&'static str, f64)>,
 }
@@ -109,6 +109,15 @@ pub enum Compared {
     Second,
 }
 
+/// Which values of a figure are better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Low values: times, losses, memory.
+    Lower,
+    /// High values: throughput, accuracy.
+    Higher,
+}
+
 impl Figure {
     /// A figure that is shown nowhere yet.
     pub const fn new(
@@ -132,7 +141,7 @@ impl Figure {
             on_console: false,
             is_part_of_step: false,
             compared: Compared::No,
-            swept: false,
+            swept: None,
             elsewhere: None,
         }
     }
@@ -179,9 +188,9 @@ impl Figure {
         self
     }
 
-    /// In the table of a sweep.
-    pub const fn swept(mut self) -> Self {
-        self.swept = true;
+    /// In the table of a sweep, which can rank its cases by it.
+    pub const fn swept(mut self, better: Better) -> Self {
+        self.swept = Some(better);
         self
     }
 
@@ -249,7 +258,7 @@ impl Figure {
             ("summary.json", self.in_summary),
             ("TensorBoard", self.curve.is_some()),
             ("comparison", self.compared != Compared::No),
-            ("sweep", self.swept),
+            ("sweep", self.swept.is_some()),
         ];
         all.into_iter().filter(|(_, is_shown)| *is_shown).map(|(name, _)| name).collect()
     }

@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 
+use super::figure::Better::{Higher, Lower};
 use super::figure::Ranks::{First, Max, Mean, Same, SlowestOfStep, Sum};
 use super::figure::{Figure, Ranks, Source};
 use super::meter::StepTimes;
@@ -76,12 +77,12 @@ pub static TABLE: &[Figure] = &[
     // What ran.
     run("model", plain("model"), Same, |f| json!(f.config.model.name()), "The model.").first(),
     run("strategy", plain("strategy"), Same, |f| json!(f.config.strategy.name()),
-        "What keeps the replicas equal.").first().swept(),
-    run("world_size", plain("ranks"), Same, |f| json!(f.config.world_size), "Number of ranks.").console().first().swept(),
+        "What keeps the replicas equal.").first(),
+    run("world_size", plain("ranks"), Same, |f| json!(f.config.world_size), "Number of ranks.").console().first(),
     run("threads", plain("threads"), Same, |f| json!(f.config.threads), "Threads of a rank.").console(),
     run("device", plain("device"), Same, |f| json!(f.config.device), "Where ranks compute.").console(),
     run("transport", plain("transport"), Same, |f| json!(f.outcome.transport.name()),
-        "How the ranks reach each other.").console().first().swept(),
+        "How the ranks reach each other.").console().first(),
     run("link", plain("link"), Same, |f| json!(f.outcome.link.map(|link| link.to_string())),
         "The link that is emulated, if one is.").console(),
     run("params", plain("parameters"), Same, |f| json!(f.outcome.params), "Number of parameters.").console(),
@@ -115,7 +116,7 @@ pub static TABLE: &[Figure] = &[
     step("grad_norm", ("gradient norm", "", 4), Same, Source::Step(|s| s.grad_norm.map(Value::from)),
         "The norm of the gradients before they are clipped; only where they are.").curve("train/grad_norm"),
     run("train_loss", ("training loss", "", 4), Sum, |f| json!(f.outcome.trained.map(|sums| sums.mean_loss())),
-        "Mean loss of the samples of the last epoch, each before the update of its step.").console().first().swept()
+        "Mean loss of the samples of the last epoch, each before the update of its step.").console().first().swept(Lower)
         .elsewhere("/loss", 1.0),
     run("train_accuracy", ("training accuracy", "", 4), Sum,
         |f| json!(f.outcome.trained.filter(|_| f.config.model.has_classes()).map(|sums| sums.accuracy())),
@@ -125,28 +126,28 @@ pub static TABLE: &[Figure] = &[
         "Samples of the test set.").console().summary(),
     step("eval_loss", ("evaluation loss", "", 4), Sum, Source::Evaluation(|e| Some(e.sums.mean_loss())),
         "Mean loss over the test set; in `summary.json` after the last step.")
-        .console().summary().curve("evaluation/loss").first().swept(),
+        .console().summary().curve("evaluation/loss").first().swept(Lower),
     step("eval_accuracy", ("evaluation accuracy", "", 4), Sum,
         Source::Evaluation(|e| e.has_classes.then(|| e.sums.accuracy())),
         "The part of the test set that is classified correctly; in `summary.json` after the last step.")
         .console().summary().curve("evaluation/accuracy"),
-    compared("eval_accuracy_pct", ("accuracy", "%", 2), Sum, "`eval_accuracy` in percent.").first().swept()
+    compared("eval_accuracy_pct", ("accuracy", "%", 2), Sum, "`eval_accuracy` in percent.").first().swept(Higher)
         .elsewhere("/eval_accuracy", 100.0),
     compared("train_accuracy_pct", ("training accuracy", "%", 2), Sum, "`train_accuracy` in percent.").second()
         .elsewhere("/train_accuracy", 100.0),
 
     // How fast.
     run("total_s", ("time", "s", 2), First, |f| json!(f.outcome.total.as_secs_f64()),
-        "Wall-clock time of the whole run.").console().first().swept(),
+        "Wall-clock time of the whole run.").console().first().swept(Lower),
     run("samples_per_s", ("samples/s", "", 0), SlowestOfStep, |f| json!(f.steps.samples_per_s()),
         "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for their data. \
-         Neither evaluations nor saves are in it.").console().first().swept(),
+         Neither evaluations nor saves are in it.").console().first().swept(Higher),
     run("samples_per_s_without_data", ("samples/s without data", "", 0), SlowestOfStep,
         |f| json!(f.steps.step_ms(0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
         "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would make of data that are \
          always there.").second().elsewhere("/samples_per_s", 1.0),
     run("step_ms_median", ("step", "ms", 2), SlowestOfStep, |f| json!(f.steps.step_ms(0.5)),
-        "Median time of a step, from the batch being there to the end of the optimizer.").console().first().swept(),
+        "Median time of a step, from the batch being there to the end of the optimizer.").console().first().swept(Lower),
     run("step_ms_p99", ("step, p99", "ms", 2), SlowestOfStep, |f| json!(f.steps.step_ms(0.99)),
         "99th percentile of the same.").console(),
     time("step_ms", "mean step", |t| t.step,
@@ -165,7 +166,7 @@ pub static TABLE: &[Figure] = &[
     time("sync_ms", "sync", |t| t.sync, "Arithmetic and copies that synchronisation adds: dividing, packing, compressing.")
         .metrics().part_of_step().curve("anatomy/sync_ms").second(),
     time("comm_exposed_ms", "exposed comm.", |t| t.exposed, "The main thread is blocked on communication.")
-        .metrics().part_of_step().curve("anatomy/exposed_ms").second().swept(),
+        .metrics().part_of_step().curve("anatomy/exposed_ms").second().swept(Lower),
     time("optimizer_ms", "optimizer", |t| t.optimizer, "Clipping and the update of the parameters.")
         .metrics().part_of_step().curve("anatomy/optimizer_ms").second().elsewhere("/anatomy/optimizer_ms", 1.0),
     time("data_ms", "data", |t| t.data, "The wait for the batch, before the step. Where data are generated, the time to make \
@@ -173,22 +174,22 @@ pub static TABLE: &[Figure] = &[
     time("rest_ms", "rest", StepTimes::rest, "What is left of the step.").part_of_step().second(),
     time("wall_ms", "step", |t| t.step + t.data, "The step with the wait for its batch: the sum of the parts above.")
         .console().elsewhere("/anatomy/wall_ms", 1.0),
-    time("compute_ms", "compute", StepTimes::compute, "Forward, backward, sync and optimizer together.").console().swept(),
+    time("compute_ms", "compute", StepTimes::compute, "Forward, backward, sync and optimizer together.").console().swept(Lower),
 
     // What communication does meanwhile.
     time("comm_ms", "communication", |t| t.communicating,
         "Some operation runs, those that sum up the loss left out: they wait while everybody computes.")
         .console().elsewhere("/anatomy/communication_ms", 1.0),
     time("comm_hidden_ms", "hidden comm.", |t| t.hidden, "The part of `comm_ms` in which the main thread computes.")
-        .metrics().console().curve("communication/hidden_ms").swept(),
+        .metrics().console().curve("communication/hidden_ms").swept(Higher),
     run("overlap_pct", ("overlap", "%", 1), Mean, |f| json!(f.anatomy.overlap_pct()),
-        "`comm_hidden_ms` in percent of `comm_ms`.").console().first().swept(),
+        "`comm_hidden_ms` in percent of `comm_ms`.").console().first().swept(Higher),
     run("comm_overhead_pct", ("comm. overhead", "%", 2), Mean,
         |f| json!(f.steps.mean(|t| t.exposed).zip(f.steps.mean(|t| t.step)).map(|(part, step)| 100.0 * part / step)),
         "`comm_exposed_ms` in percent of the mean step.").console().first(),
     time("comm_wait_ms", "waiting", |t| t.wait,
         "Operations, all of them, wait for the last rank to arrive: the sum of these times, exposed or hidden.")
-        .metrics().console().curve("communication/wait_ms").second().swept(),
+        .metrics().console().curve("communication/wait_ms").second().swept(Lower),
     time("comm_exposed_wait_ms", "exposed waiting", |t| t.exposed_wait,
         "The part of `comm_exposed_ms` in which an operation waits for the last rank to arrive.")
         .console().elsewhere("/anatomy/exposed_wait_ms", 1.0),
@@ -199,9 +200,9 @@ pub static TABLE: &[Figure] = &[
     step("comm_mb", ("messages", "MB", 2), First, Source::Times(|t| t.bytes, 1e-6), "Messages of the step's operations.")
         .curve("communication/mb"),
     Figure::new("comm_ops_per_step", ("operations", "", 2), Mean, Source::Times(|t| t.ops, 1.0),
-        "Operations of a step: mean.").summary().swept(),
+        "Operations of a step: mean.").summary().swept(Lower),
     Figure::new("comm_mb_per_step", ("messages", "MB", 2), Mean, Source::Times(|t| t.bytes, 1e-6),
-        "Messages of a step's operations: mean.").summary().swept(),
+        "Messages of a step's operations: mean.").summary().swept(Lower),
     run("unlike_steps", plain("unlike steps"), Max, |f| json!(f.max(|r| r.alike.num_unlike)),
         "Measured steps whose operations or gradients differ from the first one's. The times of single operations and \
          gradients leave them out; all other figures have them.").console(),
@@ -209,7 +210,7 @@ pub static TABLE: &[Figure] = &[
     // Memory.
     run("peak_bytes", plain("peak memory"), Max, |f| json!(f.peak_bytes()),
         "The most bytes in tensors at once, by category and in `total`.").console(),
-    compared("peak_mb", ("peak", "MB", 2), Max, "The most memory of a rank in tensors, in MB of 1e6 bytes.").first().swept()
+    compared("peak_mb", ("peak", "MB", 2), Max, "The most memory of a rank in tensors, in MB of 1e6 bytes.").first().swept(Lower)
         .elsewhere("/peak_bytes/total", 1e-6),
     run("resident_bytes", plain("resident"), Mean,
         |f| json!(f.sum(|r| r.resident_bytes) / f.reports.len().max(1) as u64),

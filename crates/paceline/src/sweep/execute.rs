@@ -30,6 +30,8 @@ const POLL: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How many of a run's last lines a message has.
 const LAST_LINES: usize = 8;
+/// How often a temporary folder is tried to be removed.
+const REMOVALS: usize = 5;
 
 /// Makes every case once in each round, except for runs that the ledger has. Where the ledger is in a folder,
 /// run folders are moved there, and a run that fails is recorded. Otherwise the first failure ends it all;
@@ -234,9 +236,17 @@ impl Scratch {
         Ok(scratch)
     }
 
+    /// Removes the folder. A rank of a run that was killed may still be writing its last file there while this
+    /// looks, so it looks again a few times. What then is left is a folder among temporary files.
     fn remove(&self) {
-        // Left behind, it would be a folder among temporary files.
-        let _ = std::fs::remove_dir_all(&self.path);
+        for _ in 0..REMOVALS {
+            match std::fs::remove_dir_all(&self.path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                _ => return,
+            }
+        }
     }
 }
 

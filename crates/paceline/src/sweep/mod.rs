@@ -42,7 +42,7 @@ const MAX_RUN_LIMIT: f64 = 2.6e6;
 pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a sweep", placement)?;
     let limit = run_limit(args.rounds, args.run_limit)?;
-    let figure = show::figure(&args.rank_by)?;
+    let ranking = show::ranked_by(&args.rank_by)?;
     let vary = args.vary.iter().map(|text| Vary::parse(text)).collect::<Result<Vec<_>>>()?;
     let (cases, warnings) = plan::cases(&args.train.0, &vary)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
@@ -55,7 +55,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
         say(&format!("Goes on after {done} of {all} runs, from {}", args.output.display()));
     }
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
-    let report = show::Report::new(&vary, &cases, args.rounds, figure, &ledger);
+    let report = show::Report::new(&vary, &cases, args.rounds, ranking, &ledger);
     report.write(&args.output)?;
     say(&report.text());
     say(&format!(

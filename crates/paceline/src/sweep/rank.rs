@@ -7,17 +7,10 @@
 
 use paceline_analysis::stats;
 
+use crate::metrics::figure::Better;
+
 /// Rounds below which chance parts the ranges of equal cases too often.
 pub const MIN_ROUNDS: usize = 3;
-
-/// Which values are better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Better {
-    /// Small ones.
-    Lower,
-    /// Large ones.
-    Higher,
-}
 
 /// A figure over the rounds of a case.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]

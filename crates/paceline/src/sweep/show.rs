@@ -7,39 +7,39 @@ use paceline_analysis::table::{Cell, Column, Table};
 use serde::Serialize;
 
 use super::plan::{Case, Vary};
-use super::rank::{self, Better, Spread};
+use super::rank::{self, Spread};
 use super::resume::Ledger;
 use super::summary::RunSummary;
-use crate::metrics::figure::Figure;
+use crate::metrics::figure::{Better, Figure};
 use crate::metrics::table::TABLE;
 use crate::outputs::{write_charts, write_json};
 use crate::{Failure, Result, resources};
 
 /// The figures of sweeps, in the order of the table of figures.
 fn figures() -> impl Iterator<Item = &'static Figure> {
-    TABLE.iter().filter(|figure| figure.swept && !is_setting(figure))
+    TABLE.iter().filter(|figure| figure.swept.is_some())
 }
 
-/// Whether it says what ran and not how well.
-fn is_setting(figure: &Figure) -> bool {
-    ["model", "strategy", "world_size", "transport"].contains(&figure.name)
+/// What cases are ranked by.
+#[derive(Clone, Copy, Debug)]
+pub struct RankedBy {
+    figure: &'static Figure,
+    better: Better,
 }
 
-/// The figure of this name that cases can be ranked by.
-pub fn figure(name: &str) -> Result<&'static Figure> {
-    figures().find(|figure| figure.name == name).ok_or_else(|| {
-        let names: Vec<&str> = figures().map(|figure| figure.name).collect();
-        Failure::Usage(format!("--rank-by {name}: pass one of {}", names.join(", ")))
-    })
-}
-
-/// Which values of a figure are better.
-fn better(figure: &Figure) -> Better {
-    let is_speed = figure.name.starts_with("samples_per_s");
-    match is_speed || figure.name.contains("accuracy") || figure.name == "overlap_pct" {
-        true => Better::Higher,
-        false => Better::Lower,
-    }
+/// A ranking by the figure of this name.
+///
+/// # Errors
+///
+/// If sweeps have no such figure.
+pub fn ranked_by(name: &str) -> Result<RankedBy> {
+    let named = figures().filter(|figure| figure.name == name);
+    named.filter_map(|figure| Some(RankedBy { figure, better: figure.swept? })).next().ok_or_else(
+        || {
+            let names: Vec<&str> = figures().map(|figure| figure.name).collect();
+            Failure::Usage(format!("--rank-by {name}: pass one of {}", names.join(", ")))
+        },
+    )
 }
 
 fn spread(figure: &Figure, rounds: &[RunSummary]) -> Option<Spread> {
@@ -85,25 +85,25 @@ pub struct Report {
     keys: Vec<String>,
     rows: Vec<Row>,
     #[serde(skip)]
-    figure: &'static Figure,
+    ranking: RankedBy,
 }
 
 impl Report {
-    /// Ranks `cases` by `figure`.
+    /// Ranks `cases`.
     pub fn new(
         vary: &[Vary],
         cases: &[Case],
         rounds: usize,
-        figure: &'static Figure,
+        ranking: RankedBy,
         ledger: &Ledger,
     ) -> Self {
+        let RankedBy { figure, better } = ranking;
         let found: Vec<_> = (0..cases.len()).map(|case| ledger.of_case(case)).collect();
         let of_case = |(summaries, failure): &(Vec<RunSummary>, Option<&str>)| {
             failure.is_none().then(|| spread(figure, summaries)).flatten()
         };
         let spreads: Vec<Option<Spread>> = found.iter().map(of_case).collect();
-        let (places, order) =
-            (rank::places(&spreads, better(figure)), rank::order(&spreads, better(figure)));
+        let (places, order) = (rank::places(&spreads, better), rank::order(&spreads, better));
         let best = order.first().and_then(|best| spreads[*best]);
         let row = |case: usize| {
             let (summaries, failure) = &found[case];
@@ -126,7 +126,7 @@ impl Report {
             rule: rule(rounds),
             keys: vary.iter().map(|of| of.key.clone()).collect(),
             rows: order.into_iter().map(row).collect(),
-            figure,
+            ranking,
         }
     }
 
@@ -160,11 +160,11 @@ impl Report {
         let word = |name: &str| Column::new(name, name, "", 0, "");
         let mut columns = vec![word("place")];
         columns.extend(self.keys.iter().map(|key| word(key)));
-        columns.extend([column(self.figure), word("min to max"), word("to the best")]);
+        columns.extend([column(self.ranking.figure), word("min to max"), word("to the best")]);
         columns.extend(others.iter().map(|at| column(all[*at])));
         let row = |(at, row): (usize, &Row)| {
             let spread = row.figures[ranked];
-            let column = column(self.figure);
+            let column = column(self.ranking.figure);
             let shown = |value| Cell::Number(value).shown(&column);
             let range = spread
                 .map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)));
@@ -192,8 +192,8 @@ impl Report {
             self.rounds,
             self.machine,
             self.table().text(),
-            column(self.figure).head(),
-            if better(self.figure) == Better::Higher { "more" } else { "less" },
+            column(self.ranking.figure).head(),
+            if self.ranking.better == Better::Higher { "more" } else { "less" },
             self.rule,
             failures.collect::<String>()
         )
@@ -238,7 +238,8 @@ impl Report {
     /// The figure that ranks the cases: over the first key whose values are numbers, with a line for each
     /// combination of the others, or else side by side. Each point has its range.
     fn chart(&self) -> LineChart {
-        let (ranked, factor) = (self.ranked_at(), if self.figure.unit == "ms" { 1e3 } else { 1.0 });
+        let (ranked, factor) =
+            (self.ranked_at(), if self.ranking.figure.unit == "ms" { 1e3 } else { 1.0 });
         let number = |row: &Row, at: usize| row.values.get(at)?.parse::<f64>().ok();
         let all_numbers = |at: &usize| self.rows.iter().all(|row| number(row, *at).is_some());
         let axis = (0..self.keys.len()).find(all_numbers);
@@ -251,7 +252,11 @@ impl Report {
             let others = self.keys.iter().zip(&row.values).enumerate();
             let others: Vec<String> =
                 others.filter(|(at, _)| Some(*at) != axis).map(|(_, of)| named(of)).collect();
-            let name = if others.is_empty() { self.figure.label.into() } else { others.join(", ") };
+            let name = if others.is_empty() {
+                self.ranking.figure.label.into()
+            } else {
+                others.join(", ")
+            };
             let x = axis.and_then(|axis| number(row, axis)).unwrap_or((at + 1) as f64);
             match lines.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, points)) => points.push((x, spread)),
@@ -260,18 +265,22 @@ impl Report {
         }
         let series = lines.into_iter().enumerate().map(|(look, (name, mut points))| {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let with_range = points.iter().flat_map(|(x, of)| {
-                [of.median, of.min, of.max, of.median].map(|value| (*x, value * factor))
-            });
-            Series { name, points: with_range.collect(), stroke: Stroke::Solid, look }
+            let range = |(x, of): &(f64, Spread)| (*x, of.min * factor, of.max * factor);
+            Series {
+                name,
+                ranges: points.iter().map(range).collect(),
+                points: points.into_iter().map(|(x, of)| (x, of.median * factor)).collect(),
+                stroke: Stroke::Solid,
+                look,
+            }
         });
-        let unit = if self.figure.unit == "ms" { Unit::Microseconds } else { Unit::Count };
-        let label = match self.figure.unit {
-            "ms" => self.figure.label.to_owned(),
-            _ => column(self.figure).head(),
+        let unit = if self.ranking.figure.unit == "ms" { Unit::Microseconds } else { Unit::Count };
+        let label = match self.ranking.figure.unit {
+            "ms" => self.ranking.figure.label.to_owned(),
+            _ => column(self.ranking.figure).head(),
         };
         LineChart {
-            title: format!("{} by {}", self.figure.label, self.keys.join(", ")),
+            title: format!("{} by {}", self.ranking.figure.label, self.keys.join(", ")),
             subtitle: format!(
                 "{}, {}; medians and ranges of {} rounds",
                 self.machine, self.date, self.rounds

@@ -7,12 +7,16 @@ pub mod chart;
 pub mod fit;
 pub mod table;
 
+use clap::Args;
 use serde::Serialize;
 
-use super::{Case, Setting, check, csv_of, measuring, median_of, run_all, usage, write_files};
+use super::{
+    Case, Setting, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, usage,
+    write_files,
+};
 use crate::bench::screen::say;
 use crate::choices::strategies::STRATEGIES;
-use crate::cli::BucketsArgs;
+use crate::cli::TrainFlags;
 use crate::metrics::anatomy::Anatomy;
 use crate::sweep::rank;
 use crate::sweep::summary::RunSummary;
@@ -20,6 +24,38 @@ use crate::text::hundredths;
 use crate::{Result, launcher};
 
 use fit::Fit;
+
+/// The study, as `paceline bench` knows it.
+pub const STUDY: Study =
+    Study::new::<BucketsArgs>("buckets", "Which bucket size hides communication best", |matches| {
+        buckets(&super::flags_of(matches))
+    });
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline bench buckets                              2 ranks, a CNN
+  paceline bench buckets --link 10gbit,50us --channels 64 128 256 --hidden 2048
+  paceline bench buckets --model mlp --sizes 1,2,4,8,16,32,64,128 --charts charts
+";
+
+/// Flags of `paceline bench buckets`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct BucketsArgs {
+    /// Bucket sizes in MB of 2^20 bytes, separated by commas [default: 1, 10, 100, 1000, and powers of
+    /// two from 1/32 of the gradients up to the first one that holds them all]
+    #[arg(long, value_name = "MB", value_delimiter = ',', help_heading = "Study")]
+    pub sizes: Vec<f64>,
+    /// Ranks
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
+    pub nproc: usize,
+    /// What all studies have.
+    #[command(flatten)]
+    pub study: StudyArgs,
+    /// Flags of the runs.
+    #[command(flatten)]
+    pub train: TrainFlags,
+}
 
 /// The published sizes, in MB.
 const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
@@ -93,7 +129,7 @@ struct Report<'a> {
 }
 
 /// `paceline bench buckets`.
-pub(super) fn buckets(args: &BucketsArgs) -> Result<u8> {
+fn buckets(args: &BucketsArgs) -> Result<u8> {
     check(&args.study)?;
     launcher::check_num_ranks("--nproc", args.nproc)?;
     if args.nproc == 1 {

@@ -13,6 +13,9 @@ pub mod predict;
 pub mod scaling;
 pub mod strategies;
 
+use std::path::PathBuf;
+
+use clap::{ArgMatches, Args, FromArgMatches};
 use paceline_analysis::plot::LineChart;
 use paceline_analysis::table::{Cell, Column, Table};
 use serde::Serialize;
@@ -24,7 +27,6 @@ use super::spec::{self, Spec};
 use super::summary::RunSummary;
 use super::{command_line, execute, refuse_ranks, run_limit, usage};
 use crate::bench::screen::say;
-use crate::cli::{StudyArgs, StudyCommand};
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder, write_charts, write_json};
 use crate::run::config::TrainConfig;
@@ -34,13 +36,66 @@ use crate::{Failure, Result, resources};
 /// Steps of a run, unless the user says otherwise.
 const STEPS: usize = 30;
 
-/// Makes the study of `command`.
-pub fn study(command: &StudyCommand, placement: Option<Placement>) -> Result<u8> {
-    refuse_ranks("a study", placement)?;
-    match command {
-        StudyCommand::Scaling(args) => scaling::scaling(args),
-        StudyCommand::Buckets(args) => buckets::buckets(args),
+/// The studies of `paceline bench`. A new one is a file of its own and a line here.
+pub const STUDIES: &[Study] = &[scaling::STUDY, buckets::STUDY];
+
+/// A study: its name, its flags, and what makes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Study {
+    /// Its name: the word after `paceline bench`.
+    pub name: &'static str,
+    /// What it finds out, for the help.
+    pub about: &'static str,
+    /// Adds its flags to its command.
+    pub flags: fn(clap::Command) -> clap::Command,
+    make: fn(&ArgMatches) -> Result<u8>,
+}
+
+impl Study {
+    /// A study with the flags of `A`.
+    const fn new<A: Args>(
+        name: &'static str,
+        about: &'static str,
+        make: fn(&ArgMatches) -> Result<u8>,
+    ) -> Self {
+        Self { name, about, flags: A::augment_args, make }
     }
+
+    /// Makes the study with the flags that were typed, and gives the exit code.
+    ///
+    /// # Errors
+    ///
+    /// If this process is a rank, if the flags do not fit together, and if a run or a file fails.
+    pub fn make(&self, typed: &ArgMatches, placement: Option<Placement>) -> Result<u8> {
+        refuse_ranks("a study", placement)?;
+        (self.make)(typed)
+    }
+}
+
+/// The flags of a study, from what was typed. `clap` has checked it; should a group of flags still refuse it, `clap`
+/// says so and ends the process, as it does for every other command.
+fn flags_of<A: FromArgMatches>(typed: &ArgMatches) -> A {
+    A::from_arg_matches(typed).unwrap_or_else(|error| error.exit())
+}
+
+/// Flags that all studies have.
+#[derive(Clone, Debug, Args)]
+pub struct StudyArgs {
+    /// How often each run is made; rounds alternate the runs, and their medians count
+    #[arg(long, value_name = "R", default_value_t = 3, help_heading = "Study")]
+    pub rounds: usize,
+    /// Seconds that a run may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Study")]
+    pub run_limit: f64,
+    /// Write everything that was measured to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub json: Option<PathBuf>,
+    /// Write the rows to this file, as CSV
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub csv: Option<PathBuf>,
+    /// Write charts into this folder, as PNG and SVG
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub charts: Option<PathBuf>,
 }
 
 /// Where and how a study was made.

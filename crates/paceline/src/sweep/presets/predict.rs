@@ -13,16 +13,18 @@ pub mod table;
 
 use std::sync::Arc;
 
+use clap::Args;
 use paceline_collectives::{Algorithm, Link, OpKind};
 use paceline_model::Layout;
 use serde::Serialize;
 
 use super::{
-    Case, Setting, Spec, check, measuring, median_of, refuse_ranks, run_all, usage, write_files,
+    Case, Setting, Spec, StudyArgs, check, measuring, median_of, refuse_ranks, run_all, usage,
+    write_files,
 };
 use crate::bench::screen::say;
 use crate::bench::sweep;
-use crate::cli::PredictArgs;
+use crate::cli::TrainFlags;
 use crate::environment::Placement;
 use crate::run::config::TrainConfig;
 use crate::sweep::spec;
@@ -30,6 +32,47 @@ use crate::{Failure, Result, launcher};
 
 use compression::Compression;
 use model::{Calibration, Prediction};
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline predict                                    2 ranks on 1, 10 and 100 Gbit/s
+  paceline predict --nproc 2,8,64 --links 10gbit,50us 100gbe --channels 64 128 256 --hidden 2048
+  paceline predict --model mlp --links 25gbe measured --measure
+";
+
+/// Flags of `paceline predict`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct PredictArgs {
+    /// Numbers of ranks to predict, separated by commas
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "2",
+        help_heading = "Study"
+    )]
+    pub nproc: Vec<usize>,
+    /// Links to predict, separated by spaces: BANDWIDTH,LATENCY, or a name as in `paceline links`, or
+    /// `measured` for the transport as it is here
+    #[arg(
+        long,
+        num_args = 1..,
+        value_name = "LINK",
+        default_values = ["1gbe", "10gbe", "100gbe"],
+        help_heading = "Study"
+    )]
+    pub links: Vec<String>,
+    /// Emulate each link too, and put what was measured beside what was predicted
+    #[arg(long, help_heading = "Study")]
+    pub measure: bool,
+    /// What all studies have.
+    #[command(flatten)]
+    pub study: StudyArgs,
+    /// Flags of the runs.
+    #[command(flatten)]
+    pub train: TrainFlags,
+}
 
 /// The name that stands for the transport itself.
 const MEASURED: &str = "measured";

@@ -10,17 +10,71 @@ pub mod rows;
 pub mod table;
 pub mod verdict;
 
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{Case, Setting, Spec, check, csv_of, measuring, run_all, usage, write_files};
+use super::{
+    Case, Setting, Spec, Study, StudyArgs, check, csv_of, measuring, run_all, usage, write_files,
+};
 use crate::bench::screen::say;
-use crate::cli::{ModeName, ScalingArgs};
+use crate::cli::TrainFlags;
 use crate::sweep::spec;
 use crate::text::plural;
 use crate::{Result, launcher};
 
 use fit::Fit;
 use rows::{Mode, Row};
+
+/// The study, as `paceline bench` knows it.
+pub const STUDY: Study = Study::new::<ScalingArgs>(
+    "scaling",
+    "How training speeds up with the number of ranks, and what limits it",
+    |matches| scaling(&super::flags_of(matches)),
+);
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline bench scaling                              1, 2 and 4 ranks, weak and strong
+  paceline bench scaling --model mlp --hidden-dim 1024 --charts charts
+  paceline bench scaling --link 10gbit,50us           on a network that this machine does not have
+  paceline bench scaling --nproc 1,2,4,8 --mode strong --global-batch-size 256 --json scaling.json
+";
+
+/// What stays the same when ranks are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModeName {
+    /// The samples of each rank
+    Weak,
+    /// The samples of all ranks together
+    Strong,
+    /// Both, one after the other
+    Both,
+}
+
+/// Flags of `paceline bench scaling`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct ScalingArgs {
+    /// Numbers of ranks, separated by commas; 1 has to be among them
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1,2,4",
+        help_heading = "Study"
+    )]
+    pub nproc: Vec<usize>,
+    /// What stays the same when ranks are added: the batch of each rank, or the global batch. Both
+    /// begin with the batch of --batch-size or --global-batch-size on one rank
+    #[arg(long, value_enum, default_value_t = ModeName::Both, help_heading = "Study")]
+    pub mode: ModeName,
+    /// What all studies have.
+    #[command(flatten)]
+    pub study: StudyArgs,
+    /// Flags of the runs.
+    #[command(flatten)]
+    pub train: TrainFlags,
+}
 
 /// One way of scaling: its rows, and what follows from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -52,7 +106,7 @@ struct Point {
 }
 
 /// `paceline bench scaling`.
-pub(super) fn scaling(args: &ScalingArgs) -> Result<u8> {
+fn scaling(args: &ScalingArgs) -> Result<u8> {
     check(&args.study)?;
     let ranks = resolve_ranks(&args.nproc)?;
     let base = spec::resolve(&at(&args.train.0, 1, None))?;

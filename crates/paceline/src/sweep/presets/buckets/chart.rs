@@ -23,7 +23,10 @@ pub fn exposed(rows: &[Row], fit: &Fit, setting: &Setting, ranks: usize) -> Line
         });
         let points = curve.collect();
         let name = "n o + s / (n w)".to_owned();
-        chart.series.insert(1, Series { name, points, stroke: Stroke::Dotted, look: 4 });
+        chart.series.insert(
+            1,
+            Series { name, points, ranges: Vec::new(), stroke: Stroke::Dotted, look: 4 },
+        );
     }
     chart
 }
@@ -45,12 +48,19 @@ fn chart(
     let sizes = || rows.iter().filter_map(|row| Some((row, row.bucket_mb?)));
     let points = sizes().map(|(row, mb)| place(mb, shown(row))).collect();
     let name = sizes().next().map_or(String::new(), |(row, _)| row.strategy.clone());
-    let mut series = vec![Series { name, points, stroke: Stroke::Solid, look: 0 }];
+    let mut series =
+        vec![Series { name, points, ranges: Vec::new(), stroke: Stroke::Solid, look: 0 }];
     let ends = [sizes().next(), sizes().next_back()];
     for (look, row) in rows.iter().filter(|row| row.bucket_mb.is_none()).enumerate() {
         let points = ends.iter().flatten().map(|(_, mb)| place(*mb, shown(row))).collect();
         let name = row.strategy.clone();
-        series.push(Series { name, points, stroke: Stroke::Dashed, look: look + 1 });
+        series.push(Series {
+            name,
+            points,
+            ranges: Vec::new(),
+            stroke: Stroke::Dashed,
+            look: look + 1,
+        });
     }
     LineChart {
         title: format!("{}, {ranks} ranks over {}: {what}", setting.model, setting.transport),

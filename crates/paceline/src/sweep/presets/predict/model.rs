@@ -42,8 +42,8 @@ impl Calibration {
         // The anatomy has means, which a few slow steps stretch; what counts is the usual step.
         let usual = |part: &dyn Fn(&RunSummary, &Anatomy) -> Option<f64>| {
             let of_round = |(run, anatomy): (&RunSummary, &Anatomy)| {
-                let mean_step_ms = anatomy.wall_ms - anatomy.data_ms;
-                Some(part(run, anatomy)? * run.number("step_ms_median")? / mean_step_ms)
+                let usual_by_mean = run.number("step_ms_median")? / run.number("step_ms")?;
+                Some(part(run, anatomy)? * usual_by_mean)
             };
             rank::median(rounds.iter().zip(&anatomies).map(of_round)).ok_or_else(missing)
         };

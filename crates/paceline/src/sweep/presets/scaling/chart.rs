@@ -20,6 +20,7 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
     let mut series = vec![Series {
         name: "ideal".into(),
         points: vec![(1.0, 1.0), (most, most)],
+        ranges: Vec::new(),
         stroke: Stroke::Dotted,
         look: 4,
     }];
@@ -29,6 +30,7 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
         series.push(Series {
             name: format!("*more than {} cores", setting.cores),
             points: joined.map(|row| point(row)).collect(),
+            ranges: Vec::new(),
             stroke: Stroke::Dashed,
             look: 1,
         });
@@ -36,6 +38,7 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
     series.push(Series {
         name: "measured".into(),
         points: with_cores.into_iter().map(point).collect(),
+        ranges: Vec::new(),
         stroke: Stroke::Solid,
         look: 0,
     });
@@ -46,6 +49,7 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
         series.push(Series {
             name: format!("{name}, f = {:.1} %", 100.0 * serial),
             points: curve.collect(),
+            ranges: Vec::new(),
             stroke: Stroke::Dotted,
             look: 2,
         });

@@ -1,0 +1,218 @@
+"""Two builds of paceline beside each other: the same weights, and times and memory pair by pair.
+
+    git worktree add /tmp/before COMMIT && (cd /tmp/before && cargo build --release)
+    cargo build --release
+    python3 bench/versions.py --before /tmp/before/target/release/paceline
+
+`digests`: fixed training runs of few steps. Both builds must end with the same weights, bit by bit.
+
+`steps`: training steps of the CNN and the MLP, with the memory of the process of rank 0.
+
+`links`: training steps of the CNN on an emulated link, with `ddp` and with `simple_ddp`.
+
+`all_reduce`: all-reduce by size, number of ranks and transport.
+
+`analyze`: `paceline analyze` on a profiled run of the first build, as a whole process.
+
+Both builds run in turn, and the order changes from pair to pair. Each pair gives one ratio, after over before. The
+table shows the median of the ratios with its 95 % interval, from resampling the pairs. A ratio whose whole interval is
+above 1.01 is marked `slower` (or `larger`), and one whose whole interval is below 0.99 `faster` (or `smaller`).
+
+Prints one table and writes the raw values with date, machine and commits to `results/versions.json`. Only the standard
+library is needed. Exits with 0 if all digests are equal, with 1 if they differ or a run failed, with 2 on a wrong argument.
+"""
+import argparse
+import datetime
+import json
+import os
+import random
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from common import Record, RunFailed, aligned, commit, machine, run
+
+RUN_SECONDS = 600
+NOISE = 0.01  # a ratio nearer to 1 than this is no difference
+
+SMALL_CNN = "--channels 8 16 --hidden 32 --samples 1000 --batch-size 25 --epochs 2"
+SMALL_MLP = "--model mlp --input-dim 64 --hidden-dim 64 --output-dim 16 --batch-size 16 --steps-per-epoch 10 --epochs 2"
+DIGESTS = (
+    f"{SMALL_CNN} --nproc 1",
+    f"{SMALL_CNN} --nproc 2",
+    f"{SMALL_CNN} --nproc 2 --strategy simple_ddp --transport thread",
+    f"{SMALL_CNN} --nproc 3 --strategy bucket_ddp_async --transport tcp --optimizer adamw",
+    f"{SMALL_CNN} --nproc 4 --strategy flat_ddp --transport hybrid --momentum 0.9",
+    f"{SMALL_CNN} --nproc 2 --batch-norm --sync-batch-norm --lr-schedule cosine --clip-grad-norm 1",
+    f"{SMALL_CNN} --nproc 2 --strategy top_k --top-k 0.2",
+    f"{SMALL_CNN} --nproc 2 --strategy local_sgd --sync-every 3 --accumulate 2",
+    f"{SMALL_MLP} --num-layers 2 --nproc 2 --strategy fp16",
+    f"{SMALL_MLP} --nproc 4 --strategy simple_ddp_ga --accumulate 2 --tie-layers --num-layers 4",
+)
+STEPS = {
+    "CNN, 1 rank": "--nproc 1 --pin-cores --epochs 1",
+    "CNN, 2 ranks": "--nproc 2 --pin-cores --epochs 1",
+    "MLP, 2 ranks": "--model mlp --nproc 2 --pin-cores --steps-per-epoch 8 --warmup-steps 2",
+}
+LINKS = {
+    f"CNN, {strategy}, 1.5 Gbit/s": f"--nproc 2 --pin-cores --epochs 1 --strategy {strategy} --link 1.5gbit,50us"
+    for strategy in ("ddp", "simple_ddp")
+}
+ALL_REDUCE = tuple((ranks, "shm") for ranks in (2, 4, 8)) + ((2, "thread"), (2, "tcp"), (4, "hybrid"))
+SIZES = "-b 4K -e 64M -f 16"
+
+Values = Iterator[tuple[str, float]]  # what was measured, and in which value
+
+
+class Build:
+    """One of the two programs."""
+
+    def __init__(self, binary: Path) -> None:
+        self.binary = Path(os.path.abspath(binary))
+
+    def run(self, flags: str, folder: Path) -> None:
+        run([self.binary, *shlex.split(flags)], folder, RUN_SECONDS)
+
+    def summary(self, command: str, flags: str) -> Record:
+        with tempfile.TemporaryDirectory(prefix="versions_") as folder:
+            self.run(f"{command} {flags}", Path(folder))
+            return json.loads(Path(folder, "out.json").read_text())
+
+
+def train(build: Build, flags: str) -> Record:
+    return build.summary("train", f"{flags} --quiet --json out.json")
+
+
+def steps(cases: dict[str, str]) -> Callable[[Build], Values]:
+    def measure(build: Build) -> Values:
+        for case, flags in cases.items():
+            summary = train(build, flags)
+            yield f"{case}: step ms", summary["step_ms_median"]
+            yield f"{case}: resident MB", summary["resident_bytes"] / 1e6
+
+    return measure
+
+
+def all_reduce(build: Build) -> Values:
+    for ranks, transport in ALL_REDUCE:
+        pinned = "--pin-cores" if ranks == 2 else ""
+        flags = f"--nproc {ranks} --transport {transport} {SIZES} {pinned} -J out.json"
+        for row in build.summary("bench", f"all_reduce {flags}")["results"]:
+            yield f"{ranks} ranks, {transport}, {row['size'] >> 10:,} KiB: us", row["in_place"]["time"]
+
+
+class Analyze:
+    """`paceline analyze` on one trace, which the first call makes."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="versions_trace_"))
+
+    def __call__(self, build: Build) -> Values:
+        traces = self.folder / "profile/ddp"
+        if not traces.exists():
+            build.run("train --nproc 2 --epochs 1 --profile --profile-active 50 --quiet", self.folder)
+        start = time.monotonic()
+        build.run(f"analyze {traces}", self.folder)
+        yield "analyze: whole process ms", (time.monotonic() - start) * 1e3
+
+
+PARTS: dict[str, Callable[[Build], Values]] = {
+    "steps": steps(STEPS),
+    "links": steps(LINKS),
+    "all_reduce": all_reduce,
+    "analyze": Analyze(),
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare two builds of paceline, pair by pair.")
+    parser.add_argument("--before", type=Path, required=True, metavar="PATH", help="the earlier build")
+    parser.add_argument("--after", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parts = ["digests", *PARTS]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="(default: all)")
+    parser.add_argument("--pairs", type=int, default=10, help="runs of each build (default: 10)")
+    parser.add_argument("--out", type=Path, default=Path("results/versions.json"), metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.pairs < 2:
+        parser.error("--pairs must be at least 2: one pair has no spread")
+    for build in (arguments.before, arguments.after):
+        if not build.is_file():
+            parser.error(f"{build}: no such file; `cargo build --release` makes it")
+    return arguments
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, from 2,000 samples of the pairs with replacement."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[-51]
+
+
+def compared(before: Build, after: Build, part: str, num_pairs: int) -> list[Record]:
+    values: dict[str, list[dict[str, float]]] = {}
+    for pair in range(num_pairs):
+        order = [("before", before), ("after", after)]
+        for side, build in order if pair % 2 == 0 else reversed(order):
+            for case, value in PARTS[part](build):
+                values.setdefault(case, [{} for _ in range(num_pairs)])[pair][side] = value
+    rows = []
+    for case, pairs in values.items():
+        ratios = [pair["after"] / pair["before"] for pair in pairs]
+        low, high = interval(ratios)
+        words = ("larger", "smaller") if case.endswith("MB") else ("slower", "faster")
+        verdict = words[0] if low > 1 + NOISE else words[1] if high < 1 - NOISE else ""
+        rows.append(
+            {"part": part, "case": case, "pairs": pairs, "ratio": statistics.median(ratios), "low": low, "high": high}
+            | {"min": min(ratios), "max": max(ratios), "verdict": verdict}
+        )
+    return rows
+
+
+def table(rows: list[Record]) -> str:
+    cells = [["case", "before", "after", "ratio", "95 % interval", "all pairs", ""]]
+    for row in rows:
+        medians = [statistics.median(pair[side] for pair in row["pairs"]) for side in ("before", "after")]
+        cells.append(
+            [row["case"], *(f"{median:,.2f}" for median in medians), f"{row['ratio']:.3f}"]
+            + [f"{row['low']:.3f}-{row['high']:.3f}", f"{row['min']:.2f}-{row['max']:.2f}", row["verdict"]]
+        )
+    return aligned(cells, left={0, 6})
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    before, after = Build(arguments.before), Build(arguments.after)
+    record: Record = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "before": commit(arguments.before.resolve().parent),
+        "after": commit(arguments.after.resolve().parent),
+        "digests": [],
+        "results": [],
+    }
+    try:
+        if "digests" in arguments.parts:
+            for flags in DIGESTS:
+                digests = [train(build, flags)["weights_sha256"] for build in (before, after)]
+                record["digests"].append({"flags": flags, "before": digests[0], "after": digests[1]})
+            equal = sum(row["before"] == row["after"] for row in record["digests"])
+            print(f"digests: {equal} of {len(DIGESTS)} equal", flush=True)
+        for part in arguments.parts:
+            if part in PARTS:
+                rows = compared(before, after, part, arguments.pairs)
+                record["results"] += rows
+                print(table(rows), flush=True)
+    except RunFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    return int(any(row["before"] != row["after"] for row in record["digests"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
