@@ -139,7 +139,7 @@ fn legend(entries: &[(String, PageColor)]) -> String {
     format!("<div class=\"legend\">{}</div>", entries.iter().map(entry).collect::<String>())
 }
 
-/// A table. A click on a head sorts it, a click on a number copies the number.
+/// A table. A click on a head sorts it, and a click on a number copies the number.
 fn table_html(table: &Table) -> String {
     let class = |at| if table.is_number(at) { "num" } else { "word" };
     let classes: Vec<&str> = (0..table.columns.len()).map(class).collect();

@@ -1,6 +1,6 @@
 //! Panels across ranks: the critical path through collectives, and which ranks made others wait.
 //!
-//! The analysis across ranks goes in. A section and notes come out. This file computes no figures.
+//! The analysis across ranks goes in. A section and notes come out. The figures come from `ranks`.
 
 use super::shared::{COUNT, PERCENT, RANK, US, ms, us};
 use crate::ranks::{

@@ -1,6 +1,6 @@
 //! The report of a difference: two traces side by side.
 //!
-//! A [`Diff`] goes in. A [`Report`] comes out. This file only arranges the figures.
+//! A [`Diff`] goes in. A [`Report`] comes out. The rows come from `hta`.
 
 use crate::hta::{Diff, DiffRow, Side};
 use crate::report::chart::{Bar, PageColor};

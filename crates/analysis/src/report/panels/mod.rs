@@ -28,7 +28,7 @@ use crate::timeline::Timeline;
 use shared::RANKS;
 
 /// The report of a run. `across` is the analysis across ranks, if there are several ranks. `timelines` are
-/// the traces themselves: the report says what was odd in them.
+/// the traces themselves: the report says what was odd in them, and whether they are of a CPU.
 pub fn of_analysis(
     analysis: &Analysis,
     across: Option<&AcrossRanks>,

@@ -1,4 +1,4 @@
-//! The anatomy of a step.
+//! The anatomy of a step: the parts of the time that a step takes.
 
 use std::collections::BTreeSet;
 
