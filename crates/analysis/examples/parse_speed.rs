@@ -1,8 +1,8 @@
 //! Measures how fast a trace file is read into a timeline, and how much memory that takes.
 //!
 //! `cargo run --release -p paceline-analysis --example parse_speed -- FILE [TIMES]` reads the file `TIMES`
-//! times (default 3). It prints what came out, the speed in MB of JSON per second of wall clock and of processor
-//! time of the reading thread, and the peak of resident memory as Linux counts it. MB are 10^6 bytes.
+//! times (default 3). It prints what came out, the speed in MB of JSON per second of wall clock and of
+//! processor time of the reading thread, and the peak of resident memory as Linux counts it. MB are 10^6 bytes.
 
 use std::error::Error;
 use std::path::PathBuf;
