@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p paceline-analysis --example parse_speed -- FILE [TIMES]` reads the file `TIMES`
 //! times (default 3). It prints what came out, the speed in MB of JSON per second of wall clock and of
-//! processor time of the reading thread, and the peak of resident memory as Linux counts it. MB are 10^6 bytes.
+//! processor time of the reading thread, and the peak of resident memory as Linux counts it. MB are
+//! 10^6 bytes.
 
 use std::error::Error;
 use std::path::PathBuf;
