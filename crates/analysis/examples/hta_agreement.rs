@@ -1,5 +1,5 @@
-//! Whether the analysis of traces agrees with what Holistic Trace Analysis said of them: `bench/traces.py` runs
-//! it, and has put HTA's answers, `hta.json` and `hta-rounded.json`, into the folder of the traces.
+//! Compares the analysis of traces with Holistic Trace Analysis (HTA). `bench/traces.py` runs this example
+//! after it has put HTA's figures, `hta.json` and `hta-rounded.json`, into the folder of the traces.
 //!
 //! `cargo run --release -p paceline-analysis --example hta_agreement -- FOLDER` prints one line of JSON.
 

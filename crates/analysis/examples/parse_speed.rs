@@ -1,8 +1,9 @@
-//! How fast a trace file is read into a timeline, and in how much memory.
+//! Measures how fast a trace file is read into a timeline, and how much memory that takes.
 //!
-//! `cargo run --release -p paceline-analysis --example parse_speed -- FILE [TIMES]` reads the file that many times
-//! (3, if not given) and prints what came out, the speed in MB of JSON per second of wall clock and of processor time
-//! of the reading thread, and the peak of resident memory as Linux counts it. MB are 10^6 bytes.
+//! `cargo run --release -p paceline-analysis --example parse_speed -- FILE [TIMES]` reads the file `TIMES`
+//! times (default 3). It prints what came out, the speed in MB of JSON per second of wall clock and of
+//! processor time of the reading thread, and the peak of resident memory as Linux counts it. MB are
+//! 10^6 bytes.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -40,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Bytes of JSON that a file holds, unpacked.
+/// How many bytes of JSON a file holds when decompressed.
 fn json_bytes(path: &std::path::Path) -> std::io::Result<u64> {
     let mut file = std::io::BufReader::new(std::fs::File::open(path)?);
     if std::io::BufRead::fill_buf(&mut file)?.starts_with(&[0x1f, 0x8b]) {

@@ -1,5 +1,6 @@
-//! What recording costs: nanoseconds per event while the recorder is on and off, and the seconds that
-//! writing a million events of a rank takes. `bench/traces.py` runs it; results are one line of JSON.
+//! Measures what recording costs: nanoseconds per event while the recorder is on and while it is off, and the
+//! seconds that writing the events of a rank (a million by default) takes. `bench/traces.py` runs it. The
+//! results are one line of JSON.
 //!
 //! `cargo run --release -p paceline-analysis --example recorder_speed [EVENTS]`
 
@@ -11,7 +12,7 @@ use paceline_trace::{Event, Recorder, Shapes, Span, Track, now_ns};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let wanted: u64 = std::env::args().nth(1).map_or(Ok(1_000_000), |text| text.parse())?;
-    // A kernel is five events of the file: operator, launch, kernel, and both ends of an arrow.
+    // One recorded kernel makes five events in the file: operator, launch, kernel, and both ends of an arrow.
     let num_kernels = wanted.div_ceil(5) as usize;
     let mut recorder = Recorder::new();
     let track = recorder.track("main", num_kernels);
@@ -37,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A kernel's event as kernels record it: two looks at the clock, and a place in the track.
+/// Nanoseconds per event, recorded as a kernel does it: two readings of the clock and an entry in the track.
 fn time_per_event(track: &Track, count: usize) -> f64 {
     let begin = now_ns();
     for at in 0..count {

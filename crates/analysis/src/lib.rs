@@ -1,9 +1,9 @@
-//! What trace files say: they are written and read, analysed rank by rank and across ranks, merged, and shown
-//! as reports, tables and charts.
+//! Trace files: this crate writes and reads them, analyzes them rank by rank and across ranks, merges them,
+//! and shows the results as reports, tables and charts.
 //!
 //! The tracks of a recorder, trace files and named series of numbers go in. Figures, one file of all ranks,
-//! HTML, CSV, JSON, PNG and SVG files come out. Ranks and devices are what a trace file says of them: this
-//! crate knows nothing of training, models or layers.
+//! HTML, CSV, JSON, PNG and SVG files come out. The crate knows of ranks and devices only what a trace file
+//! says about them. It knows nothing of training, models or layers.
 #![forbid(unsafe_code)]
 
 pub mod hta;

@@ -1,16 +1,17 @@
 //! The median, quantiles and a summary of a set of numbers, each with one definition.
 //!
-//! Numbers in any order go in, and a figure comes out, or `None` where there are no numbers. Each caller says
-//! by the function that it calls which definition its figure has: [`median`] and [`quantile`] lie on straight
-//! lines between neighbours, [`nearest_rank`] is a value that occurred. Nothing here knows what was measured.
+//! Numbers go in, in any order except for [`quantile`]. A figure comes out, or `None` if there are no
+//! numbers. The caller picks the definition by the function that it calls: [`median`] and [`quantile`]
+//! interpolate linearly between neighbors, [`nearest_rank`] is a value that occurred. Nothing here knows what
+//! was measured.
 
 use std::cmp::Ordering;
 
 /// A type of numbers that [`median`] takes.
 pub trait Number: Copy {
-    /// How two numbers are ordered. Every pair is, `NaN` included.
+    /// How two numbers are ordered. This is a total order: `NaN` has a place in it too.
     fn order(&self, other: &Self) -> Ordering;
-    /// The number in the middle between two.
+    /// The midpoint of two numbers.
     fn middle(self, other: Self) -> Self;
 }
 
@@ -34,7 +35,7 @@ impl Number for i64 {
     }
 }
 
-/// The middle number of an odd count of numbers, and the middle between the two middle ones of an even count.
+/// The middle number of an odd count of numbers, or the midpoint of the two middle numbers of an even count.
 pub fn median<T: Number>(values: impl IntoIterator<Item = T>) -> Option<T> {
     let mut values: Vec<T> = values.into_iter().collect();
     values.sort_unstable_by(T::order);
@@ -42,8 +43,8 @@ pub fn median<T: Number>(values: impl IntoIterator<Item = T>) -> Option<T> {
     Some(values[(values.len() - 1) / 2].middle(above))
 }
 
-/// The quantile `part` (between 0 and 1) of `sorted`, on a straight line between the two numbers that it falls
-/// between. This is the default of pandas and numpy.
+/// The quantile `part` (between 0 and 1) of `sorted`, which must be in ascending order. It is interpolated
+/// linearly between the two numbers around it. This is the default of pandas and numpy.
 pub fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     let place = part * sorted.len().checked_sub(1)? as f64;
     let below = place.floor() as usize;
@@ -51,8 +52,8 @@ pub fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     Some(sorted[below] + (above - sorted[below]) * (place - below as f64))
 }
 
-/// The quantile `part` (between 0 and 1) by nearest rank: the smallest of `values` that at least this part of
-/// them does not exceed. It is always one of the values.
+/// The quantile `part` (between 0 and 1) by nearest rank: the smallest of `values` such that at least this
+/// fraction of the values is not larger. It is always one of the values.
 pub fn nearest_rank<T: Copy + Ord>(values: &[T], part: f64) -> Option<T> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -60,7 +61,7 @@ pub fn nearest_rank<T: Copy + Ord>(values: &[T], part: f64) -> Option<T> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// A set of numbers in a few figures, as pandas' `describe` gives them.
+/// Summary statistics of a set of numbers, as pandas' `describe` gives them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// How many numbers.
@@ -71,7 +72,7 @@ pub struct Summary {
     pub std: f64,
     /// The smallest number.
     pub min: f64,
-    /// The first quartile, as [`quantile`] defines it. So are the median and the other quantiles.
+    /// The first quartile. [`quantile`] defines all quantiles here, the median included.
     pub p25: f64,
     /// The median.
     pub p50: f64,

@@ -1,29 +1,30 @@
 //! The steps of a trace: its annotations `ProfilerStep#N`.
 //!
-//! A timeline goes in. Its steps come out. Which of them are analysed is decided in `hta`.
+//! A timeline goes in. Its steps come out. The module `hta` decides which of them are analyzed.
 
 use crate::timeline::{LaneId, TimeRange, Timeline};
 
 /// One `ProfilerStep#N` of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Its number N.
+    /// The number N.
     pub number: u64,
-    /// When it lasted.
+    /// Its start and duration.
     pub time: TimeRange,
 }
 
-/// The number N of `ProfilerStep#N`, if this is the name of a step.
+/// The number N if `name` has the form `ProfilerStep#N`, otherwise `None`.
 pub(crate) fn number(name: &str) -> Option<u64> {
     name.strip_prefix("ProfilerStep")?.trim_start().strip_prefix('#')?.trim().parse().ok()
 }
 
-/// The number of each name of a trace that is one of a step, by [`NameId`](crate::timeline::NameId).
+/// For each name of a trace, by [`NameId`](crate::timeline::NameId): its step number if it names a step.
 pub(crate) fn numbers(timeline: &Timeline) -> Vec<Option<u64>> {
     timeline.names.iter().map(number).collect()
 }
 
-/// The steps that a trace names, by their begin. PyTorch 1.x wrote them as operators.
+/// The steps that a trace names, sorted by start. PyTorch 1.x wrote steps as operators, so operators count
+/// where no annotation names a step.
 pub(crate) fn of(timeline: &Timeline) -> Vec<Step> {
     let numbers = numbers(timeline);
     let step = |(name, time): (crate::timeline::NameId, TimeRange)| {
@@ -38,15 +39,15 @@ pub(crate) fn of(timeline: &Timeline) -> Vec<Step> {
     steps
 }
 
-/// The thread that takes the steps.
+/// The row of the thread that runs the steps.
 pub(crate) fn lane(timeline: &Timeline) -> Option<LaneId> {
     let numbers = numbers(timeline);
     let mut host = timeline.annotations.iter().filter(|annotation| !annotation.is_device);
     host.find(|a| numbers[a.name.0 as usize].is_some()).map(|annotation| annotation.lane)
 }
 
-/// The step, of those sorted by begin, in which a moment lies; what lies after a step and before the next
-/// one belongs to the earlier, since work goes on in the background.
+/// The step in which a moment lies; `None` before the first step. `steps` must be sorted by start. A moment
+/// between two steps belongs to the earlier step, since its work goes on in the background.
 pub(crate) fn at(steps: &[Step], at_ns: i64) -> Option<Step> {
     let after = steps.partition_point(|step| step.time.start_ns <= at_ns);
     steps.get(after.checked_sub(1)?).copied()

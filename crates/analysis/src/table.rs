@@ -1,13 +1,13 @@
-//! Tables: rows of cells under columns that say what they hold, and the one way in which numbers and tables are
-//! written on a console.
+//! Tables: rows of cells under columns that say what they hold. All numbers and tables on a console are
+//! formatted here.
 //!
-//! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]; lines for a console,
-//! CSV, Markdown and JSON come out. Nothing here knows what was measured.
+//! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]. Lines for a
+//! console, CSV, Markdown and JSON come out. Nothing here knows what was measured.
 
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-/// What a column holds. Said once, and used by every format.
+/// What a column holds. It is defined once and used by every format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Column {
     /// Its name in files.
@@ -16,9 +16,9 @@ pub struct Column {
     pub label: String,
     /// The unit; empty for words and plain numbers.
     pub unit: String,
-    /// What it says and how it is found.
+    /// What its values mean and how they are computed.
     pub definition: String,
-    /// How many decimals are shown; files have all.
+    /// How many decimals people see; files have all digits.
     pub decimals: usize,
 }
 
@@ -43,10 +43,10 @@ impl Column {
     }
 }
 
-/// What stands in a row.
+/// A value in a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
-    /// Words.
+    /// Text.
     Text(String),
     /// A whole number.
     Whole(u64),
@@ -57,7 +57,7 @@ pub enum Cell {
 }
 
 impl Cell {
-    /// As it is shown.
+    /// The cell as people see it: a dash where there is no value.
     pub fn shown(&self, column: &Column) -> String {
         match self {
             Cell::Text(words) => words.clone(),
@@ -67,7 +67,7 @@ impl Cell {
         }
     }
 
-    /// With all its digits, as it stands in files; empty where there is no value.
+    /// The cell with all its digits, as files hold it; empty where there is no value.
     pub fn exact(&self) -> String {
         match self {
             Cell::Text(words) => words.clone(),
@@ -77,7 +77,7 @@ impl Cell {
         }
     }
 
-    /// Whether it is set like a number.
+    /// Whether the cell is right-aligned like a number.
     pub fn is_number(&self) -> bool {
         !matches!(self, Cell::Text(_))
     }
@@ -130,11 +130,11 @@ impl<T: Into<Cell>> From<Option<T>> for Cell {
     }
 }
 
-/// How the cell of a column is found in a row's source.
+/// Computes the cell of a column from the value that a row shows.
 type Get<T> = Box<dyn Fn(&T) -> Cell>;
 
-/// The columns of a table of `T`s, each defined once: what it is called, what it means and how its cell is
-/// found.
+/// The columns of a table with one row per `T`. Each column is defined once: its name, its meaning and how
+/// its cell is computed.
 pub struct Columns<T>(Vec<(Column, Get<T>)>);
 
 impl<T> Columns<T> {
@@ -144,7 +144,7 @@ impl<T> Columns<T> {
         Self(Vec::new())
     }
 
-    /// Adds a column, see [`Column`] for all but the last argument.
+    /// Adds a column. `cell` computes its cell from a row's `T`; see [`Column`] for the other arguments.
     pub fn add<C: Into<Cell>>(
         mut self,
         key: &str,
@@ -166,7 +166,7 @@ impl<T> Columns<T> {
     }
 }
 
-/// A table with more columns and no more rows than these lies on its side in Markdown.
+/// Markdown transposes a table with more than `MANY_COLUMNS` columns and at most `FEW_ROWS` rows.
 const MANY_COLUMNS: usize = 10;
 const FEW_ROWS: usize = 8;
 
@@ -177,23 +177,23 @@ pub struct Table {
     pub columns: Vec<Column>,
     /// The rows, each with a cell per column.
     pub rows: Vec<Vec<Cell>>,
-    /// The mean over the rows, where it says something: a row of its own that is no row of files and
-    /// does not sort with the others.
+    /// The mean over the rows, where it is meaningful. It is a separate row: CSV and JSON leave it out, and
+    /// sorting does not move it.
     pub mean: Option<Vec<Cell>>,
 }
 
 impl Table {
-    /// The mean, if there is one, and the rows.
+    /// The mean, if there is one, then the rows.
     fn lines(&self) -> impl Iterator<Item = &Vec<Cell>> {
         self.mean.iter().chain(&self.rows)
     }
 
-    /// Whether a column holds numbers only, which are set to the right.
+    /// Whether column `at` holds only numbers, which are right-aligned.
     pub(crate) fn is_number(&self, at: usize) -> bool {
         self.rows.iter().all(|row| row[at].is_number())
     }
 
-    /// As CSV: the keys, then the rows with all digits. Lines end as in Unix.
+    /// As CSV: the keys, then the rows with all digits. Lines end with a line feed alone.
     pub fn csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         let head = self.columns.iter().map(|column| column.key.clone()).collect();
@@ -206,8 +206,8 @@ impl Table {
             .expect("all of it is text")
     }
 
-    /// As a table of Markdown. One of many columns and few rows lies on its side, so that it can be read
-    /// in an issue.
+    /// As a Markdown table. A table with many columns and few rows is transposed, so that it can be read in
+    /// an issue.
     pub fn markdown(&self) -> String {
         let plain = plain_markdown;
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
@@ -231,7 +231,7 @@ impl Table {
         [head, rule].into_iter().chain(rows).collect()
     }
 
-    /// As lines of text: words to the left, numbers to the right.
+    /// As lines of text: columns of text are left-aligned, columns of numbers right-aligned.
     pub fn text(&self) -> String {
         let head: Vec<String> = self.columns.iter().map(Column::head).collect();
         let shown = |row: &Vec<Cell>| -> Vec<String> {
@@ -242,7 +242,7 @@ impl Table {
         aligned(&head, &lines, |at| !self.is_number(at))
     }
 
-    /// The first `count` rows, and how many that leaves out.
+    /// A table of the first `count` rows, and the number of rows that it leaves out.
     pub fn head(&self, count: usize) -> (Self, usize) {
         let rows: Vec<_> = self.rows.iter().take(count).cloned().collect();
         let left_out = self.rows.len() - rows.len();
@@ -250,7 +250,7 @@ impl Table {
     }
 }
 
-/// As JSON: the columns with their units and definitions, and the rows by the columns' keys.
+/// As JSON: the columns with their units and definitions, and each row as an object by the columns' keys.
 impl Serialize for Table {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         struct Meaning<'a>(&'a Column);
@@ -278,9 +278,9 @@ impl Serialize for Table {
     }
 }
 
-/// A table as lines of text without a line end after the last: the head, a rule and the rows, columns two
-/// spaces apart. Columns of words (`is_left`, by index from 0) are set to the left, all others to the right.
-/// An empty head leaves out head and rule. A row may be shorter than the others.
+/// A table as lines of text: the head, a rule and the rows, with two spaces between columns. The last line
+/// has no line end. Columns for which `is_left` holds (it gets the index, from 0) are left-aligned, all
+/// others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others.
 pub fn aligned(
     head: &[impl AsRef<str>],
     rows: &[impl AsRef<[String]>],
@@ -310,13 +310,13 @@ pub fn aligned(
     lines.iter().map(set).collect::<Vec<_>>().join("\n")
 }
 
-/// A number with `decimals` decimals, or a dash without a number.
+/// A number with `decimals` decimals, or a dash for `None`.
 pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
-/// Text as it may stand on a terminal: a name in a trace may hold anything, and what moves the cursor or
-/// changes colours is spelt out instead.
+/// Text that is safe to print on a terminal. A name in a trace may hold any characters. Control characters,
+/// which can move the cursor or change colors, are written as escapes.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -328,14 +328,14 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Text as it may stand in a line or a cell of Markdown, where it is to begin neither HTML nor another
-/// cell nor another line.
+/// Text that is safe in a line or a table cell of Markdown: it cannot start HTML, another cell or another
+/// line.
 pub(crate) fn plain_markdown(text: &str) -> String {
     let text = printable(&text.replace(['\n', '\r'], " "));
     text.replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
 }
 
-/// A count with the words for one thing or for several.
+/// A count with its noun: `one` if the count is 1, `several` for any other count.
 pub fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count as f64, 0), if count == 1 { one } else { several })
 }
@@ -345,7 +345,7 @@ pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
     let (whole, fraction) = digits.split_once('.').map_or((digits, None), |(w, f)| (w, Some(f)));
-    // A negative number may round to nothing, which has no sign.
+    // A negative number may round to zero, which is written without a sign.
     let is_zero = digits.chars().all(|c| matches!(c, '0' | '.'));
     let mut out = String::from(if is_zero { "" } else { sign });
     for (at, digit) in whole.chars().enumerate() {

@@ -1,8 +1,9 @@
-//! What a trace file says of one rank, in memory: the kernels of its device, the calls that launched
-//! them, the operators and annotations of its threads, collectives and memory.
+//! The trace of one rank in memory: the kernels of its device, the calls that launched them, the operators
+//! and annotations of its threads, its collectives and its memory samples.
 //!
-//! A reader fills it, whoever wrote the file; the analysis reads it. Times are nanoseconds of the
-//! trace's own clock, as signed numbers: a trace may begin before its zero. Strings are interned once.
+//! A reader fills a [`Timeline`], whichever program wrote the file. The analysis reads it. Times are
+//! nanoseconds on the trace's own clock. They are signed, because a trace may begin before its clock's zero.
+//! Strings are interned: each distinct string is stored once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,17 +18,17 @@ pub struct TimeRange {
 }
 
 impl TimeRange {
-    /// The first nanosecond after it.
+    /// The first nanosecond after the range.
     pub fn end_ns(&self) -> i64 {
         self.start_ns.saturating_add(self.dur_ns)
     }
 }
 
-/// An interned string, see [`Names`].
+/// The number of an interned string, see [`Names`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NameId(pub u32);
 
-/// Strings that occur over and over, each kept once.
+/// Interned strings: each distinct string is stored once, under a number.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     ids: HashMap<Arc<str>, NameId>,
@@ -35,7 +36,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// The number of a string, which is new if it was never seen.
+    /// The number of a string. A string that was not seen before gets a new number.
     pub fn intern(&mut self, text: &str) -> NameId {
         if let Some(&id) = self.ids.get(text) {
             return id;
@@ -46,7 +47,7 @@ impl Names {
         id
     }
 
-    /// The string of a number that [`Names::intern`] gave.
+    /// The string with a number that [`Names::intern`] returned.
     pub fn text(&self, id: NameId) -> &str {
         &self.texts[id.0 as usize]
     }
@@ -62,40 +63,40 @@ impl Names {
     }
 }
 
-/// Which row of the file an event stood in: `pid` and `tid`, whatever they were.
+/// The number of the row to which an event belongs. Each pair of `pid` and `tid` in the file is a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
 
-/// A row of the file.
+/// A row of the file: one pair of `pid` and `tid`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneInfo {
-    /// As written, a number or a word.
+    /// The `pid` as written, a number or a word.
     pub pid: String,
-    /// As written, a number or a word.
+    /// The `tid` as written, a number or a word.
     pub tid: String,
-    /// `thread_name`, where the file gives one.
+    /// The `thread_name`, if the file gives one.
     pub name: Option<String>,
 }
 
-/// What a device executes.
+/// Kinds of work that a device executes, with their categories in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceWork {
-    /// `kernel`.
+    /// A kernel (`kernel`).
     Kernel,
-    /// `gpu_memcpy`.
+    /// A copy (`gpu_memcpy`).
     Copy,
-    /// `gpu_memset`.
+    /// A memory set (`gpu_memset`).
     Set,
-    /// `cuda_sync`: the device or a stream was waited for.
+    /// A wait for the device or for a stream (`cuda_sync`).
     Sync,
 }
 
-/// One thing that a device has executed.
+/// One piece of work that a device has executed.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     /// Its name.
     pub name: NameId,
-    /// What it is.
+    /// What kind of work it is.
     pub work: DeviceWork,
     /// When it ran.
     pub time: TimeRange,
@@ -105,43 +106,43 @@ pub struct Kernel {
     pub stream: i64,
     /// The number that it shares with the call that launched it.
     pub correlation: Option<u64>,
-    /// For copies and sets: bytes.
+    /// For copies and memory sets: the number of bytes.
     pub bytes: Option<u64>,
-    /// For copies and sets: GB/s, as the file gives it.
+    /// For copies and memory sets: the bandwidth in GB/s, as the file gives it.
     pub bandwidth_gb_s: Option<f64>,
     /// Index into [`Timeline::collectives`].
     pub collective: Option<u32>,
 }
 
-/// A call of the device's run-time library (`cuda_runtime`, `cuda_driver`).
+/// A call to the device's runtime library (`cuda_runtime`, `cuda_driver`).
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// Its name, as `cudaLaunchKernel`.
+    /// Its name, for example `cudaLaunchKernel`.
     pub name: NameId,
     /// When the call ran.
     pub time: TimeRange,
     /// Its row.
     pub lane: LaneId,
-    /// The number that it shares with what it launched.
+    /// The number that it shares with the work that it launched.
     pub correlation: Option<u64>,
 }
 
-/// What a wait of the device (`cuda_sync`) waits for: a moment that was marked on a stream.
+/// What a wait on the device (`cuda_sync`) waits for: a CUDA event that was recorded on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncWait {
-    /// The wait: index into [`Timeline::kernels`].
+    /// The wait, as an index into [`Timeline::kernels`].
     pub kernel: u32,
-    /// The stream on which the moment was marked.
+    /// The stream on which the event was recorded.
     pub stream: i64,
-    /// The correlation of the call that marked it (`cudaEventRecord`).
+    /// The correlation of the call that recorded it (`cudaEventRecord`).
     pub record: u64,
 }
 
-/// An operator on a thread of the host (`cpu_op`), or a transfer by a backend of the host: PyTorch writes
-/// `gloo:all_reduce` as a `user_annotation` on a thread of its own.
+/// An operator on a thread of the host (`cpu_op`), or a transfer by a backend that runs on the host: PyTorch
+/// writes `gloo:all_reduce` as a `user_annotation` on a thread of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Operator {
-    /// Its name, as `aten::addmm`.
+    /// Its name, for example `aten::addmm`.
     pub name: NameId,
     /// When it ran.
     pub time: TimeRange,
@@ -154,55 +155,57 @@ pub struct Operator {
 /// A span that the program named (`user_annotation`, or `gpu_user_annotation`).
 #[derive(Clone, Copy, Debug)]
 pub struct Annotation {
-    /// Its name, as `ProfilerStep#3`.
+    /// Its name, for example `ProfilerStep#3`.
     pub name: NameId,
-    /// When it lasted.
+    /// Its start and duration.
     pub time: TimeRange,
     /// Its row.
     pub lane: LaneId,
-    /// Whether it is the device's view of it.
+    /// Whether this is the device's view of the span (`gpu_user_annotation`).
     pub is_device: bool,
 }
 
-/// What a trace says of a collective operation. Fields that the file does not give are `None`. Of operators of
-/// the host, PyTorch writes only the shapes and types of what went in, under the names of its own types.
+/// What a trace says about a collective operation. Fields that the file does not give are `None`. For
+/// operators of the host, PyTorch writes only the shapes and types of the inputs, with its own names for the
+/// types.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Collective {
-    /// As written: `all_reduce`, `allreduce`, `_allgather_base`, ...; of operators without such a word, their own
-    /// name without its family: `allreduce` of `c10d::allreduce_`.
+    /// Its name as written: `all_reduce`, `allreduce`, `_allgather_base`, ... An operator without such a
+    /// field gives its own name, without the library's name: `allreduce` for `c10d::allreduce_`.
     pub name: String,
-    /// Elements that went in.
+    /// How many elements went in.
     pub in_elems: Option<u64>,
-    /// Elements that came out.
+    /// How many elements came out.
     pub out_elems: Option<u64>,
     /// Element type.
     pub dtype: Option<String>,
-    /// Ranks that took part.
+    /// How many ranks are in the group.
     pub group_size: Option<u64>,
     /// The name of the group.
     pub group: Option<String>,
     /// The ranks of the group, as written.
     pub group_ranks: Option<String>,
-    /// Its place in the group's sequence, the same on every rank.
+    /// Its sequence number in the group, the same on every rank.
     pub seq: Option<u64>,
-    /// Ours: part of its time during which it waited for the slowest rank, in nanoseconds.
+    /// Only our recorder writes this: how long it waited for the slowest rank, as part of its time, in
+    /// nanoseconds.
     pub wait_ns: Option<i64>,
-    /// Ours: time in the queue behind earlier operations, in nanoseconds.
+    /// Only our recorder writes this: time in the queue behind earlier operations, in nanoseconds.
     pub queue_ns: Option<i64>,
 }
 
 /// A sample of memory in use (`[memory]`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemorySample {
-    /// When.
+    /// When it was taken, in nanoseconds.
     pub at_ns: i64,
-    /// Bytes alive after it.
+    /// Bytes in use after this change.
     pub allocated_bytes: u64,
-    /// Bytes taken from the system.
+    /// Bytes reserved from the system.
     pub reserved_bytes: u64,
-    /// PyTorch's number of the kind of device: 0 is the host, 1 is CUDA.
+    /// PyTorch's number for the kind of device: 0 is the host, 1 is CUDA.
     pub device_type: i64,
-    /// What was taken, or, if negative, given back.
+    /// Bytes that were allocated or, if negative, freed.
     pub delta_bytes: i64,
 }
 
@@ -211,45 +214,47 @@ pub struct MemorySample {
 pub struct Timeline {
     /// Where it was read from.
     pub source: String,
-    /// From `distributedInfo`, else from the path.
+    /// The rank, from `distributedInfo` or, without it, from the path.
     pub rank: Option<usize>,
-    /// From `distributedInfo`.
+    /// The number of ranks, from `distributedInfo`.
     pub world_size: Option<usize>,
-    /// From `distributedInfo`.
+    /// The communication backend, from `distributedInfo`.
     pub backend: Option<String>,
-    /// Absolute time of the clock's zero, where the file gives it.
+    /// Absolute time of the clock's zero in nanoseconds, if the file gives it.
     pub base_ns: Option<i64>,
-    /// `deviceProperties[].name`.
+    /// The names of the devices, `deviceProperties[].name`.
     pub devices: Vec<String>,
-    /// What our own recorder says of the run, `paceline` in the file: keys and values in words.
+    /// What our own recorder says about the run (`paceline` in the file), as keys and values in text.
     pub run_facts: BTreeMap<String, String>,
-    /// All strings of the vectors below.
+    /// All strings that the vectors below refer to.
     pub names: Names,
-    /// Rows, by [`LaneId`].
+    /// The rows, by [`LaneId`].
     pub lanes: Vec<LaneInfo>,
-    /// In the order of the file, pairs of begin and end by their ends.
+    /// Work of the device, in the order of the file. A pair of begin and end events stands where its end
+    /// stands.
     pub kernels: Vec<Kernel>,
-    /// What waits among the kernels wait for, where the file says so; in their order.
+    /// What the waits among `kernels` wait for, where the file says so, in the order of `kernels`.
     pub sync_waits: Vec<SyncWait>,
-    /// In the order of the file.
+    /// Launch calls, in the order of the file.
     pub launches: Vec<Launch>,
-    /// In the order of the file.
+    /// Operators, in the order of the file.
     pub operators: Vec<Operator>,
-    /// In the order of the file.
+    /// Annotations, in the order of the file.
     pub annotations: Vec<Annotation>,
-    /// What kernels and operators refer to.
+    /// The collectives that kernels and operators refer to.
     pub collectives: Vec<Collective>,
-    /// In the order of the file.
+    /// Memory samples, in the order of the file.
     pub memory: Vec<MemorySample>,
-    /// Events that the analysis does not use, by category, or by phase (`ph C`) where they have none.
+    /// How many events the analysis does not use, by category, or by phase (`ph C`) where they have no
+    /// category.
     pub skipped: BTreeMap<String, u64>,
-    /// What was odd but not wrong enough to stop, each kind once with its count: negative durations,
-    /// ends without begin, ...
+    /// What was odd but not wrong enough to stop the reader: counts by kind, such as negative durations and
+    /// ends without a begin.
     pub oddities: BTreeMap<String, u64>,
 }
 
 impl Timeline {
-    /// The first begin and the last end of kernels, operators and annotations; `None` if there are none.
+    /// The earliest start and the latest end of kernels, operators and annotations; `None` if there are none.
     pub(crate) fn extent(&self) -> Option<(i64, i64)> {
         let kernels = self.kernels.iter().map(|kernel| kernel.time);
         let operators = self.operators.iter().map(|operator| operator.time);

@@ -1,4 +1,4 @@
-//! Across ranks, what is looked at is what the figures of each rank are about.
+//! The analysis across ranks covers the same steps and collectives as the figures of each rank.
 
 mod common;
 
@@ -7,8 +7,8 @@ use paceline_analysis::hta::{Options, analyze};
 use paceline_analysis::ranks::across_ranks;
 use paceline_analysis::timeline::Timeline;
 
-/// Three steps of 100 us with an all-reduce each, of which rank 1 comes `late` to the last by much. The second
-/// one's runs when the third step has begun, and one comes before the first step.
+/// Three steps of 100 us with an all-reduce each, and one more all-reduce before the first step. Rank 1 comes
+/// late to the last one. The all-reduce of the second step runs when the third step has begun.
 fn ranks() -> Vec<Timeline> {
     let reduce = |build: Build, call: f64, start: f64, end: f64, wait: i64| {
         build.launched(NCCL, 20, call, call + 1.0, start, end).told("all_reduce", Some(wait))
@@ -42,7 +42,8 @@ fn waits_and_transfers_add_up_to_the_communication_of_the_row() {
             assert_eq!(us(waits.waited_ns + waits.transfer_ns), row.comm_time_us);
             assert_eq!(waits.num_collectives as u64, row.collective_calls);
         }
-        // The worst of all is in the last step; what the second step launched belongs to it.
+        // The worst of all is in the last step. The all-reduce that the second step launched belongs to that
+        // step.
         let worst = across.stragglers.worst[0].step;
         assert_eq!(worst, if include_last_step { Some(5) } else { Some(3) });
         assert!(across.stragglers.worst.iter().any(|meeting| meeting.step == Some(4)));

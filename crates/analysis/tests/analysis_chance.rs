@@ -1,5 +1,5 @@
-//! Timelines that chance makes: figures against a count nanosecond by nanosecond, and what must hold whatever a trace
-//! says.
+//! Property tests on random timelines: figures against a count nanosecond by nanosecond, and what must hold
+//! for any trace.
 
 use paceline_analysis::hta::{
     Analysis, KernelKind, Options, RankAnalysis, Rounding, StepChoice, analyze, diff,
@@ -11,7 +11,7 @@ use paceline_analysis::timeline::{
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Anything with a name and a time.
+/// An event: name, start and duration in nanoseconds, and a number that varies its other fields.
 type Piece = (&'static str, i64, i64, u32);
 
 const KERNELS: [&str; 7] = [
@@ -34,7 +34,7 @@ const SPANS: [&str; 6] =
     ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3", "forward", "backward", "grad_sync"];
 const OPERATORS: [&str; 4] = ["aten::mm", "c10d::allreduce_", "gloo:all_reduce", "Optimizer.step"];
 
-/// Times are so close together that everything overlaps, touches or comes at once.
+/// Events with times so close together that many overlap, touch or coincide.
 fn pieces(names: &'static [&'static str], most: usize) -> impl Strategy<Value = Vec<Piece>> {
     let piece = (select(names), 0i64..300, 0i64..60, 0u32..8);
     prop::collection::vec(piece, 0..most)
@@ -87,7 +87,7 @@ fn timeline(
     }
     for piece in &spans {
         let (name, is_device) = (timeline.names.intern(piece.0), piece.3 == 7);
-        // Steps, and what is in them, are of one thread.
+        // Steps and the spans in them are on one thread.
         let lane = LaneId(0);
         timeline.annotations.push(Annotation { name, time: time(piece), lane, is_device });
     }
@@ -116,7 +116,7 @@ fn options(rounding: Rounding, include_last_step: bool) -> Options {
     Options { rounding, include_last_step, ..Options::default() }
 }
 
-/// What holds for every rank.
+/// Checks what holds for every rank.
 fn check(rank: &RankAnalysis, rounding: Rounding) {
     let temporal = rank.temporal;
     let sum = temporal.idle_ns + temporal.compute_ns + temporal.non_compute_ns;

@@ -1,4 +1,4 @@
-//! What is computed from the kernels of a rank, on timelines whose answers are known.
+//! Figures from the kernels of a rank, on timelines whose answers are known.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn near(a: Option<f64>, b: f64) {
 
 #[test]
 fn idle_computing_and_neither() {
-    // Out of order, overlapping, nested, of no length; two gaps of 10 us, and a copy alone for 10 us.
+    // Kernels out of order, overlapping, nested and of no length; two gaps of 10 us; 10 us of a copy alone.
     let build = rank(3)
         .kernel("gemm", 7, 50.0, 80.0)
         .kernel("relu", 7, 10.0, 30.0)
@@ -40,7 +40,7 @@ fn idle_computing_and_neither() {
     near(row.compute_time_pctg, 70.0);
     near(row.idle_time_pctg, 20.0);
     near(row.non_compute_time_pctg, 10.0);
-    // Sums count every kernel.
+    // Sums count every kernel, overlapping or not.
     assert_eq!((row.compute_time_us, row.memory_time_us), (82.0, 20.0));
     assert_eq!((row.comm_time_us, row.total_kernel_time_us), (0.0, 102.0));
     assert_eq!((row.comm_comp_overlap_pctg, row.comm_overhead_pctg), (None, Some(0.0)));
@@ -61,7 +61,7 @@ fn communication_is_hidden_partly_wholly_or_not_at_all() {
     near(overlap(10.0, 30.0), 100.0);
     near(overlap(40.0, 50.0), 0.0);
     near(overlap(60.0, 80.0), 0.0);
-    // Two at once are communication once.
+    // Two collectives at the same time count once as communication.
     let build = rank(0).kernel("gemm", 7, 0.0, 40.0).kernel(NCCL, 20, 20.0, 60.0);
     let rank = one(build.kernel(NCCL, 21, 40.0, 60.0));
     near(rank.row.comm_comp_overlap_pctg, 50.0);
@@ -77,7 +77,7 @@ fn the_last_of_several_steps_is_left_out() {
             .step(5, 100.0, 200.0)
             .step(6, 200.0, 300.0)
             .kernel("gemm", 7, 10.0, 20.0)
-            // Launched within step 5, run within step 6: it belongs to 5.
+            // Launched in step 5, run in step 6: it belongs to step 5.
             .launched("gemm", 7, 190.0, 191.0, 250.0, 260.0)
             .kernel("gemm", 7, 280.0, 290.0)
             .stray("gemm", 7, 295.0, 299.0)
@@ -92,7 +92,7 @@ fn the_last_of_several_steps_is_left_out() {
     let all = Options { include_last_step: true, ..Options::default() };
     let rank = with(build(), &all);
     assert_eq!((rank.steps.chosen.len(), rank.row.kernel_time_us), (3, 280.0));
-    // Without a choice of steps, also a kernel whose launch the trace lacks counts.
+    // If no steps are chosen, a kernel whose launch is missing from the trace counts too.
     let whole = common::rank(0).kernel("gemm", 7, 10.0, 20.0).stray("gemm", 7, 295.0, 299.0);
     let analysis = analyze(&[whole.timeline], &Options::default()).unwrap();
     assert_eq!(analysis.ranks[0].row.kernel_time_us, 289.0);
@@ -113,11 +113,11 @@ fn kernels_without_launches_are_chosen_by_their_own_begin() {
 fn gaps_are_put_down_to_host_kernels_or_neither() {
     let build = rank(0)
         .launched("a", 7, 0.0, 1.0, 10.0, 20.0)
-        // Launched after the end of the one before.
+        // Launched after the end of the kernel before.
         .launched("b", 7, 25.0, 26.0, 40.0, 50.0)
-        // Launched before, gap of 29.999 us.
+        // Launched before that end; gap of 29.999 us.
         .launched("c", 7, 41.0, 42.0, 79.999, 90.0)
-        // Launched before, gap of 30 us: at the threshold it is no kernel wait any more.
+        // Launched before that end; a gap of 30 us is at the threshold and no longer a kernel wait.
         .launched("d", 7, 60.0, 61.0, 120.0, 130.0)
         .launched("e", 9, 60.0, 61.0, 120.0, 130.0);
     let idle = one(build).idle;
@@ -141,14 +141,14 @@ fn a_gap_that_no_launch_explains_is_told_by_its_length() {
 #[test]
 fn launches_are_counted_as_short_slow_and_late() {
     let build = rank(0)
-        // Shorter than its call, and 4 us after it.
+        // The kernel is shorter than its call and begins 4 us after it.
         .launched("a", 7, 0.0, 6.0, 10.0, 14.0)
-        // A call above 50 us is slow, and its kernel then not called short.
+        // A call above 50 us is slow. Its kernel is then not counted as short.
         .launched("b", 7, 20.0, 71.0, 72.0, 82.0)
-        // It began while the call still ran: no delay below zero.
+        // The kernel began while the call still ran: its delay is zero, not negative.
         .launched("a", 7, 90.0, 95.0, 93.0, 99.0)
         .launched("a", 7, 100.0, 101.0, 202.0, 210.0)
-        // Not a launch by HTA's list.
+        // A kernel without a launch call, which HTA does not list as a launch.
         .stray("c", 7, 300.0, 310.0);
     let stats = one(build).launches.unwrap();
     assert_eq!((stats.short_kernels, stats.slow_calls, stats.long_delays), (1, 1, 1));
@@ -191,7 +191,7 @@ fn copies_have_bytes_and_bandwidth_by_kind() {
     );
     assert_eq!((copies[1].name.as_str(), copies[1].time_ns), ("Memset", 0));
     let bandwidth = copies[0].gb_per_s.unwrap();
-    // 10, then both, then the second alone; the zero at the end does not count.
+    // 10 for the first copy, then the sum of both, then the second alone. The zero at the end does not count.
     assert_eq!((bandwidth.count, bandwidth.max, bandwidth.mean), (3, 15.0, 10.0));
     assert_eq!(copies[1].gb_per_s.unwrap().mean, 100.0);
 }
@@ -213,7 +213,7 @@ fn kernels_by_name_and_the_rest_together() {
         (top.len(), top[1].name.as_str(), top[1].calls, top[1].sum_ns),
         (2, "others", 3, 9_000)
     );
-    // Of 5, 1 and 3 us.
+    // The standard deviation of 5, 1 and 3 us.
     assert!((top[1].std_ns - 2_000.0).abs() < 1e-6);
     assert!(top_kernels(&kernels, Some(KernelKind::Memory), 3).is_empty());
 }
@@ -240,14 +240,14 @@ fn rounding_is_that_of_hta() {
     let build = || {
         rank(0)
             .kernel("a", 7, 0.5, 10.5)
-            // Crosses no whole microsecond: HTA takes it for one of -1 us.
+            // Contains no whole microsecond, so it lasts -1 us in HTA.
             .kernel("b", 7, 20.2, 20.8)
             .kernel("a", 7, 30.0, 40.0)
     };
     let exact = one(build()).row;
     assert_eq!((exact.kernel_time_us, exact.temporal_compute_time_us), (39.5, 20.6));
     let hta = with(build(), &Options { rounding: Rounding::Hta, ..Options::default() });
-    // 1..10, 21..20, 30..40
+    // Rounded: 1..10, 21..20, 30..40.
     assert_eq!((hta.row.kernel_time_us, hta.row.temporal_compute_time_us), (39.0, 18.0));
     assert_eq!(hta.row.idle_time_us, 21.0);
     assert_eq!(hta.kernels[1].sum_ns, -1_000);
@@ -255,7 +255,8 @@ fn rounding_is_that_of_hta() {
 
 #[test]
 fn waits_of_the_device_count_as_hta_counts_them() {
-    // A wait on a stream is something that runs and computes nothing; one of no stream is nothing.
+    // A wait on a stream counts as something that runs but does not compute. A wait without a stream counts
+    // as nothing.
     let build = rank(0)
         .kernel("gemm", 7, 0.0, 10.0)
         .wait("Stream Sync", 7, 77, 10.0, 15.0)
@@ -264,7 +265,7 @@ fn waits_of_the_device_count_as_hta_counts_them() {
     let rank = one(build);
     assert_eq!((rank.row.idle_time_us, rank.row.non_compute_time_us), (5.0, 5.0));
     assert_eq!(rank.row.total_kernel_time_us, 20.0);
-    // No gap ends at a wait.
+    // A wait does not end a gap.
     assert_eq!(rank.idle[0].by_category[0].time_ns, 10_000);
 }
 
@@ -277,7 +278,7 @@ fn the_kind_is_chosen_from_the_collectives_or_given() {
     let any = Options::default();
     assert_eq!(kind("ncclDevKernel_Broadcast_RING_LL", &any), Kind::Ddp);
     assert_eq!(kind("ncclDevKernel_ReduceScatter_Sum_f32", &any), Kind::Sharding);
-    // A short all-gather beside a longer all-reduce: statistics of a batch norm, say.
+    // A short all-gather beside a longer all-reduce, for example statistics of a batch norm.
     assert_eq!(kind("ncclDevKernel_AllGather_RING_LL", &any), Kind::Ddp);
     let ddp = Options { kind: Some(Kind::Ddp), ..Options::default() };
     assert_eq!(kind("ncclDevKernel_ReduceScatter_Sum_f32", &ddp), Kind::Ddp);
@@ -286,7 +287,7 @@ fn the_kind_is_chosen_from_the_collectives_or_given() {
         analyze(&[spans.timeline], &any).unwrap().kind
     };
     assert_eq!(named("reduce scatter"), Kind::Sharding);
-    // Data parallel programs do these too.
+    // Data-parallel programs have these spans too.
     assert_eq!([named("param broadcast"), named("gather")], [Kind::Ddp; 2]);
 }
 
@@ -320,13 +321,13 @@ fn what_cannot_be_analysed_is_said() {
     let mut endless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;
     endless.kernels[0].time.start_ns = i64::MIN;
     assert!(analyze(&[endless]).to_string().contains("more than 73 years"));
-    // Each of them is short enough, but not all.
+    // Each duration is short enough, but their sum is not.
     let mut many = rank(0);
     for _ in 0..5 {
         many = many.kernel("gemm", 7, 0.0, 1e-3 * (1u64 << 59) as f64);
     }
     assert!(matches!(analyze(&[many.timeline]), AnalysisError::Times { .. }));
-    // All of it belongs to the last step.
+    // All work belongs to the last step.
     let last = rank(0).step(1, 0.0, 10.0).step(2, 10.0, 20.0).kernel("gemm", 7, 15.0, 18.0);
     assert!(matches!(analyze(&[last.timeline]), AnalysisError::NoWork { .. }));
 }

@@ -1,4 +1,4 @@
-//! What is computed from what the host did: operators, spans, memory, and what changed between two runs.
+//! Figures from the events of the host: operators, spans, memory, and what changed between two runs.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn without_kernels_operators_and_transfers_are_analysed() {
     let build = rank(0)
         .operator("aten::linear", MAIN, 0.0, 30.0)
         .operator("aten::addmm", MAIN, 5.0, 25.0)
-        // Hands the sum over to another thread, which works on it from 42 to 60.
+        // Hands the all-reduce to another thread, which works on it from 42 to 60.
         .operator("c10d::allreduce_", MAIN, 40.0, 44.0)
         .operator("record_param_comms", MAIN, 41.0, 43.0)
         .operator("gloo:all_reduce", OTHER, 42.0, 60.0)
@@ -33,7 +33,7 @@ fn without_kernels_operators_and_transfers_are_analysed() {
     assert_eq!((row.non_compute_time_us, row.idle_time_us), (13.0, 12.0));
     assert_eq!((row.all_reduce_calls, row.all_reduce_time_us), (1, 18.0));
     assert!((row.comm_comp_overlap_pctg.unwrap() - 100.0 * 5.0 / 18.0).abs() < 1e-9);
-    // What an operator calls counts for what it called.
+    // Time in a nested operator counts only for the nested operator.
     let sums: Vec<_> = rank.kernels.iter().map(|of| (of.name.as_str(), of.sum_ns)).collect();
     let expected = [
         ("aten::addmm", 20_000),
@@ -88,7 +88,7 @@ fn the_parts_of_a_step_add_up() {
         .span("something else", 130.0, 140.0)
         .span("param broadcast", 210.0, 230.0)
         .kernel("gemm", 7, 10.0, 50.0)
-        // Of step 1, though it runs into step 2: 20 us of it are hidden.
+        // Belongs to step 1, though it runs into step 2. 20 us of it are hidden.
         .launched(NCCL, 20, 30.0, 31.0, 30.0, 110.0)
         .kernel("gemm", 7, 150.0, 160.0);
     let anatomy = one(build).anatomy.unwrap();
@@ -157,7 +157,7 @@ fn run(number: u64, build: common::Build) -> common::Build {
 #[test]
 fn a_difference_has_counts_and_times_of_both() {
     let control = run(3, rank(0)).kernel("old", 7, 50.0, 60.0).step(4, 100.0, 200.0);
-    // Launched in the first step, run in the second; what only the second step launched does not count.
+    // A kernel launched in the first step and run in the second counts. Work launched in the second does not.
     let test = run(3, rank(0))
         .launched("gemm", 7, 90.0, 91.0, 110.0, 120.0)
         .operator("aten::relu", MAIN, 30.0, 31.0)
@@ -175,7 +175,7 @@ fn a_difference_has_counts_and_times_of_both() {
     assert_eq!(row("aten::relu").unwrap().change, Change::Added);
     assert_eq!(row("aten::mm").unwrap().change, Change::Unchanged);
     assert_eq!((row("late"), row("ProfilerStep#3").unwrap().side), (None, Side::Host));
-    // Two launches in each of the first steps, though not of the same kernels.
+    // Both first steps have two launches, though not of the same kernels.
     assert_eq!(row("cudaLaunchKernel").unwrap().change, Change::Unchanged);
     assert!(first.notes.iter().all(|note| note.ends_with("rank 0, 1 step.")), "{:?}", first.notes);
 

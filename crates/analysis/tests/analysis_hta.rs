@@ -1,4 +1,5 @@
-//! Every figure of Holistic Trace Analysis 0.5.0 on a stored trace, against ours: `fixtures/hta/make.py` made both.
+//! Compares our figures with every figure of Holistic Trace Analysis 0.5.0 on a stored trace.
+//! `fixtures/hta/make.py` made the trace and HTA's figures.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -71,7 +72,8 @@ fn figures(rank: &RankAnalysis) -> BTreeMap<String, f64> {
     figures
 }
 
-/// Times may differ by a thousandth, percentages by a tenth of a point; HTA gives them with two decimals.
+/// Times may differ by a thousandth, percentages by a tenth of a point. HTA gives percentages with two
+/// decimals.
 fn agrees(name: &str, ours: f64, theirs: f64) -> bool {
     let is_percent = name.ends_with("pctg") || name == "overlap";
     (ours - theirs).abs() <= if is_percent { 0.1 } else { 1e-5 + theirs.abs() / 1e3 }
@@ -89,10 +91,11 @@ fn compare(rounding: Rounding, label: &str) {
     let mut compared = 0;
     for line in expected.lines() {
         let [of, name, value] = line.split('\t').collect::<Vec<_>>()[..] else {
-            panic!("no line of three: {line}")
+            panic!("not three columns: {line}")
         };
-        // HTA cuts the pieces of this figure to whole microseconds, whether it rounds or not. What
-        // rounding moves to one moment it sorts as it comes, and a queue depends on that order.
+        // HTA cuts the pieces of the figures `kind` to whole microseconds, even when it does not round.
+        // Rounding moves events to the same moment; HTA leaves their order open, and the figures `queue`
+        // depend on it.
         let is_cut = of == "exact" && name.starts_with("kind|");
         let is_tied = of == "hta" && name.starts_with("queue|");
         if of != label || is_cut || is_tied {

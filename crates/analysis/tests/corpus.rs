@@ -1,5 +1,5 @@
-//! Replays the kept inputs: hand-made ones, pieces of traces that PyTorch 2.15 wrote, and what the fuzzer found
-//! worth keeping (`bench/fuzz_traces.py`).
+//! Replays the inputs in `tests/corpus`: hand-made ones, pieces of traces that PyTorch 2.15 wrote, and inputs
+//! that the fuzzer found worth keeping (`bench/fuzz_traces.py`).
 
 mod hostile;
 

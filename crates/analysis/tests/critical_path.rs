@@ -29,7 +29,7 @@ fn from_the_operator_through_launch_and_kernels() {
         .launched("relu", 7, 25.0, 28.0, 63.0, 70.0);
     let path = path(build);
     assert_eq!((path.step, path.total_ns), (None, 70_000));
-    // The launch counts from the begin of the call.
+    // The launch delay counts from the start of the call.
     let expected = [("aten::mm", 5), ("gemm", 5), ("gemm", 50), ("gemm", 3), ("relu", 7)];
     assert_eq!(pieces(&path), expected);
     assert_eq!(bound(&path, BoundBy::Cpu), 5_000);
@@ -49,7 +49,7 @@ fn time_between_operators_within_another_is_the_outer_one_s() {
         .operator("aside", OTHER, 0.0, 105.0)
         .kernel("gemm", 7, 300.0, 301.0);
     let path = path(build);
-    // Nothing accounts for the 50 us between the two that follow each other.
+    // Nothing accounts for the 50 us between `outer` and `next`.
     let expected = [
         ("outer", 10),
         ("inner", 20),
@@ -76,7 +76,7 @@ fn a_wait_for_a_stream_leads_back_to_the_host() {
         .step(2, 200.0, 300.0);
     let path = path(build);
     assert_eq!(path.step, Some(1));
-    // Blocked calls take no time of their own.
+    // A blocked call takes no time of its own.
     let expected = [("aten::mm", 2), (NCCL, 3), (NCCL, 85), ("optimizer", 45)];
     assert_eq!(pieces(&path), expected);
     assert_eq!(bound(&path, BoundBy::GpuCommunication), 85_000);
@@ -94,7 +94,7 @@ fn one_stream_waits_for_another() {
         .wait("Stream Wait Event", 20, 51, 10.0, 11.0)
         .waits_for(7, 50)
         .launched(NCCL, 20, 12.0, 14.0, 62.0, 100.0)
-        // Its record comes after a later kernel of stream 7, which has nothing to do with it.
+        // A later kernel of stream 7, launched after the event was recorded: the wait does not include it.
         .launched("relu", 7, 16.0, 17.0, 61.0, 62.0)
         .step(2, 200.0, 300.0);
     let path = path(build);
@@ -111,8 +111,8 @@ fn steps_that_are_not_there_have_no_path() {
 
 #[test]
 fn work_that_waits_for_itself_is_said() {
-    // The device says that the kernel ended after the host had launched it; the host, that the wait for it
-    // was over before.
+    // The device says that the wait lasted until the kernel had ended. The host says that the wait was over
+    // before it launched the kernel.
     let build = rank(0)
         .operator("aten::mm", MAIN, 10.0, 40.0)
         .call("cudaStreamSynchronize", 50, 11.0, 12.0)
@@ -131,7 +131,7 @@ fn launches_without_a_duration_count_where_the_trace_has_no_others() {
         .launched(NCCL, 20, 30.0, 30.0, 31.0, 90.0);
     let path = path(build);
     assert_eq!(bound(&path, BoundBy::GpuCommunication), 59_000);
-    // Beside one that has a duration they are left out, as HTA leaves them out.
+    // If another launch has a duration, those without one are left out, as in HTA.
     let build = rank(0)
         .operator("aten::mm", MAIN, 0.0, 30.0)
         .launched("gemm", 7, 0.0, 0.0, 0.0, 90.0)

@@ -1,4 +1,4 @@
-//! Files of traces: which are found, whose they are, and what is said of those that cannot be read.
+//! Trace files: which are found, to which rank they belong, and the messages about those that cannot be read.
 
 use std::fs;
 use std::io::Write;
@@ -50,7 +50,7 @@ fn files(window: &Window) -> Vec<(usize, &str)> {
 #[test]
 fn windows_of_a_run() {
     let dir = folder();
-    // Nine digits come before ten, whatever the alphabet says.
+    // Stamps are ordered as numbers: nine digits come before ten.
     for (rank, stamp) in [
         (1, "1000000000"),
         (0, "999999999"),
@@ -120,7 +120,7 @@ fn traces_of_different_runs_share_no_window() {
             );
         }
     };
-    // Of the newest run rank 1 has left no trace, and the one of an older run is not taken for it.
+    // Rank 1 has left no trace of the newest run, and its trace of an older run does not take its place.
     put_run("b", 10, &[0, 1]);
     put_run("a", 20, &[0]);
     let latest = found(dir.path(), Select::Latest);
@@ -128,7 +128,7 @@ fn traces_of_different_runs_share_no_window() {
     let all = found(dir.path(), Select::All);
     let sizes: Vec<_> = all.iter().map(|w| (w.stamp.as_deref(), w.files.len())).collect();
     assert_eq!(sizes, [(Some("100"), 2), (Some("200"), 1)]);
-    // A run that profiled twice has a window of its two newest.
+    // The latest window of a run that profiled twice has the newest trace of each rank.
     put_run("b", 30, &[0, 1]);
     let latest = found(dir.path(), Select::Latest);
     assert_eq!(files(&latest[0]), [(0, "300"), (1, "301")]);
@@ -178,7 +178,7 @@ fn files_are_taken_whatever_their_names() {
     assert_eq!(files(&windows[0]), [(0, "-"), (1, "-")]);
     assert_eq!(open(&b).expect("readable").kernels.len(), 1);
     assert_eq!(open(&a).expect("readable").source, a.display().to_string());
-    // It is the content that says whether a file is packed.
+    // The content decides whether a file counts as compressed, not its name.
     let c = put(dir.path(), "c.json", gzip(&trace(1, 2)));
     assert_eq!(open(&c).expect("readable").rank, Some(1));
     assert_eq!(
@@ -236,7 +236,7 @@ fn several_runs_and_copies_are_no_windows() {
 #[test]
 fn broken_files_are_named() {
     let dir = folder();
-    // Random letters, so that the packed file is long enough to be cut anywhere.
+    // Random letters, so that the compressed file is long enough to be cut in all these places.
     let noise: String = (0..40_000u32)
         .map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 27) as u8 % 26))
         .collect();
@@ -281,7 +281,7 @@ fn broken_files_are_named() {
 #[test]
 fn a_header_is_read_without_the_events() {
     let dir = folder();
-    // Broken behind the header: nobody looks there.
+    // Broken after the header, where nobody looks.
     let start = "{\"schemaVersion\": 1, \"distributedInfo\": {\"backend\": \"nccl\", \"rank\": 4, \"world_size\": 8}";
     let path = put(dir.path(), "a.json", start);
     let backend = Some("nccl".into());

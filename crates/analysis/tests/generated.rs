@@ -1,4 +1,4 @@
-//! Traces that chance makes: what was written is what is read, and whatever is done to a file, reading it ends
+//! Property tests on random traces: the reader returns what was written, and reading a damaged file ends
 //! without a panic.
 
 mod hostile;
@@ -11,7 +11,7 @@ use paceline_analysis::read::parse;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// An event of a trace to be written, and how it is written.
+/// An event of a trace, and how it is written.
 #[derive(Clone, Debug)]
 struct Event {
     category: &'static str,
@@ -33,7 +33,7 @@ struct Style {
     quoted: bool,
     /// A new line for each entry.
     spread: bool,
-    /// Begin and end instead of one event.
+    /// A begin and an end event instead of one complete event.
     pair: bool,
     /// Nanoseconds with an exponent instead of microseconds with a fraction.
     exponent: bool,
@@ -115,7 +115,7 @@ impl Event {
     }
 }
 
-/// Events as they come out of the reader, by kind, in words.
+/// Events as the reader returns them, by kind, as text.
 type Said = [Vec<String>; 4];
 
 fn written(events: &[Event]) -> Said {

@@ -2,7 +2,7 @@
 
 use paceline_analysis::json::{Fault, JsonError, MAX_DEPTH, MAX_TOKEN_BYTES, Pull, Value, lossy};
 
-/// All values of an array of scalars and structures, in words.
+/// All values of an array of scalars and structures, as text.
 fn items(json: &str, window: usize) -> Result<Vec<String>, JsonError> {
     let mut pull = Pull::with_window(json.as_bytes(), window);
     let mut items = Vec::new();
@@ -82,7 +82,7 @@ fn a_single_value_has_a_limit_only_if_it_is_asked_for() {
     let escaped = format!("[\"\\n{}\"]", "a".repeat(MAX_TOKEN_BYTES + (1 << 20)));
     let digits = format!("[{}]", "1".repeat(MAX_TOKEN_BYTES + (1 << 20)));
     for json in [&text, &escaped, &digits] {
-        // The items would be a long message.
+        // Only the count: the items themselves would make a failure's message very long.
         let err = items(json, 1 << 16).map(|items| items.len()).expect_err("too long");
         assert!(matches!(err.fault, Fault::TooLong), "{err}");
     }

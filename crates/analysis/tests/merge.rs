@@ -38,7 +38,7 @@ fn merge_folder(folder: &Path) -> Result<(Merged, Value), MergeError> {
     Ok((merged, trace))
 }
 
-/// Takes times again, as the floating point numbers that lie next to them: `serde_json` errs in the last bit.
+/// Parses all times again, as the nearest floating-point numbers: `serde_json` errs in the last bit.
 fn take_numbers(text: &str, trace: &mut Value) {
     let mut pull = Pull::new(text.as_bytes());
     pull.begin_object().unwrap();
@@ -63,7 +63,7 @@ fn take_numbers(text: &str, trace: &mut Value) {
     }
 }
 
-/// Without errors, or the test ends with them.
+/// Imports a trace. The test fails if the import has errors.
 fn imported(trace: &Value) -> Imported {
     let imported = import(trace);
     assert!(imported.errors.is_empty(), "{:?}", imported.errors);
@@ -83,7 +83,8 @@ fn trace(rank: usize, run_facts: Value, events: Vec<Value>) -> Value {
     })
 }
 
-/// A step with a kernel and an all-reduce, which begins at `start` and ends at 90.
+/// A step with an all-reduce that begins at `start` and ends at 90, by a clock that is ahead by `ahead`.
+/// Times are in microseconds.
 fn rank(rank: usize, start: f64, ahead: f64) -> Value {
     let offset = (-ahead * 1000.0).to_string();
     let error = if rank == 0 { "0" } else { "700" };
@@ -124,9 +125,9 @@ fn ranks_lie_side_by_side_on_one_time_line() {
     let processes: Vec<_> = imported.processes.values().collect();
     assert_eq!(processes, ["rank 0: python, GPU 0", "rank 1: python, GPU 0"]);
     let threads: Vec<_> = imported.threads.values().map(String::as_str).collect();
-    // Counters belong to a process and stand in a row without a number.
+    // Counters belong to a process, not to a thread. Their row is named 0.
     assert_eq!(threads, ["stream 20", "main", "0", "stream 20", "main", "0"]);
-    // Each launch leads to its kernel, and the collective from the first rank to the last.
+    // An arrow leads from each launch to its kernel, and one from the collective's first rank to its last.
     let thread = |rank: usize, name: &str| {
         let of = |((pid, _), named): &(&(u64, u64), &String)| {
             imported.processes[pid].starts_with(&format!("rank {rank}")) && *named == name
@@ -163,7 +164,7 @@ fn rows_that_do_not_nest_are_split() {
     let events = vec![
         row(10.0, 20.0),
         row(0.0, 20.0),
-        // Within the first, before it in the file, and as late as it.
+        // Within the row from 0 to 20: the next one begins with it, the one after ends with it.
         row(0.0, 5.0),
         row(5.0, 15.0),
         row(20.0, 30.0),
@@ -185,7 +186,7 @@ fn rows_that_do_not_nest_are_split() {
 
 #[test]
 fn nanoseconds_survive_readers_that_compute_in_floating_point() {
-    // Events that touch each other, and ends that coincide, at every digit behind the point.
+    // Events that touch each other, and ends that coincide, with every combination of digits after the point.
     let us = |ns: i64| ns as f64 / 1000.0;
     let mut events = Vec::new();
     for i in 0..3000 {
@@ -202,7 +203,7 @@ fn nanoseconds_survive_readers_that_compute_in_floating_point() {
 fn arrows_from_or_to_nowhere_are_left_out() {
     let flow = |ph: &str, ts: f64, id: Value| json!({"ph": ph, "name": "fwdbwd", "cat": "fwdbwd", "id": id, "pid": 0, "tid": 7, "ts": ts});
     let events = vec![
-        // Before everything, without an identity, and twice the same.
+        // One arrow begins before all events, one has no id, and two have the same id.
         flow("s", 1.0, json!(5)),
         flow("s", 12.0, Value::Null),
         flow("s", 12.0, json!(6)),
@@ -290,7 +291,7 @@ fn traces_without_events_or_with_times_of_no_use_are_refused() {
     let long = x("op", "cpu_op", json!(7), 9e15, 9.2e15);
     let error = merged(folder.path(), &[trace(0, json!({}), vec![long])]).unwrap_err();
     assert!(matches!(error, MergeError::Times(_)), "{error}");
-    // Of a kind that the analysis passes over, it is left out.
+    // Such an event is left out if it is of a kind that the analysis does not use.
     let op = |cat: &str, ts: f64, dur: f64| x("op", cat, json!(7), ts, dur);
     let events = vec![op("other", 9e15, 1.0), op("other", 1.0, 9e15), op("cpu_op", 1.0, 1.0)];
     let (merged, _) = merged(folder.path(), &[trace(0, json!({}), events)]).unwrap();

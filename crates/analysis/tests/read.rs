@@ -1,4 +1,4 @@
-//! Traces by hand, and what the reader makes of them.
+//! Handwritten traces, and what the reader makes of them.
 
 mod hostile;
 
@@ -134,7 +134,7 @@ fn the_events_of_a_cuda_trace() {
     assert_eq!(count(&trace.oddities), []);
 }
 
-/// As PyTorch 2 writes a step of DDP over Gloo: the transfer is an annotation on a thread of its own, and its
+/// A step of DDP over Gloo, as PyTorch 2 writes it. The transfer is an annotation on a thread of its own. Its
 /// size stands in the shapes of its inputs.
 #[test]
 fn collectives_of_a_cpu_trace() {
@@ -274,7 +274,7 @@ fn an_array_of_events_and_late_metadata_are_read() {
         r#"{"traceEvents": null, "distributedInfo": [], "deviceProperties": {}, "paceline": 1}"#,
     );
     assert_eq!((trace.rank, trace.devices.len(), trace.run_facts.len()), (None, 0, 0));
-    // No rank of that size exists, and a table of the missing ones should not either.
+    // No rank and no world can have these numbers, and no table of so many missing ranks should be built.
     let trace = read(r#"{"distributedInfo": {"rank": -1, "world_size": 99999999999}}"#);
     assert_eq!((trace.rank, trace.world_size), (None, None));
 }
@@ -317,7 +317,7 @@ fn broken_json_names_the_byte() {
         ),
     ] {
         hostile::check(json.as_bytes());
-        // The same whatever the sizes of the pieces that the file comes in.
+        // The message is the same for all sizes of the pieces in which the file comes.
         for piece in [1, 3, 1 << 20] {
             let err = parse(Pieces { rest: json.as_bytes(), piece }).expect_err(json);
             assert_eq!(err.to_string(), message, "{json}");

@@ -1,4 +1,6 @@
-//! An axis: its range, where its ticks lie and how they are written.
+//! An axis: its range, where its ticks lie and how they are labeled.
+//!
+//! Values go in. Positions along the axis, ticks and their labels come out. Nothing here draws.
 
 use super::chart::Spacing;
 
@@ -11,12 +13,12 @@ pub enum Unit {
     Microseconds,
     /// GB/s, of 1e9 bytes. Ticks are plain numbers; the axis names the unit.
     GigabytesPerSecond,
-    /// Numbers of things, and ratios: written as they are.
+    /// Counts and ratios, written as plain numbers.
     Count,
 }
 
 impl Unit {
-    /// What follows the axis' label. Ticks of the other units carry theirs.
+    /// The text after the label of the axis. It is empty for units that the ticks name or that have no name.
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Unit::Bytes | Unit::Microseconds | Unit::Count => "",
@@ -24,7 +26,7 @@ impl Unit {
         }
     }
 
-    /// How a tick is written.
+    /// The label of a tick.
     pub(super) fn tick(self, value: f64) -> String {
         if value == 0.0 {
             // Zero is the same in every unit.
@@ -35,14 +37,14 @@ impl Unit {
             Unit::Microseconds => &[(1.0, " us"), (1e3, " ms"), (1e6, " s")],
             Unit::GigabytesPerSecond | Unit::Count => &[(1.0, "")],
         };
-        // A tick is a digit times a power of ten, up to rounding, which must not decide the prefix.
+        // A tick is a digit times a power of ten, up to a rounding error, which must not decide the prefix.
         let reached = steps.iter().rev().find(|(size, _)| value >= size * 0.999);
         let (size, name) = reached.unwrap_or(&steps[0]);
         format!("{}{name}", rounded(value / size))
     }
 }
 
-/// The value with three digits, so that it is written without the noise of its last bits.
+/// The value rounded to three digits, so that its label does not show rounding errors.
 fn rounded(value: f64) -> f64 {
     format!("{value:.2e}").parse().unwrap_or(value)
 }
@@ -60,7 +62,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// An axis that holds all of `values`, which are positive, or zero where it is linear.
+    /// An axis that covers all `values`. They must be positive; on a linear axis they may be zero.
     pub(super) fn new(spacing: Spacing, values: impl Iterator<Item = f64>) -> Self {
         let (mut low, mut high, mut are_whole) = (f64::INFINITY, 0.0_f64, true);
         for value in values {
@@ -73,13 +75,13 @@ impl Scale {
         }
     }
 
-    /// From zero, so that lengths compare as values do. Between whole numbers there is no tick: nothing has half
-    /// a rank.
+    /// A linear axis. It begins at zero, so that lengths are proportional to values. If all values are whole
+    /// numbers, so are the ticks: half a rank means nothing.
     fn linear(high: f64, are_whole: bool) -> Self {
         let high = if high > 0.0 { 1.06 * high } else { 1.0 };
         let power = 10f64.powf((high / 5.0).log10().floor());
         let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
-        // The smallest of them with at most eight ticks above zero.
+        // The smallest step with at most eight ticks above zero.
         let step = steps.into_iter().find(|step| high / step <= 8.0).unwrap_or(10.0 * power);
         let step = if are_whole { step.max(1.0) } else { step };
         let major = (0..=(high / step) as u32).map(|at| f64::from(at) * step).collect();
@@ -87,7 +89,8 @@ impl Scale {
     }
 
     fn logarithmic(low: f64, high: f64) -> Self {
-        // A twentieth of the range on each side, and enough for at least one tick.
+        // A margin of a twentieth of the range on each side. The axis spans at least a factor of ten, so that
+        // it has a tick.
         let room = (high / low).powf(0.05).max(1.25);
         let (mut low, mut high) = (low / room, high * room);
         if high / low < 10.0 {

@@ -5,7 +5,7 @@ use super::axis::Unit;
 /// Width and height of a chart in pixels.
 pub const SIZE: (u32, u32) = (1200, 800);
 
-/// How an axis is divided.
+/// How values are spaced along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spacing {
     /// Equal lengths are equal factors. Shows positive values.
@@ -31,7 +31,7 @@ pub struct Axis {
     pub label: String,
     /// Unit of the values, which decides how ticks are written.
     pub unit: Unit,
-    /// How it is divided.
+    /// How its values are spaced.
     pub spacing: Spacing,
 }
 
@@ -59,7 +59,7 @@ pub struct Series {
     pub ranges: Vec<(f64, f64, f64)>,
     /// How the line is drawn.
     pub stroke: Stroke,
-    /// Which colour and marker. Lines that belong together share it.
+    /// The number of the color and the marker. Lines that belong together share it.
     pub look: usize,
 }
 

@@ -1,6 +1,7 @@
-//! Draws a chart with lines and text on any back end.
+//! Draws a line chart on any back end of `plotters`.
 //!
-//! The legend stands in a column of its own at the right, so it can cover no line.
+//! A chart goes in, and is drawn on an area. The legend has its own column at the right, so that it never
+//! covers a line. This file does not know the format of the output.
 
 use plotters::coord::Shift;
 use plotters::element::{PathElement, Text};
@@ -24,7 +25,7 @@ const TITLE: i32 = 32;
 const LABEL: i32 = 23;
 const SMALL: i32 = 20;
 
-/// Sides of the field in which the lines lie; the legend decides the right one.
+/// Edges of the plot area in pixels. The width of the legend decides the right edge.
 const LEFT: i32 = 120;
 const TOP: i32 = 92;
 const BOTTOM: i32 = SIZE.1 as i32 - 92;
@@ -33,12 +34,12 @@ const BOTTOM: i32 = SIZE.1 as i32 - 92;
 const SAMPLE: i32 = 48;
 const ENTRY: i32 = 34;
 
-/// What is drawn on.
+/// The surface on which a chart is drawn.
 #[derive(Clone, Copy)]
 pub(super) struct Medium {
-    /// By what every length is multiplied.
+    /// The factor by which every length is multiplied.
     pub k: i32,
-    /// Whether the drawing library places the letters itself. For an SVG the viewer does.
+    /// Whether the drawing library places the letters itself. For an SVG, the viewer does.
     pub is_bitmap: bool,
 }
 
@@ -52,7 +53,7 @@ pub(super) fn chart<DB: DrawingBackend>(
     area.fill(&WHITE)?;
     let names = chart.series.iter().map(|series| width(area, &series.name, SMALL * k));
     let legend = names.max().unwrap_or(0) / k + SAMPLE + 48;
-    // However long the names are, the lines keep half of the chart.
+    // The lines keep at least half of the chart, however long the names are.
     let right = (SIZE.0 as i32 - legend).max(SIZE.0 as i32 / 2);
     let points = || {
         let of_series =
@@ -86,7 +87,7 @@ pub(super) fn chart<DB: DrawingBackend>(
     Ok(())
 }
 
-/// The field of the lines, and what its places mean.
+/// The plot area and its scales, which map values to pixels.
 struct Field {
     x: Scale,
     y: Scale,
@@ -103,7 +104,7 @@ impl Field {
         ((f64::from(LEFT) + x) * k, (f64::from(BOTTOM) - y) * k)
     }
 
-    /// Everything but the lines and the legend.
+    /// Draws everything but the lines and the legend.
     fn grid<DB: DrawingBackend>(&self, area: &Area<DB>, chart: &LineChart) -> Outcome<DB> {
         let (medium, k) = (self.medium, self.medium.k);
         let middle = ((LEFT + self.right) / 2 * k, (TOP + BOTTOM) / 2 * k);
@@ -121,7 +122,7 @@ impl Field {
             }
         }
         let frame = GREY.stroke_width(k as u32);
-        // Not a rectangle, whose stroke the SVG back end keeps at one unit.
+        // A path instead of a rectangle: the SVG back end keeps a rectangle's stroke at one unit.
         let corners = vec![(left, top), (right, top), (right, bottom), (left, bottom), (left, top)];
         area.draw(&PathElement::new(corners, frame))?;
         for &tick in &self.x.major {
@@ -158,7 +159,7 @@ fn width<DB: DrawingBackend>(area: &Area<DB>, words: &str, size: i32) -> i32 {
     area.estimate_text_size(words, &style).map_or(0, |(width, _)| width as i32)
 }
 
-/// Text at a place in pixels, with `size` before it is multiplied.
+/// Draws text at a position in pixels. `size` is not yet multiplied by `k`.
 fn text<DB: DrawingBackend>(
     area: &Area<DB>,
     medium: Medium,
@@ -169,8 +170,9 @@ fn text<DB: DrawingBackend>(
     (horizontal, vertical): (HPos, VPos),
 ) -> Outcome<DB> {
     let size = size * medium.k;
-    // On a bitmap the library sets text higher than it says. These parts of the size, found from its
-    // placing of the base line and the font's height of capitals, put capitals where they belong.
+    // On a bitmap the library draws text higher than asked. These fractions of the size move capitals to the
+    // right place. They follow from where the library puts the baseline and from the height of the font's
+    // capitals.
     let lower = match vertical {
         _ if !medium.is_bitmap => 0,
         VPos::Center => size * 21 / 100,

@@ -1,4 +1,6 @@
-//! The lines of a chart: their colours, dashes and markers. Positions in pixels go in.
+//! Draws the lines of a chart with their colors, dashes and markers.
+//!
+//! A series and the positions of its points in pixels go in. This file does not know the axes.
 
 use plotters::element::{PathElement, Polygon};
 use plotters::prelude::*;
@@ -6,8 +8,8 @@ use plotters::prelude::*;
 use super::chart::{Series, Stroke};
 use super::draw::{Area, Outcome};
 
-/// The palette of Okabe and Ito, whose colours people with any colour vision tell apart, without
-/// its yellow, which is too pale for a line on white. Charts of few lines use the first ones.
+/// The palette of Okabe and Ito, whose colors people with any color vision can tell apart. Its yellow is left
+/// out, because it is too pale for a line on white. Charts with few lines use the first colors.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -22,7 +24,7 @@ fn colour(series: &Series) -> RGBColor {
     COLOURS[series.look % COLOURS.len()]
 }
 
-/// A line with its markers.
+/// Draws a line with its markers.
 pub(super) fn line<DB: DrawingBackend>(
     area: &Area<DB>,
     series: &Series,
@@ -36,7 +38,7 @@ pub(super) fn line<DB: DrawingBackend>(
     Ok(())
 }
 
-/// A line without its markers.
+/// Draws a line without its markers.
 pub(super) fn stroke<DB: DrawingBackend>(
     area: &Area<DB>,
     series: &Series,
@@ -106,14 +108,15 @@ fn dashes(pixels: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     all
 }
 
-/// A marker in the series' own shape, so that lines differ without colour too.
+/// Draws a marker in the series' own shape, so that lines can be told apart without color too.
 pub(super) fn marker<DB: DrawingBackend>(
     area: &Area<DB>,
     series: &Series,
     (x, y): (i32, i32),
     k: i32,
 ) -> Outcome<DB> {
-    // Corners as multiples of the marker's radius. Equal radii would not look equally large.
+    // Corners in units of the marker's radius. The shapes have different radii in order to look equally
+    // large.
     let regular = |corners: usize, turn: f64, radius: f64| -> Vec<(f64, f64)> {
         let angle = |at| (at as f64 / corners as f64 + turn) * std::f64::consts::TAU;
         (0..corners).map(|at| (radius * angle(at).sin(), -radius * angle(at).cos())).collect()

@@ -1,8 +1,8 @@
 //! Line charts, each axis logarithmic or linear, as PNG and SVG files.
 //!
 //! A title, two axes with units and named series of points go in. A file comes out. This module does not know
-//! what was measured. The same drawing code serves both formats. The text of a PNG is drawn with a font that the
-//! program contains, so a chart looks the same on a machine without fonts.
+//! what was measured. The same drawing code serves both formats. The text of a PNG is drawn with a font that
+//! the program contains, so a chart looks the same on a machine without fonts.
 
 mod axis;
 mod chart;
@@ -18,9 +18,9 @@ use plotters::style::{FontStyle, register_font};
 pub use axis::Unit;
 pub use chart::{Axis, LineChart, SIZE, Series, Spacing, Stroke};
 
-/// A chart is drawn this many times larger. Places are whole numbers in both formats, which at the
-/// final size would make corners of circles; and the bitmap back end leaves lines and filled shapes
-/// with stairs, which go away when the pixels of a PNG are averaged.
+/// A chart is drawn this many times larger. Coordinates are whole numbers in both formats, so at the final
+/// size a circle would have visible corners. The bitmap back end does not antialias lines and filled shapes.
+/// Averaging the pixels of a PNG smooths them.
 const OVERSAMPLING: u32 = 3;
 
 pub(crate) static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans.ttf");
@@ -53,7 +53,7 @@ pub enum PlotError {
 }
 
 impl LineChart {
-    /// Writes the chart as an SVG, which names no font but only `sans-serif`.
+    /// Writes the chart as an SVG. The only font name in it is the generic `sans-serif`.
     pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
         self.prepare()?;
         let large = (SIZE.0 * OVERSAMPLING, SIZE.1 * OVERSAMPLING);
@@ -64,7 +64,7 @@ impl LineChart {
             draw::chart(&area, self, medium).map_err(|error| self.failed(error))?;
             area.present().map_err(|error| self.failed(error))?;
         }
-        // The coordinates stay, as the view box says; only the size at which it is shown changes.
+        // The view box keeps the coordinates; only the size at which the chart is shown changes.
         let size = |(width, height): (u32, u32)| format!("width=\"{width}\" height=\"{height}\"");
         let text = text.replacen(&size(large), &size(SIZE), 1);
         std::fs::write(path, text).map_err(|error| unwritable(path, error))
@@ -90,7 +90,7 @@ impl LineChart {
         writer.finish().map_err(|error| unwritable(path, error))
     }
 
-    /// Checks that there is something to draw, and makes the font known.
+    /// Checks that there is something to draw, and registers the font.
     fn prepare(&self) -> Result<(), PlotError> {
         if self.series.iter().all(|series| self.drawable(series).next().is_none()) {
             return Err(PlotError::Empty { title: self.title.clone() });
@@ -108,7 +108,8 @@ fn unwritable(path: &Path, reason: impl std::fmt::Display) -> PlotError {
     PlotError::File { path: path.display().to_string(), reason: reason.to_string() }
 }
 
-/// Each pixel of the chart as the mean of its square of drawn ones. Three bytes per pixel.
+/// Scales the drawing down: each pixel of the chart is the mean of a square of drawn pixels, [`OVERSAMPLING`]
+/// on each side. A pixel has three bytes.
 fn averaged(large: &[u8]) -> Vec<u8> {
     let (width, height, side) = (SIZE.0 as usize, SIZE.1 as usize, OVERSAMPLING as usize);
     let mut small = Vec::with_capacity(3 * width * height);

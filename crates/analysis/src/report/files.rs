@@ -1,4 +1,7 @@
-//! A report as files. All of them are made before the first is written.
+//! Writes a report as files in all formats.
+//!
+//! A [`Report`] and a folder go in. The paths of the files come out. The content of all files is complete
+//! before the first file is written. This file does not know what was measured.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -27,11 +30,11 @@ pub enum ReportError {
     },
 }
 
-/// Rows of a table in the Markdown summary at most: it is to be read in an issue.
+/// The most rows of a table in the Markdown summary, which is meant to be read in an issue.
 const MARKDOWN_ROWS: usize = 12;
 
-/// Writes `<name>.csv`, `.html`, `.json` and `.md` into `folder`, which is made. A file that is there
-/// is replaced as a whole.
+/// Writes `<name>.csv`, `.html`, `.json` and `.md` into `folder`, which is created if it does not exist. An
+/// existing file is replaced atomically. Returns the paths of the files.
 pub fn write(report: &Report, folder: &Path, name: &str) -> Result<Vec<PathBuf>, ReportError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -51,7 +54,7 @@ pub fn write(report: &Report, folder: &Path, name: &str) -> Result<Vec<PathBuf>,
     Ok(paths)
 }
 
-/// Whoever opens the file meanwhile sees the old text or the new one.
+/// Replaces a file atomically: whoever opens it meanwhile sees either the old text or the new one.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
@@ -60,7 +63,7 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
         .and_then(|mut file| file.write_all(text.as_bytes()))
         .and_then(|()| std::fs::rename(&beside, path));
     if written.is_err() {
-        // Nothing half written stays.
+        // Leave no half-written file behind.
         let _ = std::fs::remove_file(&beside);
     }
     written
@@ -97,7 +100,7 @@ impl Serialize for Json<'_> {
 }
 
 impl Report {
-    /// The Markdown form: figures, notes and the tables, long ones cut.
+    /// The Markdown form: figures, notes and tables. Long tables are cut.
     pub fn markdown(&self) -> String {
         let (title, subtitle) = (plain_markdown(&self.title), plain_markdown(&self.subtitle));
         let mut out = format!("## {title}\n\n{subtitle}\n\n");

@@ -1,14 +1,14 @@
 //! Reports: what an analysis found, for people and for programs.
 //!
-//! A [`Report`] goes in: headline figures, notes, and sections of charts and tables. A self-contained page, CSV,
-//! JSON, Markdown and lines for a console come out. This module does not know how the numbers were computed;
-//! their units and definitions come with them.
+//! A [`Report`] goes in: headline figures, notes, and sections of charts and tables. A self-contained page,
+//! CSV, JSON, Markdown and lines for a console come out. This module does not know how the numbers were
+//! computed; their units and definitions come with them.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | [`chart`] | charts, drawn as SVG |
-//! | [`panels`] | what an analysis of traces is shown as |
-//! | `html` | the page |
+//! | [`panels`] | the charts and tables that show an analysis of traces |
+//! | `html` | the HTML page |
 //! | `files` | all formats of a report, and how they are written |
 
 pub mod chart;
@@ -22,24 +22,24 @@ pub use files::{ReportError, write};
 use crate::table::{Cell, Column, Table};
 use chart::{Bar, Bars, Donuts, Lanes, Lines, Stack, Stacked};
 
-/// Everything that a page shows.
+/// A report: everything that its page shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// What was analysed.
+    /// What was analyzed.
     pub title: String,
-    /// Where it comes from.
+    /// Where the data comes from.
     pub subtitle: String,
     /// The numbers that readers look for first.
     pub figures: Vec<Figure>,
-    /// What the reader has to know before believing a number.
+    /// What readers must know before they trust a number.
     pub notes: Vec<Note>,
-    /// The rest.
+    /// All charts and tables.
     pub sections: Vec<Section>,
-    /// What becomes the CSV file: the name of a table in `sections`.
+    /// The [`Panel::id`] of the table that becomes the CSV file.
     pub csv_table: String,
 }
 
-/// A number of the headline.
+/// A headline number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
     /// Its name, unit and definition.
@@ -51,33 +51,33 @@ pub struct Figure {
 /// How much a note matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
-    /// What to do.
+    /// Says what to do.
     Advice,
     /// Good to know.
     Note,
-    /// Numbers are less than they seem.
+    /// Some numbers cannot be taken at face value.
     Warning,
 }
 
-/// Something that was found beside the numbers.
+/// A remark that goes with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// How much it matters.
     pub weight: Weight,
-    /// What it is.
+    /// Its text.
     pub text: String,
 }
 
 /// Panels that belong together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// Its name in links.
+    /// Its name in links; unique in a report.
     pub id: String,
     /// Its title.
     pub title: String,
-    /// What it answers.
+    /// A sentence that says what it answers.
     pub lead: String,
-    /// What it shows.
+    /// Its charts and tables.
     pub panels: Vec<Panel>,
 }
 
@@ -88,13 +88,13 @@ pub struct Panel {
     pub id: String,
     /// Its title.
     pub title: String,
-    /// The unit of what it shows, if it is one.
+    /// The unit of its values; empty if they have no unit or several.
     pub unit: String,
-    /// What it shows, how that is found, and from whom the formula is.
+    /// What it shows, how that is computed, and where the formula comes from.
     pub definition: String,
     /// How much of the page it takes.
     pub width: Width,
-    /// What it shows.
+    /// The chart or table itself.
     pub body: Body,
 }
 
@@ -114,11 +114,11 @@ pub enum Width {
 pub enum Body {
     /// Bars.
     Bars(Bars),
-    /// Bars of parts.
+    /// Stacked bars.
     Stacked(Stacked),
-    /// Rings of parts.
+    /// Donut charts.
     Donuts(Donuts),
-    /// Rows on a scale of time.
+    /// Rows of segments on a time scale.
     Lanes(Lanes),
     /// Lines over time.
     Lines(Lines),
@@ -129,7 +129,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// The body, or `reason` where it has nothing to show.
+    /// The body itself, or [`Body::Nothing`] with `reason` if it has nothing to show.
     pub fn or(self, reason: &str) -> Self {
         let is_empty = match &self {
             Body::Bars(bars) => bars.bars.iter().all(|bar| bar.value.is_none()),
@@ -143,12 +143,12 @@ impl Body {
         if is_empty { Body::Nothing(reason.to_owned()) } else { self }
     }
 
-    /// Bars that are made of parts.
+    /// Stacked bars.
     pub fn stacked(unit: &str, stacks: impl IntoIterator<Item = Stack>) -> Self {
         Body::Stacked(Stacked { unit: unit.to_owned(), stacks: stacks.into_iter().collect() })
     }
 
-    /// Bars, the longest of which fills the width.
+    /// Bars; the longest fills the width.
     pub fn bars(unit: &str, bars: impl IntoIterator<Item = Bar>) -> Self {
         let bars = bars.into_iter().collect();
         Body::Bars(Bars { unit: unit.to_owned(), whole: None, bars })
@@ -162,7 +162,7 @@ impl Panel {
         Self { id, title, unit, definition, width: Width::Full, body }
     }
 
-    /// The same, as wide as this.
+    /// The same panel with this width.
     pub fn wide(self, width: Width) -> Self {
         Self { width, ..self }
     }
@@ -185,7 +185,7 @@ impl Report {
         })
     }
 
-    /// The table of a panel.
+    /// The table of the panel `id`; `None` if there is no such panel or it shows no table.
     pub fn table(&self, id: &str) -> Option<&Table> {
         self.tables().find(|(panel, _)| panel.id == id).map(|(_, table)| table)
     }

@@ -1,4 +1,4 @@
-//! Timelines by hand. Times are in microseconds, as one thinks of them.
+//! Builds timelines by hand. Times are in microseconds.
 #![allow(dead_code)]
 
 use paceline_analysis::timeline::{
@@ -6,14 +6,14 @@ use paceline_analysis::timeline::{
     Operator, SyncWait, TimeRange, Timeline,
 };
 
-/// The thread that takes the steps.
+/// The thread that runs the steps.
 pub const MAIN: u32 = 0;
 /// Another thread of the host.
 pub const OTHER: u32 = 1;
 
 pub const NCCL: &str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)";
 
-/// A timeline that grows.
+/// A timeline under construction.
 pub struct Build {
     pub timeline: Timeline,
     correlation: u64,
@@ -24,7 +24,7 @@ pub fn us(from: f64, to: f64) -> TimeRange {
     TimeRange { start_ns: ns(from), dur_ns: ns(to) - ns(from) }
 }
 
-/// A rank's trace without anything in it.
+/// An empty trace of a rank.
 pub fn rank(rank: usize) -> Build {
     let lane = |tid: &str| LaneInfo { pid: "1".into(), tid: tid.into(), name: None };
     let timeline = Timeline {
@@ -99,7 +99,7 @@ impl Build {
         self.call(call_name, correlation, call, returned)
     }
 
-    /// A copy, or a set, of so many bytes at so many GB/s, with its call.
+    /// A copy or a memory set with its call: `bytes` bytes at `gb_s` GB/s.
     pub fn copy(self, name: &str, from: f64, to: f64, bytes: u64, gb_s: f64) -> Self {
         let mut this = self.kernel(name, 22, from, to);
         let copy = this.timeline.kernels.last_mut().expect("it was just added");
@@ -107,7 +107,7 @@ impl Build {
         this
     }
 
-    /// A wait of the device because of a call.
+    /// A wait on the device, caused by a call.
     pub fn wait(mut self, name: &str, stream: i64, correlation: u64, from: f64, to: f64) -> Self {
         self.push_kernel(name, stream, us(from, to), Some(correlation));
         let wait = self.timeline.kernels.last_mut().expect("it was just added");
@@ -115,14 +115,14 @@ impl Build {
         self
     }
 
-    /// What the last wait waits for.
+    /// Says what the last wait waits for.
     pub fn waits_for(mut self, stream: i64, record: u64) -> Self {
         let kernel = self.timeline.kernels.len() as u32 - 1;
         self.timeline.sync_waits.push(SyncWait { kernel, stream, record });
         self
     }
 
-    /// What the last kernel is, in words of its arguments.
+    /// Marks the last kernel as a collective, as its arguments in a file would.
     pub fn told(mut self, collective: &str, wait_us: Option<i64>) -> Self {
         let collectives = &mut self.timeline.collectives;
         let wait_ns = wait_us.map(|us| us * 1000);

@@ -1,4 +1,4 @@
-//! What holds for any bytes at all that are given to the reader. The fuzzer checks it too.
+//! What must hold for any bytes that the reader gets. The fuzzer checks it too.
 
 use std::io::Read;
 
@@ -9,7 +9,8 @@ use paceline_analysis::timeline::Timeline;
 /// Reads `bytes` in several ways, which must agree, and must come to an end without a panic.
 pub fn check(bytes: &[u8]) {
     let whole = parse(bytes);
-    // Where pieces and the window end must not matter. Single bytes are slow, so long inputs come in larger ones.
+    // It must not matter where pieces and the window end. Single bytes are slow, so long inputs come in
+    // larger pieces.
     let (piece, window) = (1 + bytes.len() / 1024, 1 + bytes.len() % 7);
     let pieces = parse_from(Pull::with_window(Pieces { rest: bytes, piece }, window));
     match (&whole, &pieces) {
@@ -22,7 +23,7 @@ pub fn check(bytes: &[u8]) {
         (_, Err(JsonError { fault: Fault::Input(err), .. })) => {
             panic!("memory does not fail: {err}")
         }
-        // What is skipped is checked less, so whatever can be read can be skipped.
+        // Skipping checks less than reading, so whatever can be read can be skipped.
         (Ok(_), Err(err)) => panic!("readable, but not to be skipped: {err}"),
         _ => {}
     }
@@ -36,7 +37,7 @@ pub fn check(bytes: &[u8]) {
     }
 }
 
-/// What an analysis may rely on without looking.
+/// Checks what an analysis relies on without checking.
 fn is_sound(timeline: &Timeline) {
     let collectives = timeline.collectives.len();
     let (names, lanes) = (timeline.names.iter().count(), timeline.lanes.len());
@@ -59,7 +60,7 @@ fn is_sound(timeline: &Timeline) {
     }
 }
 
-/// Everything that a timeline says, as text, in an order that is always the same.
+/// Everything that a timeline says, as text in a fixed order.
 fn said(timeline: &Timeline) -> String {
     let names: Vec<&str> = timeline.names.iter().collect();
     let mut timeline = timeline.clone();
@@ -72,11 +73,11 @@ fn skip_all<R: Read>(mut pull: Pull<R>) -> Result<(), JsonError> {
     pull.end()
 }
 
-/// Gives `rest` in reads of `piece` bytes.
+/// A reader that gives `rest` in reads of at most `piece` bytes.
 pub struct Pieces<'a> {
     /// What is still to come.
     pub rest: &'a [u8],
-    /// Bytes of a read.
+    /// The most bytes per read.
     pub piece: usize,
 }
 

@@ -1,5 +1,4 @@
-//! HTA's figures, our answers to the same questions, and where they differ. Also the example `hta_agreement`
-//! uses this.
+//! HTA's figures, our figures, and where they differ. The example `hta_agreement` uses this file too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,10 +11,10 @@ use serde_json::Value;
 
 /// Percentages may differ by this much.
 const POINTS: f64 = 0.1;
-/// Times may differ by this part of themselves.
+/// Times may differ by this fraction of HTA's time.
 const PART: f64 = 1e-3;
-/// And by this, in microseconds: HTA keeps times as 64-bit floats, which at the distance of PyTorch's traces
-/// from the zero of their clocks lie 1 ns apart, and prints some with two decimals.
+/// Times may differ by this many microseconds on top: HTA keeps times as 64-bit floats, which are 1 ns apart
+/// at the large clock values of PyTorch's traces, and prints some times with two decimals.
 const RESOLUTION_US: f64 = 0.011;
 
 /// The analysis of the traces in a folder.
@@ -26,18 +25,18 @@ pub fn analysis(folder: &Path, rounding: Rounding) -> Analysis {
     analyze(&timelines, &Options { rounding, ..Options::default() }).unwrap()
 }
 
-/// What HTA said, our answers to the same questions, and where they differ.
+/// HTA's figures, our figures, and where they differ.
 pub struct Comparison {
     analysis: Analysis,
     hta: Value,
     /// How many figures were compared.
     pub compared: usize,
-    /// Those that differ, in words.
+    /// The figures that differ, as text.
     pub differences: Vec<String>,
 }
 
 impl Comparison {
-    /// The traces in a folder beside the `hta.json`, or `hta-rounded.json`, that lies there too.
+    /// Compares the traces in a folder with the `hta.json` or `hta-rounded.json` in the same folder.
     pub fn of(folder: &Path, rounding: Rounding) -> Self {
         let file = match rounding {
             Rounding::Exact => "hta.json",
@@ -58,11 +57,11 @@ impl Comparison {
         all.launches();
         all.copies();
         match rounding {
-            // HTA's sort leaves open what comes first of two events at the same time, and whole microseconds
-            // make many of those.
+            // HTA's sort leaves open which of two events at the same time comes first. With whole
+            // microseconds there are many such events.
             Rounding::Exact => all.queues(),
-            // HTA's call stacks need whole numbers: with fractions it has operators end before what they
-            // contain begins, and paths that go back in time.
+            // HTA's call stacks need whole microseconds. With fractions, operators end before the events that
+            // they contain begin, and paths go back in time.
             Rounding::Hta => all.critical_path(),
         }
         all
@@ -85,7 +84,7 @@ impl Comparison {
     fn points(&mut self, what: &str, ours: Option<f64>, theirs: &Value) {
         match ours {
             Some(ours) => self.close(what, ours, theirs, POINTS),
-            // A share of nothing is NaN in HTA, which JSON has not.
+            // A share of nothing is NaN in HTA, which JSON cannot express.
             None => self.same(what, &Value::Null, theirs),
         }
     }
@@ -101,7 +100,7 @@ impl Comparison {
         }
     }
 
-    /// A list of HTA's, one entry per row.
+    /// One of HTA's lists, one entry per row.
     fn rows(&self, key: &str) -> Vec<Value> {
         self.hta[key].as_array().unwrap_or_else(|| panic!("no {key}")).clone()
     }
@@ -139,8 +138,9 @@ impl Comparison {
         }
     }
 
-    /// HTA has one list for all ranks. Where a kernel lasts -1 us because of the rounding, what runs beside it is
-    /// a matter of the order in which HTA happens to sort, so then only percentages are compared.
+    /// HTA has one list for all ranks. Rounding makes some kernels last -1 us. What HTA counts beside such a
+    /// kernel depends on the order in which it happens to sort, so only percentages are compared when HTA
+    /// rounds.
     fn kinds(&mut self, rounding: Rounding) {
         let mut ours: BTreeMap<String, i64> = BTreeMap::new();
         for kind in self.analysis.ranks.iter().flat_map(|rank| &rank.kinds) {
@@ -251,7 +251,7 @@ impl Comparison {
             ("max", ours.max),
         ];
         for (key, ours) in values {
-            // A deviation of one value is NaN in HTA.
+            // The standard deviation of one value is NaN in HTA.
             if theirs[key].is_null() && ours == 0.0 {
                 continue;
             }
@@ -301,7 +301,7 @@ impl Comparison {
     }
 }
 
-/// How many names of kernels HTA lists for a rank: those of the kind `other` it leaves out.
+/// How many names of kernels HTA lists for a rank. It leaves out those of the kind `other`.
 fn named(rank: &RankAnalysis) -> usize {
     rank.kernels.iter().filter(|kernel| kernel.kind.name() != "other").count()
 }

@@ -1,5 +1,5 @@
-//! The analysis beside Holistic Trace Analysis: the same traces, and what HTA 0.5.0 said of them, which
-//! `bench/traces.py --fixtures` has written (see `fixtures/README.md`).
+//! Compares the analysis with Holistic Trace Analysis (HTA) 0.5.0 on the same traces. The traces and HTA's
+//! figures were written by `bench/traces.py --fixtures` (see `fixtures/README.md`).
 //!
 //! Every percentage agrees within 0.1 point and every time within 0.1 %, with and without HTA's rounding of
 //! times to microseconds.

@@ -1,9 +1,10 @@
-//! The rules by which Perfetto imports JSON, as far as they can fail: what it would count as an error.
+//! The rules of Perfetto's JSON import that a trace can break. A trace goes in. Out come the errors that
+//! Perfetto would count, and what it would show.
 //!
-//! After its `json_trace_tokenizer.cc`, `slice_tracker.cc` and `flow_tracker.cc` (version 59): events are
-//! taken by time, of one time the longest complete event first; complete events of a thread form a stack;
-//! ends of arrows belong to the top of the stack of their thread. Times are read as floating point numbers
-//! of microseconds, multiplied by 1000 and cut.
+//! The rules are those of its `json_trace_tokenizer.cc`, `slice_tracker.cc` and `flow_tracker.cc` (version
+//! 59). Events are taken in order of time. Of events at the same time, the longest complete event comes
+//! first. Complete events of a thread form a stack. Ends of arrows belong to the top of their thread's stack.
+//! Times are read as floating-point numbers of microseconds, multiplied by 1000 and truncated.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,7 +16,7 @@ pub type Thread = (u64, u64);
 /// What was imported.
 #[derive(Debug, Default)]
 pub struct Imported {
-    /// By the names of Perfetto's table `stats`, those that are errors and not zero.
+    /// Counts of errors that occurred, by their names in Perfetto's table `stats`.
     pub errors: BTreeMap<&'static str, usize>,
     pub num_slices: usize,
     /// Arrows from one event to the next: name, and the threads of both.
@@ -53,7 +54,7 @@ pub fn import(trace: &Value) -> Imported {
         let dur_ns = if phase == "X" { nanos(&event["dur"]).unwrap_or(0) } else { -1 };
         events.push((at_ns, std::cmp::Reverse(dur_ns), event));
     }
-    // Stable, so that what comes at one time stays in the order of the file.
+    // The sort is stable, so that events that compare equal stay in the order of the file.
     events.sort_by_key(|&(at_ns, dur_ns, _)| (at_ns, dur_ns));
     let mut stacks: HashMap<Thread, Vec<Slice>> = HashMap::new();
     let mut arrows: HashMap<(u64, &str, &str), Thread> = HashMap::new();
@@ -64,7 +65,7 @@ pub fn import(trace: &Value) -> Imported {
             imported.fail("json_parser_failure");
             continue;
         };
-        // A thread 0 is taken for the process's first.
+        // Thread 0 counts as the first thread of the process.
         let thread = (pid, if tid == 0 { pid } else { tid });
         let (name, category) = (&event["name"], event["cat"].as_str().unwrap_or(""));
         let name = name.as_str().unwrap_or("");
@@ -99,7 +100,7 @@ pub fn import(trace: &Value) -> Imported {
                 } else if let Some(&from) = arrows.get(&identity) {
                     imported.flows.push((name.into(), from, thread));
                 } else {
-                    // No error of Perfetto's, but an arrow that nobody sees.
+                    // Perfetto does not count this as an error, but nobody would see the arrow.
                     imported.fail("flow_end_without_start");
                 }
                 arrows.insert(identity, thread);

@@ -8,22 +8,23 @@ use crate::plot::PlotError;
 /// A bar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
-    /// What it is the value of.
+    /// What the value belongs to.
     pub label: String,
-    /// How long it is; `None` where there is no value.
+    /// Its value, which decides its length; `None` if there is none.
     pub value: Option<f64>,
-    /// Its colour.
+    /// Its color.
     pub color: PageColor,
 }
 
-/// Bars of one unit, from zero.
+/// Bars with a common unit, from zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bars {
-    /// Follows each value.
+    /// The unit, written after each value.
     pub unit: String,
-    /// What a bar of full length would be, as 100 of percentages; the longest bar if there is none.
+    /// The value of a full-length bar, for example 100 for percentages. If `None`, the longest bar is
+    /// full-length.
     pub whole: Option<f64>,
-    /// From the top.
+    /// The bars, from top to bottom.
     pub bars: Vec<Bar>,
 }
 

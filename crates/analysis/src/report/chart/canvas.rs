@@ -1,7 +1,8 @@
-//! What charts are drawn on: shapes and text in the chart's own pixels, as the text of an `<svg>` element.
+//! The canvas on which charts are drawn, in the chart's own pixels.
 //!
-//! Shapes with the meaning of their colour go in. `plotters` draws them; then its fixed colours are replaced by
-//! variables of the page's style sheet. This file does not know what kind of chart it draws.
+//! Shapes and text go in, each with a [`PageColor`] that says what its color means. The text of an `<svg>`
+//! element comes out. `plotters` draws with fixed colors, which are then replaced by variables of the page's
+//! style sheet. This file does not know what kind of chart it draws.
 
 use plotters::coord::Shift;
 use plotters::element::{PathElement, Polygon, Rectangle, Text};
@@ -13,18 +14,18 @@ use super::color::PageColor;
 use super::scale::{tick_labels, ticks};
 use crate::plot::{FONT, PlotError};
 
-/// The library draws at whole coordinates; this many of them make one pixel of a chart.
+/// `plotters` draws at whole coordinates. This many of them make one pixel of a chart.
 const FINE: f64 = 10.0;
 
-/// The average width of a letter as a part of the font size. It is that of a wide font, because the reader's
-/// font is unknown.
+/// The average width of a letter, as a fraction of the font size. It is that of a wide font, because the
+/// reader's font is unknown.
 const WIDE: f64 = 0.61;
 
-/// Sizes of text.
+/// Font sizes.
 pub(super) const SIZE: f64 = 12.0;
 pub(super) const SMALL: f64 = 11.0;
 
-/// Where text stands in relation to its place.
+/// How text is aligned to its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Align {
     Left,
@@ -32,7 +33,7 @@ pub(super) enum Align {
     Right,
 }
 
-/// A drawing in the making. Lengths are in the chart's own pixels, which the page scales.
+/// A drawing that is not finished yet. Lengths are in the chart's own pixels, which the page scales.
 pub(super) struct Canvas {
     size: (f64, f64),
     body: String,
@@ -40,7 +41,7 @@ pub(super) struct Canvas {
 }
 
 impl Canvas {
-    /// A drawing of this size, which `title` describes to whoever cannot see it.
+    /// An empty drawing of this size. `title` describes it to readers who cannot see it.
     pub(super) fn new(width: i32, height: f64, title: &str) -> Result<Self, PlotError> {
         register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| PlotError::Draw {
             title: title.to_owned(),
@@ -49,7 +50,7 @@ impl Canvas {
         Ok(Self { size: (f64::from(width), height), body: String::new(), title: title.to_owned() })
     }
 
-    /// A filled rectangle from the left top to the right bottom; `hover` is shown under the pointer.
+    /// Draws a filled rectangle from the top left to the bottom right. `hover` is shown under the pointer.
     pub(super) fn rect(
         &mut self,
         from: (f64, f64),
@@ -61,7 +62,7 @@ impl Canvas {
         self.draw(hover, |area| area.draw(&Rectangle::new([fine(from), fine(to)], style)))
     }
 
-    /// A filled shape.
+    /// Draws a filled shape.
     pub(super) fn polygon(
         &mut self,
         corners: &[(f64, f64)],
@@ -72,7 +73,7 @@ impl Canvas {
         self.draw(hover, |area| area.draw(&Polygon::new(corners, color.stand_in())))
     }
 
-    /// A line through all points.
+    /// Draws a line through all points.
     pub(super) fn line(
         &mut self,
         points: &[(f64, f64)],
@@ -85,7 +86,7 @@ impl Canvas {
         self.draw(hover, |area| area.draw(&PathElement::new(points, style)))
     }
 
-    /// Text whose middle line goes through the place.
+    /// Draws text that is vertically centered at `at`.
     pub(super) fn text(
         &mut self,
         words: &str,
@@ -111,14 +112,14 @@ impl Canvas {
             Align::Middle => HPos::Center,
             Align::Right => HPos::Right,
         };
-        // The back end divides the size of a font by this number.
+        // The back end divides font sizes by 1.24.
         let font = ("sans-serif", size * FINE * 1.24).into_font();
         let colour = color.stand_in();
         let style = TextStyle::from(font).color(&colour).pos(Pos::new(horizontal, VPos::Center));
         self.draw(hover, |area| area.draw(&Text::new(words.to_owned(), fine(at), style)))
     }
 
-    /// Draws something with the library and takes over what it wrote.
+    /// Lets `draw` draw with the library, and adds what the library wrote to the body.
     fn draw<E: std::error::Error>(
         &mut self,
         hover: &str,
@@ -136,7 +137,7 @@ impl Canvas {
             draw(&area).map_err(|e| failed(&e))?;
             area.present().map_err(|e| failed(&e))?;
         }
-        // The first tag opens the whole and the last one closes it.
+        // The first line opens the `<svg>` element and the last tag closes it: both are dropped.
         let inner = text.split_once('\n').map_or("", |(_, rest)| rest);
         let inner = inner.rsplit_once("</svg>").map_or(inner, |(inner, _)| inner);
         if hover.is_empty() {
@@ -147,13 +148,13 @@ impl Canvas {
         Ok(())
     }
 
-    /// The name of a row, at the left of `left`.
+    /// Draws the name of a row to the left of `left`, shortened to fit.
     pub(super) fn row_label(&mut self, label: &str, left: f64, middle: f64) -> Drawn {
         let words = fitted(label, SIZE, left - 10.0);
         self.hover_text(&words, (left - 8.0, middle), SIZE, PageColor::Text, Align::Right, label)
     }
 
-    /// The ticks of a scale from zero to `end` below the rows, with lines from `top` to `bottom`.
+    /// Draws a scale from zero to `end` below the rows. Each tick has a line from `top` to `bottom`.
     pub(super) fn scale_below(
         &mut self,
         (end, count): (f64, f64),
@@ -189,7 +190,7 @@ impl Canvas {
     }
 }
 
-/// Names and colours, each name once, in order of appearance.
+/// Names and colors, each name once, in order of appearance.
 pub(super) fn legend_of<'a>(
     all: impl Iterator<Item = (&'a str, PageColor)>,
 ) -> Vec<(String, PageColor)> {
@@ -208,7 +209,7 @@ fn fine((x, y): (f64, f64)) -> (i32, i32) {
     ((x * FINE).round() as i32, (y * FINE).round() as i32)
 }
 
-/// Text as it may stand in an element or an attribute.
+/// Text escaped for an element or an attribute of the page.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -218,7 +219,7 @@ pub(crate) fn escaped(text: &str) -> String {
             '&' => out.push_str("&amp;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // A name in a trace may hold anything, and other control characters are no text.
+            // A name in a trace may hold anything. Control characters other than line feeds are not text.
             c if c.is_control() && c != '\n' => out.push('\u{fffd}'),
             c => out.push(c),
         }
@@ -226,13 +227,13 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// Roughly how wide text is: the mean of a proportional font. A guess on the safe side; the browser
-/// sets the text.
+/// Estimates how wide text is, from the average letter of a proportional font. The estimate is on the safe
+/// side, because the browser chooses the font.
 pub(super) fn width_of(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * WIDE
 }
 
-/// The text, or its begin and its end if it would be wider than `room`.
+/// The text, or its beginning and its end if the whole would be wider than `room`.
 pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     let fits = (room / (size * WIDE)) as usize;
     let chars: Vec<char> = text.chars().collect();
@@ -246,7 +247,7 @@ pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     format!("{begin}\u{2026}{end}")
 }
 
-/// The size of the column of labels at the left of a chart.
+/// The width of the column of labels at the left of a chart: at most 40 % of `width`.
 pub(super) fn label_column<'a>(labels: impl Iterator<Item = &'a str>, width: f64) -> f64 {
     let widest = labels.map(|label| width_of(label, SIZE)).fold(0.0, f64::max);
     (widest + 10.0).min(width * 0.4)

@@ -1,20 +1,20 @@
-//! The colours of charts, by what they stand for.
+//! The colors of charts, named by what they stand for.
 //!
-//! A meaning goes in; a variable of the page's style sheet comes out, and the fixed colour that stands in for it
-//! while a chart is drawn. What the colours look like is decided by the page.
+//! A meaning goes in. A variable of the page's style sheet comes out, and the fixed color that stands in for
+//! it while a chart is drawn. The page decides what the colors look like.
 
 use plotters::prelude::RGBColor;
 
-/// What a colour stands for. The page's style sheet has a variable of each name.
+/// What a color stands for. The page's style sheet has a variable for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageColor {
     /// Text.
     Text,
-    /// Text that steps back.
+    /// Less prominent text.
     Muted,
-    /// Lines of the background.
+    /// Background lines.
     Grid,
-    /// The room that a bar could fill.
+    /// The part of a row that a bar could fill.
     Track,
     /// Text on a filled shape.
     OnFill,
@@ -26,34 +26,34 @@ pub enum PageColor {
     Memory,
     /// Nothing runs.
     Idle,
-    /// Work beside arithmetic, or other work than arithmetic.
+    /// Work other than arithmetic.
     NonCompute,
-    /// Computation and communication at once.
+    /// Computation and communication at the same time.
     Both,
     /// Waiting for another rank.
     Wait,
     /// The host, where it neither computes nor communicates.
     Host,
-    /// Of a step: waiting for a batch.
+    /// Part of a step: waiting for a batch.
     DataWait,
-    /// Of a step: the forward pass.
+    /// Part of a step: the forward pass.
     Forward,
-    /// Of a step: the backward pass.
+    /// Part of a step: the backward pass.
     Backward,
-    /// Of a step: what synchronisation adds.
+    /// Part of a step: the time that synchronization adds.
     Sync,
-    /// Of a step: the update.
+    /// Part of a step: the update.
     Optimizer,
-    /// What has no name of its own.
+    /// Everything without a category of its own.
     Other,
-    /// One of several things of one kind; their number repeats after [`PageColor::NUM_SERIES`].
+    /// One of several things of the same kind, by number. Colors repeat after [`PageColor::NUM_SERIES`].
     Series(usize),
-    /// No colour, but a shape that the pointer meets.
+    /// Transparent: an invisible shape that reacts to the pointer.
     Clear,
 }
 
 impl PageColor {
-    /// How many colours there are for things of one kind.
+    /// How many colors there are for things of the same kind.
     pub const NUM_SERIES: usize = 8;
 
     const NAMED: [(PageColor, &'static str); 20] = [
@@ -87,7 +87,7 @@ impl PageColor {
         }
     }
 
-    /// The colour of text on a shape filled with this one.
+    /// The color of text on a shape filled with this one.
     pub(super) fn on(self) -> PageColor {
         match self {
             PageColor::Idle
@@ -106,7 +106,7 @@ impl PageColor {
         }
     }
 
-    /// The colour that stands for it until the drawing is done; no drawing has others.
+    /// The fixed color that stands for this one until the drawing is done. Drawings use no other colors.
     pub(super) fn stand_in(self) -> RGBColor {
         RGBColor(1, 0, self.index() as u8)
     }

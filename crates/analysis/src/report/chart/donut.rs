@@ -1,4 +1,4 @@
-//! Rings that are made of parts, side by side.
+//! Donut charts, side by side: each is a ring that is divided into parts.
 
 use std::f64::consts::TAU;
 
@@ -10,18 +10,18 @@ use crate::plot::PlotError;
 /// A ring.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Donut {
-    /// What it is made of parts of.
+    /// What the parts add up to; written in the middle of the ring.
     pub label: String,
-    /// Clockwise from the top.
+    /// The parts, clockwise from the top.
     pub parts: Vec<Part>,
 }
 
-/// Rings of one unit.
+/// Rings with a common unit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Donuts {
-    /// Of the values.
+    /// The unit of the values.
     pub unit: String,
-    /// In reading order.
+    /// The rings, in reading order.
     pub donuts: Vec<Donut>,
 }
 
@@ -29,11 +29,11 @@ const CELL: (f64, f64) = (160.0, 164.0);
 const WIDEST: f64 = 280.0;
 const OUTER: f64 = 70.0;
 const INNER: f64 = 36.0;
-/// Angle between two corners of a ring at most: its sides are straight and must not look it.
+/// The largest angle between two corners of a ring: its sides are straight, and must look round.
 const FINEST: f64 = TAU / 240.0;
 
 impl Donuts {
-    /// Names and colours of all parts, in order of appearance.
+    /// Names and colors of all parts, in order of appearance.
     pub(crate) fn legend(&self) -> Vec<(String, PageColor)> {
         let parts = self.donuts.iter().flat_map(|donut| &donut.parts);
         legend_of(parts.map(|part| (part.name.as_str(), part.color)))

@@ -1,4 +1,4 @@
-//! Rows of segments on one scale of time, and lines that lead from one row to another.
+//! Rows of segments on one time scale, and arrows that lead from one row to another.
 
 use super::canvas::{Align, Canvas, SMALL, fitted, label_column, legend_of, width_of};
 use super::color::PageColor;
@@ -16,7 +16,7 @@ pub struct Segment {
     pub name: String,
     /// What kind of thing it is, for the legend.
     pub kind: String,
-    /// The colour of that kind.
+    /// The color of that kind.
     pub color: PageColor,
 }
 
@@ -25,16 +25,16 @@ pub struct Segment {
 pub struct Lane {
     /// Its name.
     pub label: String,
-    /// What is in it.
+    /// Its segments.
     pub segments: Vec<Segment>,
 }
 
-/// A line from one row to another.
+/// An arrow from one row to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Jump {
-    /// Number of the row and moment at which it begins.
+    /// The index of the row and the time at which it begins.
     pub from: (usize, f64),
-    /// Number of the row and moment at which it ends.
+    /// The index of the row and the time at which it ends.
     pub to: (usize, f64),
     /// What it is.
     pub name: String,
@@ -43,11 +43,11 @@ pub struct Jump {
 /// Rows on one scale, from zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lanes {
-    /// Of the scale.
+    /// The unit of the scale.
     pub unit: String,
-    /// From the top.
+    /// The rows, from top to bottom.
     pub lanes: Vec<Lane>,
-    /// Between them.
+    /// The arrows between rows.
     pub jumps: Vec<Jump>,
 }
 
@@ -61,7 +61,7 @@ impl Lanes {
         ends.fold(0.0, f64::max)
     }
 
-    /// Names and colours of all segments, in order of appearance.
+    /// The kinds of all segments with their colors, in order of appearance.
     pub(crate) fn legend(&self) -> Vec<(String, PageColor)> {
         let segments = self.lanes.iter().flat_map(|lane| &lane.segments);
         legend_of(segments.map(|segment| (segment.kind.as_str(), segment.color)))
@@ -93,7 +93,7 @@ impl Lanes {
                     brief(segment.start),
                     brief(segment.end)
                 );
-                // What is shorter than a pixel is still there.
+                // Segments shorter than a pixel stay visible.
                 let to = to.max(from + 0.5);
                 let (top, below) = ((from, middle(at) - half), (to, middle(at) + half));
                 canvas.rect(top, below, segment.color, &hover)?;

@@ -1,4 +1,4 @@
-//! Lines over a scale of time, drawn as steps: a value holds until the next one.
+//! Lines over a time scale, drawn as steps: a value holds until the next one.
 
 use super::canvas::{Align, Canvas, SMALL, width_of};
 use super::color::PageColor;
@@ -10,18 +10,18 @@ use crate::plot::PlotError;
 pub struct Line {
     /// Its name in the legend.
     pub name: String,
-    /// Its colour.
+    /// Its color.
     pub color: PageColor,
-    /// Moments and values, in order of the moments.
+    /// Times and values, in order of time.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Lines over one scale of time, both axes from zero.
+/// Lines over one time scale. Both axes begin at zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lines {
-    /// Of the moments.
+    /// The unit of the times.
     pub x_unit: String,
-    /// Of the values.
+    /// The unit of the values.
     pub y_unit: String,
     /// The lines; later ones lie above earlier ones.
     pub lines: Vec<Line>,
@@ -29,7 +29,7 @@ pub struct Lines {
 
 const HEIGHT: f64 = 250.0;
 const TOP: f64 = 10.0;
-/// Columns of points of all lines together.
+/// The most columns of points, over all lines together; [`thinned`] keeps up to four points per column.
 const POINTS: usize = 3000;
 
 impl Lines {
@@ -60,8 +60,8 @@ impl Lines {
             let x = left + tick * x_scale;
             canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle)?;
         }
-        // Many lines share the number of points that one line could have: so many lines cannot be told apart
-        // in detail anyway.
+        // All lines together get about as many points as a single line would get: with many lines, details
+        // cannot be told apart anyway.
         let columns = (POINTS / self.lines.len().max(1)).clamp(25, (right - left) as usize);
         for line in &self.lines {
             let kept = thinned(&line.points, x_end, columns);
@@ -83,8 +83,8 @@ impl Lines {
     }
 }
 
-/// Of all points within a pixel's width the first, the least, the greatest and the last, in order:
-/// what is drawn looks the same, and a report of a million samples stays small.
+/// Keeps, within each of `pixels` columns, only the first, the smallest, the largest and the last point, in
+/// order. The drawing looks the same, and a report of a million samples stays small.
 fn thinned(points: &[(f64, f64)], end: f64, pixels: usize) -> Vec<(f64, f64)> {
     if points.len() <= 4 * pixels || end <= 0.0 {
         return points.to_vec();

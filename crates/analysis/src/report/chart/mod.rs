@@ -1,8 +1,8 @@
-//! Charts of a report, as pieces of SVG for a page with a light and a dark theme.
+//! Charts of a report, as SVG elements for a page with a light and a dark theme.
 //!
-//! Named values and their meanings go in. The text of an `<svg>` element comes out. `plotters` draws; then its
-//! fixed colours are replaced by variables of the page's style sheet, so the page decides how they look. A chart
-//! does not know what was measured.
+//! Named values and the meanings of their colors go in. The text of an `<svg>` element comes out. `plotters`
+//! draws with fixed colors, which are then replaced by variables of the page's style sheet, so the page
+//! decides how they look. A chart does not know what was measured.
 
 mod bars;
 mod canvas;
@@ -21,7 +21,7 @@ pub use lanes::{Jump, Lane, Lanes, Segment};
 pub use lines::{Line, Lines};
 pub use stacked::{Part, Stack, Stacked};
 
-/// Width of a chart that fills the page.
+/// Width, in pixels, of a chart that fills the page.
 pub(super) const FULL: i32 = 1120;
 /// Width of a chart that shares a row with another.
 pub(super) const HALF: i32 = 540;

@@ -15,7 +15,7 @@ pub(super) fn ticks(high: f64, count: f64) -> Vec<f64> {
     (0..=(high / step * (1.0 + 1e-9)) as u32).map(|at| f64::from(at) * step).collect()
 }
 
-/// How ticks are written: all with as many decimals as their distance needs, the last with the unit.
+/// The labels of ticks. All have as many decimals as the distance of the ticks needs; the last has the unit.
 pub(super) fn tick_labels(ticks: &[f64], unit: &str) -> Vec<String> {
     let step = ticks.get(1).copied().unwrap_or(1.0);
     let decimals = if step >= 1.0 { 0 } else { (-step.log10() - 1e-9).ceil() as usize };
@@ -39,7 +39,7 @@ pub(crate) fn brief(value: f64) -> String {
     }
 }
 
-/// How many decimals all numbers of a chart have whose largest is this one.
+/// How many decimals all numbers of a chart have, given the largest of them.
 fn decimals_for(largest: f64) -> usize {
     match largest.abs() {
         size if size >= 1000.0 => 0,

@@ -1,4 +1,4 @@
-//! Horizontal bars that are made of parts, with a scale below.
+//! Horizontal stacked bars, with a scale below.
 
 use super::canvas::{Align, Canvas, Drawn, SMALL, label_column, legend_of, width_of};
 use super::color::PageColor;
@@ -8,20 +8,20 @@ use crate::plot::PlotError;
 /// A part of a bar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// What it is.
+    /// Its name.
     pub name: String,
-    /// How long it is.
+    /// Its value, which decides its length.
     pub value: f64,
-    /// Its colour.
+    /// Its color.
     pub color: PageColor,
 }
 
 /// A bar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
-    /// What it is made of parts of.
+    /// What the parts add up to.
     pub label: String,
-    /// From the left.
+    /// The parts, from left to right.
     pub parts: Vec<Part>,
 }
 
@@ -32,12 +32,12 @@ impl Part {
     }
 }
 
-/// Bars of parts, of one unit, from zero.
+/// Stacked bars with a common unit, from zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stacked {
-    /// Of the values and the scale.
+    /// The unit of the values and of the scale.
     pub unit: String,
-    /// From the top.
+    /// The bars, from top to bottom.
     pub stacks: Vec<Stack>,
 }
 
@@ -45,7 +45,7 @@ const ROW: f64 = 30.0;
 const THICK: f64 = 21.0;
 
 impl Stacked {
-    /// Names and colours of all parts, in order of appearance.
+    /// Names and colors of all parts, in order of appearance.
     pub(crate) fn legend(&self) -> Vec<(String, PageColor)> {
         let parts = self.stacks.iter().flat_map(|stack| &stack.parts);
         legend_of(parts.map(|part| (part.name.as_str(), part.color)))

@@ -12,9 +12,9 @@ use crate::table::{Cell, Column, Table, counted};
 static STYLE: &str = include_str!("page.css");
 static SCRIPT: &str = include_str!("page.js");
 
-/// Rows of a table on the page at most; the files have the rest. It keeps the page small.
+/// The most rows of a table on the page, to keep the page small. The other files have the rest.
 const ROWS: usize = 250;
-/// Words longer than this may be cut where they stand, and are shown in full on hover.
+/// Text longer than this may be cut off in its cell, so it is shown in full on hover.
 const LONG: usize = 40;
 
 /// The page of a report.
@@ -139,7 +139,7 @@ fn legend(entries: &[(String, PageColor)]) -> String {
     format!("<div class=\"legend\">{}</div>", entries.iter().map(entry).collect::<String>())
 }
 
-/// A table whose heads sort and whose numbers can be copied.
+/// A table. A click on a head sorts it, and a click on a number copies the number.
 fn table_html(table: &Table) -> String {
     let class = |at| if table.is_number(at) { "num" } else { "word" };
     let classes: Vec<&str> = (0..table.columns.len()).map(class).collect();

@@ -1,5 +1,5 @@
 "use strict";
-// Tables sort by a click on a head, numbers are copied by a click, and a button changes the face.
+// A click on a head sorts its table, a click on a number copies it, and a button switches light and dark.
 // Without this script the page still shows everything.
 
 const root = document.documentElement;
@@ -17,7 +17,7 @@ const valueOf = (cell) => {
   return cell.dataset.v === "" ? null : Number(cell.dataset.v);
 };
 
-// What has no value stands last, whichever way the rest goes.
+// Cells without a value come last, whichever way the others are sorted.
 const compare = (a, b, sign) => {
   if (a === null || b === null) return (a === null) - (b === null);
   if (typeof a === "number" && typeof b === "number") return sign * (a - b);
@@ -27,7 +27,7 @@ const compare = (a, b, sign) => {
 const sort = (head) => {
   const heads = [...head.parentElement.children];
   const at = heads.indexOf(head);
-  // Numbers begin with the largest, words with the first.
+  // The first click puts the largest number first, and text in alphabetical order.
   const first = head.classList.contains("num") ? "descending" : "ascending";
   const other = first === "descending" ? "ascending" : "descending";
   const order = head.getAttribute("aria-sort") === first ? other : first;
@@ -51,7 +51,7 @@ const copy = async (text) => {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Pages from a disk may have no clipboard; a selection can be copied everywhere.
+    // A page that was opened from a disk may have no clipboard. A selection can be copied everywhere.
     const field = document.createElement("textarea");
     field.value = text;
     document.body.append(field);

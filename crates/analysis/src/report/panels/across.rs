@@ -1,4 +1,6 @@
-//! What the ranks' traces say together: the critical path through collectives, and who made whom wait.
+//! Panels across ranks: the critical path through collectives, and which ranks made others wait.
+//!
+//! The analysis across ranks goes in. A section and notes come out. The figures come from `ranks`.
 
 use super::shared::{COUNT, PERCENT, RANK, US, ms, us};
 use crate::ranks::{
@@ -10,11 +12,11 @@ use crate::table::{Columns, counted};
 
 const NO_PATH: &str = "No step has a critical path.";
 
-/// Segments of a chart at most. A step of thousands of collectives would be a chart of pixels.
+/// The most segments of a chart. With thousands of collectives, each segment would be a pixel wide.
 const SEGMENTS: usize = 1500;
-/// Of more ranks than this, those without a part in the path have no row.
+/// If there are more ranks than this, ranks that are not on the path get no row.
 const ALL_LANES: usize = 16;
-/// Names of each rank in the table of parts.
+/// The most names per rank in the table of parts.
 const PARTS: usize = 8;
 
 pub(super) fn section(across: &AcrossRanks) -> Section {
@@ -35,7 +37,7 @@ pub(super) fn section(across: &AcrossRanks) -> Section {
     )
 }
 
-/// What a reader has to know about this section.
+/// Notes that a reader of this section needs.
 pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
     let mut notes = Vec::new();
     if let Some(advice) = across.path.headline() {
@@ -46,7 +48,7 @@ pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
         notes.push(Note {
             weight: Weight::Warning,
             text: format!(
-                "{} a rank of the group, which may have been the last one to come.",
+                "{} a rank of the group, which may have been the last to arrive.",
                 counted(
                     incomplete as u64,
                     &format!("of {} collectives lacks", across.stragglers.num_collectives),
@@ -59,7 +61,7 @@ pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
         notes.push(Note {
             weight: Weight::Note,
             text: format!(
-                "{} no counterpart in another rank's trace: nobody knows who waited for whom.",
+                "{} no counterpart in another rank's trace, so who waited for whom is unknown.",
                 counted(
                     across.stragglers.num_unmatched as u64,
                     "call of a collective has",
@@ -71,7 +73,7 @@ pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
     notes
 }
 
-/// The step of median length: the first one of a window often pays for the begin of the profile.
+/// The step of median length. The first step of a window is often longer, because the profiler starts in it.
 fn shown_step(across: &AcrossRanks) -> Option<&StepPath> {
     let steps = across.path.steps.iter().filter(|step| !step.segments.is_empty());
     let mut by_length: Vec<&StepPath> = steps.collect();
@@ -81,10 +83,10 @@ fn shown_step(across: &AcrossRanks) -> Option<&StepPath> {
 
 /// The critical path of one step, as a chart.
 fn lanes(across: &AcrossRanks) -> Panel {
-    let definition = "Followed backwards from the end of the rank whose step ended last: through its own \
-         work to the last collective that it waited for, from there to the rank that came last to that \
-         collective, and so on. Only what lies on the path is drawn, of the step of median length; making \
-         it shorter makes the step shorter, and nothing else does.";
+    let definition = "The path is followed backwards from the end of the rank whose step ended last: through \
+         its own work to the last collective that it waited for, from there to the rank that came last to \
+         that collective, and so on. Only the path is drawn, for the step of median length. Making work on \
+         the path shorter makes the step shorter, and nothing else does.";
     let panel =
         |body| Panel::new("path", "Critical path through collectives", "ms", definition, body);
     let Some(step) = shown_step(across) else {
@@ -102,7 +104,7 @@ fn lanes(across: &AcrossRanks) -> Panel {
         let Some(lane) = place(segment.rank) else { continue };
         let (start, end) =
             (ms(segment.start_ns - begin), ms(segment.start_ns - begin + segment.dur_ns));
-        // What a segment mostly is gives it its colour.
+        // A segment gets the color of the kind that takes most of its time.
         let kinds = [
             ("computation", PageColor::Compute, segment.compute_ns),
             ("transfer", PageColor::Communication, segment.transfer_ns),
@@ -136,7 +138,7 @@ fn lanes(across: &AcrossRanks) -> Panel {
     panel
 }
 
-/// Only the rows that the path touches.
+/// Keeps only the rows that the path touches.
 fn on_path(lanes: Vec<Lane>, mut jumps: Vec<Jump>) -> (Vec<Lane>, Vec<Jump>) {
     let is_used: Vec<bool> = lanes.iter().map(|lane| !lane.segments.is_empty()).collect();
     let place = |lane: usize| is_used[..lane].iter().filter(|is_used| **is_used).count();
@@ -146,7 +148,7 @@ fn on_path(lanes: Vec<Lane>, mut jumps: Vec<Jump>) -> (Vec<Lane>, Vec<Jump>) {
     (lanes.into_iter().filter(|lane| !lane.segments.is_empty()).collect(), jumps)
 }
 
-/// Each rank's part in the path of all steps.
+/// The time that each rank has on the critical path of all steps.
 fn shares(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.path.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|share| share.rank);
@@ -166,14 +168,14 @@ fn shares(across: &AcrossRanks) -> Panel {
         "path-shares",
         "On the critical path",
         "ms",
-        "What each rank has on the critical path of all steps. Host: neither computing nor in a \
+        "The time that each rank has on the critical path of all steps. Host: neither computing nor in a \
          collective. Transfer: a collective moved data with all ranks present.",
         body,
     )
     .wide(Width::Half)
 }
 
-/// Waiting and making wait.
+/// How long each rank waited in collectives, and how long it moved data.
 fn waits(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.stragglers.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|waits| waits.rank);
@@ -189,11 +191,11 @@ fn waits(across: &AcrossRanks) -> Panel {
         _ => Body::stacked("ms", stacks),
     };
     let source = match across.stragglers.source {
-        WaitSource::Transport => "Waits are what the transport measured.",
-        WaitSource::Clocks => "Waits are told from the begins of the collective on all ranks.",
+        WaitSource::Transport => "The transport measured the waits.",
+        WaitSource::Clocks => "Waits are computed from the start of the collective on each rank.",
     };
     let definition = format!(
-        "Time in collectives, parted at the moment at which the last rank had come: until then a rank \
+        "Time in collectives, split at the moment at which the last rank came: until then a rank \
          waited, from then on data moved. {source}"
     );
     Panel::new("waits", "Waiting and moving data", "ms", &definition, body)
@@ -205,25 +207,25 @@ fn stragglers(across: &AcrossRanks) -> Panel {
         .add("rank", "rank", COUNT, RANK, |of| of.0.rank)
         .add("collectives", "collectives", COUNT,
             "Collectives that it took part in together with others.", |of| of.0.num_collectives)
-        .add("times_last", "times last", COUNT, "To how many of them it came last.", |of| of.0.times_last)
+        .add("times_last", "times last", COUNT, "In how many of them it came last.", |of| of.0.times_last)
         .add("made_wait_us", "made others wait", US,
-            "How long it had the others wait where it came last, added up over them.",
+            "How long the others waited for it where it came last, summed over these ranks.",
             |of| us(of.0.made_wait_ns))
         .add("waited_us", "waited", US, "How long it waited for the last rank.", |of| us(of.0.waited_ns))
         .add("lead_us", "later than the next", US,
             "How much later it came than the rank before it, where it came last: an upper \
-             bound of what the run would gain if it were no slower than the second \
-             slowest.",
+             bound on the time that the run would save if this rank were no slower than \
+             the second slowest.",
             |of| us(of.0.lead_ns))
         .add("transfer_us", "moved data", US,
-            "How long data moved, the wait not counted.", |of| us(of.0.transfer_ns))
+            "How long data moved, without the wait.", |of| us(of.0.transfer_ns))
         .add("gain_us", "steps would gain", US,
-            "What the steps would gain if it were no later than the next rank wherever \
-             the critical path depends on it, at collectives and at the end of the step: \
-             an upper bound, since something else may then take as long.",
+            "How much shorter the steps would be if this rank were no later than the next \
+             rank wherever the critical path depends on it, at collectives and at the \
+             end of the step: an upper bound, since something else may then take as long.",
             |of| of.1.map(|share| us(share.gain_ns)))
         .add("share_pctg", "share of the path", PERCENT,
-            "Its computation and host time as a part of the critical path of all steps.",
+            "Its computation and host time as a share of the critical path of all steps.",
             |of| of.1.map(|share| 100.0 * share.share));
     let share = |rank| across.path.ranks.iter().find(|share| share.rank == rank);
     let rows = across.stragglers.ranks.iter().map(|waits| (waits, share(waits.rank)));
@@ -231,8 +233,8 @@ fn stragglers(across: &AcrossRanks) -> Panel {
         "stragglers",
         "Stragglers",
         "",
-        "Who came last to collectives, and how long the others waited for it; those first that made the \
-         others wait longest.",
+        "Which ranks came last to collectives, and how long the others waited for them. The rank that made \
+         the others wait longest comes first.",
         Body::Table(columns.table(rows)),
     )
 }
@@ -240,12 +242,12 @@ fn stragglers(across: &AcrossRanks) -> Panel {
 #[rustfmt::skip]
 fn worst(across: &AcrossRanks) -> Panel {
     let columns = Columns::<&Meeting>::new()
-        .add("name", "collective", COUNT, "As the traces call it.", |of| of.name.clone())
+        .add("name", "collective", COUNT, "The collective's name in the traces.", |of| of.name.clone())
         .add("step", "step", COUNT, "The step in which its last rank came.", |of| of.step)
         .add("seq", "number", COUNT, "Its place in the sequence of its group.", |of| of.seq)
         .add("last_rank", "last rank", COUNT, "The rank that came last.", |of| of.last().rank)
         .add("made_wait_us", "made others wait", US,
-            "The others' waits added up, each less what the last rank waited itself.",
+            "The sum of the others' waits, each minus the last rank's own wait.",
             |of| us(of.made_wait_ns()))
         .add("lead_us", "later than the next", US,
             "How much later the last rank came than the one before it.", |of| us(of.lead_ns()))
@@ -253,7 +255,7 @@ fn worst(across: &AcrossRanks) -> Panel {
             "How long data moved on the last rank.", |of| us(of.last().transfer_ns()));
     let body = Body::Table(columns.table(&across.stragglers.worst)).or("No collective made a rank wait.");
     let definition =
-        "The collectives, twenty at most, whose last rank made the others wait longest.";
+        "The collectives, at most twenty, whose last rank made the others wait longest.";
     Panel::new("worst", "Longest waits", "", definition, body)
 }
 
@@ -263,17 +265,17 @@ fn parts(across: &AcrossRanks) -> Panel {
     let columns = Columns::<(usize, &str, i64)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("what", "what", COUNT,
-            "The span that the path lies in; without one the kernel or operator that took \
-             most of it, or host.",
+            "The span in which the path lies. Without a span: the kernel or operator that \
+             took most of the time, or host.",
             |of| of.1.to_owned())
         .add("time_us", "time on the path", US,
             "Computation and host time on the critical path of all steps.", |of| us(of.2))
-        .add("share_pctg", "share", PERCENT, "Part of the critical path of all steps.",
+        .add("share_pctg", "share", PERCENT, "Share of the critical path of all steps.",
             move |of| (len_ns > 0).then(|| 100.0 * of.2 as f64 / len_ns as f64));
     let rows = across.path.ranks.iter().flat_map(|share| {
         share.parts.iter().take(PARTS).map(|(what, ns)| (share.rank, what.as_str(), *ns))
     });
-    let definition = "What ranks did on the critical path of all steps, the longest eight of each.";
+    let definition = "What ranks did on the critical path of all steps: the eight longest per rank.";
     let body = Body::Table(columns.table(rows)).or(NO_PATH);
     Panel::new("path-parts", "What the path consists of", "", definition, body)
 }
@@ -291,19 +293,19 @@ fn clocks(across: &AcrossRanks) -> Panel {
             }
             ClockSource::AsWritten => "none: times as written".to_owned(),
         })
-        .add("begin_us", "at the begin", EXACT,
-            "What is added to the rank's clock to read the reference rank's, at the begin \
-             of its trace.",
+        .add("begin_us", "at the start", EXACT,
+            "The offset that is added to the rank's clock to get the reference rank's, at \
+             the start of its trace.",
             |of| us(of.offset_begin_ns))
         .add("end_us", "at the end", EXACT,
-            "The same at the end; on a straight line in between.", |of| us(of.offset_end_ns))
+            "The same at the end of its trace. It is interpolated linearly in between.", |of| us(of.offset_end_ns))
         .add("error_us", "error", EXACT,
             "By how much the offset may be wrong.", |of| of.error_ns.map(|ns| us(ns as i64)));
     Panel::new(
         "clocks",
         "Clocks",
         "",
-        "How the clocks of the ranks were brought together. Everything across ranks is as \
+        "How the clocks of the ranks were aligned. Every figure across ranks is only as \
          exact as this.",
         Body::Table(columns.table(&across.clocks.ranks)),
     )

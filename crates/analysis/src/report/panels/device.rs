@@ -10,15 +10,15 @@ use crate::report::chart::{Line, Lines, PageColor, Part, Stack};
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Cell, Columns};
 
-/// Rows of each rank in tables by name.
+/// The most rows per rank in tables by name.
 const NAMES: usize = 12;
 
-/// What is left out of the report of ranks that have computed on a CPU, and what is not.
+/// The note for ranks that have computed on a CPU: what the report leaves out, and how to read the rest.
 const NO_DEVICE: &str = "These ranks have computed on a CPU. A launch in their traces only says which work of a \
-    lane belongs to which call: no device was waited for. So launches, their delays and queues are left out, \
-    and host on the critical path of a rank is where the main thread computes.";
+    lane belongs to which call: nothing waited for a device. So launches, their delays and queues are left out, \
+    and host time on the critical path of a rank is time in which the main thread computes.";
 
-/// The panels of each rank; `on_cpu` where ranks have written lanes of a CPU as streams.
+/// The panels of each rank. `on_cpu` is true if the ranks' traces show the threads of a CPU as streams.
 pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
     let mut panels = vec![path_bounds(analysis), path_names(analysis), idle(analysis)];
     if !on_cpu {
@@ -35,7 +35,7 @@ pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
     )
 }
 
-/// What a reader has to know about these panels.
+/// A note that a reader of these panels needs.
 pub(super) fn note(on_cpu: bool) -> Option<Note> {
     on_cpu.then(|| Note { weight: Weight::Note, text: NO_DEVICE.into() })
 }
@@ -65,8 +65,8 @@ fn path_bounds(analysis: &Analysis) -> Panel {
         "critical-path",
         "Critical path within a rank",
         "ms",
-        "The longest chain of work of one step in which each piece had to wait for the one before, by \
-         what limits its pieces, in HTA's classes. Making a piece of it shorter makes the step shorter.",
+        "The longest chain of work in one step in which each piece had to wait for the one before, divided \
+         by what limits each piece, in HTA's classes. Making a piece shorter makes the step shorter.",
         body,
     )
 }
@@ -90,9 +90,9 @@ fn path_names(analysis: &Analysis) -> Panel {
             |of| of.1.name.clone())
         .add("bound_by", "limited by", COUNT, "What limits these pieces, in HTA's words.",
             |of| of.1.bound_by.name())
-        .add("pieces", "pieces", COUNT, "How many pieces of the path bear the name.", |of| of.1.pieces)
+        .add("pieces", "pieces", COUNT, "How many pieces of the path have this name.", |of| of.1.pieces)
         .add("time_us", "time", US, "Sum of the lengths of these pieces on the path.", |of| us(of.1.time_ns))
-        .add("share_pctg", "share", PERCENT, "Part of the path's length.",
+        .add("share_pctg", "share", PERCENT, "Share of the path's length.",
             |of| 100.0 * of.1.time_ns as f64 / of.2 as f64);
     let rows = analysis.ranks.iter().filter_map(|rank| Some((rank.rank, rank.critical_path.as_ref()?)));
     let rows = rows.flat_map(|(rank, path)| {
@@ -114,12 +114,12 @@ fn idle(analysis: &Analysis) -> Panel {
         .add("stream", "stream", COUNT, STREAM, |of| stream(of.1))
         .add("category", "category", COUNT,
             "host_wait: the next kernel was launched only after the last one had ended, so the host was \
-             too slow. kernel_wait: it had been launched in time, and the gap is short. other: neither; \
-             the stream waited for another one, or for memory.",
+             too slow. kernel_wait: the next kernel was launched in time, and the gap is short. other: \
+             neither; the stream waited for another stream, or for memory.",
             |of| of.2.category.name())
-        .add("gaps", "gaps", COUNT, "How many gaps between kernels there are of the category.", |of| of.2.gaps)
+        .add("gaps", "gaps", COUNT, "How many gaps between kernels are of this category.", |of| of.2.gaps)
         .add("idle_us", "idle", US, "Sum of the lengths of these gaps.", |of| us(of.2.time_ns))
-        .add("share_pctg", "share", PERCENT, "Part of the stream's idle time.",
+        .add("share_pctg", "share", PERCENT, "Share of the stream's idle time.",
             |of| of.2.ratio.map(|ratio| 100.0 * ratio));
     let rows = analysis.ranks.iter().flat_map(|rank| {
         rank.idle.iter().flat_map(|stream| {
@@ -130,7 +130,7 @@ fn idle(analysis: &Analysis) -> Panel {
         "idle",
         "Idle-time breakdown",
         "",
-        "Gaps between the kernels of a stream, by what they are put down to; as HTA has it.",
+        "Gaps between the kernels of a stream, by their cause according to HTA's rules.",
         Body::Table(columns.table(rows)).or("No stream has two kernels."),
     )
 }
@@ -147,13 +147,13 @@ fn launches(analysis: &Analysis) -> Panel {
             |of| of.1.cpu_ns.p95 / 1e3)
         .add("gpu_mean_us", "kernel, mean", US, "Mean duration of the kernels.", |of| of.1.gpu_ns.mean / 1e3)
         .add("delay_mean_us", "delay, mean", US,
-            "Mean time from the end of the call to the begin of the kernel.", |of| of.1.delay_ns.mean / 1e3)
+            "Mean time from the end of the call to the start of the kernel.", |of| of.1.delay_ns.mean / 1e3)
         .add("delay_p95_us", "delay, p95", US, "95th percentile of that time.", |of| of.1.delay_ns.p95 / 1e3)
         .add("delay_max_us", "delay, max", US, "Longest of these times.", |of| of.1.delay_ns.max / 1e3)
         .add("short_kernels", "short kernels", COUNT,
             "Kernels that were shorter than the call that launched them.", |of| of.1.short_kernels)
-        .add("slow_calls", "slow calls", COUNT, "Calls longer than 50 us, as HTA has it.", |of| of.1.slow_calls)
-        .add("long_delays", "long delays", COUNT, "Delays longer than 100 us, as HTA has it.",
+        .add("slow_calls", "slow calls", COUNT, "Calls longer than 50 us, as in HTA.", |of| of.1.slow_calls)
+        .add("long_delays", "long delays", COUNT, "Delays longer than 100 us, as in HTA.",
             |of| of.1.long_delays);
     let rows = analysis.ranks.iter().filter_map(|rank| Some((rank.rank, rank.launches.as_ref()?)));
     Panel::new(
@@ -177,7 +177,7 @@ fn launches_by_kernel(analysis: &Analysis) -> Panel {
             |of| of.1.cpu_mean_ns / 1e3)
         .add("gpu_mean_us", "kernel, mean", US, "Mean duration of the kernel.", |of| of.1.gpu_mean_ns / 1e3)
         .add("delay_mean_us", "delay, mean", US,
-            "Mean time from the end of the call to the begin of the kernel.", |of| of.1.delay_mean_ns / 1e3)
+            "Mean time from the end of the call to the start of the kernel.", |of| of.1.delay_mean_ns / 1e3)
         .add("delay_max_us", "delay, max", US, "Longest of these times.", |of| us(of.1.delay_max_ns))
         .add("short", "short", COUNT, "How many of them were shorter than their call.", |of| of.1.short);
     let rows = analysis.ranks.iter().flat_map(|rank| {
@@ -208,7 +208,7 @@ fn queue_lines(analysis: &Analysis) -> Panel {
         "queue",
         "Queue length over time",
         "launches",
-        "Work that was launched and had not begun, on the stream of each rank where it was longest. At \
+        "Work that was launched but had not begun, on the stream of each rank with the longest queue. At \
          zero the device has nothing to do next.",
         body,
     )
@@ -226,7 +226,7 @@ fn queues(analysis: &Analysis) -> Panel {
         .add("p50", "median", LENGTH, "Median of the length after each change.", |of| of.1.length.p50)
         .add("p95", "p95", LENGTH, "95th percentile of the length after each change.", |of| of.1.length.p95)
         .add("max", "max", LENGTH, "Greatest length.", |of| of.1.length.max)
-        .add("full_us", "full", US, "Time at which it held 1024 launches or more, which holds the host back.",
+        .add("full_us", "full", US, "Time in which it held 1024 launches or more, which holds the host back.",
             |of| us(of.1.full_ns));
     let rows = analysis.ranks.iter();
     let rows = rows.flat_map(|rank| rank.queues.iter().map(|queue| (rank.rank, queue)));
@@ -234,7 +234,7 @@ fn queues(analysis: &Analysis) -> Panel {
         "queues",
         "Queue length",
         "",
-        "Work that was launched and had not begun, per stream.",
+        "Work that was launched but had not begun, per stream.",
         Body::Table(columns.table(rows)).or(NO_LAUNCHES),
     )
 }
@@ -250,7 +250,7 @@ fn copies(analysis: &Analysis) -> Panel {
         .add("time_us", "time", US, "Sum of their durations.", |of| us(of.1.time_ns))
         .add("mean_gb_s", "mean", RATE,
             "Mean of the summed bandwidth of running copies, after each change where it \
-             is above zero, as HTA has it; GB are 1e9 bytes.",
+             is above zero, as in HTA. A GB is 1e9 bytes.",
             |of| of.1.gb_per_s.map(|of| of.mean))
         .add("p95_gb_s", "p95", RATE, "95th percentile of that bandwidth.", |of| of.1.gb_per_s.map(|of| of.p95))
         .add("max_gb_s", "max", RATE, "Greatest bandwidth.", |of| of.1.gb_per_s.map(|of| of.max));

@@ -1,4 +1,6 @@
-//! Two traces side by side.
+//! The report of a difference: two traces side by side.
+//!
+//! A [`Diff`] goes in. A [`Report`] comes out. The rows come from `hta`.
 
 use crate::hta::{Diff, DiffRow, Side};
 use crate::report::chart::{Bar, PageColor};
@@ -7,10 +9,10 @@ use crate::table::{Cell, Column, Columns, Table};
 
 use super::shared::{About, COUNT, US, us};
 
-/// Names in each chart.
+/// The most names in each chart.
 const NAMES: usize = 12;
 
-/// The report of a difference: of two rank's traces, or of sums over ranks.
+/// The report of a difference between the traces of two ranks, or between sums over ranks.
 pub fn of_diff(diff: &Diff, about: About) -> Report {
     let mut report = Report {
         title: about.title,
@@ -30,8 +32,8 @@ pub fn of_diff(diff: &Diff, about: About) -> Report {
             "diff",
             "Every name",
             "",
-            "How often each name occurs in both traces, and how long all of that took. What became of a \
-             name is told from its counts, as in HTA's trace difference.",
+            "How often each name occurs in each trace, and the sum of its durations. What became of a \
+             name is decided by its counts, as in HTA's trace difference.",
             Body::Table(table(diff)),
         ),
     ];
@@ -86,7 +88,7 @@ fn changes(diff: &Diff, id: &str, title: &str, sign: i64) -> Panel {
             Side::Device => PageColor::Compute,
         },
     });
-    let body = Body::bars("ms", bars).or("Nothing does.");
+    let body = Body::bars("ms", bars).or("No name does.");
     let definition = "The twelve names with the largest difference of summed durations; kernels of the \
          device in blue, the host in brown.";
     Panel::new(id, title, "ms", definition, body).wide(Width::Half)
@@ -101,7 +103,7 @@ fn table(diff: &Diff) -> Table {
             Side::Host => "host",
             Side::Device => "device",
         })
-        .add("change", "change", COUNT, "What became of it, by counts.", |of| of.change.name())
+        .add("change", "change", COUNT, "How its count changed.", |of| of.change.name())
         .add("first_calls", "calls, first", COUNT, "How often it occurs in the first.", |of| of.control_calls)
         .add("second_calls", "calls, second", COUNT, "How often it occurs in the second.", |of| of.test_calls)
         .add("calls_difference", "calls, difference", COUNT, "Second minus first.", |of| of.calls() as f64)

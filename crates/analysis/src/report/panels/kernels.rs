@@ -10,10 +10,10 @@ use crate::table::Columns;
 
 const NO_KERNEL: &str = "No rank has a kernel.";
 
-/// Kernels that are shown.
+/// The most kernels that are shown.
 const LONGEST: usize = 12;
 
-/// Idle, computing, or neither.
+/// Time that each device was idle, computing, or neither.
 pub(super) fn temporal(analysis: &Analysis) -> Panel {
     let stacks = analysis.ranks.iter().map(|rank| {
         let Temporal { idle_ns, compute_ns, non_compute_ns, .. } = rank.temporal;
@@ -65,8 +65,8 @@ pub(super) fn donuts(analysis: &Analysis) -> Panel {
         "kinds",
         "Kinds of kernels",
         "% of the time with kernels",
-        "Time in which kernels of exactly these kinds ran: \"computation + communication\" is \
-         communication behind computation; as HTA has it.",
+        "Time in which kernels of exactly these kinds ran, as in HTA: \"computation + communication\" is \
+         communication that is hidden behind computation.",
         body,
     )
 }
@@ -75,7 +75,7 @@ pub(super) fn donuts(analysis: &Analysis) -> Panel {
 pub(super) fn longest(analysis: &Analysis) -> Panel {
     let mut sums: HashMap<&str, (KernelKind, i64, u64)> = HashMap::new();
     let kernels = analysis.ranks.iter().flat_map(|rank| &rank.kernels);
-    // What is left of kinds is waiting for a stream or an event, which is no work.
+    // Kernels of the kind `Other` wait for a stream or an event, which is not work.
     for kernel in kernels.filter(|kernel| kernel.kind != KernelKind::Other) {
         let sum = sums.entry(kernel.name.as_str()).or_insert((kernel.kind, 0, 0));
         (sum.1, sum.2) = (sum.1 + kernel.sum_ns, sum.2 + kernel.calls);
@@ -93,7 +93,7 @@ pub(super) fn longest(analysis: &Analysis) -> Panel {
         "longest",
         "The longest kernels",
         "ms",
-        "The twelve names with the largest sum of durations, as a mean over ranks, in the colour of \
+        "The twelve names with the largest sum of durations, as a mean over ranks, in the color of \
          their kind. Waits for streams and events are left out.",
         body,
     )
@@ -105,7 +105,7 @@ pub(super) fn statistics(analysis: &Analysis) -> Panel {
     let columns = Columns::<(usize, KernelStats)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("name", "kernel", COUNT, "The kernel's name.", |of| of.1.name.clone())
-        .add("kind", "kind", COUNT, "What it does, told from its name as HTA does.", |of| of.1.kind.name())
+        .add("kind", "kind", COUNT, "What it does, according to its name, as in HTA.", |of| of.1.kind.name())
         .add("calls", "calls", COUNT, "How often it ran.", |of| of.1.calls)
         .add("sum_us", "sum", US, "Sum of its durations.", |of| us(of.1.sum_ns))
         .add("mean_us", "mean", US, "Mean duration.", |of| of.1.mean_ns / 1e3)
@@ -121,7 +121,7 @@ pub(super) fn statistics(analysis: &Analysis) -> Panel {
         "kernels",
         "Kernels",
         "",
-        "The twelve longest kernels of each rank, and all others as one.",
+        "The twelve longest kernels of each rank, and all others in one row.",
         Body::Table(columns.table(rows)),
     )
 }

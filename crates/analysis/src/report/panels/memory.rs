@@ -1,4 +1,4 @@
-//! Memory of the ranks: its peaks, and how it went.
+//! Memory of the ranks: its peaks, and its course over time.
 
 use super::shared::label;
 use crate::hta::Analysis;
@@ -6,7 +6,7 @@ use crate::report::chart::{Bar, Line, Lines, PageColor};
 use crate::report::{Body, Panel, Section, Width};
 
 const NO_SAMPLES: &str = "The traces hold no samples of memory.";
-/// As PyTorch's own tools count.
+/// Bytes per MiB, the unit in which PyTorch's own tools count.
 const MIB: f64 = (1 << 20) as f64;
 
 /// Peak and steady memory of a sharded run.
@@ -36,7 +36,7 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
         "steady-memory",
         "Steady memory",
         "Memory alive: the median over samples, and at the last sample. The median over samples is not \
-         one over time.",
+         a median over time.",
         [
             ("p50_allocated_mb", "median", PageColor::Memory),
             ("final_allocated_mb", "final", PageColor::Other),
@@ -61,8 +61,8 @@ pub(super) fn over_time(analysis: &Analysis) -> Section {
     });
     let (x_unit, y_unit) = ("ms".into(), "MiB".into());
     let body = Body::Lines(Lines { x_unit, y_unit, lines: lines.collect() }).or(NO_SAMPLES);
-    let definition = "Bytes alive after each change, in MiB = 2^20 bytes, since the first sample of the \
-         rank; the highest of each of at most 1000 equal ranges of time.";
+    let definition = "Bytes alive after each change, in MiB of 2^20 bytes. Time counts from the first sample of \
+         the rank. Each of at most 1000 equal ranges of time shows its highest value.";
     let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);
     Section::new("memory-section", "Memory in use", "", vec![panel])
 }

@@ -1,7 +1,7 @@
 //! The panels of a report on traces.
 //!
-//! An [`Analysis`] and facts about its traces go in. A [`Report`] comes out. Figures and definitions come from the
-//! analysis; this module only arranges them.
+//! An [`Analysis`] and facts about its traces go in. A [`Report`] comes out. Figures and definitions come
+//! from the analysis; this module only arranges them.
 
 mod across;
 mod device;
@@ -27,8 +27,8 @@ use crate::ranks::AcrossRanks;
 use crate::timeline::Timeline;
 use shared::RANKS;
 
-/// The report of a run; `across` is what the ranks' traces say together, if there are several, and
-/// `timelines` are the traces themselves, for what was odd in them.
+/// The report of a run. `across` is the analysis across ranks, if there are several ranks. `timelines` are
+/// the traces themselves: the report says what was odd in them, and whether they are of a CPU.
 pub fn of_analysis(
     analysis: &Analysis,
     across: Option<&AcrossRanks>,
@@ -51,7 +51,7 @@ pub fn of_analysis(
     let first;
     let analysis = if whole.ranks.len() > RANKS {
         let text = format!(
-            "Charts and tables show the first {RANKS} of {} ranks, but for the summary and the means.",
+            "Charts and tables show the first {RANKS} of {} ranks. The summary and the means cover all.",
             whole.ranks.len()
         );
         report.note(Weight::Note, text);
@@ -81,7 +81,7 @@ pub fn of_analysis(
     report.sections.push(summary::section(whole, odd::not_used(timelines).as_deref()));
     report.sections.extend(odd::section(timelines));
     report.notes.extend(odd::notes(timelines));
-    // What matters most stands first, and otherwise all stay in order.
+    // The most important notes come first. Notes of equal weight keep their order.
     report.notes.sort_by_key(|note| match note.weight {
         Weight::Advice => 0,
         Weight::Warning => 1,

@@ -1,6 +1,6 @@
 //! What was odd in the traces, and which events were left out.
 //!
-//! The timelines go in. A note, a warning and a table come out.
+//! The timelines go in. Notes, one line of text and a table come out.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Columns, counted};
 use crate::timeline::Timeline;
 
-/// What our own recorder says of events that found no room.
+/// The fact in which our own recorder counts the events that it had no room for.
 const DROPPED: &str = "dropped_events";
 
 fn dropped(timeline: &Timeline) -> u64 {
     timeline.run_facts.get(DROPPED).and_then(|words| words.parse().ok()).unwrap_or(0)
 }
 
-/// Kinds of events that every trace of ours or of PyTorch has and that the analysis has no use for: arrows,
-/// counters, marks, what names rows, and the calls of Python.
+/// Kinds of events that every trace of ours or of PyTorch has and that the analysis does not use: arrows,
+/// counters, marks, names of rows, and calls of Python functions.
 const USUAL: [&str; 12] = [
     "__metadata",
     "ac2g",
@@ -37,7 +37,7 @@ fn is_usual(kind: &str) -> bool {
     USUAL.contains(&kind)
 }
 
-/// What was left out although nothing is wrong with it, in a line.
+/// A line about the events that were left out although nothing is wrong with them.
 pub(super) fn not_used(timelines: &[Timeline]) -> Option<String> {
     let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
     for (kind, count) in timelines.iter().flat_map(|timeline| &timeline.skipped) {
@@ -51,14 +51,15 @@ pub(super) fn not_used(timelines: &[Timeline]) -> Option<String> {
     (!kinds.is_empty()).then(|| format!("Not used: {events} {of_kinds} {}.", kinds.join(", ")))
 }
 
-/// Warnings, where numbers are less than they seem.
+/// Warnings about events that are missing or odd, which make numbers less reliable.
 pub(super) fn notes(timelines: &[Timeline]) -> Vec<Note> {
     let mut notes = Vec::new();
     let lost: u64 = timelines.iter().map(dropped).sum();
     if lost > 0 {
         let events = counted(lost, "event, which is", "events, which are");
         let text = format!(
-            "The recorder had no room for {events} in no trace: sums are too small. Profile fewer steps."
+            "The recorder had no room for {events} missing from the traces, so sums are too small. \
+             Profile fewer steps."
         );
         notes.push(Note { weight: Weight::Warning, text });
     }
@@ -77,8 +78,8 @@ pub(super) fn section(timelines: &[Timeline]) -> Option<Section> {
     let columns = Columns::<(Option<usize>, &str, String, u64)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("kind", "kind", COUNT,
-            "odd: not as it should be, and read as far as it could be. skipped: of no use for the \
-             analysis. dropped: the recorder had no room for it.",
+            "odd: malformed, and read as far as possible. skipped: not used by the analysis. \
+             dropped: the recorder had no room for it.",
             |of| of.1)
         .add("what", "what", COUNT,
             "What was odd, or the category of events that were skipped.", |of| of.2.clone())
@@ -93,7 +94,7 @@ pub(super) fn section(timelines: &[Timeline]) -> Option<Section> {
         odd.chain(skipped).chain(lost).map(move |(kind, what, count)| (rank, kind, what, count))
     });
     let table = columns.table(rows);
-    let definition = "What of the traces was not used, or not as it was written.";
+    let definition = "Events of the traces that were not used, or not used as written.";
     let is_empty = table.rows.is_empty();
     let panel = Panel::new("oddities", "Oddities", "", definition, Body::Table(table));
     (!is_empty).then(|| Section::new("oddities-section", "Left out, or odd", "", vec![panel]))

@@ -45,7 +45,7 @@ pub(super) fn ddp(analysis: &Analysis) -> Section {
     )
 }
 
-/// The panels of a sharded run, but for its memory.
+/// The panels of a sharded run, except those of its memory.
 pub(super) fn sharding(analysis: &Analysis) -> Section {
     let stacks = analysis.ranks.iter().map(|rank| {
         let parts = rank.collectives.by_kind.iter();
@@ -57,8 +57,8 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
         "collectives",
         "Collectives",
         "ms",
-        "Sum of the durations of collectives, by kind; waiting for other ranks is part of them. Those \
-         that run at the same time count each.",
+        "Sum of the durations of collectives, by kind; waiting for other ranks is part of them. \
+         Collectives that run at the same time are all counted in full.",
         body,
     );
     let overhead = [

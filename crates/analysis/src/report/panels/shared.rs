@@ -3,25 +3,25 @@
 use crate::hta::RankAnalysis;
 use crate::report::Note;
 
-/// What a report says of where its numbers come from.
+/// Where the numbers of a report come from.
 #[derive(Clone, Debug, Default)]
 pub struct About {
-    /// What was analysed, in a few words.
+    /// What was analyzed, in a few words.
     pub title: String,
     /// Where it was read from.
     pub subtitle: String,
-    /// What was found while reading.
+    /// Notes from reading the traces.
     pub notes: Vec<Note>,
 }
 
-/// Ranks that have bars of their own: a page of thousands could not be read, nor be small.
+/// The most ranks that have bars of their own. A page of thousands of ranks would be large and unreadable.
 pub(super) const RANKS: usize = 48;
 
-/// Unit and decimals of columns that several tables have.
+/// Units and decimals of columns in several tables.
 pub(super) const COUNT: (&str, usize) = ("", 0);
 pub(super) const US: (&str, usize) = ("us", 1);
 pub(super) const PERCENT: (&str, usize) = ("%", 2);
-/// What the first column of most tables says.
+/// The definition of the first column of most tables.
 pub(super) const RANK: &str = "The rank of the process.";
 
 pub(super) fn label(rank: &RankAnalysis) -> String {

@@ -1,4 +1,4 @@
-//! The anatomy of a step.
+//! The anatomy of a step: the parts of the time that a step takes.
 
 use std::collections::BTreeSet;
 
@@ -8,16 +8,16 @@ use crate::report::chart::{PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section};
 use crate::table::{Columns, Table};
 
-/// Steps of a rank that have a row of their own.
+/// The most steps per rank that have a row of their own.
 const STEPS: usize = 100;
 
 pub(super) fn section(analysis: &Analysis) -> Section {
     let with_steps: Vec<_> =
         analysis.ranks.iter().filter_map(|rank| Some((rank, rank.anatomy.as_ref()?))).collect();
     let definition = "The time of the main thread in a step, as a mean over the steps that were looked \
-         at. Parts are the spans that the program named; of spans within each other the innermost \
-         counts, and what no span accounts for is the rest, so the parts add up to the step.";
-    let lead = "In parts, on the thread that drives it.";
+         at. Parts are the spans that the program named. Where spans are nested, the innermost \
+         counts. Time outside of all spans is the rest, so the parts add up to the step.";
+    let lead = "The parts of a step on the thread that runs it.";
     let stacks = with_steps.iter().map(|(rank, anatomy)| {
         let parts = anatomy.mean_ns.iter();
         let parts = parts.map(|&(part, ns)| Part::new(part.name(), ns / 1e6, color(part)));
@@ -40,7 +40,7 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
     let mut columns = Columns::<(usize, &StepAnatomy)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("step", "step", COUNT, "The step's number in the trace.", |of| of.1.step.number)
-        .add("step_us", "length", US, "From the begin to the end of the step.", |of| us(of.1.step.time.dur_ns));
+        .add("step_us", "length", US, "From the start to the end of the step.", |of| us(of.1.step.time.dur_ns));
     for part in parts {
         let key = part.name().replace([' ', '-'], "_") + "_us";
         columns = columns.add(&key, part.name(), US, meaning(part), move |(_, step)| {
@@ -48,8 +48,8 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
         });
     }
     let columns = columns.add("comm_alone_us", "communication alone", US,
-        "Communication that the step launched, while nothing was computed. It lies across the parts, \
-         and may reach beyond the step.",
+        "Communication that the step launched, while nothing was computed. It overlaps the other \
+         parts, and may reach beyond the step.",
         |of| us(of.1.exposed_ns));
     columns.table(all.iter().flat_map(|(rank, anatomy)| {
         anatomy.steps.iter().take(STEPS).map(|step| (rank.rank, step))
@@ -60,7 +60,7 @@ fn meaning(part: StepPart) -> &'static str {
     match part {
         StepPart::DataWait => "The main thread waited for a batch.",
         StepPart::Forward => "The forward pass and the loss.",
-        StepPart::Backward => "The backward pass, without what other spans within it account for.",
+        StepPart::Backward => "The backward pass, without the other spans within it.",
         StepPart::GradSync => "Gradients were made equal on all ranks.",
         StepPart::Exposed => "The thread was blocked on communication, where the program says so.",
         StepPart::ReduceScatter => "Gradients were reduced to the ranks that own them.",

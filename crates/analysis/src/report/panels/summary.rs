@@ -1,4 +1,4 @@
-//! The summary: a line per rank, the headline, and what the console says.
+//! The summary: a line per rank, the headline, and the output on the console.
 
 use super::shared::{COUNT, RANK};
 use crate::hta::{self, Analysis, Unit, columns};
@@ -7,7 +7,7 @@ use crate::table::{Cell, Column, Columns, Table, aligned};
 
 /// The name of the summary's panel.
 pub(super) const TABLE: &str = "summary";
-/// Ranks that stand beside each other on a console.
+/// The most ranks side by side on a console.
 const RANKS_PER_BLOCK: usize = 8;
 /// The figures of the headline.
 const HEADLINE: [&str; 5] = [
@@ -18,7 +18,7 @@ const HEADLINE: [&str; 5] = [
     "comm_overhead_pctg",
 ];
 
-/// The column of the analysis as one of a table: its label is its name without the unit.
+/// Turns a column of the analysis into a column of a table. The label is the name without the unit.
 pub(super) fn column(of: &hta::Column) -> Column {
     let ending = match of.unit {
         Unit::Us => "_us",
@@ -36,7 +36,7 @@ pub(super) fn column(of: &hta::Column) -> Column {
     Column::new(of.name, &label, symbol(of.unit), decimals, &definition(of))
 }
 
-/// The unit as people see it: memory is counted in 2^20 bytes, whatever the names of columns say.
+/// The unit as people see it: memory is counted in 2^20 bytes, although the columns' names end in `_mb`.
 pub(super) fn symbol(unit: Unit) -> &'static str {
     match unit {
         Unit::Mb => "MiB",
@@ -48,12 +48,12 @@ pub(super) fn symbol(unit: Unit) -> &'static str {
 pub(super) fn definition(of: &hta::Column) -> String {
     let beside = match of.name {
         "comm_overhead_pctg" => {
-            " `paceline train` means another thing by overhead: the part of a step in which the main \
-             thread was blocked on communication."
+            " `paceline train` uses the word overhead for something else: the part of a step in which \
+             the main thread was blocked on communication."
         }
         "comm_comp_overlap_pctg" => {
-            " It is about the steps of the trace that were looked at; `paceline train` measures the \
-             overlap itself, over all measured steps, as communication while the main thread \
+            " This figure covers the steps of the trace that were looked at. `paceline train` measures \
+             the overlap itself, over all measured steps, as communication while the main thread \
              computed."
         }
         _ => "",
@@ -130,8 +130,8 @@ pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
         TABLE,
         "Summary of the ranks",
         "",
-        "A line per rank and the mean over ranks, as in summary.csv. The head of each column says on \
-         hover what it means.",
+        "A line per rank, as in summary.csv, and the mean over ranks. Hovering over the head of a column \
+         shows what it means.",
         Body::Table(table(analysis)),
     );
     let files = Columns::<&hta::RankAnalysis>::new()
@@ -146,13 +146,13 @@ pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
             })
         .add("steps_found", "steps in the file", COUNT, "Steps that the trace holds.", |rank| rank.steps.found)
         .add("steps", "steps looked at", COUNT,
-            "Steps that the figures are about; 0 if it is the whole trace.", |rank| rank.steps.chosen.len())
+            "Steps that the figures cover; 0 if they cover the whole trace.", |rank| rank.steps.chosen.len())
         .table(&analysis.ranks);
     let files = Panel::new("files", "Traces", "", "What was read.", Body::Table(files));
     Section::new("numbers", "All numbers", not_used.unwrap_or(""), vec![panel, files])
 }
 
-/// What the console says: a line per figure, the mean over ranks, then each rank.
+/// The output on the console: a line per figure, with the mean over ranks and then each rank.
 pub fn console(analysis: &Analysis) -> String {
     let all: Vec<_> = columns(analysis.kind).filter(|of| of.unit != Unit::Rank).collect();
     let number = |of: &hta::Column, value: Option<f64>, is_mean: bool| {

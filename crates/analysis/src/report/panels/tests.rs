@@ -7,7 +7,7 @@ use crate::timeline::TimeRange;
 
 const MS: i64 = 1_000_000;
 
-/// Four ranks, of which each is a little different.
+/// Four ranks, each a little different.
 fn analysis(kind: Kind) -> Analysis {
     let ranks = (0..4).map(rank).collect();
     Analysis { kind, ranks, notes: vec!["the last step was left out".into()] }
@@ -212,7 +212,7 @@ fn timelines() -> Vec<Timeline> {
     }]
 }
 
-/// What the four ranks say together.
+/// The analysis across the four ranks.
 fn across() -> AcrossRanks {
     use crate::ranks::{CriticalPath, RankShare, RankWaits, Segment, StepPath, Stragglers};
     let segment = |at: usize| Segment {
@@ -282,7 +282,7 @@ fn every_format_is_written_and_nothing_else() {
             files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
         files.sort();
         assert_eq!(files, ["summary.csv", "summary.html", "summary.json", "summary.md"]);
-        // To be looked at.
+        // Keeps the reports for a person to look at.
         if let Some(out) = std::env::var_os("REPORT_OUT") {
             let out = std::path::Path::new(&out).join(name);
             crate::report::write(&report(kind), &out, "summary").unwrap();
@@ -318,7 +318,7 @@ fn the_csv_has_the_columns_of_the_kind_and_all_digits() {
     assert_eq!(lines[0], names.join(","));
     assert_eq!(lines.len(), 5);
     assert!(lines[1].starts_with("0,4100,60000,15000.125,79100,5.18,75.85,"), "{}", lines[1]);
-    // Rank 3 has no overlap, which is no zero.
+    // Rank 3 has no figure for the overlap, which is not the same as zero.
     let overlap = names.iter().position(|name| *name == "comm_comp_overlap_pctg").unwrap();
     assert_eq!(lines[4].split(',').nth(overlap), Some(""));
 }
@@ -331,7 +331,7 @@ fn panels_have_names_of_their_own_and_say_what_they_show() {
         for panel in report.sections.iter().flat_map(|section| &section.panels) {
             ids.push(&panel.id);
             assert!(!panel.definition.is_empty(), "{}", panel.id);
-            // Nobody waited for anybody there.
+            // Only the panel `worst` is empty: no collective is listed as one that made a rank wait.
             let is_empty = matches!(panel.body, Body::Nothing(_));
             assert_eq!(is_empty, panel.id == "worst", "{}", panel.id);
             if let Body::Table(table) = &panel.body {
@@ -449,7 +449,7 @@ fn no_heading_stands_twice() {
     }
 }
 
-/// JSON whose objects have each key once.
+/// JSON in which no object repeats a key.
 struct Unique;
 
 impl<'de> serde::Deserialize<'de> for Unique {
