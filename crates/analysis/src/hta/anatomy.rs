@@ -70,8 +70,8 @@ pub struct StepAnatomy {
     pub step: Step,
     /// The parts that occur in it, including the rest, in the order of [`Part`].
     pub parts: Vec<PartTime>,
-    /// Time of communication that the step launched while nothing was computed. It can fall within any part
-    /// and can reach beyond the step, so it does not belong to the sum of the parts.
+    /// Time of communication, launched by this step, during which nothing was computed. It can fall within
+    /// any part and can reach beyond the step, so it does not belong to the sum of the parts.
     pub exposed_ns: i64,
 }
 

@@ -4,7 +4,7 @@ use super::collectives::{CollectiveKind, CollectiveTimes};
 use super::kernels::{KernelKind, KernelStats};
 use super::{MemoryUse, Overlap, Temporal};
 
-/// The figures of one rank, for both kinds of runs. [`columns`](super::columns) defines each figure and their
+/// The figures of one rank, for both kinds of runs. [`columns`](super::columns) defines the figures and their
 /// order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[allow(missing_docs)]

@@ -106,7 +106,7 @@ pub struct Meetings {
 ///
 /// Two collectives match if their group, name and sequence number are equal. Without sequence numbers, the
 /// n-th calls of a name in a group match, counted within a step, or within the trace if it has no steps. The
-/// collectives are taken from kernels if all traces have such kernels, otherwise from the back end's own
+/// collectives are taken from kernels if all traces have such kernels, otherwise from the backend's own
 /// events (such as `gloo:all_reduce`), otherwise from the operators that called them.
 pub fn meet(timelines: &[Timeline], clocks: &Clocks) -> Meetings {
     meet_chosen(timelines, clocks, &everything(timelines))
@@ -315,8 +315,8 @@ fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
     events.into_iter().map(operation).filter(|operation| !is_message(&operation.name)).collect()
 }
 
-/// Numbers the collectives that would otherwise have the same key. Without sequence numbers, removes the keys
-/// of collectives of which the ranks called different numbers.
+/// Numbers the collectives that would otherwise have the same key. Removes the keys of collectives without
+/// sequence numbers that the ranks did not call equally often.
 fn distinct(mut lists: Vec<Vec<Operation>>) -> Vec<Vec<Operation>> {
     let mut counts: BTreeMap<usize, HashMap<Key, u32>> = BTreeMap::new();
     for (place, list) in lists.iter_mut().enumerate() {
@@ -351,7 +351,7 @@ pub(super) fn is_collective_kernel(name: &str) -> bool {
     name.starts_with("nccl") || name.contains("ncclKernel")
 }
 
-/// Whether this is a back end's own name for a collective.
+/// Whether this is a backend's own name for a collective.
 pub(super) fn is_back_end(name: &str) -> bool {
     ["gloo:", "mpi:", "ucc:", "nccl:"].iter().any(|prefix| name.starts_with(prefix))
 }

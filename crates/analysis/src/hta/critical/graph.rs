@@ -32,8 +32,8 @@ impl Bounds {
         self.from_ns <= at_ns && at_ns <= self.to_ns
     }
 
-    /// Whether a call belongs to the graph. Like HTA, leaves out calls that took no time, unless no call of
-    /// the trace has a duration: its recorder does not measure them then.
+    /// Whether a call belongs to the graph. Like HTA, leaves out calls that took no time. If no call of the
+    /// trace has a duration, its recorder does not measure them, and none is left out for that reason.
     pub(super) fn hold_call(self, work: &Work, call: TimeRange) -> bool {
         let time = rounded(call, work.options.rounding);
         self.hold(time.start_ns) && (time.dur_ns > 0 || !work.has_timed_calls)
