@@ -17,8 +17,8 @@ pub enum KernelKind {
 
 impl KernelKind {
     /// Applies HTA's rules in this order: `^nccl.*Kernel` is communication; `^Memcpy|^Memset|^dma` is memory;
-    /// a name with `Memcpy` or `Sync` anywhere is other; everything else is computation. So a `Stream Wait
-    /// Event`, which profilers record only on request, counts as computation.
+    /// a name with `Memcpy` or `Sync` anywhere is other; everything else is computation.
+    /// So a `Stream Wait Event`, which profilers record only on request, counts as computation.
     pub fn of_name(name: &str) -> Self {
         if name.starts_with("nccl") && name.contains("Kernel") {
             Self::Communication

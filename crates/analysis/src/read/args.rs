@@ -152,9 +152,9 @@ impl Args {
     }
 }
 
-/// The number of elements of all tensors in a list of shapes. The list may contain lists of shapes: `[[2, 3],
-/// [[4], [5]], []]` has 15 elements. An empty list is not a tensor but an argument of another type. `None` if
-/// a size is not a number, or if the result overflows.
+/// The number of elements of all tensors in a list of shapes. The list may contain lists of shapes:
+/// `[[2, 3], [[4], [5]], []]` has 15 elements. An empty list is not a tensor but an argument of another type.
+/// `None` if a size is not a number, or if the result overflows.
 fn elems<R: Read>(pull: &mut Pull<R>) -> Result<Option<u64>, JsonError> {
     pull.begin_array()?;
     let (mut product, mut sum) = (None, Some(0u64));
