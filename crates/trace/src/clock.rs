@@ -1,4 +1,4 @@
-//! The one clock that all measurements use.
+//! The only clock that measurements use.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -8,7 +8,7 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Time of the day, in nanoseconds since 1970, at the zero of [`now_ns`].
+/// The time of day, in nanoseconds since 1970, at the zero of [`now_ns`].
 pub fn realtime_at_zero_ns() -> u64 {
     let day = clock_gettime(ClockId::Realtime);
     let day_ns = day.tv_sec as u64 * 1_000_000_000 + day.tv_nsec as u64;

@@ -1,16 +1,16 @@
-//! Half-open time intervals and sets of them.
+//! Half-open time intervals, and sets of them.
 
 /// A half-open interval of time, `[start_ns, end_ns)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// First nanosecond inside.
+    /// The first nanosecond of the interval.
     pub start_ns: u64,
-    /// First nanosecond after.
+    /// The first nanosecond after the interval.
     pub end_ns: u64,
 }
 
 impl Span {
-    /// Length in nanoseconds; zero where the end does not lie after the start.
+    /// Length in nanoseconds; zero if the end is not after the start.
     pub fn len_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
@@ -39,7 +39,7 @@ impl IntervalSet {
         Self { spans: merged }
     }
 
-    /// The intervals, sorted and apart from each other.
+    /// The intervals, sorted. They do not overlap or touch.
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -58,13 +58,13 @@ impl IntervalSet {
             .sum()
     }
 
-    /// The place of the first interval that ends after a moment.
+    /// The index of the first interval that ends after `at_ns`.
     fn first_after(&self, at_ns: u64) -> usize {
         self.spans.partition_point(|span| span.end_ns <= at_ns)
     }
 
-    /// What lies in both sets. Of a long set and a short one, only what lies about the short one is
-    /// looked at.
+    /// The time that lies in both sets. If one set covers much more time than the other, only the part around
+    /// the other is visited.
     pub fn intersection(&self, other: &Self) -> Self {
         let (Some(first), Some(other_first)) = (self.spans.first(), other.spans.first()) else {
             return Self::default();
@@ -87,13 +87,13 @@ impl IntervalSet {
         Self { spans }
     }
 
-    /// What lies in this set and not in the other.
+    /// The time that lies in this set but not in the other.
     pub fn difference(&self, other: &Self) -> Self {
         let mut spans = Vec::new();
         let mut next = self.spans.first().map_or(0, |first| other.first_after(first.start_ns));
         for &span in &self.spans {
             let mut start_ns = span.start_ns;
-            // A cut that reaches beyond this span is looked at again for the next one.
+            // A cut that ends after this span is used again for the next span.
             while other.spans.get(next).is_some_and(|cut| cut.end_ns <= start_ns) {
                 next += 1;
             }

@@ -1,11 +1,11 @@
-//! When things happened: one clock, spans and arithmetic on sets of them, and a recorder of events.
+//! When things happened: one clock, spans with set arithmetic, and a recorder of events.
 //!
-//! Names and moments go in. Spans per track and the events of each track come out, and answers to "how long
-//! was A running while B was". This crate knows no file format, no layers and no ranks, and no other crate
-//! of this workspace: `paceline-analysis` writes and reads trace files.
+//! Input: names and times. Output: the spans and events of each track, and answers to "how long was A running
+//! while B was". This crate does not know file formats, layers or ranks, and it uses no other crate of this
+//! workspace. `paceline-analysis` writes and reads trace files.
 //!
-//! All moments are nanoseconds of `CLOCK_MONOTONIC`, which every process of a host shares, so
-//! spans of different ranks of one host lie on one time line.
+//! All times are nanoseconds of `CLOCK_MONOTONIC`, which every process of a host shares. Spans of different
+//! ranks of one host therefore lie on one time line.
 #![forbid(unsafe_code)]
 
 mod clock;

@@ -1,16 +1,17 @@
 //! The recorder of one rank: events of several threads, in buffers of fixed size.
 //!
-//! Each source of events (a thread, the allocator, the group) has a track. Recording takes a place in
-//! the track by one atomic addition and fills it once: no lock, no allocation, and threads may share a
-//! track. What no longer fits is counted. While the recorder is off, an event costs one load. What is
-//! recorded becomes a trace file by the `kineto` of `paceline-analysis`.
+//! Each source of events (a thread, the allocator, the group) has a track. To record an event, a thread
+//! reserves a slot of the track with one atomic addition and fills the slot once. This takes no lock and no
+//! allocation, and threads may share a track. Events that do not fit are counted. While the recorder is off,
+//! an event costs one atomic load. The module `kineto` of `paceline-analysis` writes the events to a trace
+//! file.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::{Span, now_ns};
 
-/// Sizes of up to three tensors of up to four dimensions; the first, where there are more.
+/// Sizes of up to three tensors with up to four dimensions each. If there are more, the first ones are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shapes {
     dims: [[u32; Self::DIMS]; Self::TENSORS],
@@ -43,90 +44,90 @@ impl Shapes {
     }
 }
 
-/// A collective operation, or a message, of this rank.
+/// A collective operation or a message of this rank. Times are nanoseconds of [`now_ns`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operation {
     /// `all_reduce`, `broadcast`, ...
     pub name: &'static str,
-    /// `sum`, `max`, ...; empty for what does not reduce.
+    /// `sum`, `max`, ...; empty if the operation does not reduce.
     pub reduction: &'static str,
     /// Element type.
     pub dtype: &'static str,
-    /// Its place in the group's sequence, the same on every rank.
+    /// Its number in the group's sequence, the same on every rank.
     pub seq: u32,
     /// Elements that this rank contributes.
     pub in_elems: u64,
     /// Elements that this rank receives.
     pub out_elems: u64,
-    /// Handed to the group.
+    /// When it was handed to the group.
     pub submitted_ns: u64,
-    /// Its turn came.
+    /// When its turn came.
     pub started_ns: u64,
-    /// The last rank had arrived.
+    /// When the last rank had arrived.
     pub present_ns: u64,
-    /// The result was there.
+    /// When the result was there.
     pub finished_ns: u64,
 }
 
-/// Something that happened.
+/// An event. Times are nanoseconds of [`now_ns`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// A thread was busy with something that has a name.
+    /// A thread did some named work.
     Span {
-        /// With what.
+        /// The name of the work.
         name: &'static str,
-        /// When.
+        /// When the thread did it.
         span: Span,
     },
-    /// A kernel computed.
+    /// A kernel ran.
     Kernel {
-        /// Which.
+        /// The kernel's name.
         name: &'static str,
-        /// When.
+        /// When it ran.
         span: Span,
-        /// What it worked on.
+        /// The sizes of its tensors.
         shapes: Shapes,
     },
-    /// Bytes were copied from one place to another.
+    /// Bytes were copied.
     Copy {
-        /// When.
+        /// When they were copied.
         span: Span,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// Memory was taken, or given back.
+    /// Memory was allocated or freed.
     Memory {
-        /// When.
+        /// When this happened.
         at_ns: u64,
-        /// What for.
+        /// What the memory is used for.
         category: &'static str,
-        /// What was taken, or, if negative, given back.
+        /// The number of bytes allocated, or, if negative, freed.
         delta_bytes: i64,
-        /// Alive after it, in all categories.
+        /// Allocated bytes after this event, in all categories.
         allocated_bytes: u64,
-        /// Taken from the system so far.
+        /// Bytes reserved from the system so far.
         reserved_bytes: u64,
-        /// Where it lies.
+        /// The address of the memory.
         address: u64,
     },
-    /// A communication.
+    /// A communication operation.
     Operation(Operation),
     /// A quantity has this value from now on.
     Counter {
-        /// Which.
+        /// The name of the quantity.
         name: &'static str,
-        /// When.
+        /// When it changed.
         at_ns: u64,
         /// Its value.
         value: f64,
     },
-    /// Something happened to one of several.
+    /// Something happened to one of several things, such as a gradient.
     Mark {
-        /// What.
+        /// What happened.
         name: &'static str,
-        /// When.
+        /// When it happened.
         at_ns: u64,
-        /// To which.
+        /// The number of the thing.
         id: usize,
     },
 }
@@ -141,24 +142,24 @@ pub struct Track {
 }
 
 impl Track {
-    /// The name it was made with.
+    /// The name given when the track was created.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether events are kept at the moment.
+    /// Whether events are recorded at the moment.
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Keeps an event, if the recorder is on and there is room.
+    /// Records an event, if the recorder is on and the track has room.
     pub fn record(&self, event: Event) {
         if !self.is_on() {
             return;
         }
         let at = self.taken.fetch_add(1, Ordering::Relaxed);
         if let Some(place) = self.events.get(at) {
-            // A place is taken once, so there is nobody to be set before us.
+            // Each slot is reserved by one thread only, so it cannot be set already.
             let _ = place.set(event);
         }
     }
@@ -174,20 +175,20 @@ impl Track {
         result
     }
 
-    /// What was recorded, in the order in which recording began; without what another thread is just
-    /// writing.
+    /// The recorded events, in the order in which their slots were reserved. An event that another thread is
+    /// still writing is left out.
     pub fn events(&self) -> impl Iterator<Item = &Event> {
         let taken = self.taken.load(Ordering::Relaxed).min(self.events.len());
         self.events[..taken].iter().filter_map(OnceLock::get)
     }
 
-    /// How many events found no room.
+    /// The number of events that did not fit.
     pub fn dropped(&self) -> u64 {
         self.taken.load(Ordering::Relaxed).saturating_sub(self.events.len()) as u64
     }
 }
 
-/// The tracks of one rank, which go on and off together.
+/// The tracks of one rank, which are switched on and off together.
 #[derive(Debug, Default)]
 pub struct Recorder {
     is_on: Arc<AtomicBool>,
@@ -200,8 +201,8 @@ impl Recorder {
         Self::default()
     }
 
-    /// Adds a track with room for so many events. All of its memory is written to here, so that
-    /// recording meets no page for the first time.
+    /// Adds a track with room for `capacity` events. All of its memory is written here, so that recording
+    /// causes no page faults.
     pub fn track(&mut self, name: impl Into<String>, capacity: usize) -> Arc<Track> {
         let events = std::iter::repeat_with(OnceLock::new).take(capacity).collect();
         let (name, is_on, taken) = (name.into(), self.is_on.clone(), AtomicUsize::new(0));
@@ -210,7 +211,7 @@ impl Recorder {
         track
     }
 
-    /// Begins, or ends, to keep events.
+    /// Switches recording on or off.
     pub fn set_on(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Relaxed);
     }
@@ -220,7 +221,7 @@ impl Recorder {
         &self.tracks
     }
 
-    /// How many events found no room, on all tracks.
+    /// The number of events that did not fit, on all tracks.
     pub fn dropped(&self) -> u64 {
         self.tracks.iter().map(|track| track.dropped()).sum()
     }
@@ -262,7 +263,7 @@ mod tests {
             }
         });
         assert_eq!((track.events().count(), recorder.dropped()), (1000, 200));
-        // Those of one thread are in order.
+        // The events of one thread are in order.
         let of_first = track.events().filter_map(|event| match event {
             Event::Mark { at_ns: 0, id, .. } => Some(*id),
             _ => None,

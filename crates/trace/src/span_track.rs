@@ -1,22 +1,22 @@
-//! A track: the spans and marks of one thread, in buffers of fixed size.
+//! The spans and marks of one thread, in buffers of fixed size.
 
 use crate::{Span, now_ns};
 
-/// A moment at which something happened.
+/// A time at which something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// What happened.
     pub name: &'static str,
-    /// To which of several.
+    /// The number of the thing to which it happened.
     pub id: usize,
-    /// When, in nanoseconds of the process's clock.
+    /// When it happened, in nanoseconds of [`now_ns`].
     pub at_ns: u64,
 }
 
 /// The spans of one thread of work (the training loop, the communication worker, ...).
 ///
-/// One thread owns a track, so recording takes no lock, and the buffers are allocated once. What no
-/// longer fits is counted in [`SpanTrack::dropped`], never silently lost.
+/// One thread owns a track, so recording takes no lock. The buffers are allocated once. Spans and marks that
+/// do not fit are counted in [`SpanTrack::dropped`].
 #[derive(Debug)]
 pub struct SpanTrack {
     spans: Vec<(&'static str, Span)>,
@@ -54,7 +54,7 @@ impl SpanTrack {
         self.mark_at(name, id, now_ns());
     }
 
-    /// Records that something happened at this moment.
+    /// Records that something happened at `at_ns`.
     pub fn mark_at(&mut self, name: &'static str, id: usize, at_ns: u64) {
         if self.marks.len() < self.marks.capacity() {
             self.marks.push(Mark { name, id, at_ns });
@@ -83,12 +83,12 @@ impl SpanTrack {
         self.marks.iter().copied()
     }
 
-    /// How many spans and marks found no room since the track was made.
+    /// The number of spans and marks that did not fit, since the track was created.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Forgets spans and marks, keeps the memory.
+    /// Removes all spans and marks, and keeps the memory.
     pub fn clear(&mut self) {
         self.spans.clear();
         self.marks.clear();

@@ -1,4 +1,4 @@
-//! Gives arbitrary bytes to the reader of traces.
+//! Passes arbitrary bytes to the trace reader.
 #![no_main]
 
 #[path = "../../tests/hostile/mod.rs"]

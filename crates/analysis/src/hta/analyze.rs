@@ -1,6 +1,6 @@
 //! The analysis of all ranks of a run.
 //!
-//! The timelines and options go in. An [`Analysis`] comes out, for which each rank is analysed on a thread of its
+//! Input: the timelines and the options. Output: an [`Analysis`]. Each rank is analyzed on a thread of its
 //! own. The formulas are in the other files of this folder.
 
 use std::num::NonZero;
@@ -28,15 +28,16 @@ use crate::timeline::Timeline;
 /// The figures of a run.
 #[derive(Clone, Debug)]
 pub struct Analysis {
-    /// Which columns and panels fit the run.
+    /// Decides which columns and panels are shown.
     pub kind: Kind,
     /// One per rank, in order of ranks.
     pub ranks: Vec<RankAnalysis>,
-    /// What a reader of the figures should know, in whole sentences; empty where nothing is special.
+    /// Notes for the reader of the figures, in whole sentences; empty if there is nothing to note.
     pub notes: Vec<String>,
 }
 
-/// Analyses the traces of a run, at most one per rank, in any order; as many at a time as there are processors.
+/// Analyzes the traces of a run: at most one per rank, in any order. As many ranks are analyzed at a time as
+/// there are processors.
 pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, AnalysisError> {
     let timelines: Vec<(usize, &Timeline)> = by_rank(timelines)?.into_iter().collect();
     let at_once = thread::available_parallelism().map_or(1, NonZero::get);
@@ -60,7 +61,7 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
     Ok(Analysis { kind, ranks, notes: notes.sentences() })
 }
 
-/// A rank, and what it says about the run.
+/// The analysis of a rank, with what it tells about the whole run.
 struct Analysed {
     analysis: RankAnalysis,
     notes: Vec<Note>,
@@ -104,8 +105,9 @@ fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analys
     Ok(Analysed { analysis, notes, is_sharding })
 }
 
-/// Sharded training scatters sums of gradients or sends parameters round. A few all-gathers prove nothing,
-/// as ranks also gather statistics and figures; they do where they take longer than all-reduces.
+/// Whether a rank ran sharded training. Sharded training reduce-scatters gradients or sends parameters to all
+/// ranks. A few all-gathers prove nothing, because every kind of run may gather statistics. They are evidence
+/// if they take longer than the all-reduces.
 fn is_sharding(timeline: &Timeline, collectives: &CollectiveTimes) -> bool {
     let time_ns = |kind| collectives.time_ns(kind);
     collectives.calls(CollectiveKind::ReduceScatter) > 0
@@ -129,33 +131,33 @@ pub struct RankAnalysis {
     pub rank: usize,
     /// Where its trace was read from.
     pub file: String,
-    /// What was counted as its work.
+    /// Whether kernels or operators were counted as its work.
     pub source: Source,
-    /// Which steps were looked at.
+    /// The analyzed steps.
     pub steps: Steps,
     /// Its line in the summary.
     pub row: Row,
-    /// Idle, computing, or neither.
+    /// The time in which the device computed, did other work, or was idle.
     pub temporal: Temporal,
-    /// How much of communication is hidden behind computation.
+    /// How much of the communication was hidden behind computation.
     pub overlap: Overlap,
-    /// Time by kind of kernel, longest first, with every combination that ran at the same time.
+    /// Time for each combination of kernel kinds that ran at the same time, longest first.
     pub kinds: Vec<KindTime>,
-    /// Kernels by name, all of them, longest total first; see [`top_kernels`](super::top_kernels) for the longest few.
+    /// All kernels by name, longest total first. [`top_kernels`](super::top_kernels) returns the longest few.
     pub kernels: Vec<KernelStats>,
     /// Why each stream was idle.
     pub idle: Vec<StreamIdle>,
-    /// What it took to launch kernels; `None` where the trace shows no launches.
+    /// Durations and delays of kernel launches; `None` if the trace shows no launches.
     pub launches: Option<LaunchStats>,
-    /// Work that was launched and not begun, per stream.
+    /// Number of kernels that were launched and had not started, per stream.
     pub queues: Vec<StreamQueue>,
     /// Bandwidth of copies, per kind of copy.
     pub copies: Vec<CopyBandwidth>,
     /// Time in collectives by kind.
     pub collectives: CollectiveTimes,
-    /// Memory in use; `None` where the trace has no samples.
+    /// Memory in use; `None` if the trace has no samples of it.
     pub memory: Option<MemoryUse>,
-    /// What the steps consist of; `None` where the trace has no steps.
+    /// The parts of the steps; `None` if the trace has no steps.
     pub anatomy: Option<Anatomy>,
     /// The longest chain of dependent work in one step.
     pub critical_path: Option<CriticalPath>,

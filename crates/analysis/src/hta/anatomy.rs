@@ -1,4 +1,4 @@
-//! What a step consists of, from the spans that the program named.
+//! The parts of a step, from the spans that the program named.
 
 use std::collections::BTreeMap;
 
@@ -19,24 +19,24 @@ pub enum Part {
     Forward,
     /// The backward pass.
     Backward,
-    /// Making gradients equal on all ranks, after or within the backward pass.
+    /// Making the gradients equal on all ranks, during or after the backward pass.
     GradSync,
-    /// The thread was blocked on communication, where the program says so.
+    /// The thread was blocked on communication, if the program records that.
     Exposed,
-    /// Reducing gradients to the ranks that own them.
+    /// Reducing each gradient to the rank that owns it.
     ReduceScatter,
-    /// The update.
+    /// The optimizer's update.
     OptimizerStep,
-    /// Owners sending out updated parameters.
+    /// The owners send out updated parameters.
     ParamBroadcast,
-    /// Collecting the parts of parameters.
+    /// The ranks collect all parts of the parameters.
     Gather,
-    /// What no span accounts for.
+    /// Time that no span covers.
     Rest,
 }
 
 impl Part {
-    /// As spans are named.
+    /// The name of its spans.
     pub fn name(self) -> &'static str {
         match self {
             Self::DataWait => "data wait",
@@ -58,27 +58,27 @@ impl Part {
 pub struct PartTime {
     /// Which part.
     pub part: Part,
-    /// Its time on the main thread. Parts are disjoint: of spans within each other the innermost counts,
-    /// so the parts of a step, with the rest, add up to its length.
+    /// Its time on the main thread. Only the innermost of nested spans counts, so parts do not overlap, and
+    /// the parts of a step, including the rest, add up to its length.
     pub time_ns: i64,
 }
 
-/// One step in parts.
+/// The parts of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepAnatomy {
-    /// Which one.
+    /// The step.
     pub step: Step,
-    /// Its parts, in the order of [`Part`]; those that occur, and the rest.
+    /// The parts that occur in it, including the rest, in the order of [`Part`].
     pub parts: Vec<PartTime>,
-    /// Communication that it launched, during which nothing was computed. It lies across the parts, may
-    /// reach beyond the step, and is no part of the sum.
+    /// Time of communication, launched by this step, during which nothing was computed. It can fall within
+    /// any part and can reach beyond the step, so it does not belong to the sum of the parts.
     pub exposed_ns: i64,
 }
 
-/// All steps in parts.
+/// The parts of all steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Anatomy {
-    /// Every step that was looked at, in order.
+    /// Every analyzed step, in order.
     pub steps: Vec<StepAnatomy>,
     /// Mean over steps of each part, in nanoseconds, in the order of [`Part`].
     pub mean_ns: Vec<(Part, f64)>,
@@ -88,8 +88,8 @@ pub struct Anatomy {
     pub step_mean_ns: f64,
 }
 
-/// Which part a span is, from its name: our own names, those of PyTorch's data parallel and sharded
-/// wrappers, optimizers and loaders, and however else people write them.
+/// The part to which a span belongs, by its name. Known are paceline's own names, those of PyTorch's data
+/// parallel and sharded wrappers, optimizers and loaders, and common spellings of each.
 fn part_of(name: &str) -> Option<Part> {
     if name.starts_with("Optimizer.") {
         return Some(Part::OptimizerStep);
@@ -112,8 +112,8 @@ fn part_of(name: &str) -> Option<Part> {
     })
 }
 
-/// Whether the program named spans that only sharded training has: data parallel programs broadcast
-/// parameters and gather figures, but scatter no sums of gradients.
+/// Whether the program named spans that only sharded training has. Data parallel programs also broadcast
+/// parameters and gather figures, but they do not reduce-scatter gradients.
 pub(super) fn has_sharding(timeline: &Timeline) -> bool {
     let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();
     timeline.annotations.iter().any(|annotation| {
@@ -157,8 +157,8 @@ impl Anatomy {
     }
 }
 
-/// The steps, as what is left of them, and the named spans of the thread that takes the steps, cut at the
-/// bounds of steps.
+/// The chosen steps as [`Part::Rest`], and the named spans of the thread that runs the steps, cut at the
+/// boundaries of steps.
 fn spans(work: &Work) -> Vec<Nested<Part>> {
     let timeline = work.timeline;
     let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();
@@ -186,7 +186,7 @@ fn spans(work: &Work) -> Vec<Nested<Part>> {
     spans
 }
 
-/// Per chosen step: communication that it launched, during which nothing was computed.
+/// For each chosen step: time of communication that it launched, during which nothing was computed.
 fn exposed(work: &Work) -> Vec<i64> {
     let mut spans: Vec<Vec<Span>> = vec![Vec::new(); work.steps.chosen.len()];
     for item in work.of_kind(KernelKind::Communication) {

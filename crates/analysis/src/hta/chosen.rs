@@ -1,7 +1,7 @@
-//! Which steps and collectives of a trace are analysed.
+//! Which steps and collectives of a trace are analyzed.
 //!
-//! A timeline and options go in. The choice by which the figures of the rank were computed comes out, so that an
-//! analysis across ranks covers the same events and its sums agree with the rank's row.
+//! Input: a timeline and options. Output: the choice from which the rank's figures were computed. An analysis
+//! across ranks that uses the same choice covers the same events, so its sums agree with the rank's row.
 
 use std::collections::HashMap;
 
@@ -10,18 +10,18 @@ use super::steps::{self, Window};
 use super::{Options, Step, work};
 use crate::timeline::{Kernel, Timeline};
 
-/// What of a trace is looked at.
+/// The part of a trace that is analyzed.
 pub(crate) struct Chosen {
-    /// Sorted by begin; empty where the trace names none, and is looked at as a whole.
+    /// Sorted by start; empty if the trace names no steps and is analyzed as a whole.
     pub(crate) steps: Vec<Step>,
     window: Window,
-    /// Of kernels that communicate and are looked at, by index: when the host began to launch them. `None`
-    /// where all are looked at, whatever launched them.
+    /// When the host began to launch each analyzed communication kernel, by the kernel's index. `None` if all
+    /// kernels are analyzed, whatever launched them.
     launched_ns: Option<HashMap<u32, i64>>,
 }
 
 impl Chosen {
-    /// What the analysis looks at.
+    /// The choice that the analysis of the rank makes.
     pub(crate) fn of(timeline: &Timeline, options: &Options) -> Self {
         let (steps, window) = steps::choose(timeline, options);
         let items = work::chosen_kernels(timeline, options, window).items;
@@ -41,8 +41,9 @@ impl Chosen {
         Self { steps: crate::steps::of(timeline), window: Window::All, launched_ns: None }
     }
 
-    /// When the host began to launch a kernel that communicates, given with its index, if that is known and
-    /// else its own begin; `None` where it is not looked at.
+    /// When the host began to launch a communication kernel, or the kernel's own start if the launch is not
+    /// known or the whole trace is chosen. `index` is the index of `kernel`. `None` if the kernel is not
+    /// analyzed.
     pub(crate) fn kernel(&self, index: u32, kernel: &Kernel) -> Option<i64> {
         match &self.launched_ns {
             None => Some(kernel.time.start_ns),
@@ -50,7 +51,7 @@ impl Chosen {
         }
     }
 
-    /// Whether what the host began at a moment is looked at.
+    /// Whether work that the host began at this time is analyzed.
     pub(crate) fn holds(&self, start_ns: i64) -> bool {
         self.window.holds(start_ns)
     }

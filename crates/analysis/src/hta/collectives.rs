@@ -26,14 +26,14 @@ pub enum CollectiveKind {
     Scatter,
     /// Messages between two ranks.
     PointToPoint,
-    /// Nothing but meeting.
+    /// The ranks meet; no data move.
     Barrier,
-    /// Communication that neither arguments nor names tell more of.
+    /// Communication that neither arguments nor a name identify.
     Unknown,
 }
 
 impl CollectiveKind {
-    /// As PyTorch writes it.
+    /// PyTorch's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -51,28 +51,29 @@ impl CollectiveKind {
     }
 }
 
-/// Sums over communication, by kind of collective.
+/// Calls and durations of communication, by kind of collective.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CollectiveTimes {
-    /// Kind, calls, and the sum of their durations; those that occur, longest first.
+    /// Kind, number of calls and the sum of their durations in nanoseconds, for the kinds that occur, longest
+    /// first.
     pub by_kind: Vec<(CollectiveKind, u64, i64)>,
-    /// Part of all durations in which this rank waited for the slowest one; `None` where the trace does
-    /// not say, which only our own traces do.
+    /// The part of all durations in which this rank waited for the slowest rank; `None` if the trace does not
+    /// record it. Only paceline's own traces do.
     pub wait_ns: Option<i64>,
 }
 
 impl CollectiveTimes {
-    /// Calls of one kind.
+    /// Number of calls of one kind.
     pub fn calls(&self, kind: CollectiveKind) -> u64 {
         self.by_kind.iter().find(|of| of.0 == kind).map_or(0, |of| of.1)
     }
 
-    /// Sum of durations of one kind, in nanoseconds.
+    /// Sum of the durations of one kind, in nanoseconds.
     pub fn time_ns(&self, kind: CollectiveKind) -> i64 {
         self.by_kind.iter().find(|of| of.0 == kind).map_or(0, |of| of.2)
     }
 
-    /// Calls and sum of durations of all kinds.
+    /// Number of calls of all kinds, and the sum of their durations in nanoseconds.
     pub fn all(&self) -> (u64, i64) {
         self.by_kind.iter().fold((0, 0), |sum, of| (sum.0 + of.1, sum.1 + of.2))
     }
@@ -97,13 +98,14 @@ impl CollectiveTimes {
     }
 }
 
-/// Which collective a name means, however it is written: `allreduce`, `_allgather_base`,
-/// `ncclDevKernel_ReduceScatter_Sum_f32_RING_LL`, `gloo:all_reduce`, `c10d::broadcast_`.
+/// The collective that a name means, in any of these spellings: `allreduce`, `_allgather_base`,
+/// `ncclDevKernel_ReduceScatter_Sum_f32_RING_LL`, `gloo:all_reduce`, `c10d::broadcast_`. `None` if it names
+/// none.
 pub fn kind_of(name: &str) -> Option<CollectiveKind> {
     use CollectiveKind::*;
     let letters = name.chars().filter(char::is_ascii_alphabetic);
     let letters: String = letters.map(|letter| letter.to_ascii_lowercase()).collect();
-    // In order: what is part of a longer name comes after it.
+    // The order matters: a word that is part of a longer one comes after it.
     let words = [
         ("allreduce", AllReduce),
         ("reducescatter", ReduceScatter),
@@ -121,7 +123,7 @@ pub fn kind_of(name: &str) -> Option<CollectiveKind> {
     words.into_iter().find(|(word, _)| letters.contains(word)).map(|(_, kind)| kind)
 }
 
-/// Which library an annotation of its own thread comes from, as `gloo` in `gloo:all_reduce`.
+/// The library that wrote an annotation on its own thread, such as `gloo` for `gloo:all_reduce`.
 pub(super) fn backend_of(annotation: &str) -> Option<&str> {
     let (backend, operation) = annotation.split_once(':')?;
     let is_known = ["gloo", "nccl", "mpi", "ucc", "xccl", "hccl"].contains(&backend);

@@ -1,8 +1,9 @@
-//! The columns of the summary, declared once: name, unit, definition, and where the figure is.
+//! The columns of the summary, each declared once: its name, unit, definition, and how to get the figure from
+//! a [`Row`].
 
 use super::{Kind, Row};
 
-/// What a figure is counted in.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// The number of a rank.
@@ -13,14 +14,14 @@ pub enum Unit {
     Ms,
     /// Percent.
     Percent,
-    /// How many.
+    /// A number of things.
     Count,
     /// 2^20 bytes.
     Mb,
 }
 
 impl Unit {
-    /// As it stands behind a number; empty for ranks and counts.
+    /// The symbol after a number; empty for ranks and counts.
     pub fn symbol(self) -> &'static str {
         match self {
             Self::Rank | Self::Count => "",
@@ -35,14 +36,14 @@ impl Unit {
 /// A column of the summary.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
-    /// As in the head of `summary.csv`.
+    /// The name in the header of `summary.csv`.
     pub name: &'static str,
-    /// What it is counted in.
+    /// Its unit.
     pub unit: Unit,
     /// What it means, in a whole sentence.
     pub definition: &'static str,
-    /// The figure of a rank; `None` where it is not defined, as the overlap of a rank that communicated
-    /// nothing.
+    /// The figure of a rank; `None` if it is not defined, such as the overlap of a rank that did not
+    /// communicate.
     pub get: fn(&Row) -> Option<f64>,
 }
 
@@ -62,7 +63,7 @@ macro_rules! column {
 const DDP: Option<Kind> = Some(Kind::Ddp);
 const SHARDING: Option<Kind> = Some(Kind::Sharding);
 
-/// All columns, each with the only kind of run that has it.
+/// All columns. `None` stands for a column of both kinds of runs, `Some` for the only kind that has it.
 #[rustfmt::skip]
 static ALL: &[(Option<Kind>, Column)] = &[
     column!(None, "rank", Rank, |row| Some(row.rank as f64),

@@ -1,4 +1,4 @@
-//! What was launched and not yet begun, and how fast memory was copied, over time.
+//! Lengths of launch queues and bandwidth of memory copies, over time.
 
 use std::collections::BTreeMap;
 
@@ -7,25 +7,25 @@ use super::options::rounded;
 use super::work::{Item, Work};
 use super::{Source, Summary};
 
-/// A value from one moment to the next point.
+/// A value that holds until the time of the next point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// When it changed to this.
+    /// When the value changed to this one.
     pub at_ns: i64,
     /// The value.
     pub value: f64,
 }
 
-/// The queue of one stream: launches add one to it, kernels that begin take one away, as HTA has it.
+/// The queue of one stream, as HTA counts it: a launch adds one, a kernel that starts removes one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamQueue {
-    /// The stream's number in the file.
+    /// The number of the stream in the file.
     pub stream: i64,
-    /// Of the length after each change, not weighted with time.
+    /// Statistics of the length after each change, not weighted by time.
     pub length: Summary,
-    /// Time at or above [`Options::full_queue`](super::Options).
+    /// Time at or above [`Options::full_queue`](super::Options), in nanoseconds.
     pub full_ns: i64,
-    /// The length over time, thinned to the highest of each of at most 1000 equal stretches.
+    /// The length over time. Of each of at most 1000 equal time ranges, only the highest point is kept.
     pub series: Vec<Point>,
 }
 
@@ -34,16 +34,17 @@ pub struct StreamQueue {
 pub struct CopyBandwidth {
     /// `Memcpy HtoD`, `Memcpy DtoH`, `Memcpy DtoD`, `Memset`, ...
     pub name: String,
-    /// How many copies.
+    /// Number of copies.
     pub copies: u64,
-    /// Sum of their bytes, of those whose bytes the file gives.
+    /// Sum of the bytes of the copies for which the file gives them.
     pub bytes: u64,
-    /// Sum of their durations.
+    /// Sum of their durations, in nanoseconds.
     pub time_ns: i64,
-    /// In GB/s (1e9 bytes per second), of the sum over running copies after each change where it is
-    /// above zero, as HTA has it; `None` where the file gives no bandwidth.
+    /// Statistics of the total bandwidth of all running copies, in GB/s (1e9 bytes per second), after each
+    /// change that leaves it above zero, as in HTA. `None` if the file gives no bandwidth.
     pub gb_per_s: Option<Summary>,
-    /// That sum over time, thinned to the highest of each of at most 1000 equal stretches.
+    /// The total bandwidth over time. Of each of at most 1000 equal time ranges, only the highest point is
+    /// kept.
     pub series: Vec<Point>,
 }
 
@@ -62,7 +63,7 @@ const ENQUEUE: [&str; 11] = [
     "runFunction - job_prep_and_submit_for_execution",
 ];
 
-/// How many points a series keeps.
+/// The largest number of points in a series.
 const SERIES: usize = 1000;
 
 /// The queues of all streams, in order of streams.
@@ -80,7 +81,7 @@ pub(super) fn queues(work: &Work) -> Vec<StreamQueue> {
     streams.into_iter().filter_map(|(stream, changes)| of_stream(work, stream, changes)).collect()
 }
 
-/// Places of items with the moments at which they were put into their queues.
+/// For each item that was put into a queue: its index among the items, and when that happened.
 pub(super) fn enqueued(work: &Work) -> impl Iterator<Item = (usize, i64)> {
     let names = &work.timeline.names;
     let counts: Vec<bool> = names.iter().map(|name| ENQUEUE.contains(&name)).collect();
@@ -92,7 +93,7 @@ pub(super) fn enqueued(work: &Work) -> impl Iterator<Item = (usize, i64)> {
 }
 
 fn of_stream(work: &Work, stream: i64, mut changes: Vec<(i64, i8)>) -> Option<StreamQueue> {
-    // At one moment, what comes goes before what leaves.
+    // At the same time, additions come before removals.
     changes.sort_unstable_by_key(|&(at_ns, change)| (at_ns, -change));
     let mut length = 0i64;
     let points = changes.iter().map(|&(at_ns, change)| {
@@ -107,8 +108,8 @@ fn of_stream(work: &Work, stream: i64, mut changes: Vec<(i64, i8)>) -> Option<St
     Some(StreamQueue { stream, length, full_ns, series: thinned(&points) })
 }
 
-/// The length of its queue when an item was put into it and when it began, itself counted and not, by its
-/// place among the items.
+/// For each item, by index: the length of its queue right after it was added, and right after it started. The
+/// first length counts the item, the second does not. `None` for an item that was in no queue.
 pub(super) fn lengths(work: &Work) -> Vec<Option<(i64, i64)>> {
     let mut streams: BTreeMap<i64, Vec<(i64, i8, usize)>> = BTreeMap::new();
     for (place, enqueued_ns) in enqueued(work) {
@@ -139,7 +140,7 @@ pub(super) fn copies(work: &Work) -> Vec<CopyBandwidth> {
     kinds.into_iter().map(|(name, items)| of_copies(work, name, &items)).collect()
 }
 
-/// `Memcpy HtoD (Pinned -> Device)` is a `Memcpy HtoD`.
+/// The kind of copy. For example, `Memcpy HtoD (Pinned -> Device)` is a `Memcpy HtoD`.
 fn copy_kind(name: &str) -> &str {
     if name.starts_with("Memset") {
         "Memset"
@@ -157,7 +158,7 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
     let mut changes = Vec::with_capacity(2 * items.len());
     for item in items {
         let Some(gb_s) = of_file(item).and_then(|kernel| kernel.bandwidth_gb_s) else { continue };
-        // A copy that took no time is taken for one of a microsecond, as HTA does.
+        // Like HTA, treats a copy with a duration of zero as one of a microsecond.
         let dur_ns = if item.dur_ns == 0 { 1000 } else { item.dur_ns };
         changes.push((item.start_ns, 1i32, gb_s));
         changes.push((item.start_ns + dur_ns, -1, gb_s));
@@ -166,7 +167,7 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
     let (mut running, mut sum) = (0, 0.0);
     let points = changes.iter().map(|&(at_ns, change, gb_s)| {
         running += change;
-        // Where nothing runs the sum is zero, and not what rounding has left of it.
+        // Reset to zero when nothing runs, so that rounding errors do not remain in the sum.
         sum = if running == 0 { 0.0 } else { sum + f64::from(change) * gb_s };
         Point { at_ns, value: sum }
     });
@@ -182,8 +183,8 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
     }
 }
 
-/// At most [`SERIES`] of the points: of each of as many equal ranges of time the highest, and the last
-/// of all. `points` are in order of time.
+/// At most [`SERIES`] of the points, which must be in order of time: the highest of each of as many equal
+/// time ranges, and the last of all.
 pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
     if points.len() <= SERIES {

@@ -1,4 +1,4 @@
-//! What changed from one trace to another.
+//! The differences between two traces.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::work::launched;
 use crate::steps::Step;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
 
-/// Where something ran.
+/// Where an event ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
     /// Operators, calls and annotations.
@@ -19,23 +19,23 @@ pub enum Side {
     Device,
 }
 
-/// What became of a name, by HTA's rules, which look at counts.
+/// How a name differs between the traces, by HTA's rules, which compare counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Change {
-    /// Only in the second.
+    /// Only in the second trace.
     Added,
-    /// Only in the first.
+    /// Only in the first trace.
     Deleted,
-    /// In both, more often in the second.
+    /// In both traces, more often in the second.
     Increased,
-    /// In both, more often in the first.
+    /// In both traces, more often in the first.
     Decreased,
-    /// Equally often in both.
+    /// Equally often in both traces.
     Unchanged,
 }
 
 impl Change {
-    /// In HTA's words.
+    /// HTA's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Added => "added",
@@ -47,32 +47,32 @@ impl Change {
     }
 }
 
-/// One name in both traces.
+/// One name, compared between the traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiffRow {
     /// The name.
     pub name: String,
     /// Where it ran.
     pub side: Side,
-    /// What became of it.
+    /// How the number of its calls changed.
     pub change: Change,
     /// How often it occurs in the first trace.
     pub control_calls: u64,
     /// How often it occurs in the second trace.
     pub test_calls: u64,
-    /// Sum of its durations in the first trace.
+    /// Sum of its durations in the first trace, in nanoseconds.
     pub control_ns: i64,
-    /// Sum of its durations in the second trace.
+    /// Sum of its durations in the second trace, in nanoseconds.
     pub test_ns: i64,
 }
 
 impl DiffRow {
-    /// Second minus first, in calls.
+    /// Number of calls, second minus first.
     pub fn calls(&self) -> i64 {
         self.test_calls as i64 - self.control_calls as i64
     }
 
-    /// Second minus first, in nanoseconds.
+    /// Duration, second minus first, in nanoseconds.
     pub fn time_ns(&self) -> i64 {
         self.test_ns - self.control_ns
     }
@@ -81,16 +81,16 @@ impl DiffRow {
 /// Two traces side by side.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff {
-    /// Every name of either, largest change of time first.
+    /// Every name in either trace, largest change of time first.
     pub rows: Vec<DiffRow>,
-    /// What a reader of the figures should know, in whole sentences.
+    /// Notes for the reader of the figures, in whole sentences.
     pub notes: Vec<String>,
 }
 
-/// Compares two runs, as HTA compares traces: what was called, how often, and for how long, in the chosen steps
-/// of the lowest rank of each; `rounding` is all that is taken of the options. What the host did
-/// belongs to the step in which it began, what the device did to the step in which it was launched.
-/// A run without steps is taken as a whole.
+/// Compares two runs, as HTA compares traces: what was called, how often, and for how long, in the chosen
+/// steps of each run's lowest rank. Of the options, only `rounding` is used. Work of the host belongs to the
+/// step in which it began, work of the device to the step in which it was launched. A run without steps is
+/// compared as a whole.
 pub fn diff(
     control: &[Timeline],
     test: &[Timeline],
@@ -137,10 +137,10 @@ pub fn diff(
     Ok(Diff { rows, notes })
 }
 
-/// Calls and time by side and name.
+/// Number of calls and total duration in nanoseconds, by side and name.
 type Sums = BTreeMap<(Side, String), (u64, i64)>;
 
-/// What happened in the chosen steps of a trace, and how many these are.
+/// The sums over the chosen steps of a trace, and the number of these steps.
 fn sums_of(
     timeline: &Timeline,
     choice: &StepChoice,
@@ -173,7 +173,7 @@ fn sums_of(
         let time = time_of(kernel.time);
         let launch = kernel.correlation.and_then(|number| launched.get(&number));
         let launch = launch.map(|&launch| time_of(timeline.launches[launch as usize].time));
-        // A wait of the whole device belongs to no stream, and so to the host.
+        // A wait for the whole device belongs to no stream, so it counts for the host.
         let is_host = kernel.work == DeviceWork::Sync && kernel.stream < 0;
         let begun = match launch {
             _ if is_host => Some(time.start_ns),
@@ -195,12 +195,12 @@ fn sums_of(
     Ok((sums, steps.chosen.len()))
 }
 
-/// The steps that were asked for.
+/// The steps that the choice asks for.
 fn chosen(all: Vec<Step>, choice: &StepChoice, file: &str) -> Result<Steps, AnalysisError> {
     let found = all.len();
     let chosen = match choice {
         StepChoice::All => all,
-        // HTA takes the lowest number.
+        // HTA takes the step with the lowest number.
         StepChoice::First => all.into_iter().min_by_key(|step| step.number).into_iter().collect(),
         StepChoice::These(numbers) => {
             let has = |number: u64| all.iter().any(|step| step.number == number);

@@ -1,12 +1,12 @@
-//! Why there is no analysis, and the checks of traces before one.
+//! Why an analysis failed, and the checks that traces must pass before they are analyzed.
 //!
-//! Timelines go in. The same timelines in order of rank come out, or an error that names the file.
+//! Input: timelines. Output: the same timelines in order of rank, or an error that names the file.
 
 use std::collections::BTreeMap;
 
 use crate::timeline::{TimeRange, Timeline};
 
-/// Why there is no analysis.
+/// Why an analysis failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnalysisError {
     /// There are no traces.
@@ -18,7 +18,7 @@ pub enum AnalysisError {
         /// Where the trace was read from.
         file: String,
     },
-    /// Two traces are of one rank.
+    /// Two traces belong to the same rank.
     #[error("{first} and {second} are both of rank {rank}; pass one of them")]
     SameRank {
         /// The rank.
@@ -28,13 +28,13 @@ pub enum AnalysisError {
         /// Where the second one was read from.
         second: String,
     },
-    /// The times of a trace are outside of any plausible range.
+    /// The times of a trace are outside any plausible range.
     #[error("{file}: its times reach over more than {LIMIT_YEARS} years, so the file is damaged")]
     Times {
         /// Where the trace was read from.
         file: String,
     },
-    /// A trace holds no work in the steps that are looked at.
+    /// A trace has no work in the analyzed steps.
     #[error(
         "{file}: neither kernels nor operators in the steps that are looked at; profile more than \
              one step, or include the last one"
@@ -43,23 +43,24 @@ pub enum AnalysisError {
         /// Where the trace was read from.
         file: String,
     },
-    /// A trace to compare has none of the steps that were asked for.
+    /// A trace to be compared lacks a step that was asked for.
     #[error("{file}: no step {number}; it has {found}")]
     NoStep {
         /// Where the trace was read from.
         file: String,
         /// The step that was asked for.
         number: u64,
-        /// Those that it has, in words.
+        /// The steps that the trace has, in words.
         found: String,
     },
 }
 
-/// Moments further than this from the clock's zero, and durations whose sum is larger, are taken for damage.
+/// A trace is considered damaged if one of its times is further than this from the zero of its clock, or if
+/// the sum of its durations is larger than this. In nanoseconds.
 pub(crate) const LIMIT_NS: i64 = 1 << 61;
 const LIMIT_YEARS: i64 = LIMIT_NS / (365 * 24 * 3600 * 1_000_000_000);
 
-/// Checks that sums and differences of the times of a trace cannot overflow.
+/// Checks that sums and differences of a trace's times cannot overflow.
 pub(crate) fn check_times(timeline: &Timeline) -> Result<(), AnalysisError> {
     let kernels = timeline.kernels.iter().map(|of| of.time);
     let launches = timeline.launches.iter().map(|of| of.time);
@@ -79,7 +80,8 @@ pub(crate) fn check_times(timeline: &Timeline) -> Result<(), AnalysisError> {
     }
 }
 
-/// Traces in order of rank, with believable times.
+/// The traces in order of rank. Fails if two traces have the same rank, if a trace names no rank, or if its
+/// times are implausible.
 pub(super) fn by_rank(timelines: &[Timeline]) -> Result<BTreeMap<usize, &Timeline>, AnalysisError> {
     let mut by_rank: BTreeMap<usize, &Timeline> = BTreeMap::new();
     for timeline in timelines {

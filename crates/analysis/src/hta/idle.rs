@@ -1,23 +1,23 @@
-//! Why a stream was idle.
+//! Idle time of streams, and its causes.
 
 use super::Source;
 use super::options::rounded;
 use super::work::{Item, Work};
 
-/// What a gap between two kernels of a stream is put down to, by HTA's rules.
+/// The cause of a gap between two kernels of a stream, by HTA's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleCategory {
-    /// The later one was launched only after the earlier one had ended: the host was too slow.
+    /// The later kernel was launched only after the earlier one had ended: the host was too slow.
     HostWait,
-    /// It had been launched in time, and the gap is shorter than
-    /// [`Options::kernel_gap_ns`](super::Options): what it takes to run kernels back to back.
+    /// Not a host wait, and the gap is shorter than [`Options::kernel_gap_ns`](super::Options): the cost of
+    /// running kernels back to back.
     KernelWait,
-    /// Neither: the stream waited for another one, or for memory.
+    /// Neither: the stream waited for another stream, or for memory.
     Other,
 }
 
 impl IdleCategory {
-    /// In HTA's words.
+    /// HTA's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::HostWait => "host_wait",
@@ -30,33 +30,33 @@ impl IdleCategory {
 /// Gaps of one category.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IdleTime {
-    /// Why.
+    /// The cause.
     pub category: IdleCategory,
-    /// How many.
+    /// Number of gaps.
     pub gaps: u64,
     /// Sum of their lengths.
     pub time_ns: i64,
-    /// Share of the stream's idle time, 0 to 1; `None` where it was never idle.
+    /// Share of the stream's idle time, 0 to 1; `None` if the stream was never idle.
     pub ratio: Option<f64>,
 }
 
-/// The gaps of one stream, between its first and its last kernel.
+/// The gaps of one stream between its first and its last kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamIdle {
-    /// The stream's number in the file.
+    /// The number of the stream in the file.
     pub stream: i64,
     /// Host wait, kernel wait, other.
     pub by_category: [IdleTime; 3],
 }
 
-/// The gaps of every stream, in order of streams. A stream that other kernels of its own overlap has gaps
-/// below zero, which count as they do for HTA.
+/// The gaps of every stream, in order of streams. Where kernels of one stream overlap, the gap is negative.
+/// It is added up like any other, as in HTA.
 pub(super) fn of_streams(work: &Work) -> Vec<StreamIdle> {
     if work.source == Source::Operators {
         return Vec::new();
     }
     let mut items: Vec<&Item> = work.items.iter().filter(|item| !item.is_sync).collect();
-    // Stable, so within a stream they stay in order of their begin.
+    // A stable sort, so the items of a stream stay in order of their starts.
     items.sort_by_key(|item| item.stream);
     items.chunk_by(|a, b| a.stream == b.stream).map(|stream| of_stream(work, stream)).collect()
 }

@@ -2,10 +2,10 @@
 
 use super::work::Work;
 
-/// What a kernel does, told from its name as HTA does.
+/// What a kernel does, judged by its name, as in HTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KernelKind {
-    /// Anything that is nothing of what follows.
+    /// Every kernel that is none of the following.
     Computation,
     /// `nccl...Kernel...`.
     Communication,
@@ -16,9 +16,9 @@ pub enum KernelKind {
 }
 
 impl KernelKind {
-    /// By HTA's rules: `^nccl.*Kernel`, else `^Memcpy|^Memset|^dma`, else, unless `Memcpy` or `Sync` occurs
-    /// anywhere in the name, computation. So a `Stream Wait Event`, which traces show only if asked to, counts
-    /// as computation.
+    /// Applies HTA's rules in this order: `^nccl.*Kernel` is communication; `^Memcpy|^Memset|^dma` is memory;
+    /// a name with `Memcpy` or `Sync` anywhere is other; everything else is computation.
+    /// So a `Stream Wait Event`, which profilers record only on request, counts as computation.
     pub fn of_name(name: &str) -> Self {
         if name.starts_with("nccl") && name.contains("Kernel") {
             Self::Communication
@@ -31,7 +31,7 @@ impl KernelKind {
         }
     }
 
-    /// In a word.
+    /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Computation => "computation",
@@ -42,29 +42,29 @@ impl KernelKind {
     }
 }
 
-/// Time in which exactly these kinds of kernels ran, as HTA's kernel breakdown has it.
+/// Time in which exactly these kinds of kernels ran: HTA's kernel breakdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KindTime {
     /// One, two or all three of computation, communication and memory, in this order.
     pub kinds: Vec<KernelKind>,
-    /// For how long all of them ran and none of the others.
+    /// Time in which all of these kinds ran and no other kind, in nanoseconds.
     pub time_ns: i64,
 }
 
 /// All calls of one kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelStats {
-    /// Its name, or `others` for several that were put together.
+    /// Its name, or `others` for several kernels that were combined.
     pub name: String,
     /// What it does.
     pub kind: KernelKind,
-    /// How often it ran; 0 never occurs.
+    /// How often it ran, at least 1.
     pub calls: u64,
     /// Sum of its durations.
     pub sum_ns: i64,
     /// Mean duration.
     pub mean_ns: f64,
-    /// Deviation from the mean, divided by `calls - 1`; 0 for a single call.
+    /// Sample standard deviation, with the divisor `calls - 1`; 0 for a single call.
     pub std_ns: f64,
     /// Shortest duration.
     pub min_ns: i64,
@@ -72,8 +72,8 @@ pub struct KernelStats {
     pub max_ns: i64,
 }
 
-/// The `limit` kernels with the largest sums, and all others as one, named `others`; of one kind, or of
-/// all. `kernels` must be in order, as [`RankAnalysis::kernels`](super::RankAnalysis) is.
+/// The `limit` kernels with the largest sums, and all others combined into one named `others`. `kind`
+/// restricts them to one kind. `kernels` must be sorted as in [`RankAnalysis::kernels`](super::RankAnalysis).
 pub fn top(kernels: &[KernelStats], kind: Option<KernelKind>, limit: usize) -> Vec<KernelStats> {
     let mut chosen: Vec<&KernelStats> =
         kernels.iter().filter(|kernel| kind.is_none_or(|kind| kind == kernel.kind)).collect();
@@ -83,7 +83,7 @@ pub fn top(kernels: &[KernelStats], kind: Option<KernelKind>, limit: usize) -> V
     top
 }
 
-/// Several kernels as one: the deviation is that of all their calls.
+/// Combines several kernels into one. Its standard deviation is that of all their calls.
 fn together(rest: &[&KernelStats]) -> Option<KernelStats> {
     let kind = rest.first()?.kind;
     let kind = if rest.iter().all(|of| of.kind == kind) { kind } else { KernelKind::Other };
@@ -111,9 +111,10 @@ fn together(rest: &[&KernelStats]) -> Option<KernelStats> {
     })
 }
 
-/// Calls by name and kind, largest sum first.
+/// Statistics by name, largest sum first.
 pub(super) fn by_name(work: &Work) -> Vec<KernelStats> {
-    // One place per name, as a name has one kind; the running mean and sum of squares are Welford's.
+    // Each name has one kind, so the name's index is enough. The running mean and sum of squares are
+    // Welford's.
     let mut places: Vec<Option<(KernelStats, f64)>> = vec![None; work.timeline.names.count()];
     for item in &work.items {
         let (stats, squares) = places[item.name.0 as usize].get_or_insert_with(|| {
@@ -147,7 +148,7 @@ pub(super) fn by_name(work: &Work) -> Vec<KernelStats> {
     all
 }
 
-/// Every combination of kinds that ran at the same time, longest first.
+/// The time of every combination of kinds that ran at the same time, longest first.
 pub(super) fn by_kind(work: &Work) -> Vec<KindTime> {
     use KernelKind::{Communication, Computation, Memory};
     let sets = [

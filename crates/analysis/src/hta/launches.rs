@@ -1,25 +1,25 @@
-//! What it took to launch kernels.
+//! Statistics of kernel launches.
 
 use super::options::rounded;
 use super::work::Work;
 use super::{Source, Summary};
 
-/// All launches with the kernels they led to, as HTA's launch statistics.
+/// All launches that led to a kernel: HTA's launch statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaunchStats {
     /// Duration of the calls on the host, in nanoseconds.
     pub cpu_ns: Summary,
     /// Duration of the kernels, in nanoseconds.
     pub gpu_ns: Summary,
-    /// From the end of the call to the begin of the kernel, at least 0, in nanoseconds.
+    /// From the end of the call to the start of the kernel, at least 0, in nanoseconds.
     pub delay_ns: Summary,
-    /// Kernels that were shorter than the call that launched them, but for slow calls.
+    /// Kernels that were shorter than the call that launched them, without those of slow calls.
     pub short_kernels: u64,
     /// Calls longer than [`Options::slow_call_ns`](super::Options).
     pub slow_calls: u64,
     /// Delays longer than [`Options::long_delay_ns`](super::Options).
     pub long_delays: u64,
-    /// By kernel, largest sum of delays first.
+    /// Statistics by kernel, largest sum of delays first.
     pub by_kernel: Vec<NameLaunches>,
 }
 
@@ -38,11 +38,11 @@ pub struct NameLaunches {
     pub delay_mean_ns: f64,
     /// Longest delay, in nanoseconds.
     pub delay_max_ns: i64,
-    /// How many of the kernels were shorter than their call, but for slow calls.
+    /// How many of its kernels were shorter than their call, without those of slow calls.
     pub short: u64,
 }
 
-/// The calls that HTA takes for launches, and AMD's of the same meaning.
+/// The calls that HTA counts as launches, and AMD's equivalents.
 const CALLS: [&str; 9] = [
     "cudaLaunchKernel",
     "cudaLaunchKernelExC",
@@ -93,7 +93,7 @@ impl LaunchStats {
                 delay_max_ns: 0,
                 short: 0,
             });
-            // Sums for now.
+            // The fields for means hold sums until all items are added.
             of_name.launches += 1;
             of_name.cpu_mean_ns += call.dur_ns as f64;
             of_name.gpu_mean_ns += item.dur_ns as f64;

@@ -5,35 +5,35 @@ use super::counters::thinned;
 use crate::stats::quantile;
 use crate::timeline::{MemorySample, Timeline};
 
-/// Memory of one rank, of its device where the trace samples one, else of the host. MB = 2^20 bytes, as
-/// PyTorch's own tools count.
+/// Memory of one rank: of its device if the trace has samples of one, otherwise of the host. Sizes are in
+/// bytes. Reports show MB of 2^20 bytes, as PyTorch's own tools do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryUse {
-    /// PyTorch's number of the kind of device: 0 is the host, 1 is CUDA.
+    /// PyTorch's number for the type of device: 0 is the host, 1 is CUDA.
     pub device_type: i64,
-    /// How many samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Most bytes alive.
+    /// The largest number of allocated bytes.
     pub peak_allocated: u64,
-    /// Most bytes taken from the system.
+    /// The largest number of bytes reserved from the system.
     pub peak_reserved: u64,
-    /// Median over samples of the bytes alive.
+    /// Median over samples of the allocated bytes.
     pub p50_allocated: f64,
-    /// 95th percentile over samples of the bytes alive.
+    /// 95th percentile over samples of the allocated bytes.
     pub p95_allocated: f64,
-    /// Bytes alive at the last sample.
+    /// Allocated bytes at the last sample.
     pub final_allocated: u64,
-    /// Bytes taken from the system at the last sample.
+    /// Reserved bytes at the last sample.
     pub final_reserved: u64,
-    /// Bytes alive over time, thinned to the highest of each of at most 1000 equal stretches.
+    /// Allocated bytes over time. Of each of at most 1000 equal time ranges, only the highest point is kept.
     pub series: Vec<Point>,
 }
 
-/// PyTorch's number of the host.
+/// PyTorch's number for the host.
 const HOST: i64 = 0;
 
 impl MemoryUse {
-    /// Of all samples of a trace, also those outside of its steps.
+    /// Computed from all samples of a trace, including those outside of its steps.
     pub(super) fn of(timeline: &Timeline) -> Option<Self> {
         let devices = timeline.memory.iter().map(|sample| sample.device_type);
         let device_type = devices.clone().find(|&device| device != HOST).or(devices.min())?;

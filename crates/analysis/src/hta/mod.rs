@@ -1,11 +1,12 @@
 //! Where the time of each rank went, by the formulas of Holistic Trace Analysis (HTA 0.5.0).
 //!
-//! The timelines of all ranks and [`Options`] go in. An [`Analysis`] comes out: all figures of HTA for each
-//! rank, and the summary [`Row`]. The [`Column`]s of the summary give each figure its name, unit and definition,
-//! wherever it is shown. This module reads no files and draws nothing.
+//! Input: the timelines of all ranks, and [`Options`]. Output: an [`Analysis`] with all of HTA's figures for
+//! each rank, and the rank's line in the summary, a [`Row`]. The summary's [`Column`]s give each figure its
+//! name, unit and definition; every report that shows the figure takes them from there. This module reads no
+//! files and draws nothing.
 //!
-//! Times are nanoseconds (`_ns`) on the clock of the rank's own trace. A trace without kernel events,
-//! as PyTorch's profiler writes on a CPU, is analysed from its operators, see [`Source`].
+//! Times are nanoseconds (`_ns`) on the clock of the rank's own trace. PyTorch's profiler writes no kernel
+//! events on a CPU. Such a trace is analyzed from its operators; see [`Source`].
 
 mod analyze;
 mod anatomy;

@@ -1,6 +1,6 @@
-//! Spans of one thread within each other: at every moment the innermost one counts.
+//! Nested spans of one thread. At every moment, only the innermost span counts.
 
-/// A span with its meaning.
+/// A span, and what it stands for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nested<T> {
     pub start_ns: i64,
@@ -8,9 +8,9 @@ pub(super) struct Nested<T> {
     pub what: T,
 }
 
-/// Cuts the time that `spans` cover into pieces, each belonging to the span that began last of those that
-/// still last, and hands out the pieces in order of time. Of spans that begin together the longer one
-/// is outside. A span that outlasts the one it began in keeps its time.
+/// Cuts the time that `spans` cover into pieces and passes them to `emit` in order of time. A piece belongs
+/// to the span that started last among those still open. If two spans start together, the longer one is the
+/// outer one. A span may end after the span in which it started; it keeps the time until its own end.
 pub(super) fn innermost<T: Copy>(spans: &mut [Nested<T>], mut emit: impl FnMut(Nested<T>)) {
     spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns)));
     let mut open: Vec<Nested<T>> = Vec::new();
@@ -26,7 +26,7 @@ pub(super) fn innermost<T: Copy>(spans: &mut [Nested<T>], mut emit: impl FnMut(N
     close(&mut open, &mut at_ns, i64::MAX, &mut emit);
 }
 
-/// Ends the spans that end by `until_ns`, from the innermost outwards.
+/// Closes the spans that end by `until_ns`, from the innermost outward.
 fn close<T: Copy>(
     open: &mut Vec<Nested<T>>,
     at_ns: &mut i64,

@@ -1,4 +1,4 @@
-//! What a reader of the figures should know, said once for all ranks that it is true of.
+//! Notes for the readers of the figures. Each note is written once, with all ranks to which it applies.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::Source;
 use super::steps::Window;
 use super::work::Work;
 
-/// Something to know about the trace of a rank.
+/// A peculiarity of the trace of a rank that readers should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Note {
     Operators,
@@ -47,7 +47,7 @@ impl Note {
     }
 }
 
-/// Notes with the ranks that they are about.
+/// Notes with the ranks to which they apply.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     ranks: BTreeMap<Note, Vec<usize>>,
@@ -68,7 +68,7 @@ impl Notes {
     }
 }
 
-/// What is to be said of how the work of a rank was chosen.
+/// The notes on how the work of a rank was chosen.
 pub(super) fn of_work(work: &Work) -> Vec<Note> {
     let no_steps = work.window == Window::All && work.steps.found == 0;
     let one_step = work.window == Window::All && work.steps.found == 1;

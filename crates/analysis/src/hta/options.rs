@@ -1,8 +1,8 @@
-//! What an analysis is asked for.
+//! The options of an analysis.
 
 use crate::timeline::TimeRange;
 
-/// Which strategies a run compares.
+/// The strategies that a run compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Data parallel: every rank holds the whole model.
@@ -11,48 +11,48 @@ pub enum Kind {
     Sharding,
 }
 
-/// To what times are rounded before anything is computed.
+/// How times are rounded before anything is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// Not at all: nanoseconds, as far as the file gives them. HTA computes so with
+    /// No rounding: nanoseconds, as precise as the file gives them. HTA does the same with
     /// `HTA_DISABLE_NS_ROUNDING=1`.
     #[default]
     Exact,
-    /// As HTA does where not told otherwise: begins up and ends down to whole microseconds. A kernel
-    /// loses 1 us on average, and one that crosses no whole microsecond lasts -1 us.
+    /// HTA's default: starts are rounded up and ends down to whole microseconds. A kernel becomes 1 us
+    /// shorter on average, and a kernel that lies between two whole microseconds lasts -1 us.
     Hta,
 }
 
-/// Which steps a trace difference compares.
+/// Which steps a comparison of two traces covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StepChoice {
-    /// The first one, as HTA does.
+    /// The first step, as in HTA.
     #[default]
     First,
-    /// All of them.
+    /// All steps.
     All,
-    /// Those with these numbers.
+    /// The steps with these numbers.
     These(Vec<u64>),
 }
 
-/// What to analyse, and the thresholds of the figures. The defaults are HTA's.
+/// What to analyze, and the thresholds of the figures. The defaults are HTA's.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Chosen from the traces where `None`.
+    /// `None`: told from the traces.
     pub kind: Option<Kind>,
-    /// The last of two or more steps is left out where `false`, as it may not have ended.
+    /// `false`: the last of two or more steps is left out, because the profiler may have cut it off.
     pub include_last_step: bool,
-    /// See [`Rounding`].
+    /// How times are rounded.
     pub rounding: Rounding,
-    /// Gaps between kernels shorter than this are the price of launching them back to back.
+    /// A gap between kernels that is shorter than this is the cost of launching them back to back.
     pub kernel_gap_ns: i64,
-    /// Launch calls that took longer than this are outliers.
+    /// Launch calls that take longer than this are outliers.
     pub slow_call_ns: i64,
     /// Launch delays longer than this are outliers.
     pub long_delay_ns: i64,
-    /// A queue that is this long holds back the thread that launches.
+    /// A queue of this length blocks the thread that launches.
     pub full_queue: u64,
-    /// For which step the critical path is computed, counted from 0 among those in the trace.
+    /// The step whose critical path is computed, counted from 0 among the analyzed steps.
     pub critical_step: usize,
 }
 
@@ -71,7 +71,7 @@ impl Default for Options {
     }
 }
 
-/// A range of time after rounding; its duration may be negative then.
+/// A time range after rounding. Its duration can be negative with [`Rounding::Hta`].
 pub(super) fn rounded(time: TimeRange, rounding: Rounding) -> TimeRange {
     match rounding {
         Rounding::Exact => time,

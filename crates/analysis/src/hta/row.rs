@@ -4,8 +4,8 @@ use super::collectives::{CollectiveKind, CollectiveTimes};
 use super::kernels::{KernelKind, KernelStats};
 use super::{MemoryUse, Overlap, Temporal};
 
-/// The figures of one rank, for both kinds of runs. What each means is said in
-/// [`columns`](super::columns), which is also where their order is.
+/// The figures of one rank, for both kinds of runs. [`columns`](super::columns) defines the figures and their
+/// order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct Row {

@@ -1,4 +1,4 @@
-//! Which steps a trace holds, and which of them are looked at.
+//! The steps of a trace, and which of them are analyzed.
 
 use super::options::{Options, rounded};
 use crate::steps::{self, Step};
@@ -7,15 +7,14 @@ use crate::timeline::Timeline;
 /// The steps of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// Those that were looked at, in order of time; empty where the trace names none, and was looked at
-    /// as a whole.
+    /// The analyzed steps, in order of time; empty if the trace names none and is analyzed as a whole.
     pub chosen: Vec<Step>,
-    /// How many the trace holds.
+    /// How many steps the trace has.
     pub found: usize,
 }
 
 impl Steps {
-    /// Which of the chosen steps lasts at a moment, as an index.
+    /// The index of the chosen step in which a time lies.
     pub fn at(&self, at_ns: i64) -> Option<usize> {
         let after = self.chosen.partition_point(|step| step.time.start_ns <= at_ns);
         let step = self.chosen.get(after.checked_sub(1)?)?;
@@ -23,14 +22,15 @@ impl Steps {
     }
 }
 
-/// What the host did at these moments is looked at, and what the device did because of it.
+/// The part of a trace that is analyzed: what the host began in this window, and what the device did because
+/// of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
     /// The whole trace: there are fewer than two steps, so no step can be left out.
     All,
-    /// Up to this moment, itself left out.
+    /// Everything that began before this time.
     Before(i64),
-    /// Up to this moment and with it.
+    /// Everything that began at this time or before it.
     UpTo(i64),
 }
 
@@ -44,15 +44,15 @@ impl Window {
     }
 }
 
-/// The steps of a trace and what of the trace belongs to them, by HTA's rule: of two or more steps the last
-/// is left out unless asked for, and with it whatever the host began once the last step had begun, on the
-/// host or in the device's view of it. What came before the first step counts.
+/// Chooses the steps to analyze, and the window that goes with them, by HTA's rule. Of two or more steps, the
+/// last one is left out unless the options include it. The window then ends at the last start of a step, on
+/// the host or in the device's annotations of steps. Work before the first step counts.
 pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) {
     let mut steps = steps::of(timeline);
     for step in &mut steps {
         step.time = rounded(step.time, options.rounding);
     }
-    // In order still: where begins were in order, rounded ones are.
+    // Still sorted: rounding keeps the order of the starts.
     let numbers = steps::numbers(timeline);
     let of_device = timeline
         .annotations

@@ -1,19 +1,19 @@
-//! Whether a device computed, did something else, or nothing, and how much of its communication went
-//! on while it computed.
+//! How long a device computed, did other work, or was idle, and how much of its communication overlapped with
+//! its computation.
 
 use super::kernels::KernelKind;
 use super::work::Work;
 
-/// Time of a device between its first and its last kernel, as HTA's temporal breakdown.
+/// The time of a device from its first to its last kernel: HTA's temporal breakdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Temporal {
-    /// From the begin of the first to the end of the last kernel of any kind.
+    /// From the start of the first kernel to the end of the last, of any kind.
     pub kernel_time_ns: i64,
-    /// Part of it in which no kernel ran.
+    /// The part of it in which no kernel ran.
     pub idle_ns: i64,
-    /// Part of it in which at least one compute kernel ran.
+    /// The part of it in which at least one compute kernel ran.
     pub compute_ns: i64,
-    /// The rest: kernels ran, and none of them computed.
+    /// The rest: kernels ran, but none of them computed.
     pub non_compute_ns: i64,
 }
 
@@ -26,18 +26,18 @@ impl Temporal {
         Self { kernel_time_ns, idle_ns, compute_ns, non_compute_ns }
     }
 
-    /// 100 * `part_ns` / kernel time; `None` without kernel time.
+    /// 100 * `part_ns` / kernel time; `None` if the kernel time is not above zero.
     pub fn pctg(&self, part_ns: i64) -> Option<f64> {
         (self.kernel_time_ns > 0).then(|| 100.0 * part_ns as f64 / self.kernel_time_ns as f64)
     }
 }
 
-/// How much of the communication of a device was hidden behind its computation, as HTA has it.
+/// How much of a device's communication was hidden behind its computation, by HTA's formula.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Time in which at least one communication kernel ran.
     pub communication_ns: i64,
-    /// Part of it in which a compute kernel ran too.
+    /// The part of it in which a compute kernel ran too.
     pub both_ns: i64,
 }
 
@@ -47,13 +47,13 @@ impl Overlap {
         Self { communication_ns: work.merged_ns(KernelKind::Communication), both_ns }
     }
 
-    /// 100 * both / communication; `None` where nothing was communicated.
+    /// 100 * both / communication; `None` if nothing was communicated.
     pub fn pctg(&self) -> Option<f64> {
         (self.communication_ns > 0)
             .then(|| 100.0 * self.both_ns as f64 / self.communication_ns as f64)
     }
 
-    /// Communication during which nothing was computed.
+    /// Time with communication and without computation.
     pub fn exposed_ns(&self) -> i64 {
         self.communication_ns - self.both_ns
     }

@@ -1,4 +1,4 @@
-//! What a rank worked on in the steps that are looked at, in one form for kernels and for operators.
+//! The work of a rank in the analyzed steps, in one form for kernels and operators.
 
 use std::collections::HashMap;
 
@@ -11,30 +11,30 @@ use super::steps::{Steps, Window};
 use crate::timeline::{Collective, DeviceWork, LaneId, NameId, TimeRange, Timeline};
 use paceline_trace::{IntervalSet, Span};
 
-/// What is counted as the work of a rank.
+/// What counts as the work of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The kernels of its device.
     Kernels,
-    /// The operators of its threads, because the trace has no kernels: PyTorch's profiler on a CPU.
-    /// Operators that are collectives count as communication, all others as computation.
+    /// The operators of its threads, because the trace has no kernels. PyTorch's profiler writes such traces
+    /// on a CPU. Collectives count as communication, all other operators as computation.
     Operators,
 }
 
-/// A call of a kernel or operator.
+/// One run of a kernel or operator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub name: NameId,
     pub kind: KernelKind,
-    /// Whether it is a wait and no work, for a kernel.
+    /// Whether this is a kernel event that stands for a wait (`cuda_sync`).
     pub is_sync: bool,
     pub start_ns: i64,
-    /// Before the begin by a microsecond where [`Rounding::Hta`] leaves nothing of it.
+    /// Can be one microsecond before `start_ns` after [`Rounding::Hta`].
     pub end_ns: i64,
-    /// What counts as its duration: for an operator without those that it called.
+    /// Its duration. For an operator, without the operators that it called.
     pub dur_ns: i64,
     pub stream: i64,
-    /// The call that launched it.
+    /// The call that launched it: an index into the timeline's launches.
     pub launch: Option<u32>,
     /// Index into the timeline's collectives.
     pub collective: Option<u32>,
@@ -52,20 +52,21 @@ pub(super) struct Work<'a> {
     pub window: Window,
     /// Sorted by begin.
     pub items: Vec<Item>,
-    /// Moments of the sets count from here.
+    /// The intervals of the sets below are relative to this time.
     pub origin_ns: i64,
-    /// When something computed, and so on.
+    /// The times in which something of this kind ran.
     pub computation: IntervalSet,
     pub communication: IntervalSet,
     pub memory: IntervalSet,
-    /// From the first begin to the last end, and the part of it in which anything ran.
+    /// `extent_ns`: from the first start to the last end. `busy_ns`: the part of it in which anything ran.
     pub extent_ns: i64,
     pub busy_ns: i64,
-    /// Whether kernels were chosen by their own begin, because none could be traced to its launch.
+    /// Whether kernels were chosen by their own start, because no launch was found for any of them.
     pub unlaunched: bool,
-    /// How many kernels were left out because they could not, though others could.
+    /// How many kernels were left out because no launch was found for them, while launches were found for
+    /// others.
     pub stray: u64,
-    /// Whether calls have a duration: a recorder may note nothing but their moments.
+    /// Whether the trace gives durations of calls. Some recorders note only when a call was made.
     pub has_timed_calls: bool,
 }
 
@@ -117,13 +118,13 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Calls that computed, and so on.
+    /// The items of one kind.
     pub(super) fn of_kind(&self, kind: KernelKind) -> impl Iterator<Item = &Item> {
         self.items.iter().filter(move |item| item.kind == kind)
     }
 
-    /// The time in which at least one call of this kind ran, as HTA counts it: a call that
-    /// rounding has turned negative takes its microsecond off.
+    /// The time in which at least one item of this kind ran, computed as HTA does: an item whose duration
+    /// became negative by rounding is subtracted.
     pub(super) fn merged_ns(&self, kind: KernelKind) -> i64 {
         let set = match kind {
             KernelKind::Computation => &self.computation,
@@ -141,19 +142,20 @@ impl<'a> Work<'a> {
         self.of_kind(kind).map(|item| (item.start_ns, item.end_ns)).collect()
     }
 
-    /// The collective that an item says it is.
+    /// The collective that the item's event describes.
     pub(super) fn collective(&self, item: &Item) -> Option<&'a Collective> {
         self.timeline.collectives.get(item.collective? as usize)
     }
 
-    /// Which collective an item is, from its arguments, else from its name.
+    /// Which collective an item is: from its arguments, or from its name if they do not say.
     pub(super) fn collective_kind(&self, item: &Item) -> CollectiveKind {
         let told = self.collective(item).and_then(|collective| kind_of(&collective.name));
         told.or_else(|| kind_of(self.timeline.names.text(item.name)))
             .unwrap_or(CollectiveKind::Unknown)
     }
 
-    /// Which of the chosen steps an item belongs to: the one in which it was launched.
+    /// The index of the chosen step to which an item belongs: the step in which it was launched, or in which
+    /// it started if its launch is not known.
     pub(super) fn step_of(&self, item: &Item) -> Option<usize> {
         let begun = match item.launch {
             Some(launch) => self.timeline.launches[launch as usize].time.start_ns,
@@ -163,8 +165,8 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The length of a union, given sorted by begin. What ends before it begins and touches nothing counts
-/// negative, as HTA counts it.
+/// The length of the union of intervals, which must be sorted by start. As in HTA, an interval that ends
+/// before it starts and touches no other counts as negative.
 fn merged_ns(sorted: impl IntoIterator<Item = (i64, i64)>) -> i64 {
     let mut length = 0;
     let mut group: Option<(i64, i64)> = None;
@@ -187,7 +189,7 @@ fn set_of(pieces: &[(KernelKind, i64, i64)], origin_ns: i64, kind: KernelKind) -
     IntervalSet::union(of_kind.map(|piece| Span { start_ns: at(piece.1), end_ns: at(piece.2) }))
 }
 
-/// The kernels that are looked at.
+/// The kernels to analyze.
 #[derive(Debug, Default)]
 pub(super) struct ChosenKernels {
     pub items: Vec<Item>,
@@ -197,7 +199,8 @@ pub(super) struct ChosenKernels {
     pub stray: u64,
 }
 
-/// The kernels that HTA looks at; where none can be traced to its launch, those that began in the window.
+/// The kernels that HTA analyzes. If that leaves none, because no kernel has a known launch, those that
+/// started in the window.
 pub(super) fn chosen_kernels(
     timeline: &Timeline,
     options: &Options,
@@ -212,9 +215,9 @@ pub(super) fn chosen_kernels(
     ChosenKernels { items, unlaunched: true, stray: 0 }
 }
 
-/// The kernels that HTA looks at: where steps are left out, those whose launch belongs to the others;
-/// else all of them. Waits that belong to no stream never count. Also, how many kernels ran in the steps that
-/// are looked at, but lack a launch.
+/// The kernels that HTA analyzes: if steps are left out, only kernels that were launched in the window,
+/// otherwise all. Waits that belong to no stream never count. The second value is the number of kernels that
+/// started in the window but were left out because their launch is not known.
 fn kernel_items(timeline: &Timeline, options: &Options, window: Window) -> (Vec<Item>, u64) {
     let mut items = all_kernels(timeline, options);
     let mut stray = 0;
@@ -255,7 +258,7 @@ fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
         .collect()
 }
 
-/// Which call a correlation stands for.
+/// The index of the call that launched the kernel with each correlation number.
 pub(super) fn launched(timeline: &Timeline) -> HashMap<u64, u32> {
     let launches = timeline.launches.iter().zip(0u32..);
     launches.filter_map(|(launch, index)| Some((launch.correlation?, index))).collect()
@@ -266,16 +269,18 @@ pub(super) fn launched(timeline: &Timeline) -> HashMap<u64, u32> {
 enum OperatorKind {
     Computation,
     Communication,
-    /// A call that hands a collective to another thread, where it shows as an operator of its own.
+    /// A call that hands a collective to another thread, on which the collective appears as an operator of
+    /// its own.
     Submission,
 }
 
 type Pieces = Vec<(KernelKind, i64, i64)>;
 
-/// What each name counts as. A library that communicates on threads of its own shows there what it does
-/// (`gloo:all_reduce`); where one does, that is the communication, and what the program's
-/// threads call is only how it came about. Else it is what they call, and what an operator of c10d calls in
-/// turn only notes its arguments down.
+/// How each name counts, and how an operator counts that is known as a collective only by its arguments.
+/// There are three cases. A library that communicates on its own threads records each operation there
+/// (`gloo:all_reduce`); if the trace has such operations, they are the communication, and the calls that
+/// submitted them are not. Otherwise the operators of c10d are the communication, and `record_param_comms`,
+/// which they call, only records their arguments. Without either, `record_param_comms` is the communication.
 fn operator_kinds(timeline: &Timeline) -> (Vec<OperatorKind>, OperatorKind) {
     let mut seen = vec![false; timeline.names.count()];
     timeline.operators.iter().for_each(|operator| seen[operator.name.0 as usize] = true);
@@ -298,8 +303,8 @@ fn operator_kinds(timeline: &Timeline) -> (Vec<OperatorKind>, OperatorKind) {
     (timeline.names.iter().map(kind).collect(), noted)
 }
 
-/// Operators and collectives of threads, and when each kind of them ran: at every moment of a thread its
-/// innermost operator.
+/// The operators of all threads as items, and the pieces of time in which they ran. At every moment, only the
+/// innermost operator of a thread runs.
 fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Vec<Item>, Pieces) {
     let (kinds, noted) = operator_kinds(timeline);
     let mut items = Vec::new();
@@ -341,7 +346,7 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
     (items, pieces)
 }
 
-/// An item without a device. Its duration is added up from its pieces.
+/// An item that ran on the host. The caller adds up its duration from its pieces.
 fn host_item(name: NameId, kind: KernelKind, time: TimeRange, collective: Option<u32>) -> Item {
     Item {
         name,

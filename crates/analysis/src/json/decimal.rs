@@ -1,15 +1,15 @@
-//! Decimal numbers of JSON as integers, exactly: no floating point lies between the file and the result.
+//! Converts decimal numbers of JSON to integers exactly, without floating point.
 
-/// The value of a decimal number times `10^places`, rounded to the nearest integer, halves away from zero.
-/// `None` where it is no number of JSON's grammar or lies outside of 127 bits. Of mantissas of more than 36
-/// significant digits the digits behind are dropped.
+/// The value of a decimal number times `10^places`, rounded to the nearest integer, with halves rounded away
+/// from zero. `None` if the text is not a number by JSON's grammar, or if the result does not fit in 127
+/// bits. Only the first 36 significant digits count.
 pub fn scaled(number: &[u8], places: i32) -> Option<i128> {
     let (negative, digits) = match number {
         [b'-', rest @ ..] => (true, rest),
         rest => (false, rest),
     };
     let (mut mantissa, mut at, mut exponent) = (0u64, 0, places);
-    // Up to 18 digits fit in 64 bits, which is all that profilers write.
+    // The fast path: profilers write only up to 18 digits, which fit in 64 bits.
     let mut point = None;
     while let Some(&byte) = digits.get(at) {
         match byte {
@@ -40,7 +40,8 @@ fn long(digits: &[u8], places: i32) -> Option<u128> {
         None => (digits, 0),
         Some(at) => {
             let text = std::str::from_utf8(&digits[at + 1..]).ok()?;
-            // Exponents that do not fit belong to numbers that do not fit, or to nothing.
+            // The exponent must be well formed and fit in `i32`. A number with a larger exponent is of no
+            // use.
             let exponent = text.parse::<i32>().ok()?;
             (&digits[..at], exponent)
         }
@@ -77,7 +78,7 @@ fn shifted(value: u128, exponent: i32) -> Option<u128> {
     match u32::try_from(exponent) {
         Ok(up) => value.checked_mul(10u128.checked_pow(up)?),
         Err(_) => match 10u128.checked_pow(exponent.unsigned_abs()) {
-            // Smaller than half of one, since no value has as many digits.
+            // The result is less than one half, because no value has that many digits.
             None => Some(0),
             Some(divisor) => {
                 let (quotient, rest) = (value / divisor, value % divisor);
@@ -87,22 +88,22 @@ fn shifted(value: u128, exponent: i32) -> Option<u128> {
     }
 }
 
-/// Microseconds as nanoseconds.
+/// Converts microseconds to nanoseconds.
 pub fn micros_ns(number: &[u8]) -> Option<i64> {
     scaled(number, 3)?.try_into().ok()
 }
 
-/// A whole number that may be negative.
+/// A number rounded to an integer, which may be negative.
 pub fn signed(number: &[u8]) -> Option<i64> {
     scaled(number, 0)?.try_into().ok()
 }
 
-/// A whole number that is not negative.
+/// A number rounded to an integer; `None` if it is negative.
 pub fn unsigned(number: &[u8]) -> Option<u64> {
     scaled(number, 0)?.try_into().ok()
 }
 
-/// A finite number as the nearest floating point number.
+/// A finite number as the nearest floating-point number.
 pub fn float(number: &[u8]) -> Option<f64> {
     let value: f64 = std::str::from_utf8(number).ok()?.parse().ok()?;
     value.is_finite().then_some(value)

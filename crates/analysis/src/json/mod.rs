@@ -1,12 +1,12 @@
-//! A pull parser for JSON, made for traces: files far larger than memory, of which most is skipped.
+//! A pull parser for JSON, made for traces: files far larger than memory, most of which is skipped.
 //!
-//! Anything that can be read goes in. Keys, scalars and the structure come out, one after the other, as the
-//! caller asks for them. Text is borrowed from the window on the file and copied only where it is escaped.
-//! What the caller does not ask for is skipped; only closed strings and matching brackets are checked there.
-//! It does not know what a trace is.
+//! Input: anything that can be read. Output: keys, scalars and the structure, one after the other, as the
+//! caller asks for them. Text is borrowed from the window on the file and copied only if it has escapes.
+//! Values that the caller does not ask for are skipped. In these, the parser checks only that strings are
+//! closed and brackets match. It does not know what a trace is.
 //!
-//! Beyond the standard it takes `NaN`, `Infinity` and `-Infinity`, which profilers do write, as values that say
-//! nothing ([`Value::NonFinite`]), and bytes that are no UTF-8 within strings ([`lossy`]).
+//! The parser accepts two things beyond the standard. `NaN`, `Infinity` and `-Infinity`, which profilers do
+//! write, become [`Value::NonFinite`]. Strings may contain bytes that are not UTF-8, see [`lossy`].
 
 mod decimal;
 mod pull;
@@ -18,19 +18,19 @@ use std::io;
 pub use decimal::{float, micros_ns, scaled, signed, unsigned};
 pub use pull::Pull;
 
-/// How deep objects and arrays may lie within each other.
+/// How deep objects and arrays may be nested.
 pub const MAX_DEPTH: u32 = 128;
 
-/// How long a single key, string or number may be that is asked for (an escaped one may be longer by what is
-/// read at a time); skipped ones have no limit.
+/// The largest length in bytes of a key, string or number that the caller asks for. A string with escapes may
+/// exceed it by one read. Skipped values have no limit.
 pub const MAX_TOKEN_BYTES: usize = 16 << 20;
 
-/// A value, where its place in the structure is known.
+/// A value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// A string without its escapes; see [`lossy`] for its text.
+    /// A string with its escapes resolved. [`lossy`] converts it to text.
     Str(&'a [u8]),
-    /// A number as written, of the grammar of JSON.
+    /// A number as written, valid by JSON's grammar.
     Num(&'a [u8]),
     /// `true` or `false`.
     Bool(bool),
@@ -38,12 +38,12 @@ pub enum Value<'a> {
     Null,
     /// `NaN`, `Infinity` or `-Infinity`.
     NonFinite,
-    /// An object or an array, which is passed over.
+    /// An object or an array, which was skipped.
     Nested,
 }
 
 impl<'a> Value<'a> {
-    /// The bytes of a string or of a number: writers differ in which of them they use for numbers.
+    /// The bytes of a string or a number. Writers differ in which of these they use for numbers.
     pub fn bytes(self) -> Option<&'a [u8]> {
         match self {
             Self::Str(bytes) | Self::Num(bytes) => Some(bytes),
@@ -51,7 +51,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A scalar as text; `None` for `null`, for `NaN` and infinities, and for structures.
+    /// A scalar as text; `None` for `null`, `NaN`, infinities, objects and arrays.
     pub fn words(self) -> Option<Cow<'a, str>> {
         match self {
             Self::Str(bytes) | Self::Num(bytes) => Some(lossy(bytes)),
@@ -62,7 +62,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Text of bytes; what is no UTF-8 becomes U+FFFD.
+/// Converts bytes to text. Bytes that are not UTF-8 become U+FFFD.
 pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Cow::Borrowed(text),
@@ -70,35 +70,35 @@ pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Why JSON could not be read on, and where.
+/// Why and where reading JSON failed.
 #[derive(Debug, thiserror::Error)]
 #[error("at byte {at} of the JSON: {fault}")]
 pub struct JsonError {
-    /// The byte, counted from zero, in the decompressed JSON.
+    /// The offset in the decompressed JSON, in bytes.
     pub at: u64,
-    /// What was wrong there.
+    /// The fault at this byte.
     #[source]
     pub fault: Fault,
 }
 
-/// What was wrong with JSON.
+/// A fault in JSON, or of its input.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// Something else was expected.
+    /// The parser expected something else.
     #[error("expected {what}, found {found}")]
     Expected {
-        /// What would have been right.
+        /// What was expected.
         what: &'static str,
-        /// What there was instead, in words.
+        /// What was found instead, in words.
         found: String,
     },
-    /// Structures within structures, too many of them.
+    /// Objects and arrays are nested too deep.
     #[error("objects and arrays lie more than {MAX_DEPTH} deep within each other")]
     TooDeep,
-    /// A key, string or number that does not end within reason.
+    /// A key, string or number is too long.
     #[error("a single value is longer than {} MB", MAX_TOKEN_BYTES >> 20)]
     TooLong,
-    /// The input failed.
+    /// The input could not be read.
     #[error("reading failed: {0}")]
     Input(#[source] io::Error),
 }

@@ -1,7 +1,8 @@
-//! The parser itself: keys, items and scalars as they are asked for.
+//! The parser itself: returns keys, items and scalars as the caller asks for them.
 //!
-//! The caller mirrors the structure: `begin_object`, then `next_key` and a value in turns until there is no key
-//! left; arrays likewise with `next_item`. Every value has to be taken or skipped.
+//! The calls mirror the structure of the JSON. After `begin_object`, the caller alternates between `next_key`
+//! and reading a value until there is no key left. Arrays work the same way with `begin_array` and
+//! `next_item`. Every value must be read or skipped.
 
 use std::io::Read;
 use std::ops::Range;
@@ -16,14 +17,14 @@ type Result<T> = std::result::Result<T, JsonError>;
 /// A pull parser over an input.
 pub struct Pull<R> {
     window: Window<R>,
-    /// Text of strings that had to be copied.
+    /// The text of a string that had to be copied.
     copied: Vec<u8>,
     depth: u32,
-    /// Whether nothing has been taken from the innermost structure yet, so that no comma is due.
+    /// Whether nothing has been read from the innermost structure yet, so that no comma is expected.
     is_fresh: bool,
 }
 
-/// Where the bytes of a string are.
+/// Where the bytes of a string are stored.
 enum Text {
     Window(Range<usize>),
     Copied,
@@ -35,7 +36,7 @@ impl<R: Read> Pull<R> {
         Self::over(Window::new(input))
     }
 
-    /// As [`Pull::new`], with a window of that many bytes in the beginning.
+    /// Like [`Pull::new`], with a window of this many bytes at first.
     pub fn with_window(input: R, bytes: usize) -> Self {
         Self::over(Window::with_capacity(input, bytes))
     }
@@ -44,7 +45,7 @@ impl<R: Read> Pull<R> {
         Self { window, copied: Vec::new(), depth: 0, is_fresh: false }
     }
 
-    /// Bytes of the input that have been taken.
+    /// The number of bytes of the input that have been consumed.
     pub fn offset(&self) -> u64 {
         self.window.offset_of(self.window.pos)
     }
@@ -59,12 +60,12 @@ impl<R: Read> Pull<R> {
         Ok(self.peek()? == Some(b'['))
     }
 
-    /// Takes the `{` of an object.
+    /// Consumes the `{` of an object.
     pub fn begin_object(&mut self) -> Result<()> {
         self.begin(b'{', "an object")
     }
 
-    /// Takes the `[` of an array.
+    /// Consumes the `[` of an array.
     pub fn begin_array(&mut self) -> Result<()> {
         self.begin(b'[', "an array")
     }
@@ -82,8 +83,8 @@ impl<R: Read> Pull<R> {
         Ok(())
     }
 
-    /// The next key of the innermost object, without its escapes; its value has to be taken or skipped next.
-    /// `None` closes the object.
+    /// The next key of the innermost object, with its escapes resolved. Its value must be read or skipped
+    /// next. `None` closes the object.
     pub fn next_key(&mut self) -> Result<Option<&[u8]>> {
         if !self.goes_on(b'}', "',' or '}'")? {
             return Ok(None);
@@ -93,7 +94,8 @@ impl<R: Read> Pull<R> {
         }
         self.window.pos += 1;
         let mut text = self.string()?;
-        // The colon follows at once almost always; otherwise the key must survive a refill of the window.
+        // The colon almost always follows at once. If it does not, the key is copied, so that it survives a
+        // refill of the window.
         if self.window.rest().first() == Some(&b':') {
             self.window.pos += 1;
         } else {
@@ -110,12 +112,13 @@ impl<R: Read> Pull<R> {
         Ok(Some(self.bytes_of(text)))
     }
 
-    /// Whether the innermost array has another item, which has to be taken or skipped next. `false` closes it.
+    /// Whether the innermost array has another item, which must be read or skipped next. `false` closes the
+    /// array.
     pub fn next_item(&mut self) -> Result<bool> {
         self.goes_on(b']', "',' or ']'")
     }
 
-    /// Takes the comma before the next entry, or the end of the structure.
+    /// Consumes the comma before the next entry, or the end of the structure.
     fn goes_on(&mut self, close: u8, what: &'static str) -> Result<bool> {
         let is_fresh = std::mem::replace(&mut self.is_fresh, false);
         match self.peek()? {
@@ -133,7 +136,7 @@ impl<R: Read> Pull<R> {
         }
     }
 
-    /// The next value. An object or array is passed over.
+    /// Reads the next value. An object or array is skipped.
     pub fn value(&mut self) -> Result<Value<'_>> {
         match self.peek()? {
             Some(b'"') => {
@@ -158,7 +161,7 @@ impl<R: Read> Pull<R> {
         }
     }
 
-    /// Passes over the next value.
+    /// Skips the next value.
     pub fn skip(&mut self) -> Result<()> {
         match self.peek()? {
             Some(b'"') => {
@@ -170,7 +173,7 @@ impl<R: Read> Pull<R> {
         }
     }
 
-    /// Nothing but white space may follow.
+    /// Checks that only white space follows.
     pub fn end(&mut self) -> Result<()> {
         match self.peek()? {
             None => Ok(()),
@@ -178,7 +181,7 @@ impl<R: Read> Pull<R> {
         }
     }
 
-    /// The next byte that is no white space; `None` at the end.
+    /// The next byte that is not white space, without consuming it; `None` at the end.
     fn peek(&mut self) -> Result<Option<u8>> {
         loop {
             let rest = self.window.rest();
@@ -201,7 +204,7 @@ impl<R: Read> Pull<R> {
         self.window.more(keep).map_err(|err| self.fault(Fault::Input(err)))
     }
 
-    /// Takes a string whose opening quote is behind us.
+    /// Reads a string whose opening quote has been consumed.
     fn string(&mut self) -> Result<Text> {
         let (mut start, mut from) = (self.window.pos, self.window.pos);
         loop {
@@ -223,7 +226,7 @@ impl<R: Read> Pull<R> {
         }
     }
 
-    /// Goes on with a string at its first backslash, which follows `plain`.
+    /// Continues a string at its first backslash. `plain` is the range before the backslash.
     fn unescape(&mut self, plain: Range<usize>) -> Result<Text> {
         self.copied.clear();
         self.window.pos = plain.end;
@@ -251,7 +254,7 @@ impl<R: Read> Pull<R> {
         }
     }
 
-    /// Takes what follows a backslash.
+    /// Reads the rest of an escape, after the backslash.
     fn escape(&mut self) -> Result<()> {
         const WHAT: &str = "one of \" \\ / b f n r t u after a backslash";
         let plain = match self.byte()? {
@@ -272,8 +275,8 @@ impl<R: Read> Pull<R> {
         Ok(())
     }
 
-    /// Takes the digits of `\uXXXX`, and of a second one if the first is half of a character. Halves that
-    /// stand alone become U+FFFD.
+    /// Reads the digits of `\uXXXX`, and of a second escape if the first is half of a surrogate pair. A half
+    /// that stands alone becomes U+FFFD.
     fn escaped_char(&mut self) -> Result<()> {
         let mut unit = self.hex_digits()?;
         while (0xd800..0xdc00).contains(&unit) {
@@ -310,7 +313,7 @@ impl<R: Read> Pull<R> {
         Ok(unit)
     }
 
-    /// The next byte, white space or not; `None` at the end.
+    /// The next byte, including white space, without consuming it; `None` at the end.
     fn byte(&mut self) -> Result<Option<u8>> {
         if self.window.pos == self.window.len && !self.more(self.window.len)? {
             return Ok(None);
@@ -318,7 +321,7 @@ impl<R: Read> Pull<R> {
         Ok(Some(self.window.bytes[self.window.pos]))
     }
 
-    /// Takes a number and says where it is in the window; `None` for `-Infinity`.
+    /// Reads a number and returns its range in the window; `None` for `-Infinity`.
     fn number(&mut self) -> Result<Option<Range<usize>>> {
         let mut start = self.window.pos;
         let mut end = start;
@@ -349,9 +352,9 @@ impl<R: Read> Pull<R> {
         Ok(Some(start..end))
     }
 
-    /// Takes a literal that begins here.
+    /// Reads a literal.
     fn word(&mut self, word: &'static [u8], value: Value<'static>) -> Result<Value<'_>> {
-        // One byte more than the word, to see that it ends there.
+        // One byte more than the word, to check that the word ends there.
         while self.window.rest().len() <= word.len() && self.more(self.window.pos)? {}
         let rest = self.window.rest();
         let ends = !rest.get(word.len()).is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
@@ -362,7 +365,7 @@ impl<R: Read> Pull<R> {
         Ok(value)
     }
 
-    /// Passes over a string whose opening quote is behind us; escapes are not looked into.
+    /// Skips a string whose opening quote has been consumed. Escapes are not checked.
     fn skip_string(&mut self) -> Result<()> {
         loop {
             let rest = self.window.rest();
@@ -387,9 +390,9 @@ impl<R: Read> Pull<R> {
         }
     }
 
-    /// Passes over an object or array that begins here.
+    /// Skips the next object or array.
     fn skip_nested(&mut self) -> Result<()> {
-        // A bit per open structure, one for objects: which bracket has to close it.
+        // One bit per open structure, 1 for an object, to know which bracket must close it.
         let (mut kinds, mut open) = (0u128, 0);
         loop {
             let rest = self.window.rest();
@@ -453,7 +456,7 @@ impl<R: Read> Pull<R> {
     }
 }
 
-/// What `skip_nested` has to stop at.
+/// The bytes at which `skip_nested` has to stop.
 const IS_STRUCTURE: [bool; 256] = {
     let mut table = [false; 256];
     table[b'"' as usize] = true;
@@ -464,7 +467,7 @@ const IS_STRUCTURE: [bool; 256] = {
     table
 };
 
-/// Whether `text` is a number of JSON's grammar. Leading zeros are let through.
+/// Whether `text` is a number by JSON's grammar. Leading zeros are accepted.
 fn is_number(text: &[u8]) -> bool {
     let digits = |text: &[u8]| text.iter().take_while(|b| b.is_ascii_digit()).count();
     let mut rest = text.strip_prefix(b"-").unwrap_or(text);

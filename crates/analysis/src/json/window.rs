@@ -1,12 +1,12 @@
-//! A window on an input that is read once from front to back: the bytes around the place of reading.
+//! A window on an input that is read once from front to back: the bytes around the current position.
 //!
-//! It grows only while a single token is longer than it. It does not know JSON.
+//! The window grows only if a single token is longer than the window. This module does not know JSON.
 
 use std::io::{ErrorKind, Read, Result};
 
 use super::MAX_TOKEN_BYTES;
 
-/// Bytes per read; large enough that a read costs little, small enough to stay in the cache.
+/// Bytes per read. Large enough that the cost of a read is small, and small enough to stay in the cache.
 const START_BYTES: usize = 256 << 10;
 
 /// The bytes `bytes[pos..len]` are still to be read.
@@ -23,12 +23,12 @@ impl<R: Read> Window<R> {
         Self::with_capacity(input, START_BYTES)
     }
 
-    /// Tests use small windows, so that everything happens on their edges.
+    /// With a window of this size at first. Tests use small windows to test everything at the edges.
     pub(super) fn with_capacity(input: R, bytes: usize) -> Self {
         Self { input, bytes: vec![0; bytes.max(1)], pos: 0, len: 0, dropped_bytes: 0 }
     }
 
-    /// Offset in the input of a place in the window.
+    /// The offset in the input of a position in the window.
     pub(super) fn offset_of(&self, place: usize) -> u64 {
         self.dropped_bytes + place as u64
     }
@@ -38,8 +38,8 @@ impl<R: Read> Window<R> {
         &self.bytes[self.pos..self.len]
     }
 
-    /// Reads on, and drops the bytes before `keep`, so that what was at `keep` is at zero afterwards.
-    /// False at the end of the input.
+    /// Reads more input and drops the bytes before `keep`, so that the byte at `keep` moves to index 0.
+    /// Returns false at the end of the input.
     pub(super) fn more(&mut self, keep: usize) -> Result<bool> {
         self.bytes.copy_within(keep..self.len, 0);
         self.dropped_bytes += keep as u64;

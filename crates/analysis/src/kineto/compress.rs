@@ -1,4 +1,4 @@
-//! Compression on a thread of its own, so that it runs while the next events are written as JSON.
+//! Compresses on a separate thread, while the next events are written as JSON.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -8,18 +8,18 @@ use std::thread::JoinHandle;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// Bytes that are handed over at once.
+/// The size in bytes of the chunks that go to the thread.
 const CHUNK_BYTES: usize = 1 << 18;
 
-/// Chunks on their way.
+/// The largest number of chunks that wait for the thread.
 const DEPTH: usize = 4;
 
-/// Writes what it is given to a file, compressed.
+/// Compresses what is written to it, into a file.
 pub(crate) struct Compressor {
     chunk: Vec<u8>,
-    /// Taken when there is no more to come.
+    /// `None` once there is no more to come.
     full: Option<SyncSender<Vec<u8>>>,
-    /// Chunks that can be used again.
+    /// Chunks that can be reused.
     empty: Receiver<Vec<u8>>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
@@ -29,12 +29,12 @@ impl Compressor {
         let (full, filled) = sync_channel::<Vec<u8>>(DEPTH);
         let (emptied, empty) = sync_channel(DEPTH + 1);
         let work = move || {
-            // Traces repeat themselves: the fastest level makes them a tenth as long already.
+            // Traces are repetitive: even the fastest level makes them a tenth as long.
             let mut encoder = GzEncoder::new(BufWriter::new(file), Compression::fast());
             for mut chunk in filled {
                 encoder.write_all(&chunk)?;
                 chunk.clear();
-                // The writer may have ended with an error.
+                // The receiver is gone if the writer has ended with an error.
                 let _ = emptied.try_send(chunk);
             }
             encoder.finish()?.flush()
@@ -44,7 +44,7 @@ impl Compressor {
         Ok(Self { chunk, full: Some(full), empty, thread: Some(thread) })
     }
 
-    /// Waits until all is written.
+    /// Waits until everything is written.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.hand_over()?;
         self.join()
@@ -54,7 +54,7 @@ impl Compressor {
         let fresh = self.empty.try_recv().unwrap_or_else(|_| Vec::with_capacity(CHUNK_BYTES));
         let chunk = std::mem::replace(&mut self.chunk, fresh);
         let is_taken = self.full.as_ref().is_some_and(|full| full.send(chunk).is_ok());
-        // The thread ends early only with an error, which is the one to report.
+        // The thread ends early only with an error, so that error is reported.
         if is_taken { Ok(()) } else { self.join() }
     }
 
@@ -83,7 +83,7 @@ impl Drop for Compressor {
     fn drop(&mut self) {
         self.full = None;
         if let Some(thread) = self.thread.take() {
-            // Whoever drops it unfinished has an error to report already.
+            // If the compressor is dropped before it is finished, its owner already has an error to report.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Events of a track as events of a trace file.
+//! Writes the events of a track as events of a trace file.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ const COMMUNICATION_STREAM: u32 = 20;
 /// The process number of the device.
 const DEVICE: u32 = 0;
 
-/// What follows for the reader from how a trace is written.
+/// Tells the reader of the file what its rows mean.
 const LANES: &str = "this rank computed on the host: a kernel of stream 7 is a compute kernel that the main \
                      thread ran, launched when it began; a kernel of stream 20 is a collective operation \
                      of the transport named here, launched when it was submitted, and named as NCCL would \
@@ -33,7 +33,7 @@ pub(super) struct Events<'a, W> {
 }
 
 impl<'a, W: Write> Events<'a, W> {
-    /// Writes everything before the events.
+    /// Writes the part before the events.
     pub(super) fn begin(out: &'a mut W, header: &'a Header) -> io::Result<Self> {
         let Header { rank, world_size, run_id, transport, device, base_ns, run_facts, .. } = header;
         let ranks: Vec<String> = (0..*world_size).map(|rank| rank.to_string()).collect();
@@ -58,7 +58,7 @@ impl<'a, W: Write> Events<'a, W> {
         Ok(Self { out, header, text, count: 0, correlation: 0, ranks })
     }
 
-    /// Names processes and threads, for those who look at the file.
+    /// Writes the names of processes and threads, which viewers show.
     pub(super) fn names_of_lanes(&mut self, tracks: &[&Track]) -> io::Result<()> {
         let pid = self.header.pid;
         self.process(pid, &format!("rank {}", self.header.rank), "threads")?;
@@ -89,7 +89,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.close()
     }
 
-    /// The number of a thread in the file: the first is the main one.
+    /// The number of a thread in the file. The first track is the main thread.
     fn tid(&self, thread: usize) -> u32 {
         self.header.pid + thread as u32
     }
@@ -101,7 +101,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.close()
     }
 
-    /// Writes what a thread, given by its number among the tracks, has recorded.
+    /// Writes an event of a thread. `thread` is the index of its track.
     pub(super) fn add(&mut self, thread: usize, event: &Event) -> io::Result<()> {
         let (pid, tid) = (self.header.pid, self.tid(thread));
         match *event {
@@ -145,7 +145,7 @@ impl<'a, W: Write> Events<'a, W> {
         }
     }
 
-    /// A compute kernel: the operator on the main thread, its launch, and the kernel itself.
+    /// Writes a compute kernel: the operator on the main thread, its launch, and the kernel itself.
     fn kernel(&mut self, name: &str, span: Span, shapes: &Shapes) -> io::Result<()> {
         let (pid, tid) = (self.header.pid, self.tid(0));
         let id = self.correlation + 1;
@@ -200,9 +200,10 @@ impl<'a, W: Write> Events<'a, W> {
         self.arrive(COMMUNICATION_STREAM, started_ns)
     }
 
-    /// The call that launched the next kernel, and the begin of the arrow that leads to it. It lasts for the
-    /// nanosecond before `at_ns`, because readers leave out calls that take no time, and because a kernel
-    /// that begins when it is launched has been in the queue for them either before or after it was.
+    /// Writes the call that launches the next kernel, and the start of the arrow to that kernel. The call
+    /// lasts for the nanosecond before `at_ns`, because readers leave out calls that take no time. A kernel
+    /// that starts at the time of its launch would also be a problem: readers could count its start before or
+    /// after its entry into the queue.
     fn launch(&mut self, at_ns: u64) -> io::Result<()> {
         self.correlation += 1;
         let (pid, tid, id) = (self.header.pid, self.tid(0), self.correlation);
@@ -216,7 +217,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.close()
     }
 
-    /// The end of the arrow.
+    /// Writes the end of the arrow.
     fn arrive(&mut self, stream: u32, at_ns: u64) -> io::Result<()> {
         let id = self.correlation;
         self.open("f", "ac2g", DEVICE, stream).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
@@ -224,7 +225,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.close()
     }
 
-    /// Begins the arguments of what a device did; the last kernel launched is meant.
+    /// Begins the arguments of a device event, for the kernel that was launched last.
     fn device_args(&mut self, stream: u32) -> &mut Text {
         let id = self.correlation;
         self.text.raw(",\"args\":{\"External id\":").int(id).raw(",\"device\":0,\"context\":1");
@@ -235,7 +236,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.open_complete(cat, pid, tid, span).string(name);
     }
 
-    /// An event with a duration, up to its name.
+    /// Writes an event with a duration, up to its name.
     fn open_complete(&mut self, cat: &str, pid: u32, tid: u32, span: Span) -> &mut Text {
         self.separate().raw("{\"ph\":\"X\",\"cat\":\"").raw(cat).raw("\",\"pid\":").int(pid);
         self.text.raw(",\"tid\":").int(tid).raw(",\"ts\":").us(span.start_ns);
@@ -263,7 +264,7 @@ impl<'a, W: Write> Events<'a, W> {
         Ok(())
     }
 
-    /// Writes what follows the events, and returns how many there were.
+    /// Writes the part after the events. Returns how many events there were.
     pub(super) fn end(mut self) -> io::Result<u64> {
         self.text.raw("\n],\n\"traceName\": ");
         self.text.string(&format!("paceline rank {}", self.header.rank)).raw("\n}\n");
@@ -272,12 +273,13 @@ impl<'a, W: Write> Events<'a, W> {
     }
 }
 
-/// The nanosecond before.
+/// One nanosecond earlier.
 fn before(at_ns: u64) -> u64 {
     at_ns.saturating_sub(1)
 }
 
-/// `all_reduce`, f32, over shm is `ncclDevKernel_AllReduce_Sum_f32_Shm`.
+/// The name that NCCL would use. For example, `all_reduce` of f32 over shm is
+/// `ncclDevKernel_AllReduce_Sum_f32_Shm`.
 fn nccl_name(operation: &Operation, transport: &str) -> String {
     let mut name = String::from("ncclDevKernel_");
     name.extend(operation.name.split('_').map(capitalized));

@@ -1,10 +1,11 @@
-//! The trace file of one rank, in the form that PyTorch's profiler (its Kineto library) writes.
+//! Writes the trace file of one rank in the format of PyTorch's profiler (its Kineto library).
 //!
-//! The tracks of a [`Recorder`](paceline_trace::Recorder) and a [`Header`] go in. A file that Perfetto,
-//! `chrome://tracing` and Holistic Trace Analysis open comes out. These tools look for the streams of a device, so
-//! what a rank computes is written as kernels of stream 7, each launched at the moment at which it began,
-//! and what it communicates as kernels of stream 20, launched when they were submitted and named as NCCL
-//! names its own: a reader of the file finds in its `paceline` section what they truly were.
+//! Input: the tracks of a [`Recorder`](paceline_trace::Recorder) and a [`Header`]. Output: a file that
+//! Perfetto, `chrome://tracing` and Holistic Trace Analysis open. These tools look for the streams of a
+//! device. The computation of a rank is therefore written as kernels of stream 7, each launched when it
+//! began. Its communication is written as kernels of stream 20, launched when they were submitted and named
+//! as NCCL names its kernels. The `paceline` section of the file tells its readers what these kernels really
+//! are.
 
 pub(crate) mod compress;
 mod events;
@@ -18,31 +19,31 @@ use compress::Compressor;
 use events::Events;
 use paceline_trace::{Span, Track};
 
-/// What a trace file says before its events.
+/// The facts in a trace file before its events.
 #[derive(Clone, Debug)]
 pub struct Header {
     /// The rank.
     pub rank: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub world_size: usize,
-    /// The same for all traces that belong together, and for no others.
+    /// An id that is the same for all traces that belong together, and different for all others.
     pub run_id: String,
-    /// What carried the bytes between ranks: `shm`, `tcp`, ...
+    /// The transport between the ranks: `shm`, `tcp`, ...
     pub transport: String,
-    /// What computed.
+    /// The name of the device that computed.
     pub device: String,
-    /// Identifies the process in the file.
+    /// The number of the process in the file.
     pub pid: u32,
-    /// Time of the day, in nanoseconds since 1970, at the zero of the clock.
+    /// Time of day, in nanoseconds since 1970, at the zero of the clock.
     pub base_ns: u64,
-    /// More that is to be known, for the `paceline` section.
+    /// More facts about the run, for the `paceline` section.
     pub run_facts: Vec<(String, String)>,
     /// The steps that were recorded, with their numbers since the run began.
     pub steps: Vec<(u64, Span)>,
 }
 
-/// Writes a compressed trace file and returns how many events it has. Appears under its name only when
-/// it is complete; memory does not grow with the number of events.
+/// Writes a compressed trace file and returns how many events it has. The file is first written under another
+/// name and renamed when it is complete. Memory does not grow with the number of events.
 pub fn write_file(path: &Path, header: &Header, tracks: &[&Track]) -> io::Result<u64> {
     let partial = path.with_extension("partial");
     let written = Compressor::start(File::create(&partial)?).and_then(|mut file| {

@@ -1,4 +1,4 @@
-//! What is written must be what other tools expect.
+//! Checks that traces have the form that other tools expect.
 
 use std::io::Read;
 
@@ -97,7 +97,7 @@ fn a_trace_has_the_form_that_tools_read() {
     let operator = events_named(&trace, "cpu_op")[0];
     assert_eq!(operator["args"]["Input Dims"], json!([[64, 28], [3]]));
 
-    // Every kernel and copy has a launch, and an arrow from the one to the other.
+    // Every kernel and copy has a launch, and an arrow from the launch to it.
     let launches = events_named(&trace, "cuda_runtime");
     let arrows = events_named(&trace, "ac2g");
     for device in kernels.iter().chain([&copy]) {

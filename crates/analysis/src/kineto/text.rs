@@ -1,6 +1,6 @@
-//! Pieces of JSON, put into a buffer of bytes without a detour through values.
+//! Writes JSON directly into a buffer of bytes, without building values first.
 
-/// A line of JSON in the making.
+/// A buffer of JSON text.
 #[derive(Default)]
 pub(crate) struct Text {
     pub(crate) bytes: Vec<u8>,
@@ -19,7 +19,7 @@ impl Text {
         self
     }
 
-    /// Nanoseconds as microseconds with three decimals.
+    /// Writes nanoseconds as microseconds with three decimals.
     pub(crate) fn us(&mut self, ns: u64) -> &mut Self {
         self.int(ns / 1000);
         let rest = ns % 1000;
@@ -28,12 +28,12 @@ impl Text {
         self
     }
 
-    /// Nanoseconds as microseconds, with three decimals where these are enough for readers who compute in
-    /// floating point to get the same nanoseconds.
+    /// Writes nanoseconds as microseconds, such that readers who compute in floating point get the same
+    /// nanoseconds. Three decimals are written if they are enough for that.
     ///
-    /// Perfetto multiplies what it reads by 1000 and drops what lies behind the point: 1.003 becomes
-    /// 1002.999..., hence 1002. An event would then reach over the end of the one around it. Where that
-    /// happens, the next larger numbers are written until it does not.
+    /// Perfetto multiplies the number by 1000 and drops the fraction. 1.003 becomes 1002.999... and then
+    /// 1002, and the event could then reach beyond the end of the event around it. In such a case, the next
+    /// larger floating-point numbers are tried until the result is right.
     pub(crate) fn us_for_floats(&mut self, ns: i64) -> &mut Self {
         let mut us = ns as f64 / 1000.0;
         if (us * 1000.0) as i64 == ns {
@@ -45,12 +45,12 @@ impl Text {
         self.raw(&format!("{us}"))
     }
 
-    /// A number, which JSON has to be able to write.
+    /// Writes a number, or `null` if JSON cannot express it.
     pub(crate) fn float(&mut self, value: f64) -> &mut Self {
         if value.is_finite() { self.raw(&format!("{value}")) } else { self.raw("null") }
     }
 
-    /// A string in quotes.
+    /// Writes a string in quotes.
     pub(crate) fn string(&mut self, text: &str) -> &mut Self {
         self.bytes.push(b'"');
         for byte in text.bytes() {

@@ -1,8 +1,9 @@
-//! One clock for all ranks.
+//! Aligns the clocks of all ranks.
 //!
-//! Timelines go in, each on its own clock. The offset of each clock to the reference rank's comes out. It is taken
-//! from the trace where the ranks measured it while they ran (`measure_clock` of `paceline-collectives` exchanges
-//! messages for that), and otherwise estimated from the ends of collectives.
+//! Input: timelines, each on its own clock. Output: the offset of each clock to the clock of the reference
+//! rank. If the ranks measured the offset while they ran, it is taken from the trace (`measure_clock` of
+//! `paceline-collectives` measures it by exchanging messages). Otherwise it is estimated from the ends of
+//! collectives.
 
 use std::collections::HashMap;
 
@@ -10,65 +11,68 @@ use super::meetings::{self, Key};
 use crate::stats::median;
 use crate::timeline::Timeline;
 
-/// How many collectives it takes to tell a drift from chance.
+/// The number of collectives from which a drift can be told from chance.
 const MIN_FOR_DRIFT: usize = 12;
 
-/// See [`RankClock::align`]. The time of day, counted since 1970, lies within.
+/// The limit of the result of [`RankClock::align`]. The time of day, in nanoseconds since 1970, is within it.
 const FARTHEST_NS: i64 = 1 << 61;
 
 /// Where the offset of a clock comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClockSource {
-    /// It is the reference: all others are brought to it.
+    /// This is the reference clock. All others are aligned to it.
     #[default]
     Reference,
-    /// The ranks exchanged messages at the beginning and the end of the profile, and the trace says what
-    /// they found (`clock_offset_begin_ns`, `clock_offset_end_ns`, `clock_offset_error_ns`).
+    /// The ranks exchanged messages at the beginning and the end of the profile, and the trace gives the
+    /// result (`clock_offset_begin_ns`, `clock_offset_end_ns`, `clock_offset_error_ns`).
     Measured,
-    /// From collectives, which end on all ranks at about the same time.
+    /// Estimated from collectives, which end on all ranks at about the same time.
     Estimated {
-        /// How many collectives the estimate rests on.
+        /// The number of collectives used for the estimate.
         num_collectives: usize,
     },
-    /// The trace's own times: no offset was measured, and none can be told from collectives, because there
-    /// are none in common or because the difference is smaller than its spread.
+    /// Times are left as written. No offset was measured, and collectives give none: either the ranks have
+    /// none in common, or the offset is not larger than its spread.
     AsWritten,
 }
 
-/// What to add to a rank's clock.
+/// The correction of a rank's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankClock {
-    /// Whose clock.
+    /// The rank whose clock this is.
     pub rank: usize,
     /// Where the offset comes from.
     pub source: ClockSource,
-    /// What to add to this rank's clock at [`RankClock::begin_ns`] to read the reference rank's, in
-    /// nanoseconds, on top of [`RankClock::base_ns`].
+    /// Add this and [`RankClock::base_ns`] to a time on this rank's clock at [`RankClock::begin_ns`] to get
+    /// the time on the reference rank's clock. In nanoseconds.
     pub offset_begin_ns: i64,
-    /// The same at [`RankClock::end_ns`]; on a straight line in between and beyond.
+    /// The same at [`RankClock::end_ns`]. Between and beyond these two times, the offset follows a straight
+    /// line.
     pub offset_end_ns: i64,
-    /// A moment of this trace, in its own nanoseconds.
+    /// A time of this trace, in nanoseconds on its own clock.
     pub begin_ns: i64,
-    /// A later moment of this trace, in its own nanoseconds.
+    /// A later time of this trace, in nanoseconds on its own clock.
     pub end_ns: i64,
-    /// By how much the offset may be wrong, in nanoseconds. Measured: the bound that half the round trip of
-    /// a message gives. Estimated: the median distance of single collectives from the estimate. As written:
-    /// the larger of offset and spread that collectives show, or nothing without collectives.
+    /// How wrong the offset may be, in nanoseconds. Measured: an upper bound, half the round trip of a
+    /// message. Estimated: the median distance of single collectives from the estimate. As written: the same
+    /// spread around the offset that was not larger than it, or `None` without collectives.
     pub error_ns: Option<u64>,
-    /// How much later the zero of this trace's clock is than that of the reference trace, as the traces say,
-    /// in nanoseconds; 0 where an offset was measured, which lies between the clocks themselves.
+    /// How much later the zero of this trace's clock is than the zero of the reference trace's clock, in
+    /// nanoseconds, according to the traces. 0 if the offset was measured: a measured offset holds between
+    /// the clocks themselves.
     pub base_ns: i64,
 }
 
 impl RankClock {
-    /// A moment of this trace on the clock of the reference rank's trace, in nanoseconds.
-    /// The result is limited to 70 years on both sides of zero, so that no difference of two moments overflows.
+    /// Converts a time of this trace to the clock of the reference rank's trace, in nanoseconds. The result
+    /// is limited to 70 years on both sides of zero, so that differences of two results cannot overflow.
     pub fn align(&self, at_ns: i64) -> i64 {
         let aligned_ns = at_ns.saturating_add(self.base_ns).saturating_add(self.offset_ns(at_ns));
         aligned_ns.clamp(-FARTHEST_NS, FARTHEST_NS)
     }
 
-    /// What to add to this rank's clock at a moment of this trace, in nanoseconds.
+    /// The offset to add to this rank's clock at a time of this trace, in nanoseconds, without
+    /// [`RankClock::base_ns`].
     pub fn offset_ns(&self, at_ns: i64) -> i64 {
         let drift = i128::from(self.offset_end_ns) - i128::from(self.offset_begin_ns);
         let whole = i128::from(self.end_ns) - i128::from(self.begin_ns);
@@ -82,17 +86,17 @@ impl RankClock {
     }
 }
 
-/// How the clocks of all ranks were brought together.
+/// The corrections of the clocks of all ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Clocks {
-    /// The rank whose clock all moments are on: the lowest there is a trace of.
+    /// The rank to whose clock all times are aligned: the lowest rank that has a trace.
     pub reference: usize,
     /// One for each timeline, in the order of the timelines.
     pub ranks: Vec<RankClock>,
 }
 
 impl Clocks {
-    /// The largest error of any clock, in nanoseconds; `None` if nothing is known of one of them.
+    /// The largest error of any clock, in nanoseconds; `None` if the error of one of them is unknown.
     pub fn error_ns(&self) -> Option<u64> {
         self.ranks
             .iter()
@@ -101,19 +105,19 @@ impl Clocks {
     }
 }
 
-/// Brings the clocks of all timelines to that of the lowest rank.
+/// Aligns the clocks of all timelines to the clock of the lowest rank.
 ///
-/// Offsets that were measured are taken. They are to rank 0, whether or not there is a trace of it. For the
-/// others the offset is the median, over the collectives that a rank and the reference have in common, of
-/// the difference between the ends on both; with 12 collectives or more, a straight line through the
-/// medians of their first and their last third. An offset that is not larger than the median distance from
-/// it tells nothing, and the times stay as they were written.
+/// Measured offsets are used if all traces have them. They are relative to rank 0, whether or not there is a
+/// trace of it. Otherwise, the offset is the median difference between the ends of the collectives that a
+/// rank and the reference have in common. With 12 collectives or more, it is a straight line through the
+/// medians of their first and their last third. An offset that is not larger than the median distance of
+/// collectives from it is ignored, and the times stay as they were written.
 pub fn align(timelines: &[Timeline]) -> Clocks {
     let Some(first) = (0..timelines.len()).min_by_key(|&place| rank_of(timelines, place)) else {
         return Clocks::default();
     };
     let reference = &timelines[first];
-    // Zeros of clocks are comparable only where all give one.
+    // The zeros of the clocks can be compared only if all traces give theirs.
     let has_bases = timelines.iter().all(|timeline| timeline.base_ns.is_some());
     let base_of = |timeline: &Timeline| timeline.base_ns.filter(|_| has_bases).unwrap_or(0);
     let all_measured = timelines.iter().all(|timeline| measured(timeline).is_some());
@@ -132,7 +136,7 @@ pub fn align(timelines: &[Timeline]) -> Clocks {
                 offset_begin_ns: own.begin_ns.saturating_sub(to.begin_ns),
                 offset_end_ns: own.end_ns.saturating_sub(to.end_ns),
                 error_ns: Some(own.error_ns.saturating_add(to.error_ns)),
-                // It was measured between the clocks that the times are on, whatever their zeros.
+                // Measured between the clocks themselves, independent of their zeros.
                 base_ns: 0,
                 ..clock
             };
@@ -143,7 +147,7 @@ pub fn align(timelines: &[Timeline]) -> Clocks {
     Clocks { reference: rank_of(timelines, first), ranks: ranks.collect() }
 }
 
-/// The clock offsets that a trace of paceline contains.
+/// The clock offsets in a trace of paceline.
 struct Measured {
     begin_ns: i64,
     end_ns: i64,
@@ -159,12 +163,12 @@ fn measured(timeline: &Timeline) -> Option<Measured> {
     })
 }
 
-/// The rank of the timeline at a place in the list.
+/// The rank of the timeline at an index of the list.
 pub(super) fn rank_of(timelines: &[Timeline], place: usize) -> usize {
     timelines[place].rank.unwrap_or(place)
 }
 
-/// The offset that makes collectives end at the same time.
+/// Estimates the offset with which collectives end at the same time.
 fn estimate(own: &HashMap<Key, i64>, to: &HashMap<Key, i64>, clock: RankClock) -> RankClock {
     let differences = own.iter().filter_map(|(key, &end_ns)| {
         let there_ns = to.get(key)?;
@@ -205,7 +209,7 @@ mod tests {
     use crate::ranks::sample::timeline;
     use crate::timeline::Collective;
 
-    /// Twenty all-reduces, one per millisecond, that end everywhere at the same time.
+    /// Twenty all-reduces, one per millisecond, that end on all ranks at the same time.
     fn run(rank: usize) -> Timeline {
         let start_us = |seq: i64| 1000 * seq + 37 * rank as i64;
         (0..20).fold(timeline(rank), |timeline, seq| {
@@ -221,7 +225,7 @@ mod tests {
         timeline
     }
 
-    /// How far the ends of all-reduces lie apart at most, once aligned.
+    /// The largest difference between the ends of all-reduces after alignment.
     fn apart_ns(timelines: &[Timeline], clocks: &Clocks) -> i64 {
         let ends = |place: usize| {
             let clock = &clocks.ranks[place];
@@ -300,10 +304,10 @@ mod tests {
         let based = |rank: usize, base_ns| Timeline { base_ns: Some(base_ns), ..run(rank) };
         let timelines = [based(1, 1_700_000_000_000_050_000), based(0, 1_700_000_000_000_000_000)];
         let clocks = align(&[timelines[0].clone(), timelines[1].clone()]);
-        // The ends say that the second zero is 50 us too early, so it is taken back.
+        // The ends show that the second zero is 50 us too early, so the difference of the zeros is canceled.
         assert_eq!((clocks.reference, clocks.ranks[0].align(1000)), (0, 1000));
         let measured = timelines.map(|timeline| says(timeline, 0, 0, 9));
-        // What was measured lies between the clocks themselves, so their zeros do not matter.
+        // Measured offsets hold between the clocks themselves, so their zeros do not matter.
         assert_eq!(align(&measured).ranks[0].align(1000), 1000);
     }
 }

@@ -1,7 +1,8 @@
-//! Which collectives of different ranks are one and the same, and how long each rank waited in them.
+//! Matches the collectives of different ranks, and finds how long each rank waited in them.
 //!
-//! Timelines and their clocks go in. [`Meeting`]s on the reference clock come out: one for each collective, with
-//! the arrival of each rank. Messages between two ranks are left out, because they concern only these two.
+//! Input: timelines and their clocks. Output: [`Meeting`]s with times on the reference clock. A meeting is
+//! one collective as several ranks saw it, with the arrival of each rank. Messages between two ranks are left
+//! out, because they concern only these two.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,78 +11,79 @@ use crate::hta::Chosen;
 use crate::steps;
 use crate::timeline::{Collective, TimeRange, Timeline};
 
-/// How it is known how long ranks waited.
+/// How the waits of ranks are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WaitSource {
-    /// The transport measured on each rank when the last one had come, so clocks have no part in it.
+    /// The transport measured on each rank when the last rank arrived, so the clocks do not matter.
     Transport,
-    /// From the begin of the collective on each rank, on aligned clocks: the latest less a rank's own. As
-    /// good as the clocks are.
+    /// The latest start of the collective on any rank, minus the rank's own start, on aligned clocks. As
+    /// accurate as the clocks are.
     #[default]
     Clocks,
 }
 
-/// A rank in a collective. Times are nanoseconds of the reference clock.
+/// The part of one rank in a collective. Times are nanoseconds of the reference clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
     /// Index of the timeline.
     pub place: usize,
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// When it began on this rank.
+    /// When the collective began on this rank.
     pub start_ns: i64,
-    /// When it was over on this rank.
+    /// When the collective ended on this rank.
     pub end_ns: i64,
-    /// How long it waited for the last rank, in nanoseconds; never longer than it lasted.
+    /// How long the rank waited for the last rank, in nanoseconds. Never longer than the collective took.
     pub wait_ns: i64,
-    /// Time in the queue behind earlier operations before it began, where the trace says so.
+    /// Nanoseconds in the queue behind earlier operations before it began, if the trace gives them.
     pub queue_ns: Option<i64>,
 }
 
 impl Arrival {
-    /// Time in which data moved, in nanoseconds: what is left of it without the wait.
+    /// Nanoseconds in which data moved: the duration without the wait.
     pub fn transfer_ns(&self) -> i64 {
         self.end_ns.saturating_sub(self.start_ns).saturating_sub(self.wait_ns)
     }
 }
 
-/// A collective that two ranks or more have a trace of.
+/// A collective that appears in the traces of two ranks or more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Meeting {
-    /// As the traces call it.
+    /// The name in the traces.
     pub name: String,
-    /// The group of ranks, where the traces name it.
+    /// The group of ranks, if the traces name it.
     pub group: Option<String>,
-    /// Its place in the sequence of its group, where the traces say so.
+    /// The number of the collective in the sequence of its group, if the traces give it.
     pub seq: Option<u64>,
-    /// The number of the step in which its last rank came.
+    /// The number of the step in which the last rank arrived.
     pub step: Option<u64>,
     /// Where [`Arrival::wait_ns`] comes from.
     pub source: WaitSource,
-    /// Whether all ranks of the group are here, as far as the traces give its size.
+    /// Whether all ranks of the group have a trace of it; `true` if the traces do not give the group's size.
     pub is_complete: bool,
     /// The ranks, in the order of the timelines.
     pub arrivals: Vec<Arrival>,
-    /// Index in `arrivals` of the rank that came last.
+    /// Index in `arrivals` of the rank that arrived last.
     last: usize,
 }
 
 impl Meeting {
-    /// The rank that came last: the one that waited least or, of several, that began latest.
+    /// The rank that arrived last: the one that waited least. If several waited equally long, the one that
+    /// began latest.
     pub fn last(&self) -> &Arrival {
         &self.arrivals[self.last]
     }
 
-    /// How much later the last rank came than the one before it, in nanoseconds: what would be gained
-    /// here if it came with that one.
+    /// How much later the last rank arrived than the one before it, in nanoseconds. This is what could be
+    /// gained here if the two arrived together.
     pub fn lead_ns(&self) -> i64 {
         let others = self.arrivals.iter().enumerate().filter(|&(i, _)| i != self.last);
         let second = others.map(|(_, arrival)| arrival.wait_ns).min();
         second.map_or(0, |wait_ns| wait_ns - self.last().wait_ns)
     }
 
-    /// How long the last rank made the others wait, in nanoseconds added up: their waits, each less what
-    /// the last one waited itself.
+    /// How long the last rank made the others wait: the sum of their waits in nanoseconds, each minus the
+    /// wait of the last rank itself.
     pub fn made_wait_ns(&self) -> i64 {
         let least_ns = self.last().wait_ns;
         let waits = self.arrivals.iter().map(|arrival| arrival.wait_ns - least_ns);
@@ -92,18 +94,20 @@ impl Meeting {
 /// All collectives of some timelines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meetings {
-    /// Those that two ranks or more have, by the moment at which the last rank came.
+    /// The collectives that two ranks or more have, in the order in which their last rank arrived.
     pub all: Vec<Meeting>,
-    /// Collectives, counted per rank, that no other rank has a trace of, or that cannot be told apart:
-    /// without sequence numbers, where ranks have called different numbers of them in a step.
+    /// Number of collectives that could not be matched, counted per rank: no other rank has a trace of the
+    /// collective, or it has no sequence number and the ranks called different numbers of such collectives in
+    /// a step.
     pub num_unmatched: usize,
 }
 
 /// Finds the collectives that timelines have in common.
 ///
-/// They are the same where group, name and sequence number are; without sequence numbers, the n-th call of
-/// a name in a group within a step, or, without steps, within the trace. Kernels are taken where there are
-/// any, else what the back-end says of itself (as `gloo:all_reduce`), else the operators that called them.
+/// Two collectives match if their group, name and sequence number are equal. Without sequence numbers, the
+/// n-th calls of a name in a group match, counted within a step, or within the trace if it has no steps. The
+/// collectives are taken from kernels if all traces have such kernels, otherwise from the backend's own
+/// events (such as `gloo:all_reduce`), otherwise from the operators that called them.
 pub fn meet(timelines: &[Timeline], clocks: &Clocks) -> Meetings {
     meet_chosen(timelines, clocks, &everything(timelines))
 }
@@ -112,7 +116,7 @@ fn everything(timelines: &[Timeline]) -> Vec<Chosen> {
     timelines.iter().map(Chosen::everything).collect()
 }
 
-/// As [`meet`], of the collectives that are looked at.
+/// Like [`meet`], but only for the chosen collectives.
 pub(super) fn meet_chosen(timelines: &[Timeline], clocks: &Clocks, chosen: &[Chosen]) -> Meetings {
     let mut met: HashMap<Key, Vec<(Operation, Arrival)>> = HashMap::new();
     let mut num_unmatched = 0;
@@ -121,7 +125,7 @@ pub(super) fn meet_chosen(timelines: &[Timeline], clocks: &Clocks, chosen: &[Cho
         for mut operation in operations {
             let time = operation.time;
             let start_ns = clock.align(time.start_ns);
-            // A clock that is said to run backwards makes no collective end before it begins.
+            // With a clock that seems to run backward, a collective must still not end before it begins.
             let end_ns = clock.align(time.end_ns()).max(start_ns);
             let wait_ns = operation.wait_ns.unwrap_or_default().clamp(0, end_ns - start_ns);
             let queue_ns = operation.queue_ns;
@@ -156,7 +160,7 @@ fn meeting(key: Key, came: Vec<(Operation, Arrival)>) -> Meeting {
     let latest_ns = arrivals.iter().map(|arrival| arrival.start_ns).max().unwrap_or_default();
     if !measured {
         for arrival in &mut arrivals {
-            // Clocks that are not quite one may show an end before the last begin.
+            // With inexact clocks, the last start may be later than the end on this rank.
             arrival.wait_ns = (latest_ns.min(arrival.end_ns) - arrival.start_ns).max(0);
         }
     }
@@ -174,8 +178,8 @@ fn meeting(key: Key, came: Vec<(Operation, Arrival)>) -> Meeting {
     }
 }
 
-/// When each collective ended, per timeline and on its own clock: of those that end everywhere at about
-/// the same time, if there are any.
+/// The end of each collective on each timeline's own clock. If there are collectives that end on all ranks at
+/// about the same time, only those.
 pub(super) fn ends(timelines: &[Timeline]) -> Vec<HashMap<Key, i64>> {
     let operations = operations(timelines, &everything(timelines));
     let any = operations.iter().flatten().any(|operation| ends_together(&operation.name));
@@ -186,7 +190,7 @@ pub(super) fn ends(timelines: &[Timeline]) -> Vec<HashMap<Key, i64>> {
     ends.collect()
 }
 
-/// What makes a collective the same on several ranks.
+/// Identifies a collective on several ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     group: Option<String>,
@@ -196,17 +200,17 @@ pub(super) struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Order {
-    /// Its number in the group's sequence, and which one of those with this number.
+    /// Its number in the group's sequence, and its index among those with the same number.
     Sequence(u64, u32),
-    /// Which one in this step.
+    /// The number of its step, and its index in this step.
     Step(u64, u32),
-    /// Which one in the trace, or before its first step.
+    /// Its index in the trace, or in the part before the first step.
     Trace(u32),
 }
 
 /// A collective of one rank, on its own clock.
 struct Operation {
-    /// `None` where it cannot be told which one of the others' it is.
+    /// `None` if it cannot be matched to a collective of the other ranks.
     key: Option<Key>,
     name: String,
     time: TimeRange,
@@ -216,7 +220,7 @@ struct Operation {
     queue_ns: Option<i64>,
 }
 
-/// What of a trace shows when collectives ran.
+/// The kind of events from which collectives are read.
 #[derive(Clone, Copy)]
 enum Shown {
     Kernels,
@@ -224,7 +228,8 @@ enum Shown {
     Operators,
 }
 
-/// The collectives of all timelines, each by time, from what all of them show.
+/// The collectives of all timelines, each list sorted by time. Uses the first kind of events that all
+/// timelines have.
 fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> {
     let shown = [Shown::Kernels, Shown::BackEnd, Shown::Operators];
     let read = |shown| -> Vec<_> {
@@ -242,12 +247,13 @@ fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> 
         }
         found.push(lists);
     }
-    // Some rank has none at all, so take what shows most.
+    // Some rank has no collectives in any kind of events, so use the kind that most ranks have.
     let most = found.into_iter().max_by_key(|lists| lists.iter().filter(|l| !l.is_empty()).count());
     distinct(most.unwrap_or_default())
 }
 
-/// Its step is the one in which the host began it.
+/// The collectives of one timeline, from one kind of events. The step of each is the one in which the host
+/// began it.
 fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
     let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
     let own: Vec<bool> = timeline.names.iter().map(is_back_end).collect();
@@ -289,7 +295,7 @@ fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
         let name = called.unwrap_or(name).to_owned();
         let ranks = said.and_then(|said| said.group_ranks.clone());
         let group = said.and_then(|said| said.group.clone()).or(ranks);
-        // Which one it is of those with the same number is for `distinct` to say.
+        // The index among those with the same number is set later, by `distinct`.
         let step = steps::at(&chosen.steps, begun_ns).map(|step| step.number);
         let order = match (said.and_then(|said| said.seq), step) {
             (Some(seq), _) => Order::Sequence(seq, 0),
@@ -309,8 +315,8 @@ fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
     events.into_iter().map(operation).filter(|operation| !is_message(&operation.name)).collect()
 }
 
-/// Numbers the collectives that would otherwise have one key, and takes the key of those of which ranks
-/// have different numbers.
+/// Numbers the collectives that would otherwise have the same key. Removes the keys of collectives without
+/// sequence numbers that the ranks did not call equally often.
 fn distinct(mut lists: Vec<Vec<Operation>>) -> Vec<Vec<Operation>> {
     let mut counts: BTreeMap<usize, HashMap<Key, u32>> = BTreeMap::new();
     for (place, list) in lists.iter_mut().enumerate() {
@@ -340,23 +346,24 @@ fn distinct(mut lists: Vec<Vec<Operation>>) -> Vec<Vec<Operation>> {
     lists
 }
 
-/// Whether a kernel communicates, by its name, as Holistic Trace Analysis tells them.
+/// Whether a kernel communicates, judged by its name as Holistic Trace Analysis does.
 pub(super) fn is_collective_kernel(name: &str) -> bool {
     name.starts_with("nccl") || name.contains("ncclKernel")
 }
 
-/// Whether it is a back-end's own name for a collective.
+/// Whether this is a backend's own name for a collective.
 pub(super) fn is_back_end(name: &str) -> bool {
     ["gloo:", "mpi:", "ucc:", "nccl:"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether an operation only joins two ranks.
+/// Whether an operation connects only two ranks.
 fn is_message(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.contains("send") || name.contains("recv")
 }
 
-/// Whether no rank is done before all have come: so with all that bring everybody's data to everybody.
+/// Whether the collective ends on no rank before all ranks have arrived. This is so if every rank needs data
+/// from every other rank.
 fn ends_together(name: &str) -> bool {
     let name: String = name.chars().filter(|c| *c != '_').collect::<String>().to_ascii_lowercase();
     ["allreduce", "allgather", "reducescatter", "alltoall", "barrier"]

@@ -1,12 +1,12 @@
-//! What the traces of all ranks say together: whose clock is how far off, who made whom wait, and which
-//! rank held up each step.
+//! What the traces of all ranks tell together: how far the clocks are apart, which rank made the others wait,
+//! and which rank held up each step.
 //!
-//! The timelines of the ranks go in. [`AcrossRanks`] comes out. This module reads no files and prints nothing.
+//! Input: the timelines of the ranks. Output: [`AcrossRanks`]. This module reads no files and prints nothing.
 //!
-//! Collectives join the ranks. A collective can move data once its last rank has come, so the time until
-//! then is waiting and the time after it is transfer. From the end of a step backwards, each rank's time
-//! depends on its own work until a collective it waited for, and from there on that of the rank which came
-//! last.
+//! Collectives connect the ranks. A collective can move data once its last rank has arrived. The time until
+//! then is waiting, the time after it is transfer. The critical path is followed backward from the end of a
+//! step: through a rank's own work to a collective that it waited for, and from there through the work of the
+//! rank that arrived last.
 
 mod clock;
 mod meetings;
@@ -28,28 +28,28 @@ use clock::rank_of;
 use meetings::meet_chosen;
 use path::critical_path;
 
-/// What the traces of all ranks say together.
+/// The analysis of all ranks together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AcrossRanks {
-    /// The ranks there are traces of, ascending.
+    /// The ranks that have a trace, ascending.
     pub ranks: Vec<usize>,
-    /// Ranks of the run without a trace. They may have held up the others unseen.
+    /// The ranks of the run without a trace. They may have held up the others without being seen.
     pub missing: Vec<usize>,
-    /// How the clocks of the ranks were brought together.
+    /// How the clocks of the ranks were aligned.
     pub clocks: Clocks,
-    /// Who came last to collectives, and made the others wait.
+    /// The ranks that came last to collectives and made the others wait.
     pub stragglers: Stragglers,
-    /// What the steps depended on.
+    /// The critical path of the steps.
     pub path: CriticalPath,
 }
 
-/// Analyses the traces of all ranks together, in any order. A timeline without a rank takes its place in
-/// the list as its number.
+/// Analyzes the traces of all ranks together, in any order. A timeline that does not name its rank gets its
+/// index in the list as rank.
 ///
-/// It looks at the steps and collectives that the analysis of each rank looks at with the same options.
+/// The analysis covers the same steps and collectives as the analysis of each rank with the same options.
 ///
-/// Traces of one rank, or without collectives, give an answer without waits and with a path that stays on
-/// the rank whose step ended last.
+/// Traces of a single rank, or without collectives, give a result without waits. Its path stays on the rank
+/// whose step ended last.
 pub fn across_ranks(timelines: &[Timeline], options: &Options) -> AcrossRanks {
     let chosen: Vec<Chosen> =
         timelines.iter().map(|timeline| Chosen::of(timeline, options)).collect();
@@ -60,13 +60,13 @@ pub fn across_ranks(timelines: &[Timeline], options: &Options) -> AcrossRanks {
     let mut ranks: Vec<usize> = clocks.ranks.iter().map(|clock| clock.rank).collect();
     ranks.sort_unstable();
     let world = timelines.iter().filter_map(|timeline| timeline.world_size).max().unwrap_or(0);
-    // A file may claim any number of ranks; nobody reads a list of a million missing ones.
+    // A file may claim any number of ranks, and nobody reads a list of a million missing ones.
     let missing = (0..world.min(1 << 16)).filter(|rank| ranks.binary_search(rank).is_err());
     AcrossRanks { missing: missing.collect(), ranks, clocks, stragglers, path }
 }
 
-/// Ranks whose trace was over before the newest one began, or begins after it: probably of another run. Only
-/// traces that give the time of day can tell.
+/// The ranks whose trace ended before the newest trace began, or began after it ended. They are probably from
+/// another run. Only traces that give the time of day can be compared in this way.
 pub fn apart(timelines: &[Timeline]) -> Vec<usize> {
     let extent = |timeline: &Timeline| -> Option<(i64, i64)> {
         let ((begin_ns, end_ns), base_ns) = (timeline.extent()?, timeline.base_ns?);

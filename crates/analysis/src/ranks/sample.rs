@@ -1,4 +1,4 @@
-//! Hand-made timelines for tests. Times are given in microseconds.
+//! Handmade timelines for tests. Times are in microseconds.
 
 use super::{AcrossRanks, across_ranks};
 use crate::hta::Options;
@@ -6,17 +6,17 @@ use crate::timeline::{
     Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Operator, TimeRange, Timeline,
 };
 
-/// All ranks together, as the analysis looks at them where nothing else is asked for.
+/// Analyzes all ranks together with the default options.
 pub(super) fn across(timelines: &[Timeline]) -> AcrossRanks {
     across_ranks(timelines, &Options::default())
 }
 
-/// A range of time from its begin to its end.
+/// The time range from a start to an end.
 pub(super) fn time_range(start_us: i64, end_us: i64) -> TimeRange {
     TimeRange { start_ns: start_us * 1000, dur_ns: (end_us - start_us) * 1000 }
 }
 
-/// A timeline with three lanes: the host, the compute lane and the communication lane.
+/// A timeline with three rows of events: the host, the computation and the communication.
 pub(super) fn timeline(rank: usize) -> Timeline {
     let lane = |tid: &str| LaneInfo { pid: "1".into(), tid: tid.into(), name: None };
     let lanes = ["1", "7", "20"].map(lane).to_vec();
@@ -78,7 +78,8 @@ impl Timeline {
         });
     }
 
-    /// The same trace by a clock that reads `ahead_us` more at zero, and `drift_ppm` more per second.
+    /// The same trace on a clock that is `ahead_us` ahead at zero and gains `drift_ppm` microseconds per
+    /// second.
     pub(super) fn by_clock(mut self, ahead_us: i64, drift_ppm: i64) -> Self {
         let read = |at_ns: i64| at_ns + ahead_us * 1000 + at_ns * drift_ppm / 1_000_000;
         let shift = |time: &mut TimeRange| {

@@ -1,6 +1,6 @@
 //! Which rank arrived last at collectives, and how long the others waited for it.
 //!
-//! Meetings go in. Totals per rank come out, over the trace and per step.
+//! Input: meetings. Output: totals per rank, over the trace and per step.
 
 use std::collections::BTreeMap;
 
@@ -10,50 +10,51 @@ use super::meetings::{Meeting, Meetings, WaitSource};
 /// How many of the worst collectives are kept.
 const NUM_WORST: usize = 20;
 
-/// How a rank fared in collectives. All times are nanoseconds, added up over collectives.
+/// The waits of a rank in collectives. All times are nanoseconds, added up over collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankWaits {
     /// Which rank.
     pub rank: usize,
-    /// Collectives it took part in together with others.
+    /// The collectives that the rank and at least one other rank have a trace of.
     pub num_collectives: usize,
-    /// To how many of them it came last.
+    /// The number of them at which it arrived last.
     pub times_last: usize,
-    /// How long it waited for the last rank.
+    /// How long the rank waited for the last rank.
     pub waited_ns: i64,
-    /// How long it had the others wait where it came last, added up over them: their waits, each less its
+    /// How long the rank made the others wait where it arrived last: the sum of their waits, each minus its
     /// own.
     pub made_wait_ns: i64,
-    /// How much later it came than the rank before it, where it came last: an upper bound of what the run
-    /// would gain if this rank were no slower than the second slowest.
+    /// How much later the rank arrived than the rank before it, where it arrived last. An upper bound of what
+    /// the run would gain if this rank were no slower than the second slowest.
     pub lead_ns: i64,
-    /// How long data moved, the wait not counted.
+    /// How long data moved, without the wait.
     pub transfer_ns: i64,
 }
 
-/// The same for one step.
+/// The waits in one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepWaits {
-    /// Its number, as in `ProfilerStep#N`; `None` for what lies outside of steps.
+    /// The step's number, as in `ProfilerStep#N`; `None` for collectives outside of steps.
     pub step: Option<u64>,
-    /// By rank.
+    /// In order of ranks.
     pub ranks: Vec<RankWaits>,
 }
 
-/// Who made whom wait.
+/// Which ranks made the others wait.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stragglers {
-    /// How the waits are known; [`WaitSource::Clocks`] if only one collective's is from clocks.
+    /// How the waits are known; [`WaitSource::Clocks`] if the waits of at least one collective come from
+    /// clocks.
     pub source: WaitSource,
-    /// Collectives that two ranks or more have a trace of.
+    /// The number of collectives that two ranks or more have a trace of.
     pub num_collectives: usize,
-    /// How many of these lack a rank of their group, which may have been the last.
+    /// How many of these lack a rank of their group. The missing rank may have been the last.
     pub num_incomplete: usize,
     /// See [`Meetings::num_unmatched`].
     pub num_unmatched: usize,
-    /// All ranks, those first that made the others wait longest.
+    /// All ranks, starting with the one that made the others wait longest.
     pub ranks: Vec<RankWaits>,
-    /// Per step, ascending.
+    /// Per step, ascending; collectives outside of steps come first.
     pub steps: Vec<StepWaits>,
     /// The collectives whose last rank made the others wait longest, at most 20.
     pub worst: Vec<Meeting>,
@@ -123,11 +124,12 @@ mod tests {
         *found.iter().find(|waits| waits.rank == rank).unwrap()
     }
 
-    /// Three ranks and two steps; rank 2 is late by 30 us, in the second step rank 0 by 5.
+    /// Three ranks and two steps. In the first step rank 2 is late by 30 us, in the second step rank 0 by 5
+    /// us.
     fn three() -> [Timeline; 3] {
         [(0, 10, 115), (1, 20, 110), (2, 40, 110)].map(|(rank, first, second)| {
             let timeline = timeline(rank).step(4, 0, 100).step(5, 100, 200);
-            // The sequence is not in the order of time in the file.
+            // In the file, the sequence is not in order of time.
             timeline.all_reduce(8, second, 150).all_reduce(7, first, 50)
         })
     }
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_the_transport_measured_goes_before_clocks() {
-        // By the clocks rank 1 came first, and by what was measured it came last.
+        // By the clocks, rank 1 arrived first; by the measured waits, it arrived last.
         let said = |wait_us: i64| Collective {
             seq: Some(0),
             wait_ns: Some(wait_us * 1000),
@@ -205,7 +207,7 @@ mod tests {
             let timeline = timeline(rank).step(1, 0, 100).step(2, 100, 200);
             timeline.call(10 + late, 50).call(60, 70).call(110, 150)
         };
-        // Rank 1 has one more call in the second step, so nobody knows which is which there.
+        // Rank 1 has one more call in the second step, so the calls there cannot be matched.
         let found = found(&[rank(0, 0), rank(1, 9).call(160, 170)]);
         assert_eq!((found.num_collectives, found.num_unmatched), (2, 3));
         assert_eq!(waits(&found.ranks, 0).waited_ns, 9_000);

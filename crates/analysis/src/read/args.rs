@@ -1,26 +1,27 @@
-//! The `args` of an event: those that the analysis has a use for.
+//! The `args` of an event: those that the analysis uses.
 
 use std::io::Read;
 
 use crate::json::{JsonError, Pull, Value, float, lossy, micros_ns, signed, unsigned};
 use crate::timeline::Collective;
 
-/// What `args` said; what they did not say is `None`.
+/// The fields of `args`. A field that is missing in the file is `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Args {
     pub(super) stream: Option<i64>,
     pub(super) correlation: Option<u64>,
-    /// Of a wait of the device: the stream and the call that marked what it waits for.
+    /// For a wait of the device: the stream on which the awaited event was recorded, and the call that
+    /// recorded it.
     pub(super) wait_stream: Option<i64>,
     pub(super) wait_record: Option<u64>,
     pub(super) bytes: Option<u64>,
     pub(super) bandwidth_gb_s: Option<f64>,
-    /// Of the event that names a row.
+    /// The name of a row, in the event that names one.
     pub(super) name: Option<String>,
     pub(super) collective: Option<Box<Collective>>,
-    /// Elements of the tensors that went in, of operators that were asked for them.
+    /// Total number of elements of the input tensors. Only for operators for which it is read.
     pub(super) input_elems: Option<u64>,
-    /// Element type of the first tensor that went in, likewise.
+    /// Element type of the first input tensor, for the same operators.
     pub(super) input_type: Option<String>,
     pub(super) device_type: Option<i64>,
     pub(super) allocated_bytes: Option<u64>,
@@ -28,7 +29,7 @@ pub(super) struct Args {
     pub(super) delta_bytes: Option<i64>,
 }
 
-/// The keys that are taken.
+/// The keys that are used.
 enum Key {
     Stream,
     Correlation,
@@ -87,7 +88,7 @@ impl Key {
 }
 
 impl Args {
-    /// Takes an `args` object. Inputs of operators are looked at only `with_inputs`.
+    /// Reads an `args` object. The inputs of operators are read only if `with_inputs` is true.
     pub(super) fn take<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
@@ -129,7 +130,7 @@ impl Args {
             Key::InputDims | Key::InputType => {}
             key => {
                 let words = || value.words().map(Into::into);
-                // A list of ranks may be written as an array, which says nothing here.
+                // Some writers give a list of ranks as an array, which is not used.
                 if value == Value::Nested || value == Value::Null {
                     return;
                 }
@@ -151,8 +152,9 @@ impl Args {
     }
 }
 
-/// Elements of all tensors of a list of shapes, which may hold lists of shapes: `[[2, 3], [[4], [5]], []]` has
-/// 15. An empty list is no tensor, but an argument of another kind. `None` where it does not add up.
+/// The number of elements of all tensors in a list of shapes. The list may contain lists of shapes:
+/// `[[2, 3], [[4], [5]], []]` has 15 elements. An empty list is not a tensor but an argument of another type.
+/// `None` if a size is not a number, or if the result overflows.
 fn elems<R: Read>(pull: &mut Pull<R>) -> Result<Option<u64>, JsonError> {
     pull.begin_array()?;
     let (mut product, mut sum) = (None, Some(0u64));
@@ -169,7 +171,7 @@ fn elems<R: Read>(pull: &mut Pull<R>) -> Result<Option<u64>, JsonError> {
     Ok(product.unwrap_or(sum))
 }
 
-/// The first item of a list of types that is an element type: `["TensorList", ""]` has none.
+/// The first element type in a list of types. `["TensorList", ""]` has none.
 fn first_type<R: Read>(pull: &mut Pull<R>) -> Result<Option<String>, JsonError> {
     pull.begin_array()?;
     let mut found = None;

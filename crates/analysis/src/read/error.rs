@@ -1,4 +1,4 @@
-//! Why traces cannot be read; every message names the file.
+//! Why traces cannot be read. Every message names the file.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,16 +8,16 @@ use crate::json::JsonError;
 /// Why a trace, or the traces of a folder, cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// A folder without traces.
+    /// A folder has no traces.
     #[error(
         "No trace files found. (Looked in {} for files that end in .pt.trace.json or .pt.trace.json.gz.)",
         place.display()
     )]
     NoFiles {
-        /// Where they were looked for.
+        /// The folder that was searched.
         place: PathBuf,
     },
-    /// Nothing says whose trace it is.
+    /// Neither the file nor its path names the rank.
     #[error(
         "{} does not say which rank it is of: it has no \"distributedInfo\" with a \"rank\", and its path has \
          neither a folder rank_<n> nor a name that begins with worker_<n>.",
@@ -38,28 +38,28 @@ pub enum ReadError {
         /// What it claims.
         claim: String,
     },
-    /// Two files that would be the same rank in the same profiling window.
+    /// Two files belong to the same rank in the same profiling window.
     #[error(
         "{} and {} are both of rank {rank}, in the same profiling window; give one of them",
         first.display(),
         second.display()
     )]
     TwoOfOneRank {
-        /// Whose files they are.
+        /// The rank of both files.
         rank: usize,
         /// One of them.
         first: PathBuf,
         /// The other.
         second: PathBuf,
     },
-    /// A folder that holds several runs.
+    /// A folder has the traces of several runs.
     #[error(
         "there are traces of rank {rank} in {} and in {}, which look like two runs; name the folder of one",
         first.display(),
         second.display()
     )]
     SeveralRuns {
-        /// Whose files they are.
+        /// The rank of both files.
         rank: usize,
         /// One folder.
         first: PathBuf,
@@ -71,21 +71,21 @@ pub enum ReadError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// There is nothing in the file.
+    /// The file is empty.
     #[error("{} is empty", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// The file is neither compressed, as its name says, nor JSON.
+    /// The file is named as compressed, but is neither a gzip file nor JSON.
     #[error("{} is named .gz, but is no gzip file, nor JSON: {source}", path.display())]
     NotGzip {
         /// The file.
         path: PathBuf,
-        /// Where and why it is no JSON.
+        /// Where and why it is not JSON.
         source: JsonError,
     },
     /// The compressed file ends early.
@@ -93,7 +93,7 @@ pub enum ReadError {
     TruncatedGzip {
         /// The file.
         path: PathBuf,
-        /// How far the JSON could be read.
+        /// The number of bytes of JSON that could be read.
         at: u64,
     },
     /// The compressed file is damaged.
@@ -101,12 +101,12 @@ pub enum ReadError {
     BadGzip {
         /// The file.
         path: PathBuf,
-        /// How far the JSON could be read.
+        /// The number of bytes of JSON that could be read.
         at: u64,
-        /// What the decompressor says.
+        /// The error of the decompressor.
         source: io::Error,
     },
-    /// The file is no JSON.
+    /// The file is not JSON.
     #[error("{}: {source}", path.display())]
     Json {
         /// The file.

@@ -1,13 +1,13 @@
-//! One event of a trace file, as it is written there.
+//! One event of a trace file, as written there.
 //!
-//! The JSON of an event goes in; its fields come out, times in nanoseconds and texts as bytes. What its `args`
-//! say is for the caller to read. Nothing here knows what becomes of an event.
+//! Input: the JSON of an event. Output: its fields, with times in nanoseconds and texts as bytes. The caller
+//! reads the `args`. This module does not know what an event is used for.
 
 use std::io::Read;
 
 use crate::json::{JsonError, Pull, micros_ns};
 
-/// An event. Its texts keep their memory from one event to the next.
+/// An event. Its buffers are reused from one event to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     pub(crate) phase: Vec<u8>,
@@ -17,17 +17,17 @@ pub(crate) struct Event {
     pub(crate) tid: Vec<u8>,
     pub(crate) ts_ns: Option<i64>,
     pub(crate) dur_ns: Option<i64>,
-    /// Of an arrow: its identity as written, without quotes.
+    /// For an arrow (flow event): its id as written, without quotes.
     pub(crate) id: Vec<u8>,
-    /// `s`: how far an instant reaches.
+    /// `s`: the scope of an instant event.
     pub(crate) scope: Vec<u8>,
-    /// Whether an arrow ends in the event around it (`bp` is `e`), and not in the next one.
+    /// Whether an arrow ends in the event around it (`bp` is `e`) instead of the next event.
     pub(crate) binds_enclosing: bool,
 }
 
 impl Event {
-    /// Reads the event that comes next, in place of the one before. `args` reads its arguments, given the
-    /// fields that were written before them.
+    /// Reads the next event and replaces the previous one. `args` reads its arguments, given the fields that
+    /// come before them in the file.
     pub(crate) fn take<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
@@ -77,7 +77,7 @@ impl Event {
         (self.ts_ns, self.dur_ns, self.binds_enclosing) = (None, None, false);
     }
 
-    /// Puts the name of its row into `row`: `pid`, a zero byte, `tid`.
+    /// Writes the key of the event's row to `row`: `pid`, a zero byte, `tid`.
     pub(crate) fn row(&self, row: &mut Vec<u8>) {
         row.clear();
         row.extend_from_slice(&self.pid);

@@ -1,7 +1,7 @@
-//! The events of a trace, one by one, into a [`Timeline`].
+//! Adds the events of a trace to a [`Timeline`], one by one.
 //!
-//! Profilers differ in what they write and where. Only broken JSON is an error; events without a use and odd
-//! events are counted. This module does not know the object around the list of events.
+//! Profilers differ in what they write and where. Only broken JSON is an error. Events that are not used and
+//! odd events are counted. This module does not know the object around the list of events.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -14,7 +14,7 @@ use crate::timeline::{
     Operator, SyncWait, TimeRange, Timeline,
 };
 
-/// What becomes of an event.
+/// What an event is used as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Device(DeviceWork),
@@ -22,12 +22,12 @@ enum Kind {
     Operator,
     Annotation,
     DeviceAnnotation,
-    /// Nothing: it is counted.
+    /// Not used, only counted.
     Skipped,
 }
 
 impl Kind {
-    /// By category; the capitalised ones are those of PyTorch before 1.13.
+    /// The kind of each category. Capitalized categories are those of PyTorch before 1.13.
     fn of(category: &[u8]) -> Self {
         match category {
             b"kernel" | b"Kernel" => Self::Device(DeviceWork::Kernel),
@@ -43,12 +43,12 @@ impl Kind {
     }
 }
 
-/// Whether the name is one of those that PyTorch gives to collectives of the host.
+/// Whether PyTorch uses this name for a collective on the host.
 fn is_host_collective(name: &[u8]) -> bool {
     is_transfer(name) || name.starts_with(b"c10d::") || name == b"record_param_comms"
 }
 
-/// Whether the `args` of an event are used, as far as the fields before them tell.
+/// Whether the `args` of an event are used, judged by the fields before them.
 fn wants_args(event: &Event) -> bool {
     match event.phase.as_slice() {
         b"M" => event.name.is_empty() || event.name == b"thread_name",
@@ -58,12 +58,12 @@ fn wants_args(event: &Event) -> bool {
     }
 }
 
-/// Whether the name is that of a transfer by a backend that runs on the host; that of NCCL is on the device.
+/// Whether this is the name of a transfer by a backend that runs on the host. NCCL runs on the device.
 fn is_transfer(name: &[u8]) -> bool {
     [&b"gloo:"[..], b"mpi:", b"ucc:"].iter().any(|backend| name.starts_with(backend))
 }
 
-/// A `B` whose `E` has not come yet.
+/// A begin event (`B`) whose end event (`E`) has not come yet.
 #[derive(Debug)]
 struct Open {
     kind: Kind,
@@ -73,28 +73,28 @@ struct Open {
     args: Args,
 }
 
-/// A timeline that grows.
+/// Builds a timeline.
 #[derive(Default)]
 pub(super) struct Reader {
     pub(super) timeline: Timeline,
     event: Event,
-    /// The arguments of the event.
+    /// The arguments of the current event.
     args: Args,
-    /// The name of the event's row, see [`Event::row`].
+    /// The key of the event's row, see [`Event::row`].
     row: Vec<u8>,
-    /// Rows by name, and the last one asked for.
+    /// Rows by key, and the last row that was looked up.
     lanes: HashMap<Vec<u8>, LaneId>,
     last_lane: Option<(Vec<u8>, LaneId)>,
     open: BTreeMap<LaneId, Vec<Open>>,
-    /// Counts of skipped events by [`Names`] of categories.
+    /// Counts of skipped events, by category as numbered by [`Names`].
     skipped: (Names, Vec<u64>),
     oddities: BTreeMap<&'static str, u64>,
-    /// The latest moment that any event has named.
+    /// The latest time in any event so far.
     last_end_ns: Option<i64>,
 }
 
 impl Reader {
-    /// Takes a list of events.
+    /// Reads a list of events.
     pub(super) fn events<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
         pull.begin_array()?;
         while pull.next_item()? {
@@ -109,7 +109,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes an event out of the file.
+    /// Reads the next event from the file.
     fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
         self.args = Args::default();
         self.event.take(pull, |event, pull| {
@@ -121,7 +121,7 @@ impl Reader {
         })
     }
 
-    /// Puts the event where it belongs.
+    /// Adds the event to the timeline, by its phase.
     fn sort_in(&mut self) {
         match self.event.phase.as_slice() {
             b"X" => self.complete(),
@@ -239,7 +239,7 @@ impl Reader {
                 let is_device = kind == Kind::DeviceAnnotation;
                 timeline.annotations.push(Annotation { name: id, time, lane, is_device });
             }
-            // PyTorch writes transfers of the host as annotations, though no program named them.
+            // PyTorch writes transfers of the host as annotations, although the program did not name them.
             Kind::Operator | Kind::Annotation | Kind::DeviceAnnotation => {
                 timeline.operators.push(Operator { name: id, time, lane, collective });
             }
@@ -247,7 +247,8 @@ impl Reader {
         }
     }
 
-    /// The collective that an event of the device or an operator is of, if it says so.
+    /// Adds the collective that a device event or an operator belongs to, and returns its index; `None` if
+    /// the event names none.
     fn collective(&mut self, kind: Kind, name: &[u8], args: &mut Args) -> Option<u32> {
         let of_host = match kind {
             Kind::Device(_) => None,
@@ -292,7 +293,7 @@ impl Reader {
         });
     }
 
-    /// `M`: only the names of threads are used. The others are not counted.
+    /// Handles `M` events. Only the names of threads are used. The others are not counted.
     fn row_name(&mut self) {
         if self.event.name == b"thread_name" && self.args.name.is_some() {
             let lane = self.lane();
@@ -349,10 +350,10 @@ impl Reader {
         *self.oddities.entry(what).or_default() += 1;
     }
 
-    /// Closes what is open, and gives the timeline.
+    /// Closes the events that are still open, and returns the timeline.
     pub(super) fn finish(mut self) -> Timeline {
         for (lane, rows) in std::mem::take(&mut self.open) {
-            // The innermost began last and ends first.
+            // The innermost event began last and ends first.
             for open in rows.into_iter().rev() {
                 self.odd("a B without its E");
                 let end_ns = self.last_end_ns.unwrap_or(open.start_ns).max(open.start_ns);

@@ -1,4 +1,4 @@
-//! Opens a trace file, which may be compressed, and reads all of it or only what it says of its rank.
+//! Opens a trace file, which may be compressed, and reads all of it or only the facts about its run.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -13,7 +13,7 @@ use super::{ReadError, find};
 use crate::json::{Fault, JsonError, Pull};
 use crate::timeline::Timeline;
 
-/// Reads a whole trace. Its rank is that of `distributedInfo`, else that of the path.
+/// Reads a whole trace. Its rank comes from `distributedInfo`, or from the path if that is missing.
 pub fn open(path: &Path) -> Result<Timeline, ReadError> {
     let mut timeline = with_json(path, |input| top::parse(input))?;
     timeline.source = path.display().to_string();
@@ -21,13 +21,14 @@ pub fn open(path: &Path) -> Result<Timeline, ReadError> {
     Ok(timeline)
 }
 
-/// Reads only what a trace says of its run. It ends as soon as that is known, which profilers write before the
-/// events; what comes before it is passed over.
+/// Reads only the facts about the run of a trace. Reading stops as soon as they are found. Profilers write
+/// them before the events. Whatever comes before them is skipped.
 pub fn header(path: &Path) -> Result<Header, ReadError> {
     with_json(path, |input| Header::first(&mut Pull::new(input)))
 }
 
-/// Hands the JSON of a file to `read`; compressed files are unpacked on a second thread meanwhile.
+/// Passes the JSON of a file to `read`. A compressed file is decompressed on a second thread at the same
+/// time.
 pub(crate) fn with_json<T>(
     path: &Path,
     read: impl FnOnce(&mut dyn Read) -> Result<T, JsonError>,
@@ -50,7 +51,8 @@ pub(crate) fn with_json<T>(
             let (sender, receiver) = sync_channel(CHUNKS);
             let (spent, spare) = sync_channel(CHUNKS + 2);
             scope.spawn(move || unpack(&mut decoder, &sender, &spare));
-            // The reader is dropped before the scope ends. Then the thread stops, even before the end of the file.
+            // The receiver is dropped before the scope ends. That stops the thread, even before the end of
+            // the file.
             read(&mut Chunks { receiver, spent, chunk: Cursor::default() })
         })
     } else {
@@ -74,13 +76,13 @@ pub(crate) fn with_json<T>(
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Unpacked bytes that change hands at a time.
+/// The size of a chunk of decompressed bytes.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Chunks that may wait for the parser.
+/// The largest number of chunks that wait for the parser.
 const CHUNKS: usize = 4;
 
-/// Unpacks until the end, an error, or until the receiver is gone.
+/// Decompresses until the end or an error, or until the receiver is gone.
 fn unpack(
     decoder: &mut impl Read,
     sender: &SyncSender<io::Result<Vec<u8>>>,
@@ -100,7 +102,7 @@ fn unpack(
             }
         }
         chunk.truncate(filled);
-        // What was unpacked before an error is good, and may be all that the caller wants.
+        // The bytes before an error are good, and may be all that the caller needs.
         if sender.send(Ok(chunk)).is_err() {
             return;
         }
@@ -112,7 +114,7 @@ fn unpack(
     }
 }
 
-/// What another thread unpacks, as something to read from.
+/// Reads the bytes that another thread decompresses.
 struct Chunks {
     receiver: Receiver<io::Result<Vec<u8>>>,
     spent: SyncSender<Vec<u8>>,
@@ -122,10 +124,10 @@ struct Chunks {
 impl Read for Chunks {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.chunk.position() == self.chunk.get_ref().len() as u64 {
-            // The thread ends after an empty chunk or an error, and the parser asks no further.
+            // The thread ends after an empty chunk or an error, and then the parser reads no further.
             let next = self.receiver.recv().map_err(|_| io::ErrorKind::UnexpectedEof)??;
             let spent = std::mem::replace(&mut self.chunk, Cursor::new(next));
-            // A chunk that nobody takes back is freed.
+            // If the channel is full or closed, the chunk is freed.
             let _ = self.spent.try_send(spent.into_inner());
         }
         self.chunk.read(into)

@@ -1,9 +1,10 @@
-//! Which file is whose: the traces of a folder, or of a list of files, by rank and profiling window.
+//! Finds the traces in folders or lists of files, and groups them by rank and profiling window.
 //!
 //! The layout is `profile/<choice>/rank_<r>/worker_<r>.<time>.pt.trace.json.gz`, which PyTorch's handler for
-//! TensorBoard writes too; a rank that profiled several times has several files, which are told apart by the time
-//! in their names. Runs leave their traces in the same folder; those that say of which run they are, as ours do,
-//! never share a window with another's. It looks into the files only for what they say of their run.
+//! TensorBoard writes too. A rank that was profiled several times has several files, which differ by the time
+//! in their names. Several runs may leave their traces in the same folder. Traces that give the id of their
+//! run, as those of paceline do, never share a window with traces of another run. This module reads only the
+//! facts about the run from each file.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,16 +13,16 @@ use std::path::{Path, PathBuf};
 
 use super::{Header, ReadError, header};
 
-/// No run has as many ranks; a larger number in a file or path is not believed.
+/// An upper limit for the number of ranks. A larger number in a file or path is considered wrong.
 pub(super) const MAX_RANKS: usize = 1 << 20;
 
-/// How deep folders are searched, so that a loop in the file system ends.
+/// How deep folders are searched. The limit ends the search if the file system has a loop.
 const MAX_FOLDERS: usize = 16;
 
-/// Which profiling windows are wanted.
+/// The profiling windows to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// The newest trace of each rank, of the run that left the newest.
+    /// The newest trace of each rank. If there are several runs, only the run with the newest trace.
     Latest,
     /// All windows: the first trace of each rank, the second of each rank, ...
     All,
@@ -30,38 +31,39 @@ pub enum Select {
 /// A trace whose rank is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceFile {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// From `distributedInfo`, else from the path.
+    /// From `distributedInfo`, or from the path if that is missing.
     pub rank: usize,
     /// From `distributedInfo`.
     pub world_size: Option<usize>,
     /// From `distributedInfo`.
     pub backend: Option<String>,
-    /// See [`Header::run_id`].
+    /// The id of its run, see [`Header::run_id`].
     pub run_id: Option<String>,
-    /// The time in its name, as written there.
+    /// The time in the file name, as written there.
     pub stamp: Option<String>,
 }
 
 /// Traces that belong together, at most one of each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Its number, from 0; also [`Select::Latest`] gives the number 0.
+    /// The number of the window, from 0. With [`Select::Latest`] it is 0.
     pub idx: usize,
-    /// The time in the name of the file of the lowest rank.
+    /// The time in the file name of the lowest rank.
     pub stamp: Option<String>,
     /// In order of rank; never empty.
     pub files: Vec<TraceFile>,
-    /// Ranks of which there is no file, though some file says that they took part.
+    /// Ranks without a file, although some file says that they took part.
     pub missing: Vec<usize>,
-    /// What does not fit together, in whole sentences: ranks beyond the number of ranks, or other ones than the
-    /// paths say.
+    /// Contradictions, in whole sentences: a rank that is not below the number of ranks, or that differs from
+    /// the rank in the path.
     pub doubts: Vec<String>,
 }
 
-/// Finds the traces at `places`: folders are searched for files that end in `.pt.trace.json` or
-/// `.pt.trace.json.gz`; files are taken whatever their names. Where a file is given, all form one window.
+/// Finds the traces at `places`. Folders are searched for files that end in `.pt.trace.json` or
+/// `.pt.trace.json.gz`. Files may have any name. If one of the places is a file, several traces of one rank
+/// are an error.
 pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError> {
     let (mut paths, mut are_named) = (Vec::new(), false);
     for place in places {
@@ -109,8 +111,9 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
 /// The files of each rank, in order of time.
 type Ranks = BTreeMap<usize, Vec<TraceFile>>;
 
-/// Runs may have left their traces in one folder, and share no window. Files that do not say of which run they are
-/// are told apart by how many ranks there were; one that does not say this either belongs to the largest.
+/// Separates the runs that left their traces in one folder, because runs never share a window. Files without
+/// a run id are separated by the number of ranks. A file that does not give this number belongs to the
+/// largest run.
 fn by_run(ranks: Ranks) -> Vec<Ranks> {
     let largest = ranks.values().flatten().filter_map(|file| file.world_size).max();
     let mut groups: BTreeMap<(Option<usize>, Option<String>), Ranks> = BTreeMap::new();
@@ -131,13 +134,13 @@ fn all(ranks: Ranks) -> Vec<Window> {
     (0..count).map(of).collect()
 }
 
-/// By the newest file of each.
+/// By the newest file of each window.
 fn order_of_windows(a: &Window, b: &Window) -> Ordering {
     a.files.iter().map(order).max().cmp(&b.files.iter().map(order).max())
 }
 
-/// The rank that a path gives: the nearest folder `rank_<n>`, else a file name that begins with `worker_<n>.` or
-/// `rank_<n>.`.
+/// The rank that a path names: in the nearest folder `rank_<n>`, otherwise in a file name that begins with
+/// `worker_<n>.` or `rank_<n>.`.
 pub(super) fn rank_of_path(path: &Path) -> Option<usize> {
     let number = |digits: &str| {
         let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -153,7 +156,7 @@ pub(super) fn rank_of_path(path: &Path) -> Option<usize> {
 
 const SUFFIXES: [&str; 2] = [".pt.trace.json", ".pt.trace.json.gz"];
 
-/// Collects the traces of a folder and of those within.
+/// Collects the traces of a folder and its subfolders.
 fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), ReadError> {
     let io = |source| ReadError::Io { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(io)? {
@@ -186,7 +189,7 @@ fn identify(path: PathBuf) -> Result<TraceFile, ReadError> {
     Ok(TraceFile { path, rank, world_size, backend, run_id, stamp })
 }
 
-/// The time in a name: what stands between the last two dots before `.pt.trace.json`.
+/// The time in a file name: the text between the last dot before `.pt.trace.json` and that suffix.
 fn stamp_of(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let stem = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix))?;
@@ -196,8 +199,8 @@ fn stamp_of(path: &Path) -> Option<String> {
 
 type Order<'a> = (Option<(usize, &'a str)>, &'a Path);
 
-/// Earlier files first. Times that are numbers may differ in length; others sort as text, which is right for
-/// `20260131T235959`.
+/// Sorts earlier files first. Times that are numbers may differ in length. Other times sort as text, which is
+/// right for `20260131T235959`.
 fn order(file: &TraceFile) -> Order<'_> {
     let time = file.stamp.as_deref().map(|stamp| {
         let is_number = stamp.bytes().all(|b| b.is_ascii_digit());
@@ -206,7 +209,8 @@ fn order(file: &TraceFile) -> Order<'_> {
     (time, &file.path)
 }
 
-/// Several files of a rank are its windows only if they lie in one folder and have different times.
+/// Checks that several files of a rank can be windows of one run: they must be in one folder and have
+/// different times.
 fn tell_apart(rank: usize, files: &[TraceFile], are_named: bool) -> Result<(), ReadError> {
     for pair in files.windows(2) {
         let [first, second] = [&pair[0], &pair[1]].map(|file| file.path.clone());
@@ -222,7 +226,7 @@ fn tell_apart(rank: usize, files: &[TraceFile], are_named: bool) -> Result<(), R
     Ok(())
 }
 
-/// The window of files in order of rank.
+/// The window of these files, which must be in order of ranks.
 fn window(files: Vec<TraceFile>) -> Window {
     let world_size = files.iter().filter_map(|file| file.world_size).max().unwrap_or(0);
     let is_here = |rank: &usize| files.binary_search_by_key(rank, |file| file.rank).is_ok();
@@ -232,7 +236,7 @@ fn window(files: Vec<TraceFile>) -> Window {
     Window { idx: 0, stamp, files, missing, doubts }
 }
 
-/// What a file says of its rank that cannot be, or that its path denies.
+/// The facts about the rank in a file that are impossible, or that contradict its path.
 fn doubts(file: &TraceFile) -> Vec<String> {
     let TraceFile { path, rank, world_size, .. } = file;
     let beyond = world_size.filter(|world_size| rank >= world_size).map(|world_size| {

@@ -1,9 +1,9 @@
-//! Trace files as [`Timeline`](crate::timeline::Timeline)s: finding them, unpacking them, and reading what PyTorch's profiler and
-//! our own recorder write.
+//! Finds trace files, decompresses them and reads them into [`Timeline`](crate::timeline::Timeline)s.
+//! Understands the files of PyTorch's profiler and of paceline's own recorder.
 //!
-//! Paths of `.json` and `.json.gz` files go in. The rank and the profiling window of each file come out, and a
-//! timeline for each. Files are streamed: only a window on the file and the growing timeline are in memory. This
-//! module does not know what is computed from timelines.
+//! Input: paths of `.json` and `.json.gz` files. Output: the rank and the profiling window of each file, and
+//! a timeline for each. Files are streamed: only a window on the file and the growing timeline are in memory.
+//! This module does not know what is computed from timelines.
 
 mod args;
 mod error;

@@ -1,6 +1,6 @@
-//! The object around the events of a trace: its rank, its devices and the events, in any order.
+//! Reads the object around the events of a trace: its rank, its devices and the events, in any order.
 //!
-//! A stream of JSON goes in. A timeline or a [`Header`] comes out. This module does not read the events itself.
+//! Input: a stream of JSON. Output: a timeline or a [`Header`]. This module does not read the events itself.
 
 use std::io::Read;
 
@@ -9,12 +9,12 @@ use super::find::MAX_RANKS;
 use crate::json::{JsonError, Pull, Value, lossy, signed, unsigned};
 use crate::timeline::Timeline;
 
-/// Reads a trace; `source` and a rank that only the path knows are for the caller to set.
+/// Reads a trace. The caller sets `source`, and the rank if only the path names it.
 pub fn parse(input: impl Read) -> Result<Timeline, JsonError> {
     parse_from(Pull::new(input))
 }
 
-/// As [`parse`], of JSON that nothing has been taken from.
+/// Like [`parse`], from a parser that has not read anything yet.
 pub fn parse_from<R: Read>(mut pull: Pull<R>) -> Result<Timeline, JsonError> {
     let mut reader = Reader::default();
     if pull.at_array()? {
@@ -26,7 +26,7 @@ pub fn parse_from<R: Read>(mut pull: Pull<R>) -> Result<Timeline, JsonError> {
     Ok(reader.finish())
 }
 
-/// What a trace file says of the run that it is of.
+/// The facts about its run in a trace file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// From `distributedInfo`.
@@ -35,9 +35,10 @@ pub struct Header {
     pub world_size: Option<usize>,
     /// From `distributedInfo`.
     pub backend: Option<String>,
-    /// From `distributedInfo` of our own files: what the traces of one profiling window of one run share.
+    /// From `distributedInfo` of paceline's own files: an id that the traces of one profiling window of one
+    /// run share.
     pub run_id: Option<String>,
-    /// Numbers of `distributedInfo` that no run can have, in words: `a rank of -1`.
+    /// A number in `distributedInfo` that no run can have, in words, such as `a rank of -1`.
     pub absurd: Option<String>,
 }
 
@@ -77,12 +78,12 @@ impl Header {
         Ok(())
     }
 
-    /// A number of ranks; one that no run can have is noted.
+    /// Reads a rank or a number of ranks. A number that no run can have is noted in `absurd`.
     fn number(&mut self, of: &str, value: Value<'_>) -> Option<usize> {
         let number: Option<usize> =
             value.bytes().and_then(unsigned).and_then(|number| number.try_into().ok());
         let number = number.filter(|&number| number <= MAX_RANKS);
-        // Writers without ranks say `null`.
+        // Writers without ranks write `null`.
         if number.is_none() && value != Value::Null {
             let words = value.words().unwrap_or_else(|| "nothing that is a number".into());
             self.absurd = Some(format!("{of} of {}", words.chars().take(40).collect::<String>()));
@@ -91,7 +92,7 @@ impl Header {
     }
 }
 
-/// Takes the object around the events.
+/// Reads the object around the events.
 fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError> {
     pull.begin_object()?;
     while let Some(key) = pull.next_key()? {

@@ -1,4 +1,4 @@
-//! `paceline analyze diff`: what changed from one run to another.
+//! `paceline analyze diff`: compares the traces of two runs.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +18,10 @@ use crate::text::plural;
 
 /// The name of the report's files.
 const NAME: &str = "diff";
-/// Rows that the console shows; the files have all.
+/// The number of rows on the console. The files have all rows.
 const ROWS: usize = 20;
 
-/// Runs the command.
+/// Runs `paceline analyze diff`.
 pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     let (what, output) = match &args.output {
         Some(output) => ("--output", output.clone()),
@@ -50,12 +50,12 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
 
 fn timelines(place: &Path) -> Result<Vec<Timeline>> {
     let windows = read::find(&[place.to_owned()], Select::Latest)?;
-    // A difference is about the lowest rank of each run.
+    // The comparison uses only the lowest rank of each run.
     let files = windows.first().map_or(&[][..], |window| &window.files[..1]);
     read_all(files, false)
 }
 
-/// `reports/diff/<A>-<B>`.
+/// The default folder of the report, `reports/diff/<A>-<B>`.
 fn default_output(first: &Path, second: &Path) -> PathBuf {
     let name = |place: &Path| {
         let folder = trace_folder(&[place.to_owned()]);

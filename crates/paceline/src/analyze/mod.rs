@@ -1,8 +1,8 @@
-//! `paceline analyze`: the traces of a run become a report.
+//! `paceline analyze`: turns the traces of a run into a report.
 //!
-//! In go folders or files of traces; out come the means and the ranks on the console, and a page, CSV,
-//! JSON and Markdown in a folder. Nothing is written before every report is made. How traces are read and
-//! analysed, and what a report looks like, is in `paceline-analysis`.
+//! Input: folders or files of traces. Output: the means and the ranks on the console, and a page, CSV, JSON
+//! and Markdown in a folder. Nothing is written before all reports are made. `paceline-analysis` defines how
+//! traces are read and analyzed, and what a report looks like.
 
 mod diff;
 mod output;
@@ -51,7 +51,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         made.push(window_report(args, window, &folder)?);
     }
     if args.output.is_none() {
-        // Only the traces say which folder it is where nobody else does.
+        // Without `--output`, the folder depends on the kind, which may be known only from the traces.
         for Made { analysis, .. } in &made {
             check_reports(&folder, analysis.kind)?;
         }
@@ -76,19 +76,19 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Where the report of the traces in `folder` goes without `--output`.
+/// The folder for the report of the traces in `folder`, without `--output`.
 fn default_output(folder: &Path, kind: Kind) -> Result<PathBuf> {
     let current =
         std::env::current_dir().map_err(|e| Failure::io("the current folder is not there", e))?;
     Ok(output::root(folder, &current, kind))
 }
 
-/// Whether a report can be written where it belongs.
+/// Checks that a report can be written to its default folder.
 fn check_reports(folder: &Path, kind: Kind) -> Result<()> {
     check_folder("the folder of reports", &default_output(folder, kind)?, "pass --output")
 }
 
-/// Where traces are looked for.
+/// The folder or files in which traces are searched.
 fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
     if !args.trace_files.is_empty() {
         return Ok(args.trace_files.clone());
@@ -103,7 +103,8 @@ fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
     })
 }
 
-/// The folder that reports are named after: the one that was given, or the one of the files' ranks.
+/// The folder after which reports are named: the given folder, or the folder of the files, without a folder
+/// `rank_<n>`.
 fn trace_folder(places: &[PathBuf]) -> PathBuf {
     let Some(first) = places.first() else { return PathBuf::new() };
     if first.is_dir() {
@@ -116,7 +117,7 @@ fn trace_folder(places: &[PathBuf]) -> PathBuf {
     folder.to_owned()
 }
 
-/// A report that is not written yet.
+/// A report that has not been written yet, and its analysis.
 struct Made {
     analysis: Analysis,
     report: Report,
@@ -137,7 +138,7 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<M
     Ok(Made { analysis, report })
 }
 
-/// What was read, in words.
+/// The title, subtitle and notes of the report.
 fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &Path) -> About {
     let mut notes = Vec::new();
     if !window.missing.is_empty() {
@@ -176,7 +177,7 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
     About { title: title(folder, window), subtitle: facts.join(" \u{b7} "), notes }
 }
 
-/// What was analysed: the folder, or the files where they lie in the current one, which has no name.
+/// The title of the report: the folder, or the files if they are in the current folder, which has no name.
 fn title(folder: &Path, window: &Window) -> String {
     if !folder.as_os_str().is_empty() {
         return folder.display().to_string();
@@ -186,7 +187,7 @@ fn title(folder: &Path, window: &Window) -> String {
     names.join(", ") + &and_more(window.files.len())
 }
 
-/// The time in a trace's name: nanoseconds since 1970, or whatever the profiler wrote.
+/// The time in a trace's name. It is nanoseconds since 1970, or whatever the profiler wrote.
 fn time_in_words(stamp: &str) -> String {
     let time = stamp.parse().ok().and_then(|ns: i128| jiff::Timestamp::from_nanosecond(ns).ok());
     let is_time = |time: &jiff::Timestamp| time.as_second() > 1_000_000_000;
@@ -198,10 +199,10 @@ fn time_in_words(stamp: &str) -> String {
     }
 }
 
-/// Of very many ranks, so many are named.
+/// The largest number of ranks or files that are listed.
 const SHOWN: usize = 8;
 
-/// How many are not named.
+/// How many more there are, in words.
 fn and_more(count: usize) -> String {
     match count.saturating_sub(SHOWN) {
         0 => String::new(),
@@ -209,14 +210,14 @@ fn and_more(count: usize) -> String {
     }
 }
 
-/// Numbers of ranks, not all of very many.
+/// The numbers of ranks, in words. Only the first ones are listed if there are many.
 fn ranks_in_words(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
     let what = if ranks.len() == 1 { "rank" } else { "ranks" };
     format!("{what} {}{}", numbers.join(", "), and_more(ranks.len()))
 }
 
-/// Reads traces one after the other, or several at a time, in threads.
+/// Reads the traces one after the other, or several at a time on threads.
 fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
     let open = |file: &TraceFile| -> std::result::Result<Timeline, ReadError> {
         let mut timeline = read::open(&file.path)?;
@@ -245,7 +246,7 @@ fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
                     files.get(at).map(|file| (at, file))
                 } {
                     let read = open(file);
-                    // A reader that panicked ends the command anyway, when its thread is joined.
+                    // If a reader panics, the command ends anyway when its thread is joined.
                     done.lock().unwrap_or_else(|e| e.into_inner()).push((at, read));
                 }
             });
@@ -256,7 +257,7 @@ fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
     Ok(done.into_iter().map(|(_, read)| read).collect::<std::result::Result<_, _>>()?)
 }
 
-/// Title, figures and notes.
+/// The console output: title, figures and notes.
 fn console(analysis: &Analysis, report: &Report) -> String {
     let mut out = format!("{}\n{}\n", printable(&report.title), printable(&report.subtitle));
     out += &panels::console(analysis);

@@ -1,13 +1,14 @@
-//! Where a report goes: into a tree of reports in the current folder, beside that of the traces.
+//! Where a report is written: into a tree of reports in the current folder, next to the tree of traces.
 
 use std::path::{Component, Path, PathBuf};
 
 use paceline_analysis::hta::Kind;
 use paceline_analysis::read::Window;
 
-/// The folder of the report of the traces in `folder`, whatever its parts are called: their path, as seen from
-/// the `current` folder, with `reports` or `reports_sharding` in the place of its first part. Of a path that
-/// leads out of the current folder only the last part is kept, so that nothing is written outside of it.
+/// The folder for the report of the traces in `folder`. It is the path of the traces as seen from the
+/// `current` folder, with `reports` or `reports_sharding` instead of its first part, whatever that is called.
+/// If the path leads out of the current folder, only its last part is kept, so that nothing is written
+/// outside of the current folder.
 pub(super) fn root(folder: &Path, current: &Path, kind: Kind) -> PathBuf {
     let root = Path::new(match kind {
         Kind::Ddp => "reports",
@@ -24,7 +25,7 @@ pub(super) fn root(folder: &Path, current: &Path, kind: Kind) -> PathBuf {
     below.fold(root.to_owned(), |path, part| path.join(part))
 }
 
-/// The folder of one of several windows.
+/// The name of the folder for one of several windows.
 pub(super) fn of_window(window: &Window) -> String {
     match &window.stamp {
         Some(stamp) => format!("run_{}_{stamp}", window.idx),

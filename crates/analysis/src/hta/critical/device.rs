@@ -1,4 +1,5 @@
-//! The device's part of the graph: kernels after calls, after each other, and after what they wait for.
+//! The device's part of the graph: kernels, and edges from their calls, from earlier kernels and from what
+//! they wait for.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,20 +10,20 @@ use crate::hta::options::rounded;
 use crate::hta::work::{Work, launched};
 use crate::timeline::{DeviceWork, Kernel, LaneId, SyncWait};
 
-/// A kernel, or a wait of the device.
+/// A kernel or a wait event of the device.
 struct Entry {
-    /// Kernels come in order of their begins, waits in order of their ends, so a wait comes after what
-    /// was begun before it ended.
+    /// Kernels are ordered by their starts, waits by their ends, so that a wait comes after the kernels that
+    /// started before it ended.
     order_ns: i64,
     /// Index into the timeline's kernels.
     kernel: u32,
-    /// Its place among the work's items, which waits of the whole device do not have.
+    /// Index among the work's items; `None` for waits for the whole device, which are no items.
     item: Option<usize>,
-    /// Index of the call.
+    /// Index of the call that launched it.
     launch: u32,
 }
 
-/// Adds kernels whose calls are within the bounds, and what waits for them.
+/// Adds the kernels whose calls are within the bounds, and the waits for them.
 pub(super) fn add_device(graph: &mut Graph, work: &Work, bounds: Bounds, calls: &Calls) {
     let entries = entries(work, bounds);
     let mut nodes = HashMap::new();
@@ -53,8 +54,9 @@ fn is_wait(work: &Work, entry: &Entry) -> bool {
     kernel_of(work, entry).work == DeviceWork::Sync
 }
 
-/// What the device did because of calls within the bounds, in order. Where one stream waits for another
-/// does not matter for what is within them, but for what comes later, so these waits all count.
+/// The kernels and waits that calls within the bounds caused, in order. A stream wait has an effect on the
+/// work that is launched after it, which may be within the bounds even if the wait is not. Stream waits
+/// therefore always count.
 fn entries(work: &Work, bounds: Bounds) -> Vec<Entry> {
     let timeline = work.timeline;
     let is_stream_wait = |kernel: &Kernel| timeline.names.text(kernel.name) == STREAM_WAIT;
@@ -71,7 +73,7 @@ fn entries(work: &Work, bounds: Bounds) -> Vec<Entry> {
     }
     let is_of_device = |kernel: &Kernel| kernel.work == DeviceWork::Sync && kernel.stream < 0;
     let of_device = timeline.kernels.iter().zip(0..).filter(|(kernel, _)| is_of_device(kernel));
-    // Few traces hold waits at all, so what was launched where is looked up only then.
+    // Few traces have waits of the device, so the map of launches is built only for those.
     let launched = of_device.clone().next().map(|_| launched(timeline)).unwrap_or_default();
     for (kernel, number) in of_device {
         let time = rounded(kernel.time, work.options.rounding);
@@ -95,7 +97,7 @@ const CONTEXT_SYNC: &str = "Context Sync";
 /// Items that were put into queues, by stream and in order of their calls.
 struct Launches {
     streams: BTreeMap<i64, Vec<(i64, LaneId, usize)>>,
-    /// When moments were marked, by the correlation of the call that did.
+    /// When events were recorded (`cudaEventRecord`), by the correlation number of that call.
     records: HashMap<u64, i64>,
 }
 
@@ -120,7 +122,7 @@ impl Launches {
         Self { streams, records: records.collect() }
     }
 
-    /// The last item of a stream whose call had begun when this moment was marked.
+    /// The last item of the awaited stream whose call had begun when the awaited event was recorded.
     fn before(&self, wait: &SyncWait) -> Option<usize> {
         let at_ns = *self.records.get(&wait.record)?;
         let stream = self.streams.get(&wait.stream)?;
@@ -128,7 +130,7 @@ impl Launches {
         Some(stream[after.checked_sub(1)?].2)
     }
 
-    /// The next item of a stream whose call came after a moment from the same thread.
+    /// The next item of a stream that the same thread launched after this time.
     fn after(&self, stream: i64, lane: LaneId, at_ns: i64) -> Option<usize> {
         let stream = self.streams.get(&stream)?;
         let first = stream.partition_point(|of| of.0 <= at_ns);
@@ -140,14 +142,14 @@ struct Device<'a> {
     graph: &'a mut Graph,
     work: &'a Work<'a>,
     calls: &'a Calls,
-    /// Begin and end of kernels, by their place among the items.
+    /// Start and end of kernels, by index among the items.
     nodes: HashMap<usize, (Node, Node)>,
     waits: HashMap<u32, SyncWait>,
     launches: Launches,
     lengths: Vec<Option<(i64, i64)>>,
-    /// The end of the last kernel of each stream, and on whose account what follows goes.
+    /// The end of the last kernel of each stream, and the name to which a gap after it is attributed.
     last: BTreeMap<i64, (Node, Account)>,
-    /// Which item an item has to wait for, by places.
+    /// For an item, the item that it has to wait for; both are indices among the items.
     after: HashMap<usize, usize>,
 }
 
@@ -215,7 +217,7 @@ impl Device<'_> {
         }
     }
 
-    /// A call returns only after a kernel has ended.
+    /// Adds the edge of a call that returns only after a kernel has ended.
     fn sync(&mut self, end: Node, launch: u32) {
         if let Some(&(_, returned)) = self.calls.get(&launch) {
             self.graph.untimed(EdgeKind::Sync, end, returned, None);

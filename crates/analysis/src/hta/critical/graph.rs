@@ -1,25 +1,26 @@
-//! Moments, what leads from one to another, and the longest way through.
+//! The graph of the critical path: nodes, edges, and the search for the longest path.
 
 use crate::hta::options::rounded;
 use crate::hta::work::Work;
 use crate::timeline::{NameId, TimeRange};
 
-/// What connects two moments.
+/// What connects two nodes, which are moments in the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EdgeKind {
     /// An operator, a launch call or a kernel runs.
     Work,
-    /// Operators of one thread follow each other; takes no time.
+    /// One operator of a thread follows another; takes no time.
     Dependency,
-    /// From the call to the begin of its kernel, on a stream that had nothing to do.
+    /// From the call to the start of its kernel, on a stream that had nothing else to do.
     LaunchDelay,
-    /// Between two kernels of one stream.
+    /// From a kernel to the next one of its stream.
     KernelGap,
-    /// One waits for the other by a synchronisation; takes no time.
+    /// One waits for the other by synchronization; takes no time.
     Sync,
 }
 
-/// Whose host part belongs to the path: what begins from `from_ns` up to and with `to_ns`.
+/// The time range of the graph. Host events belong to it if they start between `from_ns` and `to_ns`, both
+/// included.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) from_ns: i64,
@@ -31,18 +32,18 @@ impl Bounds {
         self.from_ns <= at_ns && at_ns <= self.to_ns
     }
 
-    /// Calls that took no time are left out, as HTA does, unless the trace has no others: then its recorder
-    /// measures none.
+    /// Whether a call belongs to the graph. Like HTA, leaves out calls that took no time. If no call of the
+    /// trace has a duration, its recorder does not measure them, and none is left out for that reason.
     pub(super) fn hold_call(self, work: &Work, call: TimeRange) -> bool {
         let time = rounded(call, work.options.rounding);
         self.hold(time.start_ns) && (time.dur_ns > 0 || !work.has_timed_calls)
     }
 }
 
-/// A moment, by its number.
+/// The number of a node. A node is a moment in the trace.
 pub(super) type Node = u32;
 
-/// On whose account a stretch of the path goes.
+/// The name to which the time of an edge is attributed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
     pub(super) name: NameId,
@@ -59,7 +60,7 @@ pub(super) struct Edge {
     pub(super) account: Option<Account>,
 }
 
-/// Moments, numbered as they were added, and edges between them.
+/// The nodes, numbered as they were added, and the edges between them.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
     at_ns: Vec<i64>,
@@ -76,13 +77,13 @@ impl Graph {
         self.at_ns[node as usize]
     }
 
-    /// An edge that is as long as the time between its ends, or takes none if they are out of order.
+    /// Adds an edge that is as long as the time between its ends, or takes no time if they are out of order.
     pub(super) fn timed(&mut self, kind: EdgeKind, from: Node, to: Node, account: Option<Account>) {
         let dur_ns = (self.at_ns(to) - self.at_ns(from)).max(0);
         self.edges.push(Edge { from, to, dur_ns, kind, account });
     }
 
-    /// An edge that takes no time.
+    /// Adds an edge that takes no time.
     pub(super) fn untimed(
         &mut self,
         kind: EdgeKind,
@@ -93,8 +94,8 @@ impl Graph {
         self.edges.push(Edge { from, to, dur_ns: 0, kind, account });
     }
 
-    /// The edges of the path with the largest sum; of equal ways into a moment the one added first.
-    /// `None` if the graph has a circle.
+    /// The edges of the path with the largest total duration, in order. If several paths into a node are
+    /// equally long, the edge that was added first wins. `None` if the graph has a cycle.
     pub(super) fn longest_path(&self) -> Option<Vec<Edge>> {
         let nodes = self.at_ns.len();
         let (starts, outgoing) = self.outgoing();
@@ -138,7 +139,8 @@ impl Graph {
         Some(path)
     }
 
-    /// Numbers of edges by the node they leave, and where those of each node begin.
+    /// The indices of the edges, grouped by the node that they leave, and where the group of each node
+    /// starts.
     fn outgoing(&self) -> (Vec<usize>, Vec<u32>) {
         let mut starts = vec![0usize; self.at_ns.len() + 1];
         self.edges.iter().for_each(|edge| starts[edge.from as usize + 1] += 1);

@@ -1,4 +1,4 @@
-//! The threads' part of the graph: what ran within what, and after what.
+//! The host's part of the graph: the operators and calls of each thread, their nesting and their order.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,8 +7,8 @@ use crate::hta::options::rounded;
 use crate::hta::work::Work;
 use crate::timeline::{LaneId, NameId, TimeRange};
 
-/// Calls that return only when the device is done; the wait belongs to what the device does. Copies
-/// are among them, because even asynchronous ones may wait.
+/// Calls that return only when the device is done. Their waiting is due to the device's work, so it adds no
+/// time to the path. Copies are on the list because even asynchronous copies may wait.
 const BLOCKING: [&str; 6] = [
     "cudaDeviceSynchronize",
     "cudaStreamSynchronize",
@@ -18,19 +18,20 @@ const BLOCKING: [&str; 6] = [
     "cudaMemcpyAsync",
 ];
 
-/// Begin and end of the calls that are part of the graph, by their place among the timeline's launches.
+/// Start and end of the calls that are in the graph, by index among the timeline's launches.
 pub(super) type Calls = HashMap<u32, (Node, Node)>;
 
-/// Something that a thread ran.
+/// An operator, call or span of a thread.
 #[derive(Clone, Copy)]
 struct Frame {
     name: NameId,
     time: TimeRange,
-    /// Its begin and end; spans that the program named have none, but count as what others ran in.
+    /// Its start and end in the graph. Spans that the program named have none, but they are the parents of
+    /// what ran within them.
     nodes: Option<(Node, Node)>,
 }
 
-/// Adds operators and calls of all threads.
+/// Adds the operators and calls of all threads within the bounds. Returns the nodes of the calls.
 pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls {
     let timeline = work.timeline;
     let mut lanes: BTreeMap<LaneId, Vec<Frame>> = BTreeMap::new();
@@ -78,16 +79,16 @@ pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls 
     calls
 }
 
-/// A thread on the way through what it ran.
+/// Walks through the frames of one thread in order of time.
 struct Thread<'a> {
     graph: &'a mut Graph,
     is_blocking: &'a [bool],
     open: Vec<Frame>,
-    /// How many open frames are part of the graph.
+    /// Number of open frames that are part of the graph.
     depth: usize,
-    /// The moment before, while anything is open.
+    /// The node before, while a frame of the graph is open.
     last: Option<Last>,
-    /// The end of the last frame that was in no other.
+    /// The end of the last top-level frame.
     last_top: Option<Node>,
 }
 
@@ -108,7 +109,7 @@ impl Thread<'_> {
             }
             self.depth += 1;
             if let Some(last) = self.last {
-                // Between two frames it is time of what both are in.
+                // The time between two frames belongs to their parent.
                 let name = if last.is_begin { Some(last.name) } else { last.parent };
                 self.graph.timed(EdgeKind::Work, last.node, begin, account(name));
             }
@@ -118,7 +119,7 @@ impl Thread<'_> {
         self.open.push(frame);
     }
 
-    /// Leaves the frames that end by a moment.
+    /// Leaves the frames that end by this time.
     fn exit_until(&mut self, at_ns: i64) {
         while let Some(frame) = self.open.pop_if(|frame| frame.time.end_ns() <= at_ns) {
             let Some((_, end)) = frame.nodes else { continue };

@@ -1,10 +1,10 @@
-//! The critical path of one rank: the longest chain of work in which each piece had to wait for the one
-//! before, by HTA's rules.
+//! The critical path of one rank by HTA's rules: the longest chain of work in which each piece had to wait
+//! for the one before.
 //!
-//! Moments are the begins and ends of operators, calls and kernels. What a thread ran within each other
-//! forms a chain, and so do the kernels of a stream; calls lead to kernels where the stream had
-//! nothing to do, and synchronisations lead back. The time between two operators of a thread belongs to
-//! nothing, so the path can be shorter than the step.
+//! The nodes of the graph are the starts and ends of operators, calls and kernels. The nested operators and
+//! calls of a thread form a chain, and so do the kernels of a stream. A call leads to its kernel if the
+//! stream had nothing else to do, and synchronization leads from a kernel back to a call. The time between
+//! two top-level operators of a thread belongs to no edge, so the path can be shorter than the step.
 
 mod device;
 mod graph;
@@ -22,7 +22,7 @@ use graph::{Bounds, Edge, Graph};
 pub use graph::EdgeKind;
 use host::add_host;
 
-/// What limits a piece of the path, in HTA's classes.
+/// What limits a piece of the path, in HTA's categories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BoundBy {
     /// An operator or a call on the host.
@@ -31,16 +31,16 @@ pub enum BoundBy {
     GpuCompute,
     /// A communication kernel.
     GpuCommunication,
-    /// Gaps between kernels of a stream.
+    /// A gap between two kernels of a stream.
     KernelGap,
-    /// Delay between call and kernel.
+    /// The delay between a call and its kernel.
     LaunchDelay,
-    /// Dependencies and synchronisations, which take no time.
+    /// Dependencies and synchronization, which take no time.
     None,
 }
 
 impl BoundBy {
-    /// In HTA's words.
+    /// HTA's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu_bound",
@@ -56,53 +56,54 @@ impl BoundBy {
 /// A piece of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathEdge {
-    /// What it is.
+    /// What it stands for.
     pub kind: EdgeKind,
     /// What limits it.
     pub bound_by: BoundBy,
-    /// To whose account it goes: the name of an operator, call, span or kernel, of a gap the kernel before
-    /// it, of a delay the kernel after it; empty for what takes no time.
+    /// The name to which its time is attributed: of an operator, call, span or kernel. The time of a gap is
+    /// attributed to the kernel before it, that of a launch delay to the kernel after it. Empty for an edge
+    /// that takes no time.
     pub name: String,
-    /// When it begins.
+    /// When it starts, in nanoseconds.
     pub start_ns: i64,
-    /// Its length on the path.
+    /// Its length on the path, in nanoseconds.
     pub dur_ns: i64,
 }
 
-/// What one name has on the path.
+/// All pieces of the path with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathName {
     /// The name.
     pub name: String,
     /// What limits it.
     pub bound_by: BoundBy,
-    /// How many pieces.
+    /// Number of pieces.
     pub pieces: u64,
-    /// Sum of their lengths.
+    /// Sum of their lengths, in nanoseconds.
     pub time_ns: i64,
 }
 
 /// The critical path through one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CriticalPath {
-    /// The step's number; `None` where the whole trace was looked at.
+    /// The step's number; `None` if the whole trace was analyzed.
     pub step: Option<u64>,
-    /// Its length.
+    /// Its length, in nanoseconds.
     pub total_ns: i64,
     /// Its pieces, in order.
     pub edges: Vec<PathEdge>,
-    /// Time by what limits it, largest first.
+    /// Time in nanoseconds for each limit, largest first.
     pub by_bound: Vec<(BoundBy, i64)>,
     /// Time by name, largest first.
     pub by_name: Vec<PathName>,
 }
 
-/// There is no critical path, because the graph has a cycle: something waits for itself.
+/// There is no critical path, because the graph has a cycle: some work waits for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Circular;
 
-/// The critical path of the step that the options name, or of all where there are no steps; `None` without
-/// kernels, and without that step.
+/// The critical path of the step that the options name, or of the whole trace if it has no steps. `None` if
+/// the trace has no kernels or lacks that step.
 pub(super) fn of_step(work: &Work) -> Result<Option<CriticalPath>, Circular> {
     let (step, bounds) = match (work.steps.found, work.steps.chosen.get(work.options.critical_step))
     {

@@ -1,7 +1,7 @@
-//! One event of a trace file with its arguments, as merging needs it.
+//! Reads one event of a trace file with its arguments, for merging.
 //!
-//! The JSON of an event goes in; the event and its arguments as JSON come out, with numbers that are distinct
-//! between ranks. Times that the analysis does not believe are left out.
+//! Input: the JSON of an event. Output: the event, and its arguments as JSON, with numbers that are distinct
+//! between ranks. Times that the analysis does not consider plausible are left out.
 
 use std::io::Read;
 
@@ -10,20 +10,21 @@ use crate::json::{JsonError, Pull, Value, lossy};
 use crate::kineto::text::Text;
 use crate::read::Event;
 
-/// Numbers of one rank in the merged file lie this far from those of the next one.
+/// The distance between the numbers of one rank and those of the next in the merged file.
 pub(super) const RANK_STRIDE: u64 = 1 << 40;
 
-/// Makes a number that ties events of one rank together distinct from those of other ranks.
+/// Makes a number that links events of one rank distinct from the numbers of other ranks. `place` is the
+/// index of the rank's file.
 pub(super) fn distinct(id: u64, place: usize) -> u64 {
     id % RANK_STRIDE + RANK_STRIDE * place as u64
 }
 
-/// What of an event is taken.
+/// The parts of an event that are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Take {
-    /// Its place, and the words of events that name rows.
+    /// Its row, time and phase, and the name in an event that names a row.
     Place,
-    /// All of it; of the rank at this place.
+    /// All of it, for the file with this index.
     All(usize),
 }
 
@@ -31,14 +32,14 @@ pub(super) enum Take {
 #[derive(Default)]
 pub(super) struct Taken {
     pub(super) event: Event,
-    /// `name`, or `labels`, of the arguments.
+    /// The argument `name` or `labels`.
     pub(super) words: Option<String>,
-    /// The arguments as JSON, empty without any.
+    /// The arguments as JSON; empty if there are none.
     pub(super) args: Text,
 }
 
 impl Taken {
-    /// Takes the event that comes next.
+    /// Reads the next event.
     pub(super) fn take<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
@@ -49,7 +50,7 @@ impl Taken {
         *words = None;
         event.take(pull, |event, pull| match take {
             Take::All(place) => copy_args(pull, args, place),
-            // The phase comes before the arguments almost always.
+            // The phase comes before the arguments in almost all files.
             Take::Place if matches!(event.phase.as_slice(), b"M" | b"") => {
                 *words = words_of_args(pull)?;
                 Ok(())
@@ -64,16 +65,17 @@ impl Taken {
         Ok(())
     }
 
-    /// The first letter of the phase, or 0 without one.
+    /// The first letter of the phase, or 0 if there is none.
     pub(super) fn phase(&self) -> u8 {
         self.event.phase.first().copied().unwrap_or(0)
     }
 
-    /// A number for the identity of an arrow: as written if it is a number, else made of its text.
+    /// The id of an arrow as a number: as written if it is a number that is small enough, otherwise a hash of
+    /// its text.
     pub(super) fn flow_id(&self) -> u64 {
         let text = std::str::from_utf8(&self.event.id).unwrap_or_default();
         let number = text.parse().ok().filter(|&number: &u64| number < RANK_STRIDE);
-        // FNV-1a.
+        // The hash is FNV-1a.
         let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
         number
             .unwrap_or_else(|| self.event.id.iter().fold(0xcbf2_9ce4_8422_2325, hash) % RANK_STRIDE)
@@ -98,8 +100,8 @@ fn words_of_args<R: Read>(pull: &mut Pull<R>) -> Result<Option<String>, JsonErro
     Ok(words)
 }
 
-/// Copies an `args` object, and makes the numbers distinct that tie a launch to its kernel and an operator
-/// to what it called. Arguments that are not an object are left out.
+/// Copies an `args` object. Numbers that link a launch to its kernel, or an operator to the events that it
+/// caused, are made distinct between ranks. Arguments that are not an object are left out.
 fn copy_args<R: Read>(pull: &mut Pull<R>, out: &mut Text, place: usize) -> Result<(), JsonError> {
     out.bytes.clear();
     if !pull.at_object()? {
@@ -127,7 +129,7 @@ fn copy_args<R: Read>(pull: &mut Pull<R>, out: &mut Text, place: usize) -> Resul
     Ok(())
 }
 
-/// Copies a value. The parser limits how deep it can be.
+/// Copies a value. The parser limits its depth.
 fn copy<R: Read>(pull: &mut Pull<R>, out: &mut Text) -> Result<(), JsonError> {
     if pull.at_object()? {
         pull.begin_object()?;
@@ -161,7 +163,7 @@ fn scalar(value: Value<'_>, out: &mut Text) {
         Value::Num(number) => out.bytes.extend_from_slice(number),
         Value::Bool(true) => _ = out.raw("true"),
         Value::Bool(false) => _ = out.raw("false"),
-        // JSON cannot write `NaN` and infinities.
+        // JSON cannot express `NaN` and infinities.
         Value::Null | Value::NonFinite | Value::Nested => _ = out.raw("null"),
     }
 }

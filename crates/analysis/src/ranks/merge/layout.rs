@@ -1,7 +1,8 @@
-//! On which track each event of a file goes.
+//! Assigns each event of a file to a track.
 //!
-//! A trace file goes in. Its rows with their names come out, and a track of its row for every complete event and
-//! every end of an arrow. The events of a track nest or lie apart.
+//! Input: a trace file. Output: its rows with their names, and for each complete event and each end of an
+//! arrow a track of its row. A row of the file becomes one track, or several if its events overlap without
+//! nesting. The events of one track nest or do not overlap.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,17 +14,17 @@ use crate::json::{JsonError, Pull, lossy};
 use crate::read::{self, Event, ReadError};
 use crate::timeline::TimeRange;
 
-/// How deep events of a track may nest. Perfetto gives up at 512.
+/// The largest depth of nested events on a track. Perfetto gives up at 512.
 const MAX_NESTING: usize = 500;
 
-/// On how many tracks the events of a row may overlap. Nobody looks through more, and what would need them
-/// is left out.
+/// The largest number of tracks of a row. Nobody looks through more. Events that would need another track are
+/// left out.
 const MAX_TRACKS: usize = 256;
 
-/// In [`Layout::tracks`]: the event is left out.
+/// In [`Layout::tracks`], marks an event that is left out.
 pub(super) const NO_TRACK: u16 = u16::MAX;
 
-/// Where a collective is: a row, and when.
+/// The row and the time of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) pid: String,
@@ -31,7 +32,7 @@ pub(super) struct Point {
     pub(super) time: TimeRange,
 }
 
-/// Processes of a file.
+/// A process of a file.
 #[derive(Debug, Default)]
 pub(super) struct Process {
     pub(super) name: Option<String>,
@@ -46,35 +47,35 @@ pub(super) struct Row {
     /// Index of the process.
     pub(super) process: usize,
     pub(super) name: Option<String>,
-    /// The first of its tracks, counted through the file.
+    /// Its first track, numbered across the file.
     pub(super) first_track: u32,
-    /// How many tracks it takes: one, or more where events overlap without nesting.
+    /// The number of its tracks: one, or more if events overlap without nesting.
     pub(super) num_tracks: u32,
 }
 
-/// The end of an arrow that has an event to begin or end in.
+/// An end of an arrow, placed within an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FlowEnd {
     pub(super) track: u32,
     pub(super) at_ns: i64,
-    /// Which of the arrows that share an identity it belongs to.
+    /// The index of its arrow among those with the same identity.
     pub(super) generation: u32,
 }
 
-/// What becomes of the events of a file.
+/// Where the events of a file are placed.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     pub(super) processes: Vec<Process>,
     pub(super) rows: Vec<Row>,
     pub(super) row_ids: HashMap<Vec<u8>, u32>,
-    /// Per complete event, or begin of one, in the order of the file: its track within its row, or
+    /// For each complete event or begin event (`B`), in the order of the file: its track within its row, or
     /// [`NO_TRACK`].
     pub(super) tracks: Vec<u16>,
-    /// Per begin, in the order of the file: how long it lasts.
+    /// For each begin event, in the order of the file: its duration.
     pub(super) begun_ns: Vec<i64>,
-    /// Per end of an arrow, in the order of the file; `None` for those that lead nowhere.
+    /// For each end of an arrow, in the order of the file: its place, or `None` if it leads nowhere.
     pub(super) flows: Vec<Option<FlowEnd>>,
-    /// When each collective was, and its track, counted through the file.
+    /// The time of each collective, and its track, numbered across the file.
     pub(super) tracks_of_points: Vec<(TimeRange, u32)>,
     /// The earliest time of the file.
     pub(super) first_ns: Option<i64>,
@@ -84,15 +85,15 @@ pub(super) struct Layout {
 struct Slice {
     row: u32,
     time: TimeRange,
-    /// Index into [`Layout::begun_ns`], if it was written as begin and end.
+    /// Index into [`Layout::begun_ns`], if the file has it as a begin and an end event.
     begin: Option<u32>,
 }
 
-/// An end of an arrow, and what it asks for.
+/// An end of an arrow as the file gives it.
 struct Flow {
     row: u32,
     at_ns: i64,
-    /// Whether it ends in the next event of the row, and not in the one around it.
+    /// Whether it ends in the next event of the row instead of the event around it.
     binds_next: bool,
     generation: Option<u32>,
 }
@@ -102,16 +103,16 @@ struct Scan {
     layout: Layout,
     process_ids: HashMap<Vec<u8>, usize>,
     slices: Vec<Slice>,
-    /// Begins without an end, per row.
+    /// Indices of the begin events without an end, per row.
     open: HashMap<u32, Vec<usize>>,
     flows: Vec<Flow>,
-    /// How many arrows have begun with an identity, and whether the last one has ended.
+    /// How many arrows have begun with each identity.
     begun: HashMap<(Vec<u8>, Vec<u8>, u64), u32>,
     last_ns: i64,
 }
 
 impl Layout {
-    /// Reads a trace file; `points` are those whose tracks are asked for.
+    /// Reads a trace file. The tracks of `points` are wanted in [`Layout::tracks_of_points`].
     pub(super) fn read(path: &Path, points: &[Point]) -> Result<Self, ReadError> {
         read::with_json(path, |input| {
             let mut scan = Scan::default();
@@ -123,18 +124,18 @@ impl Layout {
         })
     }
 
-    /// Rows more than the file has.
+    /// The number of tracks beyond one per row.
     pub(super) fn num_split(&self) -> usize {
         self.rows.iter().map(|row| row.num_tracks as usize - 1).sum()
     }
 
-    /// How many tracks the file takes.
+    /// The number of tracks of the file.
     pub(super) fn num_tracks(&self) -> u32 {
         self.rows.iter().map(|row| row.num_tracks).sum()
     }
 }
 
-/// Hands over the events of a trace one by one.
+/// Passes the events of a trace to `act`, one by one.
 pub(super) fn each_event<R: Read>(
     pull: &mut Pull<R>,
     event: &mut Taken,
@@ -210,7 +211,7 @@ impl Scan {
             *begun += 1;
             Some(*begun - 1)
         } else {
-            // One that has not begun yet begins further on in the file.
+            // An arrow that has not begun yet begins later in the file.
             Some(self.begun.get(&identity).map_or(0, |begun| begun - 1))
         };
         let binds_next = taken.phase() == b'f' && !event.binds_enclosing;
@@ -219,7 +220,7 @@ impl Scan {
         self.flows.push(Flow { row, at_ns, binds_next, generation });
     }
 
-    /// The row of an event.
+    /// The row of an event, which is new if it was never seen.
     fn row(&mut self, event: &Event, key: &mut Vec<u8>) -> u32 {
         event.row(key);
         if let Some(&row) = self.layout.row_ids.get(key.as_slice()) {
@@ -263,11 +264,11 @@ impl Scan {
         }
     }
 
-    /// Gives every event its track.
+    /// Assigns every event to a track.
     fn finish(mut self, points: &[Point]) -> Layout {
         for slice in &mut self.slices {
             if slice.time.dur_ns < 0 {
-                // It never ended, as far as the file knows.
+                // The file has no end for this event.
                 slice.time.dur_ns = self.last_ns.saturating_sub(slice.time.start_ns).max(0);
             }
             if let Some(begin) = slice.begin {
@@ -300,14 +301,15 @@ impl Scan {
         let (mut next_slice, mut next_flow) = (0, 0);
         for row in 0..self.layout.rows.len() as u32 {
             let mut tracks = Tracks::default();
-            // Arrows that wait for the next event of the row.
+            // Ends of arrows that bind to the next event of the row.
             let mut waiting: Vec<usize> = Vec::new();
             loop {
                 let slice = order.get(next_slice).map(|&i| (i as usize, &slices[i as usize]));
                 let slice = slice.filter(|(_, slice)| slice.row == row);
                 let flow = asked.get(next_flow).map(|&i| (i as usize, &self.flows[i as usize]));
                 let flow = flow.filter(|(_, flow)| flow.row == row);
-                // Of one moment, events come first: arrows are meant to begin and end in them.
+                // At the same time, events come before arrows, because arrows are meant to begin and end in
+                // them.
                 let is_flow = flow.is_some_and(|(_, flow)| {
                     slice.is_none_or(|(_, slice)| flow.at_ns < slice.time.start_ns)
                 });
@@ -366,12 +368,14 @@ impl Scan {
     }
 }
 
-/// The tracks of a row: on each the events that are open, from the outermost to the innermost.
+/// The tracks of a row. Each track has a stack of the events that are open, from the outermost to the
+/// innermost.
 #[derive(Default)]
 struct Tracks(Vec<Vec<TimeRange>>);
 
 impl Tracks {
-    /// Puts the next event, by begin and then by length, on the first track where it nests, if there is one.
+    /// Puts the next event on the first track where it nests; `None` if it fits on no track. Events must come
+    /// in order of starts, and among equal starts the longest first.
     fn put(&mut self, time: TimeRange) -> Option<u16> {
         for (i, open) in self.0.iter_mut().enumerate() {
             while open.last().is_some_and(|last| has_ended(*last, time)) {
@@ -390,8 +394,9 @@ impl Tracks {
         Some((self.0.len() - 1) as u16)
     }
 
-    /// The track of the innermost event around a moment, and a moment within that event: just after its
-    /// begin where it begins right then, since readers may take what comes at one moment in any order.
+    /// The track of the innermost event around `at_ns`, and a time within that event. If the event begins at
+    /// `at_ns`, the returned time is just after it, because readers may take simultaneous events in any
+    /// order. With `must_begin`, `None` if the event began earlier.
     fn around(&self, at_ns: i64, must_begin: bool) -> Option<(u16, i64)> {
         let inner = |open: &Vec<TimeRange>| {
             open.iter().rev().find(|time| at_ns <= time.end_ns()).map(|time| time.start_ns)
@@ -407,7 +412,7 @@ impl Tracks {
     }
 }
 
-/// Whether an event is over when another begins. Moments at the same time stack up.
+/// Whether `last` is over when `next` begins. Two events without duration at the same time nest.
 fn has_ended(last: TimeRange, next: TimeRange) -> bool {
     let both_moments = last.dur_ns == 0 && next.dur_ns == 0;
     last.end_ns() < next.start_ns || (last.end_ns() == next.start_ns && !both_moments)

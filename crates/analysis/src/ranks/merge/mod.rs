@@ -1,16 +1,16 @@
-//! One trace file of all ranks, on one time line.
+//! Merges the traces of all ranks into one file on one time line.
 //!
-//! Trace files go in, one per rank. A file that Perfetto opens without an import error comes out. Each rank
-//! becomes processes of its own, named after it; its times are brought to the clock of the lowest rank;
-//! numbers that tie events together are made distinct between ranks; and arrows lead through the ranks of
-//! each collective, in the order in which they came.
+//! Input: trace files, one per rank. Output: a file that Perfetto opens without an import error. Each rank
+//! gets processes of its own, which are named after it. Its times are converted to the clock of the lowest
+//! rank. Numbers that link events are made distinct between ranks. Arrows (flow events) lead through the
+//! ranks of each collective, in the order in which they arrived.
 //!
-//! Files are read three times and never held: once for the collectives and the clocks, once for how the
-//! events of each row nest, once to write. What stays in memory is a few bytes per event.
+//! Each file is read three times and never kept in memory: once for the collectives and the clocks, once for
+//! how the events of each row nest, and once to write. Only a few bytes per event stay in memory.
 //!
-//! Perfetto's rules, which the events have to obey (its `slice_tracker.cc`, `flow_tracker.cc` and the
-//! importer of JSON): complete events of one thread nest or lie apart; nothing has a negative time or
-//! duration; an arrow begins and ends within an event of its thread, and one identity begins once.
+//! The events have to obey Perfetto's rules (its `slice_tracker.cc`, `flow_tracker.cc` and the importer of
+//! JSON). Complete events of one thread nest or do not overlap. No time and no duration is negative. An arrow
+//! begins and ends within an event of its thread, and each arrow id begins once.
 
 mod event;
 mod layout;
@@ -37,10 +37,10 @@ pub enum MergeError {
     /// A trace cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The times of a trace are outside of any plausible range.
+    /// The times of a trace are outside any plausible range.
     #[error(transparent)]
     Times(#[from] AnalysisError),
-    /// A trace without a single event that could be shown.
+    /// A trace has no event that could be shown.
     #[error("{}: no events: there is nothing to merge", path.display())]
     NoEvents {
         /// The file.
@@ -51,45 +51,45 @@ pub enum MergeError {
     Write {
         /// The merged file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// What was merged.
+/// The result of a merge.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Merged {
-    /// Events written, without those that only name rows.
+    /// Number of events written, without those that only name rows.
     pub num_events: u64,
-    /// Collectives through which an arrow leads.
+    /// Number of collectives through which an arrow leads.
     pub num_joined: usize,
-    /// What no reader could place.
+    /// Events that could not be placed.
     pub left_out: LeftOut,
-    /// What was odd in the traces, as the analysis says it, each kind once with its count.
+    /// Oddities of the traces, worded as in the analysis: each kind with its count.
     pub oddities: BTreeMap<String, u64>,
-    /// See [`apart`](super::apart).
+    /// The ranks that are probably from another run, see [`apart`](super::apart).
     pub apart: Vec<usize>,
-    /// Rows more than there were, because events of one row overlapped without nesting.
+    /// Number of rows that were added, because events of one row overlapped without nesting.
     pub num_split: usize,
-    /// How the clocks were brought together.
+    /// How the clocks were aligned.
     pub clocks: Clocks,
 }
 
-/// Events that are not in the merged file, by the reason.
+/// Number of events that are not in the merged file, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Without a time that can be read and believed.
+    /// Events without a readable and plausible time.
     pub without_time: u64,
-    /// Without a phase, or counters without values.
+    /// Events without a phase, and counters without values.
     pub without_meaning: u64,
-    /// Ends of arrows from or to no event.
+    /// Ends of arrows that lead from or to no event.
     pub loose_arrows: u64,
-    /// Events that overlap with more others of their row than there may be rows.
+    /// Events that overlap with more events of their row than there may be rows.
     pub crowded: u64,
 }
 
 impl LeftOut {
-    /// All of them.
+    /// Number of all such events.
     pub fn count(&self) -> u64 {
         self.without_time + self.without_meaning + self.loose_arrows + self.crowded
     }
@@ -97,7 +97,8 @@ impl LeftOut {
 
 /// Merges the traces of some ranks into `out`, compressed if its name ends in `.gz`.
 ///
-/// The file appears under its name only when it is complete, and replaces what was there.
+/// The file is first written under another name and renamed when it is complete. It replaces an existing
+/// file.
 pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
     let mut skeletons = Vec::with_capacity(files.len());
     let mut oddities = BTreeMap::new();
@@ -119,7 +120,8 @@ pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
     if let Some((file, _)) = files.iter().zip(&layouts).find(|(_, of)| of.first_ns.is_none()) {
         return Err(MergeError::NoEvents { path: file.path.clone() });
     }
-    // The merged time line begins at zero: nothing has a negative time, and small numbers are exact.
+    // The merged time line begins at zero, so that no time is negative and numbers are small enough to be
+    // exact.
     let first = |(layout, clock): (&Layout, &super::RankClock)| Some(clock.align(layout.first_ns?));
     let zero_ns = layouts.iter().zip(&clocks.ranks).filter_map(first).min().unwrap_or(0);
     let arrows = arrows(&skeletons, &layouts, &clocks);
@@ -160,14 +162,14 @@ pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
     Ok(Merged { num_events, num_joined, left_out, oddities, apart, num_split, clocks })
 }
 
-/// Where the file is until it is complete.
+/// The path of the file until it is complete.
 fn partial(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(".partial");
     name.into()
 }
 
-/// What clocks and collectives need of a trace: collectives, steps, and the first and the last event.
+/// Reduces a trace to what clocks and collectives need: collectives, steps, and the first and the last event.
 fn skeleton(mut timeline: Timeline) -> Timeline {
     let (first_ns, last_ns) = timeline.extent().unzip();
     let is_edge =
@@ -187,7 +189,7 @@ fn skeleton(mut timeline: Timeline) -> Timeline {
     timeline
 }
 
-/// Where the collectives of a trace are.
+/// The rows and times of a trace's collectives.
 fn points(skeleton: &Timeline) -> Vec<Point> {
     let point = |lane: LaneId, time: TimeRange| {
         let lane = &skeleton.lanes[lane.0 as usize];
@@ -201,8 +203,9 @@ fn points(skeleton: &Timeline) -> Vec<Point> {
         .collect()
 }
 
-/// The arrows through the collectives, per rank. Each rank's end lies just after its begin, one nanosecond
-/// after that of the rank before it at least, so that readers see them in the order of the ranks' coming.
+/// The arrows through the collectives, per rank. On each rank, the arrow passes just after the collective's
+/// start, and at least one nanosecond later than on the rank before it, so that viewers show the ranks in the
+/// order in which they arrived.
 fn arrows(skeletons: &[Timeline], layouts: &[Layout], clocks: &Clocks) -> Vec<Vec<Arrow>> {
     let mut arrows: Vec<Vec<Arrow>> = layouts.iter().map(|_| Vec::new()).collect();
     let tracks: Vec<HashMap<(i64, i64), u32>> = layouts
@@ -240,7 +243,7 @@ fn arrows(skeletons: &[Timeline], layouts: &[Layout], clocks: &Clocks) -> Vec<Ve
     arrows
 }
 
-/// The time of day at the zero of the reference clock, where its trace gives it.
+/// The time of day at the zero of the reference clock, if the trace of that rank gives it.
 fn base_ns(skeletons: &[Timeline], clocks: &Clocks) -> Option<i64> {
     let place = clocks.ranks.iter().position(|clock| clock.rank == clocks.reference)?;
     skeletons[place].base_ns

@@ -1,6 +1,6 @@
 //! Writes the merged file, one rank after the other.
 //!
-//! Trace files with their layouts and clocks go in. JSON comes out.
+//! Input: trace files, their layouts and clocks. Output: JSON.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -15,9 +15,9 @@ use crate::read::{self, Event, ReadError};
 
 /// An end of an arrow through a collective.
 pub(super) struct Arrow {
-    /// Of the collective.
+    /// The number of the collective.
     pub(super) id: u64,
-    /// Counted through the file of its rank.
+    /// Numbered across the file of its rank.
     pub(super) track: u32,
     /// On the reference clock.
     pub(super) at_ns: i64,
@@ -31,24 +31,24 @@ pub(super) struct Writer<'a> {
     zero_ns: i64,
     text: Text,
     is_first: bool,
-    /// The last number that was given to a process or thread. Each gets a number of its own.
+    /// The last number given to a process or thread. Each gets a number of its own.
     last_number: u32,
     num_events: u64,
     left_out: LeftOut,
 }
 
-/// Where the events of a rank go.
+/// The processes and threads of a rank in the merged file.
 struct Numbers {
-    /// By process.
+    /// Process ids, by index of the process.
     pids: Vec<u32>,
-    /// By track, counted through the file.
+    /// Thread ids, by track, numbered across the file.
     tids: Vec<u32>,
-    /// The process of each track.
+    /// The process id of each track.
     pids_of_tracks: Vec<u32>,
 }
 
 impl<'a> Writer<'a> {
-    /// Writes what comes before the events.
+    /// Writes the part before the events.
     pub(super) fn begin(
         out: &'a mut dyn Write,
         clocks: &'a Clocks,
@@ -74,7 +74,7 @@ impl<'a> Writer<'a> {
         Ok(Self { out, clocks, zero_ns, text, is_first, last_number, num_events, left_out })
     }
 
-    /// Writes the events of a rank. The outer error is that of reading.
+    /// Writes the events of a rank. The outer error is one of reading, the inner error one of writing.
     pub(super) fn rank(
         &mut self,
         path: &Path,
@@ -102,7 +102,7 @@ impl<'a> Writer<'a> {
         read::with_json(path, |input| {
             let mut event = Taken::default();
             each_event(&mut Pull::new(input), &mut event, Take::All(place), |event| {
-                // The first error is the one to report; the rest of the file is passed over.
+                // Only the first error is reported, so the rest of the file is skipped.
                 if outcome.is_ok() {
                     outcome = copier.copy(event);
                 }
@@ -114,14 +114,14 @@ impl<'a> Writer<'a> {
         Ok(outcome)
     }
 
-    /// Closes the file; events written, and those left out.
+    /// Closes the file. Returns the number of events written, and those left out.
     pub(super) fn end(mut self) -> io::Result<(u64, LeftOut)> {
         self.text.raw("\n]\n}\n");
         self.hand_over()?;
         Ok((self.num_events, self.left_out))
     }
 
-    /// Numbers and names the processes and tracks of a rank.
+    /// Numbers and names the processes and tracks of a rank, and writes the names.
     fn names(&mut self, rank: usize, layout: &Layout) -> io::Result<Numbers> {
         let mut pids = Vec::with_capacity(layout.processes.len());
         for process in &layout.processes {
@@ -197,7 +197,7 @@ impl<'a> Writer<'a> {
         self.count()
     }
 
-    /// Begins an event.
+    /// Writes the beginning of an event.
     fn open(&mut self, phase: u8, pid: u32, tid: u32) -> &mut Text {
         let separator = if std::mem::take(&mut self.is_first) { "" } else { ",\n" };
         self.text.raw(separator).raw("{\"ph\":").string(&lossy(&[phase]));
@@ -265,7 +265,7 @@ impl Copier<'_, '_> {
                     return Ok(());
                 }
             }
-            // The begin has become the whole event.
+            // Its begin event was written as the complete event.
             b'E' => return Ok(()),
             b's' | b't' | b'f' => {
                 let end = self.layout.flows[self.next_flow];
@@ -314,7 +314,7 @@ impl Copier<'_, '_> {
         let (pid, tid) = self.numbers.of_track(end.track);
         let phase = taken.phase();
         self.open(&taken.event, phase, pid, tid, end.at_ns);
-        // Arrows that share an identity are told apart by a large step. It is odd, so that no value repeats.
+        // A large step tells apart the arrows that share an identity. It is odd, so that no value repeats.
         let step = u64::from(end.generation).wrapping_mul(0x9e_3779_b97f);
         let id = taken.flow_id().wrapping_add(step);
         let text = self.writer.text.raw(",\"id\":").int(distinct(id, self.place));
@@ -322,7 +322,7 @@ impl Copier<'_, '_> {
         self.writer.count()
     }
 
-    /// Begins an event up to its time, which it returns on the reference clock.
+    /// Writes the beginning of an event, including its time. Returns that time on the reference clock.
     fn open(&mut self, event: &Event, phase: u8, pid: u32, tid: u32, at_ns: i64) -> i64 {
         let zero_ns = self.writer.zero_ns;
         let text = self.writer.open(phase, pid, tid);
@@ -339,7 +339,7 @@ impl Copier<'_, '_> {
     }
 }
 
-/// A clock in words.
+/// Describes a clock in words.
 fn told(clock: &RankClock) -> String {
     let within = clock.error_ns.map_or(String::new(), |ns| format!(", within {ns} ns"));
     let offset =

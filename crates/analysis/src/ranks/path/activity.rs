@@ -1,7 +1,7 @@
 //! When one rank computed, and what it was doing.
 //!
-//! A timeline goes in. Its busy time and its named phases on the reference clock come out. This module knows
-//! no other rank.
+//! Input: a timeline. Output: the rank's busy time and named phases on the reference clock. This module knows
+//! nothing of other ranks.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::steps::{self, Step};
 use crate::timeline::{Annotation, DeviceWork, LaneId, NameId, TimeRange, Timeline};
 use paceline_trace::{IntervalSet, Span};
 
-/// A range of time on the reference clock, with a name.
+/// A time range on the reference clock, with a name.
 #[derive(Clone, Copy, Debug)]
 struct Named {
     start_ns: i64,
@@ -20,20 +20,20 @@ struct Named {
     name: NameId,
 }
 
-/// What one rank did. Times are nanoseconds of the reference clock.
+/// The activity of one rank. Times are nanoseconds of the reference clock.
 pub(super) struct Activity<'a> {
     timeline: &'a Timeline,
-    /// The first moment of anything here, from which `busy` counts.
+    /// The start of the first work. The intervals in `busy` are relative to it.
     origin_ns: i64,
-    /// When it computed.
+    /// When the rank computed.
     busy: IntervalSet,
-    /// What it computed, by begin.
+    /// The events in which it computed, by start.
     work: Vec<Named>,
-    /// Annotations that lie in no other one but a step, by begin, and without overlap.
+    /// Annotations that lie in no other annotation except a step, by start, without overlap.
     phases: Vec<Named>,
 }
 
-/// A range of time in which a rank was in one phase.
+/// A time range in which a rank was in one phase.
 pub(super) struct Piece<'a> {
     pub(super) what: &'a str,
     pub(super) start_ns: i64,
@@ -61,20 +61,20 @@ impl<'a> Activity<'a> {
         Self { timeline, origin_ns, busy, work, phases }
     }
 
-    /// How long it computed between two moments.
+    /// How long the rank computed between two times, in nanoseconds.
     pub(super) fn compute_ns(&self, start_ns: i64, end_ns: i64) -> i64 {
         let since = |at_ns: i64| at_ns.saturating_sub(self.origin_ns).max(0) as u64;
         self.busy.len_within_ns(Span { start_ns: since(start_ns), end_ns: since(end_ns) }) as i64
     }
 
-    /// Its first and its last moment.
+    /// The start of its first event and the end of its last.
     pub(super) fn extent(&self) -> Option<(i64, i64)> {
         let all = || self.work.iter().chain(&self.phases);
         let begin = all().map(|named| named.start_ns).min()?;
         Some((begin, all().map(|named| named.end_ns).max()?))
     }
 
-    /// Cuts a range of time where phases begin and end.
+    /// Cuts a time range where phases begin and end.
     pub(super) fn pieces(&self, start_ns: i64, end_ns: i64) -> Vec<Piece<'a>> {
         let mut pieces = Vec::new();
         let mut at_ns = start_ns;
@@ -102,10 +102,11 @@ impl<'a> Activity<'a> {
         Piece { what, start_ns, end_ns, compute_ns }
     }
 
-    /// The name of what took most of a range of time, if it took a tenth or more.
+    /// The name of the work that took most of a time range, if it took a tenth or more.
     fn busiest(&self, start_ns: i64, end_ns: i64) -> Option<NameId> {
         let mut totals: HashMap<NameId, i64> = HashMap::new();
-        // Work that began earlier can reach into the range, but rarely does: one before is looked at.
+        // Earlier work can reach into the range, but rarely does, so only the last event that starts before
+        // the range is checked.
         let first = self.work.partition_point(|work| work.start_ns < start_ns).saturating_sub(1);
         for work in self.work[first..].iter().take_while(|work| work.start_ns < end_ns) {
             let inside_ns = work.end_ns.min(end_ns) - work.start_ns.max(start_ns);
@@ -118,7 +119,7 @@ impl<'a> Activity<'a> {
     }
 }
 
-/// What counts as computation.
+/// The events that count as computation.
 fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
     let names = &timeline.names;
     match source {
@@ -147,13 +148,13 @@ fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
     }
 }
 
-/// Whether an event is a collective or its call, or a whole step: time in it is not work of the rank.
+/// Whether an event is a collective, a call of one, or a whole step. Its time is not work of the rank.
 fn is_call_of_collective(name: &str) -> bool {
     let is_call = ["c10d::", "record_param_comms"].iter().any(|prefix| name.starts_with(prefix));
     is_call || is_back_end(name) || steps::number(name).is_some()
 }
 
-/// Those that contain no other one on their lane.
+/// The events that contain no other event of their row.
 fn leaves(mut events: Vec<(LaneId, TimeRange, NameId)>) -> Vec<(TimeRange, NameId)> {
     events.sort_unstable_by_key(|&(lane, time, name)| {
         (lane, time.start_ns, std::cmp::Reverse(time.dur_ns), name)
@@ -169,8 +170,8 @@ fn leaves(mut events: Vec<(LaneId, TimeRange, NameId)>) -> Vec<(TimeRange, NameI
     leaf.map(|i| (events[i].1, events[i].2)).collect()
 }
 
-/// The annotations that tell what a rank was doing: the device's, if it has any and kernels are looked at,
-/// else those of the thread that has the steps.
+/// The annotations that tell what a rank was doing: those of the device if it has any and kernels are
+/// analyzed, otherwise those of the thread with the steps.
 fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
     let names = &timeline.names;
     let on_device =
@@ -191,7 +192,7 @@ fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
     timeline.annotations.iter().filter(is_phase).map(|a| (a.time, a.name)).collect()
 }
 
-/// For each of the steps, sorted by begin, the earliest end of it and of all after it.
+/// For each step, in order of starts, the earliest end among this step and all after it.
 fn earliest_ends(steps: &[Step]) -> Vec<i64> {
     let mut ends: Vec<i64> = steps.iter().map(|step| step.time.end_ns()).collect();
     for i in (1..ends.len()).rev() {
@@ -200,7 +201,8 @@ fn earliest_ends(steps: &[Step]) -> Vec<i64> {
     ends
 }
 
-/// Of what overlaps, the one that began first; the rest of a later one that outlasts it.
+/// Removes overlaps: the annotation that began first stays whole, and a later one keeps only the part after
+/// the end of the first.
 fn disjoint(sorted: Vec<Named>) -> Vec<Named> {
     let mut kept: Vec<Named> = Vec::new();
     for mut named in sorted {

@@ -1,6 +1,6 @@
-//! Follows the critical path of a step from its end to its begin.
+//! Follows the critical path of a step from its end to its start.
 //!
-//! The activity of each rank and the collectives go in. A [`StepPath`] comes out.
+//! Input: the activity of each rank, and the collectives. Output: a [`StepPath`].
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,18 +9,19 @@ use super::{Segment, StepPath};
 use crate::ranks::clock::Clocks;
 use crate::ranks::meetings::{Arrival, Meeting, Meetings};
 
-/// A collective that begins this soon after the one before it ended was waiting for it in the queue, where
-/// the trace does not say. Kernels that wait for each other begin within a few microseconds.
+/// A collective that begins this soon after the previous one ended is assumed to have waited for it in the
+/// queue, unless the trace says that it was not queued. Kernels that wait for each other begin within a few
+/// microseconds.
 const BACK_TO_BACK_NS: i64 = 5_000;
 
-/// A rank waited for a collective if it did not compute for as long before its end. Kernels that follow
-/// each other leave shorter gaps.
+/// A rank waited for a collective if it did not compute during this time before the collective ended. Kernels
+/// that follow each other leave shorter gaps.
 const IDLE_NS: i64 = 10_000;
 
-/// Ranks that come within as long of each other come together: the path then stays where it is.
+/// Ranks that arrive within this time of each other arrive together. The path then stays on the same rank.
 const TOGETHER_NS: i64 = 1_000;
 
-/// A collective as one rank saw it: indices of the meeting and of the arrival.
+/// A collective as one rank saw it: the index of the meeting, and of the arrival in it.
 #[derive(Clone, Copy)]
 struct Visit {
     end_ns: i64,
@@ -32,7 +33,7 @@ pub(super) struct Follower<'a> {
     activities: &'a [Activity<'a>],
     meetings: &'a Meetings,
     clocks: &'a Clocks,
-    /// Per timeline, its collectives by their end.
+    /// The collectives of each timeline, in order of their ends.
     visits: Vec<Vec<Visit>>,
 }
 
@@ -53,7 +54,7 @@ impl<'a> Follower<'a> {
         Self { activities, meetings, clocks, visits }
     }
 
-    /// The path of a step that began and ended at these times on each timeline.
+    /// The path of a step, given its start and end on each timeline.
     pub(super) fn step(&self, step: Option<u64>, windows: &[Option<(i64, i64)>]) -> StepPath {
         let mut path = StepPath { step, ..StepPath::default() };
         let mut ends: Vec<(i64, usize)> = windows
@@ -68,7 +69,7 @@ impl<'a> Follower<'a> {
             gain(&mut path.gain_ns, self.rank(last), end_ns - before_ns);
         }
         let mut at_ns = end_ns;
-        // The collective from whose begin the path goes on.
+        // The arrival at which the path goes on; `None` at the end of the step.
         let mut from: Option<&Arrival> = None;
         let mut seen = HashSet::new();
         loop {
@@ -83,7 +84,7 @@ impl<'a> Follower<'a> {
             let (own, last) = (&meeting.arrivals[visit.arrival], meeting.last());
             gain(&mut path.gain_ns, last.rank, meeting.lead_ns());
             let is_last = own.wait_ns - last.wait_ns <= TOGETHER_NS;
-            // The wait of the last rank itself is what it takes to see that all have come.
+            // The wait of the last rank itself is the time that it needs to see that all ranks have arrived.
             let (last, wait_ns) = if is_last { (own, 0) } else { (last, own.wait_ns) };
             let came_ns = (own.start_ns + wait_ns).clamp(begin_ns, visit.end_ns);
             self.transfer(&mut path.segments, place, meeting, came_ns, visit.end_ns);
@@ -98,7 +99,7 @@ impl<'a> Follower<'a> {
         self.clocks.ranks[place].rank
     }
 
-    /// The last collective before `at_ns` that the rank waited for, within the step.
+    /// The last collective before `at_ns` in this step that the rank waited for.
     fn waited_for(
         &self,
         place: usize,
@@ -125,7 +126,7 @@ impl<'a> Follower<'a> {
         within.copied().find(|visit| waited(&visit))
     }
 
-    /// Adds the work of a rank between two moments, the last piece first.
+    /// Adds the work of a rank between two times, the last piece first.
     fn work(&self, segments: &mut Vec<Segment>, place: usize, start_ns: i64, end_ns: i64) {
         for piece in self.activities[place].pieces(start_ns, end_ns).into_iter().rev() {
             segments.push(Segment {
@@ -161,7 +162,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// No rank can give back more than its own work on the path.
+    /// A rank cannot save more than its own work on the path.
     fn limit_gains(&self, path: &mut StepPath) {
         let mut own: BTreeMap<usize, i64> = BTreeMap::new();
         for segment in &path.segments {

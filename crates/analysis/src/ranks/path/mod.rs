@@ -1,9 +1,9 @@
-//! What each step depended on, across ranks.
+//! The critical path of each step across ranks.
 //!
-//! Timelines, their clocks and their meetings go in. The segments of the critical path come out. The path
-//! is followed backwards: from the end of the rank whose step ended last through its own work to the last
-//! collective it waited for, from there to the rank that came last to this collective, and so on to the
-//! begin of the step.
+//! Input: timelines, their clocks and their meetings. Output: the segments of the critical path. The path is
+//! followed backward. It starts at the end of the rank whose step ended last, goes through that rank's work
+//! to the last collective that it waited for, from there to the rank that arrived last at this collective,
+//! and so on to the start of the step.
 
 mod activity;
 mod follow;
@@ -18,42 +18,42 @@ use crate::timeline::{TimeRange, Timeline};
 use activity::Activity;
 use follow::Follower;
 
-/// What shows when a rank computed.
+/// The events that show when a rank computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathSource {
     /// Kernels, copies and sets of the device.
     #[default]
     Kernels,
-    /// Operators that contain no others, of all threads: the trace has no kernels.
+    /// Operators of all threads that contain no other operators, because the trace has no kernels.
     Operators,
-    /// Annotations that contain no others: the trace has neither kernels nor operators.
+    /// Annotations that contain no other annotations, because the trace has neither kernels nor operators.
     Annotations,
 }
 
-/// A range of time of the critical path on one rank. Times are nanoseconds of the reference clock.
+/// A part of the critical path on one rank. Times are nanoseconds of the reference clock.
 ///
-/// The segments of a step follow each other without gaps: together they are as long as the step.
+/// The segments of a step follow each other without gaps, so they are together as long as the path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// On which rank.
+    /// The rank.
     pub rank: usize,
-    /// The annotation it lies in; without one the kernel or operator that took most of it, or `host`; of a
-    /// collective, its name.
+    /// For a collective, its name. Otherwise the annotation in which the segment lies; without one, the
+    /// kernel or operator that took most of it; without these, `host`.
     pub what: String,
-    /// The collective's place in the sequence of its group, if it is one that says so.
+    /// For a collective, its number in the sequence of its group, if the trace gives it.
     pub seq: Option<u64>,
-    /// When it began.
+    /// When it begins.
     pub start_ns: i64,
-    /// How long it lasted.
+    /// Its duration.
     pub dur_ns: i64,
-    /// Part of it during which the rank computed.
+    /// The part of it during which the rank computed.
     pub compute_ns: i64,
-    /// Part of it during which a collective moved data, with all ranks present.
+    /// The part of it during which a collective moved data, with all ranks present.
     pub transfer_ns: i64,
 }
 
 impl Segment {
-    /// Part of it during which the rank neither computed nor waited for others, in nanoseconds: its host
+    /// The part of it, in nanoseconds, during which the rank neither computed nor moved data: its host
     /// prepared work, loaded data or slept.
     pub fn host_ns(&self) -> i64 {
         self.dur_ns - self.compute_ns - self.transfer_ns
@@ -63,68 +63,69 @@ impl Segment {
 /// The critical path of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepPath {
-    /// Its number, as in `ProfilerStep#N`; `None` for a trace without steps, which counts as one.
+    /// The step's number, as in `ProfilerStep#N`; `None` for a trace without steps, which counts as one step.
     pub step: Option<u64>,
-    /// From its begin, on the rank where the path begins, to its end.
+    /// From the start of the step, on the rank where the path begins, to its end.
     pub segments: Vec<Segment>,
-    /// Per rank, what the step would gain if this rank had come to the collectives on the path, and to the
-    /// end of the step, together with the one before it; in nanoseconds.
+    /// For each rank, what the step would gain if this rank arrived at the collectives on the path, and at
+    /// the end of the step, together with the rank before it. In nanoseconds.
     pub gain_ns: BTreeMap<usize, i64>,
 }
 
 impl StepPath {
-    /// How long the path is, in nanoseconds.
+    /// The length of the path, in nanoseconds.
     pub fn len_ns(&self) -> i64 {
         add_up(self.segments.iter().map(|segment| segment.dur_ns))
     }
 }
 
-/// A rank's part in the critical path of all steps. Times are nanoseconds, added up over steps.
+/// A rank's part of the critical paths of all steps. Times are nanoseconds, added up over steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankShare {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
     /// Its computation on the path.
     pub compute_ns: i64,
-    /// What it spent on the path neither computing nor in collectives.
+    /// Its time on the path that was spent neither computing nor in collectives.
     pub host_ns: i64,
-    /// Transfer that the path passes through on this rank. All ranks of the collective take part in it.
+    /// Transfers on this rank through which the path goes. All ranks of the collective take part in a
+    /// transfer.
     pub transfer_ns: i64,
-    /// Its computation and host time, as a part of the path of all steps; from 0 to 1.
+    /// Its computation and host time as a fraction of the paths of all steps, 0 to 1.
     pub share: f64,
-    /// What the steps would gain if it were no later than the next rank, wherever the path depends on it:
-    /// an upper bound, since something else may then take as long.
+    /// What the steps would gain if, wherever the path depends on this rank, it were no later than the next
+    /// rank. This is an upper bound, because something else may then take as long.
     pub gain_ns: i64,
-    /// Its computation and host time by [`Segment::what`], the longest first.
+    /// Its computation and host time by [`Segment::what`], longest first.
     pub parts: Vec<(String, i64)>,
 }
 
 /// The critical path across ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CriticalPath {
-    /// What shows when ranks computed.
+    /// The events that show when ranks computed.
     pub source: PathSource,
-    /// Steps, in their order.
+    /// The steps, in order of their numbers.
     pub steps: Vec<StepPath>,
     /// All ranks, the largest share first.
     pub ranks: Vec<RankShare>,
 }
 
 impl CriticalPath {
-    /// How long the paths of all steps are, in nanoseconds.
+    /// The length of the paths of all steps, in nanoseconds.
     pub fn len_ns(&self) -> i64 {
         add_up(self.steps.iter().map(StepPath::len_ns))
     }
 
-    /// How much of that is transfer, in nanoseconds.
+    /// The part of it that is transfer, in nanoseconds.
     pub fn transfer_ns(&self) -> i64 {
         add_up(self.ranks.iter().map(|rank| rank.transfer_ns))
     }
 
-    /// What to do about it, in a sentence; nothing for a single rank or an empty path.
+    /// Advice in one sentence; `None` for a single rank or an empty path.
     ///
-    /// The rank is named that would gain the steps most if it were no later than the next one, which need
-    /// not be the one with the largest share; none where that is less than 1 %.
+    /// It names the rank that would gain the steps most if it were no later than the next rank. This need not
+    /// be the rank with the largest share. If the gain is less than 1 %, it names no rank.
     pub fn headline(&self) -> Option<String> {
         let slowest = self.ranks.iter().max_by_key(|share| (share.gain_ns, Reverse(share.rank)))?;
         let len_ns = self.len_ns();
@@ -158,12 +159,12 @@ impl RankShare {
     }
 }
 
-/// A sum that cannot overflow, whatever times a file contains.
+/// A sum that saturates instead of overflowing, because a file can contain any times.
 fn add_up(times: impl IntoIterator<Item = i64>) -> i64 {
     times.into_iter().fold(0, i64::saturating_add)
 }
 
-/// Follows the critical path of each chosen step; of the whole trace where it names none.
+/// Follows the critical path of each chosen step, or of the whole trace if it names no steps.
 pub(super) fn critical_path(
     timelines: &[Timeline],
     chosen: &[Chosen],
@@ -196,7 +197,7 @@ fn source(timelines: &[Timeline]) -> PathSource {
     }
 }
 
-/// When each step began and ended on each timeline, on the reference clock.
+/// For each timeline, when the step began and ended, on the reference clock.
 type Windows = Vec<Option<(i64, i64)>>;
 
 fn windows(
@@ -204,7 +205,7 @@ fn windows(
     activities: &[Activity],
     clocks: &Clocks,
 ) -> Vec<(Option<u64>, Windows)> {
-    // Of two steps with one number the first counts.
+    // If two steps have the same number, the first one counts.
     let times = |chosen: &Chosen| -> HashMap<u64, TimeRange> {
         chosen.steps.iter().rev().map(|step| (step.number, step.time)).collect()
     };
@@ -262,7 +263,8 @@ mod tests {
     use super::*;
     use crate::ranks::sample::{across, timeline};
 
-    /// What the segments of a step say, in microseconds: rank, what, begin, length, computation, transfer.
+    /// The fields of the segments of a step, with times in microseconds: rank, what, start, duration,
+    /// computation, transfer.
     fn told(step: &StepPath) -> Vec<(usize, &str, i64, i64, i64, i64)> {
         let us = |ns: i64| ns / 1000;
         let told = step.segments.iter().map(|s| {
@@ -272,7 +274,8 @@ mod tests {
         told.collect()
     }
 
-    /// Computes until `ready_us`, waits for an all-reduce that ends at 80, and steps until `end_us`.
+    /// A rank that computes until `ready_us`, waits for an all-reduce that ends at 80, and runs the optimizer
+    /// until `end_us`.
     fn blocking(rank: usize, ready_us: i64, end_us: i64) -> Timeline {
         timeline(rank)
             .step(3, 0, end_us)
@@ -295,7 +298,7 @@ mod tests {
         ];
         assert_eq!(told(&path.steps[0]), expected);
         assert_eq!((path.len_ns(), path.transfer_ns()), (100_000, 10_000));
-        // At the end of the step rank 0 was 5 us later, at the all-reduce rank 1 was 30 us later.
+        // Rank 0 was 5 us later at the end of the step, rank 1 was 30 us later at the all-reduce.
         assert_eq!(path.steps[0].gain_ns, BTreeMap::from([(0, 5_000), (1, 30_000)]));
         let [first, second] = &path.ranks[..] else { panic!() };
         assert_eq!((first.rank, first.share, first.gain_ns), (1, 0.7, 30_000));
@@ -347,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_collective_that_was_queued_leads_to_the_one_before_it() {
-        // Two buckets: the second is ready early and waits in the queue for the first, which rank 1 held up.
+        // Two buckets. The second is ready early and waits in the queue for the first, which rank 1 delayed.
         let rank = |rank: usize, first_us: i64| {
             let timeline = timeline(rank).step(0, 0, 200).compute("conv", 0, 60);
             timeline.all_reduce(0, first_us, 100).all_reduce(1, 101, 180).compute("adam", 181, 200)
@@ -377,7 +380,7 @@ mod tests {
         };
         let path = across(&[rank(0, 30), rank(1, 60)]).path;
         assert_eq!(path.source, PathSource::Operators);
-        // The call itself is no computation.
+        // The operator that calls the collective is not computation.
         let expected = [
             (1, "aten::addmm", 0, 62, 50, 0),
             (1, "gloo:all_reduce", 62, 28, 0, 28),
