@@ -60,7 +60,7 @@ pub(super) fn launch(
         .map_err(|e| Failure::io("no memory for the rows", e))?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), lines.as_raw_fd());
     let job = Job { transport, sizes: sizes.to_vec(), is_quiet, lines: path.into() };
-    let job = serde_json::to_string(&job).map_err(|e| Failure::io("a job is no text", e))?;
+    let job = serde_json::to_string(&job).map_err(|e| Failure::io("cannot write a job as JSON", e))?;
     let variables = vec![(JOB, job.into())];
     let ended = launcher::launch_one_of_many(&Launch::of_own_program(args, nproc, variables)?)?;
     let mut reporter = Reporter::default();
@@ -86,7 +86,7 @@ fn why_failed(code: u8) -> Option<String> {
         129.. => format!("was killed by signal {}", code - 128),
         _ => format!("exited with code {code}"),
     };
-    Some(format!("a rank {how}; what it said is on standard error"))
+    Some(format!("a rank {how}; its messages are on standard error"))
 }
 
 /// Measures for another command, and prints nothing. `args` is a command line of `paceline bench`.

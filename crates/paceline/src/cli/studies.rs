@@ -1,4 +1,5 @@
-//! Flags of the studies of `paceline bench`, which make training runs and compare them.
+//! Flags of the studies of `paceline bench`, and of `paceline predict`, which make training runs and
+//! compare them.
 
 use std::path::PathBuf;
 
@@ -28,8 +29,8 @@ Examples:
   paceline predict --model mlp --links 25gbe measured --measure
 ";
 
-/// `paceline bench`: an operation, or a study. Not derived, because what is derived would ask for the
-/// operation even where a study is given.
+/// `paceline bench`: an operation, or a study. The traits are not derived, because the derived code would
+/// require the operation even if a study is given.
 #[derive(Debug)]
 pub enum BenchCommand {
     /// An operation and how to measure it.
@@ -69,7 +70,7 @@ impl FromArgMatches for BenchCommand {
     }
 }
 
-/// What makes several training runs and compares them.
+/// A study, which makes several training runs and compares them.
 #[derive(Debug, Subcommand)]
 pub enum StudyCommand {
     /// How training speeds up with the number of ranks, and what limits it
@@ -102,8 +103,8 @@ pub struct ScalingArgs {
         help_heading = "Study"
     )]
     pub nproc: Vec<usize>,
-    /// What stays the same when ranks are added: the batch of each rank, or the global batch. Both
-    /// begin with the batch of --batch-size or --global-batch-size on one rank
+    /// What stays the same when ranks are added: the batch of each rank, or the global batch. Both begin
+    /// with the batch of --batch-size or --global-batch-size on one rank
     #[arg(long, value_enum, default_value_t = ModeName::Both, help_heading = "Study")]
     pub mode: ModeName,
     /// What all studies have.
@@ -122,7 +123,7 @@ pub struct BucketsArgs {
     /// two from 1/32 of the gradients up to the first one that holds them all]
     #[arg(long, value_name = "MB", value_delimiter = ',', help_heading = "Study")]
     pub sizes: Vec<f64>,
-    /// Ranks
+    /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
     pub nproc: usize,
     /// What all studies have.
@@ -156,7 +157,7 @@ pub struct PredictArgs {
         help_heading = "Study"
     )]
     pub links: Vec<String>,
-    /// Emulate each link too, and put what was measured beside what was predicted
+    /// Also run on each link, emulated, and print the measured times beside the predicted ones
     #[arg(long, help_heading = "Study")]
     pub measure: bool,
     /// What all studies have.
@@ -170,7 +171,7 @@ pub struct PredictArgs {
 /// Flags that all studies have.
 #[derive(Clone, Debug, Args)]
 pub struct StudyArgs {
-    /// How often each run is made; rounds alternate the runs, and their medians count
+    /// How often each run is made. The runs alternate in rounds, and the medians over the rounds count
     #[arg(long, value_name = "R", default_value_t = 3, help_heading = "Study")]
     pub rounds: usize,
     /// Seconds that a run may take
