@@ -60,7 +60,7 @@ pub(super) fn launch(
         .map_err(|e| Failure::io("no memory for the rows", e))?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), lines.as_raw_fd());
     let job = Job { transport, sizes: sizes.to_vec(), is_quiet, lines: path.into() };
-    let job = serde_json::to_string(&job).map_err(|e| Failure::io("cannot write a job as JSON", e))?;
+    let job = serde_json::to_string(&job).map_err(|e| Failure::io("cannot write a job", e))?;
     let variables = vec![(JOB, job.into())];
     let ended = launcher::launch_one_of_many(&Launch::of_own_program(args, nproc, variables)?)?;
     let mut reporter = Reporter::default();

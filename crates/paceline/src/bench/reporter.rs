@@ -48,7 +48,7 @@ impl Reporter {
         }
         if let Some(file) = &mut self.file {
             let line =
-                serde_json::to_string(&found).map_err(|e| Failure::io("cannot write a row as JSON", e))?;
+                serde_json::to_string(&found).map_err(|e| Failure::io("cannot write a row", e))?;
             writeln!(file, "{line}").map_err(|e| Failure::io("cannot pass a row on", e))?;
         }
         match found {
