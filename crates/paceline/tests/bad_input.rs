@@ -11,8 +11,8 @@ use paceline_kernels::optimizer::Sgd;
 use paceline_memory::{Allocator, DType};
 use paceline_model::{MlpConfig, Optimizer, OptimizerConfig, Storage, weights};
 
-/// Demands that `paceline train` refuses these flags with a message that holds all of `words`, and
-/// leaves the folder as it was.
+/// Checks that `paceline train` refuses these flags with a message that has all of `words`, and leaves
+/// the folder unchanged.
 #[track_caller]
 fn refused_in(sandbox: &Sandbox, flags: &str, words: &[&str]) {
     refused_with(sandbox, flags, &[], words);
@@ -283,7 +283,7 @@ fn downloads() {
         format!("--data {data} --data-dir new/data --download --mirror {mirror}")
     };
     refused(&from("mnist", "ftp://a"), &["--mirror ftp://a", "begins with https://"]);
-    // Nobody listens on the first port.
+    // No server listens on the first port.
     let url = "http://127.0.0.1:1/mnist";
     let fix = "put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, \
                t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz into new/data yourself";

@@ -41,7 +41,7 @@ impl Reporter {
         }
     }
 
-    /// Shows, writes and keeps what was found.
+    /// Shows, writes and keeps a result.
     pub(super) fn report(&mut self, found: Found) -> Result<()> {
         if let (Some((screen, ..)), Found::Row(row)) = (&self.screen, &found) {
             screen.row(row);

@@ -25,7 +25,7 @@ Examples:
 
 /// Flags of `paceline bench`.
 #[derive(Debug, Args)]
-// With negative numbers allowed, "-b -1" is answered as a value, not as an unknown flag.
+// With negative numbers allowed, "-b -1" is rejected as a value, not as an unknown flag.
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct BenchArgs {
     /// The operation

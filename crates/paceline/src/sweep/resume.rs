@@ -1,7 +1,7 @@
 //! Keeps the records of finished runs, in memory or in the folder of a sweep.
 //!
 //! ```text
-//! DIR/sweep-settings.json   what the sweep is of; another command is refused
+//! DIR/sweep-settings.json   the settings of the sweep; a command with other settings is refused
 //! DIR/records/00000.json    one for each finished run, failed or not
 //! DIR/runs/                 their run folders
 //! DIR/unfinished/           whatever the run under way writes

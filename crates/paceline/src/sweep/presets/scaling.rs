@@ -137,7 +137,7 @@ fn resolve_ranks(nproc: &[usize]) -> Result<Vec<usize>> {
     }
 }
 
-/// The flags for so many ranks, with the user's own batch or with this one.
+/// The flags for `ranks` ranks, with the user's own batch or with this one.
 fn at(given: &Spec, ranks: usize, global_batch: Option<usize>) -> Spec {
     let flags = given.with("nproc", ranks);
     match global_batch {
