@@ -8,8 +8,7 @@
 //! | [`operation`] | the operations that can be measured, and their properties |
 //! | [`sizes`] | turns flags into the list of message sizes |
 //! | [`sweep`] | runs one configuration after the other, and writes the files at the end |
-//! | `configuration` | one transport and number of ranks: its algorithm, and the sizes that fit into
-//! memory |
+//! | `configuration` | one transport and number of ranks: its algorithm, and the sizes that fit |
 //! | [`processes`] | the ranks of a configuration as processes |
 //! | `rank` | what each rank does, and how times are taken |
 //! | `reporter` | where a rank reports what it measures |
