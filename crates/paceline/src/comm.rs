@@ -1,4 +1,4 @@
-//! From the flags about communication to settings that were checked before any rank starts.
+//! Turns the flags about communication into settings, which are checked before any rank starts.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::run::flags::CommArgs;
 use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
-/// The longest time limit: a year of seconds, far from what clocks can add up.
+/// The longest time limit: a year in seconds, which cannot overflow when it is added to a time.
 const MAX_TIMEOUT_S: f64 = 3.2e7;
 
 /// How the ranks of a command talk to each other.
@@ -20,12 +20,12 @@ pub struct CommConfig {
     pub timeout_s: f64,
     /// The link to emulate.
     pub link: Option<Link>,
-    /// How tcp reduces.
+    /// The all-reduce algorithm of the transport tcp.
     pub algorithm: Algorithm,
-    /// What is logged of each operation.
+    /// How much is logged of each operation.
     #[serde(skip)]
     pub log: CommLog,
-    /// Hosts that the ranks of one stand for, with the hybrid transport.
+    /// With the hybrid transport on one host: the number of hosts that its ranks pretend to be.
     pub hosts: usize,
     /// The address of this host, if it was given.
     pub host: Option<String>,
@@ -71,7 +71,7 @@ pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConf
 }
 
 impl CommConfig {
-    /// For a group that has so many ranks on this host.
+    /// The options of a group that has `local_ranks` ranks on this host.
     pub fn options(&self, local_ranks: usize) -> GroupOptions {
         GroupOptions {
             timeout: Duration::from_secs_f64(self.timeout_s),
@@ -82,7 +82,7 @@ impl CommConfig {
         }
     }
 
-    /// Why ranks of this host cannot use a transport; `None` if they can.
+    /// The reason why `local_ranks` ranks of this host cannot use a transport; `None` if they can.
     pub fn refusal(&self, transport: TransportName, local_ranks: usize) -> Option<String> {
         match transport {
             TransportName::Mpi if !cfg!(feature = "mpi") => Some(WITHOUT_MPI.into()),
@@ -100,7 +100,7 @@ impl CommConfig {
     }
 }
 
-/// Why there is no transport `mpi`.
+/// The error if the transport `mpi` was not built.
 pub(crate) const WITHOUT_MPI: &str =
     "this paceline was built without MPI; build it with --features mpi";
 

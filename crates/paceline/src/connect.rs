@@ -1,4 +1,4 @@
-//! How this process, one rank of several, joins its group over any transport.
+//! Joins this process, one rank of several, to its group over any transport.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -20,12 +20,13 @@ const EXIT_TERMINATED: i32 = 128 + SIGTERM;
 /// The exit code of a Rust program that panics.
 const EXIT_PANICKED: i32 = 101;
 
-/// How long a rank that panics may take to write its operations. It may hold a lock that writing needs.
+/// How long a rank that panics may take to write its last operations. There is a limit because the
+/// panicking thread may hold a lock that the writing needs.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Meets the other ranks and forms the group. If `pinned_threads` is given, first gives this rank so many
-/// cores of its own. From then on, SIGTERM makes this rank write its last operations to the dump folder
-/// before it ends.
+/// Meets the other ranks and forms the group. If `pinned_threads` is given, this rank first gets that
+/// many cores of its own. From then on, SIGTERM makes this rank write its last operations to the dump
+/// folder before it ends.
 pub(crate) fn connect(
     transport: TransportName,
     comm: &CommConfig,
@@ -34,8 +35,8 @@ pub(crate) fn connect(
     pinned_threads: Option<usize>,
 ) -> Result<Group> {
     let (rank, world) = (place.rank, place.world_size);
-    // How ranks wait depends on the cores that all of them have, so pinning comes after this, and
-    // before the group starts its threads.
+    // The options depend on the cores of all ranks together, so they are made before pinning. Pinning
+    // comes before the group starts its threads.
     let options = comm.options(place.local_world_size);
     if let Some(threads) = pinned_threads {
         resources::pin(place.local_rank, threads)?;
@@ -64,8 +65,8 @@ pub(crate) fn connect(
     Ok(group)
 }
 
-/// The address by which the other ranks reach this host: the `--host` flag's, or that of the interface
-/// towards the rendezvous.
+/// The address at which the other ranks reach this host: that of `--host`, or else the address of the
+/// network interface that leads to the rendezvous.
 fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -> Result<String> {
     if let Some(host) = &comm.host {
         return Ok(host.clone());
@@ -83,8 +84,8 @@ fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -
     })
 }
 
-/// Waits for SIGTERM, by which launchers end ranks, in a thread of its own. The main thread may be blocked
-/// in an operation that no rank will finish.
+/// Waits for SIGTERM, with which launchers end ranks, in a thread of its own, because the main thread may
+/// be blocked in an operation that no rank will finish.
 fn dump_when_ended(dumper: Dumper) -> Result<()> {
     let mut signals = Signals::new([SIGTERM])
         .map_err(|e| Failure::io("cannot listen for the signal to end", e))?;

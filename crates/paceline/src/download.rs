@@ -1,11 +1,11 @@
 //! Fetches the files of a data set from where they are published.
 //!
-//! In go a data set as it is published and a folder; afterwards the folder has the files, each of which has
-//! appeared complete and with the published checksum, or not at all. It knows nothing of what is in
-//! them.
+//! Takes a published data set and a folder. Afterwards the folder has the files. Each file appears
+//! complete and with the published checksum, or not at all. The code knows nothing of the files'
+//! contents.
 //!
-//! Several ranks of one host, or of a shared folder, may want the same file at once: one fetches it,
-//! the others wait.
+//! Several ranks of one host, or of hosts that share the folder, may want the same file at once. One of
+//! them fetches the file, and the others wait.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -21,19 +21,20 @@ use ureq::Agent;
 
 use crate::{Failure, Result};
 
-/// How long a host may take to answer at all. Without a network, there is none to wait for.
+/// How long to wait for a connection, and how long for the response to a request. Without a network
+/// nothing ever answers.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a file may take: the largest one, of 170 MB, at a megabit per second.
+/// How long the body of a file may take: the largest file has 170 MB, which takes 23 minutes at 1 Mbit/s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// Bytes that are read at once.
+/// Bytes per read.
 const PIECE_BYTES: usize = 1 << 16;
 
 /// A data set as it is published.
 #[derive(Debug)]
 pub struct Source {
-    /// The folder of its files on the web.
+    /// The URL of the folder that has its files.
     pub address: &'static str,
-    /// The folder below that of the data where its files may lie too.
+    /// A folder inside the data folder. Files may be there too, and archives are unpacked there.
     pub subfolder: &'static str,
     /// Its files.
     pub items: &'static [Item],
@@ -46,21 +47,22 @@ pub struct Item {
     pub name: &'static str,
     /// Its published checksum.
     pub md5: &'static str,
-    /// The files that an archive is unpacked to, in the subfolder; a file that is no archive stays as
-    /// it is.
+    /// The files that an archive is unpacked to, in the subfolder. Empty for a file that is not an
+    /// archive.
     pub members: &'static [&'static str],
 }
 
 impl Source {
-    /// Fetches what is missing in `folder` from `address`, which is the published one or a mirror. Says on
-    /// standard error what it fetches, unless it is to be quiet.
+    /// Fetches the files that are missing in `folder` from `address`, which is the published address or a
+    /// mirror. Unless `quiet`, reports progress on standard error.
     pub fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<()> {
         let missing: Vec<&Item> =
             self.items.iter().filter(|item| !self.has(folder, item)).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        // Those that are made here are removed if nothing comes to lie in them, the innermost first.
+        // If the download fails, folders that were created here and are still empty are removed,
+        // innermost first.
         let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
         let new_folders: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
         let fetched = fs::create_dir_all(folder)
@@ -86,7 +88,7 @@ impl Source {
         })
     }
 
-    /// Whether a file need not be fetched: it is there, packed or not.
+    /// Whether a file is there already, packed or unpacked, so that it need not be fetched.
     fn has(&self, folder: &Path, item: &Item) -> bool {
         let is_there = |name: &str| {
             [folder.to_owned(), folder.join(self.subfolder)].iter().any(|f| f.join(name).exists())
@@ -97,7 +99,7 @@ impl Source {
         is_there(item.name) || item.name.strip_suffix(".gz").is_some_and(is_there)
     }
 
-    /// Fetches one file, unless another process has by the time that this one may.
+    /// Fetches one file, unless another process has fetched it while this one waited for the lock.
     fn obtain(
         &self,
         agent: &Agent,
@@ -120,15 +122,14 @@ impl Source {
                     .map_err(write)
             }
         });
-        // An archive that is unpacked has served, and a half of a file never will.
+        // An archive that has been unpacked is no longer needed, and part of a file is of no use.
         if item.is_archive() || fetched.is_err() {
             let _ = fs::remove_file(&partial);
         }
         fetched
     }
 
-    /// Unpacks the members of an archive, each of which appears complete or not at all, and nothing
-    /// else that may be in it.
+    /// Unpacks the expected members of an archive and nothing else. Each appears complete or not at all.
     fn unpack(
         &self,
         folder: &Path,
@@ -177,16 +178,16 @@ fn agent() -> Agent {
         .into()
 }
 
-/// The name of a file until it is complete. Always the same one, so that what a killed run left is
-/// overwritten and does not pile up.
+/// The name of a file until it is complete. The name is always the same, so a later run overwrites the
+/// file that a killed run has left.
 fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".partial");
     name.into()
 }
 
-/// Takes the right to fetch a file, which is a lock on the one that it is first written to. Waits for
-/// whoever has it; nothing if there is nothing left to fetch then.
+/// Takes the right to fetch a file, which is a lock on its partial file. Waits for the process that holds
+/// the lock. Returns `None` if the file is there once the lock is held.
 fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>> {
     loop {
         let file =
@@ -196,7 +197,7 @@ fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>
             let _ = fs::remove_file(partial);
             return Ok(None);
         }
-        // Whoever had it may have failed, and removed it.
+        // The process that held the lock may have failed and removed the partial file. Then try again.
         if file.metadata()?.nlink() > 0 {
             file.set_len(0)?;
             return Ok(Some(file));
@@ -204,7 +205,7 @@ fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>
     }
 }
 
-/// Copies what an address sends into a file, and compares its checksum.
+/// Copies the response of `url` to a file, and checks its MD5 checksum.
 fn receive(
     agent: &Agent,
     url: &str,
@@ -244,7 +245,7 @@ fn receive(
     ))
 }
 
-/// Draws on standard error, if that is a terminal.
+/// A progress bar on standard error, which is hidden if `quiet` or if standard error is not a terminal.
 fn progress_bar(name: &'static str, len: Option<u64>, quiet: bool) -> ProgressBar {
     if quiet {
         return ProgressBar::hidden();

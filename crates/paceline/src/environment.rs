@@ -1,6 +1,7 @@
-//! What our own launcher tells a rank besides its place among the ranks.
+//! What paceline's own launcher tells a rank, besides its place among the ranks, in environment
+//! variables.
 //!
-//! `paceline_rendezvous::Placement` reads the place itself, whichever launcher started the ranks.
+//! The place itself is read by `paceline_rendezvous::Placement`, whichever launcher started the ranks.
 
 use paceline_rendezvous::EnvironmentError;
 pub use paceline_rendezvous::SECRET;
@@ -20,7 +21,7 @@ pub const CHECK: &str = "PACELINE_CHECK";
 pub struct Placement {
     /// Its place.
     pub place: paceline_rendezvous::Placement,
-    /// The run folder that our launcher made.
+    /// The run folder that paceline's launcher made.
     pub run_folder: Option<String>,
     /// Whether `paceline evaluate` started this rank.
     pub is_of_evaluation: bool,
@@ -29,23 +30,25 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Whether `paceline train` started this rank, so that its own flags were checked and warned
-    /// about before. For a training run, `paceline launch` is a launcher like any other.
+    /// Whether `paceline train` started this rank. If so, its flags have been checked already and its
+    /// warnings printed. `paceline launch` does not count: for a training run it is like any other
+    /// launcher.
     pub fn is_of_train(&self) -> bool {
         self.run_folder.is_some()
     }
 
-    /// Whether the same command started this rank, so that `--nproc` is the number of ranks that it made.
+    /// Whether the command that this rank runs also started it. Then `--nproc` is the number of ranks
+    /// that the command started.
     pub fn is_ours(&self) -> bool {
         self.is_of_train() || self.is_of_evaluation
     }
 
-    /// The transport if no flag names one.
+    /// The transport that is used if no flag names one.
     pub fn default_transport(&self) -> TransportName {
         if self.place.is_one_host() { TransportName::Shm } else { TransportName::Tcp }
     }
 
-    /// Checks whether ranks that a launcher has started as processes can use a transport.
+    /// Checks that this rank, which a launcher has started as a process, can use a transport.
     pub fn check_transport(&self, transport: Option<TransportName>) -> Result<()> {
         let place = &self.place;
         match transport {
@@ -64,8 +67,8 @@ impl Placement {
     }
 }
 
-/// Reads the placement. `None` if no launcher set one. An incomplete placement is an error that names
-/// the missing variable.
+/// Reads the placement. Returns `None` if no launcher set one. An incomplete placement is an error that
+/// names the missing variable.
 pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>> {
     let place = paceline_rendezvous::Placement::from_lookup(&variable)?;
     Ok(place.map(|place| Placement {

@@ -1,6 +1,6 @@
 //! `paceline evaluate`: loss and accuracy of a checkpoint over a test set.
 //!
-//! In go a checkpoint and the settings of model, data and ranks. Nothing is trained, and no run folder is made.
+//! Takes a checkpoint and the settings of model, data and ranks. Trains nothing, and makes no run folder.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::run::{evaluation, resume};
 use crate::text::plural;
 use crate::{Failure, Result, comm};
 
-/// Everything that decides an evaluation.
+/// All resolved settings of an evaluation.
 struct EvaluationConfig {
     model: ModelConfig,
     data: DataConfig,
@@ -46,15 +46,15 @@ struct EvaluationConfig {
 #[derive(Serialize)]
 struct Found<'a> {
     checkpoint: &'a Path,
-    /// Optimizer steps that the checkpoint's run had made.
+    /// Optimizer steps that the run had made when the checkpoint was written.
     steps: u64,
     samples: f64,
     loss: f64,
     accuracy: f64,
 }
 
-/// `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or as several
-/// threads, or launches the ranks.
+/// Runs `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or
+/// as several threads, or launches the ranks.
 pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
     let (spec, notes) = args.spec()?;
     let placement = placement.as_ref();
@@ -153,8 +153,8 @@ fn resolve(
     Ok((args, config, test))
 }
 
-/// Warns if the checkpoint was trained on other data than it is evaluated on: that is allowed, but it is easily
-/// done by mistake.
+/// Warns if the checkpoint was trained on other data than it is evaluated on. This is allowed, but is
+/// easily done by mistake.
 fn warn_of_other_data(checkpoint: &Checkpoint, config: &EvaluationConfig) {
     for (flag, ours) in resume::identity_of_data(&config.data, config.seed) {
         let theirs = checkpoint.setting(flag);

@@ -10,7 +10,7 @@ use crate::run::resolve::resolve;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
 
-/// `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
+/// Runs `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
 pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8> {
     let (spec, notes) = command.spec()?;

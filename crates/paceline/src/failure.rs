@@ -1,4 +1,4 @@
-//! How a command fails: what it says, and its exit code.
+//! How a command fails: its message and its exit code.
 
 use std::process::ExitCode;
 
@@ -9,16 +9,17 @@ use paceline_strategies::StrategyError;
 /// The reason why a command ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The user asked for something that cannot be: found before any rank started, nothing written.
+    /// The user asked for something impossible. Found before any rank started and before anything was
+    /// written.
     #[error("{0}")]
     Usage(String),
     /// Something went wrong while running.
     #[error("{0}")]
     Run(String),
-    /// This rank ended only because another one failed; that one says why.
+    /// This rank ended only because another rank failed. The other rank reports the cause.
     #[error("{0}")]
     Consequence(String),
-    /// The link cannot be emulated. All ranks find that together, so the first one speaks for them.
+    /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.
     #[error("{0}")]
     Link(String),
 }
@@ -31,7 +32,8 @@ pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_CONSEQUENCE: u8 = 3;
 
 impl Failure {
-    /// Says what happened on standard error, and to torchrun if that started us; gives the exit code.
+    /// Reports the failure on standard error, and also to torchrun if that started this process. Returns
+    /// the exit code.
     pub fn report(self) -> ExitCode {
         if matches!(self, Failure::Link(_)) && !is_first_rank() {
             return ExitCode::from(EXIT_CONSEQUENCE);
@@ -57,7 +59,7 @@ impl Failure {
     }
 }
 
-/// Whether this process is rank 0, or no rank.
+/// Whether this process is rank 0, or not a rank at all.
 fn is_first_rank() -> bool {
     Placement::from_env().ok().flatten().is_none_or(|place| place.rank == 0)
 }

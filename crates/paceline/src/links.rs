@@ -1,7 +1,7 @@
-//! `paceline links`: what links deliver, and what models would spend on communication over one of
-//! them: computed and, if asked, measured on the emulated link.
+//! `paceline links`: the speeds of links, and the time that models would spend on communication over a
+//! link. That time is computed and, if asked for, measured on the emulated link.
 //!
-//! It knows neither how a link is emulated nor how a model is built.
+//! This file knows neither how a link is emulated nor how a model is built.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,10 +21,10 @@ use crate::run::trainer;
 use crate::text::{hundredths, plain_table, say, thousands};
 use crate::{Failure, Result, launcher};
 
-/// Steps that are made to find a model's computing time, and how many of them do not count.
+/// Steps that are run to measure a model's computing time, and how many of them are warm-up.
 const STEPS: (usize, usize) = (6, 2);
 
-/// A model, and how long a rank computes on one step of it.
+/// A model, and the time that a rank computes in one of its steps.
 #[derive(Clone, Debug, PartialEq)]
 struct ModelRow {
     name: String,
@@ -43,16 +43,16 @@ impl ModelRow {
         format!("{:.2}", self.gradient_bytes() as f64 / 1e6)
     }
 
-    /// Milliseconds that `world_size` ranks need to add up their gradients over a link:
-    /// `bytes x 2(N-1)/N / bandwidth`. The latency of the link is left out; it is small compared with
-    /// the time for gradients of megabytes.
+    /// Milliseconds that `world_size` ranks need to all-reduce their gradients over a link: `bytes x
+    /// 2(N-1)/N / bandwidth`. The latency of the link is left out, because it is small compared with the
+    /// time for megabytes of gradients.
     fn comm_ms(&self, world_size: usize, link_gb_s: f64) -> f64 {
         let factor = bus_factor("all_reduce", world_size).unwrap_or(0.0);
         self.gradient_bytes() as f64 * factor / link_gb_s / 1e6
     }
 
-    /// Communication as a part of the step, in percent, if nothing of it is hidden:
-    /// `comm / (comm + compute)`. 0 if both are 0.
+    /// The percentage of the step that is communication, if none of it is hidden: `comm / (comm +
+    /// compute)`. 0 if both are 0.
     fn overhead_pct(&self, world_size: usize, link_gb_s: f64) -> f64 {
         let comm = self.comm_ms(world_size, link_gb_s);
         let step = comm + self.compute_ms;
@@ -60,7 +60,7 @@ impl ModelRow {
     }
 }
 
-/// `paceline links`.
+/// Runs `paceline links`.
 pub fn links_command(args: &LinksArgs) -> Result<u8> {
     let link: Link = args.link.parse().map_err(|e| Failure::Usage(format!("--link: {e}")))?;
     launcher::check_num_ranks("--nproc", args.nproc)?;
@@ -120,7 +120,7 @@ fn of_params(params: &[f64], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
     params.iter().map(row).collect()
 }
 
-/// A model of `--cnn`. Its name is what was given.
+/// A model of `--cnn`. Its name repeats the sizes that were given.
 fn of_cnn(sizes: &CnnSizes, compute_ms: Option<f64>) -> Result<ModelRow> {
     let channels: Vec<String> = sizes.channels.iter().map(u64::to_string).collect();
     let name = format!("cnn {}:{}", channels.join(","), sizes.hidden);
@@ -128,8 +128,8 @@ fn of_cnn(sizes: &CnnSizes, compute_ms: Option<f64>) -> Result<ModelRow> {
     of_model(&name, spec.with_values("channels", channels), compute_ms)
 }
 
-/// The true number of parameters of a model, and its computing time: `compute_ms`, or that of a few
-/// steps of one rank on synthetic data.
+/// Counts the parameters of a model. Its computing time is `compute_ms`, or else it is measured with a
+/// few steps of one rank on synthetic data.
 fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<ModelRow> {
     let name = name.to_owned();
     let (steps, warmup) = STEPS;
@@ -140,7 +140,7 @@ fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<Model
         let params = config.model.build(data.train.as_ref(), 1)?.layout.num_params() as u64;
         return Ok(ModelRow { name, params, compute_ms });
     }
-    // The run's summary goes to memory, not to a folder.
+    // The run's summary goes to a file in memory, not to a folder.
     let file = memfd_create("summary", MemfdFlags::CLOEXEC)
         .map_err(|e| Failure::io("no memory for a summary", e))?;
     config.json = Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
@@ -190,7 +190,8 @@ fn overheads(models: &[ModelRow], world_size: usize, link: &str, link_gb_s: f64)
     )
 }
 
-/// The table of all-reduces of the models' gradients over shared memory, on the emulated link.
+/// The table of measured times: one all-reduce of each model's gradients over shared memory, on the
+/// emulated link.
 fn measured(models: &[ModelRow], args: &LinksArgs, link: Link) -> Result<String> {
     let bench = "bench all_reduce -n 5 -w 1 -c 0 --style lines --link";
     let bench: Vec<&str> = bench.split(' ').chain([args.link.as_str()]).collect();

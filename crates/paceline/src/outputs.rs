@@ -1,5 +1,5 @@
-//! The files that commands write. Whether they can be written is tried before anything starts. Charts and JSON are
-//! written here for all commands.
+//! The files that commands write. Commands check before any work starts that their files can be written.
+//! The charts and JSON files of all commands are written here.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{Failure, Result};
 
-/// Checks that the file that `flag` names can be made. Leaves nothing behind.
+/// Checks that the file that `flag` names can be created. Leaves nothing behind.
 pub fn check_file(flag: &str, file: &Path) -> Result<()> {
     let usage = |problem: &str| Err(Failure::Usage(format!("{flag} {}{problem}", file.display())));
     if file.is_dir() {
@@ -24,7 +24,7 @@ pub fn check_file(flag: &str, file: &Path) -> Result<()> {
     check_folder(flag, folder, "pass a file that you can write to")
 }
 
-/// Checks that the files that flags name, and a folder for charts, can be made.
+/// Checks that the files that flags name, and a folder for charts, can be created.
 pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) -> Result<()> {
     for (flag, file) in files {
         file.as_deref().map_or(Ok(()), |file| check_file(flag, file))?;
@@ -34,8 +34,8 @@ pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) 
     })
 }
 
-/// Writes each chart into `folder`, which is made if it does not exist, as `name.png` and `name.svg`.
-/// Gives their paths.
+/// Writes each chart as `name.png` and `name.svg` into `folder`, which is created if it does not exist.
+/// Returns the paths.
 pub fn write_charts(folder: &Path, charts: &[(String, LineChart)]) -> Result<Vec<PathBuf>> {
     std::fs::create_dir_all(folder)
         .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))?;
@@ -50,8 +50,8 @@ pub fn write_charts(folder: &Path, charts: &[(String, LineChart)]) -> Result<Vec
     Ok(written)
 }
 
-/// Checks that files can be made in `folder`, or in the nearest folder above it that exists. Leaves
-/// nothing behind.
+/// Checks that files can be created in `folder`, or in its nearest ancestor that exists. `fix` is the
+/// advice in the error message. Leaves nothing behind.
 pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     let absolute = std::path::absolute(folder)
         .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.display())))?;

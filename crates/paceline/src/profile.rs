@@ -1,6 +1,7 @@
 //! The settings of a run's profile: which steps are recorded, and where traces go.
 //!
-//! The window is counted in steps of this run: so many are left out, then so many are recorded.
+//! The window is counted in steps of this run: `wait` and `warmup` steps are skipped, then `active` steps
+//! are recorded.
 
 use std::path::PathBuf;
 
@@ -13,21 +14,22 @@ use crate::{Failure, Result};
 /// Which steps are recorded, and where traces go.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProfileConfig {
-    /// First steps that are left out.
+    /// Number of steps that are skipped at the start.
     pub wait: u64,
-    /// Steps left out after those.
+    /// Number of steps that are skipped after those.
     pub warmup: u64,
-    /// Steps that are recorded then.
+    /// Number of steps that are recorded then.
     pub active: u64,
-    /// The folder of the ranks' folders.
+    /// The folder in which each rank has a folder for its traces.
     pub folder: PathBuf,
 }
 
-/// Traces with fewer steps than this lose their last one in Holistic Trace Analysis, and are left with
-/// one or none.
+/// Holistic Trace Analysis leaves out the last step of a trace, so of a trace with fewer steps than this
+/// it sees at most one.
 const FEW_STEPS: u64 = 3;
 
-/// Checks the flags for a run of so many steps with the strategy of this name.
+/// Checks the flags for a run of `total_steps` steps with the given strategy. Returns `None` without
+/// `--profile`.
 pub fn resolve(
     args: &ProfileArgs,
     strategy: &str,
@@ -72,7 +74,7 @@ pub fn resolve(
 }
 
 impl ProfileConfig {
-    /// Whether traces can be written.
+    /// Checks that traces can be written.
     pub fn check(&self) -> Result<()> {
         check_folder("--profile-dir", &self.folder, "pass a folder that you can write to")
     }

@@ -1,4 +1,4 @@
-//! What this host has, and how much of it this process uses.
+//! The resources of this host (cores, memory, caches), and how many of them this process may use.
 
 use std::fs;
 
@@ -12,25 +12,25 @@ pub fn num_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The number in the file at `path`, if it has just one.
+/// The number in the file at `path`, if the file has nothing but a number.
 fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// What the first line that begins with `name` and a colon says, in a file such as `/proc/meminfo`.
+/// The value in the first line `name: value` of a file such as `/proc/meminfo`.
 fn field(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// Such a line about memory, in bytes.
+/// The value in bytes of a line that is given in kB.
 fn field_bytes(path: &str, name: &str) -> Option<u64> {
     Some(field(path, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Bytes of memory that a new process could use without swapping, if the system says: what the kernel
-/// calls available, or what the control group leaves, whichever is less.
+/// Bytes of memory that a new process could use without swapping, if the system says: the smaller of what
+/// the kernel calls available and what the control group leaves.
 pub fn available_bytes() -> Option<u64> {
     let available = field_bytes("/proc/meminfo", "MemAvailable")?;
     let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
@@ -88,8 +88,8 @@ pub fn core_list() -> Option<String> {
     Some(ranges.collect::<Vec<_>>().join(","))
 }
 
-/// Lets the calling thread, and the threads that it starts, run only on `threads` cores: those that
-/// follow the cores of lower local ranks.
+/// Pins the calling thread, and the threads that it starts later, to `threads` cores: those that follow
+/// the cores of the lower local ranks.
 pub fn pin(local_rank: usize, threads: usize) -> Result<()> {
     let fail = |e: rustix::io::Errno| Failure::io("cannot pin this rank to its cores", e);
     let allowed = sched_getaffinity(None).map_err(fail)?;

@@ -4,13 +4,14 @@ use std::io::Write;
 
 use paceline_analysis::table::{aligned, grouped};
 
-/// Prints a text on standard output. A reader that is gone, such as `head`, is no reason to stop.
+/// Prints a line on standard output. Errors are ignored: a reader that is gone, such as `head`, is no
+/// reason to stop.
 pub fn say(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
-/// Milliseconds.
+/// Nanoseconds as milliseconds.
 pub(crate) fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
@@ -20,13 +21,13 @@ pub(crate) fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The line that says where a rank computes.
+/// The line that says on which device a rank computes.
 pub(crate) fn placement_line(rank: usize, local_rank: usize) -> String {
     let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
     format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu")
 }
 
-/// A number with its thousands separated.
+/// A number with commas between the thousands.
 pub(crate) fn thousands(number: u64) -> String {
     grouped(number as f64, 0)
 }
@@ -36,7 +37,8 @@ pub(crate) fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// A table with a head. Its first `num_left` columns are words, set to the left; the others are numbers.
+/// A table with a header. Its first `num_left` columns are words, aligned left; the others are numbers,
+/// aligned right.
 pub(crate) fn plain_table<const N: usize>(
     names: [&str; N],
     num_left: usize,

@@ -1,13 +1,13 @@
-//! Ranks as threads of this process.
+//! Runs ranks as threads of this process.
 
 use paceline_collectives::{Group, GroupOptions};
 
 use crate::{Failure, Result};
 
-/// Runs `rank` with the group of each of `world_size` ranks, and gives what rank 0 returns. An
-/// emulated link of `options` is set up first.
+/// Runs `rank` on `world_size` threads, each with its group, and returns the result of rank 0. If
+/// `options` has an emulated link, the link is set up first.
 ///
-/// If several ranks fail, the failure that is not a consequence of another one is reported.
+/// If several ranks fail, the error is a failure that is not a consequence of another one.
 pub(crate) fn run<T: Send>(
     world_size: usize,
     options: GroupOptions,
@@ -40,7 +40,8 @@ pub(crate) fn run<T: Send>(
             Err(failure) => failures.push(failure),
         }
     }
-    // The rank that failed by itself says more than the ranks that failed because of it.
+    // The failure of the rank that failed by itself explains more than the failures that followed from
+    // it.
     let is_consequence = |failure: &Failure| matches!(failure, Failure::Consequence(_));
     match failures.into_iter().min_by_key(is_consequence) {
         Some(failure) => Err(failure),

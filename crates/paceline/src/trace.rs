@@ -1,4 +1,4 @@
-//! `paceline trace`: what can be done with trace files besides analysing them.
+//! `paceline trace`: works with trace files in other ways than analyzing them.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ use crate::outputs::check_file;
 use crate::text::plural;
 use crate::{Failure, Result};
 
-/// Said before the ranks whose traces lie apart from the newest.
+/// The warning that is printed before the list of ranks whose traces do not overlap in time with the
+/// newest trace.
 pub(crate) const ANOTHER_RUN: &str = "By the time of day, there are traces that do not overlap with the newest one and are probably of another \
      run: of rank";
 
@@ -51,7 +52,7 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// What was merged, in words.
+/// What was merged, as text for the console.
 fn told(window: &Window, merged: &Merged) -> String {
     let list = |ranks: &mut dyn Iterator<Item = usize>| -> String {
         ranks.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ")
@@ -96,7 +97,7 @@ fn told(window: &Window, merged: &Merged) -> String {
     told
 }
 
-/// How the clocks were brought together, and how well.
+/// How the ranks' clocks were aligned, and how well.
 fn clocks(clocks: &Clocks) -> String {
     let has =
         |source: fn(&ClockSource) -> bool| clocks.ranks.iter().any(|rank| source(&rank.source));
@@ -110,7 +111,7 @@ fn clocks(clocks: &Clocks) -> String {
         "taken as they are"
     };
     let within = match clocks.error_ns() {
-        // Ranks of one kernel read one clock, and know it.
+        // Ranks on one kernel read the same clock, and their traces say so.
         Some(0) => return "Clocks: all ranks read the same one.\n".into(),
         Some(ns) => format!(" within {} us", ns.div_ceil(1000)),
         None => ", and nothing tells how far they lie apart".into(),

@@ -125,7 +125,7 @@ fn what_is_missing_is_said() {
     write_traces(&sandbox, "profile/ddp", 3, Training::Ddp);
     fs::remove_dir_all(sandbox.path("profile/ddp/rank_1")).unwrap();
     let run = paceline(&sandbox, "analyze profile/ddp").ok();
-    // Once, wherever both streams end up.
+    // The message is printed once, even if both streams are combined.
     let both = format!("{}{}", run.stdout, run.stderr);
     assert_eq!(both.matches("There are no traces of rank 1").count(), 1, "{run:#?}");
     assert!(run.stdout.contains("warning: There are no traces of rank 1"), "{run:#?}");
@@ -227,11 +227,11 @@ fn bad_flags() {
         refused(&format!("compare profile --price-per-hour {price}"), &words);
     }
     refused("compare profile --output file/below", &["--output", "cannot write"]);
-    // What cannot be read is no wrong flag.
+    // A file that cannot be read is not a wrong flag, so the exit code is 1.
     fails(&sandbox, "compare profile", &["profile", "summary.json"]);
     fails(&sandbox, "compare nowhere", &["nowhere", "no such folder"]);
     fails(&sandbox, "analyze diff nowhere profile/ddp", &["nowhere"]);
-    // Where the report will go is tried before anything is read. The folder's names decide nothing.
+    // The output folder is tested before anything is read. The folder's names have no effect.
     write_traces(&sandbox, "other/profile/ddp", 1, Training::Ddp);
     let run = paceline(&sandbox, "analyze other/profile/ddp").ok();
     assert!(run.stdout.contains("Report: reports/profile/ddp/summary.html"), "{}", run.stdout);
@@ -275,13 +275,13 @@ fn runs_stand_side_by_side() {
             "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 1 --epochs 1",
         )
         .ok();
-    // A folder of run folders stands for all of them.
+    // A folder of run folders means all of them.
     let run = paceline(&sandbox, "compare runs --price-per-hour 3600 --output out").ok();
     assert!(run.stderr.contains("warning: the runs have different models"), "{run:#?}");
     let report = json(&sandbox.path("out/compare.json"));
     let rows = report["tables"]["compare"]["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
-    // What decided the runs stands beside them, where it is not the same.
+    // Settings are listed if they differ between the runs.
     let (_, settings) = run.stdout.split_once("Settings that differ:").unwrap();
     let head = settings.trim_start().lines().next().unwrap();
     assert!(head.starts_with("run ") && head.contains("model"), "{head}");
@@ -297,7 +297,7 @@ fn runs_stand_side_by_side() {
     let csv = fs::read_to_string(sandbox.path("out/compare.csv")).unwrap();
     assert_eq!(csv.lines().count(), 3);
 
-    // Traces at fault cost a run its columns of traces, and nothing else.
+    // With bad traces, a run loses its columns of traces, and nothing else.
     let summary = json(&first.join("summary.json"));
     let trace = summary["traces"][0].as_str().unwrap().to_owned();
     let whole = fs::read(sandbox.path(&trace)).unwrap();
@@ -322,7 +322,7 @@ fn runs_stand_side_by_side() {
         assert!(page.contains("columns of traces stay empty"));
     }
 
-    // A run that is broken or unfinished is left out, and said to be; the others are compared.
+    // A broken or unfinished run is left out with a warning; the others are compared.
     fs::write(first.join("summary.json"), "{}").unwrap();
     sandbox.write("runs/unfinished/config.json", b"{}");
     let run = paceline(&sandbox, "compare runs --output out").ok();

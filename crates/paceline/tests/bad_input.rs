@@ -1,5 +1,5 @@
-//! What is wrong with flags, variables, data and checkpoints is said in one message before any rank
-//! starts, with exit code 2, and nothing is written.
+//! Wrong flags, variables, data and checkpoints are reported in one message before any rank starts, with
+//! exit code 2, and nothing is written.
 
 mod common;
 
@@ -11,8 +11,8 @@ use paceline_kernels::optimizer::Sgd;
 use paceline_memory::{Allocator, DType};
 use paceline_model::{MlpConfig, Optimizer, OptimizerConfig, Storage, weights};
 
-/// Demands that `paceline train` refuses these flags with a message that holds all of `words`, and
-/// leaves the folder as it was.
+/// Checks that `paceline train` refuses these flags with a message that has all of `words`, and leaves
+/// the folder unchanged.
 #[track_caller]
 fn refused_in(sandbox: &Sandbox, flags: &str, words: &[&str]) {
     refused_with(sandbox, flags, &[], words);
@@ -26,7 +26,7 @@ fn refused_with(sandbox: &Sandbox, flags: &str, variables: &[(&str, &str)], word
     assert_eq!(sandbox.contents(), before, "{flags} wrote something");
 }
 
-/// The same in an empty folder.
+/// Like [`refused_in`], in an empty folder.
 #[track_caller]
 fn refused(flags: &str, words: &[&str]) {
     refused_in(&Sandbox::new(), flags, words);
@@ -219,7 +219,7 @@ fn memory() {
     let needs = ["not enough memory", "2 ranks need about", "GB", "use a smaller model"];
     refused("--nproc 2 --model mlp --hidden-dim 1000000", &needs);
     refused(&format!("{TINY} --batch-size 10000000000"), &["not enough memory", "smaller batch"]);
-    // Refused before the images are made, which would take the memory.
+    // The run is refused before the images are made, which would take the memory.
     let images = ["not enough memory for --samples 1000000000", "GB are available; lower it"];
     refused("--samples 1000000000", &images);
 }
@@ -283,7 +283,7 @@ fn downloads() {
         format!("--data {data} --data-dir new/data --download --mirror {mirror}")
     };
     refused(&from("mnist", "ftp://a"), &["--mirror ftp://a", "begins with https://"]);
-    // Nobody listens on the first port.
+    // No server listens on the first port.
     let url = "http://127.0.0.1:1/mnist";
     let fix = "put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, \
                t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz into new/data yourself";
@@ -291,7 +291,7 @@ fn downloads() {
     refused(&from("mnist", url), &[&refusal, "--mirror", fix, "leave --download out"]);
     let fix = "put cifar-10-binary.tar.gz into new/data yourself, unpacked, and leave";
     refused(&from("cifar10", url), &["--download: cannot fetch", fix]);
-    // What is wrong beside is said first, and nothing is asked for.
+    // Other errors are reported first, and nothing is downloaded.
     refused(&format!("{} --batch-size 0", from("mnist", url)), &["--batch-size 0"]);
 }
 
@@ -398,7 +398,8 @@ fn checkpoints_of_other_runs() {
     refuse(&format!("{flags} --lr-warmup-steps 3"), &warmup);
     let clipped = ["--resume saved", "--clip-grad-norm none", "this run has 0.5", "pass the same"];
     refuse(&format!("{flags} --clip-grad-norm 0.5"), &clipped);
-    // Under --resume auto a checkpoint of another run is no reason to start anew, and overwrite it.
+    // With --resume auto, a checkpoint of another run is an error. The run must not start anew and
+    // overwrite it.
     let auto = format!("{flags} --seed 7 --epochs 2 --save saved --resume auto");
     refused_in(&sandbox, &auto, &["--resume auto (--save saved)", "--seed 42", "pass the same"]);
     let alone = ["--resume auto", "pass --save DIR", "--resume ./auto"];
@@ -434,14 +435,14 @@ fn corrupt_checkpoints() {
         flipped[at] ^= 0x10;
         refuse(&flipped);
     }
-    // The place in the data is as much part of the checkpoint as the tensors: without it in the
-    // digest, this one would have been taken for a checkpoint of no epoch, and begun again.
+    // The digest covers the position in the data, too. Without that, this checkpoint would have been
+    // taken for one of no epoch, and the run would have started again.
     let epochs = b"\"epochs\":\"1\"";
     let at = whole.windows(epochs.len()).position(|window| window == epochs).unwrap();
     let mut earlier = whole.clone();
     earlier[at + epochs.len() - 2] = b'0';
     refuse(&earlier);
-    // The test can fail: the whole one is accepted.
+    // This test can fail: the intact checkpoint is accepted.
     fs::write(&path, &whole).unwrap();
     sandbox.train(&resume).ok();
 }
@@ -450,7 +451,7 @@ fn corrupt_checkpoints() {
 fn checkpoints_of_other_versions() {
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.path("saved")).unwrap();
-    // What another version wrote is whole, and its digest is right.
+    // A checkpoint of another version is complete, and its digest is right.
     let allocator = Allocator::new();
     let sizes = MlpConfig {
         input_dim: 16,

@@ -1,5 +1,5 @@
-//! `paceline train --batch-norm`: the same weights by every strategy, what synchronised statistics are
-//! equal to, and running statistics that are evaluated with and come back from a checkpoint.
+//! `paceline train --batch-norm`: every strategy gives the same weights, synchronized statistics equal
+//! those of a single rank, and running statistics are used in evaluation and restored from a checkpoint.
 
 mod common;
 
@@ -85,6 +85,6 @@ fn statistics_are_those_of_a_rank_that_has_trained() {
         let run = sandbox.train(&format!("{flags} --nproc 2 --rank-samples {samples}")).ok();
         run.line("Evaluation loss: ").to_owned()
     };
-    // The same samples on one rank or the other, which trains on none.
+    // The same samples on either rank, while the other rank trains on none.
     assert_eq!(of("96 0"), of("0 96"));
 }

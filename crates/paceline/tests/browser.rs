@@ -1,7 +1,7 @@
-//! Reports in a real browser: a headless Chromium opens the pages, a script in a copy of them clicks where
-//! a person would, and screenshots are looked at pixel by pixel.
+//! Reports in a real browser: a headless Chromium opens the pages, a script in a copy of them clicks as a
+//! person would, and the test examines the pixels of screenshots.
 //!
-//! Where there is no Chromium, that is said and nothing is tested. Screenshots stay in `target/tmp`.
+//! Without Chromium, the test prints that and passes. Screenshots stay in `target/tmp`.
 
 mod common;
 
@@ -60,7 +60,7 @@ addEventListener("load", () => setTimeout(() => {
 }, 0));
 </script></body>"##;
 
-/// The browser, or `None` after saying that there is none.
+/// The browser, or `None` after printing that there is none.
 fn browser() -> Option<&'static str> {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let starts = |name: &&str| {
@@ -140,7 +140,7 @@ impl Picture {
         [self.bytes[at], self.bytes[at + 1], self.bytes[at + 2]]
     }
 
-    /// How many pixels of a box differ clearly from its corner, and how many of them are colourful.
+    /// How many pixels of a box differ clearly from its corner, and how many of them are colored.
     fn ink(&self, of: &Value) -> (usize, usize) {
         let [x, y, width, height] = [0, 1, 2, 3].map(|at| of[at].as_u64().unwrap() as usize);
         // Within the border, whose corners are round.
@@ -159,7 +159,7 @@ impl Picture {
     }
 }
 
-/// Opens the page and demands everything of it; returns the names of its panels.
+/// Opens the page and checks everything on it. Returns the names of its panels.
 fn visit(
     visit: &Visit<'_>,
     page: &Path,
@@ -185,7 +185,7 @@ fn visit(
     assert_eq!(rows, lines.collect::<Vec<_>>());
     assert!(words(&found["hovers"]).iter().all(|hover| !hover.is_empty()));
 
-    // A click sorts, a second one turns round, a number is copied, and the face changes.
+    // A click sorts, a second one reverses the order, a number is copied, and the theme changes.
     let numbers = |at: usize| -> Vec<f64> {
         words(&found["orders"][at][1]).iter().map(|word| word.parse().unwrap()).collect()
     };
@@ -199,7 +199,7 @@ fn visit(
     assert_eq!(found["said"], format!("Copied {}", found["copied"].as_str().unwrap()));
     assert_ne!(found["light"], found["dark"]);
 
-    // Every panel has ink, every chart has colours, on light and on dark paper.
+    // No panel is empty and every chart has colors, on a light and on a dark background.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("browser");
     fs::create_dir_all(&folder).unwrap();
     let panels = found["panels"].as_array().unwrap();

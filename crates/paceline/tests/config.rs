@@ -1,5 +1,5 @@
-//! Configuration files: a run is repeated from what it has written, flags win over files, and what is wrong in
-//! a file is said with its line before any rank starts.
+//! Configuration files: a run is repeated from its own file, flags win over files, and errors in a file
+//! are reported with the line before any rank starts.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn a_run_is_repeated_from_its_configuration() {
     let other = Sandbox::new();
     let again = train(&other, &file.display().to_string(), "").ok();
     assert_eq!(again.weights(), first.weights());
-    // What the second run has written says the same.
+    // The second run has written the same settings.
     assert_eq!(json(&other.run_folder().join("config.json"))["stated"], config["stated"]);
 }
 
@@ -55,7 +55,7 @@ fn flags_win_and_the_run_says_so() {
     let config = json(&sandbox.run_folder().join("config.json"));
     assert_eq!(config["resolved"]["global_batch_size"], 40);
     assert_eq!(config["resolved"]["model"]["batch_norm"], false);
-    // A flag that says what the file says changes nothing.
+    // A flag with the value of the file changes nothing.
     let run = train(&sandbox, "run.toml", "--lr 0.5 --nproc 1").ok();
     assert!(!run.stderr.contains("takes the place"), "{}", run.stderr);
 }
@@ -72,7 +72,7 @@ fn another_choice_displaces_what_only_the_first_one_reads() {
     train(&sandbox, "data.toml", &format!("--synthetic {TINY} --nproc 1")).ok();
 }
 
-/// Demands that a file is refused with all of `words`, before anything is written.
+/// Checks that a file is refused with all of `words`, before anything is written.
 #[track_caller]
 fn refused(name: &str, text: &str, words: &[&str]) {
     let sandbox = Sandbox::new();

@@ -1,5 +1,5 @@
-//! `paceline evaluate`: a checkpoint says the same on any number of ranks as the run that wrote it, and what
-//! cannot be evaluated is refused before any rank starts.
+//! `paceline evaluate`: on any number of ranks the result is that of the run that wrote the checkpoint,
+//! and checkpoints that cannot be evaluated are refused before any rank starts.
 
 mod common;
 

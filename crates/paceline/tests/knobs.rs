@@ -1,12 +1,12 @@
-//! What training does beside plain steps: schedules of the learning rate, clipping, evaluation on the
-//! way, and ranks with different numbers of samples.
+//! Features of training beyond plain steps: learning rate schedules, clipping, evaluation during
+//! training, and ranks with different numbers of samples.
 
 mod common;
 
 use common::{Sandbox, TINY, TINY_MLP, column, json, metrics};
 use serde_json::Value;
 
-/// The digest that a run of these flags ends with, in a folder of its own.
+/// The digest of the final weights of a run with these flags, in its own folder.
 #[track_caller]
 fn weights_of(flags: &str) -> String {
     Sandbox::new().train(flags).ok().weights().to_owned()
@@ -30,7 +30,7 @@ fn the_learning_rate_follows_its_schedule() {
     let constant = flags.replace("--lr-schedule cosine --lr-warmup-steps 3 --min-lr 0.01", "");
     assert_ne!(run.weights(), weights_of(&constant));
 
-    // A run of two epochs ends at another rate than one of three has after two.
+    // A run of two epochs ends at another rate than a run of three epochs has after two.
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{} --save saved", flags.replace("epochs 3", "epochs 2"))).ok();
     let words = ["--lr-steps 8", "this run has 12", "another course", "pass the same --lr-steps"];
@@ -45,11 +45,12 @@ fn gradients_are_clipped_by_their_norm() {
         let run = sandbox.train(flags).ok();
         (column(&sandbox.run_folder(), "grad_norm"), run.weights().to_owned())
     };
-    // A limit that no norm reaches changes nothing but that the norms are written down.
+    // With a limit that no norm reaches, the only change is that norms are written down.
     let (norms, weights) = norms_of(&format!("{flags} --nproc 2 --clip-grad-norm 1e6"));
     assert!(norms.iter().all(|norm| *norm > 0.01 && *norm < 100.0), "{norms:?}");
     assert_eq!(weights, weights_of(&format!("{flags} --nproc 2")));
-    // With plain gradient descent, halving the first step's gradient is halving its rate.
+    // With plain gradient descent, halving the first gradient has the same effect as halving the learning
+    // rate.
     let first = |flags: &str| {
         let sandbox = Sandbox::new();
         sandbox.train(&format!("{flags} --nproc 2 --epochs 1 --steps-per-epoch 2")).ok();
@@ -109,7 +110,7 @@ fn all_ranks_evaluate_together_every_few_steps() {
             let (loss, accuracy) = (line["eval_loss"].as_f64(), line["eval_accuracy"].as_f64());
             let (loss, accuracy) = (loss.unwrap(), 100.0 * accuracy.unwrap());
             assert_eq!(said, format!("{loss:.4}, accuracy {accuracy:.2} %, over 50 samples"));
-            // Nothing is learnt, so it is always what the final evaluation says.
+            // Nothing is learned, so every evaluation gives the result of the final one.
             let last = run.line("Evaluation loss: ");
             assert!(last.starts_with(&format!("{loss:.4}, ")), "{last}");
             seen.push(format!("{loss:.4} {accuracy}"));
@@ -117,14 +118,14 @@ fn all_ranks_evaluate_together_every_few_steps() {
         assert!(steps.iter().all(|step| step["step_ms"].is_number()));
     }
     assert!(seen.iter().all(|line| *line == seen[0]), "{seen:?}");
-    // Looking does not change what is learnt.
+    // Evaluation does not change what is learned.
     let flags = format!("{flags} --nproc 2 --momentum 0.9");
     assert_eq!(weights_of(&format!("{flags} --eval-every 1")), weights_of(&flags));
 }
 
 #[test]
 fn the_metrics_end_with_the_evaluation_of_the_trained_model() {
-    // Four steps of 50 make an epoch: the last evaluation on the way is that of step 6.
+    // Four steps of 50 make an epoch: the last evaluation during training is that of step 6.
     let flags = "--channels 4 --hidden 8 --samples 200 --global-batch-size 50 --epochs 2 --nproc 2";
     for more in ["--evaluate", "--evaluate --eval-every 3", "--evaluate --eval-every 4"] {
         let sandbox = Sandbox::new();
@@ -173,7 +174,7 @@ fn ranks_with_different_numbers_of_samples_train_together() {
     }
     assert!(digests.iter().all(|digest| *digest == digests[0]), "{digests:?}");
 
-    // A step of all samples is the same step, whoever has them: sums over them in another order.
+    // A step with all samples is the same step, whichever rank has them, except for the order of sums.
     let flags = format!("{TINY} --epochs 2");
     let losses = |more: &str| {
         let sandbox = Sandbox::new();
@@ -188,7 +189,7 @@ fn ranks_with_different_numbers_of_samples_train_together() {
             assert!((got - expected).abs() < 1e-5, "{more}: {shared:?}, {whole:?}");
         }
     }
-    // Vectors, which are made anew each time, as well.
+    // The same holds for vectors, which are generated each time.
     let flags = format!("{TINY_MLP} --nproc 2 --batch-size 16 --rank-samples 40 8 --epochs 2");
     Sandbox::new().train(&flags).ok();
 }

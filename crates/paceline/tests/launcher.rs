@@ -1,4 +1,4 @@
-//! The launcher: what its ranks are told, and that however a run ends, it ends for all of them.
+//! The launcher: what it tells its ranks, and that all ranks end together, however a run ends.
 
 mod common;
 
@@ -12,13 +12,13 @@ use std::time::Duration;
 use common::{Run, Sandbox, TINY, signal, wait_until};
 use rustix::process::Signal;
 
-// The ranks of these tests would go on for many minutes, far beyond the limit of any wait here: what
-// ends before the limit was ended by the launcher.
+// The ranks of these tests would run for many minutes, far longer than any wait here. So if a rank ends
+// before the limit, the launcher ended it.
 
 /// A program whose child would live on if only the program itself were stopped.
 const SLEEP_WITH_CHILD: &str = "sleep 1000 & wait";
 
-/// A launcher whose descendants, all of them, carry a mark of their own in their environment.
+/// A launcher whose descendants all have an identifying mark in their environment.
 struct Marked {
     mark: String,
     child: Option<Child>,
@@ -38,7 +38,7 @@ impl Marked {
     fn launch(sandbox: &Sandbox, num_ranks: usize, script: &str) -> Self {
         let mut command = sandbox.paceline();
         command.args(["launch", "-n", &num_ranks.to_string(), "--", "sh", "-c", script]);
-        // What it should remove again, it has to remove here.
+        // Temporary files that it should remove again go here.
         command.env("TMPDIR", sandbox.path(""));
         Self::start(command)
     }
@@ -53,15 +53,16 @@ impl Marked {
         self.child.as_ref().unwrap().id()
     }
 
-    /// The living processes that carry the mark and, in their environment, `variable`; with their
-    /// command lines.
+    /// The living processes that have the mark and `variable` in their environment, with their command
+    /// lines.
     fn processes(&self, variable: &str) -> Vec<(u32, String)> {
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            // What has ended meanwhile has nothing to read, and a zombie has nothing left.
+            // A process that has ended in the meantime has nothing to read, and a zombie has nothing
+            // left.
             let read = |name: &str| {
                 let bytes = fs::read(entry.path().join(name)).unwrap_or_default();
                 String::from_utf8_lossy(&bytes).into_owned()
@@ -84,7 +85,7 @@ impl Marked {
         })
     }
 
-    /// Waits until as many processes run whose command line begins with `start`.
+    /// Waits until `count` processes run whose command line begins with `start`.
     fn wait_for(&self, start: &str, count: usize) {
         wait_until(&format!("{count} times {start:?}"), || {
             let all = self.processes("");
@@ -92,7 +93,7 @@ impl Marked {
         });
     }
 
-    /// The exit code of the launcher itself, whoever still holds its output.
+    /// The exit code of the launcher itself, even if other processes still hold its output open.
     fn wait_for_exit(&mut self) -> Option<i32> {
         let mut code = None;
         let child = self.child.as_mut().unwrap();
@@ -106,11 +107,11 @@ impl Marked {
         Run::wait(self.child.take().unwrap())
     }
 
-    /// Demands that no descendant is left.
+    /// Checks that no descendant is left.
     #[track_caller]
     fn left_nothing(&self) {
         let mut left = Vec::new();
-        // A killed process is listed for a moment.
+        // A killed process is still listed for a moment.
         wait_until("the end of all ranks and the guard", || {
             left = self.processes("");
             if !left.is_empty() {
@@ -123,7 +124,7 @@ impl Marked {
 
 impl Drop for Marked {
     fn drop(&mut self) {
-        // A failed test leaves nothing behind either.
+        // A failed test must not leave anything behind either.
         for (pid, _) in self.processes("") {
             signal(pid, Signal::KILL);
         }
@@ -134,7 +135,7 @@ impl Drop for Marked {
     }
 }
 
-/// Demands that the launcher named this rank as the culprit, and no other.
+/// Checks that the launcher named this rank as the culprit, and no other.
 #[track_caller]
 fn names_only_rank(run: &Run, rank: usize, how: &str) {
     let verdicts: Vec<&str> =
@@ -173,7 +174,8 @@ fn two_ranks_without_a_number() {
 
 #[test]
 fn all_that_ranks_print_is_passed_on() {
-    // The launcher once ended with its last rank, and what was still on its way was lost.
+    // The launcher once ended together with its last rank, and output that had not been passed on yet was
+    // lost.
     let sandbox = Sandbox::new();
     let run = sandbox.launch(&["-n", "4", "--", "seq", "20000"]).ok();
     assert_eq!(run.stdout.lines().count(), 4 * 20000);
@@ -186,7 +188,7 @@ fn a_slow_reader_gets_everything() {
     let mut command = sandbox.paceline();
     command.args(["launch", "-n", "1", "--", "seq", "50000"]);
     let mut launcher = Marked::start(command);
-    // Longer than the launcher waits for output that nobody writes.
+    // This is longer than the launcher waits for output that no one writes.
     std::thread::sleep(Duration::from_millis(1500));
     let run = launcher.end().ok();
     assert_eq!(run.stdout.lines().count(), 50000);
@@ -202,7 +204,8 @@ fn a_daemon_that_keeps_the_output_open_is_not_waited_for() {
 #[test]
 fn a_rank_that_fails_ends_the_others_and_is_named() {
     let sandbox = Sandbox::new();
-    // More on standard output than the launcher repeats, and after the reason at that.
+    // The script writes more lines to standard output than the launcher repeats, and writes them after
+    // the reason.
     let script = format!(
         "if [ $RANK = 1 ]; then sleep 0.3; echo the reason >&2; for i in 1 2 3 4 5 6 7 8 9 10 11 12; \
          do echo line $i; done; exit 7; fi; {SLEEP_WITH_CHILD}"
@@ -274,7 +277,7 @@ fn a_killed_launcher_takes_everything_with_it() {
     let sandbox = Sandbox::new();
     let mut launcher = Marked::launch(&sandbox, 3, SLEEP_WITH_CHILD);
     launcher.wait_for("sleep 1000", 3);
-    // Launcher, guard, and three shells with a child each.
+    // The launcher, the guard, and three shells with a child each.
     let all = launcher.processes("");
     assert_eq!(all.len(), 8, "{all:?}");
     signal(launcher.pid(), Signal::KILL);
@@ -312,32 +315,32 @@ fn a_command_that_does_not_exist() {
     assert_eq!(sandbox.contents(), [""; 0]);
 }
 
-/// What the shared-memory transport might have left where shared memory has names.
+/// Files that the shared-memory transport might have left where shared memory has names.
 fn named_shared_memory() -> Vec<String> {
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().filter_map(Result::ok);
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.contains("paceline")).collect()
 }
 
-/// Flags of a run that would go on for hours, and saves after every epoch.
+/// Flags of a run that would take hours, and saves after every epoch.
 fn endless() -> String {
     format!("{TINY} --nproc 3 --batch-size 10 --epochs 10000000 --save saved")
 }
 
-/// Why a rank wrote its last operations down, if it was told to end.
+/// The cause in the dump of a rank that was told to end.
 const ENDED_BY_LAUNCHER: &str = "\"cause\":\"ended by the launcher\"";
 
-/// What a rank has written about its last operations.
+/// The dump of a rank.
 fn dump(folder: &Path, rank: usize) -> Option<String> {
     fs::read_to_string(folder.join(format!("world-rank{rank}.jsonl"))).ok()
 }
 
-/// Waits for a complete checkpoint, so that all ranks are surely at work.
+/// Waits for a complete checkpoint, which shows that all ranks are at work.
 fn wait_for_checkpoint(sandbox: &Sandbox) {
     wait_until("a checkpoint", || sandbox.path("saved/checkpoint.safetensors").exists());
 }
 
-/// Demands that the checkpoint is whole, and that training goes on from it.
+/// Checks that the checkpoint is complete, and that training continues from it.
 #[track_caller]
 fn can_be_resumed(sandbox: &Sandbox) {
     let flags = format!("{TINY} --nproc 3 --batch-size 10 --resume saved");
@@ -373,7 +376,7 @@ fn a_training_rank_that_is_killed_ends_the_run_and_spares_the_checkpoint() {
         for (rank, dump) in dumps.iter().enumerate() {
             let Some(dump) = dump else { continue };
             assert!(dump.contains("\"op\":\"all_reduce\""), "rank {rank}: {dump}");
-            // Where the death is noticed late, the launcher's request to end comes first.
+            // If a rank notices the death late, the launcher's request to end comes first.
             let has_noticed = dump.contains(&format!("rank {victim} died"));
             assert!(has_noticed || dump.contains(ENDED_BY_LAUNCHER), "rank {rank}: {dump}");
         }
@@ -412,7 +415,7 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     let args = "bench all_reduce --nproc 3 --transport shm,mpi -b 1M -e 1M -n 1000000 -w 1000000";
     let mut launcher = Marked::start(with_temporary_folder(&sandbox, args));
     launcher.wait_for(env!("CARGO_BIN_EXE_paceline"), 5);
-    // From then on every rank notices the death of another one.
+    // From this point on every rank notices the death of another one.
     wait_until("all ranks to watch each other", || {
         (0..3).all(|rank| launcher.has_thread(&format!("RANK={rank}"), "peers-"))
     });
@@ -422,7 +425,7 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     let run = launcher.end();
     assert_eq!(run.code, Some(137), "{run:#?}");
     names_only_rank(&run, 1, "was killed by SIGKILL");
-    // The sweep goes on after it.
+    // The sweep continues after it.
     run.line("# skipped all sizes over shm between 3 ranks: a rank was killed by signal 9");
     run.line("# skipped all sizes over mpi between 3 ranks: ");
     launcher.left_nothing();
@@ -431,7 +434,7 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     assert!(run.stderr.contains(&folder.path().display().to_string()), "{}", run.stderr);
     for rank in [0, 2] {
         let dump = dump(&folder.path(), rank).unwrap();
-        // Whichever comes first: the rank notices the death, or the launcher ends it.
+        // Either the rank notices the death, or the launcher ends it, whichever comes first.
         let causes = ["rank 1 died", "ended by the launcher"];
         assert!(causes.iter().any(|cause| dump.contains(cause)), "{dump}");
         assert!(dump.contains("\"op\":\"barrier\""), "{dump}");
@@ -461,8 +464,8 @@ fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
     signal(launcher.pid(), Signal::INT);
     assert_eq!(launcher.end().code, Some(130));
     launcher.left_nothing();
-    // Those that can still hear write down what they were doing, either because they are told to
-    // end or because the other one has just done so.
+    // Ranks that still respond write their last operations, either because they are told to end or
+    // because the other such rank has just ended.
     for rank in [0, 2] {
         let dump = dump(&sandbox.run_folder(), rank).unwrap();
         let has_heard = dump.contains(ENDED_BY_LAUNCHER);
@@ -497,11 +500,11 @@ fn training_works_under_the_launcher_of_any_program() {
     let expected = Sandbox::new().train(&format!("{TINY} --nproc 2")).ok();
     assert_eq!(run.weights(), expected.weights());
 
-    // Once, from rank 0, though there is no launcher that could have said it before.
+    // The warning is printed once, by rank 0, because no launcher of training could print it before.
     let run = train(&["--steps-per-epoch", "900"]).ok();
     assert_eq!(run.stderr.matches("warning: --steps-per-epoch 900").count(), 1, "{}", run.stderr);
 
-    // It was ignored once.
+    // This flag was once ignored.
     let run = train(&["--nproc", "4"]);
     assert_eq!(run.code, Some(2), "{run:#?}");
     assert!(run.stderr.contains("--nproc 4 starts ranks of its own"), "{}", run.stderr);

@@ -1,4 +1,4 @@
-//! `paceline train --profile`: what the traces hold, and that recording changes nothing.
+//! `paceline train --profile`: the contents of the traces, and that recording does not change the result.
 
 mod common;
 
@@ -74,7 +74,7 @@ fn each_rank_writes_a_trace_of_the_steps_that_were_asked_for() {
         assert_eq!(named(&kernels, "conv_relu_pool_forward").len(), 4);
         assert_eq!(named(&kernels, "sgd").len(), 4);
         let operations = named(&kernels, "ncclDevKernel_AllReduce_");
-        // One bucket, and the sums of the loss.
+        // Each step has one bucket, and the sums of the loss.
         assert_eq!(operations.len(), 8);
         let seqs = operations.iter().map(|op| op["args"]["Seq"].as_u64().unwrap());
         assert!(seqs.collect::<Vec<_>>().is_sorted_by(|a, b| a + 1 == *b));

@@ -1,4 +1,4 @@
-//! Runs that go on where another one stopped: on another number of ranks, or because one command is
+//! Runs that continue where another one stopped: on another number of ranks, or because one command is
 //! started again and again.
 
 mod common;
@@ -14,7 +14,7 @@ fn column(sandbox: &Sandbox, key: &str) -> Vec<f64> {
     let mut lines: Vec<Value> = Vec::new();
     for folder in fs::read_dir(sandbox.path("runs")).unwrap() {
         let text = fs::read_to_string(folder.unwrap().path().join("metrics.jsonl")).unwrap();
-        // A killed run may leave half a line, which the next one repeats.
+        // A killed run may leave half a line, which the next run writes again.
         lines.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
     }
     lines.sort_by_key(|line| line["step"].as_u64());
@@ -50,7 +50,7 @@ fn a_run_goes_on_with_another_number_of_ranks() {
                 assert!(off < 1e-4, "{nproc} ranks, step {}: {got}, {expected}", step + 18);
             }
         }
-        // The test can fail: a step that starts elsewhere has another loss.
+        // This test can fail: a step that starts elsewhere has another loss.
         assert!((whole[17] - whole[0]).abs() > 1e-2, "{whole:?}");
         let batch = flags.replace("--global-batch-size 32", "--batch-size 16");
         let words = ["--global-batch-size 32", "this run has 64", "pass the same"];
@@ -62,7 +62,7 @@ fn a_run_goes_on_with_another_number_of_ranks() {
 /// must end with the same weights, the same epochs and the same evaluation.
 #[track_caller]
 fn interrupt_at_every_step(flags: &str, total: u64) {
-    // The last epoch and what it came to, without the time that it took.
+    // The last epoch and its results, without the time that it took.
     let last_epoch = |run: &Run| -> String {
         let mut lines = run.stdout.lines().rev();
         let line = lines.find(|line| line.starts_with("Epoch ") && line.contains('/')).unwrap();
@@ -97,7 +97,7 @@ fn interrupt_at_every_step(flags: &str, total: u64) {
     }
 }
 
-// Four tests and not one, so that they run beside each other.
+// These are four tests instead of one, so that they run in parallel.
 
 #[test]
 fn a_cnn_goes_on_after_any_step() {
@@ -126,8 +126,8 @@ fn an_mlp_goes_on_after_any_step() {
 
 #[test]
 fn ranks_with_uneven_shards_go_on_after_any_step() {
-    // Four batches on the first rank, two on the second: it is at the end of its data for half of the
-    // epoch, where a run may stop too.
+    // Four batches on the first rank, two on the second: for half of the epoch the second rank is at the
+    // end of its data. A run may stop there, too.
     let flags = format!("{TINY} --batch-size 30 --rank-samples 100 45 --nproc 2 --momentum 0.9");
     interrupt_at_every_step(&format!("{flags} --batch-norm --evaluate"), 6);
     interrupt_at_every_step(&flags.replace("100 45", "45 0"), 3);
@@ -142,7 +142,7 @@ fn files_go_on_after_any_step() {
     let flags = format!("{flags} --nproc 2 --batch-size 6 --clip-grad-norm 0.5");
     interrupt_at_every_step(&format!("{flags} --strategy bucket_ddp_async --evaluate"), 5);
 
-    // Other files than those that the run began with would come in another order.
+    // With other files, samples would come in another order.
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{flags} --steps 2 --save saved")).ok();
     let path = data.join("data_batch_5.bin");
@@ -165,7 +165,8 @@ fn checkpoints_are_written_when_they_are_due() {
     ] {
         let sandbox = Sandbox::new();
         sandbox.train(&flags.replace("--steps 9", "--steps 4")).ok();
-        // The fifth step moves the weights far out, the sixth shows it, and the run ends as if killed.
+        // The fifth step moves the weights far away, the sixth step shows it, and the run ends as if
+        // killed.
         let broken = sandbox.train(&format!("{flags} {saving} --resume auto --lr 1e30"));
         assert!(broken.stderr.contains("loss of step 6 is not finite"), "{broken:#?}");
         let rest = sandbox.train(&format!("{flags} --resume auto --lr 1e-30"));
@@ -187,7 +188,7 @@ fn a_run_that_has_made_its_steps_has_nothing_left_to_do() {
     assert_eq!(rest.line("Resumed from saved: "), "all 5 steps are complete already");
 }
 
-/// A command that a scheduler would repeat: the ranks are started by a launcher that is not that of
+/// A command that a scheduler would repeat. The ranks are started by a launcher that is not part of
 /// training, so each resolves its flags by itself.
 fn under_a_launcher(sandbox: &Sandbox, flags: &str) -> Command {
     let mut command = sandbox.paceline();
@@ -205,10 +206,10 @@ fn one_command_begins_and_goes_on() {
 
     let sandbox = Sandbox::new();
     let flags = format!("{flags} --save saved --resume auto");
-    // What a run leaves that is killed while it writes its first checkpoint is none.
+    // A run that is killed while it writes its first checkpoint leaves this, which is not a checkpoint.
     sandbox.write("saved/checkpoint.safetensors.partial", b"half of");
     let mut command = under_a_launcher(&sandbox, &flags);
-    // It says far more than pipes hold that nobody reads, so it cannot come to its end before the signal.
+    // It prints far more than an unread pipe can hold, so it cannot end before the signal.
     command.env("PACELINE_COMM_LOG", "trace");
     let running = Running::start(command);
     wait_until("a checkpoint", || sandbox.path("saved/checkpoint.safetensors").exists());
@@ -222,10 +223,10 @@ fn one_command_begins_and_goes_on() {
     let resumed = rest.line("Resumed from saved: ");
     let epochs: u64 = resumed.split(' ').next().unwrap().parse().unwrap();
     assert!((1..100).contains(&epochs), "it was killed on its way: {resumed}");
-    // Its learning rates go on where the other one's ended.
+    // Its learning rates continue where those of the other run ended.
     assert_eq!(column(&sandbox, "lr"), column(&expected, "lr"));
 
-    // Once more: there is nothing left to do, which is no mistake.
+    // Run again: there is nothing left to do, which is not an error.
     let again = Run::of(under_a_launcher(&sandbox, &format!("{flags} --evaluate"))).ok();
     assert_eq!(again.line("Resumed from saved: "), "all 100 epochs are complete already");
     assert_eq!(again.line("Weights: sha256 "), weights);
@@ -252,7 +253,7 @@ fn our_own_launcher_decides_the_same() {
 #[test]
 fn rank_0_decides_for_ranks_that_see_other_folders() {
     let flags = format!("{TINY} --global-batch-size 50 --epochs 2 --save saved --resume auto");
-    // Two hosts without a shared folder, in effect.
+    // Two folders stand for two hosts without a shared folder.
     let hosts = [Sandbox::new(), Sandbox::new()];
     let together = || {
         let meet = hosts[0].path("meet");
@@ -265,7 +266,7 @@ fn rank_0_decides_for_ranks_that_see_other_folders() {
         };
         [0, 1].map(start).map(Running::end)
     };
-    // Checkpoints of one epoch that differ in nothing but the weights.
+    // Two checkpoints of one epoch that differ only in the weights.
     let save = |host: &Sandbox, lr: &str| {
         let flags = flags.replace("--epochs 2", "--epochs 1").replace(" --resume auto", "");
         host.train(&format!("{flags} --nproc 1 --quiet --lr {lr}")).ok();

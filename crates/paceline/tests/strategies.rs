@@ -1,4 +1,4 @@
-//! Strategies and their knobs, end to end.
+//! Strategies and their settings, end to end.
 
 mod common;
 
@@ -46,7 +46,7 @@ fn summary(sandbox: &Sandbox) -> Value {
 fn exact_strategies_end_with_the_same_bits() {
     for accumulate in ["", "--accumulate 4"] {
         let all = EXACT.map(|strategy| {
-            // The last of two equal flags would be refused.
+            // A flag that is passed twice would be refused.
             let (name, own) = strategy.split_once(' ').unwrap_or((strategy, ""));
             let accumulate = if accumulate.is_empty() { own } else { accumulate };
             weights(&format!("--strategy {name} {accumulate}"))
@@ -67,7 +67,7 @@ fn accumulation_is_a_larger_batch() {
     let larger = "--samples 96 --batch-size 32 --epochs 1 --warmup-steps 0";
     let one = Sandbox::new();
     one.train(&format!("{NET} {larger}")).ok();
-    // The first step of both is the same 64 samples, and nothing is learned before it.
+    // The first step of both trains on the same 64 samples, and nothing is learned before it.
     let loss = |sandbox: &Sandbox| {
         let text = std::fs::read_to_string(sandbox.run_folder().join("metrics.jsonl")).unwrap();
         let step: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
@@ -118,7 +118,7 @@ fn unused_parameters_are_named() {
     for part in ["unused_head.weight, unused_head.bias", "--find-unused-parameters"] {
         assert!(run.stderr.contains(part), "{}", run.stderr);
     }
-    // Its gradients are zero, so that only the weights of the head itself are beside the others.
+    // Its gradients are zero, so only the weights of the head itself differ.
     let found = weights("--unused-head --find-unused-parameters");
     assert_eq!(found, weights("--unused-head --find-unused-parameters --no-static-graph"));
     let simple = "--unused-head --find-unused-parameters --strategy simple_ddp_async";
@@ -151,7 +151,8 @@ fn lossy_strategies_train_and_say_what_they_are() {
     let exact = weights("--strategy top_k --top-k 1");
     assert_eq!(exact, weights("--strategy simple_ddp"));
     let (sandbox, run) = train("--strategy local_sgd --sync-every 2");
-    // Every second step averages. What is left out of the anatomy of single operations is counted and said.
+    // Every second step averages. Steps that the anatomy of single operations leaves out are counted and
+    // reported.
     let summary_of_run = summary(&sandbox);
     assert_eq!((&summary_of_run["steps"], &summary_of_run["unlike_steps"]), (&6.into(), &3.into()));
     assert!(

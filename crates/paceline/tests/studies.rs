@@ -1,5 +1,5 @@
 //! `paceline bench scaling`, `paceline bench buckets` and `paceline train --ddp-choice all`, from flags
-//! to table, files and charts. That times are right is not asked here, only that they hang together.
+//! to table, files and charts. These tests do not check times, only that they are consistent.
 
 mod common;
 
@@ -13,7 +13,7 @@ const SHORT: &str = "--steps-per-epoch 4 --warmup-steps 1 --batch-size 8";
 fn bench_in(sandbox: &Sandbox, flags: &str) -> Run {
     let mut command = sandbox.paceline();
     command.arg("bench").args(flags.split_whitespace());
-    // Whatever runs leave among the temporary files is seen.
+    // Temporary files that the runs leave behind go here.
     std::fs::create_dir_all(sandbox.path("tmp")).unwrap();
     command.env("TMPDIR", sandbox.path("tmp"));
     Run::of(command)
@@ -35,7 +35,8 @@ fn scaling_is_tabled_judged_and_drawn() {
     );
     let run = bench_in(&sandbox, &flags).ok();
     run.line("Scaling of ddp: cnn over shm, 1 thread per rank; medians of 2 rounds");
-    // What the laws say about so short a step is luck: that they are applied is not.
+    // For so short a step, the results of the laws are random. The test checks only that they are
+    // applied.
     for words in
         ["Weak scaling to 2 ranks is ", "Strong scaling to 2 ranks is ", "Gustafson: ", "Amdahl: "]
     {
@@ -187,7 +188,7 @@ fn all_strategies_are_compared() {
         assert_eq!((&run["accumulate"], &run["summary"]["world_size"]), (&1.into(), &2.into()));
         about(number(run, "cost"), number(run, "seconds"));
     }
-    // What the table says of a strategy is what its run alone says.
+    // The table has the same values for a strategy as a run of that strategy alone.
     let alone =
         sandbox.train(&format!("{TINY} {SHORT} --epochs 1 --ddp-choice ddp --json ddp.json"));
     alone.ok();
@@ -206,7 +207,7 @@ fn published_settings_are_unequal() {
     let flags = format!("{TINY} {SHORT} --epochs 1 --ddp-choice all --as-published --accumulate 2");
     let run = sandbox.train(&format!("{flags} --clip-grad-norm 5 --json c.json")).ok();
     assert!(run.stdout.contains("simple_ddp 1, simple_ddp_ga 2"), "{}", run.stdout);
-    // What does not fit one strategy does not keep the others from running.
+    // A flag that does not fit one strategy does not prevent the others from running.
     run.line("left out: local_sgd: --clip-grad-norm: with --strategy local_sgd");
     let report = json(&sandbox.path("c.json"));
     for run in report["runs"].as_array().unwrap() {

@@ -1,5 +1,5 @@
-//! `paceline sweep`, from flags to table, files and chart, and what is left when it is killed. That times are
-//! right is not asked here.
+//! `paceline sweep`, from flags to table, files and chart, and the files that are left when it is killed.
+//! These tests do not check times.
 
 mod common;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 /// Few steps, so that the tests take no time.
 const SHORT: &str = "--epochs 1 --steps-per-epoch 4 --warmup-steps 1 --batch-size 8";
 
-/// `paceline sweep` into the folder `out` with these flags and what is varied.
+/// `paceline sweep` into the folder `out`, with these flags and these varied flags.
 fn command(sandbox: &Sandbox, vary: &[&str], flags: &str) -> Command {
     let mut command = sandbox.paceline();
     command.arg("sweep").args(["--output", "out"]);
@@ -81,7 +81,7 @@ fn two_keys_meet_and_rounds_alternate() {
         let of = |key: &str| figure[key].as_f64().unwrap();
         assert!(of("min") <= of("median") && of("median") <= of("max"), "{row}");
         assert_eq!(figure["rounds"], 3);
-        // The same seed, and so the same loss in every round, whatever the strategy.
+        // The seed is the same, so the loss is the same in every round, whatever the strategy.
         let loss = &row["figures"]["train_loss"];
         assert_eq!(loss["min"], loss["max"], "{row}");
     }
@@ -122,7 +122,7 @@ fn a_sweep_that_was_killed_goes_on() {
         }
         before = now;
     }
-    // What a kill in the middle of a run and of a record leaves behind.
+    // A kill in the middle of a run and of a record leaves these behind.
     sandbox.write("out/unfinished/runs/half/config.json", b"{}");
     sandbox.write("out/unfinished/summary.json", b"{}");
     sandbox.write("out/records/00005.partial", b"{");
@@ -139,7 +139,7 @@ fn a_sweep_that_was_killed_goes_on() {
     assert_eq!(cases, [0, 1, 1, 0, 0, 1]);
     assert_eq!(run_folders(&sandbox).len(), 6);
     assert!(!sandbox.path("out/unfinished").exists());
-    // Once more: there is nothing left to do, and the table is the same.
+    // Run again: there is nothing left to do, and the table is the same.
     let again = Run::of(command(&sandbox, &vary, &flags)).ok();
     again.line("Goes on after 6 of 6 runs, from out");
     assert_eq!(records(&sandbox), after);

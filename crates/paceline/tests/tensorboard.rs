@@ -8,7 +8,7 @@ use std::path::Path;
 use common::{Run, Sandbox, TINY, TINY_MLP, column, metrics};
 use serde_json::Value;
 
-/// What an event file says of one step: names and values.
+/// The scalars of one step in an event file: names and values.
 type Scalars = Vec<(String, f32)>;
 
 /// CRC-32C (polynomial 0x1edc6f41, reflected), bit by bit, and masked as TFRecords have it.
@@ -31,7 +31,7 @@ fn take<const N: usize>(data: &mut &[u8]) -> [u8; N] {
     *bytes
 }
 
-/// The records of an event file, each with both of its checksums tried.
+/// The records of an event file. Checks both checksums of each.
 fn records(mut data: &[u8]) -> Vec<Vec<u8>> {
     let mut records = Vec::new();
     while !data.is_empty() {
@@ -45,7 +45,8 @@ fn records(mut data: &[u8]) -> Vec<Vec<u8>> {
     records
 }
 
-/// A field of a protocol buffer: the number and the kind in one, as on the wire, and its bytes.
+/// The fields of a protocol buffer message: the number and the wire type in one value, as encoded, and
+/// the bytes.
 fn fields(mut data: &[u8]) -> Vec<(u64, Vec<u8>)> {
     fn varint(data: &mut &[u8]) -> u64 {
         let mut value = 0;
@@ -78,12 +79,12 @@ fn fields(mut data: &[u8]) -> Vec<(u64, Vec<u8>)> {
     fields
 }
 
-/// The fields of an `Event` that are known here, by number * 8 + kind.
+/// The field of an `Event` with this key, which is number * 8 + wire type.
 fn field(event: &[u8], key: u64) -> Option<Vec<u8>> {
     fields(event).into_iter().find(|(found, _)| *found == key).map(|(_, value)| value)
 }
 
-/// All steps of the only event file of a run folder, in its order.
+/// All steps of the only event file of a run folder, in the file's order.
 fn events(folder: &Path) -> Vec<(u64, Scalars)> {
     let paths: Vec<_> = fs::read_dir(folder.join("tensorboard")).unwrap().collect();
     assert_eq!(paths.len(), 1, "one file, of rank 0: {paths:?}");
@@ -176,7 +177,8 @@ fn the_event_file_has_what_the_metrics_have() {
     assert!(!curve(&events, "checkpoint/save_s").is_empty());
     assert!(curve(&events, "communication/mb").iter().all(|(_, mb)| *mb > 0.0));
 
-    // Those on the way, and the one after training: once, although both fall on the last step.
+    // The evaluations during training, and the one after it. The last step has only one, although both
+    // fall on it.
     let evaluations: Vec<_> = lines
         .iter()
         .filter(|line| line["eval_loss"].is_number())

@@ -1,4 +1,4 @@
-//! `paceline trace merge` on traces of a run, and on what cannot be merged.
+//! `paceline trace merge` on traces of a run, and on files that cannot be merged.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn the_traces_of_a_run_become_one() {
     let packed = File::open(sandbox.path("merged.json.gz")).unwrap();
     let merged: Value = serde_json::from_reader(GzDecoder::new(packed)).unwrap();
     let events = merged["traceEvents"].as_array().unwrap();
-    // Both ranks lie on one time line: their third steps overlap, and no process is of both.
+    // Both ranks are on one time line: their third steps overlap, and no process belongs to both.
     let steps: Vec<&Value> = events.iter().filter(|e| e["name"] == "ProfilerStep#4").collect();
     let [first, second] = steps[..] else { panic!("{steps:?}") };
     let time = |event: &Value| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
@@ -43,7 +43,7 @@ fn the_traces_of_a_run_become_one() {
     assert!(ends("s") >= 3);
     assert_eq!((ends("s"), ends("f")), (ends("f"), events.iter().filter(is_reduce).count() / 2));
 
-    // What is there is not overwritten, unless that is asked for.
+    // An existing file is not overwritten, unless the user asks for it.
     let words = ["merged.json.gz is there already", "--force"];
     merge(&sandbox, &["profile"]).refused(&words);
     merge(&sandbox, &["profile", "--force"]).ok();

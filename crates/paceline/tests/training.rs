@@ -12,7 +12,7 @@ use common::{
 use paceline::metrics::table::TABLE;
 use serde_json::Value;
 
-/// The digest that a run of these flags ends with, in a folder of its own.
+/// The digest of the final weights of a run with these flags, in its own folder.
 #[track_caller]
 fn weights_of(flags: &str) -> String {
     Sandbox::new().train(flags).ok().weights().to_owned()
@@ -33,7 +33,7 @@ fn a_run_learns_and_reports() {
                  --momentum 0.9 --lr 0.02 --evaluate --json copy.json";
     let run = sandbox.train(flags).ok();
 
-    // What it says, in order.
+    // What it prints, in order.
     let lines: Vec<&str> = run.stdout.lines().collect();
     assert_eq!(lines[0], "paceline train: cnn, ddp over shm, 2 ranks x 1 thread");
     for rank in 0..2 {
@@ -66,7 +66,7 @@ fn a_run_learns_and_reports() {
         assert!(peaks.contains(category), "{peaks}");
     }
 
-    // What it leaves.
+    // The files that it leaves.
     let folder = sandbox.run_folder();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
     assert_eq!(run.line("Run folder: "), format!("runs/{name}/"));
@@ -112,18 +112,18 @@ fn a_run_learns_and_reports() {
     // The mean over the slowest rank's steps is no less than the mean over all ranks.
     assert!(number("samples_per_s") <= 2.0 * 50.0 / number("wall_ms") * 1e3 * (1.0 + 1e-9));
     assert!(number("step_ms_p99") >= number("step_ms_median"));
-    // Parts of the mean step of 26698 parameters, at 4 bytes each.
+    // The gradients of 26698 parameters take 4 bytes each.
     assert!(summary["peak_bytes"]["gradients"].as_f64().unwrap() >= 4.0 * 26698.0);
     assert!(summary["peak_bytes"]["total"].as_f64() > summary["peak_bytes"]["gradients"].as_f64());
     assert!(number("resident_bytes") > 1e6);
 
-    // That it learnt: on images that it has not seen. By guessing it would reach 0.1.
+    // It has learned: these are images that it has not seen. By guessing it would reach 0.1.
     assert!(number("eval_accuracy") > 0.9, "{}", run.stdout);
     let percent = number_in(run.line("Evaluation accuracy:"), " ", "%");
     assert!((percent - 100.0 * number("eval_accuracy")).abs() < 0.006, "{percent}");
     assert!(steps[79]["loss"].as_f64() < steps[0]["loss"].as_f64());
 
-    // Losses of the last epoch's samples and of the test set are figures of their own.
+    // The losses of the last epoch's samples and of the test set are two different figures.
     let evaluation = steps.last().unwrap();
     assert_eq!(evaluation["eval_loss"], summary["eval_loss"]);
     let last_epoch = steps[60..80].iter().map(|step| step["loss"].as_f64().unwrap());
@@ -276,8 +276,8 @@ fn a_resumed_run_ends_like_an_uninterrupted_one() {
         let sandbox = Sandbox::new();
         let first = sandbox.train(&format!("{flags} --epochs 1 --save saved")).ok();
         assert_ne!(first.weights(), whole);
-        // Goes on in the same folder, and replaces what is there: the checkpoint, and what a run that
-        // was killed while it wrote one would have left.
+        // Continues in the same folder, and replaces the files there: the checkpoint, and the partial
+        // file of a run that was killed while it wrote one.
         sandbox.write("saved/checkpoint.safetensors.partial", b"half of");
         let rest = sandbox.train(&format!("{flags} --epochs 3 --resume saved --save saved")).ok();
         assert_eq!(rest.weights(), whole, "{flags}");
@@ -286,7 +286,7 @@ fn a_resumed_run_ends_like_an_uninterrupted_one() {
         let saved = fs::read_dir(sandbox.path("saved")).unwrap();
         let names: Vec<_> = saved.map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["checkpoint.safetensors"]);
-        // The replaced one stands at the end of the third epoch.
+        // The new checkpoint stands at the end of the third epoch.
         let again = sandbox.train(&format!("{flags} --epochs 3 --resume saved"));
         again.refused(&["3 complete epochs already"]);
     }
@@ -303,7 +303,7 @@ fn a_loss_that_is_not_finite_stops_all_ranks_and_spares_the_checkpoint() {
         let more = format!("{flags} --epochs 2 --resume saved --save saved");
         let run = sandbox.train(&format!("{more} --lr 1e30"));
         assert_eq!(run.code, Some(1), "{run:#?}");
-        // Four steps were saved. The fifth moves the weights far out, and the sixth shows it.
+        // Four steps were saved. The fifth step moves the weights far away, and the sixth shows it.
         let words = ["loss of step 6 is not finite", "rank 0 (", "learning rate of 1e30"];
         for word in words {
             assert!(run.stderr.contains(word), "no {word:?} in {}", run.stderr);
@@ -340,10 +340,10 @@ fn mnist_files_plain_and_compressed() {
         let flags = "--nproc 2 --channels 4 --hidden 16 --batch-size 10 --epochs 12 --momentum 0.9";
         sandbox.train(&format!("{flags} --data mnist --data-dir {folder} --evaluate")).ok()
     };
-    // They are there, so nobody is asked for them.
+    // The files are there, so nothing is downloaded.
     let (plain, packed) = (run("plain"), run("packed --download --mirror http://127.0.0.1:1"));
     assert_eq!(plain.weights(), packed.weights());
-    // Bright rows tell the ten classes apart: it learns them by heart.
+    // Bright rows distinguish the ten classes, so the model learns all of them.
     assert_eq!(plain.line("Evaluation accuracy: "), "100.00%");
     assert!(plain.line("Evaluation loss: ").ends_with(", over 23 samples"));
 }
@@ -381,7 +381,8 @@ fn evaluation_counts_every_sample_once() {
             assert_eq!(accuracy.split_once('.').unwrap().1.len(), "xx%".len(), "{accuracy}");
             seen.push((loss.to_owned(), accuracy.to_owned()));
         }
-        // Nothing was learnt, so all have the same model: twice or never counting one would show.
+        // Nothing was learned, so all have the same model. A sample that is counted twice or never would
+        // change the result.
         assert!(seen.iter().all(|s| *s == seen[0]), "{seen:?}");
     }
 }
@@ -404,7 +405,7 @@ fn by_hand(sandbox: &Sandbox, flags: &str, variables: &[(&str, &str)], world: us
 fn ranks_started_by_hand() {
     let flags = format!("{TINY} --momentum 0.9");
     let expected = weights_of(&format!("{flags} --nproc 3"));
-    // Nothing listens on the port: it is only a name, that no other test uses.
+    // Nothing listens on the port. It is only a name that no other test uses.
     let port = (20_000 + std::process::id() % 30_000).to_string();
     let sandbox = Sandbox::new();
     let meet = format!("{flags} --init-method file://{}", sandbox.path("meet").display());

@@ -1,5 +1,6 @@
-//! Charts of time and bus bandwidth by size, as PNG and SVG: one line per transport and number of ranks,
-//! dashed lines for the programs that are compared, dotted lines for predictions.
+//! Draws charts of time and bus bandwidth by size, as PNG and SVG. There is a solid line per transport
+//! and number of ranks, a dashed line for each program that is compared, and a dotted line for each
+//! prediction.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use crate::Result;
 use crate::outputs::write_charts;
 use crate::text::plural;
 
-/// Writes `time.png`, `time.svg`, `busbw.png` and `busbw.svg` into `folder`, and gives their paths.
+/// Writes `time.png`, `time.svg`, `busbw.png` and `busbw.svg` into `folder`, and returns their paths.
 pub fn write(report: &BenchReport, compared: &[Series], folder: &Path) -> Result<Vec<PathBuf>> {
     let charts = [("time", time(report, compared)), ("busbw", busbw(report, compared))];
     write_charts(folder, &charts.map(|(name, chart)| (name.to_owned(), chart)))
@@ -23,7 +24,7 @@ pub fn time(report: &BenchReport, compared: &[Series]) -> LineChart {
     chart(report, compared, "time", y, |_, _, us| us)
 }
 
-/// The chart of bus bandwidths. A single rank has no bus bandwidth, and no line.
+/// The chart of bus bandwidths. A single rank has no bus bandwidth, so it has no line.
 pub fn busbw(report: &BenchReport, compared: &[Series]) -> LineChart {
     let op = report.rows.first().map_or("", |row| &row.op);
     let y = axis("Bus bandwidth", Unit::GigabytesPerSecond);
@@ -36,7 +37,7 @@ fn axis(label: &str, unit: Unit) -> Axis {
     Axis { label: label.to_owned(), unit, spacing: Spacing::Logarithmic }
 }
 
-/// The chart whose values `shown` computes from ranks, size and time in microseconds.
+/// The chart whose values are `shown(ranks, size in bytes, time in microseconds)`.
 fn chart(
     report: &BenchReport,
     compared: &[Series],
@@ -76,7 +77,7 @@ fn chart(
             look: groups.len() + at,
         });
     }
-    // The lines of a single rank may be empty; the legend does not name them.
+    // The line of a single rank may have no points above zero. Then the legend does not name it.
     series.retain(|line| line.points.iter().any(|&(_, y)| y > 0.0));
     let op = report.rows.first().map_or("", |row| &row.op);
     LineChart {

@@ -1,11 +1,12 @@
-//! Our report beside the measurements of other programs, for each number of ranks and size.
+//! Compares a report with the measurements of other programs, for each number of ranks and size.
 
 use super::result::{BenchReport, place, program_name};
 use super::series::Series;
 use crate::text::plain_table;
 
-/// The table: one line for each of our rows and each series with the same operation, number of ranks and
-/// size. A ratio above 1 means that ours took less time. If nothing can be compared, the text says so.
+/// The table. It has one line for each row of the report and each series with the same operation, number
+/// of ranks and size. A ratio above 1 means that paceline took less time. If nothing can be compared, the
+/// text says so.
 pub fn table(report: &BenchReport, compared: &[Series]) -> String {
     let mut lines = Vec::new();
     for row in &report.rows {

@@ -1,5 +1,5 @@
-//! One configuration of a sweep: a transport and a number of ranks. How it is carried out, in words, and
-//! which sizes the memory of this host can hold.
+//! One configuration of a sweep: a transport and a number of ranks. Describes in words how it is
+//! measured, and finds which sizes fit into the memory of this host.
 
 use paceline_collectives::{Algorithm, OpKind};
 
@@ -8,10 +8,10 @@ use super::result::Skipped;
 use crate::resources;
 use crate::run::named::TransportName;
 
-/// The part of the available memory that buffers may take.
+/// The fraction of the available memory that buffers may take.
 const MEMORY_PART: f64 = 0.9;
 
-/// Bytes that sockets keep of messages under way, on each rank.
+/// Bytes of messages in flight that the system keeps for sockets, on each rank.
 const SOCKET_BYTES: f64 = 1e6;
 
 /// A transport and a number of ranks.
@@ -23,7 +23,7 @@ pub(super) struct Configuration<'a> {
 }
 
 impl Configuration<'_> {
-    /// Why it cannot run at all; `None` if it can.
+    /// The reason why it cannot run at all; `None` if it can.
     pub(super) fn refusal(&self) -> Option<String> {
         let (nproc, cores) = (self.nproc, resources::num_cores());
         if self.plan.pin_cores && nproc > cores {
@@ -32,13 +32,13 @@ impl Configuration<'_> {
         self.plan.comm.refusal(self.transport, nproc)
     }
 
-    /// Says that it is not measured, or not with this size.
+    /// The record that it is not measured, or not with this size.
     pub(super) fn skipped(&self, bytes: Option<u64>, reason: String) -> Skipped {
         let transport = self.transport.name().to_owned();
         Skipped { transport, nproc: self.nproc, bytes, reason }
     }
 
-    /// In a word, how the transport carries the operation out.
+    /// The name of the algorithm by which the transport carries out the operation.
     pub(super) fn algorithm(&self) -> &'static str {
         let Plan { operation, private, comm, .. } = self.plan;
         match self.transport {
@@ -51,7 +51,7 @@ impl Configuration<'_> {
         }
     }
 
-    /// How it is measured, in words that follow the name of its transport.
+    /// How it is measured, in words, to be printed after the name of its transport.
     pub(super) fn about(&self) -> String {
         let Plan { iters, warmup_iters, private, comm, operation, .. } = self.plan;
         let mut words = format!(
@@ -68,8 +68,8 @@ impl Configuration<'_> {
         comm.link.map_or(words.clone(), |link| format!("{words}; on an emulated link of {link}"))
     }
 
-    /// Splits the sizes into those that the memory has room for, with `local_ranks` ranks on this host,
-    /// and those that are skipped.
+    /// Splits the sizes into those that fit into memory with `local_ranks` ranks on this host, and those
+    /// that are skipped.
     pub(super) fn fitting(&self, local_ranks: usize) -> (Vec<u64>, Vec<Skipped>) {
         let available = resources::available_bytes().map_or(f64::INFINITY, |bytes| bytes as f64);
         let usable = MEMORY_PART * available;
@@ -92,15 +92,15 @@ impl Configuration<'_> {
         (sizes, skipped)
     }
 
-    /// Bytes that the transport takes on each rank for a message of `bytes` bytes.
+    /// Bytes that the transport needs on each rank for a message of `bytes` bytes.
     fn scratch_bytes(&self, local_ranks: usize, bytes: usize) -> f64 {
         let Plan { operation, comm, .. } = self.plan;
         match self.transport {
             TransportName::Hybrid if operation.kind.reduces() => {
                 let hosts_here = if local_ranks == self.nproc { comm.hosts } else { 1 };
                 let ranks_per_host = (local_ranks / hosts_here).max(1) as f64;
-                // A rank's slice of the finished result, and of the running result, which is wider than
-                // types of two bytes.
+                // A rank has its slice of the finished result, and its slice of the running result. The
+                // running result has four bytes per element if the type has two.
                 let slices = if operation.dtype.size_bytes() == 2 { 3.0 } else { 2.0 };
                 SOCKET_BYTES + slices * bytes as f64 / ranks_per_host
             }

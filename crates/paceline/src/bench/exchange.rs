@@ -1,4 +1,4 @@
-//! The call that is timed: which part of which buffer it reads and writes, out of place and in place, and
+//! The call that is timed: which parts of the buffers it reads and writes, out of place and in place, and
 //! whether its result is right.
 //!
 //! A rank has two buffers, `a` and `b`, each as long as the whole message. Out of place, an operation
@@ -14,8 +14,8 @@ use super::operation::Operation;
 use super::pattern::Pattern;
 use crate::Result;
 
-/// Two buffers for messages of up to `elements` elements: memory that the other ranks can reach, or
-/// `private` memory.
+/// Allocates two buffers for messages of up to `elements` elements, in memory that the other ranks can
+/// reach, or in `private` memory.
 pub fn buffers(
     operation: Operation,
     group: &Group,
@@ -34,23 +34,23 @@ pub fn buffers(
     Ok((buffer()?, buffer()?))
 }
 
-/// A call that can be repeated.
+/// An operation on fixed buffers, which can be called again and again.
 #[derive(Debug)]
 pub struct Exchange<'a> {
     operation: Operation,
     group: &'a Group,
     in_place: bool,
-    /// The whole message: where results go, or come from in place.
+    /// The whole message: the output, and in place also the input.
     b: Tensor,
-    /// What the call reads.
+    /// The part that the call reads.
     send: Tensor,
-    /// What the call writes.
+    /// The part that the call writes.
     recv: Tensor,
     share: usize,
 }
 
 impl<'a> Exchange<'a> {
-    /// The call on the first `elements` elements of both buffers, which are of the operation's type.
+    /// The call on the first `elements` elements of both buffers, whose element type is the operation's.
     pub fn new(
         operation: Operation,
         group: &'a Group,
@@ -98,7 +98,7 @@ impl<'a> Exchange<'a> {
         times.map(drop)
     }
 
-    /// Writes the input, and something different wherever the result will be.
+    /// Writes the input, and bytes that differ from any result wherever the result will be.
     pub fn fill(&self) -> Result<()> {
         const POISON: u8 = 0xA5;
         self.b.as_bytes().write::<u8>()?.fill(POISON);
@@ -112,7 +112,8 @@ impl<'a> Exchange<'a> {
         Pattern::input(dtype, kind.reduces().then_some(redop), rank)
     }
 
-    /// Makes one more call, and counts the wrong elements on all ranks together. A collective call.
+    /// Makes one more call, and counts the wrong elements of all ranks together. All ranks call this
+    /// together.
     pub fn check(&self) -> Result<u64> {
         self.fill()?;
         // No rank may write into another rank's memory while that rank still fills it.
@@ -135,7 +136,7 @@ impl<'a> Exchange<'a> {
         Ok(self.expected().into_iter().map(wrong).sum())
     }
 
-    /// Ranges of the result, with the pattern that each repeats and the element with which it begins.
+    /// Ranges of the result, each with its pattern and the element with which the pattern begins.
     fn expected(&self) -> Vec<(Range<usize>, Pattern, usize)> {
         let (operation, share) = (&self.operation, self.share);
         let (rank, world) = (self.group.rank(), self.group.world_size());

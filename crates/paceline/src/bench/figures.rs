@@ -1,5 +1,5 @@
-//! The figures of a row, each defined once: its names in files, its column in the table, and where its
-//! value is. The table, the CSV file and the JSON file are views of these lists.
+//! The figures of a row. Each is defined once, with its names in files, its column in the table, and the
+//! function that gets its value. The table, the CSV file and the JSON file are views of these lists.
 
 use clap::ValueEnum;
 use paceline_memory::DType;
@@ -12,19 +12,19 @@ use super::result::{Row, Timing};
 pub enum Columns {
     /// Those of nccl-tests
     Standard,
-    /// And p99, maximum, effective bandwidth, prediction, part of the memory bandwidth
+    /// Also p99, maximum, effective bandwidth, prediction, and share of the memory bandwidth
     Extended,
 }
 
-/// A figure of a `T`.
+/// A figure that is computed from a `T`.
 pub struct Figure<T> {
     /// Its name in CSV.
     pub csv: &'static str,
     /// Its key in JSON, which is that of nccl-tests if nccl-tests has the figure.
     pub json: &'static str,
-    /// Its value; `null` if there is none.
+    /// Gets its value; `null` if there is none.
     pub value: fn(&T) -> Value,
-    /// Its value as nccl-tests writes it in JSON and in the table.
+    /// Gets its value in the form in which nccl-tests writes it to JSON and to the table.
     pub their_value: fn(&T) -> Value,
     /// Its column in the table, if it has one.
     pub column: Option<Column>,
@@ -33,13 +33,13 @@ pub struct Figure<T> {
 /// A column of the table.
 #[derive(Clone, Copy)]
 pub struct Column {
-    /// In which table: [`Columns::Standard`] for the columns of nccl-tests, else one of our own.
+    /// [`Columns::Standard`] for a column of nccl-tests, [`Columns::Extended`] for one of paceline's own.
     pub set: Columns,
     /// The two lines of its heading.
     pub heading: [&'static str; 2],
     /// Its width in characters.
     pub width: usize,
-    /// How many characters a fraction may have; 0 writes it as C's `%g` does.
+    /// How many characters a fraction may have; 0 means that it is written as C's `%g` does.
     pub digits: usize,
 }
 
@@ -77,7 +77,7 @@ impl<T> Figure<T> {
 
 use Columns::{Extended, Standard};
 
-/// What was measured.
+/// The figures that say what was measured.
 pub const SETTING: [Figure<Row>; 9] = [
     row("transport", |row| json!(row.transport)),
     row("algorithm", |row| json!(row.algorithm)),
@@ -97,7 +97,7 @@ pub const SETTING: [Figure<Row>; 9] = [
         .column(Standard, ["root", ""], 6, 0),
 ];
 
-/// What was found, out of place and in place. Times are medians, where nccl-tests has means.
+/// The figures of the result, out of place and in place. Times are medians, where nccl-tests has means.
 pub const TIMING: [Figure<Timing>; 6] = [
     timing("time_us", "time", |t| json!(t.median_us)).column(Standard, ["time", "(us)"], 7, 7),
     timing("p99_us", "p99_us", |t| json!(t.p99_us)).column(Extended, ["p99", "(us)"], 7, 7),
@@ -109,7 +109,8 @@ pub const TIMING: [Figure<Timing>; 6] = [
         .column(Standard, ["#wrong", ""], 6, 0),
 ];
 
-/// JSON has this figure with each timing, CSV and the table once per row: that of [`Row::timing`].
+/// The effective bandwidth. JSON has it for each timing; CSV and the table have it once per row, for
+/// [`Row::timing`].
 pub const EFFECTIVE: Figure<Timing> =
     timing("effective_bw_gib_s", "effective_bw_gib_s", |t| json!(t.effective_bw_gib_s)).column(
         Extended,
@@ -118,7 +119,7 @@ pub const EFFECTIVE: Figure<Timing> =
         6,
     );
 
-/// What the row is compared with.
+/// The figures with which the row is compared.
 pub const REFERENCE: [Figure<Row>; 2] = [
     row("predicted_us", |row| json!(row.predicted_us)).column(
         Extended,
@@ -134,7 +135,7 @@ pub const REFERENCE: [Figure<Row>; 2] = [
     ),
 ];
 
-/// What our own columns mean.
+/// The explanation of paceline's own columns.
 pub const LEGEND: &str = "\
 # p99, max  of the in-place times; of the out-of-place times if there are no others
 # eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), for any number of ranks

@@ -1,8 +1,8 @@
-//! The report as files: JSON with the keys of nccl-tests' `-J` file, version 2, and our own keys beside
-//! them; and the rows as CSV, one line each, where a figure that was not measured is an empty field.
+//! Writes the report as JSON, with the keys of nccl-tests' `-J` file, version 2, and keys of our own; and
+//! the rows as CSV, one line per row, where a figure that was not measured is an empty field.
 //!
-//! The keys of nccl-tests keep their meaning and their types, even surprising ones: `root` and `okay`
-//! are strings. Only `time` differs: theirs is the mean, ours is the median, as in the table.
+//! The keys of nccl-tests keep their meaning and their types, even surprising ones: `root` and `okay` are
+//! strings. Only `time` differs: it is the mean in nccl-tests, and the median here, as in the table.
 
 use serde_json::{Map, Value, json};
 
@@ -48,7 +48,7 @@ fn object<'a, T: 'a>(figures: impl Iterator<Item = &'a Figure<T>>, of: &T) -> Ma
     figures.map(|figure| (figure.json.to_owned(), (figure.their_value)(of))).collect()
 }
 
-/// The rows as the text of a CSV file, with a first line of names.
+/// The rows as the text of a CSV file, with a header line.
 pub fn csv(rows: &[Row]) -> Result<String, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(names())?;

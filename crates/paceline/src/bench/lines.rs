@@ -1,8 +1,9 @@
 //! `--style lines`: two lines per configuration while it is measured, and a closing table.
 //!
-//! The form and the formula are those of a published write-up of all-reduce over PyTorch. It divides
-//! twice the size by the time and by 2^30 and calls the result GB/s, whatever the number of ranks. These
-//! lines do the same, so that the two can be compared. The table says GiB/s for this figure.
+//! The format and the formula are those of a published write-up of all-reduce over PyTorch. The write-up
+//! divides twice the size by the time and by 2^30 and calls the result GB/s, whatever the number of
+//! ranks. These lines do the same, so that the two can be compared. In the column `eff.bw` of the other
+//! style, the same figure has the unit GiB/s.
 
 use super::result::{Row, Skipped, place};
 use crate::text::plain_table;
@@ -23,7 +24,8 @@ pub fn result_line(row: &Row) -> String {
     }
 }
 
-/// The closing table. Below it, a line says where the results lie, and others what was skipped.
+/// The closing table. Below it, one line says whether times are in place or out of place, and further
+/// lines list what was skipped.
 pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
     let line = |row: &Row| {
         let (ms, bandwidth) = numbers(row)?;
@@ -44,7 +46,7 @@ pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
     text
 }
 
-/// Milliseconds and effective bandwidth.
+/// The median in milliseconds, and the effective bandwidth in GiB/s.
 fn numbers(row: &Row) -> Option<(f64, f64)> {
     let timing = row.timing()?;
     Some((timing.median_us / 1e3, timing.effective_bw_gib_s))

@@ -1,8 +1,8 @@
 //! Reads measurements for `--compare`: the files that `-J` and `--csv` write, the `-J` files of
 //! nccl-tests, and the lines of JSON that other programs print.
 //!
-//! In goes a file, out come series of (size, time). A file that cannot be used is answered with one
-//! message: the file, the line, and what was expected there.
+//! Takes a file and returns series of (size, time). The error for a file that cannot be used names the
+//! file, the line, and what was expected.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::{Failure, Result};
 const EXPECTED: &str = "a report of paceline bench, a JSON file of nccl-tests, or lines such as \
      {\"side\": \"name\", \"ranks\": 2, \"bytes\": 1000000, \"ms\": 3.6}";
 
-/// What is wrong with a text, and in which line.
+/// The line number of a problem in a text, and its description.
 type Problem = (usize, String);
 
 /// The series of a file.
@@ -71,8 +71,8 @@ fn from_csv(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
     Ok(all)
 }
 
-/// One document or several. Documents without a time, such as one about the machine, are left out
-/// unless all are such.
+/// Reads one JSON document or several. Documents without a time, such as one about the machine, are
+/// skipped. If no document has a time, the error is about the first document.
 fn from_json(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
     let (mut all, mut first_problem) = (Vec::new(), None);
     let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
@@ -93,17 +93,17 @@ fn from_json(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
     first_problem.filter(|_| all.is_empty()).map_or(Ok(all), Err)
 }
 
-/// A line of another program.
+/// Reads a line of another program.
 fn from_line(line: &Value) -> std::result::Result<Measured, String> {
     let lacks = |key: &str| format!("no usable \"{key}\"");
     let name = line.get("side").and_then(Value::as_str).ok_or(lacks("side"))?;
     let nproc = line.get("ranks").and_then(Value::as_u64).filter(|&n| n > 0);
     let bytes = line.get("bytes").and_then(Value::as_u64).filter(|&n| n > 0);
     let ms = line.get("ms").and_then(Value::as_f64).filter(|&ms| ms > 0.0);
-    // The time of an operation in place, unless the line says something else.
+    // By default the time is that of an operation in place.
     let is_in_place = line.get("in_place").and_then(Value::as_bool).unwrap_or(true);
     let name = if is_in_place { name.to_owned() } else { format!("{name}, out of place") };
-    // Lines that name no operation are about all-reduces.
+    // By default the operation is an all-reduce.
     let op = line.get("op").and_then(Value::as_str).unwrap_or("all_reduce");
     Ok(Measured {
         name,
@@ -115,7 +115,8 @@ fn from_line(line: &Value) -> std::result::Result<Measured, String> {
     })
 }
 
-/// A row of a `-J` file: ours says the number of ranks itself, that of nccl-tests lists the devices.
+/// Reads a row of a `-J` file. Files of paceline have the number of ranks in the row; those of nccl-tests
+/// list the devices.
 fn from_result(document: &Value, row: &Value) -> Option<Measured> {
     let word = |key: &str| row.get(key).and_then(Value::as_str).map(str::to_owned);
     let devices = || document.pointer("/config/devices").and_then(Value::as_array).map(Vec::len);

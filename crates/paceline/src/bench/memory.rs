@@ -1,5 +1,5 @@
-//! The bandwidth of the machine's memory when all ranks use it at once, and how much an operation has to
-//! read and write at least.
+//! Measures the bandwidth of the machine's memory when all ranks use it at once, and computes how much an
+//! operation has to read and write at least.
 
 use std::time::Instant;
 
@@ -7,21 +7,23 @@ use paceline_collectives::{Group, OpKind, ReduceOp};
 
 use crate::{Result, resources};
 
-/// Number of copies, of which the fastest counts.
+/// Number of copies that are timed. The fastest one counts.
 const ROUNDS: usize = 4;
 
-/// The size of a rank's buffer if the size of the cache is not known, and the largest size.
+/// The smallest size of a rank's buffer, which is also used if the size of the cache is not known, and
+/// the largest size.
 const BUFFER_BYTES: (usize, usize) = (32 << 20, 256 << 20);
 
-/// GB/s that all ranks together read and write while each of them copies a large array of its own to
-/// another; `None` if the memory has no room for these arrays. A collective call.
+/// Measures the GB/s that all ranks together read and write while each of them copies one large array of
+/// its own to another. Returns `None` if the memory has no room for these arrays. All ranks call this
+/// together.
 ///
 /// Each array is as large as the last-level cache, so that all of them together are far larger. Data
 /// that a processor reads only because it is about to overwrite them are not counted.
 pub fn bandwidth_gb_s(group: &Group) -> Result<Option<f64>> {
     let cache = resources::last_level_cache_bytes().unwrap_or(BUFFER_BYTES.0);
     let len = cache.clamp(BUFFER_BYTES.0, BUFFER_BYTES.1);
-    // Rank 0 decides for all: what is available changes from one look to the next.
+    // Rank 0 decides for all ranks, because the available memory changes from one look to the next.
     let needed = (2 * len * group.world_size()) as u64;
     let fits = resources::available_bytes().is_none_or(|available| needed < available / 2);
     if !group.broadcast_object(Some(&fits), 0)? {
@@ -42,7 +44,7 @@ pub fn bandwidth_gb_s(group: &Group) -> Result<Option<f64>> {
 }
 
 /// Bytes that `world` ranks with shared memory read and write together, out of place, for a message of
-/// `bytes` bytes. The files of the transport explain the number for each operation.
+/// `bytes` bytes. The source files of the transport explain the number for each operation.
 pub fn bytes_touched(kind: OpKind, world: usize, bytes: u64) -> u64 {
     let world = world as u64;
     match kind {

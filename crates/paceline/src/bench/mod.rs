@@ -1,21 +1,20 @@
 //! `paceline bench`: how fast ranks exchange data.
 //!
-//! What is measured becomes a [`result::BenchReport`]; every other file makes one, shows one or reads
-//! one:
+//! All measurements end up in a [`result::BenchReport`]. Every other file makes, shows or reads reports:
 //!
 //! | file | what it does |
 //! |---|---|
-//! | [`plan`] | from flags to what is to be measured |
-//! | [`operation`] | the operations that can be measured, and their parts |
-//! | [`sizes`] | from flags to the list of message sizes |
-//! | [`sweep`] | one configuration after the other, and what is written at the end |
+//! | [`plan`] | turns flags into the plan of what to measure |
+//! | [`operation`] | the operations that can be measured, and their properties |
+//! | [`sizes`] | turns flags into the list of message sizes |
+//! | [`sweep`] | runs one configuration after the other, and writes the files at the end |
 //! | `configuration` | one transport and number of ranks: its algorithm, and the sizes that fit |
 //! | [`processes`] | the ranks of a configuration as processes |
-//! | `rank` | what each rank does, and how time is taken |
+//! | `rank` | what each rank does, and how times are taken |
 //! | `reporter` | where a rank reports what it measures |
-//! | [`exchange`] | the one call that is timed, its buffers, and whether its result is right |
-//! | [`pattern`] | inputs whose results are exact |
-//! | [`memory`] | what the machine's memory delivers, and what an operation asks of it |
+//! | [`exchange`] | the call that is timed, its buffers, and the check of its result |
+//! | [`pattern`] | inputs whose results are exact in every element type |
+//! | [`memory`] | the machine's memory bandwidth, and the bytes that an operation reads and writes |
 //! | [`result`] | the data, and the formulas of all bandwidths |
 //! | [`figures`] | the figures of a row: their names, columns and values, each defined once |
 //! | [`screen`] | what is printed while it runs |
@@ -23,8 +22,8 @@
 //! | [`lines`] | two lines per configuration and a closing table (`--style lines`) |
 //! | [`files`] | the report as JSON with the keys of nccl-tests, and the rows as CSV |
 //! | [`load`] | reads these files, and the JSON lines of other programs |
-//! | [`series`] | what is read, as series of sizes and times |
-//! | [`compare`] | the report beside such series |
+//! | [`series`] | groups what was read into series of sizes and times |
+//! | [`compare`] | the table that compares the report with such series |
 //! | [`charts`] | time and bandwidth against size, as PNG and SVG |
 //!
 //! Only `sweep` and `processes` start ranks, and only `rank` and `memory` take times; everything else

@@ -1,6 +1,7 @@
-//! Numbers that fit the columns of nccl-tests' table, and numbers as C's `printf` writes them.
+//! Formats numbers so that they fit the columns of nccl-tests' table, or as C's `printf` does.
 
-/// The number with two decimals, or with fewer if the width is too small, or with a power of ten.
+/// The number with two decimals, with fewer if `width` is too small, or with a power of ten if even that
+/// is too wide.
 pub fn fitted(value: f64, width: usize) -> String {
     let plain = (0..=2).rev().map(|decimals| format!("{value:.decimals$}"));
     plain.into_iter().find(|text| text.len() <= width).unwrap_or_else(|| {
@@ -26,7 +27,7 @@ pub fn general(value: f64) -> String {
     }
 }
 
-/// `1.2e5` as C writes it: `1.2e+05`.
+/// Turns Rust's `1.2e5` into C's `1.2e+05`.
 fn exponential(rust: &str) -> String {
     match rust.split_once('e') {
         Some((digits, power)) => match power.strip_prefix('-') {

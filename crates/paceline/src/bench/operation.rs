@@ -1,7 +1,7 @@
-//! What is measured: an operation of the group with its reduction, root and element type, and the
-//! names under which operations and reductions are offered to the user.
+//! The operation that is measured, with its reduction, root and element type, and the names under which
+//! operations and reductions are offered to the user.
 //!
-//! It knows which parts an operation has, but neither buffers nor clocks.
+//! This file knows the properties of operations, but neither buffers nor clocks.
 
 use paceline_collectives::{OpKind, ReduceOp};
 use paceline_memory::DType;
@@ -24,7 +24,7 @@ pub const OPS: [(OpKind, &str, &[&str]); 10] = [
     (OpKind::Barrier, "No rank continues before all have arrived", &[]),
 ];
 
-/// The reductions, likewise. Their names are those of nccl-tests.
+/// The reductions, each with a description and its other names. Their names are those of nccl-tests.
 pub const REDOPS: [(ReduceOp, &str, &[&str]); 5] = [
     (ReduceOp::Sum, "Sum", &[]),
     (ReduceOp::Product, "Product", &["product"]),
@@ -47,7 +47,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Whether it has a root: a peer of a send is none.
+    /// Whether it has a root. The peer of a point-to-point operation does not count as one.
     pub fn has_root(&self) -> bool {
         self.kind.has_root() && !self.kind.is_point_to_point()
     }
@@ -63,8 +63,8 @@ impl Operation {
         !matches!(self.kind, OpKind::AllToAll | OpKind::SendRecv | OpKind::Barrier)
     }
 
-    /// Number of elements of the whole message for a requested size: shares are even, and none is
-    /// empty.
+    /// Number of elements of the whole message for a requested size. If the message has shares, all
+    /// shares have the same size, which is at least one element.
     pub fn elements(&self, bytes: u64, world: usize) -> usize {
         let elements = bytes as usize / self.dtype.size_bytes();
         if self.has_shares() { (elements / world).max(1) * world } else { elements }

@@ -1,8 +1,8 @@
-//! Inputs whose results are exact in every element type, and what the results must be.
+//! Inputs whose results are exact in every element type, and the expected results.
 //!
-//! Each rank's input repeats after a prime number of elements, so data that are shifted by a share, a
-//! page or a unit are noticed. Values are so small that sums over all ranks are exact even in bf16.
-//! Integers that cannot hold a result wrap, as they do in the operations.
+//! Each rank's input repeats after a prime number of elements, so that data that are shifted by a share,
+//! a page or a unit are noticed. Values are so small that sums over all ranks are exact even in bf16.
+//! Results that an integer type cannot hold wrap around, as they do in the operations.
 
 use half::{bf16, f16};
 use paceline_collectives::ReduceOp;
@@ -19,7 +19,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The input of `rank`, for an operation that reduces by `redop`, or not at all.
+    /// The input of `rank` for an operation that reduces by `redop`; `None` for one that does not reduce.
     pub fn input(dtype: DType, redop: Option<ReduceOp>, rank: usize) -> Self {
         Self::of(dtype, |at, out| encode(dtype, value(redop, rank, at) as f64, out))
     }
@@ -48,8 +48,8 @@ impl Pattern {
         Self { bytes, elem_bytes }
     }
 
-    /// Cuts `len` bytes, which begin with element `start` of the sequence, where the sequence repeats: the
-    /// offset and the expected bytes of each piece.
+    /// Divides `len` bytes, which begin with element `start` of the sequence, where the sequence starts
+    /// again. Yields the offset and the expected bytes of each piece.
     fn pieces(&self, len: usize, start: usize) -> impl Iterator<Item = (usize, &[u8])> {
         let mut done = 0;
         let mut at = start % PERIOD * self.elem_bytes;
@@ -61,7 +61,7 @@ impl Pattern {
         })
     }
 
-    /// Writes the sequence, beginning with element `start`.
+    /// Fills `bytes` with the sequence, beginning with element `start`.
     pub fn fill(&self, bytes: &mut [u8], start: usize) {
         for (at, piece) in self.pieces(bytes.len(), start) {
             bytes[at..at + piece.len()].copy_from_slice(piece);
@@ -86,16 +86,17 @@ impl Pattern {
 fn value(redop: Option<ReduceOp>, rank: usize, at: usize) -> i64 {
     let mixed = at * 31 + rank * 17 + at * rank * 7;
     let value = match redop {
-        // At most 3 x 64 ranks.
+        // The sum is at most 3 x 64 ranks.
         Some(ReduceOp::Sum | ReduceOp::Mean) => mixed % 4,
-        // At most eight twos among 64 ranks.
+        // The product is at most 2^8, because at most eight of 64 ranks have a two.
         Some(ReduceOp::Product) => 1 + usize::from((at + rank).is_multiple_of(8)),
         Some(ReduceOp::Min | ReduceOp::Max) | None => mixed % 128,
     };
     value as i64
 }
 
-/// The sum divided once, rounded as the type is; bytes wrap before that.
+/// The mean: the sum is divided once and rounded to the type. Sums of bytes wrap around before the
+/// division.
 fn mean(dtype: DType, sum: i64, world: usize) -> f64 {
     match dtype {
         DType::F64 => sum as f64 / world as f64,

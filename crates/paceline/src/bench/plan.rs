@@ -1,5 +1,4 @@
-//! From the flags of `paceline bench` to what is to be measured, checked as a whole before any rank
-//! starts.
+//! Turns the flags of `paceline bench` into a plan, which is checked as a whole before any rank starts.
 
 use std::path::PathBuf;
 
@@ -19,28 +18,29 @@ use crate::outputs::check_outputs;
 use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
-/// The published sweep, in MB.
+/// The sizes of `--sweep` in MB, which are those of a published benchmark.
 const SWEEP_MB: [u64; 4] = [1, 10, 100, 1024];
 
-/// The largest number of iterations: their times are kept, for every rank.
+/// The largest number of iterations. There is a limit because the times of all iterations are kept, for
+/// every rank.
 const MAX_ITERS: usize = 1_000_000;
 
 /// What is to be measured, and where the results go.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What to call.
+    /// The operation.
     pub operation: Operation,
     /// The requested sizes, in bytes.
     pub sizes: Vec<u64>,
-    /// Calls that are timed.
+    /// Number of calls that are timed.
     pub iters: usize,
-    /// Calls before those.
+    /// Number of warm-up calls before those.
     pub warmup_iters: usize,
     /// Whether to check results.
     pub check: bool,
     /// Numbers of ranks.
     pub nprocs: Vec<usize>,
-    /// How the ranks reach each other.
+    /// The transports.
     pub transports: Vec<TransportName>,
     /// Whether buffers are in memory that other processes cannot reach.
     pub private: bool,
@@ -60,8 +60,8 @@ pub struct Plan {
     pub compared: Vec<Series>,
 }
 
-/// Checks all flags together. `is_inner` says that another process has done so already, has read what
-/// is to be compared, and will write the files.
+/// Checks all flags together. `is_inner` means that a parent process has checked the flags and read the
+/// files of `--compare` already, and will write the files.
 pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) -> Result<Plan> {
     let BenchArgs { op: kind, sizes, measuring, ranks, comm, output } = args;
     let dtype: DType =

@@ -1,7 +1,7 @@
-//! A configuration whose ranks are processes of their own. They run the same command line as this
-//! process, and learn from a variable what they are to measure.
+//! Runs the ranks of a configuration as processes. They get the same command line as this process, and an
+//! environment variable that says what to measure.
 //!
-//! Rank 0 writes what it finds to a memory file of this process, which has no name in any folder.
+//! Rank 0 writes its results to a file in this process's memory, which has no name in any folder.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,17 +19,17 @@ use crate::launcher::{self, Ended, Launch};
 use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
-/// The variable with the [`Job`] of the ranks.
+/// The environment variable with the [`Job`] of the ranks, as JSON.
 const JOB: &str = "PACELINE_BENCH";
 
-/// What the ranks of a configuration are to do.
+/// What the ranks of a configuration have to do.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) transport: TransportName,
     pub(super) sizes: Vec<u64>,
     /// Whether rank 0 prints nothing.
     pub(super) is_quiet: bool,
-    /// Where rank 0 adds a line for everything it finds.
+    /// The file to which rank 0 appends a line for each result.
     lines: PathBuf,
 }
 
@@ -41,14 +41,14 @@ impl Job {
         job.map_err(|e| Failure::Usage(format!("{JOB} in the environment: {e}")))
     }
 
-    /// Where rank 0 reports.
+    /// Opens the file to which rank 0 reports.
     pub(super) fn file(&self) -> Result<File> {
         let opened = File::options().append(true).open(&self.lines);
         opened.map_err(|e| Failure::io("cannot pass rows on", e))
     }
 }
 
-/// Starts ranks with these arguments of `paceline`: what they find, and how the launch ended.
+/// Starts ranks with these arguments of `paceline`. Returns their results, and how the launch ended.
 pub(super) fn launch(
     args: impl IntoIterator<Item = OsString>,
     transport: TransportName,
@@ -60,7 +60,7 @@ pub(super) fn launch(
         .map_err(|e| Failure::io("no memory for the rows", e))?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), lines.as_raw_fd());
     let job = Job { transport, sizes: sizes.to_vec(), is_quiet, lines: path.into() };
-    let job = serde_json::to_string(&job).map_err(|e| Failure::io("a job is no text", e))?;
+    let job = serde_json::to_string(&job).map_err(|e| Failure::io("cannot write a job", e))?;
     let variables = vec![(JOB, job.into())];
     let ended = launcher::launch_one_of_many(&Launch::of_own_program(args, nproc, variables)?)?;
     let mut reporter = Reporter::default();
@@ -77,18 +77,19 @@ pub(super) fn launch(
     Ok((reporter, ended))
 }
 
-/// Why the ranks failed, if they did. They have said more themselves.
+/// Why the ranks failed, from the launcher's exit code; `None` if they did not. The ranks have printed
+/// the details themselves.
 fn why_failed(code: u8) -> Option<String> {
     let how = match code {
         0 => return None,
-        // By the custom of shells.
+        // Shells use 128 plus the number of the signal.
         129.. => format!("was killed by signal {}", code - 128),
         _ => format!("exited with code {code}"),
     };
-    Some(format!("a rank {how}; what it said is on standard error"))
+    Some(format!("a rank {how}; its messages are on standard error"))
 }
 
-/// Measures `args`, a command line of `paceline bench`, for other commands, and prints nothing.
+/// Measures for another command, and prints nothing. `args` is a command line of `paceline bench`.
 pub(crate) fn rows_of(
     args: &[impl AsRef<OsStr>],
     transport: TransportName,
@@ -98,7 +99,7 @@ pub(crate) fn rows_of(
     let args = args.iter().map(|arg| arg.as_ref().to_owned());
     let (reporter, ended) = launch(args, transport, sizes, nproc, true)?;
     match reporter.failed {
-        // All ranks refuse a link together, and end well.
+        // Ranks that refuse a link do so together, and exit with 0.
         Some(reason) if ended.code == 0 => Err(Failure::Link(reason)),
         Some(reason) => Err(Failure::Run(reason)),
         None => Ok(reporter.rows),

@@ -1,7 +1,7 @@
 //! What every rank does for one configuration: allocate, warm up, take times, check.
 //!
 //! Before each timed call the ranks meet at a barrier. Every rank then takes the wall-clock time of its
-//! own call, and the time of the iteration is the longest of them.
+//! own call. The time of the iteration is the longest of these times.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use super::result::{Row, Timing, bus_factor};
 use crate::Result;
 use crate::run::named::TransportName;
 
-/// Measures the plan's operation on all `sizes`. A collective call.
+/// Measures the plan's operation on all `sizes`. All ranks call this together.
 pub(super) fn measure(
     configuration: Configuration<'_>,
     sizes: &[u64],
@@ -47,7 +47,8 @@ pub(super) fn measure(
         };
         let out_of_place = timing(false)?;
         let in_place = if operation.has_in_place() { Some(timing(true)?) } else { None };
-        // Private data are staged: read and written more often, and mostly in the caches.
+        // No figure for private buffers: their data are staged, so they are read and written more often,
+        // mostly in the caches.
         let memory_fraction = memory.filter(|_| !plan.private && bytes > 0).map(|gb_s| {
             let moved = bytes_touched(operation.kind, world, bytes) as f64;
             moved / out_of_place.median_us / 1e3 / gb_s
@@ -71,7 +72,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Times one call, and checks the result of one more.
+/// Times the call `plan.iters` times after the warm-up, and checks the result of one more call.
 fn time(plan: &Plan, exchange: &Exchange<'_>, group: &Group, bytes: u64) -> Result<Timing> {
     exchange.fill()?;
     for _ in 0..plan.warmup_iters {

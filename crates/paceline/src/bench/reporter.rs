@@ -1,4 +1,4 @@
-//! Where a rank reports what it measures: on the screen, and to the process that has started it.
+//! A rank reports its measurements here: to the screen, and to the process that has started it.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,23 +10,23 @@ use super::screen::Screen;
 use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
-/// Something that rank 0 finds.
+/// Something that rank 0 reports.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Found {
-    /// A size is measured.
+    /// The measurement of one size.
     Row(Box<Row>),
-    /// What the memory delivers to all ranks at once, in GB/s.
+    /// The memory bandwidth of all ranks together, in GB/s.
     MemoryBandwidth(f64),
-    /// Why nothing can be measured.
+    /// The reason why nothing can be measured.
     Failed(String),
 }
 
-/// All that one configuration finds, as it comes.
+/// Collects the results of one configuration as they come.
 #[derive(Default)]
 pub(super) struct Reporter {
-    /// Where it is shown.
+    /// The screen on which rows are shown, with the transport and the number of ranks.
     pub(super) screen: Option<(Screen, TransportName, usize)>,
-    /// Where it is written, one line of JSON for each [`Found`].
+    /// The file to which results are written, one line of JSON for each [`Found`].
     pub(super) file: Option<File>,
     pub(super) rows: Vec<Row>,
     pub(super) memory_bandwidth_gb_s: Option<f64>,
@@ -34,21 +34,21 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    /// The ranks begin with a size.
+    /// Shows that the ranks begin to measure a size.
     pub(super) fn begins(&self, bytes: u64) {
         if let Some((screen, transport, nproc)) = &self.screen {
             screen.begins(transport.name(), *nproc, bytes);
         }
     }
 
-    /// Shows, writes and keeps what was found.
+    /// Shows, writes and keeps a result.
     pub(super) fn report(&mut self, found: Found) -> Result<()> {
         if let (Some((screen, ..)), Found::Row(row)) = (&self.screen, &found) {
             screen.row(row);
         }
         if let Some(file) = &mut self.file {
             let line =
-                serde_json::to_string(&found).map_err(|e| Failure::io("a row is no text", e))?;
+                serde_json::to_string(&found).map_err(|e| Failure::io("cannot write a row", e))?;
             writeln!(file, "{line}").map_err(|e| Failure::io("cannot pass a row on", e))?;
         }
         match found {

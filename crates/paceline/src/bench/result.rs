@@ -1,4 +1,4 @@
-//! What a benchmark has found, and the formulas that turn times into bandwidths. This file knows neither
+//! The results of a benchmark, and the formulas that turn times into bandwidths. This file knows neither
 //! how times are taken nor how they are shown.
 //!
 //! GB/s are 1e9 bytes per second, GiB/s are 2^30.
@@ -54,22 +54,23 @@ pub struct Row {
     pub op: String,
     /// The size S in the formulas. For operations that gather or scatter, the size of the whole array.
     pub bytes: u64,
-    /// Number of elements as nccl-tests counts them: of a share if ranks have shares, else of the whole.
+    /// Number of elements as nccl-tests counts them: those of a share if the operation has shares,
+    /// otherwise those of the whole message.
     pub count: u64,
-    /// Our name of the element type, such as `f32`.
+    /// Paceline's name of the element type, such as `f32`.
     pub dtype: String,
     /// How elements are combined, for operations that do.
     pub redop: Option<String>,
     /// The root, for operations that have one.
     pub root: Option<usize>,
-    /// With separate input and output.
+    /// The timing with separate input and output.
     pub out_of_place: Option<Timing>,
-    /// With the output in the same buffer as the input.
+    /// The timing with the output in the same buffer as the input.
     pub in_place: Option<Timing>,
     /// The time on the emulated link by the cost model, in microseconds.
     pub predicted_us: Option<f64>,
-    /// Bytes read and written by all ranks, over time, as a part of the machine's memory bandwidth. It
-    /// is above 1 if the data stay in the caches.
+    /// Bytes that all ranks read and write, divided by the time, as a fraction of the machine's memory
+    /// bandwidth. It is above 1 if the data stay in the caches.
     pub memory_fraction: Option<f64>,
 }
 
@@ -95,7 +96,7 @@ pub struct Skipped {
     pub nproc: usize,
     /// The size; `None` if no size was measured.
     pub bytes: Option<u64>,
-    /// Why not.
+    /// The reason.
     pub reason: String,
 }
 
@@ -104,21 +105,21 @@ pub struct Skipped {
 pub struct BenchReport {
     /// The machine, in words.
     pub machine: String,
-    /// When.
+    /// The date and time of the start.
     pub date: String,
     /// The command line.
     pub command: String,
-    /// The link that predictions are for.
+    /// The emulated link, for which the predictions are.
     pub link: Option<String>,
     /// The bandwidth of this machine's memory in GB/s: the most that any configuration measured.
     pub memory_bandwidth_gb_s: Option<f64>,
     /// What was measured.
     pub rows: Vec<Row>,
-    /// What was not.
+    /// What was not measured.
     pub skipped: Vec<Skipped>,
 }
 
-/// Whether [`Row::timing`] is in place, for the headings of tables and charts.
+/// Says whether [`Row::timing`] is in place, for the headings of tables and charts.
 pub fn place(rows: &[Row]) -> &'static str {
     let num_in_place = rows.iter().filter(|row| row.in_place.is_some()).count();
     match num_in_place {
@@ -160,7 +161,7 @@ pub fn bus_factor(op: &str, n: usize) -> Option<f64> {
 /// weight; 0 if there is none.
 pub fn average_bus_bandwidth(rows: &[Row]) -> f64 {
     let all = || rows.iter().flat_map(Row::timings);
-    // Folded from zero, because the sum of nothing is -0.
+    // Folded from zero, because the sum of an empty iterator is -0.
     all().map(|timing| timing.bus_bw).fold(0.0, |a, b| a + b) / all().count().max(1) as f64
 }
 

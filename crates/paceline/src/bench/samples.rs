@@ -1,4 +1,4 @@
-//! Invented measurements for the tests of this module.
+//! Made-up measurements for the tests of this module.
 
 use super::result::{BenchReport, Row, Skipped, Timing, bus_factor};
 

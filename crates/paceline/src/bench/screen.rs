@@ -1,5 +1,4 @@
-//! What a benchmark prints while it runs, in either style. Only one process, or one rank, has a
-//! [`Screen`].
+//! Prints the progress of a benchmark, in either style. Only one process, or one rank, has a [`Screen`].
 
 use clap::ValueEnum;
 
@@ -18,7 +17,7 @@ pub enum Style {
     Lines,
 }
 
-/// Standard output.
+/// Prints to standard output.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
     /// What is printed for each size.
@@ -28,15 +27,15 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Before the first configuration.
+    /// Prints the lines before the first configuration.
     pub fn opens(&self) {
         if let (Style::Table, Some(legend)) = (self.style, table::legend(self.columns)) {
             say(legend);
         }
     }
 
-    /// Before a configuration, with the sizes that it leaves out; `about` says in words how it is
-    /// measured.
+    /// Prints the lines before a configuration, with the sizes that are skipped. `about` says in words
+    /// how the configuration is measured.
     pub fn configuration(&self, transport: &str, nproc: usize, about: &str, skipped: &[Skipped]) {
         if self.style == Style::Table {
             say(&format!("# {} over {transport}{about}", plural(nproc, "rank")));
@@ -47,14 +46,14 @@ impl Screen {
         }
     }
 
-    /// Before a size.
+    /// Prints the line before a size.
     pub fn begins(&self, transport: &str, nproc: usize, bytes: u64) {
         if self.style == Style::Lines {
             say(&lines::config_line(transport, nproc, bytes));
         }
     }
 
-    /// After a size.
+    /// Prints the line after a size.
     pub fn row(&self, row: &Row) {
         say(&match self.style {
             Style::Table => table::print_row(self.columns, row),
@@ -62,7 +61,7 @@ impl Screen {
         });
     }
 
-    /// In place of a size, or of a whole configuration, that is not measured.
+    /// Prints a line instead of a size, or of a whole configuration, that is not measured.
     pub fn skipped(&self, skipped: &Skipped) {
         match (self.style, skipped.bytes) {
             (Style::Table, _) => say(&table::print_skipped(skipped)),
@@ -70,19 +69,20 @@ impl Screen {
                 self.begins(&skipped.transport, skipped.nproc, bytes);
                 say(&format!("-> Skipped: {}", skipped.reason));
             }
-            // The closing table says it.
+            // The closing table reports it.
             (Style::Lines, None) => {}
         }
     }
 
-    /// After a configuration. Without rows it has failed, and that was said.
+    /// Prints the lines after a configuration. A configuration without rows has failed, which was
+    /// reported already.
     pub fn configuration_ends(&self, rows: &[Row], op: &str) {
         if self.style == Style::Table && !rows.is_empty() {
             say(&table::footer(rows, op));
         }
     }
 
-    /// After the last configuration.
+    /// Prints the lines after the last configuration.
     pub fn ends(&self, report: &BenchReport) {
         if self.style == Style::Lines {
             say(&lines::result_table(&report.rows, &report.skipped));

@@ -1,4 +1,4 @@
-//! Measurements of any program, sorted into series: one for each program, operation and number of
+//! Sorts the measurements of any program into series: one for each program, operation and number of
 //! ranks.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use paceline_analysis::stats::median;
 /// Times of one program with one number of ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// The program. For one of our reports, it is the transport and the name of the file.
+    /// The program. For a report of paceline: the transport and the name of the file.
     pub name: String,
     /// Number of ranks.
     pub nproc: usize,
@@ -20,22 +20,22 @@ pub struct Series {
 
 /// One measured time.
 pub struct Measured {
-    /// As in [`Series`].
+    /// The program, as in [`Series::name`].
     pub name: String,
-    /// How the operation was carried out. Only our reports say it.
+    /// The algorithm of the operation. Only reports of paceline have it.
     pub algorithm: Option<String>,
     /// Number of ranks.
     pub nproc: usize,
-    /// The operation, where it is named.
+    /// The operation, if the file names it.
     pub op: Option<String>,
-    /// The size.
+    /// The size in bytes.
     pub bytes: u64,
     /// The time in microseconds.
     pub time_us: f64,
 }
 
-/// Gives our measurements names that tell them apart: several algorithms of one file from each other,
-/// and all of them from the report that they are compared with.
+/// Gives the measurements of paceline names that tell them apart. The algorithm is added if the file has
+/// several, and the file's name is added to tell them from the report that they are compared with.
 pub fn named(mut measured: Vec<Measured>, stem: &str) -> Vec<Measured> {
     let several = |one: &Measured| {
         measured.iter().any(|other| other.name == one.name && other.algorithm != one.algorithm)
@@ -51,8 +51,8 @@ pub fn named(mut measured: Vec<Measured>, stem: &str) -> Vec<Measured> {
     measured
 }
 
-/// Sorts the times into series. If a program gives several times for one size, for example one per
-/// round, their median counts.
+/// Sorts the times into series. If a program has several times for one size, for example one per round,
+/// their median is used.
 pub fn series(measured: Vec<Measured>) -> Vec<Series> {
     type Times = BTreeMap<u64, Vec<f64>>;
     let mut all: Vec<(Series, Times)> = Vec::new();

@@ -1,12 +1,13 @@
-//! From the flags of a sweep to the list of message sizes.
+//! Turns the flags of a sweep into the list of message sizes.
 //!
-//! In go the texts of flags. Out come sizes in bytes, each a whole number of elements, or one message with
-//! the flag and the fix. Sizes are read as nccl-tests reads them: `1K` is 1024 bytes. Sizes in MB are
-//! decimal: 1 MB is 1e6 bytes.
+//! Takes the texts of flags. Returns sizes in bytes, each a whole number of elements, or an error that
+//! names the flag and the fix. Sizes are read as nccl-tests reads them: `1K` is 1024 bytes. Sizes in MB
+//! are decimal: 1 MB is 1e6 bytes.
 
 use crate::{Failure, Result};
 
-/// The largest number of sizes in one sweep. More are taken for a mistake, because each is measured.
+/// The largest number of sizes in one sweep. A larger number is taken for a mistake, because every size
+/// is measured.
 const MOST_SIZES: usize = 10_000;
 
 /// How a sweep gets from one size to the next.
@@ -38,26 +39,26 @@ pub fn parse_size_mb(flag: &str, text: &str) -> Result<u64> {
 }
 
 fn number(flag: &str, text: &str, digits: &str, unit: f64, example: &str) -> Result<u64> {
-    // Rust also accepts "inf" and "nan", which are no sizes.
+    // Rust would also parse "inf" and "nan", which are not sizes.
     let plain = digits.chars().all(|digit| digit.is_ascii_digit() || digit == '.');
     let value: Option<f64> = digits.parse().ok().filter(|_| plain);
     let Some(value) = value else {
         return Err(Failure::Usage(format!("{flag} {text}: give {example}")));
     };
     let bytes = value * unit;
-    // Above 2^53, f64 does not have every whole number. No memory is so large either.
+    // Above 2^53, an f64 cannot hold every whole number. No memory is that large either.
     if bytes > (1_u64 << 53) as f64 {
         return Err(Failure::Usage(format!("{flag} {text}: too large; give {example}")));
     }
     if bytes < 1.0 {
         return Err(Failure::Usage(format!("{flag} {text}: less than one byte; give {example}")));
     }
-    // Rounded, because 0.3 x 1e6 may be a little less than 300000.
+    // Rounded, because 0.3 x 1e6 may be slightly less than 300000.
     Ok(bytes.round() as u64)
 }
 
-/// The sizes from `begin` to `end`, both inclusive, each rounded down to whole elements of
-/// `elem_bytes`, without repetitions.
+/// The sizes from `begin` to `end`, both inclusive. Each is rounded down to whole elements of
+/// `elem_bytes` bytes, and duplicates are left out.
 pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u64>> {
     let usage = |message: String| Err(Failure::Usage(message));
     if begin == 0 {

@@ -1,5 +1,5 @@
-//! `paceline bench`, from the command line to the files that it writes: one configuration after the
-//! other, each with ranks of its own, and the rows of all of them in one report.
+//! `paceline bench`, from the command line to the files that it writes. Runs one configuration after the
+//! other, each with its own ranks, and collects the rows of all of them in one report.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ use crate::{Failure, Result, resources, threads};
 
 pub(crate) use super::processes::rows_of;
 
-/// `paceline bench`: measures as a rank, or starts the ranks of each configuration.
+/// Runs `paceline bench`: measures as a rank, or starts the ranks of each configuration.
 pub fn bench(args: &BenchArgs, placement: Option<Placement>) -> Result<u8> {
     let job = Job::from_env(placement.as_ref())?;
     let plan = plan::resolve(args, placement.as_ref(), job.is_some())?;
@@ -39,7 +39,7 @@ fn join(plan: &Plan, transport: TransportName, placement: &Placement) -> Result<
     connect(transport, &plan.comm, place.rendezvous()?, place, threads)
 }
 
-/// A rank that this command has started as another process.
+/// Runs as a rank that this command has started as a process.
 fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> {
     let mut reporter = Reporter::default();
     let (transport, nproc) = (job.transport, placement.place.world_size);
@@ -48,7 +48,8 @@ fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> 
         reporter.file = Some(job.file()?);
     }
     match join(plan, transport, placement) {
-        // All ranks find this together, and the process above them says it, so none has failed.
+        // All ranks find this out together, and their parent process reports it, so no rank exits with an
+        // error.
         Err(Failure::Link(reason)) => reporter.report(Found::Failed(reason))?,
         group => {
             let configuration = Configuration { plan, transport, nproc };
@@ -58,14 +59,14 @@ fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> 
     Ok(0)
 }
 
-/// A rank that another launcher has started: rank 0 prints, and writes the files.
+/// Runs as a rank that another launcher has started. Rank 0 prints, and writes the files.
 fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     let transport = plan.transports[0];
     let group = join(plan, transport, placement)?;
     let (nproc, is_first) = (group.world_size(), group.rank() == 0);
     let configuration = Configuration { plan, transport, nproc };
     let (sizes, skipped) = configuration.fitting(placement.place.local_world_size);
-    // Ranks look at the memory at different moments, so one of them decides.
+    // Ranks look at the available memory at different moments, so rank 0 decides which sizes fit.
     let sizes = group.broadcast_object(Some(&sizes), 0)?;
     let mut report = new_report(plan);
     let mut reporter = Reporter::default();
@@ -83,7 +84,7 @@ fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     finish(plan, &report)
 }
 
-/// The process that starts all ranks.
+/// Runs as the process that starts all ranks.
 fn as_parent(plan: &Plan) -> Result<u8> {
     let mut report = new_report(plan);
     let mut code = 0;
@@ -115,7 +116,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
                     let (reporter, ended) =
                         processes::launch(args, transport, &sizes, nproc, false)?;
                     if let Some(signal) = ended.signal {
-                        // Somebody has asked this process to end.
+                        // Someone has asked this process to end.
                         return Ok(128 + signal as u8);
                     }
                     (reporter, ended.code)
@@ -130,7 +131,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
         }
     }
     if report.rows.is_empty() && code > EXIT_RUN {
-        // The launcher has said which rank it was; its code says how it ended.
+        // The launcher has said which rank failed, and its exit code says how that rank ended.
         plan.screen.ends(&report);
         return Ok(code);
     }
@@ -138,7 +139,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
     Ok(if code == 0 { finished } else { code })
 }
 
-/// What ranks that are threads find, or why they failed.
+/// Measures with ranks that are threads. Returns what they find, or why they failed.
 fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     let Configuration { plan, transport, nproc } = configuration;
     let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {
@@ -157,7 +158,7 @@ fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     })
 }
 
-/// Adds what a configuration has found to the report, and ends its table.
+/// Adds the results of a configuration to the report, and ends its table.
 fn add(plan: &Plan, report: &mut BenchReport, found: Reporter) {
     plan.screen.configuration_ends(&found.rows, plan.operation.kind.name());
     report.rows.extend(found.rows);
@@ -179,7 +180,7 @@ fn new_report(plan: &Plan) -> BenchReport {
     }
 }
 
-/// Writes and prints what all configurations have found together. The code is 1 if a result was wrong.
+/// Writes the files and prints the end of the report. Returns 1 if a result was wrong, otherwise 0.
 fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
     plan.screen.ends(report);
     if report.rows.is_empty() {

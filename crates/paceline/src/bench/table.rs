@@ -1,8 +1,8 @@
-//! The table of nccl-tests 2.19, line by line as it grows, so that any program that reads their table
-//! reads ours; and a wider form of it with our own columns at the end.
+//! The table of nccl-tests 2.19, printed line by line as it grows, so that any program that reads the
+//! original table reads this one; and a wider form with paceline's own columns at the end.
 //!
-//! In goes one row at a time, out come lines without their line ends. Widths, precisions and the
-//! spaces at line ends are the original's. The columns are defined in [`figures`](super::figures).
+//! Takes one row at a time and returns lines without line ends. Widths, precisions and trailing spaces
+//! are those of the original. The columns are defined in [`figures`](super::figures).
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ const STANDARD_WIDTH: usize = 118;
 /// The gap that nccl-tests leaves where one of the two timings is missing.
 const NO_TIMING: &str = "                                ";
 
-/// What our own columns mean, once for all tables.
+/// The explanation of paceline's own columns, which is printed once for all tables.
 pub fn legend(columns: Columns) -> Option<&'static str> {
     (columns == Extended).then_some(LEGEND)
 }
@@ -59,7 +59,7 @@ pub fn print_row(columns: Columns, row: &Row) -> String {
 pub fn footer(rows: &[Row], name: &str) -> String {
     let failed = num_failed(rows);
     let verdict = if failed == 0 { "OK" } else { "FAILED" };
-    // The original writes a verdict after the space at the end if it was given a lowest bandwidth.
+    // After the trailing space the original writes a verdict, if the user has set a lowest bandwidth.
     format!(
         "# {:<20} : {failed} {verdict}\n# {:<20} : {} \n#\n# Collective test concluded: {name}\n#",
         "Out of bounds values",
@@ -68,7 +68,7 @@ pub fn footer(rows: &[Row], name: &str) -> String {
     )
 }
 
-/// The line for what was not measured, in place of its row.
+/// The line that replaces the row of something that was not measured.
 pub fn print_skipped(skipped: &Skipped) -> String {
     let size = skipped.bytes.map_or("all sizes".to_owned(), |bytes| format!("{bytes} B"));
     let Skipped { transport, nproc, reason, .. } = skipped;
@@ -82,7 +82,7 @@ fn line(columns: Columns, standard: &str, own: &str) -> String {
     }
 }
 
-/// A cell for each figure with a column of this set, each with two spaces before it.
+/// A cell for each figure with a column in this set, each with two spaces before it.
 fn cells<T>(
     figures: &[Figure<T>],
     set: Columns,
@@ -95,7 +95,7 @@ fn cells<T>(
         .collect()
 }
 
-/// The figures of `of`, which may be missing.
+/// The cells with the figures of `of`; `N/A` or `-` where a figure is missing.
 fn values<T>(figures: &[Figure<T>], set: Columns, of: Option<&T>) -> String {
     cells(figures, set, |figure, column| match of.map(figure.their_value) {
         Some(Value::String(text)) => text,

@@ -1,4 +1,4 @@
-//! How fast any two ranks are, measured while the others wait.
+//! Measures latency and bandwidth between every two ranks, one pair at a time while the others wait.
 
 use std::time::Instant;
 
@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use super::{Answers, Verdict};
 use crate::Result;
 
-/// Number of messages that go to a rank and back, for the latency.
+/// Number of round trips that are timed for the latency.
 const PINGS: usize = 50;
-/// Bytes of a large message, and how many times it is sent.
+/// Bytes of the message that is timed for the bandwidth, and how many times it is sent.
 const LARGE_BYTES: usize = 16_000_000;
 const LARGE_ROUNDS: usize = 3;
-/// Messages of each size that do not count, because they touch memory for the first time.
+/// Warm-up messages of each size. They are not counted, because they touch memory for the first time.
 const UNCOUNTED: usize = 1;
 
-/// What one rank measures towards another.
+/// What rank `from` measures when it sends to rank `to`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Way {
     from: usize,
@@ -28,7 +28,7 @@ struct Way {
     gb_s: f64,
 }
 
-/// Measures every pair in both directions. A collective call.
+/// Measures every pair in both directions. All ranks call this together.
 pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
     let (rank, world) = (group.rank(), group.world_size());
     if world == 1 {

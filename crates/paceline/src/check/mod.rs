@@ -1,5 +1,5 @@
-//! `paceline check`: whether ranks can start here, see their devices, and reach each other. It prints one
-//! line per question, with a verdict.
+//! `paceline check`: checks whether ranks can start here, see their devices, and reach each other. Prints
+//! one line per question, with a verdict.
 //!
 //! All ranks answer the same questions together; rank 0 prints the answers.
 
@@ -33,14 +33,14 @@ enum Verdict {
     Fail,
 }
 
-/// The answers, which one rank prints.
+/// Collects the answers. Only rank 0 prints them.
 struct Answers {
     speaks: bool,
     has_failed: bool,
 }
 
 impl Answers {
-    /// Rank 0 prints, the other ranks do not.
+    /// The answers of this rank. Rank 0 prints, the other ranks do not.
     fn of(rank: usize) -> Self {
         Self { speaks: rank == 0, has_failed: false }
     }
@@ -57,7 +57,7 @@ impl Answers {
         }
     }
 
-    /// Prints more about the last answer.
+    /// Prints details of the last answer.
     fn explain(&self, text: &str) {
         if self.speaks {
             text.lines().for_each(|line| say(&format!("      {line}")));
@@ -65,7 +65,7 @@ impl Answers {
     }
 }
 
-/// `paceline check`: asks as a rank, or starts the ranks.
+/// Runs `paceline check`: answers the questions as a rank, or starts the ranks.
 pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     let (world, transport) = resolve(args, placement.as_ref())?;
     let comm = comm::resolve(&args.comm, &[transport])?;
@@ -82,7 +82,7 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
             let rank = group.rank();
             ask(&group, begin, rank, world)
         });
-        // A link is refused before anything is asked.
+        // A link is refused before the first question.
         if let Err(Failure::Link(reason)) = &asked {
             Answers::of(0).add(Verdict::Fail, "group", reason);
         }
@@ -116,7 +116,7 @@ fn as_rank(placement: &Placement, transport: TransportName, comm: &CommConfig) -
     ask(&group, begin, place.local_rank, place.local_world_size).map(u8::from)
 }
 
-/// Answers all questions, and says whether an answer was FAIL. A collective call.
+/// Answers all questions. Returns whether any answer was FAIL. All ranks call this together.
 fn ask(group: &Group, begin: Instant, local_rank: usize, local_ranks: usize) -> Result<bool> {
     let mut answers = Answers::of(group.rank());
     let (world, transport) = (group.world_size(), group.transport().name());
@@ -154,7 +154,8 @@ fn devices(
     for (line, cores) in &all {
         answers.add(Verdict::Ok, "device", &format!("{line}, cores {cores}"));
     }
-    // Launchers may have given each rank cores of its own already.
+    // Only ranks with the same list of cores share them. Launchers may have given each rank cores of its
+    // own.
     let sharing = all.iter().filter(|(_, cores)| *cores == own.1).count().min(local_ranks);
     let cores = resources::num_cores();
     if sharing > cores {
@@ -164,7 +165,7 @@ fn devices(
     Ok(())
 }
 
-/// How far the other ranks' clocks are from rank 0's, as measured by messages.
+/// Reports the largest offset of the other ranks' clocks from rank 0's, as measured by messages.
 fn clock(group: &Group, answers: &mut Answers) -> Result<()> {
     let measured = measure_clock(group)?.measured;
     let own = (measured.offset_ns.unsigned_abs(), measured.round_trip_ns);
@@ -183,7 +184,7 @@ fn clock(group: &Group, answers: &mut Answers) -> Result<()> {
     Ok(())
 }
 
-/// Whether every element of an all-reduce is right on every rank.
+/// Checks that every element of an all-reduce is right on every rank.
 fn all_reduce(group: &Group, answers: &mut Answers) -> Result<()> {
     let operation =
         Operation { kind: OpKind::AllReduce, redop: ReduceOp::Sum, root: 0, dtype: DType::F32 };

@@ -1,17 +1,17 @@
-//! What the system allows this process: memory, locked memory, open files.
+//! Reports what the system allows this process: memory, locked memory, open files.
 
 use rustix::process::{Resource, getrlimit};
 
 use super::{Answers, Verdict};
 use crate::resources;
 
-/// A rank with less memory than this can do little.
+/// With less memory per rank than this, the answer is a warning.
 const LITTLE_BYTES: u64 = 256 << 20;
 
 /// Open files that a rank needs in addition to its connections to other ranks.
 const OWN_FILES: u64 = 64;
 
-/// How much memory the ranks of this host have, and the limit of their control group.
+/// Reports how much memory the ranks of this host have, and the limit of their control group.
 pub(super) fn memory(local_ranks: usize, answers: &mut Answers) {
     let gb = |bytes: u64| format!("{:.1} GB", bytes as f64 / 1e9);
     let limit = match resources::memory_limit_bytes() {
@@ -33,7 +33,7 @@ pub(super) fn memory(local_ranks: usize, answers: &mut Answers) {
     }
 }
 
-/// How much memory this process may lock, and how many files it may open.
+/// Reports how much memory this process may lock, and how many files it may open.
 pub(super) fn limits(world: usize, answers: &mut Answers) {
     let locked = match getrlimit(Resource::Memlock).current {
         Some(bytes) => format!("{:.1} MB", bytes as f64 / 1e6),

@@ -1,4 +1,4 @@
-//! The file of a checkpoint: written, verified, compared with a run, and read back.
+//! Writes, verifies and reads the file of a checkpoint, and compares it with a run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,11 @@ use crate::{Failure, Result};
 
 /// The file's name in its folder.
 const FILE: &str = "checkpoint.safetensors";
-/// The version of the metadata. Version 2 knew complete epochs only.
+/// The version of the metadata. Version 2 supported complete epochs only.
 const VERSION: &str = "3";
 
-/// Writes the checkpoint of a run that stands at `progress`, whose continuation needs the same `settings`.
+/// Writes the checkpoint of a run that stands at `progress`. A continuation must have the same
+/// `settings`.
 pub fn save(
     folder: &Path,
     settings: &[Setting],
@@ -37,7 +38,7 @@ pub fn save(
             ("batches", position.batch.to_string()),
             ("steps", steps.to_string()),
             ("samples-trained", samples.to_string()),
-            // As many digits as are needed to read the same number back.
+            // `{:?}` prints as many digits as are needed to read the same number back.
             ("epoch-loss", format!("{:?}", epoch.loss)),
             ("epoch-correct", format!("{:?}", epoch.correct)),
             ("epoch-samples", format!("{:?}", epoch.count)),
@@ -51,8 +52,9 @@ pub fn save(
     Ok(weights::save(&folder.join(FILE), storage, optimizer, &metadata)?)
 }
 
-/// Whether there is a checkpoint in `folder`. A file of that name is complete, because it appears by being
-/// renamed. If the system cannot tell, the answer is yes, so that opening the file says why.
+/// Whether `folder` has a checkpoint. A file with the checkpoint's name is complete, because it gets this
+/// name by an atomic rename. If the system cannot tell, the answer is yes, so that opening the file
+/// reports why.
 pub fn is_in(folder: &Path) -> bool {
     folder.join(FILE).try_exists().unwrap_or(true)
 }
@@ -66,8 +68,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the checkpoint in `folder`. Errors when there is none, when it is not whole, or when another
-    /// version wrote it.
+    /// Reads the checkpoint in `folder`. Fails if there is none, if it is incomplete, or if another
+    /// version of the format wrote it.
     pub fn open(folder: &Path) -> std::result::Result<Self, String> {
         let file = WeightFile::open(&folder.join(FILE)).map_err(|e| e.to_string())?;
         match file.metadata().get("version").map_or("none", String::as_str) {
@@ -96,8 +98,8 @@ impl Checkpoint {
         Ok(Self { file, progress, optimizer_steps })
     }
 
-    /// Errors unless the checkpoint holds this model's parameters with this optimizer's state and was written
-    /// with the same settings.
+    /// Fails unless the checkpoint has this model's parameters with this optimizer's state and was
+    /// written with the same settings.
     pub fn check(
         &self,
         layout: &Layout,
@@ -114,8 +116,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Errors unless the checkpoint holds this model's parameters and running statistics. How they were trained
-    /// does not matter.
+    /// Fails unless the checkpoint has this model's parameters and running statistics. How they were
+    /// trained does not matter.
     pub fn check_model(&self, layout: &Layout) -> std::result::Result<(), String> {
         self.file.check_model(layout, DType::F32).map_err(|e| e.to_string())
     }
@@ -125,7 +127,7 @@ impl Checkpoint {
         self.file.metadata().get(flag.trim_start_matches('-')).map(String::as_str)
     }
 
-    /// Where the run stood that wrote the checkpoint.
+    /// The progress of the run when it wrote the checkpoint.
     pub fn progress(&self) -> Progress {
         self.progress
     }

@@ -1,12 +1,13 @@
-//! Checkpoints: everything that a run needs to go on as if it had never stopped, except what a lossy
-//! strategy keeps for itself; a run that saves with such a strategy is warned.
+//! Checkpoints: everything that a run needs to continue as if it had never stopped, except the state that
+//! a lossy strategy keeps for itself. A run that saves with such a strategy prints a warning.
 //!
-//! A checkpoint is one file, `checkpoint.safetensors`, in a folder of the user's. Its tensors are parameters,
-//! running statistics and optimizer state; its metadata say where the run stands and which settings decide
-//! how it goes on. The file is replaced in one atomic step, so there is always a complete one.
+//! A checkpoint is one file, `checkpoint.safetensors`, in a folder that the user chooses. Its tensors are
+//! parameters, running statistics and optimizer state. Its metadata say where the run stands, and the
+//! settings that a continuation needs. The file is replaced in one atomic step, so there is always a
+//! complete one.
 //!
-//! This module knows nothing of ranks, nor of how a run is configured: the settings that have to be the same
-//! are handed in as a list.
+//! This module knows neither ranks nor how a run is configured: it gets the settings that have to be the
+//! same as a list.
 
 mod file;
 mod setting;

@@ -1,22 +1,22 @@
-//! A setting that a checkpoint remembers, and the message when a run has another value.
+//! A setting that a checkpoint records, and the error message for a run that has another value.
 
-/// A setting that must be the same for a run to go on as if it had never stopped.
+/// A setting that must be the same for a run to continue as if it had never stopped.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// Its name among the metadata.
+    /// Its key in the metadata.
     pub key: &'static str,
     /// The flag that sets it, if there is one.
     pub name: String,
     /// Its value in this run.
     pub value: String,
-    /// What would happen with another value.
+    /// What would go wrong with another value, for the error message.
     pub otherwise: &'static str,
-    /// What to do then.
+    /// What the user can do about another value, for the error message.
     pub fix: String,
 }
 
 impl Setting {
-    /// A setting that a flag decides. Its key is the name of the flag.
+    /// A setting that a flag sets. Its key is the name of the flag without dashes.
     pub fn of_flag(flag: &'static str, value: impl ToString, otherwise: &'static str) -> Self {
         Self {
             key: flag.trim_start_matches('-'),

@@ -1,9 +1,9 @@
 //! What a run can choose: models, data sets, optimizers and strategies.
 //!
-//! Each choice has one file that holds all of it: its name, its help, its flags, their defaults and
-//! checks, and the builder. One line enters the file into the registry of its kind. The command line,
-//! configuration files, sweeps and messages read the registries, and nothing else matches on the name of
-//! a choice.
+//! Each choice has one file with everything about it: its name, its help, its flags, their defaults and
+//! checks, and the builder. One line enters the choice into the registry of its kind. The command line,
+//! configuration files, sweeps and messages read the registries. No other code matches on the name of a
+//! choice.
 //!
 //! | registry | flag | trait of a choice |
 //! |---|---|---|

@@ -1,6 +1,6 @@
-//! A registry: the choices that one flag can name, and the flags that each of them adds.
+//! A registry: the choices that one flag can name, and the flags that each choice adds.
 //!
-//! It knows names and flags; what a choice builds, it does not know.
+//! A registry knows names and flags, but not what a choice builds.
 
 use std::collections::BTreeSet;
 
@@ -22,13 +22,13 @@ pub trait Choice: Sync {
     /// One line of help.
     fn about(&self) -> &'static str;
 
-    /// The flags that it reads beside those of every run. Two choices may share a flag.
+    /// The flags that it reads in addition to those of every run. Two choices may share a flag.
     fn flags(&self) -> Vec<Arg> {
         Vec::new()
     }
 }
 
-/// The choices that one flag can name. The first one is the default where the flag has one.
+/// The choices that one flag can name. If the flag has a default, it is the first choice.
 pub struct Registry<C: ?Sized + 'static> {
     /// The flag, without dashes.
     pub key: &'static str,
@@ -37,7 +37,7 @@ pub struct Registry<C: ?Sized + 'static> {
 }
 
 impl<C: Choice + ?Sized> Registry<C> {
-    /// The choice of this name.
+    /// The choice with this name or alias. Fails for an unknown name.
     pub fn get(&self, name: &str) -> Result<&'static C> {
         let is_named =
             |choice: &&&'static C| choice.name() == name || choice.aliases().contains(&name);
@@ -54,7 +54,7 @@ impl<C: Choice + ?Sized> Registry<C> {
         })
     }
 
-    /// What accepts the names.
+    /// The `clap` parser that accepts the names.
     pub fn parser(&self) -> PossibleValuesParser {
         PossibleValuesParser::new(self.values())
     }
@@ -85,17 +85,18 @@ impl<C: Choice + ?Sized> Registry<C> {
     }
 }
 
-/// The flags that a structure derives.
+/// The flags that a struct derives.
 pub fn flags_of<T: Args>() -> Vec<Arg> {
     T::augment_args(Command::new("flags")).get_arguments().cloned().collect()
 }
 
-/// Reads the structure of some flags from the parsed settings of a run.
+/// Reads a struct of flags from the parsed settings of a run.
 pub fn read<T: FromArgMatches>(settings: &ArgMatches) -> Result<T> {
     T::from_arg_matches(settings).map_err(|error| Failure::Usage(error.to_string()))
 }
 
-/// Accepts the width of a layer: large enough for anything real, small enough that products of two fit.
+/// A parser for the width of a layer, at most 2^20: large enough for any real model, and small enough
+/// that the product of two widths does not overflow.
 pub fn width() -> clap::builder::RangedU64ValueParser<usize> {
     clap::builder::RangedU64ValueParser::new().range(..=1 << 20)
 }

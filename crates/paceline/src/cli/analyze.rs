@@ -22,7 +22,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, before_help = ANALYZE_EXAMPLES)]
 pub struct AnalyzeArgs {
-    /// Something else than one run.
+    /// A subcommand that does something else than analyze one run.
     #[command(subcommand)]
     pub command: Option<AnalyzeCommand>,
     /// The folder with the traces of a run, such as profile/ddp
@@ -35,7 +35,7 @@ pub struct AnalyzeArgs {
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     #[arg(conflicts_with_all = ["dir", "trace_dir"])]
     pub trace_files: Vec<PathBuf>,
-    /// Of runs that were profiled several times: the last time, or each by itself in run_IDX_TIME/
+    /// If the run was profiled several times: report the latest time, or each in a folder run_IDX_TIME/
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = SelectName::Latest)]
     pub select: SelectName,
     /// Look at the last step too, which may have been cut off
@@ -44,16 +44,16 @@ pub struct AnalyzeArgs {
     /// Read the traces of the ranks in parallel
     #[arg(long)]
     pub enable_multiprocessing: bool,
-    /// Which columns and panels; auto decides by the collectives in the traces
+    /// Which columns and panels; auto chooses by the collectives in the traces
     #[arg(long, value_enum, value_name = "KIND", default_value_t = KindName::Auto)]
     pub kind: KindName,
-    /// Where reports are written [default: DIR, as seen from the current folder, with reports or
-    /// reports_sharding in the place of its first part]
+    /// Where reports are written [default: DIR relative to the current folder, its first component
+    /// replaced by reports or reports_sharding]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }
 
-/// What else `paceline analyze` does.
+/// The subcommands of `paceline analyze`.
 #[derive(Debug, Subcommand)]
 pub enum AnalyzeCommand {
     /// Compare the traces of two runs: which names are new or gone, and which take longer
@@ -87,7 +87,7 @@ pub struct CompareRunsArgs {
     /// Run folders, or folders of run folders as --ddp-choice all makes them
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
-    /// What an hour of the machine costs, for a column of what each run costs
+    /// Price of the machine per hour, which adds a column with the cost of each run
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub price_per_hour: Option<f64>,
     /// Where compare.csv, .html, .json and .md are written
@@ -95,7 +95,7 @@ pub struct CompareRunsArgs {
     pub output: PathBuf,
 }
 
-/// Which times that a run was profiled.
+/// Which recordings of a run that was profiled several times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SelectName {
     /// The last

@@ -1,4 +1,4 @@
-//! Flags of `paceline bench`: those of nccl-tests with the same letters, and our own.
+//! Flags of `paceline bench`. Flags that nccl-tests has, too, have the same letters.
 
 use std::path::PathBuf;
 
@@ -69,7 +69,7 @@ impl FromArgMatches for BenchCommand {
 
 /// Flags of `paceline bench`.
 #[derive(Debug, Args)]
-// With negative numbers allowed, "-b -1" is answered as a value, not as an unknown flag.
+// With negative numbers allowed, "-b -1" is rejected as a value, not as an unknown flag.
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct BenchArgs {
     /// The operation
@@ -102,10 +102,10 @@ pub struct SizeArgs {
     /// Last size [default: 64M, or the first one if that is larger]
     #[arg(short = 'e', long, value_name = "SIZE")]
     pub maxbytes: Option<String>,
-    /// From one size to the next, in bytes
+    /// Increment from one size to the next, in bytes
     #[arg(short = 'i', long, value_name = "SIZE", conflicts_with = "stepfactor")]
     pub stepbytes: Option<String>,
-    /// From one size to the next, as a factor [default: 2]
+    /// Factor from one size to the next [default: 2]
     #[arg(short = 'f', long, value_name = "N")]
     pub stepfactor: Option<u64>,
     /// These sizes, in MB of 1e6 bytes, separated by commas
@@ -125,7 +125,7 @@ pub struct MeasuringArgs {
     /// Number of iterations that are timed
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub iters: usize,
-    /// Number of iterations before those
+    /// Number of warm-up iterations before those
     #[arg(short = 'w', long, alias = "warmup_iters", value_name = "N", default_value_t = 5)]
     pub warmup_iters: usize,
     /// Whether to check every element of the result of one more iteration: 1 or 0

@@ -17,11 +17,11 @@ Examples:
   paceline evaluate --checkpoint ckpt --data mnist --data-dir ~/mnist --nproc 4
 ";
 
-/// Groups of flags that an evaluation takes from `paceline train`, by their heading in its help.
+/// The groups of flags that an evaluation takes from `paceline train`, by their headings in the help.
 const HEADINGS: [&str; 4] = ["Model", "Ranks", "Communication", "Data"];
 /// Other flags that it takes.
 const ALSO: [&str; 3] = ["batch-size", "global-batch-size", "seed"];
-/// Flags of these groups that only training has a use for.
+/// Flags in these groups that are of use in training only.
 const ONLY_TRAINING: [&str; 3] = ["rank-samples", "evaluate", "eval-every"];
 
 /// Flags of `paceline evaluate`.
@@ -60,7 +60,8 @@ pub(super) fn taken() -> Vec<Arg> {
 }
 
 impl EvaluateArgs {
-    /// The settings of model, data and ranks: those of the file, and the flags, which win.
+    /// The settings of model, data and ranks. Flags win over the file. Also returns notes about settings
+    /// of the file that flags replaced.
     pub fn spec(&self) -> Result<(RunSpec, Vec<String>)> {
         let Some(path) = &self.config else { return Ok((self.flags.0.clone(), Vec::new())) };
         let taken = taken();

@@ -17,7 +17,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct LinksArgs {
-    /// Numbers of parameters, separated by commas: what would they spend on communication?
+    /// Numbers of parameters, separated by commas, for which to compute the time spent on communication
     #[arg(
         long,
         value_name = "N",
@@ -26,7 +26,7 @@ pub struct LinksArgs {
         conflicts_with = "model"
     )]
     pub params: Vec<f64>,
-    /// The same for a model, with its true number of parameters
+    /// The same for this model, with its true number of parameters
     #[arg(long, value_parser = MODELS.parser())]
     pub model: Option<String>,
     /// The same for a CNN with these channels and this hidden layer, as 16,32:128; repeatable
@@ -49,7 +49,7 @@ pub struct LinksArgs {
     /// Computing time of a step in milliseconds [default: measured, with --model]
     #[arg(long, value_name = "MS")]
     pub compute_ms: Option<f64>,
-    /// All-reduce as many bytes over shared memory on the emulated link, and print the time beside
+    /// Also all-reduce as many bytes over shared memory on the emulated link, and print the measured time
     #[arg(long)]
     pub measure: bool,
 }
@@ -63,7 +63,7 @@ pub struct CnnSizes {
     pub hidden: u64,
 }
 
-/// `16,32:128`, or with spaces between the channels, as `--channels` has them.
+/// Reads `16,32:128`, or the same with spaces between the channels, as `--channels` has them.
 fn cnn(text: &str) -> Result<CnnSizes, String> {
     let number = |text: &str| text.parse().ok().filter(|size| (1..=1 << 20).contains(size));
     let parsed = text.split_once(':').and_then(|(channels, hidden)| {
@@ -76,7 +76,7 @@ fn cnn(text: &str) -> Result<CnnSizes, String> {
         .ok_or_else(|| "give channels and the hidden layer, such as 16,32:128".to_owned())
 }
 
-/// A number of parameters, of which people know the power of ten.
+/// Reads a number of parameters, which may be written with a power of ten.
 fn num_params(text: &str) -> Result<f64, String> {
     text.trim().parse().map_err(|_| "give a number such as 11e6 or 25600000".to_owned())
 }

@@ -1,4 +1,4 @@
-//! The command line, as `clap` sees it. What the flags mean together is decided in
+//! Defines the command line for `clap`. How the flags combine is decided in
 //! [`resolve`](crate::run::resolve).
 
 mod analyze;
@@ -73,20 +73,20 @@ pub enum Command {
     Bench(BenchCommand),
     /// Check that ranks can start, see their devices, and reach each other
     Check(CheckArgs),
-    /// Print what links deliver, and what a model would spend on communication over one
+    /// Print the speeds of links, and the time that a model would spend on communication over one
     Links(Box<LinksArgs>),
-    /// Vary any settings of training, in turns, and rank what comes of them
+    /// Run training with every combination of some settings, and rank the results
     Sweep(Box<SweepArgs>),
-    /// Predict the step on more ranks and other links from runs without communication
+    /// Predict the time of a step on more ranks and other links, from runs without communication
     Predict(Box<PredictArgs>),
-    /// Analyse the traces of a run: where the time went, who waited for whom, and what to do
+    /// Analyze the traces of a run: where the time went, who waited for whom, and what to do
     Analyze(Box<AnalyzeArgs>),
     /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost
     Compare(CompareRunsArgs),
     /// Work with the trace files that --profile writes
     #[command(subcommand)]
     Trace(TraceCommand),
-    /// What the launcher starts as each rank: ties its life to the launcher's, then becomes COMMAND
+    /// The launcher starts this as each rank: it ties its life to the launcher's, then becomes COMMAND
     #[command(name = "__rank", hide = true)]
     Rank {
         /// Process number of the launcher.
@@ -95,7 +95,7 @@ pub enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// What ends the ranks' process groups when the launcher itself is killed
+    /// The process that kills the ranks' process groups when the launcher itself is killed
     #[command(name = "__guard", hide = true)]
     Guard,
 }
@@ -104,7 +104,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(before_help = LAUNCH_EXAMPLES, allow_negative_numbers = true)]
 pub struct LaunchArgs {
-    /// How many copies
+    /// Number of copies
     #[arg(short = 'n', long, value_name = "N", default_value_t = 2)]
     pub nproc: usize,
     /// The program and its arguments

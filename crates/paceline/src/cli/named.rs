@@ -1,11 +1,11 @@
-//! Values that a domain table offers by name: read from a flag, and listed in the help.
+//! Reads values that other modules offer by name from flags, and lists them in the help.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 /// A value with its description and its other names.
 pub type Named<T> = (T, &'static str, &'static [&'static str]);
 
-/// Reads one of these values by the name that `name` gives it, or by another of its names.
+/// A parser for one of these values, by the name that `name` gives it or by another of its names.
 pub fn parser<T: Copy + Send + Sync + 'static>(
     all: &'static [Named<T>],
     name: fn(T) -> &'static str,

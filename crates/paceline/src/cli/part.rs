@@ -1,7 +1,7 @@
-//! Flags of a run as part of another command, which starts runs of its own or needs a model.
+//! The flags of a run as part of another command, which starts runs of its own or needs a model.
 //!
 //! A command that flattens [`TrainFlags`] has all flags of `paceline train`, with their help and their
-//! checks, but for those that it sets itself.
+//! checks, except those that the command sets itself.
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches};
 
@@ -9,8 +9,8 @@ use crate::choices::models::MODELS;
 use crate::run::flags;
 use crate::run::spec::RunSpec;
 
-/// Flags that commands with [`TrainFlags`] have for themselves, or that make no sense in a run that
-/// only measures.
+/// Flags that commands with [`TrainFlags`] do not pass on: the commands set them, or they make no sense
+/// in a run that only measures.
 const NOT_PASSED_ON: [&str; 14] = [
     "nproc",
     // Measurements count --steps-per-epoch and --epochs.
@@ -29,7 +29,7 @@ const NOT_PASSED_ON: [&str; 14] = [
     "price-per-hour",
 ];
 
-/// The flags of a run, but for those that the command has for itself.
+/// The flags of a run, except those that the command sets itself.
 #[derive(Clone, Debug)]
 pub struct TrainFlags(pub RunSpec);
 
@@ -58,7 +58,7 @@ pub struct EvaluationFlags(pub RunSpec);
 #[derive(Clone, Debug)]
 pub struct SweptFlags(pub RunSpec);
 
-/// Makes a group of flags whose values become a specification.
+/// Implements `clap` traits for a group of flags whose values become a specification.
 macro_rules! part_of_a_run {
     ($name:ident, $flags:expr) => {
         impl Args for $name {
@@ -88,7 +88,7 @@ part_of_a_run!(ModelFlags, MODELS.flags());
 part_of_a_run!(EvaluationFlags, super::evaluate::taken());
 part_of_a_run!(SweptFlags, super::sweep::swept());
 
-/// What was typed of some flags.
+/// The values that the user typed for these flags.
 fn typed(matches: &ArgMatches, flags: &[Arg]) -> Result<RunSpec, clap::Error> {
     let typed = RunSpec::typed(matches).map_err(|failure| {
         clap::Error::raw(clap::error::ErrorKind::InvalidUtf8, format!("{failure}\n"))

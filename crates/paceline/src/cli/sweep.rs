@@ -33,15 +33,15 @@ pub const NOT_SWEPT: [(&str, &str); 10] = [
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct SweepArgs {
-    /// The name of a flag below, and its values, separated by commas; with several of these, every value of
-    /// each one meets every value of the others. Semicolons separate values that have commas, spaces the
-    /// values of a list; a switch is true or false, and default leaves the flag out
+    /// The name of a flag below, and its values, separated by commas. If repeated, every combination of
+    /// the values is run. Semicolons separate values that contain commas, and spaces separate the values
+    /// of a list; a switch takes true or false, and default leaves the flag out
     #[arg(long, value_name = "KEY=A,B", required = true, help_heading = "Sweep")]
     pub vary: Vec<String>,
-    /// Where everything is kept. The same command again goes on where it was interrupted
+    /// Folder for all files. The same command again continues a sweep that was interrupted
     #[arg(long, value_name = "DIR", help_heading = "Sweep")]
     pub output: PathBuf,
-    /// How often each case is run; rounds alternate the cases, and their medians count
+    /// How often each case is run. The cases alternate in rounds, and the medians over the rounds count
     #[arg(long, value_name = "R", default_value_t = 5, help_heading = "Sweep")]
     pub rounds: usize,
     /// Seconds that a run may take
@@ -55,7 +55,7 @@ pub struct SweepArgs {
     pub train: SweptFlags,
 }
 
-/// The flags of a run, but for those that a sweep sets itself.
+/// The flags of a run, except those that a sweep sets itself.
 pub fn swept() -> Vec<Arg> {
     let is_swept = |flag: &Arg| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != flags::key(flag));
     flags::all().into_iter().filter(is_swept).collect()

@@ -14,7 +14,8 @@ pub enum TraceCommand {
 /// Flags of `paceline trace merge`.
 #[derive(Debug, Args)]
 pub struct MergeArgs {
-    /// Traces of the ranks, or folders with them; of a rank's several traces in a folder the newest
+    /// Traces of the ranks, or folders with them. If a folder has several traces of a rank, the newest is
+    /// taken
     #[arg(required = true, value_name = "DIR|FILE")]
     pub places: Vec<PathBuf>,
     /// The merged file; compressed if its name ends in .gz

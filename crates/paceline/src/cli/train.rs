@@ -1,4 +1,4 @@
-//! `paceline train`: the flags of a run, and a file that they are added to.
+//! `paceline train`: the flags of a run, and the configuration file that they are added to.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ Examples:
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
 ";
 
-/// What the command was asked for.
+/// The parsed command line of `paceline train`.
 #[derive(Clone, Debug)]
 pub struct TrainCommand {
     typed: std::result::Result<RunSpec, String>,
@@ -29,7 +29,8 @@ pub struct TrainCommand {
 }
 
 impl TrainCommand {
-    /// What was stated, by the file and by flags, and which flags displaced what the file says.
+    /// The settings of the file and of the flags, and notes about settings of the file that flags
+    /// replaced.
     pub fn spec(&self) -> Result<(RunSpec, Vec<String>)> {
         let typed = self.typed.clone().map_err(crate::Failure::Usage)?;
         match &self.config {
@@ -47,7 +48,7 @@ impl Args for TrainCommand {
             .value_parser(clap::value_parser!(PathBuf))
             .help_heading("Configuration")
             .help("Begin with the settings of this TOML or JSON file, such as the config.json of a run");
-        // With negative numbers allowed, "--lr -1" is answered as a value, not as an unknown flag.
+        // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
         command.before_help(EXAMPLES).allow_negative_numbers(true).arg(config).args(flags::all())
     }
 

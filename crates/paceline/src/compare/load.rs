@@ -1,4 +1,4 @@
-//! What the folder of a run says of it, and the traces that it has written.
+//! Reads the folder of a run, and the traces that the run has written.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::settings::{self, Settings};
 use crate::sweep::summary::RunSummary;
 use crate::{Failure, Result};
 
-/// The file of a run folder that says what decided the run.
+/// The file of a run folder that has the run's settings.
 const CONFIG: &str = "config.json";
 
 /// A run that was made.
@@ -18,16 +18,17 @@ pub(super) struct Run {
     /// The name of its folder.
     pub name: String,
     pub summary: RunSummary,
-    /// What decided the run, by name, as its configuration has it.
+    /// The settings of the run, by name, from its configuration.
     pub settings: Settings,
-    /// What its traces say, if it was profiled and all of them can be read.
+    /// The analysis of its traces, if it was profiled and all traces can be read.
     pub traced: Option<Analysis>,
-    /// Why its traces say nothing, although it was profiled: each trace at fault by name.
+    /// Why there is no analysis although the run was profiled: one reason per bad trace.
     pub untraced: Vec<String>,
 }
 
-/// The folders of runs among `places` and within those that are none. A run that was begun has a
-/// configuration, and a summary only if it has come to its end.
+/// Returns the run folders among `places`, and the run folders inside those `places` that are not run
+/// folders themselves. A run that was started has a configuration. It has a summary only if it has
+/// finished.
 pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let has = |folder: &Path, file: &str| folder.join(file).is_file();
     let is_run = |folder: &Path| has(folder, "summary.json") || has(folder, CONFIG);
@@ -60,7 +61,7 @@ pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Reads a run; the error says why there is nothing to compare.
+/// Reads a run. The error says why the run cannot be compared.
 pub(super) fn run(folder: &Path) -> std::result::Result<Run, String> {
     if !folder.join("summary.json").is_file() {
         return Err("it has not come to its end: there is no summary.json".into());
@@ -76,9 +77,9 @@ pub(super) fn run(folder: &Path) -> std::result::Result<Run, String> {
     Ok(Run { name, settings: settings::read(&folder.join(CONFIG)), traced, untraced, summary })
 }
 
-/// The analysis of the traces that the run's summary names, if it names some. A mean without one of
-/// the ranks would be compared with means of all, so all traces have to be good; else this says of each
-/// that is not what is wrong with it.
+/// Analyzes the traces that the run's summary names, if it names any. All of them have to be readable,
+/// because a mean over some of the ranks must not be compared with means over all. If not, returns one
+/// reason per bad trace.
 fn traced(folder: &Path, named: &[String]) -> std::result::Result<Option<Analysis>, Vec<String>> {
     let (mut timelines, mut reasons) = (Vec::new(), Vec::new());
     for named in named {
@@ -99,8 +100,8 @@ fn traced(folder: &Path, named: &[String]) -> std::result::Result<Option<Analysi
     hta::analyze(&timelines, &Options::default()).map(Some).map_err(|error| vec![error.to_string()])
 }
 
-/// A file that a run has named from the folder in which it was started, which is one of those above the run
-/// folder, or this one.
+/// Finds a file that a run named relative to the folder in which the run was started. That folder is
+/// assumed to be an ancestor of the run folder, or the current folder.
 fn find(folder: &Path, named: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(folder).ok()?;
     let above = absolute.ancestors().skip(1).map(|above| above.join(named));

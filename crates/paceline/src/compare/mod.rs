@@ -1,8 +1,8 @@
 //! `paceline compare RUN...`: runs side by side, from what their folders hold.
 //!
-//! In go run folders; out come a table on the console and a report. Figures of the step are the runs' own,
-//! from `summary.json`; runs that were profiled add those of their traces. It starts nothing and
-//! measures nothing.
+//! Takes run folders; prints a table on the console and writes a report. Figures of the step are the
+//! runs' own, from `summary.json`. Runs that were profiled add the figures of their traces. This module
+//! starts no run and measures nothing.
 
 mod load;
 mod settings;
@@ -21,12 +21,12 @@ use load::Run;
 
 /// The name of the report's files.
 const NAME: &str = "compare";
-/// The panel of settings that differ.
+/// The name of the panel with the settings that differ.
 const SETTINGS: &str = "settings";
-/// More than any computer costs in an hour: a greater price is a slip.
+/// More than any computer costs in an hour, so a higher price is taken for a mistake.
 const MAX_PRICE: f64 = 1e6;
 
-/// Runs the command.
+/// Runs `paceline compare`.
 pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     let price_per_hour = args.price_per_hour;
     if let Some(price) = price_per_hour.filter(|price| !(0.0..=MAX_PRICE).contains(price)) {
@@ -64,7 +64,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// What makes numbers of different runs hard to compare.
+/// Warnings about differences that make the runs' numbers hard to compare.
 fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
     let mut warnings = Vec::new();
     let mut differ = |what: &str, of: &dyn Fn(&Run) -> String| {

@@ -1,5 +1,5 @@
-//! In which settings runs differ, from their `config.json`. It knows no setting by name, but for those that say
-//! where a run writes.
+//! Finds the settings in which runs differ, from their `config.json`. Knows no setting by name, except
+//! those that only say where a run writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,10 +8,12 @@ use serde_json::Value;
 
 use super::load::Run;
 
-/// Settings by name; dots lead into tables.
+/// Settings by name. The name of a setting in a table has the table's name and a dot in front, as in
+/// `strategy.name`.
 pub(super) type Settings = BTreeMap<String, String>;
 
-/// Settings that decide nothing: where a run writes, and what it was told.
+/// Settings that do not influence the result: where a run writes, what it prints, and which version made
+/// it.
 const NO_MATTER: [&str; 4] = ["json", "quiet", "warnings", "version"];
 
 /// Reads a configuration. A run of an earlier version may have none.

@@ -10,8 +10,8 @@ use super::{NAME, SETTINGS, settings};
 use crate::metrics::figure::{Compared, Figure};
 use crate::metrics::table::{TABLE, find};
 
-/// What stands in the column of a figure for a run: a word or a number of its summary, or what this
-/// comparison finds.
+/// The cell of a figure for a run: a word or a number of the run's summary, or a value that is computed
+/// here.
 fn cell(figure: &Figure, run: &Run, price_per_hour: Option<f64>) -> Cell {
     let summary = &run.summary;
     match figure.name {
@@ -21,7 +21,7 @@ fn cell(figure: &Figure, run: &Run, price_per_hour: Option<f64>) -> Cell {
         },
         "world_size" => Cell::Whole(summary.count("world_size")),
         "cost" => Cell::from(cost(run, price_per_hour)),
-        // Without measured steps the times of a step are zeros, which are no figures.
+        // Without measured steps the summary has zeros for the times of a step, which would mislead.
         _ if figure.is_part_of_step && !is_measured(run) => Cell::Missing,
         name => match (TRACED.iter().find(|(of, _)| *of == name), summary.text(name)) {
             (Some((_, traced)), _) => Cell::from(mean(run, traced)),
@@ -35,7 +35,7 @@ fn cost(run: &Run, price_per_hour: Option<f64>) -> Option<f64> {
     Some(run.summary.number("total_s")? * price_per_hour? / 3600.0)
 }
 
-/// Figures of traces: the name here, and the column there.
+/// Figures that come from traces: the name of the figure, and the column of the trace analysis.
 const TRACED: [(&str, &str); 4] = [
     ("traced_idle_pct", "idle_time_pctg"),
     ("traced_compute_pct", "compute_time_pctg"),
@@ -49,9 +49,9 @@ fn mean(run: &Run, traced: &str) -> Option<f64> {
     analysis.mean(columns(analysis.kind).find(|column| column.name == traced)?)
 }
 
-/// The figures of a comparison.
+/// The figures that the comparison shows.
 fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<&'static Figure> {
-    // Where traces are damaged, empty columns say that they should be there.
+    // For damaged traces the columns are shown empty, so that the user sees that figures are missing.
     let has_traces = runs.iter().any(|run| run.traced.is_some() || !run.untraced.is_empty());
     let is_there = |figure: &&Figure| match figure.name {
         "cost" => price_per_hour.is_some(),
@@ -60,12 +60,12 @@ fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<&'static Figure> {
     TABLE.iter().filter(|figure| figure.compared != Compared::No).filter(is_there).collect()
 }
 
-/// Whether the run has measured a step.
+/// Whether the run has measured at least one step.
 fn is_measured(run: &Run) -> bool {
     run.summary.number("wall_ms").is_some_and(|wall| wall > 0.0)
 }
 
-/// All of the report.
+/// All sections of the report.
 pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section> {
     let figures = figures(runs, price_per_hour);
     let column = |figure: &&'static Figure| {
@@ -138,7 +138,7 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
     ]
 }
 
-/// The settings that are not the same in all runs, if there are any: a row per run.
+/// The table of settings that are not the same in all runs, with a row per run; `None` if there are none.
 pub(super) fn different(runs: &[Run]) -> Option<Table> {
     let different = settings::different(runs);
     let names = std::iter::once("run").chain(different.iter().map(|(name, _)| name.as_str()));
@@ -153,19 +153,20 @@ pub(super) fn different(runs: &[Run]) -> Option<Table> {
     (!different.is_empty()).then_some(Table { columns, rows, mean: None })
 }
 
-/// The strategy where that tells the runs apart, else the folder's name.
+/// The label of a run in a chart: its strategy if no other run has the same, or else the folder's name.
 fn label(run: &Run, runs: &[Run]) -> String {
     let strategy = |run: &Run| run.summary.text("strategy").to_owned();
     let same = runs.iter().filter(|other| strategy(other) == strategy(run));
     if same.count() == 1 {
         return strategy(run);
     }
-    // Names begin with the day, and what does not fit a chart is cut: what all share is left out.
+    // Names begin with the date, and charts cut long labels. So the words that all names begin with are
+    // left out.
     let shared = shared_words(runs);
     run.name.split('-').skip(shared).collect::<Vec<_>>().join("-")
 }
 
-/// How many words all names of runs begin with alike, the last word of a name not counted.
+/// How many leading words the names of all runs share. The last word of a name is never counted.
 fn shared_words(runs: &[Run]) -> usize {
     let words = |run: &Run| run.name.split('-').map(str::to_owned).collect::<Vec<_>>();
     let all: Vec<Vec<String>> = runs.iter().map(words).collect();
@@ -208,7 +209,8 @@ fn anatomy(runs: &[Run]) -> Panel {
     )
 }
 
-/// The table in two, without words that are the same in every row: lines are to fit on a screen.
+/// The table as two tables that fit on a screen. Columns of words that are the same in every row, and
+/// columns without values, are left out.
 pub(super) fn for_console(table: &Table) -> String {
     let is_shown = |at: usize| {
         let first = table.rows.first().map(|row| &row[at]);

@@ -1,4 +1,4 @@
-//! Downloads from a small server of this process, which counts what it is asked for.
+//! Downloads from a small server in this process, which counts the requests.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -109,7 +109,7 @@ fn files_are_fetched_once() {
     fs::create_dir(data.join("raw")).unwrap();
     fs::rename(data.join("a.gz"), data.join("raw/a")).unwrap();
     fs::remove_file(data.join("b.gz")).unwrap();
-    // The address may end in a slash. A file that a killed run has left is overwritten.
+    // The address may end in a slash. The partial file of a killed run is overwritten.
     fs::write(data.join("b.gz.partial"), b"something longer than it").unwrap();
     TWO.fetch(&format!("{}/", server.address), &data, true).unwrap();
     assert_eq!(server.num_requests(), 3);

@@ -1,7 +1,7 @@
-//! A sentence that follows from the anatomy of a step: is communication hidden, and if not, why?
+//! Turns the anatomy of a step into a sentence of advice: is communication hidden, and if not, why?
 //!
-//! The measured ready times are replayed with other buckets ([`crate::insight::replay`]) to find out what these would
-//! change. Nothing is said that the figures of the run do not show.
+//! The measured ready times are replayed with other bucket sizes ([`crate::insight::replay`]) to predict
+//! what these would change. The sentence claims nothing that the figures of the run do not show.
 
 use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
@@ -13,11 +13,11 @@ use crate::metrics::anatomy::{Anatomy, OpLine, ReadyLine, Slowest};
 /// Exposed communication below this percentage of the step needs no advice.
 const NEGLIGIBLE_PCT: f64 = 2.0;
 
-/// The milliseconds that an operation of so many bytes takes.
+/// The cost model of operations: the milliseconds that an operation on this many bytes takes.
 pub type Cost = Box<dyn Fn(u64) -> f64>;
 
-/// The cost of operations as this run has measured it: a latency and a time per byte, fitted by least squares.
-/// Neither is below zero.
+/// The cost of operations as measured by this run: a latency plus a time per byte, fitted by least
+/// squares. Neither is negative.
 pub fn measured_cost(ops: &[OpLine]) -> Cost {
     let points: Vec<(f64, f64)> =
         ops.iter().map(|op| (op.bytes as f64, op.done_ms - op.present_ms)).collect();
@@ -31,7 +31,7 @@ pub fn measured_cost(ops: &[OpLine]) -> Cost {
     Box::new(move |bytes| latency + per_byte * bytes as f64)
 }
 
-/// The sentence, if the figures call for one.
+/// Returns the sentence of advice, or `None` if the figures call for none.
 pub fn advice(
     strategy: &str,
     kind: Advice,
@@ -88,7 +88,7 @@ pub fn advice(
     }
 }
 
-/// When the gradients of a layout are final; `None` if the time of some gradient is not known.
+/// When the gradients of a layout are final; `None` if this time is not known for some gradient.
 pub fn backward<'a>(
     ready: &[ReadyLine],
     [begin, end]: [f64; 2],
@@ -109,7 +109,7 @@ fn of_ddp(caps: BucketCaps, anatomy: &Anatomy, backward: &Backward, cost: &Cost)
     let first = times.first().map_or(0.0, |bucket| bucket.ready);
     let (best, least) = backward.best_caps(cost);
     let mb = |bytes: usize| {
-        // The smallest size that is tried has so many decimals.
+        // The smallest size that is tried, 2^14 bytes, has six decimals in MiB.
         let text = format!("{:.6}", bytes as f64 / 1048576.0);
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     };

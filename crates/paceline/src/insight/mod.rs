@@ -1,4 +1,4 @@
-//! What the figures of a run mean, and what to do about them.
+//! Interprets the figures of a run, and suggests what to change.
 //!
 //! | file | what it answers |
 //! |---|---|

@@ -1,8 +1,9 @@
-//! When buckets are done, if their gradients are ready at given times and travel one after the other.
+//! Computes when buckets are done if their gradients are ready at given times and the buckets travel one
+//! after the other.
 //!
-//! Operations form a queue: each starts when its gradients are ready and the operation before it is done. So the
-//! ready times of a run and the cost of messages on a link tell how long other buckets, or another link, would
-//! have taken. Where the ready times and costs come from is not known here.
+//! Operations form a queue: each starts when its gradients are ready and the operation before it is done.
+//! So the ready times of a run, together with the cost of messages on a link, tell how long other buckets
+//! or another link would have taken. This module does not know where the ready times and costs come from.
 
 use paceline_model::Layout;
 use paceline_strategies::{Bucket, BucketCaps, plan_buckets};
@@ -10,16 +11,16 @@ use paceline_strategies::{Bucket, BucketCaps, plan_buckets};
 /// Times of one bucket in milliseconds since the step began.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketTimes {
-    /// Its gradients are final.
+    /// When its gradients are final.
     pub ready: f64,
-    /// Its operation starts.
+    /// When its operation starts.
     pub sent: f64,
-    /// Its operation is done.
+    /// When its operation is done.
     pub done: f64,
 }
 
-/// The times of buckets on a link that is busy until `free`, from the moment at which each is ready and the
-/// time that it takes.
+/// The times of buckets on a link that is busy until `free`. For each bucket, `buckets` has the time at
+/// which it is ready, and its cost. All times are in milliseconds.
 pub fn queue(mut free: f64, buckets: impl IntoIterator<Item = (f64, f64)>) -> Vec<BucketTimes> {
     let times = |(ready, cost): (f64, f64)| {
         let sent = free.max(ready);
@@ -29,12 +30,13 @@ pub fn queue(mut free: f64, buckets: impl IntoIterator<Item = (f64, f64)>) -> Ve
     buckets.into_iter().map(times).collect()
 }
 
-/// The time from `end`, the end of the backward pass, until the last bucket is done.
+/// The exposed communication: the time from `end`, the end of the backward pass, until the last bucket is
+/// done.
 pub fn exposed(buckets: &[BucketTimes], end: f64) -> f64 {
     buckets.last().map_or(0.0, |last| (last.done - end).max(0.0))
 }
 
-/// The time that operations take before `end`.
+/// The hidden communication: the time that operations take before `end`.
 pub fn hidden(buckets: &[BucketTimes], end: f64) -> f64 {
     buckets.iter().map(|bucket| (bucket.done.min(end) - bucket.sent).max(0.0)).sum()
 }
@@ -42,13 +44,15 @@ pub fn hidden(buckets: &[BucketTimes], end: f64) -> f64 {
 /// A model's gradients, and when each of them is final.
 #[derive(Clone, Debug)]
 pub struct Backward<'a> {
-    /// Where they lie.
+    /// Where the gradients lie.
     pub layout: &'a Layout,
-    /// Milliseconds since the step began, by number of the parameter. Those of frozen parameters mean nothing.
+    /// When each gradient is final, in milliseconds since the step began, indexed by parameter. Entries
+    /// of frozen parameters have no meaning.
     pub ready: Vec<f64>,
-    /// The begin of the backward pass, when the sums of the loss are sent.
+    /// The begin of the backward pass, when the sums of the loss are sent, in milliseconds since the step
+    /// began.
     pub begin: f64,
-    /// The end of the backward pass.
+    /// The end of the backward pass, in milliseconds since the step began.
     pub end: f64,
 }
 
@@ -56,7 +60,7 @@ pub struct Backward<'a> {
 const LOSS_BYTES: u64 = 16;
 
 impl Backward<'_> {
-    /// When each of `ddp`'s buckets of these sizes is ready, and its bytes.
+    /// The buckets of `ddp` with these sizes: when each is ready, in milliseconds, and its bytes.
     pub fn buckets(&self, caps: BucketCaps) -> Vec<(f64, u64)> {
         let elem_bytes = size_of::<f32>();
         let of = |bucket: Bucket| {
@@ -66,7 +70,7 @@ impl Backward<'_> {
         plan_buckets(self.layout, elem_bytes, caps).into_iter().map(of).collect()
     }
 
-    /// The times of these buckets, where `cost` gives the milliseconds that so many bytes take.
+    /// The times of these buckets, if a message of `bytes` bytes takes `cost(bytes)` milliseconds.
     pub fn ddp(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Vec<BucketTimes> {
         let buckets = self.buckets(caps).into_iter().map(|(ready, bytes)| (ready, cost(bytes)));
         queue(self.loss_done(&cost), buckets)
@@ -77,9 +81,10 @@ impl Backward<'_> {
         self.begin + cost(LOSS_BYTES)
     }
 
-    /// The sizes with which `ddp` leaves the least communication exposed, of those that are tried, and that
-    /// exposed time. Among equals (within a thousandth of the backward pass) the largest sizes win: they need the
-    /// fewest operations.
+    /// Tries all pairs of sizes that are powers of two from 16 KiB to 1 GiB, and returns the pair with
+    /// which `ddp` leaves the least communication exposed, and that exposed time in milliseconds. Among
+    /// equals (within a thousandth of the time at which the backward pass ends), the largest sizes win,
+    /// because they need the fewest operations.
     pub fn best_caps(&self, cost: impl Fn(u64) -> f64) -> (BucketCaps, f64) {
         let exposed_of = |caps| exposed(&self.ddp(caps, &cost), self.end);
         let sizes = || (14..=30).rev().map(|shift| 1usize << shift);

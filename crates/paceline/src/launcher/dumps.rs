@@ -8,10 +8,10 @@ use rustix::fs::{Mode, mkdir};
 
 use crate::{Failure, Result};
 
-/// The extension of dumps.
+/// The extension of dump files.
 const EXTENSION: &str = "jsonl";
 
-/// Where dumps of a run go.
+/// The folder for the dumps of a run.
 #[derive(Debug)]
 pub(super) struct Dumps {
     folder: PathBuf,
@@ -20,11 +20,12 @@ pub(super) struct Dumps {
 }
 
 impl Dumps {
-    /// The folder that the user has named, or that the run has, or a new one.
+    /// Chooses the folder: the one that the user named in the environment, or else `of_run`, or else a
+    /// new temporary folder.
     pub(super) fn new(of_run: Option<&Path>) -> Result<Self> {
         let named = || std::env::var_os(DUMP_FOLDER).map(PathBuf::from);
         if let Some(folder) = named().or_else(|| of_run.map(Path::to_owned)) {
-            // Ranks may run in a different folder.
+            // A relative path would mean something else to a rank with another working folder.
             let folder = std::path::absolute(&folder).unwrap_or(folder);
             return Ok(Self { folder, is_ours: false });
         }
@@ -65,7 +66,7 @@ impl Dumps {
     /// Removes the folder if nothing was written to it.
     pub(super) fn keep_if_any(self) {
         if self.is_ours {
-            // This fails if the folder has files, and then the folder stays as intended.
+            // This fails if the folder has files. Then the folder stays, as intended.
             let _ = std::fs::remove_dir(&self.folder);
         }
     }

@@ -1,4 +1,5 @@
-//! The process that outlives a killed launcher just long enough to end the ranks' process groups.
+//! The guard: a process that outlives a killed launcher just long enough to kill the ranks' process
+//! groups.
 
 use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
@@ -9,13 +10,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::{Failure, Result};
 
-/// The line that the launcher sends when it has ended everything itself.
+/// The line by which the launcher tells the guard that all ranks have ended.
 const FAREWELL: &str = "done";
 
-/// What a line with a folder begins with.
+/// The prefix of a line that names a folder.
 const FOLDER: &str = "folder ";
 
-/// The guard process, as the launcher holds it.
+/// The launcher's handle of the guard process.
 #[derive(Debug)]
 pub(super) struct Guard {
     child: Child,
@@ -38,18 +39,18 @@ impl Guard {
         Ok(Self { child, pipe })
     }
 
-    /// Adds a rank's process group to those that the guard ends.
+    /// Adds a rank's process group to those that the guard kills if the launcher dies.
     pub(super) fn watch(&mut self, group: u32) -> Result<()> {
         writeln!(self.pipe, "{group}").map_err(|e| Failure::io("the guard process is gone", e))
     }
 
-    /// Adds a folder that the guard removes.
+    /// Adds a folder that the guard removes if the launcher dies.
     pub(super) fn watch_folder(&mut self, folder: &Path) -> Result<()> {
         writeln!(self.pipe, "{FOLDER}{}", folder.display())
             .map_err(|e| Failure::io("the guard process is gone", e))
     }
 
-    /// Ends the guard: nothing is left to watch.
+    /// Ends the guard, because nothing is left to watch.
     pub(super) fn dismiss(mut self) {
         // A guard that has ended already is no error.
         let _ = writeln!(self.pipe, "{FAREWELL}");
@@ -75,7 +76,7 @@ pub fn guard_groups() -> Result<u8> {
         let _ = kill_process_group(group, Signal::KILL);
     }
     for folder in folders {
-        // It has only what ranks wrote while they were being killed.
+        // The folder has only what ranks wrote while they were being killed.
         let _ = std::fs::remove_dir_all(folder);
     }
     Ok(0)

@@ -1,13 +1,13 @@
 //! Starts the ranks of a run on this host, and ends them together.
 //!
 //! Each rank is a process in a process group of its own. When a rank fails, the others have 200 ms to
-//! notice the failure, to write down their last operations and to end by themselves. Then they get
+//! notice the failure, to write their last operations to a file and to exit by themselves. Then they get
 //! SIGTERM, and 300 ms later SIGKILL; 700 ms after the failure all ranks have ended. The launcher says
 //! which rank failed, how it ended, what it printed last, and where the last operations are.
 //!
 //! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
-//! asked the kernel to be killed with its parent. A guard process, which waits for the launcher's end of
-//! a pipe to close, kills the processes that the ranks have started.
+//! asked the kernel to kill it when its parent dies. The processes that the ranks have started are killed
+//! by a guard process, which notices the launcher's death when the pipe between the two closes.
 
 mod dumps;
 mod guard;
@@ -30,25 +30,26 @@ use crate::{Failure, Result, environment, resources};
 pub use guard::guard_groups;
 pub use ranks::{Ended, launch, launch_one_of_many};
 
-/// What to start, and how many times.
+/// The program to start as ranks, and how.
 #[derive(Debug)]
 pub struct Launch {
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// How many ranks.
+    /// The number of ranks to start.
     pub num_ranks: usize,
-    /// More variables for every rank.
+    /// Additional environment variables for every rank.
     pub variables: Vec<(&'static str, OsString)>,
     /// Whether rank 0 writes to our standard output itself, so that it can draw on a terminal. The
     /// output of other ranks is always passed on line by line.
     pub rank_0_owns_stdout: bool,
-    /// The folder in which ranks write their last operations when the run fails. `None` means a new
-    /// temporary folder, which stays only if something is written to it.
+    /// The folder to which ranks write their last operations when the run fails. `None` means a new
+    /// temporary folder, which is removed unless something was written to it.
     pub dump_folder: Option<PathBuf>,
 }
 
 impl Launch {
-    /// This program itself, with other arguments and with more variables. Rank 0 owns standard output.
+    /// A launch of this program itself with the given arguments and additional environment variables.
+    /// Rank 0 owns standard output.
     pub fn of_own_program(
         args: impl IntoIterator<Item = OsString>,
         num_ranks: usize,
@@ -64,7 +65,7 @@ fn own_program() -> Result<PathBuf> {
     own_program.map_err(|e| Failure::io("cannot find the program to start ranks with", e))
 }
 
-/// `paceline launch`.
+/// Runs `paceline launch`: starts `nproc` ranks of `command`, and returns the code to exit with.
 pub fn launch_command(nproc: usize, command: &[OsString]) -> Result<u8> {
     check_num_ranks("--nproc", nproc)?;
     check_program(command)?;
@@ -77,8 +78,8 @@ pub fn launch_command(nproc: usize, command: &[OsString]) -> Result<u8> {
     })
 }
 
-/// Looks for a program as starting it would do, so that a wrong name is reported once and not by every
-/// rank.
+/// Checks that the program exists where `exec` will look for it. The launcher checks this once, so that a
+/// wrong name is not reported by every rank.
 fn check_program(command: &[OsString]) -> Result<()> {
     let Some(program) = command.first() else {
         return Err(Failure::Usage("launch: no program to start; pass one after --".into()));
@@ -104,8 +105,8 @@ fn check_program(command: &[OsString]) -> Result<()> {
     )))
 }
 
-/// The number of ranks of a command: the ranks that another launcher has started, or those of `--nproc`,
-/// or by default 2, or 1 if there is only one core.
+/// Returns the number of ranks of a command: the number that another launcher has started, or else that
+/// of `--nproc`, or else 2 (1 if there is only one core).
 pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
     let started = placement.map(|placement| placement.place.world_size);
     let (flag, num_ranks) = match (nproc, started) {
@@ -133,7 +134,7 @@ pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
     )))
 }
 
-/// The variables that tell a rank its place.
+/// The environment variables that tell a rank its place in the group.
 fn rank_variables(rank: usize, world_size: usize, port: u16, secret: &str) -> Vec<(&str, String)> {
     vec![
         ("RANK", rank.to_string()),

@@ -26,14 +26,14 @@ use crate::{Failure, Result};
 const GRACE: Duration = Duration::from_millis(200);
 /// How long ranks may take to end after SIGTERM.
 const POLITE_WAIT: Duration = Duration::from_millis(300);
-/// How long the kernel may take to end them after SIGKILL.
+/// How long the kernel may take to end ranks after SIGKILL.
 const KILL_WAIT: Duration = Duration::from_millis(200);
-/// How long the output of an ended rank may stay open without a line.
+/// After a success, how long the output of ended ranks may stay open without a new line.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
-/// The same after a failure, which the launcher still has to report.
+/// The same limit after a failure. It is shorter, because the launcher still has to report the failure.
 const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(100);
 
-/// Where signals are sent: to the launch in progress.
+/// The channel of the launch in progress, to which signals are forwarded.
 static LISTENER: Mutex<Option<Sender<Event>>> = Mutex::new(None);
 /// The last signal that came during a launch; 0 before the first one.
 static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -60,13 +60,14 @@ struct Rank {
     ended: Option<(ExitStatus, Instant)>,
 }
 
-/// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others, says
-/// on standard error what happened, and returns the code to exit with.
+/// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others,
+/// reports the failure on standard error, and returns the code to exit with.
 pub fn launch(launch: &Launch) -> Result<u8> {
     Ok(launch_one_of_many(launch)?.code)
 }
 
-/// The same, for a command that may continue when ranks fail, but not when it is asked to end.
+/// Like [`launch`], for a command that starts several launches. The result tells apart ranks that failed,
+/// after which the command may continue, from a signal, after which it has to end.
 pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
     let (port, secret) = rendezvous_point()?;
@@ -116,7 +117,7 @@ fn start(
 ) -> io::Result<Rank> {
     let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
     let mut command = Command::new(own_program);
-    // If torchrun has started this process, its ranks still do not meet at torchrun's store.
+    // If torchrun has started this process, the new ranks must not use torchrun's store.
     for name in ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK"] {
         command.env_remove(name);
     }
@@ -148,21 +149,21 @@ fn start(
     Ok(Rank { group, last_lines, ended: None })
 }
 
-/// Waits for a rank, and then ends the processes that it leaves behind in its group.
+/// Waits until a rank ends, then kills the processes that it has left in its group.
 fn wait_for(rank: usize, mut child: Child, events: &Sender<Event>) {
     let pid = Pid::from_child(&child);
-    // Waits without reaping. Until the rank is reaped, no other group can get its number.
+    // Waits without reaping: until the rank is reaped, no other group can get its number.
     let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
     let at = Instant::now();
     let _ = kill_process_group(pid, Signal::KILL);
     if let Ok(status) = child.wait() {
-        // Nothing receives this any more once the launcher has decided to end.
+        // No one receives this event once the launcher has decided to end.
         let _ = events.send(Event::Ended { rank, status, at });
     }
 }
 
-/// From now on `events` gets the signals that ask this process to end. When no launch is in progress,
-/// they have their default effect.
+/// Forwards the signals that ask this process to end to `events` from now on. When no launch is in
+/// progress, they have their default effect.
 fn forward_signals(events: Sender<Event>) -> Result<()> {
     let is_first = listener().replace(events).is_none();
     if !is_first {
@@ -201,7 +202,7 @@ fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant, dumps: &D
                 if !status.success() {
                     let culprit = find_cause(rank, ranks, events, at + GRACE);
                     stop(ranks, events, at + GRACE);
-                    // What the other ranks say about the failure comes before the launcher's message.
+                    // The other ranks' output about the failure comes before the launcher's message.
                     drain(ranks, events, LAST_OUTPUT_WAIT);
                     return report(culprit, &ranks[culprit], begin, dumps);
                 }
@@ -211,9 +212,9 @@ fn watch(ranks: &mut [Rank], events: &Receiver<Event>, begin: Instant, dumps: &D
     drain(ranks, events, IDLE_WAIT)
 }
 
-/// Waits until the output of the ranks, which have all ended, is passed on, however slow its reader is.
-/// It does not wait for a process that has left its group and keeps a rank's output open without
-/// writing.
+/// Waits until the output of the ranks, which have all ended, has been passed on, however slow its reader
+/// is. Gives up after `idle_wait` without a line: a process that has left its rank's group may keep the
+/// rank's output open. Returns 0, or 128 plus the number of a signal that ended the waiting.
 fn drain(ranks: &[Rank], events: &Receiver<Event>, idle_wait: Duration) -> u8 {
     let mut idle_since = Instant::now();
     while !ranks.iter().all(|rank| rank.last_lines.is_drained()) {
@@ -230,8 +231,8 @@ fn drain(ranks: &[Rank], events: &Receiver<Event>, idle_wait: Duration) -> u8 {
     0
 }
 
-/// The rank that caused the failure: the first rank that failed and does not say itself that another
-/// rank was the cause. Until `deadline`, the other ranks may notice the failure and end by themselves.
+/// Returns the rank that caused the failure: the first one that failed and did not itself blame another
+/// rank. The other ranks have until `deadline` to notice the failure and to exit.
 fn find_cause(
     first: usize,
     ranks: &mut [Rank],
@@ -248,7 +249,7 @@ fn find_cause(
 }
 
 /// Records which ranks end, until all have ended or `deadline` has passed. Signals are ignored, because
-/// the launch is about to end anyway.
+/// the launcher is already ending the ranks.
 fn await_ends(ranks: &mut [Rank], events: &Receiver<Event>, deadline: Instant) {
     while ranks.iter().any(|rank| rank.ended.is_none()) {
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -300,13 +301,13 @@ fn report(culprit: usize, rank: &Rank, begin: Instant, dumps: &Dumps) -> u8 {
     code
 }
 
-/// Where the last operations are, for the end of a message.
+/// The end of a message: where the last operations are.
 fn place_of(dumps: &Dumps) -> String {
     format!("; their last operations are in {}", dumps.folder().display())
 }
 
 fn say(text: &str) {
-    // A closed standard error must not keep the launcher from its exit code.
+    // If standard error is closed, the launcher must still return its exit code.
     let _ = writeln!(io::stderr().lock(), "paceline: {text}");
 }
 

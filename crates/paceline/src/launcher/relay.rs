@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How many lines of each stream of a failed rank the launcher repeats.
+/// How many of the last lines of each stream the launcher repeats when a rank fails.
 const KEPT: usize = 10;
 
 type Lines = Arc<Mutex<VecDeque<String>>>;
 
-/// The last lines of one rank, separately for each stream: the streams arrive in no particular order, and
-/// a lot of standard output must not displace the reason for a failure.
+/// The last lines of one rank. The two streams are kept apart, because they arrive in no particular
+/// order, and because much standard output must not displace the reason for a failure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastLines {
     stdout: Lines,
     stderr: Lines,
-    /// Relays that are writing a line at this moment.
+    /// Number of relay threads that are writing a line at this moment.
     writing: Arc<AtomicUsize>,
 }
 
@@ -31,7 +31,7 @@ pub(super) enum To {
 }
 
 impl LastLines {
-    /// Starts to pass on what is read from `from`.
+    /// Starts a thread that passes on the lines of `from`.
     pub(super) fn relay(&self, from: impl Read + Send + 'static, to: To) {
         let keeper = match to {
             To::Stdout => self.stdout.clone(),
@@ -44,7 +44,7 @@ impl LastLines {
             while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned();
                 writing.fetch_add(1, Ordering::SeqCst);
-                // A closed terminal must not stop the rank, so errors of writing are ignored.
+                // Errors of writing are ignored, because a closed terminal must not stop the rank.
                 match to {
                     To::Stdout => drop(writeln!(std::io::stdout().lock(), "{text}")),
                     To::Stderr { rank } => {
@@ -64,7 +64,7 @@ impl LastLines {
 
     /// Whether everything that the rank wrote has been passed on.
     pub(super) fn is_drained(&self) -> bool {
-        // Each running relay holds a second reference, and drops it at the end of its input.
+        // Each running relay thread holds a second reference, and drops it at the end of its input.
         [&self.stdout, &self.stderr].iter().all(|lines| Arc::strong_count(lines) == 1)
     }
 
@@ -73,8 +73,8 @@ impl LastLines {
         self.writing.load(Ordering::SeqCst) > 0
     }
 
-    /// The last lines, those of standard error at the end. Waits a moment for lines that are written but
-    /// not passed on yet.
+    /// The last lines, first those of standard output, then those of standard error. Waits at most 100 ms
+    /// for lines that were written but have not been passed on yet.
     pub(super) fn get(&self) -> Vec<String> {
         for _ in 0..20 {
             if self.is_drained() {

@@ -1,8 +1,9 @@
-//! The anatomy of a step: its times, its operations and its gradients, put together from what the ranks measured.
+//! The anatomy of a step: its times, its operations and its gradients, combined from the measurements of
+//! all ranks.
 //!
-//! The main thread's times are disjoint and add up to the wall clock; what no span accounts for is the rest.
-//! What communication did meanwhile stands beside them. What follows for the user is said by
-//! [`advice`](crate::insight::advice).
+//! The main thread's times are disjoint and add up to the wall-clock time; time that no span accounts for
+//! is the rest. The times of communication overlap with them and are listed separately. The advice that
+//! follows from an anatomy is in [`advice`](crate::insight::advice).
 
 use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
@@ -38,7 +39,7 @@ pub struct Anatomy {
     pub hidden_ms: f64,
     /// The begin of the last backward pass since the batch was there.
     pub backward_begin_ms: f64,
-    /// Its end.
+    /// The end of the last backward pass, in milliseconds since the batch was there.
     pub backward_end_ms: f64,
     /// The rank that the others waited for most.
     pub slowest: Option<Slowest>,
@@ -46,44 +47,44 @@ pub struct Anatomy {
     pub ready: Vec<ReadyLine>,
     /// The operations of a step, in order.
     pub ops: Vec<OpLine>,
-    /// Of them those that carry buckets.
+    /// Those of the operations that carry buckets.
     pub buckets: Vec<BucketLine>,
 }
 
 /// The rank that the others waited for most.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slowest {
-    /// Which one.
+    /// Its number.
     pub rank: usize,
-    /// The part of the steps in which it waited least of all.
+    /// The percentage of the steps in which it waited least of all.
     pub steps_pct: f64,
-    /// What it made another rank wait, per step: mean over the other ranks.
+    /// How long it made another rank wait per step: mean over the other ranks, in milliseconds.
     pub cost_ms: f64,
 }
 
-/// When a gradient was final, since the batch was there.
+/// When a gradient was final.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReadyLine {
     /// The parameter's name.
     pub param: String,
-    /// When.
+    /// Milliseconds since the batch was there.
     pub ready_ms: f64,
 }
 
-/// One operation, since the batch was there.
+/// One operation. Its times are in milliseconds since the batch was there.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpLine {
-    /// Size of the message.
+    /// Size of the message in bytes.
     pub bytes: u64,
-    /// Submitted.
+    /// When it was submitted.
     pub ready_ms: f64,
-    /// Started.
+    /// When it started.
     pub sent_ms: f64,
-    /// All ranks had arrived.
+    /// When all ranks had arrived.
     pub present_ms: f64,
-    /// Finished.
+    /// When it finished.
     pub done_ms: f64,
-    /// The part of its time during which the main thread computed.
+    /// The percentage of its time during which the main thread computed.
     pub hidden_pct: f64,
 }
 
@@ -98,7 +99,7 @@ pub struct BucketLine {
 }
 
 impl Anatomy {
-    /// Puts the ranks' reports together. `buckets` are the units in each bucket.
+    /// Combines the ranks' reports. `buckets` are the units in each bucket.
     pub fn new(
         steps: &AllSteps,
         reports: &[RankReport],
@@ -152,7 +153,8 @@ impl Anatomy {
         }
     }
 
-    /// The part of the communication that ran while the main thread computed; none without communication.
+    /// The percentage of the communication that ran while the main thread computed; `None` without
+    /// communication.
     pub fn overlap_pct(&self) -> Option<f64> {
         (self.communication_ms > 0.0).then(|| pct(self.hidden_ms, self.communication_ms))
     }
@@ -167,10 +169,10 @@ fn part_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// The rank whose lateness cost the others most. In each step it is the one that waited least, and it
-/// cost each other one what that one waited more.
+/// The rank that made the others wait most. In each step, the rank that waited least is the last one to
+/// arrive. It cost each other rank the difference between the other rank's waiting and its own.
 fn slowest(steps: &AllSteps) -> Option<Slowest> {
-    // Of each rank: what it cost the others, and in how many steps it was the last.
+    // For each rank: the time that it cost the others, and the number of steps in which it was the last.
     let mut ranks: Vec<(u64, u64)> = Vec::new();
     for step in steps.each() {
         ranks.resize(step.len(), (0, 0));

@@ -1,5 +1,5 @@
-//! What the console says when a run has ended. A view of the table of figures: names, units and decimals are
-//! the table's.
+//! The text that the console prints when a run has ended. A view of the table of figures, from which
+//! names, units and decimals come.
 
 use paceline_memory::Category;
 
@@ -12,14 +12,14 @@ use crate::text::{plain_table, thousands};
 
 const INSUFFICIENT: &str = "Insufficient measured steps. Increase steps or reduce warmup.";
 
-/// A number of a run as people see it; a dash where nothing was measured.
+/// A number of a run as it is shown; a dash if nothing was measured.
 fn number(facts: &Facts, name: &str) -> String {
     let figure = table::find(name).expect("the table has each figure that the console prints");
     let value = figure.of_run(facts).and_then(|value| value.as_f64());
     value.map_or("-".to_owned(), |value| figure.shown(value))
 }
 
-/// A mean over ranks and steps as people see it; a dash where nothing was measured.
+/// A mean over ranks and steps as it is shown; a dash if nothing was measured.
 fn mean(steps: &AllSteps, name: &str) -> String {
     let figure = table::find(name).expect("the table has each figure that the console prints");
     figure.mean(steps).map_or("-".to_owned(), |value| figure.shown(value))
@@ -58,7 +58,7 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
                 number("comm_overhead_pct")
             ),
         ]);
-        // Where two kinds of step take turns, a mean over both says nothing.
+        // If two kinds of steps alternate, a mean over both has no meaning.
         if facts.sync_cost.is_none() {
             lines.extend(anatomy_lines(&facts.steps, &facts.anatomy));
             lines.extend(unlike_line(facts));
@@ -101,7 +101,8 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
     lines.join("\n")
 }
 
-/// What the times of single operations and gradients leave out, if they do.
+/// A line that says how many steps the times of single operations and gradients leave out, if they leave
+/// out any.
 fn unlike_line(facts: &Facts) -> Option<String> {
     let num_unlike = facts.max(|report| report.alike.num_unlike);
     (num_unlike > 0).then(|| {

@@ -1,4 +1,4 @@
-//! What a run says on the console: a view of its events.
+//! What a run prints on the console. A view of the run's events.
 
 use std::cmp::Ordering;
 use std::io::{IsTerminal, Write};
@@ -14,7 +14,7 @@ use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::text::{plural, thousands};
 
-/// Without a terminal, a line is printed every so many batches.
+/// Without a terminal, a line is printed after this many batches.
 const LINE_EVERY: usize = 10;
 
 /// The console of rank 0.
@@ -40,7 +40,7 @@ impl<'a> Console<'a> {
     }
 
     fn say(&self, text: impl AsRef<str>) {
-        // A reader that went away, as `head` does, is no reason to stop training.
+        // A reader that is gone, such as `head`, is no reason to stop training.
         let print = || drop(writeln!(std::io::stdout(), "{}", text.as_ref()));
         match &self.bar {
             Some(bar) => bar.suspend(print),
@@ -48,8 +48,8 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// Where a run that may continue from a checkpoint begins, and whether it has trained on the samples
-    /// that lie before that place in the data, of which there are `samples_before`: all of them, once.
+    /// Prints where a run that may continue from a checkpoint begins. `samples_before` is the number of
+    /// samples before that position in the data; prints whether the run has trained on each of them once.
     fn resumed(&self, progress: &Progress, samples_before: u64) {
         let Some(resume) = &self.config.resume else { return };
         let folder = resume.folder().display();
@@ -182,7 +182,7 @@ impl Listener for Console<'_> {
     }
 }
 
-/// What an evaluation of a finished model found.
+/// The lines for an evaluation of a finished model.
 pub fn evaluation_lines(sums: &EpochSums) -> [String; 2] {
     let samples = thousands(sums.count as u64);
     [

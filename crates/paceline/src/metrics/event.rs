@@ -1,7 +1,7 @@
-//! What happens during training, and who is told.
+//! The events of training, and the listeners that are told of them.
 //!
-//! The trainer tells [`Listeners`] of each step, epoch, evaluation and save, and knows nothing else of the
-//! console, of files, of TensorBoard or of the profiler. A listener knows nothing of the other ones.
+//! The trainer tells [`Listeners`] of each step, epoch, evaluation and save. It knows nothing else of the
+//! console, of files, of TensorBoard or of the profiler. A listener knows nothing of the other listeners.
 
 use std::time::Duration;
 
@@ -16,30 +16,30 @@ use super::rank_report::RankReport;
 use crate::Result;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 
-/// Something that happened. Steps, epochs and ranks count from 0 here; what people read counts from 1.
+/// An event. Steps, epochs and ranks count from 0 here; texts for people count from 1.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// The ranks have met.
     Placed {
         /// The ranks.
         group: &'a Group,
-        /// On rank 0 a line for each rank that says where it computes.
+        /// On rank 0, a line for each rank that says on which device it computes.
         placements: &'a [String],
     },
     /// The model is built.
     Built(&'a Model),
-    /// Training begins where the checkpoint, if there is one, ends.
+    /// Training begins, at the start or where the checkpoint ended.
     Begun {
-        /// Where that is.
+        /// The progress at that point.
         progress: Progress,
-        /// Samples that lie before that place in the data.
+        /// Number of samples before that position in the data.
         samples_before: u64,
     },
     /// An epoch begins.
     EpochBegun {
         /// Which one.
         epoch: u64,
-        /// Its batches.
+        /// Its number of batches.
         num_batches: usize,
     },
     /// A step is about to begin.
@@ -57,7 +57,7 @@ pub enum Event<'a> {
     EpochEnded {
         /// Which one.
         epoch: u64,
-        /// Its samples.
+        /// The sums over its samples.
         sums: EpochSums,
         /// Its time, evaluations included.
         took: Duration,
@@ -69,9 +69,10 @@ pub enum Event<'a> {
         /// The time that all ranks spent on it.
         took: Duration,
     },
-    /// The last step is done. The group is that of the ranks.
+    /// The last step is done. The group has all ranks.
     TrainingEnded(&'a Group),
-    /// Everything is done. Only rank 0 is told, since the reports of the ranks are gathered there.
+    /// Everything is done. Only rank 0 gets this event, since the reports of the ranks are gathered
+    /// there.
     Ended(&'a Facts<'a>),
 }
 
@@ -84,7 +85,7 @@ pub struct StepDone<'a> {
     pub steps: u64,
     /// Its epoch.
     pub epoch: u64,
-    /// Batches of the epoch that are done.
+    /// Number of batches of the epoch that are done.
     pub batches: usize,
     /// Loss and counts.
     pub loss: &'a StepLoss,
@@ -92,11 +93,11 @@ pub struct StepDone<'a> {
     pub has_classes: bool,
     /// The learning rate that it used.
     pub lr: f64,
-    /// The norm of the gradients before they were clipped, if they were to be.
+    /// The norm of the gradients before clipping, if they are clipped.
     pub grad_norm: Option<f64>,
-    /// When its batches were asked for.
+    /// The time at which its batches were requested, in nanoseconds.
     pub asked_ns: u64,
-    /// From the batches being there to the end of the optimizer.
+    /// The time from the arrival of the batches to the end of the optimizer.
     pub whole: Span,
     /// Where its time went.
     pub times: StepTimes,
@@ -108,13 +109,13 @@ pub struct StepDone<'a> {
     pub group: &'a Group,
 }
 
-/// Whoever wants to know what happens.
+/// Something that is told of events.
 pub trait Listener {
-    /// Something happened. Listeners on all ranks are told in the same order, so that this may
+    /// Called for each event. Listeners on all ranks are called in the same order, so this function may
     /// communicate.
     fn on(&mut self, event: &Event) -> Result<()>;
 
-    /// Adds what this listener knows to the report of its rank, once training has ended.
+    /// Adds this listener's data to the report of its rank, once training has ended.
     fn add_to(&self, _report: &mut RankReport) {}
 }
 
@@ -128,12 +129,12 @@ impl<'a> Listeners<'a> {
         self.0.push(Box::new(listener));
     }
 
-    /// Tells all listeners of an event. The first one that fails ends it.
+    /// Tells all listeners of an event. Stops at the first one that fails.
     pub fn tell(&mut self, event: Event) -> Result<()> {
         self.0.iter_mut().try_for_each(|listener| listener.on(&event))
     }
 
-    /// Adds what the listeners know to the report of their rank.
+    /// Adds the listeners' data to the report of their rank.
     pub fn add_to(&self, report: &mut RankReport) {
         self.0.iter().for_each(|listener| listener.add_to(report));
     }

@@ -1,4 +1,4 @@
-//! Everything that is known of a run at its end. The figures of a run are computed from it.
+//! Everything that is known about a run at its end. The figures of a run are computed from this.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,10 +18,10 @@ use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation};
 use crate::text::ms;
 
-/// What training came to.
+/// The result of training.
 #[derive(Debug)]
 pub struct Outcome {
-    /// How the ranks did reach each other; a single one needs no shared memory.
+    /// The transport that was really used; a single rank needs no shared memory.
     pub transport: Transport,
     /// The link that was emulated.
     pub link: Option<Link>,
@@ -29,7 +29,7 @@ pub struct Outcome {
     pub params: usize,
     /// Steps made, measured or not.
     pub num_steps: u64,
-    /// The samples of the last epoch, as they were trained on.
+    /// The sums over the last epoch of training.
     pub trained: Option<EpochSums>,
     /// The evaluation at the end.
     pub evaluated: Option<Evaluation>,
@@ -37,27 +37,27 @@ pub struct Outcome {
     pub total: Duration,
 }
 
-/// Everything that is known of a run at its end.
+/// Everything that is known about a run at its end.
 #[derive(Debug)]
 pub struct Facts<'a> {
-    /// What was asked for.
+    /// The configuration.
     pub config: &'a TrainConfig,
-    /// What training came to.
+    /// The result of training.
     pub outcome: &'a Outcome,
-    /// What the ranks say, in their order.
+    /// The reports of the ranks, in rank order.
     pub reports: &'a [RankReport],
     /// The measured steps of all ranks.
     pub steps: AllSteps<'a>,
     /// Where the time of a step went.
     pub anatomy: Anatomy,
-    /// What synchronised steps take longer than unsynchronised ones, if the two took turns.
+    /// How much longer synchronized steps take than unsynchronized ones, if the two alternated.
     pub sync_cost: Option<SyncCost>,
-    /// What follows for the user.
+    /// The advice for the user.
     pub advice: Option<String>,
 }
 
 impl<'a> Facts<'a> {
-    /// Puts the reports of the ranks together.
+    /// Combines the reports of the ranks.
     pub fn new(
         config: &'a TrainConfig,
         outcome: &'a Outcome,
@@ -102,7 +102,7 @@ impl<'a> Facts<'a> {
         self.reports.iter().filter_map(|report| report.trace.as_deref()).collect()
     }
 
-    /// The greatest value of any rank.
+    /// The largest value of any rank.
     pub fn max(&self, part: impl Fn(&RankReport) -> u64) -> u64 {
         self.reports.iter().map(part).max().unwrap_or(0)
     }
@@ -113,7 +113,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// What an all-reduce takes on an emulated link.
+/// The time of an all-reduce on an emulated link.
 fn on_link(link: Link, world_size: usize) -> Cost {
     Box::new(move |bytes| {
         let time = link.time(OpKind::AllReduce, Algorithm::Direct, world_size, bytes);
@@ -121,12 +121,12 @@ fn on_link(link: Link, world_size: usize) -> Cost {
     })
 }
 
-/// What synchronisation adds to a step, from blocks of steps with and without it that took turns.
+/// The time that synchronization adds to a step, from alternating blocks of steps with and without it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SyncCost {
-    /// Median step with it.
+    /// Median step with synchronization, in milliseconds.
     pub synchronised_ms: f64,
-    /// Median step without.
+    /// Median step without synchronization, in milliseconds.
     pub unsynchronised_ms: f64,
     /// The difference in percent of the step without.
     pub added_pct: f64,
@@ -137,7 +137,8 @@ impl SyncCost {
         let median = |is_synchronised: bool| {
             let belongs = |number: u64| {
                 let step = number as usize;
-                // The first step of a block also waits for what the ranks have drifted apart before.
+                // In the first step of a block, ranks also wait because they drifted apart in the block
+                // before.
                 let is_first = step.is_multiple_of(block);
                 Alternating::is_synchronised(block, step) == is_synchronised && !is_first
             };

@@ -12,20 +12,20 @@ use super::meter::StepTimes;
 use super::steps::AllSteps;
 use crate::run::progress::Evaluation;
 
-/// A figure. It has this name in every file and in every view.
+/// A figure: a number or a word that a run reports, under the same name in every file and view.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
     /// Its name: the key in `metrics.jsonl` and `summary.json`.
     pub name: &'static str,
-    /// Its name for people; the unit stands beside it.
+    /// Its name for people; the unit is shown beside it.
     pub label: &'static str,
     /// Its unit; empty for words and plain numbers.
     pub unit: &'static str,
-    /// How many decimals people see; files have all.
+    /// How many decimals are shown; files have all.
     pub decimals: usize,
-    /// What it says and how it is found.
+    /// What it means and how it is computed.
     pub definition: &'static str,
-    /// How the values of the ranks become one.
+    /// How the values of the ranks are combined into one.
     pub ranks: Ranks,
     /// What it is computed from.
     pub source: Source,
@@ -33,30 +33,31 @@ pub struct Figure {
     pub in_metrics: bool,
     /// Whether `summary.json` has it.
     pub in_summary: bool,
-    /// The curve that TensorBoard draws of it: a section, a slash and a name.
+    /// Its tag in TensorBoard: a section, a slash and a name.
     pub curve: Option<&'static str>,
     /// Whether the console prints it.
     pub on_console: bool,
     /// Whether it is one of the disjoint times that add up to a step of the main thread.
     pub is_part_of_step: bool,
-    /// The table of a comparison that has it as a column.
+    /// Which table of a comparison has it as a column.
     pub compared: Compared,
     /// Which of its values are better, if the table of a sweep has it: cases can then be ranked by it.
     pub swept: Option<Better>,
-    /// Where else a summary may have it: a JSON pointer, and what to multiply the value there with.
+    /// Another place where a summary may have it: a JSON pointer, and the factor by which to multiply the
+    /// value there.
     pub elsewhere: Option<(&'static str, f64)>,
 }
 
-/// How the values of the ranks become one.
+/// How the values of the ranks are combined into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranks {
     /// The value of rank 0.
     First,
-    /// All ranks have the same value, or it is no rank's.
+    /// All ranks have the same value, or the value belongs to no rank.
     Same,
     /// The mean over the ranks.
     Mean,
-    /// In each step the rank with the largest value.
+    /// In each step, the value of the rank where it is largest.
     SlowestOfStep,
     /// The largest value of any rank.
     Max,
@@ -65,7 +66,7 @@ pub enum Ranks {
 }
 
 impl Ranks {
-    /// In words.
+    /// The rule as text.
     pub fn words(self) -> &'static str {
         match self {
             Self::First => "rank 0",
@@ -81,20 +82,20 @@ impl Ranks {
 /// What a figure is computed from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// Where the run stands, from its steps and epochs, which count from 1: it begins each line of
-    /// `metrics.jsonl`.
+    /// The position of the run, from its steps and epochs, which count from 1. Each line of
+    /// `metrics.jsonl` begins with it.
     Position(fn(u64, u64) -> u64),
-    /// A quantity of each step, times a factor. The one of a run is the mean over its measured steps.
+    /// A quantity of each step, times a factor. The value of a run is the mean over its measured steps.
     Times(fn(&StepTimes) -> u64, f64),
     /// A step, if it has this figure.
     Step(fn(&StepDone) -> Option<Value>),
-    /// An evaluation, if it has this figure. The one of a run is that of the evaluation at its end.
+    /// An evaluation, if it has this figure. The value of a run is that of the evaluation at its end.
     Evaluation(fn(&Evaluation) -> Option<f64>),
-    /// The time of a save.
+    /// The time that saving a checkpoint took.
     Save(fn(Duration) -> f64),
     /// A run.
     Run(fn(&Facts) -> Value),
-    /// The summary of a run, and what the comparison is told or finds beside it.
+    /// The summary of a run, together with what the comparison is told or computes.
     Comparison,
 }
 
@@ -119,7 +120,7 @@ pub enum Better {
 }
 
 impl Figure {
-    /// A figure that is shown nowhere yet.
+    /// A figure that no view shows yet.
     pub const fn new(
         name: &'static str,
         (label, unit, decimals): (&'static str, &'static str, usize),
@@ -146,43 +147,43 @@ impl Figure {
         }
     }
 
-    /// In `metrics.jsonl`.
+    /// Adds it to `metrics.jsonl`.
     pub const fn metrics(mut self) -> Self {
         self.in_metrics = true;
         self
     }
 
-    /// In `summary.json`.
+    /// Adds it to `summary.json`.
     pub const fn summary(mut self) -> Self {
         self.in_summary = true;
         self
     }
 
-    /// As a curve of TensorBoard.
+    /// Adds a curve in TensorBoard.
     pub const fn curve(mut self, tag: &'static str) -> Self {
         self.curve = Some(tag);
         self
     }
 
-    /// On the console.
+    /// Adds it to the console.
     pub const fn console(mut self) -> Self {
         self.on_console = true;
         self
     }
 
-    /// On the console, as a part of the main thread's step.
+    /// Adds it to the console, as a part of the main thread's step.
     pub const fn part_of_step(mut self) -> Self {
         self.is_part_of_step = true;
         self.console()
     }
 
-    /// In the first table of a comparison.
+    /// Adds it to the first table of a comparison.
     pub const fn first(mut self) -> Self {
         self.compared = Compared::First;
         self
     }
 
-    /// In the second table of a comparison.
+    /// Adds it to the second table of a comparison.
     pub const fn second(mut self) -> Self {
         self.compared = Compared::Second;
         self
@@ -194,13 +195,14 @@ impl Figure {
         self
     }
 
-    /// In summaries, also or only, at this JSON pointer; the value there is multiplied.
+    /// Says that summaries have it, also or only, at this JSON pointer. The value there is multiplied by
+    /// `factor`.
     pub const fn elsewhere(mut self, pointer: &'static str, factor: f64) -> Self {
         self.elsewhere = Some((pointer, factor));
         self
     }
 
-    /// Its value in a step, if it is a figure of steps and this one has it.
+    /// Its value in a step; `None` if it is not a figure of steps, or if this step does not have it.
     pub fn of_step(&self, step: &StepDone) -> Option<Value> {
         match self.source {
             Source::Position(of) => Some(of(step.steps, step.epoch + 1).into()),
@@ -211,7 +213,7 @@ impl Figure {
         }
     }
 
-    /// Its value in an evaluation, if it is a figure of evaluations.
+    /// Its value in an evaluation; `None` if it is not a figure of evaluations.
     pub fn of_evaluation(&self, evaluation: &Evaluation) -> Option<Value> {
         match self.source {
             Source::Position(of) => Some(of(evaluation.steps, evaluation.epoch + 1).into()),
@@ -220,7 +222,7 @@ impl Figure {
         }
     }
 
-    /// Its value in a run, if it is a figure of runs; null where nothing was measured.
+    /// Its value in a run, which is null if nothing was measured; `None` if it is not a figure of runs.
     pub fn of_run(&self, facts: &Facts) -> Option<Value> {
         match self.source {
             Source::Run(of) => Some(of(facts)),
@@ -230,7 +232,7 @@ impl Figure {
         }
     }
 
-    /// The mean over ranks and measured steps of a quantity of each step.
+    /// The mean over ranks and measured steps, for a figure that is a quantity of each step.
     pub fn mean(&self, steps: &AllSteps) -> Option<f64> {
         let Source::Times(of, factor) = self.source else { return None };
         steps.mean(of).map(|value| value * factor)
@@ -245,12 +247,12 @@ impl Figure {
         })
     }
 
-    /// The value as people see it, without the unit.
+    /// The value as it is shown, without the unit.
     pub fn shown(&self, value: f64) -> String {
         format!("{value:.*}", self.decimals)
     }
 
-    /// All places that show it, in words.
+    /// The names of all views that show it.
     pub fn views(&self) -> Vec<&'static str> {
         let all = [
             ("console", self.on_console),

@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: an object per step and per evaluation, a line each, as rank 0 saw them. A view of the table of
-//! figures.
+//! `metrics.jsonl`: one line with a JSON object per step and per evaluation, as rank 0 saw them. A view
+//! of the table of figures.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -49,7 +49,7 @@ impl MetricsFile {
         Ok(Self { file: BufWriter::new(file) })
     }
 
-    /// Adds a line, visible at once to whoever follows the file.
+    /// Adds a line, and flushes it, so that programs that follow the file see it at once.
     fn add(&mut self, line: &Line) -> Result<()> {
         let fail = |e: &dyn std::fmt::Display| Failure::io("cannot write metrics.jsonl", e);
         serde_json::to_writer(&mut self.file, line).map_err(|e| fail(&e))?;

@@ -1,7 +1,7 @@
-//! What a step cost: from spans and records of operations to times that add up.
+//! Measures a step: turns spans and records of operations into times that add up.
 //!
-//! In go what the main thread recorded in a step and the records of the operations; out come the step's
-//! times. What becomes of them is not known here.
+//! Takes the spans that the main thread recorded in a step and the records of the operations. Returns the
+//! step's times. This file does not know what is done with them.
 
 use paceline_collectives::{Group, OpRecord, OpTimes};
 use paceline_strategies::span;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::readiness::{AlikeSteps, first_after};
 
-/// Makes a struct of sums, so that a new time is a line there and its value in [`Meter::times`].
+/// Makes a struct of sums. To add a time, add a line there and its value in [`Meter::times`].
 macro_rules! step_times {
     ($(#[$about:meta])* { $($(#[$doc:meta])* $name:ident,)* }) => {
         $(#[$about])*
@@ -29,42 +29,43 @@ macro_rules! step_times {
 }
 
 step_times! {
-    /// The times of one step on one rank, in nanoseconds. Those from `forward` to `exposed` are disjoint times
-    /// of the main thread; what is left of `step` is in none of them.
+    /// The times of one step on one rank, in nanoseconds. Those from `forward` to `exposed` are disjoint
+    /// times of the main thread; the remainder of `step` is in none of them.
     {
-        /// From the batch being there to the end of the optimizer.
+        /// The step, from the arrival of the batch to the end of the optimizer.
         step,
         /// Waiting for the batch, before the step.
         data,
         /// Forward pass and loss.
         forward,
-        /// Backward pass, without synchronisation inside it.
+        /// Backward pass, without synchronization inside it.
         backward,
-        /// Arithmetic and copies that synchronisation adds.
+        /// Arithmetic and copies that synchronization adds.
         sync,
         /// Optimizer.
         optimizer,
-        /// The main thread was blocked on communication.
+        /// Exposed communication: the main thread was blocked on communication.
         exposed,
-        /// Part of it: the operation itself waited for the slowest rank.
+        /// The part of `exposed` in which the operation itself waited for the slowest rank.
         exposed_wait,
-        /// Communication, but for the sums of the loss, ran while the main thread computed.
+        /// Hidden communication: communication ran while the main thread computed. The sums of the loss
+        /// do not count.
         hidden,
-        /// Communication, but for the sums of the loss, ran at all.
+        /// Communication ran. The sums of the loss do not count.
         communicating,
         /// Communication waited for the slowest rank.
         wait,
         /// Communication moved and reduced data.
         moving,
-        /// Operations.
+        /// Number of operations.
         ops,
-        /// Their bytes.
+        /// Bytes of the operations.
         bytes,
     }
 }
 
 impl StepTimes {
-    /// The main thread computed.
+    /// The time that the main thread computed.
     pub fn compute(&self) -> u64 {
         self.forward + self.backward + self.sync + self.optimizer
     }
@@ -99,7 +100,7 @@ impl Meter {
         &self.records
     }
 
-    /// Operations that left no record, because there were too many in a step.
+    /// Number of operations without a record, because there were too many in a step.
     pub fn num_lost(&self) -> u64 {
         self.num_lost
     }
@@ -109,14 +110,14 @@ impl Meter {
         self.alike.mean()
     }
 
-    /// What a group has done since belongs to no step.
+    /// Discards the group's records since the last step, because they belong to no step.
     pub fn forget(&mut self, group: &Group) {
         group.fresh_records(&mut self.records);
         self.records.clear();
     }
 
-    /// The times of the step that `whole` spans, from the main track's spans and the records. Only
-    /// steps that count enter the means of operations and gradients.
+    /// The times of the step that `whole` spans, from the main track's spans and the records. Only if the
+    /// step `counts`, it enters the means of operations and gradients.
     pub fn times(
         &mut self,
         whole: Span,
@@ -134,8 +135,8 @@ impl Meter {
         let computing = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
         let computing = IntervalSet::union(computing.iter().flat_map(|name| track.named(name)))
             .difference(&exposed);
-        // The few bytes of the loss wait for the slowest rank while all compute: that says nothing about
-        // how well the strategy hides its own communication.
+        // The sums of the loss are a few bytes that wait for the slowest rank while all ranks compute.
+        // They would not show how well the strategy hides its own communication.
         let loss = track.marked(span::LOSS_SENT).next();
         let loss = loss.and_then(|mark| first_after(&self.records, mark.at_ns));
         let of_strategy = self.records.iter().enumerate().filter(|(at, _)| Some(*at) != loss);

@@ -4,13 +4,13 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | [`event`] | what the trainer tells, and who can listen |
-//! | [`meter`] | from spans and records of operations to times of a step |
-//! | [`readiness`] | where in a step its operations and gradients lie |
+//! | [`event`] | the events of training, and the trait of listeners |
+//! | [`meter`] | turns spans and records of operations into the times of a step |
+//! | [`readiness`] | when in a step its operations and gradients take place |
 //! | [`steps`] | the measured steps, in bounded memory |
-//! | [`rank_report`] | what a rank has to say at the end |
+//! | [`rank_report`] | the report of a rank at the end |
 //! | [`anatomy`] | the operations and gradients of a step over all ranks, and the slowest rank |
-//! | [`facts`] | everything that is known of a run at its end |
+//! | [`facts`] | everything that is known about a run at its end |
 //! | [`figure`], [`table`] | every figure: name, unit, definition, how it is computed and where it is shown |
 //! | [`console`], [`blocks`], [`jsonl`], [`summary`], [`tensorboard`] | the views of the table |
 //! | [`page`] | the table as `docs/metrics.md` |
@@ -41,8 +41,9 @@ use crate::Result;
 use crate::run::config::TrainConfig;
 use event::Listeners;
 
-/// The views of a run with this folder, which only rank 0 has. A run without one may still write its summary
-/// to a file, for rank 0 alone is told how it ended.
+/// The views of a run. Only rank 0 has a run folder. Without a folder, there is still the view that
+/// writes the summary to the file of `--json`, and on rank 0 only, because only rank 0 gets the event
+/// with the results.
 pub fn listeners<'a>(config: &'a TrainConfig, folder: Option<&Path>) -> Result<Listeners<'a>> {
     let mut listeners = Listeners::default();
     listeners.add(summary::SummaryFile::new(folder, config.json.as_deref()));

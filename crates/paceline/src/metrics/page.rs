@@ -1,4 +1,4 @@
-//! `docs/metrics.md`: the table of figures as a page.
+//! Makes `docs/metrics.md`, which is the table of figures as a page.
 
 use super::table::TABLE;
 
@@ -55,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// Set to write the page instead of comparing it.
+    /// If this variable is set, the test writes the page instead of comparing it.
     const WRITE: &str = "PACELINE_WRITE_DOCS";
 
     #[test]

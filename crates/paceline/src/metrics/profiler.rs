@@ -1,8 +1,8 @@
 //! The profiler: records a window of steps and writes the trace file of this rank.
 //!
-//! Right after the last step of the window every rank writes its file, and no rank goes on before all have.
-//! In go what the recorder's tracks hold, the spans of each step and the records of its operations. What is
-//! done with the files is not known here.
+//! Right after the last step of the window every rank writes its file, and no rank continues before all
+//! have. Takes the contents of the recorder's tracks, the spans of each step and the records of its
+//! operations. This file does not know what is done with the traces.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use super::rank_report::RankReport;
 use crate::profile::ProfileConfig;
 use crate::{Failure, Result, resources};
 
-/// Events per recorded step that find room, by track: several times what a step of the largest model here
-/// records.
+/// Room for events per recorded step, by track: several times the number that a step of the largest model
+/// here records.
 const MAIN_EVENTS: u64 = 1 << 11;
 const KERNEL_EVENTS: u64 = 1 << 12;
 const COMMUNICATION_EVENTS: u64 = 1 << 10;
@@ -27,7 +27,7 @@ const LOADER_EVENTS: u64 = 1 << 6;
 const MEMORY_EVENTS: u64 = 1 << 13;
 const THREAD_EVENTS: u64 = 1 << 13;
 
-/// However many steps are recorded, all tracks together hold no more than this: about 130 MB.
+/// The largest number of events in all tracks together, however many steps are recorded: about 130 MB.
 const MAX_EVENTS: u64 = 1 << 20;
 
 /// Records the steps of a window and writes them.
@@ -61,9 +61,9 @@ impl Listener for Profiler {
 }
 
 impl Profiler {
-    /// A profiler of this rank, and the means of computation that record for it.
+    /// A profiler of this rank, and a `Compute` that records its kernels for the profiler.
     pub fn new(config: &ProfileConfig, compute: Compute, allocator: &Allocator) -> (Self, Compute) {
-        // A single thread is the main one.
+        // With a single thread there are no worker threads to record.
         let num_threads = Some(compute.threads.count()).filter(|count| *count > 1).unwrap_or(0);
         let per_step = MAIN_EVENTS + KERNEL_EVENTS + COMMUNICATION_EVENTS + LOADER_EVENTS;
         let per_step = per_step + MEMORY_EVENTS + THREAD_EVENTS * num_threads as u64;
@@ -71,7 +71,7 @@ impl Profiler {
         let mut recorder = Recorder::new();
         let mut track =
             |name: &str, events: u64| recorder.track(name, (events * num_steps) as usize);
-        // The first track's thread is the main one of the file.
+        // The first track becomes the main thread of the trace.
         let main = track("main", MAIN_EVENTS);
         let kernels = track("kernels", KERNEL_EVENTS);
         let communication = track("communication", COMMUNICATION_EVENTS);
@@ -92,12 +92,12 @@ impl Profiler {
         (profiler, compute.recorded(kernels, threads))
     }
 
-    /// Where the loader records.
+    /// The track for the loader.
     pub fn loader(&self) -> Arc<Track> {
         self.loader.clone()
     }
 
-    /// A step is about to begin, and with it perhaps the window.
+    /// Called before a step. Starts the window if this is its first step.
     fn begin_step(&mut self, number: u64, group: &Group) -> Result<()> {
         if number == self.config.wait + self.config.warmup {
             self.clock_at_begin = measure_clock(group)?;
@@ -106,7 +106,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// A step is done, and with it perhaps the window: then the trace is written.
+    /// Called after a step. Writes the trace if this was the last step of the window.
     fn end_step(&mut self, step: &StepDone) -> Result<()> {
         let StepDone { number, asked_ns, whole, .. } = *step;
         self.main.record(trace::Event::Counter {
@@ -139,7 +139,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Writes what was recorded where the run ends before the window does.
+    /// Writes what was recorded if the run ends before the window does.
     fn finish(&mut self, group: &Group) -> Result<()> {
         if self.steps.is_empty() || self.trace.is_some() { Ok(()) } else { self.write(group) }
     }
@@ -148,9 +148,10 @@ impl Profiler {
         self.recorder.set_on(false);
         let clock_at_end = measure_clock(group)?;
         let folder = self.config.folder.join(format!("rank_{}", group.rank()));
-        // The name that PyTorch gives: the worker, and when, in nanoseconds since 1970.
+        // The file is named as PyTorch does: the worker, and the time in nanoseconds since 1970.
         let now_ns = realtime_at_zero_ns() + paceline_trace::now_ns();
-        // Folders of traces are shared by all runs of a strategy; this tells which belong together.
+        // All runs with a strategy write to the same folders; the run ID tells which traces belong
+        // together.
         let mut run_id = [now_ns as i64];
         group.broadcast_slice(&mut run_id, 0)?;
         let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
@@ -160,7 +161,7 @@ impl Profiler {
             .and_then(|()| kineto::write_file(&path, &header, &tracks))
             .map_err(|e| Failure::io(format!("cannot write the trace {}", path.display()), e))?;
         self.trace = Some(path);
-        // A rank that goes on alone would measure how long the others write.
+        // A rank that continued before the others would measure how long they write.
         group.barrier()?;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a rank has to say when training has ended. Rank 0 gathers these reports, once.
+//! The report of a rank when training has ended. Rank 0 gathers these reports once.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ use super::readiness::AlikeSteps;
 use super::steps::StepLog;
 use crate::resources;
 
-/// The entry of all categories together, beside those of each.
+/// The key of the sum of all categories, beside the categories.
 pub const TOTAL: &str = "total";
 
-/// What one rank has to say at the end.
+/// The report of one rank at the end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RankReport {
     /// The measured steps.
     pub steps: StepLog,
-    /// Means over those that are alike.
+    /// Means over the steps that are alike.
     pub alike: AlikeSteps,
     /// The most bytes alive at once, by category.
     pub peak_bytes: BTreeMap<String, u64>,
     /// Proportional set size in bytes.
     pub resident_bytes: u64,
-    /// Spans, marks and operations that found no room.
+    /// Number of spans, marks and operations that were lost because their buffers were full.
     pub dropped_spans: u64,
     /// The trace that was written.
     pub trace: Option<PathBuf>,

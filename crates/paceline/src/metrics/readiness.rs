@@ -1,65 +1,66 @@
-//! Where in a step its operations and gradients lie: means over steps that are alike.
+//! When in a step its operations and gradients take place: means over steps that are alike.
 //!
-//! Steps are alike if they have the operations and gradients of the first measured step, in the same order. Other
-//! steps, such as those in which `local_sgd` averages, cannot enter the means. They are counted.
+//! Steps are alike if they have the same operations and gradients as the first measured step, in the same
+//! order. Other steps, such as those in which `local_sgd` averages, do not enter the means. They are only
+//! counted.
 
 use paceline_collectives::OpRecord;
 use paceline_strategies::span;
 use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
-/// Where an operation lay in its step, in nanoseconds since the step began: means over steps.
+/// The times of an operation in its step, in nanoseconds since the step began: means over steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpMean {
-    /// Size of the message.
+    /// Size of the message in bytes.
     pub bytes: u64,
-    /// Submitted: for a bucket, its gradients were final.
+    /// When it was submitted. For a bucket, this is when its gradients were final.
     pub ready: f64,
-    /// Its turn came.
+    /// When it started.
     pub sent: f64,
-    /// All ranks had arrived.
+    /// When all ranks had arrived.
     pub present: f64,
-    /// The result was there.
+    /// When the result was there.
     pub done: f64,
-    /// Time of it during which the main thread computed.
+    /// The part of its time during which the main thread computed.
     pub hidden: f64,
 }
 
 /// When a parameter's gradient was final, in nanoseconds since the step began: mean over steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradReadiness {
-    /// The parameter's number.
+    /// The parameter's index.
     pub param: usize,
-    /// When.
+    /// When it was final.
     pub at: f64,
 }
 
-/// The steps that are alike: sums over them, or once all are there, means.
+/// The steps that are alike: sums over them, which [`AlikeSteps::mean`] turns into means at the end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlikeSteps {
-    /// How many there are.
+    /// Number of steps that are alike.
     pub count: u64,
-    /// Measured steps that are unlike them.
+    /// Number of measured steps that are not.
     pub num_unlike: u64,
-    /// Operations of a step, whether or not they are followed.
+    /// Number of operations of a step, whether or not they are followed.
     pub num_ops: usize,
-    /// The operations of a step, in order; none where there are too many to follow.
+    /// The operations of a step, in order; empty if there are too many to follow.
     pub ops: Vec<OpMean>,
     /// The gradients of a step, in the order in which they are final.
     pub ready: Vec<GradReadiness>,
-    /// The operations that carry buckets, in order.
+    /// The indices of the operations that carry buckets, in order.
     pub bucket_ops: Vec<usize>,
     /// The begin of the last backward pass, in nanoseconds since the step began.
     pub backward_begin: f64,
-    /// Its end.
+    /// The end of the last backward pass, in nanoseconds since the step began.
     pub backward_end: f64,
 }
 
-/// More operations than this are not followed one by one.
+/// If a step has more operations than this, they are not followed one by one.
 const MAX_OPS: usize = 512;
 
 impl AlikeSteps {
-    /// Adds the step that began at this moment, if it is like the first one.
+    /// Adds a step, with the time at which it began, if it is like the first one.
     pub fn add(
         &mut self,
         begin_ns: u64,
@@ -109,7 +110,7 @@ impl AlikeSteps {
             && params.eq(track.marked(span::GRADIENT_READY).map(|mark| mark.id))
     }
 
-    /// From sums to means.
+    /// Turns the sums into means.
     pub fn mean(mut self) -> Self {
         let steps = self.count.max(1) as f64;
         for op in &mut self.ops {
@@ -125,7 +126,7 @@ impl AlikeSteps {
     }
 }
 
-/// The operation that was submitted right after a moment.
+/// The index of the first operation that was submitted at or after a time.
 pub fn first_after(records: &[OpRecord], at_ns: u64) -> Option<usize> {
     records.iter().position(|record| record.times.submitted_ns >= at_ns)
 }
@@ -179,7 +180,8 @@ mod tests {
         add(&mut steps, 1000, &[8, 8], &[3, 2]);
         let first = steps.clone();
         for (sizes, gradients) in [
-            // Another number of operations, another size, a gradient less, another order of gradients.
+            // Other steps: another number of operations, another size, one gradient fewer, another order
+            // of gradients.
             (&[8][..], &[3, 2][..]),
             (&[8, 4], &[3, 2]),
             (&[8, 8], &[3]),

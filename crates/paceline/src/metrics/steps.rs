@@ -1,8 +1,8 @@
 //! The measured steps of a rank, in bounded memory, and of all ranks together.
 //!
 //! Sums over all steps are kept, so means are exact however long a run is. Medians and percentiles need
-//! single steps: up to [`MAX_STEPS`] of them are kept, all of them in a run with no more measured steps.
-//! Beyond that a random half of the steps is kept, then a quarter, and so on. A hash of the step's number
+//! single steps. Up to [`MAX_STEPS`] of them are kept, which is all of them in shorter runs. In longer
+//! runs a random half of the steps is kept, then a quarter, and so on. A hash of the step's number
 //! decides, so all ranks keep the same steps, and the slowest rank of a kept step is always known.
 
 use paceline_analysis::stats::nearest_rank;
@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::meter::StepTimes;
 use crate::text::ms;
 
-/// Steps that are kept one by one, at most: 2 MiB per rank. Of more steps than this at least half as many
-/// are kept, and a 99th percentile of those is, with 95 % confidence, between the 98.9th and 99.1st.
+/// The largest number of steps that are kept one by one: 2 MiB per rank. In a longer run, at least half
+/// of this number is kept, and a 99th percentile of those is, with 95 % confidence, between the 98.9th
+/// and 99.1st.
 pub const MAX_STEPS: usize = 1 << 16;
 
 /// What is kept of a step, in nanoseconds.
@@ -21,16 +22,16 @@ pub const MAX_STEPS: usize = 1 << 16;
 pub struct KeptStep {
     /// Its number in the run.
     pub number: u64,
-    /// From the batch being there to the end of the optimizer.
+    /// The step, from the arrival of the batch to the end of the optimizer.
     pub step: u64,
     /// Waiting for the batch, before the step.
     pub data: u64,
-    /// Communication waited for the slowest rank.
+    /// The time that communication waited for the slowest rank.
     pub wait: u64,
 }
 
 impl KeptStep {
-    /// The step with the wait for its batch.
+    /// The step including the wait for its batch.
     pub fn wall(&self) -> u64 {
         self.step + self.data
     }
@@ -39,26 +40,26 @@ impl KeptStep {
 /// The measured steps of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepLog {
-    /// By number.
+    /// The kept steps, ordered by number.
     kept: Vec<KeptStep>,
-    /// Steps are kept whose hash ends with so many zeros.
+    /// Steps are kept if their hash ends with at least this many zero bits.
     level: u32,
     count: u64,
     sums: StepTimes,
-    /// Samples that all ranks know of.
+    /// Samples of steps in which all ranks know the global count.
     shared_samples: u64,
-    /// Samples of this rank, in steps in which ranks know of their own only.
+    /// Samples of this rank in steps in which each rank knows only its own.
     own_samples: u64,
 }
 
 impl StepLog {
-    /// A log with room for a run of so many steps.
+    /// A log with room for a run of `num_steps` steps.
     pub fn new(num_steps: u64) -> Self {
         let room = usize::try_from(num_steps).unwrap_or(usize::MAX).min(MAX_STEPS);
         Self { kept: Vec::with_capacity(room), ..Self::default() }
     }
 
-    /// Adds the step of this number. Numbers increase.
+    /// Adds the step with this number. Numbers must increase.
     pub fn push(&mut self, number: u64, times: &StepTimes, loss: &StepLoss) {
         self.count += 1;
         self.sums.add(times);
@@ -83,7 +84,8 @@ impl StepLog {
     }
 }
 
-/// How many zeros a hash of the number ends with: n or more for one in 2^n numbers, without a pattern.
+/// The number of zero bits at the end of a hash of the number. It is n or more for one in 2^n numbers,
+/// without a pattern.
 fn zeros(number: u64) -> u32 {
     // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
     let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -99,7 +101,7 @@ pub struct AllSteps<'a> {
 }
 
 impl<'a> AllSteps<'a> {
-    /// Puts the logs together. All ranks make the same steps.
+    /// Combines the logs. All ranks make the same steps.
     pub fn new(logs: impl IntoIterator<Item = &'a StepLog>) -> Self {
         Self { logs: logs.into_iter().collect() }
     }
@@ -119,7 +121,7 @@ impl<'a> AllSteps<'a> {
         (0..self.num_kept()).map(|at| self.logs.iter().map(|log| log.kept[at]).collect())
     }
 
-    /// Part of each kept step on the rank on which it is largest.
+    /// A part of each kept step, on the rank where it is largest.
     pub fn slowest(&self, part: fn(&KeptStep) -> u64) -> Vec<u64> {
         self.each().map(|ranks| ranks.iter().map(part).max().unwrap_or(0)).collect()
     }
@@ -136,8 +138,8 @@ impl<'a> AllSteps<'a> {
         (count > 0).then(|| sum as f64 / count as f64)
     }
 
-    /// Samples of all ranks in a second of the measured steps, the slowest rank's wait for data included.
-    /// This is a mean, so that a loader that stalls now and then counts.
+    /// Samples per second of all ranks in the measured steps, including the slowest rank's wait for data.
+    /// This is a mean, so a loader that stalls now and then counts.
     pub fn samples_per_s(&self) -> Option<f64> {
         let walls = self.slowest(KeptStep::wall);
         let wall_s = walls.iter().map(|ns| *ns as f64).sum::<f64>() / walls.len() as f64 / 1e9;
@@ -177,7 +179,8 @@ mod tests {
         let numbers = |log: &StepLog| log.kept.iter().map(|step| step.number).collect::<Vec<_>>();
         assert_eq!(numbers(&one), numbers(&other));
         assert!(numbers(&one).is_sorted_by(|a, b| a < b));
-        // A sample of the whole run: about as many of its first half as of its second, odd and even.
+        // The kept steps are a sample of the whole run: about as many are of its first half as of its
+        // second, and about as many are odd as even.
         let part = |is: fn(&u64) -> bool| numbers(&one).iter().filter(|n| is(n)).count();
         assert!(one.kept.len() > 20, "{}", one.kept.len());
         assert!(part(|n| *n < 5007) > 5 && part(|n| *n >= 5007) > 5, "{:?}", numbers(&one));

@@ -1,4 +1,4 @@
-//! `summary.json`: what a run came to. A view of the table of figures.
+//! `summary.json`: the results of a run. A view of the table of figures.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::table::TABLE;
 use crate::Result;
 use crate::outputs::write_json;
 
-/// All figures of a run; null where no step was measured.
+/// All figures of a run; null if no step was measured.
 struct Summary<'a>(&'a Facts<'a>);
 
 impl Serialize for Summary<'_> {
@@ -32,7 +32,7 @@ pub struct SummaryFile {
 }
 
 impl SummaryFile {
-    /// The summary in a run folder, if there is one, and in this file too.
+    /// Writes the summary to the run folder, if there is one, and to `copy`, if that is given.
     pub fn new(folder: Option<&Path>, copy: Option<&Path>) -> Self {
         let file = folder.map(|folder| folder.join("summary.json"));
         Self { files: file.into_iter().chain(copy.map(Path::to_owned)).collect() }

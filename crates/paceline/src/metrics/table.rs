@@ -1,7 +1,8 @@
-//! Every figure that a run reports, once. All views read this table: the console, `metrics.jsonl`,
-//! `summary.json`, TensorBoard, comparisons, sweeps and `docs/metrics.md`.
+//! Every figure that a run reports, defined once. All views read this table: the console,
+//! `metrics.jsonl`, `summary.json`, TensorBoard, comparisons, sweeps and `docs/metrics.md`.
 //!
-//! A new figure is an entry here. A new time of a step is also a field of `StepTimes`, where it is computed.
+//! To add a figure, add an entry here. A new time of a step also needs a field of `StepTimes`, where it
+//! is computed.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use super::figure::Ranks::{First, Max, Mean, Same, SlowestOfStep, Sum};
 use super::figure::{Figure, Ranks, Source};
 use super::meter::StepTimes;
 
-/// The figure of this name, if there is one.
+/// The figure with this name, if there is one.
 pub fn find(name: &str) -> Option<&'static Figure> {
     TABLE.iter().find(|figure| figure.name == name)
 }
@@ -94,7 +95,7 @@ pub static TABLE: &[Figure] = &[
         "Of the measured steps those that medians and percentiles are taken over: all up to 65,536, and a random part of \
          more, the same on all ranks."),
 
-    // Where a line of metrics.jsonl stands.
+    // The position of a line of metrics.jsonl.
     step("step", plain("step"), Same, Source::Position(|steps, _| steps),
         "Optimizer steps so far, those before a resumption included."),
     step("epoch", plain("epoch"), Same, Source::Position(|_, epoch| epoch), "The epoch, from 1.").curve("train/epoch"),
@@ -136,7 +137,7 @@ pub static TABLE: &[Figure] = &[
     compared("train_accuracy_pct", ("training accuracy", "%", 2), Sum, "`train_accuracy` in percent.").second()
         .elsewhere("/train_accuracy", 100.0),
 
-    // How fast.
+    // Speed.
     run("total_s", ("time", "s", 2), First, |f| json!(f.outcome.total.as_secs_f64()),
         "Wall-clock time of the whole run.").console().first().swept(Lower),
     run("samples_per_s", ("samples/s", "", 0), SlowestOfStep, |f| json!(f.steps.samples_per_s()),
@@ -176,7 +177,7 @@ pub static TABLE: &[Figure] = &[
         .console().elsewhere("/anatomy/wall_ms", 1.0),
     time("compute_ms", "compute", StepTimes::compute, "Forward, backward, sync and optimizer together.").console().swept(Lower),
 
-    // What communication does meanwhile.
+    // Communication during the step.
     time("comm_ms", "communication", |t| t.communicating,
         "Some operation runs, those that sum up the loss left out: they wait while everybody computes.")
         .console().elsewhere("/anatomy/communication_ms", 1.0),
@@ -216,7 +217,7 @@ pub static TABLE: &[Figure] = &[
         |f| json!(f.sum(|r| r.resident_bytes) / f.reports.len().max(1) as u64),
         "Proportional set size: a process's own pages, and its share of those that several have.").console(),
 
-    // What came out.
+    // Results.
     run("weights_sha256", plain("weights"), First, |f| json!(f.reports.first().map(|r| &r.weights_sha256)),
         "Digest of the parameters.").console(),
     run("replicas_agree", plain("replicas agree"), Same, |f| json!(f.replicas_agree()),
@@ -230,7 +231,7 @@ pub static TABLE: &[Figure] = &[
     run("advice", plain("advice"), Same, |f| json!(f.advice), "What the anatomy means for the user.").console(),
     run("traces", plain("traces"), Same, |f| json!(f.traces()), "The trace of each rank, if the run was profiled."),
 
-    // What a comparison finds beside the summaries.
+    // Figures that a comparison adds to the summaries.
     compared("cost", ("cost", "", 5), First, "The price of an hour times `total_s` in hours.").first(),
     compared("traced_idle_pct", ("idle, traced", "%", 2), Mean, TRACED).second(),
     compared("traced_compute_pct", ("compute, traced", "%", 2), Mean, TRACED).second(),

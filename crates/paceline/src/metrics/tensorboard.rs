@@ -1,4 +1,4 @@
-//! Scalars for TensorBoard: an event file that its server follows while the run goes on.
+//! Scalars for TensorBoard: an event file that TensorBoard follows while the run continues.
 //!
 //! The file is a sequence of TFRecords, each a protocol buffer of type `Event`
 //! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Its curves are a view of the
@@ -16,10 +16,10 @@ use super::figure::{Figure, Source};
 use super::table::TABLE;
 use crate::{Failure, Result};
 
-/// What the first record of an event file says.
+/// The version in the first record of an event file.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// `Event`, as far as it is written here.
+/// `Event`, with the fields that are written here.
 #[derive(Clone, PartialEq, Message)]
 struct Event {
     /// Seconds since 1970.
@@ -47,12 +47,12 @@ struct Summary {
     value: Vec<Value>,
 }
 
-/// `Summary.Value`, as far as it is written here.
+/// `Summary.Value`, with the fields that are written here.
 #[derive(Clone, PartialEq, Message)]
 struct Value {
     #[prost(string, tag = "1")]
     tag: String,
-    /// Optional, because a zero that is left out would be a value without a kind.
+    /// Optional, because otherwise a zero would be left out, and the value would have no kind.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
 }
@@ -88,10 +88,11 @@ impl Listener for TensorBoard {
 }
 
 impl TensorBoard {
-    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in `folder`, which is made too.
+    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in `folder`, which is created, too.
     pub fn create(folder: &Path) -> Result<Self> {
         let uname = rustix::system::uname();
-        // TensorBoard asks only for "tfevents"; a host's name is not bound to fit a file's.
+        // TensorBoard requires only "tfevents" in the name. The name of a host need not be a valid part
+        // of a file name.
         let host = uname.nodename().to_string_lossy().replace('/', "_");
         let seconds = now().as_secs();
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
@@ -105,8 +106,8 @@ impl TensorBoard {
             .map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))
     }
 
-    /// Adds a point to each curve that has a value at this step, visible at once to whoever follows the
-    /// file.
+    /// Adds a point to each curve that has a value at this step, and flushes it, so that programs that
+    /// follow the file see it at once.
     fn add(
         &mut self,
         step: u64,
@@ -114,7 +115,8 @@ impl TensorBoard {
     ) -> Result<()> {
         let point = |figure: &Figure| {
             let (tag, value) = (figure.curve?.to_owned(), value(figure)?);
-            // The format has scalars of no other kind than f32. A value that JSON cannot hold is no number.
+            // Scalars of this format are always f32. A value that JSON cannot represent is written as
+            // NaN.
             let simple_value = Some(value.as_f64().unwrap_or(f64::NAN) as f32);
             Some(Value { tag, simple_value })
         };
@@ -134,8 +136,8 @@ fn now() -> std::time::Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// `data` as a TFRecord: its length in 8 bytes, their checksum in 4, the data, and their checksum in 4, all
-/// little-endian.
+/// `data` as a TFRecord: the length in 8 bytes, the checksum of the length in 4, the data, and the
+/// checksum of the data in 4, all little-endian.
 fn record(data: &[u8]) -> Vec<u8> {
     let len = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
@@ -146,8 +148,8 @@ fn record(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The checksum of TFRecords: CRC-32C turned right by 15 bits, plus a constant, so that the checksum of data
-/// that hold a checksum is none of the usual ones.
+/// The checksum of TFRecords: CRC-32C rotated right by 15 bits, plus a constant. This masking avoids
+/// problems with checksums of data that contain checksums.
 fn masked_crc32c(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

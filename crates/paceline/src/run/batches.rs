@@ -1,7 +1,7 @@
 //! One rank's batches, in the order in which it trains on them.
 //!
-//! Either the ranks share every batch, or each rank has batches of its own, from a shard of its own. This
-//! file knows nothing of what is done with a batch.
+//! Either the ranks share every batch, or each rank has its own batches, from its own shard. This file
+//! does not know what is done with a batch.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use paceline_trace::Track;
 use crate::Result;
 use crate::run::config::TrainConfig;
 
-/// Where a rank's batches come from.
+/// The source of a rank's batches.
 pub struct BatchStream {
     /// `None` on a rank without samples.
     loader: Option<Peekable<Loader>>,
@@ -26,8 +26,8 @@ pub struct BatchStream {
 }
 
 impl BatchStream {
-    /// The batches of this rank, from a position in the data to the end of the run. The making of each is
-    /// recorded on `track`.
+    /// The batches of this rank, from a position in the data to the end of the run. The time to make each
+    /// batch is recorded on `track`.
     pub fn new(
         config: &TrainConfig,
         dataset: Arc<dyn Dataset>,
@@ -60,7 +60,8 @@ impl BatchStream {
         };
         // A rank with fewer samples than others may be at the end of its epoch already.
         let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
-        // A thread that makes samples would take time from the step that is being measured.
+        // Generated samples are not prefetched: a thread that makes them would slow down the step that is
+        // being measured.
         let is_generated = config.data.is_generated();
         let prefetch =
             if is_generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
@@ -74,8 +75,8 @@ impl BatchStream {
         self.before
     }
 
-    /// The next batches of an epoch, which make one step. A batch is `None` where this rank is out of data
-    /// for the epoch and others are not.
+    /// The next `num_batches` batches of an epoch, which make one step. A batch is `None` if this rank
+    /// has no more data in the epoch while other ranks have.
     pub fn step(&mut self, epoch: u64, num_batches: usize) -> Result<Vec<Option<Batch>>> {
         (0..num_batches).map(|_| self.next(epoch)).collect()
     }
@@ -89,8 +90,8 @@ impl BatchStream {
     }
 }
 
-/// Which samples a rank reads when, of `len` training samples: its shares of every batch, or batches of its
-/// own shard; `None` on a rank without samples.
+/// The sampler of a rank for `len` training samples: its shares of every batch, or the batches of its own
+/// shard. `None` for a rank without samples.
 fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
     let order = match config.data.is_generated() {
         true => Order::Sequential,
@@ -110,7 +111,8 @@ pub fn share_of(batch: Batch) -> MicroBatch {
     MicroBatch { inputs, targets, global_count }
 }
 
-/// What ranks with shards of their own need to train together.
+/// The coordination that ranks with their own shards need to train together; `None` if the ranks share
+/// batches.
 pub fn join(
     config: &TrainConfig,
     dataset: &dyn Dataset,

@@ -1,6 +1,6 @@
-//! The resolved configuration of a run: everything that decides it, checked and with all defaults.
+//! The resolved configuration of a run: all settings that determine it, checked and with all defaults.
 //!
-//! It is data and knows nothing of how it came about ([`super::resolve`]) or what a run does with it.
+//! It is data, and knows neither how it was resolved ([`super::resolve`]) nor what a run does with it.
 
 use std::path::PathBuf;
 
@@ -20,13 +20,13 @@ use crate::choices::optimizers::OptimizerSettings;
 use crate::comm::CommConfig;
 use crate::profile::ProfileConfig;
 
-/// Everything that decides a run, with all defaults filled in.
+/// All settings that determine a run, with all defaults filled in.
 #[derive(Clone, Debug, Serialize)]
 pub struct TrainConfig {
-    /// What was stated.
+    /// The settings that the user stated.
     #[serde(skip)]
     pub spec: RunSpec,
-    /// What to train.
+    /// The model.
     pub model: ModelConfig,
     /// How ranks keep their models equal.
     pub strategy: StrategyConfig,
@@ -38,7 +38,7 @@ pub struct TrainConfig {
     pub device: Device,
     /// Number of ranks.
     pub world_size: usize,
-    /// Threads that compute, per rank.
+    /// Compute threads per rank.
     pub threads: usize,
     /// Whether each rank has cores of its own.
     pub pin_cores: bool,
@@ -48,15 +48,15 @@ pub struct TrainConfig {
     pub epochs: usize,
     /// Optimizer steps after which the run ends, if that is not the end of the last epoch.
     pub steps: Option<u64>,
-    /// Batches of one pass.
+    /// Batches per epoch.
     pub steps_per_epoch: usize,
-    /// First steps that are not measured.
+    /// Number of first steps that are not measured.
     pub warmup_steps: usize,
-    /// Samples of a full batch on the rank that has most.
+    /// Samples of a full batch on the rank that has the most.
     pub batch_size: usize,
     /// Samples of a full batch on all ranks.
     pub global_batch_size: usize,
-    /// Samples of each rank's own shard of the training set, if they do not share every batch.
+    /// Samples in each rank's shard of the training set; `None` if the ranks share every batch.
     pub rank_samples: Option<Vec<usize>>,
     /// The optimizer.
     pub optimizer: OptimizerSettings,
@@ -64,7 +64,7 @@ pub struct TrainConfig {
     pub schedule: Schedule,
     /// The largest norm of the gradients, if they are clipped.
     pub clip_grad_norm: Option<f64>,
-    /// The seed of everything.
+    /// The seed of all random numbers.
     pub seed: u64,
     /// The data.
     pub data: DataConfig,
@@ -72,13 +72,13 @@ pub struct TrainConfig {
     pub evaluate: bool,
     /// Optimizer steps between two evaluations during training.
     pub eval_every: Option<u64>,
-    /// What to record.
+    /// Which steps to record.
     pub profile: Option<ProfileConfig>,
     /// Folder to write checkpoints to.
     pub save: Option<PathBuf>,
     /// Optimizer steps between two checkpoints, if they are not written after every epoch.
     pub save_every: Option<u64>,
-    /// What to continue from.
+    /// The checkpoint to continue from.
     pub resume: Option<Resume>,
     /// Whether to write scalars for TensorBoard.
     pub tensorboard: bool,
@@ -86,17 +86,18 @@ pub struct TrainConfig {
     pub json: Option<PathBuf>,
     /// Whether to be silent.
     pub quiet: bool,
-    /// What the flags asked for and did not get, in words.
+    /// Warnings, such as about flags without effect.
     pub warnings: Vec<String>,
 }
 
 impl TrainConfig {
-    /// What `config.json` holds: what was stated, from which the run can be repeated, and what followed.
+    /// The contents of `config.json`: the stated settings, from which the run can be repeated, and the
+    /// resolved ones.
     pub fn to_json(&self) -> Value {
         json!({ "version": VERSION, "stated": self.spec.to_json(), "resolved": self })
     }
 
-    /// The ranks that it starts.
+    /// The settings that concern ranks.
     pub fn ranks(&self) -> Ranks<'_> {
         let TrainConfig { world_size, threads, pin_cores, transport, comm, init_method, .. } = self;
         Ranks {
@@ -115,8 +116,8 @@ impl TrainConfig {
         self.steps.unwrap_or((self.epochs as u64).saturating_mul(per_epoch as u64))
     }
 
-    /// Samples of a step on all ranks: of a full one, or where ranks have shards of their own, the
-    /// mean over an epoch.
+    /// Samples of a full step on all ranks together. If ranks have their own shards, the mean over an
+    /// epoch.
     pub fn samples_per_step(&self) -> f64 {
         let batches = self.strategy.accumulate.min(self.steps_per_epoch) as f64;
         let per_batch = match &self.rank_samples {
@@ -135,7 +136,7 @@ impl TrainConfig {
         self.schedule.lr(self.optimizer.lr(), steps_made, self.lr_steps())
     }
 
-    /// Optimizer steps over which the learning rate takes its course.
+    /// Optimizer steps over which the learning rate schedule runs.
     pub fn lr_steps(&self) -> u64 {
         self.schedule.steps.unwrap_or_else(|| self.total_steps())
     }

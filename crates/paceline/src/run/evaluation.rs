@@ -1,7 +1,7 @@
-//! Loss and accuracy over a test set.
+//! Computes loss and accuracy over a test set.
 //!
-//! In go a data set and a replica; out come sums over all ranks. This file knows nothing of when a run
-//! evaluates, nor of what is done with the result.
+//! Takes a data set and a replica, and returns sums over all ranks. This file knows neither when a run
+//! evaluates nor what is done with the result.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::Result;
 use crate::run::batches::share_of;
 use crate::run::progress::EpochSums;
 
-/// Evaluates the whole data set in batches of `global_batch` samples. All ranks call it, each takes its
-/// share of every batch, and each sample is counted once. No parameter changes.
+/// Evaluates the whole data set in batches of `global_batch` samples. All ranks call this together. Each
+/// takes its share of every batch, so each sample is counted once. No parameter changes.
 pub fn evaluate(
     strategy: &mut dyn Strategy,
     replica: &Replica,

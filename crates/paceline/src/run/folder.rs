@@ -1,5 +1,5 @@
-//! The folder of a run: where it is, and its configuration. What training writes into it is not known
-//! here.
+//! The folder of a run: its path, and the configuration in it. This file does not know what training
+//! writes there.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use crate::run::config::TrainConfig;
 use crate::run::spec::FILE_NAME;
 use crate::{Failure, Result};
 
-/// The variable that names another place for run folders.
+/// The environment variable that names another place for run folders.
 pub const RUNS_VARIABLE: &str = "PACELINE_RUNS";
 
-/// Where run folders are made: `runs` below the current folder, unless [`RUNS_VARIABLE`] says
-/// otherwise.
+/// The folder in which run folders are made: that of [`RUNS_VARIABLE`], or by default `runs` in the
+/// current folder.
 pub fn runs() -> PathBuf {
     let named = std::env::var_os(RUNS_VARIABLE).filter(|name| !name.is_empty());
     named.map_or_else(|| "runs".into(), PathBuf::from)

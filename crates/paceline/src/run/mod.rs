@@ -1,12 +1,13 @@
-//! A training run: what was asked for, and what one rank does, from the batches to the summary.
+//! A training run: its settings, and the work of one rank, from the batches to the summary.
 //!
-//! What was stated, by flags ([`flags`]) or by a file ([`spec_file`]), is a [`spec`]; with all defaults and
-//! checked as a whole ([`resolve`]), it is a configuration ([`config`]).
+//! The settings that the user stated, by flags ([`flags`]) or in a file ([`spec_file`]), form a
+//! specification ([`spec`]). Once all defaults are filled in and everything is checked ([`resolve`]), it
+//! becomes a configuration ([`config`]).
 //!
-//! [`trainer`] holds the loop: it counts optimizer steps, asks for batches ([`batches`]), makes the step
-//! ([`step`]), evaluates ([`evaluation`]) and saves. Where the run stands is a value of its own
-//! ([`progress`]), which a checkpoint holds too, so that a run can go on where another one stopped
-//! ([`resume`]). What a run writes goes to its [`folder`].
+//! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
+//! ([`step`]), evaluates ([`evaluation`]) and saves. The position of a run is a value of its own
+//! ([`progress`]). Checkpoints have it, too, so that a run can continue where another one stopped
+//! ([`resume`]). The files that a run writes go to its [`folder`].
 //!
 //! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.
 

@@ -1,11 +1,11 @@
-//! The values that flags of every run can name: transports, devices, courses of the learning rate.
+//! The values that flags of every run can name: transports, devices, learning rate schedules.
 //!
-//! This file knows nothing of what they mean.
+//! This file does not know what they mean.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Which transport.
+/// The transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransportName {

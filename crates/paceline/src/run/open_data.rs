@@ -1,7 +1,7 @@
 //! The data sets of a run, opened once per process.
 //!
-//! The code that checks a run opens them and hands them to the ranks of its process. This file knows nothing
-//! of what they hold.
+//! The code that checks a run opens them and passes them to the ranks of its process. This file does not
+//! know their contents.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! What the flags ask a run to continue from.
+//! The checkpoint from which the flags ask a run to continue.
 //!
-//! This file does not know checkpoints, nor whether there is one.
+//! This file knows neither what a checkpoint is nor whether there is one.
 
 use std::path::{Path, PathBuf};
 
@@ -9,17 +9,17 @@ use serde::Serialize;
 use super::flags::RunFlags;
 use crate::{Failure, Result};
 
-/// The value of `--resume` that stands for the folder of `--save`, if it has a checkpoint.
+/// The value of `--resume` that means the folder of `--save`, if that has a checkpoint.
 const AUTO: &str = "auto";
 
-/// What a run is to continue from.
+/// From where a run continues.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resume {
     /// The checkpoint in this folder.
     From(PathBuf),
-    /// The checkpoint in this folder, if there is one. A run that one command starts again and again writes
-    /// it itself.
+    /// The checkpoint in this folder, if there is one. If one command starts the run again and again, the
+    /// run itself has written it.
     IfThere(PathBuf),
 }
 

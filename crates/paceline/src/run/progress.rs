@@ -1,21 +1,22 @@
-//! Where a run stands: between two optimizer steps, at a position in the data.
+//! The position of a run: between two optimizer steps, at a position in the data.
 //!
-//! Plain values, which the trainer moves on and a checkpoint holds. They know nothing of models, files or
-//! ranks.
+//! These are plain values, which the trainer advances and a checkpoint stores. They know nothing of
+//! models, files or ranks.
 
 use paceline_data::Position;
 use paceline_strategies::StepLoss;
 
-/// Where a run stands. What counts is what the steps have consumed, not what a loader has read ahead.
+/// The position of a run. It counts what the steps have consumed, not what a loader has read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// The next batch: how many epochs are complete, and how many batches of the next epoch are consumed.
+    /// The next batch: the number of complete epochs, and the number of batches that are consumed of the
+    /// next epoch.
     pub position: Position,
     /// Optimizer steps made, over all epochs.
     pub steps: u64,
-    /// Samples that these steps were made of, on all ranks together.
+    /// Samples that these steps trained on, on all ranks together.
     pub samples: u64,
-    /// Sums over the steps of the epoch that has begun.
+    /// Sums over the steps so far of the current epoch.
     pub epoch: EpochSums,
 }
 
@@ -23,11 +24,11 @@ impl Progress {
     /// The epoch, from 0, of the last step that was made.
     pub fn last_epoch(&self) -> u64 {
         let Position { epoch, batch } = self.position;
-        // Between two epochs the position is the begin of the next one.
+        // Between two epochs the position is that of the begin of the next epoch.
         epoch.saturating_sub(u64::from(batch == 0))
     }
 
-    /// Moves on by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. At
+    /// Advances by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. At
     /// the end of an epoch, which has `batches_per_epoch` batches, returns the sums of that epoch.
     pub fn advance(
         &mut self,
@@ -43,7 +44,7 @@ impl Progress {
         (self.position.batch >= batches_per_epoch).then(|| self.end_epoch())
     }
 
-    /// Moves on to the start of the next epoch, and returns the sums of this one.
+    /// Advances to the start of the next epoch, and returns the sums of this one.
     pub fn end_epoch(&mut self) -> EpochSums {
         self.position = Position { epoch: self.position.epoch + 1, batch: 0 };
         std::mem::take(&mut self.epoch)
@@ -55,9 +56,9 @@ impl Progress {
 pub struct EpochSums {
     /// Sum of the samples' losses.
     pub loss: f64,
-    /// Samples classified correctly.
+    /// Number of samples that were classified correctly.
     pub correct: f64,
-    /// Samples.
+    /// Number of samples.
     pub count: f64,
 }
 
@@ -73,7 +74,7 @@ impl EpochSums {
         self.loss / self.count
     }
 
-    /// The part of the samples that is classified correctly.
+    /// The fraction of the samples that were classified correctly.
     pub fn accuracy(&self) -> f64 {
         self.correct / self.count
     }
@@ -84,15 +85,15 @@ impl EpochSums {
 pub struct Evaluation {
     /// Optimizer steps before it.
     pub steps: u64,
-    /// The epoch of the last of them, from 0.
+    /// The epoch of the last of these steps, from 0.
     pub epoch: u64,
-    /// What it found.
+    /// The result.
     pub sums: EpochSums,
     /// Whether the model classifies.
     pub has_classes: bool,
-    /// Whether it belongs to the end of the run, and not to `--eval-every`.
+    /// Whether it is the one at the end of the run, and not one of `--eval-every`.
     pub is_final: bool,
-    /// Whether it was told before, because `--eval-every` fell on the last step.
+    /// Whether the same result was reported before, because `--eval-every` fell on the last step.
     pub is_repeated: bool,
 }
 

@@ -1,7 +1,8 @@
-//! The ranks of a command: this process as one of several, threads of it, or processes that it launches.
+//! The ranks of a command: this process may be one of several ranks, have all ranks as threads, or launch
+//! the ranks as processes.
 //!
-//! In go the settings that concern ranks and a function that each rank calls. This file knows nothing of what
-//! that function does.
+//! Takes the settings that concern ranks, and a function that each rank calls. This file does not know
+//! what that function does.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,11 +18,11 @@ use crate::launcher::{self, Launch};
 use crate::run::named::TransportName;
 use crate::{Result, resources, threads};
 
-/// Where the ranks meet.
+/// How ranks that another launcher started meet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InitMethod {
-    /// By MASTER_PORT.
+    /// By the environment variables MASTER_ADDR and MASTER_PORT.
     Environment,
     /// Through this file.
     File(PathBuf),
@@ -32,7 +33,7 @@ pub enum InitMethod {
 pub struct Ranks<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// Threads that compute, per rank.
+    /// Compute threads per rank.
     pub threads: usize,
     /// Whether each rank has cores of its own.
     pub pin_cores: bool,
@@ -50,8 +51,8 @@ impl Ranks<'_> {
         placement.is_none() && self.world_size > 1 && self.transport != TransportName::Thread
     }
 
-    /// Calls `rank` with the group and the number on this host of the rank that this process is, or, if all
-    /// ranks are threads of this process, of every rank.
+    /// Calls `rank` with the group and the local rank. If this process is a rank, that is one call. If
+    /// all ranks are threads of this process, every thread makes one call.
     pub fn run(
         &self,
         placement: Option<&Placement>,

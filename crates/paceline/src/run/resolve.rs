@@ -1,4 +1,5 @@
-//! From a run specification to one resolved configuration, checked as a whole before any rank starts.
+//! Turns a run specification into a resolved configuration, which is checked as a whole before any rank
+//! starts.
 
 use paceline_data::Dataset;
 use paceline_model::Model;
@@ -25,18 +26,18 @@ use crate::profile::{self, ProfileConfig};
 use crate::{Failure, Result, resources};
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
-/// whatever is wrong with them is said now; writes nothing but data that are to be fetched and, last of
-/// all, tries whether it could.
+/// problems with them are reported now. Writes nothing except data that have to be downloaded. At the
+/// end, tests whether the outputs could be written.
 pub fn resolve(spec: &RunSpec, placement: Option<&Placement>) -> Result<(TrainConfig, OpenData)> {
     let (config, data) = resolve_inputs(spec, placement)?;
-    // The launcher has tried it before it started this rank.
+    // The launcher has tested this before it started this rank.
     if !placement.is_some_and(Placement::is_of_train) {
         check_outputs(&config)?;
     }
     Ok((config, data))
 }
 
-/// The same for a run whose outputs go elsewhere: writes nothing but data that are to be fetched.
+/// Like [`resolve`], for a run whose outputs go elsewhere: does not test whether they could be written.
 pub fn resolve_inputs(
     spec: &RunSpec,
     placement: Option<&Placement>,
@@ -90,7 +91,7 @@ pub fn resolve_inputs(
     let natural_steps = match &flags.rank_samples {
         Some(samples) => {
             shards::check_rank_samples(&flags, samples, world_size, dataset.len())?;
-            // All go on until the last one is out of data.
+            // All ranks continue until the rank with the most samples has no more.
             let most = samples.iter().max().copied().unwrap_or(0);
             most.div_ceil(global_batch_size / world_size)
         }
@@ -174,8 +175,8 @@ pub fn resolve_inputs(
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     let data = OpenData { train: dataset, test };
     if placement.is_some_and(Placement::is_of_train) {
-        // The launcher has checked the rest before it started this rank; by now, other ranks may
-        // have taken their memory.
+        // The launcher has checked the rest before it started this rank. Also, the memory check could
+        // fail now, because other ranks may have allocated their memory already.
         return Ok((config, data));
     }
     check_memory(&config, &built, data.train.as_ref())?;
@@ -211,8 +212,8 @@ pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
     Ok(spec.without(&["ddp-choice"]).with(STRATEGIES.key, choice))
 }
 
-/// Refuses what is stated for another model, data set or optimizer than the run has, and what belongs to
-/// a comparison of several runs.
+/// Fails for flags of another model, data set or optimizer than the run has, and for flags of a
+/// comparison of several runs.
 pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
     check_foreign(&MODELS, &flags.model, spec)?;
     check_foreign(&DATA_SETS, &flags.data, spec)?;
@@ -253,7 +254,8 @@ fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) ->
     }
 }
 
-/// Refuses what needs one model where the ranks hold several, and warns where it matters.
+/// If the ranks' models differ, fails for flags that need a single model, or warns if it is still
+/// possible.
 fn check_drift(
     flags: &RunFlags,
     strategy: &StrategyConfig,
@@ -306,7 +308,7 @@ fn check_drift(
     Ok(())
 }
 
-/// Refuses a run that cannot fit, before it fails half-way.
+/// Fails if the run does not fit into memory, so that it does not fail half-way.
 fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> Result<()> {
     let Some(available) = resources::available_bytes() else { return Ok(()) };
     let elem = size_of::<f32>() as f64;
@@ -335,7 +337,7 @@ fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> R
     ))
 }
 
-/// Tries whether everything that the run will write can be written.
+/// Checks that everything that the run will write can be written.
 fn check_outputs(config: &TrainConfig) -> Result<()> {
     let runs = crate::run::folder::runs();
     check_folder("the run folder", &runs, "start from a folder that you can write to")?;

@@ -1,5 +1,5 @@
-//! What the settings of a run, or of an evaluation, say about ranks: how many, with which batches, and how they
-//! meet and talk to each other. Checked before any rank starts.
+//! Resolves the settings of a run, or of an evaluation, that concern ranks: how many there are, with
+//! which batches, and how they meet and talk to each other. Everything is checked before any rank starts.
 
 use super::flags::RunFlags;
 use super::ranks::InitMethod;
@@ -7,7 +7,7 @@ use crate::comm::{self, CommConfig};
 use crate::environment::Placement;
 use crate::{Failure, Result, launcher, resources};
 
-/// Threads per rank at most. More than any host has cores to give.
+/// The largest number of threads per rank, which is more than any host has cores.
 const MAX_THREADS: usize = 1024;
 
 /// The number of ranks.
@@ -30,7 +30,7 @@ pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Re
     }
 }
 
-/// Checks what the ranks need of this host and of their launcher.
+/// Checks that this host and the launcher provide what the ranks need.
 pub fn check_ranks(
     flags: &RunFlags,
     placement: Option<&Placement>,
@@ -71,7 +71,7 @@ pub fn resolve_comm(
 ) -> Result<CommConfig> {
     let comm = comm::resolve(&flags.comm, &[flags.transport])?;
     let is_one_host = placement.is_none_or(|placement| placement.place.is_one_host());
-    // A single rank that this command has not got from a launcher needs no transport at all.
+    // A single rank needs no transport, unless a launcher started it.
     let connects = world_size > 1 || placement.is_some();
     let refusal = comm.refusal(flags.transport, world_size).filter(|_| is_one_host && connects);
     match refusal {
@@ -89,7 +89,7 @@ pub fn resolve_init_method(text: &str) -> Result<InitMethod> {
     }
 }
 
-/// Samples of a batch on all ranks, of which each has `default` unless the flags say otherwise.
+/// Samples of a batch on all ranks together. By default each rank has `default` samples.
 pub fn resolve_batch(flags: &RunFlags, world_size: usize, default: usize) -> Result<usize> {
     match (flags.batch_size, flags.global_batch_size) {
         (Some(0), _) => usage("--batch-size 0: each rank needs at least one sample".into()),

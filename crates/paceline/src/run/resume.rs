@@ -1,7 +1,8 @@
-//! Where a run begins: anew, or where a checkpoint stands, and the same on every rank.
+//! Determines where a run begins: at the start, or where a checkpoint stands. All ranks begin at the same
+//! place.
 //!
-//! This file knows what the flags ask for and which settings decide how a run goes on. [`checkpoint`] knows
-//! what a checkpoint is.
+//! This file knows what the flags ask for, and which settings a continuation must share. [`checkpoint`]
+//! knows what a checkpoint is.
 
 use std::path::Path;
 
@@ -17,8 +18,8 @@ use crate::run::origin::Resume;
 use crate::run::progress::Progress;
 use crate::{Failure, Result};
 
-/// Checks, before ranks start, that a run with so many training samples can begin where the flags say.
-/// Changes nothing.
+/// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
+/// say. Changes nothing.
 pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<()> {
     match &config.resume {
         Some(resume) if is_given(resume) => {
@@ -29,10 +30,11 @@ pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<
     }
 }
 
-/// Restores parameters and optimizer to where the run begins, and returns where that is. Every rank calls it.
+/// Restores parameters and optimizer, and returns the progress at which the run begins. All ranks call
+/// this together.
 ///
-/// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a checkpoint
-/// and tells the others which one it found; a rank that finds another one does not go on.
+/// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a
+/// checkpoint and tells the others its digest. A rank that finds another checkpoint fails.
 pub fn begin(
     config: &TrainConfig,
     replica: &Replica,
@@ -56,7 +58,8 @@ pub fn begin(
     Ok(checkpoint.progress())
 }
 
-/// Errors unless all ranks have found the checkpoint of this digest where `flag` says. Every rank calls it.
+/// Fails unless all ranks have found the checkpoint with this digest. `flag` is for the error message.
+/// All ranks call this together.
 pub fn check_same(group: &Group, digest: &str, flag: &str) -> Result<()> {
     let first: String = group.broadcast_object(Some(&digest.to_owned()), 0)?;
     if first == digest { Ok(()) } else { Err(another(group, flag)) }
@@ -69,14 +72,14 @@ fn another(group: &Group, flag: &str) -> Failure {
     ))
 }
 
-/// The settings that decide which samples there are, by flag.
+/// The settings that determine the samples, by flag.
 pub fn identity_of_data(data: &DataConfig, seed: u64) -> Vec<(&'static str, String)> {
     let mut identity = data.identity();
     identity.push(("--seed", seed.to_string()));
     identity
 }
 
-/// Whether there is something to continue from, as far as this process sees.
+/// Whether there is a checkpoint to continue from, as far as this process sees.
 fn is_given(resume: &Resume) -> bool {
     match resume {
         Resume::From(_) => true,
@@ -84,7 +87,7 @@ fn is_given(resume: &Resume) -> bool {
     }
 }
 
-/// Opens a checkpoint, having checked that it is whole and belongs to this run.
+/// Opens a checkpoint, and checks that it is complete and belongs to this run.
 fn open(
     resume: &Resume,
     config: &TrainConfig,
@@ -96,7 +99,8 @@ fn open(
     let settings = settings(config, num_samples);
     checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
     let Progress { position, steps, .. } = checkpoint.progress();
-    // With --resume auto, one command may start a run again and again, so a complete run is no mistake.
+    // With --resume auto, one command may start a run again and again, so it is not an error if the run
+    // is complete.
     let must_go_on = matches!(resume, Resume::From(_));
     if must_go_on && steps >= config.total_steps() {
         return Err(refuse(match config.steps {
@@ -112,7 +116,8 @@ fn open(
     Ok(checkpoint)
 }
 
-/// What must be the same for a run to go on as if it had never stopped, with so many training samples.
+/// The settings that must be the same for a run, with `num_samples` training samples, to continue as if
+/// it had never stopped.
 fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let order = "the samples would come in another order";
     let course = "the learning rate would take another course";
@@ -125,7 +130,7 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
     });
     let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
-    // A constant rate does not end with the run.
+    // A constant rate does not depend on the length of the run.
     let decays = schedule.name != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
     settings.extend([
@@ -152,7 +157,7 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     settings
 }
 
-/// Writes the checkpoint of a run that stands at `progress`, with so many training samples.
+/// Writes the checkpoint of a run with `num_samples` training samples that stands at `progress`.
 pub fn save(
     folder: &Path,
     config: &TrainConfig,

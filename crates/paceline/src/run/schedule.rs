@@ -1,8 +1,8 @@
 //! The learning rate of each step: a warm-up, then a constant, linear or cosine course.
 //!
-//! In go the rate at full height, the number of optimizer steps made and that of the whole run; out
-//! comes the rate of the next step. That depends on nothing else, so a resumed run continues the
-//! course by itself. It knows nothing of optimizers.
+//! Takes the peak rate, the number of optimizer steps made and the number of steps of the whole run;
+//! returns the rate of the next step. The rate depends on nothing else, so a resumed run continues the
+//! schedule without further state. This file knows nothing of optimizers.
 
 use std::f64::consts::PI;
 
@@ -12,7 +12,7 @@ use super::flags::RunFlags;
 use super::named::Course;
 use crate::{Failure, Result};
 
-/// How the learning rate changes in the course of a run.
+/// How the learning rate changes during a run.
 ///
 /// With the rate `lr`, `W` steps of warm-up, `T` steps in all and steps counted from zero:
 ///
@@ -23,8 +23,8 @@ use crate::{Failure, Result};
 /// | linear | `lr + (min_lr - lr) * t`, with `t = (s - W) / (T - W)` |
 /// | cosine | `min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2` |
 ///
-/// Step `W` is thereby the first at full height, and `min_lr` is what the step after the last one would
-/// have: with the usual end of zero, no step is made that moves nothing. Without a warm-up these are
+/// So step `W` is the first one at the peak rate, and `min_lr` would be the rate of the step after the
+/// last one: with the usual `min_lr` of zero, no step has a rate of zero. Without a warm-up these are
 /// PyTorch's `LinearLR` from 1 to `min_lr / lr` and `CosineAnnealingLR`, over `T` steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Schedule {
@@ -32,14 +32,14 @@ pub struct Schedule {
     pub name: Course,
     /// Optimizer steps over which the rate rises.
     pub warmup_steps: u64,
-    /// Where linear and cosine end.
+    /// The rate at which linear and cosine end.
     pub min_lr: f64,
-    /// Optimizer steps after which they end, if those are not the steps of the run.
+    /// Optimizer steps after which linear and cosine end; `None` means the steps of the run.
     pub steps: Option<u64>,
 }
 
 impl Schedule {
-    /// What the flags ask for, where `lr` is the rate at full height.
+    /// Resolves the flags. `lr` is the peak rate.
     pub fn resolve(flags: &RunFlags, lr: f64) -> Result<Self> {
         let (name, warmup_steps) = (flags.lr_schedule, flags.lr_warmup_steps);
         let usage = |problem: String| Err(Failure::Usage(problem));
@@ -54,7 +54,7 @@ impl Schedule {
                 "--min-lr {min_lr} is where --lr-schedule linear and cosine end; leave it out, or pass \
                  one of them"
             )),
-            // Not a number is not in there either.
+            // The range does not contain NaN either.
             Some(min_lr) if !(0.0..=lr).contains(&min_lr) => {
                 usage(format!("--min-lr {min_lr}: pass a number from 0 to --lr, which is {lr}"))
             }
@@ -67,7 +67,7 @@ impl Schedule {
         }
     }
 
-    /// Refuses a warm-up that lasts as long as the whole course of so many steps.
+    /// Fails if the warm-up is as long as the schedule, which has `total_steps` steps.
     pub fn check(&self, total_steps: u64) -> Result<()> {
         let warmup_steps = self.warmup_steps;
         if warmup_steps == 0 || warmup_steps < total_steps {
@@ -81,7 +81,7 @@ impl Schedule {
         )))
     }
 
-    /// The rate of the step that follows `steps_made` of `total_steps`, where `lr` is the full one.
+    /// The rate of the step after `steps_made` of `total_steps` steps, for the peak rate `lr`.
     pub fn lr(&self, lr: f64, steps_made: u64, total_steps: u64) -> f64 {
         let Schedule { name, warmup_steps, min_lr, .. } = *self;
         if steps_made < warmup_steps {
@@ -111,7 +111,7 @@ mod tests {
     fn assert_rates(got: Vec<f64>, expected: &[f64]) {
         assert_eq!(got.len(), expected.len());
         for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
-            // A few roundings of f64 in numbers of about 0.1.
+            // A few rounding errors of f64 in numbers of about 0.1.
             assert!((got - expected).abs() < 1e-15, "step {step}: {got}, not {expected}");
         }
     }
@@ -125,7 +125,7 @@ mod tests {
     fn the_rate_rises_in_even_steps_that_are_not_zero() {
         let expected = [0.02, 0.04, 0.06, 0.08, 0.1, 0.1, 0.1];
         assert_rates(rates(Course::Constant, 4, 0.0, 7), &expected);
-        // A course starts where the warm-up ends.
+        // The decay starts where the warm-up ends.
         assert_rates(rates(Course::Linear, 1, 0.0, 5), &[0.05, 0.1, 0.075, 0.05, 0.025]);
     }
 

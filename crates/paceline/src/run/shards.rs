@@ -1,11 +1,11 @@
-//! Whether a training set can be divided into the shards that `--rank-samples` asks for.
+//! Checks that a training set can be divided into the shards that `--rank-samples` asks for.
 //!
-//! This file knows the flags and the number of samples, and nothing of how a shard is read.
+//! This file knows the flags and the number of samples, but not how a shard is read.
 
 use super::flags::RunFlags;
 use crate::{Failure, Result};
 
-/// Checks the samples of each rank's own shard against a training set of so many.
+/// Checks the number of samples of each rank's shard against a training set of `available` samples.
 pub fn check_rank_samples(
     flags: &RunFlags,
     samples: &[usize],

@@ -1,9 +1,10 @@
-//! The run specification: what was stated about a run, by flags or by a file.
+//! The run specification: the settings that were stated, by flags or in a file.
 //!
-//! A specification holds only what was stated. Defaults are filled in when it is resolved
+//! A specification has only the settings that were stated. Defaults are filled in when it is resolved
 //! ([`super::resolve`]), so a default that depends on another setting follows when that setting changes.
-//! The keys are the names of the flags of `paceline train`, without dashes. Their definitions
-//! ([`super::flags`]) decide what a key accepts, whether it comes from the command line, a file or a sweep.
+//! The keys are the names of the flags of `paceline train`, without dashes. The definitions of the flags
+//! ([`super::flags`]) decide which values a key accepts, whether it comes from the command line, a file
+//! or a sweep.
 //!
 //! As JSON or TOML a specification is a table of keys and values:
 //!
@@ -26,15 +27,15 @@ use super::flags;
 use crate::outputs::write_json;
 use crate::{Failure, Result};
 
-/// What was stated about a run.
+/// The stated settings of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunSpec {
-    /// The values of each key. A switch has one of `true` and `false`.
+    /// The values of each key. A switch has one value, `true` or `false`.
     stated: BTreeMap<String, Vec<String>>,
 }
 
 impl RunSpec {
-    /// The flags that were typed. Errors when a value is no UTF-8, because a file could not hold it.
+    /// The flags that were typed. Fails if a value is not UTF-8, because a file could not store it.
     pub fn typed(matches: &ArgMatches) -> Result<Self> {
         let mut spec = Self::default();
         for flag in flags::all() {
@@ -79,19 +80,19 @@ impl RunSpec {
         self.stated.keys().map(String::as_str)
     }
 
-    /// All but these.
+    /// A copy without these keys.
     pub fn without(&self, keys: &[&str]) -> Self {
         let mut spec = self.clone();
         spec.stated.retain(|key, _| !keys.contains(&key.as_str()));
         spec
     }
 
-    /// With one value for a key, in place of what was stated.
+    /// A copy with one value for a key, which replaces a stated one.
     pub fn with(&self, key: &str, value: impl ToString) -> Self {
         self.with_values(key, [value])
     }
 
-    /// With these values for a key, in place of what was stated.
+    /// A copy with these values for a key, which replace stated ones.
     pub fn with_values(&self, key: &str, values: impl IntoIterator<Item = impl ToString>) -> Self {
         let mut spec = self.clone();
         let values = values.into_iter().map(|value| value.to_string()).collect();
@@ -99,15 +100,15 @@ impl RunSpec {
         spec
     }
 
-    /// With one value for a key, unless it is stated.
+    /// A copy with a value for a key, unless the key is stated already.
     pub fn with_default(&self, key: &str, value: impl ToString) -> Self {
         if self.has(key) { self.clone() } else { self.with(key, value) }
     }
 
-    /// The flags that state the same, as words of a command line.
+    /// The flags that state these settings, as words of a command line.
     pub fn words(&self) -> Vec<OsString> {
         let words = self.stated.iter().flat_map(|(key, values)| match values.as_slice() {
-            // In one word, a value may begin with a dash.
+            // Written as one word, a value may begin with a dash.
             [value] => vec![format!("--{key}={value}").into()],
             values => {
                 let values = values.iter().map(OsString::from);
@@ -117,7 +118,7 @@ impl RunSpec {
         words.collect()
     }
 
-    /// Checks every value by itself, and fills in the defaults that depend on nothing else.
+    /// Checks each value separately, and fills in the defaults that do not depend on other settings.
     pub fn parse(&self) -> Result<ArgMatches> {
         let words = std::iter::once("paceline train".into()).chain(self.words());
         flags::command().try_get_matches_from(words).map_err(|e| Failure::Usage(message(&e)))
@@ -142,20 +143,20 @@ impl RunSpec {
     }
 }
 
-/// The file of a run folder that holds the specification of the run.
+/// The file of a run folder that stores the specification of the run.
 pub const FILE_NAME: &str = "config.json";
 
-/// A number or a truth value where the text is one, so that files are natural to read and write.
+/// The text as a JSON number or Boolean if it is one, so that files are natural to read and write.
 fn typed_value(text: &str) -> Value {
     let text_of = |value: &Value| serde_json::to_string(value).unwrap_or_default();
     match serde_json::from_str(text) {
-        // A number that would be written in another way is kept as text, and means the same.
+        // A number that JSON would write differently is kept as text, which means the same.
         Ok(value @ (Value::Bool(_) | Value::Number(_))) if text_of(&value) == text => value,
         _ => Value::String(text.to_owned()),
     }
 }
 
-/// What the parser of flags says, without its usage lines.
+/// The error message of the flag parser, without the usage lines.
 pub fn message(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.trim_start_matches("error: ");

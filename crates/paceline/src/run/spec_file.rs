@@ -1,11 +1,11 @@
-//! Configuration files: a run specification as TOML or JSON, and what flags change about it.
+//! Configuration files: run specifications as TOML or JSON, and how flags override them.
 //!
-//! A file is a table of keys and values, or what a run folder holds as `config.json`: such a table as
-//! `stated`, beside the settings that followed from it as `resolved`, which are not read. Every key is
-//! checked by the definition of its flag, and what is wrong is said with the file and the line.
+//! A file is a table of keys and values, or the `config.json` of a run folder. The latter has such a
+//! table as `stated`, and the settings that followed from it as `resolved`, which are not read. Every key
+//! is checked by the definition of its flag. Error messages have the file and the line.
 //!
-//! Flags win over the file. A flag takes the place of the same key, of a key that it conflicts with, and,
-//! where it names another choice, of the keys that only the choice of the file reads.
+//! Flags win over the file. A flag replaces the same key, and keys that it conflicts with. If it names
+//! another choice than the file, it also removes the keys that only the file's choice reads.
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -37,13 +37,13 @@ pub struct SpecFile {
     lines: BTreeMap<String, usize>,
 }
 
-/// What is wrong in a line of a file.
+/// An error in a line of a file.
 struct Problem {
     line: usize,
     words: String,
 }
 
-/// A key as the file has it.
+/// A key of the file with its value.
 struct Entry {
     key: String,
     value: Value,
@@ -73,12 +73,12 @@ impl SpecFile {
             check(&spec, &normal).map_err(|problem| at(format!("{key} = {value}: {problem}")))?;
             lines.insert(normal, line);
         }
-        // Keys that do not go together.
+        // All keys together are parsed again to find conflicts between them.
         spec.parse().map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
         Ok(Self { spec, path: path.to_owned(), lines })
     }
 
-    /// The file without the keys that a command has no use for.
+    /// The file without the keys that a command cannot use.
     pub fn keeping(mut self, is_kept: impl Fn(&str) -> bool) -> Self {
         let dropped: Vec<String> =
             self.spec.keys().filter(|key| !is_kept(key)).map(str::to_owned).collect();
@@ -87,7 +87,8 @@ impl SpecFile {
         self
     }
 
-    /// The specification that remains when `flags` are added, and what they displaced, in words.
+    /// Adds `flags` to the specification. Returns the result, and a note for each setting of the file
+    /// that a flag replaced.
     pub fn overlaid(&self, flags: &RunSpec) -> Result<(RunSpec, Vec<String>)> {
         let mut spec = self.spec.clone();
         let mut notes = Vec::new();
@@ -105,7 +106,7 @@ impl SpecFile {
             let rivals: Vec<&str> = rivals.iter().map(String::as_str).collect();
             spec = spec.without(&rivals).with_values(key, values);
         }
-        // `--synthetic` is a name of `--data synthetic`.
+        // `--synthetic` means `--data synthetic`.
         let names_data = flags.has(DATA_SETS.key) || flags.has("synthetic");
         self.drop_foreign(&MODELS, flags.has(MODELS.key), flags, &mut spec, &mut notes)?;
         self.drop_foreign(&DATA_SETS, names_data, flags, &mut spec, &mut notes)?;
@@ -116,7 +117,7 @@ impl SpecFile {
         Ok((spec, notes))
     }
 
-    /// Drops the file's keys that the choice of a flag does not read.
+    /// Removes the file's keys that do not apply to the choice that a flag names.
     fn drop_foreign<C: Choice + ?Sized>(
         &self,
         registry: &Registry<C>,
@@ -148,7 +149,7 @@ impl SpecFile {
         format!("--{key} {value} takes the place of {}", self.place(displaced))
     }
 
-    /// A key of the file, with its value and its place.
+    /// A key of the file, with its value and its line, for notes.
     fn place(&self, key: &str) -> String {
         let value = self.spec.get(key).unwrap_or_default().join(" ");
         let line = self.lines.get(key).copied().unwrap_or_default();
@@ -162,7 +163,7 @@ fn rivals(command: &clap::Command, flag: &Arg) -> Vec<String> {
         command.get_arg_conflicts_with(one).iter().any(|rival| rival.get_id() == other.get_id())
     };
     let all = command.get_arguments().filter(|other| other.get_id() != flag.get_id());
-    // The definition of one of the two names the other.
+    // Only one of two conflicting flags names the other one in its definition.
     all.filter(|other| conflicts_with(flag, other) || conflicts_with(other, flag))
         .map(|other| flags::key(other).to_owned())
         .collect()
@@ -185,7 +186,7 @@ fn toml(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
     stated(entries)
 }
 
-/// A scalar or a list, as JSON has it. A number keeps the digits of the file.
+/// Converts a scalar or a list to JSON; `None` for other values. A number keeps the digits of the file.
 fn toml_value(value: toml::de::DeValue<'_>) -> Option<Value> {
     use toml::de::DeValue;
     match value {
@@ -217,7 +218,7 @@ fn json(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
             words: "a configuration is a table of keys and values".into(),
         });
     };
-    // The table of what was stated comes before the other one, which may have the same names.
+    // The table `stated` comes before the table `resolved`, which may have the same keys.
     let begin = text.find("\"stated\"").unwrap_or(0);
     let line_of = |key: &str| {
         let quoted = format!("\"{key}\"");
@@ -234,7 +235,8 @@ fn json(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
     Ok(located.collect())
 }
 
-/// What a file states: the entries of its table `stated` if it is one of a run folder, otherwise all.
+/// The stated entries of a file: those of its table `stated` if it is the file of a run folder, otherwise
+/// all.
 fn stated(entries: Vec<Entry>) -> std::result::Result<Vec<Entry>, Problem> {
     let mut all = Vec::new();
     for Entry { key, value, line } in entries {
@@ -266,7 +268,8 @@ fn unknown(key: &str, known: &[Arg]) -> String {
     format!("there is no key {key}{hint}")
 }
 
-/// How many letters have to be changed, added or removed to turn one word into the other (Levenshtein).
+/// The Levenshtein distance: how many letters have to be changed, added or removed to turn one word into
+/// the other.
 pub fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
@@ -286,7 +289,7 @@ fn not_a_value(key: &str) -> String {
     format!("{key}: a setting is a number, a text, true or false, or a list of these")
 }
 
-/// The values of a key as words, of the type that its flag takes.
+/// The values of a key as words. Fails if they are not of the type that its flag takes.
 fn values(flag: &Arg, key: &str, value: &Value) -> std::result::Result<Vec<String>, String> {
     let word = |value: &Value| match value {
         Value::String(text) if takes_no_text(flag) && !is_special_number(text) => Err(format!(
@@ -319,17 +322,17 @@ fn what(flag: &Arg) -> &'static str {
     if is_of::<bool>(flag) { "true or false" } else { "a number" }
 }
 
-/// A number that JSON has no form for, or that is kept as text to keep its digits.
+/// Whether a text is a number, which JSON cannot represent or which is kept as text to keep its digits.
 fn is_special_number(text: &str) -> bool {
     text.parse::<f64>().is_ok()
 }
 
-/// Checks one key of a specification by itself.
+/// Checks one key of a specification without the others.
 fn check(spec: &RunSpec, key: &str) -> std::result::Result<(), String> {
     let alone = spec.get(key).map(|values| RunSpec::default().with_values(key, values));
     let words = std::iter::once("x".into()).chain(alone.unwrap_or_default().words());
     match flags::command().try_get_matches_from(words) {
-        // What it needs beside it is checked with all keys.
+        // Other keys that it requires are checked when all keys are parsed together.
         Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => {
             let parts = message(&error);
             let parts = parts.split('\n').map(str::trim).filter(|part| !part.is_empty());

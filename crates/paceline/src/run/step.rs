@@ -1,6 +1,6 @@
 //! One optimizer step of one rank: from its batches to the updated parameters.
 //!
-//! In go batches and a learning rate; out come the loss and the time. A stepper knows nothing of epochs,
+//! Takes batches and a learning rate; returns the loss and the time. A stepper knows nothing of epochs,
 //! checkpoints or reports.
 
 use paceline_data::Batch;
@@ -11,13 +11,13 @@ use paceline_trace::{Span, SpanTrack, now_ns};
 use crate::run::batches::share_of;
 use crate::{Failure, Result};
 
-/// What one step came to.
+/// The result of one step.
 pub struct StepOutcome {
     /// The loss.
     pub loss: StepLoss,
     /// Samples of all ranks together, whether or not they share the loss.
     pub samples: usize,
-    /// The norm of the gradients before they were clipped, if they are to be.
+    /// The norm of the gradients before clipping, if they are clipped.
     pub grad_norm: Option<f64>,
     /// From the arrival of the batches to the end of the optimizer.
     pub whole: Span,
@@ -40,8 +40,8 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    /// One training step; `None` if no rank has any batch. The parameters stay unchanged if the loss or the
-    /// norm is not finite.
+    /// Makes one training step; returns `None` if no rank has a batch. The parameters stay unchanged if
+    /// the loss or the norm is not finite.
     pub fn step(&mut self, batches: Vec<Option<Batch>>, lr: f64) -> Result<Option<StepOutcome>> {
         self.optimizer.set_lr(lr);
         let start_ns = now_ns();
@@ -73,17 +73,17 @@ impl Stepper {
         Ok(())
     }
 
-    /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples there
-    /// are. Ranks with batches of their own have to add their numbers up.
+    /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples
+    /// there are. Ranks with batches of their own have to add up their numbers.
     fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
         let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
         let own = batch.map(|batch| (batch.inputs, batch.targets));
         Ok(join.next(&self.replica, own, &mut self.track)?)
     }
 
-    /// Errors if the loss or the norm is not finite. If all ranks know the same loss and norm, all stop
-    /// together, before the optimizer has touched a parameter, and tell each other whose loss it was. `step`
-    /// is the number of the step, counted from 1.
+    /// Fails if the loss or the norm is not finite. If all ranks know the same loss and norm, all stop
+    /// together, before the optimizer has changed a parameter, and tell each other whose loss it was.
+    /// `step` is the number of the step, counted from 1.
     pub fn stop_if_not_finite(&self, step: u64, lr: f64, outcome: &StepOutcome) -> Result<()> {
         let StepOutcome { loss, grad_norm, .. } = outcome;
         let advice = || {
@@ -95,7 +95,8 @@ impl Stepper {
         let group = &self.replica.group;
         if loss.loss.is_finite() {
             let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
-            // The gradients are those of all ranks, so no rank is the culprit, and rank 0 reports.
+            // The gradients are combined from all ranks, so no single rank is to blame, and rank 0
+            // reports.
             let problem = format!("the gradient norm of step {step} is not finite ({norm})");
             return Err(match group.rank() {
                 0 => Failure::Run(format!("{problem}, {}", advice())),
@@ -103,7 +104,7 @@ impl Stepper {
             });
         }
         if !loss.is_shared {
-            // The other ranks do not know and go on, so this rank cannot ask them.
+            // The other ranks do not know of this loss and continue, so this rank cannot ask them.
             let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
             return Err(Failure::Run(format!("{problem}, {}", advice())));
         }

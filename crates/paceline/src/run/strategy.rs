@@ -1,7 +1,7 @@
-//! How a run keeps its replicas equal: a strategy with the settings that every strategy has.
+//! How a run keeps its replicas equal: a strategy, with the settings that all strategies have.
 //!
-//! In go the settings of a run; out come the checked choice and the object that does it. What single
-//! strategies read is in [`crate::choices::strategies`].
+//! Takes the settings of a run. Returns the checked choice, which builds the strategy. The settings of
+//! single strategies are in [`crate::choices::strategies`].
 
 use std::sync::Arc;
 
@@ -26,19 +26,20 @@ use crate::{Failure, Result};
 pub struct StrategyConfig {
     choice: &'static dyn StrategyChoice,
     settings: Arc<dyn StrategySettings>,
-    /// Batches of an optimizer step.
+    /// Batches per optimizer step.
     pub accumulate: usize,
-    /// Steps of a block, if blocks of synchronised and unsynchronised steps alternate.
+    /// Steps per block, if blocks of synchronized and unsynchronized steps alternate.
     pub sync_blocks: Option<usize>,
-    /// How large the buckets of `ddp` would be by default.
+    /// The default bucket sizes of `ddp`.
     default_caps: BucketCaps,
-    /// What the training step does beyond gradients.
+    /// Options of the training step that all strategies have.
     pub options: ReplicaOptions,
     /// What the strategy promises about the weights.
     exactness: Exactness,
 }
 
-/// Checks the flags and fills in the defaults. What was stated and has no effect is added to `warnings`.
+/// Checks the flags and fills in the defaults. Adds a warning for each flag that was stated and has no
+/// effect.
 pub fn resolve(
     flags: &StrategyFlags,
     spec: &RunSpec,
@@ -118,7 +119,7 @@ fn usage<T>(reason: String) -> Result<T> {
     Err(Failure::Usage(reason))
 }
 
-/// Refuses flags about batch normalization for a model that has none.
+/// Fails for flags about batch normalization if the model has none.
 fn check_batch_norm(flags: &StrategyFlags, model: &ModelConfig) -> Result<()> {
     let flag = match (flags.sync_batch_norm, flags.broadcast_buffers) {
         (true, _) => "--sync-batch-norm",
@@ -147,7 +148,7 @@ impl StrategyConfig {
         self.settings.as_ref()
     }
 
-    /// What the user asked for, in messages.
+    /// The flag that the user passed, for messages.
     pub fn words(&self) -> String {
         match self.sync_blocks {
             Some(steps) => format!("--sync-blocks {steps}"),
@@ -155,7 +156,7 @@ impl StrategyConfig {
         }
     }
 
-    /// Whether there is one rank.
+    /// Whether the strategy trains on a single rank.
     pub fn is_alone(&self) -> bool {
         self.choice.synchronises() == Synchronises::Alone
     }
@@ -174,23 +175,24 @@ impl StrategyConfig {
         })
     }
 
-    /// What decides the weights that training ends with, in words: the exact strategies are all alike.
+    /// The kind of the strategy, as far as it determines the final weights. All exact strategies are of
+    /// the same kind.
     pub fn kind(&self) -> &str {
         self.exactness.words()
     }
 
-    /// How large the buckets are in which gradients live, if there are such buckets.
+    /// The sizes of the buckets in which gradients live, if the strategy has such buckets.
     pub fn caps(&self) -> Option<BucketCaps> {
         self.settings.caps()
     }
 
-    /// The same, or how large the buckets of `ddp` would be by default.
+    /// The same, or the default bucket sizes of `ddp` if the strategy has none.
     pub fn caps_for_ddp(&self) -> BucketCaps {
         self.caps().unwrap_or(self.default_caps)
     }
 
-    /// The names of the units in each bucket in which gradients live, those of the last layers first; none
-    /// where there are no such buckets.
+    /// The names of the units in each bucket in which gradients live, those of the last layers first.
+    /// Empty if the strategy has no such buckets.
     pub fn bucket_units(&self, layout: &Layout) -> Vec<Vec<String>> {
         let Some(caps) = self.caps() else { return Vec::new() };
         let units = |bucket: Bucket| {

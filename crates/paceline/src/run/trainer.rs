@@ -1,4 +1,4 @@
-//! The training loop, top to bottom.
+//! The training loop, from top to bottom.
 //!
 //! Every rank runs [`run_rank`] with its group; nothing here depends on whether the ranks are
 //! threads or processes.
@@ -31,7 +31,8 @@ use crate::run::step::{StepOutcome, Stepper};
 use crate::text::placement_line;
 use crate::{Failure, Result, metrics};
 
-/// Spans, and marks, that a step may record: a strategy records a few per parameter.
+/// The largest number of spans, and of marks, that a step can record. A strategy records a few per
+/// parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
 
 /// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`.
@@ -95,29 +96,30 @@ pub fn run_rank(
     trainer.finish(begin, trained, evaluated)
 }
 
-/// What training came to on this rank.
+/// The result of training on this rank.
 struct Trained {
     /// The measured steps.
     steps: StepLog,
     meter: Meter,
-    /// All steps, measured or not.
+    /// Number of all steps, measured or not.
     num_steps: u64,
-    /// The last epoch and its sums, or those of the part of it that the run has made.
+    /// The last epoch and its sums. If the run ended within an epoch, the sums of the part that was
+    /// trained.
     last: Option<(u64, EpochSums)>,
 }
 
 struct Trainer<'a> {
     config: &'a TrainConfig,
-    /// Training samples.
+    /// Number of training samples.
     num_samples: usize,
     stepper: Stepper,
     listeners: Listeners<'a>,
-    /// The test set, if there is to be any evaluation.
+    /// The test set, if the run evaluates.
     test: Option<Arc<dyn Dataset>>,
 }
 
 impl Trainer<'_> {
-    /// Steps until the run has made all of them, from one epoch into the next.
+    /// Makes all steps of the run, epoch after epoch.
     fn train(&mut self, mut stream: BatchStream, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
         let total_steps = config.total_steps();
@@ -134,7 +136,8 @@ impl Trainer<'_> {
             while ended.is_none() && progress.steps < total_steps {
                 let group = &self.stepper.replica.group;
                 self.listeners.tell(Event::StepBegun { number: made, group })?;
-                // What ranks did together outside of steps (meeting, checkpoints, evaluation) belongs to none.
+                // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any
+                // step.
                 meter.forget(group);
                 self.stepper.track.clear();
                 let asked_ns = now_ns();
@@ -178,7 +181,7 @@ impl Trainer<'_> {
                 if self.evaluates_after(progress.steps) {
                     self.evaluate_midway(progress.steps, epoch)?;
                 }
-                // The end of an epoch settles what it is to save.
+                // At the end of an epoch, the code below settles and saves.
                 let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
                 if is_due && ended.is_none() && progress.steps < total_steps {
                     self.stepper.settle()?;
@@ -199,12 +202,12 @@ impl Trainer<'_> {
         Ok(Trained { steps, meter, num_steps: made, last })
     }
 
-    /// Whether `--eval-every` asks for an evaluation after so many steps.
+    /// Whether `--eval-every` asks for an evaluation after `steps` steps.
     fn evaluates_after(&self, steps: u64) -> bool {
         self.config.eval_every.is_some_and(|every| steps.is_multiple_of(every))
     }
 
-    /// Writes a checkpoint, if there are to be any. The replicas are equal.
+    /// Writes a checkpoint, if the run saves. The replicas must be equal.
     fn save(&mut self, progress: &Progress) -> Result<()> {
         let Some(folder) = &self.config.save else { return Ok(()) };
         let begin = Instant::now();
@@ -213,12 +216,12 @@ impl Trainer<'_> {
             let (config, storage) = (self.config, &replica.storage);
             resume::save(folder, config, self.num_samples, storage, optimizer, progress)?;
         }
-        // No rank goes on, and perhaps dies, before the checkpoint is complete.
+        // No rank continues, and perhaps dies, before the checkpoint is complete.
         replica.group.barrier()?;
         self.listeners.tell(Event::Saved { steps: progress.steps, took: begin.elapsed() })
     }
 
-    /// Evaluates after a step, and says so.
+    /// Evaluates after a step, and tells the listeners.
     fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
         self.stepper.settle()?;
         let Some(sums) = self.evaluate()? else { return Ok(()) };
@@ -240,7 +243,7 @@ impl Trainer<'_> {
         evaluation::evaluate(strategy.as_mut(), replica, test, batch).map(Some)
     }
 
-    /// Gathers what every rank measured, and reports it.
+    /// Gathers the measurements of all ranks, and reports them.
     fn finish(
         &mut self,
         begin: Instant,

@@ -1,8 +1,8 @@
-//! Makes training runs, one after the other, in the order of a plan.
+//! Runs trainings, one after the other, in the order of a plan.
 //!
-//! A run is this program itself with a specification, in a process of its own, so that it is exactly what a
-//! user would get. In go cases; what the runs came to goes into a [`Ledger`]. It knows neither why the runs
-//! are made nor what follows from them.
+//! A run is this program itself with a specification, in a process of its own, so that it is exactly what
+//! a user would get. Takes cases, and adds the outcome of each run to a [`Ledger`]. This module knows
+//! neither why the runs are made nor what follows from them.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -24,18 +24,19 @@ use super::summary::RunSummary;
 use crate::run::folder::RUNS_VARIABLE;
 use crate::{Failure, Result};
 
-/// How often a run is looked after.
+/// The interval at which a run is checked.
 const POLL: Duration = Duration::from_millis(10);
-/// How long a run that was asked to end may take.
+/// How long a run may take to end after it was asked to.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How many of a run's last lines a message has.
+/// How many of a failed run's last lines the error message repeats.
 const LAST_LINES: usize = 8;
-/// How often a temporary folder is tried to be removed.
+/// How many attempts are made to remove a temporary folder.
 const REMOVALS: usize = 5;
 
-/// Makes every case once in each round, except for runs that the ledger has. Where the ledger is in a folder,
-/// run folders are moved there, and a run that fails is recorded. Otherwise the first failure ends it all;
-/// run folders are made in `keep_in`, or thrown away.
+/// Runs every case once in each round, except for runs that the ledger has already. If the ledger is in a
+/// folder, run folders are moved there, and a failed run is recorded. If the ledger is in memory, the
+/// first failure ends the sweep; run folders are made in `keep_in`, or thrown away if `keep_in` is
+/// `None`.
 pub fn make(
     cases: &[Case],
     rounds: usize,
@@ -49,7 +50,7 @@ pub fn make(
     let runner = Runner::new(left.len(), limit, folder.as_deref())?;
     for (position, (round, case)) in left {
         if ledger.is_settled(position, case) {
-            // It has failed in an earlier round.
+            // The case has failed in an earlier round.
             continue;
         }
         let Case { name, spec, .. } = &cases[case];
@@ -73,9 +74,10 @@ pub fn make(
     Ok(())
 }
 
-/// Moves the run folder within `runs` to a place of its own. What a sweep that was killed has left there goes.
+/// Moves the run folder inside `runs` to `kept`, and replaces a folder that a killed sweep has left
+/// there.
 fn keep(runs: &Path, kept: &Path) -> std::io::Result<()> {
-    // A run that fails at once makes none.
+    // A run that fails at once makes no run folder.
     let Ok(mut made) = std::fs::read_dir(runs) else { return Ok(()) };
     let Some(made) = made.next() else { return Ok(()) };
     let _ = std::fs::remove_dir_all(kept);
@@ -83,7 +85,7 @@ fn keep(runs: &Path, kept: &Path) -> std::io::Result<()> {
     std::fs::rename(made?.path(), kept)
 }
 
-/// A name as it may be part of a path.
+/// A form of `name` that can be part of a path.
 fn slug(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "=._-".contains(c);
     let short = name.chars().take(80);
@@ -96,14 +98,14 @@ struct Runner {
     program: PathBuf,
     scratch: Scratch,
     limit: Duration,
-    /// The signal by which somebody asked us to end; 0 before that.
+    /// The signal that asked this process to end; 0 before that.
     asked_to_end: Arc<AtomicUsize>,
     progress: ProgressBar,
 }
 
 impl Runner {
-    /// Starts `num_runs` runs at most, each of which may take `limit`. What they write that nobody wants to
-    /// keep is made in `folder`, or among temporary files, and removed.
+    /// A runner for at most `num_runs` runs, each of which may take `limit`. Scratch files go to a folder
+    /// inside `folder`, or among the system's temporary files, and are removed.
     fn new(num_runs: usize, limit: Duration, folder: Option<&Path>) -> Result<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::io("cannot find the program to start runs with", e))?;
@@ -113,15 +115,15 @@ impl Runner {
                 .map_err(|e| Failure::io("cannot listen for signals", e))?;
         }
         let style = ProgressStyle::with_template("[{bar:30}] run {pos} of {len}, {elapsed}: {msg}");
-        // Draws nothing where standard error is no terminal.
+        // Draws nothing if standard error is not a terminal.
         let progress =
             ProgressBar::with_draw_target(Some(num_runs as u64), ProgressDrawTarget::stderr())
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Ok(Self { program, scratch: Scratch::new(folder)?, limit, asked_to_end, progress })
     }
 
-    /// Makes a run, of which `what` says in words what it is, with its run folder in `runs`. The inner error
-    /// is the run's own.
+    /// Makes one run, with its run folder in `runs`. `what` describes it for the progress bar. The inner
+    /// error is a failure of the run itself.
     fn train(
         &self,
         what: &str,
@@ -132,7 +134,7 @@ impl Runner {
         self.progress.set_message(what.to_owned());
         let file = self.scratch.path.join("summary.json");
         let shown = spec::shown(spec);
-        // Through the program that ties a rank's life to its launcher's, so that no run survives us.
+        // `__rank` ties the run's life to this process, so that no run survives it.
         let mut child = Command::new(&self.program)
             .arg("__rank")
             .arg(std::process::id().to_string())
@@ -148,7 +150,7 @@ impl Runner {
         let said = child.stderr.take().map(|mut pipe| {
             std::thread::spawn(move || {
                 let mut bytes = Vec::new();
-                // What was read before an error is still worth showing.
+                // Text that was read before an error is still worth showing.
                 let _ = pipe.read_to_end(&mut bytes);
                 String::from_utf8_lossy(&bytes).into_owned()
             })
@@ -158,7 +160,7 @@ impl Runner {
         Ok(match ended {
             Some(status) if status.success() => {
                 let summary = RunSummary::read(&file).map_err(|e| format!("{shown}: {e}"));
-                // Not to be mistaken for the next run's.
+                // Otherwise the next run's summary could be mistaken for this one.
                 let _ = std::fs::remove_file(&file);
                 summary
             }
@@ -174,8 +176,8 @@ impl Runner {
         })
     }
 
-    /// Waits for a run; `None` if it took too long and was stopped. Ends this process where somebody
-    /// asks for that.
+    /// Waits for a run; `None` if it took too long and was stopped. If a signal asks this process to end,
+    /// stops the run and ends this process.
     fn watch(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
         let begin = Instant::now();
         loop {
@@ -199,7 +201,7 @@ impl Runner {
     }
 }
 
-/// Asks a run to end, so that it ends its ranks; then makes it.
+/// Asks a run to end, which gives it time to end its ranks. Kills it if it does not.
 fn stop(child: &mut Child) {
     let _ = kill_process(Pid::from_child(child), Signal::TERM);
     let begin = Instant::now();
@@ -213,15 +215,15 @@ fn stop(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// A folder that goes away with this value.
+/// A folder that is removed when this value is dropped.
 #[derive(Debug)]
 struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// A folder in `folder`, where one that was left behind is replaced; otherwise among the system's
-    /// temporary ones.
+    /// A new folder. It is `unfinished` inside `folder`, where it replaces one that was left behind; or,
+    /// without `folder`, a folder among the system's temporary ones.
     fn new(folder: Option<&Path>) -> Result<Self> {
         let path = match folder {
             Some(folder) => std::path::absolute(folder.join("unfinished"))

@@ -1,15 +1,15 @@
-//! Sweeps: training runs that are made several times, interleaved, and compared.
+//! Sweeps: training runs that are repeated several times, interleaved, and compared.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | [`spec`] | states a run, one setting after the other |
-//! | [`plan`] | the cases, and the order of all runs |
+//! | [`spec`] | changes one setting of a run after the other |
+//! | [`plan`] | makes the list of cases, and the order of all runs |
 //! | [`execute`] | makes the runs |
-//! | [`resume`] | keeps what is finished |
-//! | [`summary`] | reads what a run says of itself |
-//! | [`rank`] | which case is better, and what is noise |
-//! | [`show`] | `paceline sweep` as table, files and chart |
-//! | [`presets`] | sweeps with a report of their own |
+//! | [`resume`] | keeps the results of finished runs |
+//! | [`summary`] | reads the summary of a run |
+//! | [`rank`] | decides which case is better, and what is noise |
+//! | [`show`] | shows the result of `paceline sweep` as table, files and chart |
+//! | [`presets`] | sweeps with their own reports |
 //!
 //! All times come from the runs' own summaries; nothing here measures.
 
@@ -33,12 +33,12 @@ use crate::{Failure, Result, resources};
 use plan::Vary;
 use resume::{Ledger, Settings};
 
-/// Rounds at most.
+/// The largest number of rounds.
 const MAX_ROUNDS: usize = 1000;
-/// Seconds that a run may take at most: a month.
+/// The largest time limit of a run in seconds: a month.
 const MAX_RUN_LIMIT: f64 = 2.6e6;
 
-/// `paceline sweep`.
+/// Runs `paceline sweep`.
 pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a sweep", placement)?;
     let limit = run_limit(args.rounds, args.run_limit)?;
@@ -65,7 +65,8 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     Ok(u8::from(report.has_failures()))
 }
 
-/// What decides the runs: another command with the same of all this may go on in the same folder.
+/// The settings that determine the runs. A command with the same settings may continue in the same
+/// folder.
 fn settings(args: &SweepArgs, vary: &[Vary]) -> Settings {
     let mut settings: Settings = [
         ("--rounds".to_owned(), args.rounds.to_string()),
@@ -79,7 +80,7 @@ fn settings(args: &SweepArgs, vary: &[Vary]) -> Settings {
     settings
 }
 
-/// How long a run may take, if both flags are sound.
+/// Checks both flags, and returns how long a run may take.
 fn run_limit(rounds: usize, run_limit: f64) -> Result<Duration> {
     if !(1..=MAX_ROUNDS).contains(&rounds) {
         return Err(Failure::Usage(format!("--rounds {rounds}: pass 1 to {MAX_ROUNDS} rounds")));
@@ -92,7 +93,7 @@ fn run_limit(rounds: usize, run_limit: f64) -> Result<Duration> {
     Ok(Duration::from_secs_f64(run_limit))
 }
 
-/// A command that starts runs is no rank of somebody else's run.
+/// Fails if this process is a rank: a command that starts runs must not be part of another run.
 fn refuse_ranks(what: &str, placement: Option<Placement>) -> Result<()> {
     placement.map_or(Ok(()), |placement| {
         Err(Failure::Usage(format!(
@@ -103,7 +104,7 @@ fn refuse_ranks(what: &str, placement: Option<Placement>) -> Result<()> {
     })
 }
 
-/// The command line of this process; where the program lies is no matter of it.
+/// The command line of this process, without the path of the program.
 pub(crate) fn command_line() -> String {
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     ["paceline".to_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" ")

@@ -1,11 +1,12 @@
-//! What a sweep runs: the cases that the varied flags make together, and the order of all runs.
+//! The plan of a sweep: the cases, which are the combinations of the varied flags, and the order of all
+//! runs.
 
 use std::collections::BTreeMap;
 
 use super::spec::{self, Spec};
 use crate::{Failure, Result};
 
-/// Cases at most; more is a slip.
+/// The largest number of cases. A larger number is taken for a mistake.
 const MAX_CASES: usize = 10_000;
 
 /// A flag that is varied.
@@ -13,7 +14,7 @@ const MAX_CASES: usize = 10_000;
 pub struct Vary {
     /// The name of the flag.
     pub key: String,
-    /// Its values, in words.
+    /// Its values, as text.
     pub alternatives: Vec<String>,
 }
 
@@ -27,7 +28,7 @@ impl Vary {
         let key = key.trim().trim_start_matches('-');
         spec::check_key(key)?;
         let separator = if values.contains(';') { ';' } else { ',' };
-        // A single alternative with commas ends in a semicolon.
+        // A single alternative that contains commas is written with a semicolon at its end.
         let values = values.strip_suffix(';').unwrap_or(values);
         let words = |value: &str| value.split_whitespace().collect::<Vec<_>>().join(" ");
         let alternatives: Vec<String> = values.split(separator).map(words).collect();
@@ -41,33 +42,33 @@ impl Vary {
         Ok(Self { key: key.to_owned(), alternatives })
     }
 
-    /// In words that are read as the same.
+    /// The text from which [`Vary::parse`] reads the same value.
     pub fn text(&self) -> String {
         format!("{}={};", self.key, self.alternatives.join(";"))
     }
 }
 
-/// One of the things that are compared.
+/// One of the cases that are compared.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What it is, in words.
+    /// Its name, as people read it.
     pub name: String,
     /// The alternative of each varied flag.
     pub values: Vec<String>,
-    /// What is run.
+    /// The specification of its runs.
     pub spec: Spec,
 }
 
 impl Case {
-    /// A case that is not made of alternatives. Its specification is checked.
+    /// A case that does not come from varied flags. Its specification is checked.
     pub fn new(name: impl Into<String>, spec: Spec) -> Result<Self> {
         spec::resolve(&spec)?;
         Ok(Self { name: name.into(), values: Vec::new(), spec })
     }
 }
 
-/// Every alternative of each flag with every one of the others; those of the last flag change first. Each
-/// case is resolved; gives what there is to warn of.
+/// All combinations of the alternatives of all flags, in an order in which the last flag changes fastest.
+/// Each case is resolved. Also returns the warnings of all cases.
 pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
     for (at, Vary { key, .. }) in vary.iter().enumerate() {
         if vary[..at].iter().any(|other| other.key == *key) {
@@ -106,8 +107,8 @@ pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
     Ok((cases, warnings.into_keys().collect()))
 }
 
-/// All runs in their order, as (round, case): every case once in each round, there and back again, so that
-/// a machine that changes its speed slowly does so for all of them alike.
+/// All runs in their order, as (round, case). Each round runs every case once, and every second round
+/// runs them in reverse order, so that slow changes in the machine's speed affect all cases alike.
 pub fn order(num_cases: usize, rounds: usize) -> Vec<(usize, usize)> {
     let round = |round: usize| {
         let forth = (0..num_cases)

@@ -1,9 +1,10 @@
-//! Which case is better: medians over the rounds, and whether a difference is more than noise.
+//! Decides which case is better: by medians over the rounds, if the difference is more than noise.
 //!
-//! **The rule.** Two cases differ if their ranges, from the smallest to the largest value of all rounds, have
-//! no value in common. Otherwise there is no difference, however far apart the medians are. If both cases
-//! were equal, `n` rounds of each would part the ranges by chance once in `C(2n, n) / 2` comparisons: with 3
-//! rounds once in 10, with 5 once in 126. With fewer than 3 rounds nothing is said to differ.
+//! **The rule.** Two cases differ if their ranges, from the smallest to the largest value of all rounds,
+//! have no value in common. Otherwise there is no difference, however far apart the medians are. If the
+//! two cases were equal, `n` rounds of each would give disjoint ranges by chance once in `C(2n, n) / 2`
+//! comparisons: with 3 rounds once in 10, with 5 once in 126. With fewer than 3 rounds, no difference is
+//! reported.
 
 use paceline_analysis::stats;
 
@@ -26,7 +27,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`; none where one is missing, or all.
+    /// The spread of `values`; `None` if any value is missing, or if there are none.
     pub fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
         let values = values.into_iter().collect::<Option<Vec<f64>>>()?;
         let median = stats::median(values.iter().copied())?;
@@ -44,13 +45,13 @@ impl Spread {
     }
 }
 
-/// The median of `values`; none where one is missing, or all.
+/// The median of `values`; `None` if any value is missing, or if there are none.
 pub fn median(values: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     Spread::of(values).map(|spread| spread.median)
 }
 
-/// The place of each case: one after as many as are better beyond the noise. Cases between which there is no
-/// difference can share a place.
+/// The place of each case: one plus the number of cases that are better by more than noise. Cases that do
+/// not differ can share a place.
 pub fn places(cases: &[Option<Spread>], better: Better) -> Vec<Option<usize>> {
     let beats = |one: &Spread, other: &Spread| {
         let is_better = match better {
@@ -81,7 +82,8 @@ pub fn order(cases: &[Option<Spread>], better: Better) -> Vec<usize> {
     order
 }
 
-/// The part of comparisons of equal cases in which chance parts the ranges of so many rounds, in percent.
+/// The percentage of comparisons of equal cases in which the ranges of `rounds` rounds are disjoint by
+/// chance.
 pub fn chance_pct(rounds: usize) -> f64 {
     // C(2n, n) is the product of (n + i) / i.
     let ways = (1..=rounds).fold(1.0, |ways, i| ways * (rounds + i) as f64 / i as f64);
@@ -116,7 +118,7 @@ mod tests {
         assert!(!differ(&[1.0, 1.1, 9.0], &[8.0, 9.5, 9.6]));
         // Two rounds say nothing.
         assert!(!differ(&[1.0, 1.1], &[8.0, 9.5]));
-        // What is the same in every round, such as a loss, differs by any amount.
+        // A value that is the same in every round, such as a loss, differs by any amount.
         assert!(differ(&[0.5; 3], &[0.6; 3]) && !differ(&[0.5; 3], &[0.5; 3]));
     }
 
@@ -130,7 +132,8 @@ mod tests {
             spread(&[12.5, 13.0, 14.0]),
         ];
         let lower = places(&cases, Better::Lower);
-        // The last one is behind the first only: it meets the range of the one between.
+        // The last case is behind the first one only, because its range overlaps that of the case in
+        // between.
         assert_eq!(lower, [Some(1), Some(4), None, Some(1), Some(2)]);
         assert_eq!(order(&cases, Better::Lower), [0, 3, 4, 1, 2]);
         let higher = places(&cases, Better::Higher);

@@ -1,14 +1,15 @@
-//! What is kept of finished runs, in memory or in the folder of a sweep.
+//! Keeps the records of finished runs, in memory or in the folder of a sweep.
 //!
 //! ```text
-//! DIR/sweep-settings.json   what the sweep is of; another command is refused
+//! DIR/sweep-settings.json   the settings of the sweep; a command with other settings is refused
 //! DIR/records/00000.json    one for each finished run, failed or not
 //! DIR/runs/                 their run folders
 //! DIR/unfinished/           whatever the run under way writes
 //! ```
 //!
-//! A record is written in one piece and is on the disk before the next run starts. So a sweep that was killed
-//! at any moment goes on with the first run that has no record. It knows nothing of what is compared.
+//! A record is written atomically and is on the disk before the next run starts. So a sweep that was
+//! killed at any moment continues with the first run that has no record. This module does not know what
+//! is compared.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,14 +25,14 @@ use crate::{Failure, Result};
 const SETTINGS: &str = "sweep-settings.json";
 const RECORDS: &str = "records";
 
-/// What decides the runs of a sweep: names and values, in words.
+/// The settings that determine the runs of a sweep: names and values, as text.
 pub type Settings = BTreeMap<String, String>;
 
-/// What became of a run.
+/// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// It came to its end.
+    /// It finished, with this summary.
     Summary(RunSummary),
     /// It failed, with this message.
     Failure(String),
@@ -46,13 +47,13 @@ pub struct Record {
     pub round: usize,
     /// The case, from 0.
     pub case: usize,
-    /// The case in words.
+    /// The name of the case.
     pub name: String,
-    /// When it was started.
+    /// The date and time of its start.
     pub started: String,
-    /// How long it took, from its start to its end.
+    /// Its wall-clock time in seconds.
     pub seconds: f64,
-    /// What became of it.
+    /// How it ended.
     #[serde(flatten)]
     pub ending: Ending,
 }
@@ -60,13 +61,14 @@ pub struct Record {
 /// All finished runs.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// Where they are kept, and the lock on it.
+    /// The folder with the records, and the lock on it; `None` if the records are kept in memory only.
     folder: Option<(PathBuf, File)>,
     records: Vec<Record>,
 }
 
 impl Ledger {
-    /// Opens the folder of a sweep with these settings, or makes it.
+    /// Opens the folder of a sweep with these settings, or makes it. Fails if another sweep uses the
+    /// folder.
     pub fn open(folder: &Path, settings: &Settings) -> Result<Self> {
         let failed = |e: std::io::Error| Failure::io(folder.display(), e);
         let usage =
@@ -97,7 +99,7 @@ impl Ledger {
         fs::create_dir_all(folder.join(RECORDS)).map_err(failed)?;
         for entry in fs::read_dir(folder.join(RECORDS)).map_err(failed)? {
             let file = entry.map_err(failed)?.path();
-            // What was being written when the sweep was killed has another ending.
+            // A record that was being written when the sweep was killed has another extension.
             if file.extension().is_some_and(|extension| extension == "json") {
                 let bytes = fs::read(&file).map_err(failed)?;
                 let record = serde_json::from_slice(&bytes);
@@ -113,12 +115,12 @@ impl Ledger {
         self.folder.as_ref().map(|(folder, _)| folder.as_path())
     }
 
-    /// All of them, in the order of the runs.
+    /// All records, in the order of the runs.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// Whether the run at this place is finished, or need not be made, since its case has failed before.
+    /// Whether the run at this position is finished, or is skipped because its case has failed before.
     pub fn is_settled(&self, position: usize, case: usize) -> bool {
         let has_failed = |of: &Record| of.case == case && matches!(of.ending, Ending::Failure(_));
         self.records.iter().any(|of| of.position == position || has_failed(of))
@@ -134,7 +136,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The summaries of a case, one of each round, and the message if it has failed.
+    /// The summaries of a case, one for each round, and the message if it has failed.
     pub fn of_case(&self, case: usize) -> (Vec<RunSummary>, Option<&str>) {
         let (mut summaries, mut failure) = (Vec::new(), None);
         for record in self.records.iter().filter(|record| record.case == case) {
@@ -147,7 +149,7 @@ impl Ledger {
     }
 }
 
-/// In which settings the two differ, in words; none if they are the same.
+/// A text with the settings that differ; `None` if all are the same.
 fn differences(before: &Settings, now: &Settings) -> Option<String> {
     let names: std::collections::BTreeSet<&String> = before.keys().chain(now.keys()).collect();
     let or_none = |of: &Settings, name: &String| of.get(name).cloned().unwrap_or("none".into());
@@ -158,7 +160,7 @@ fn differences(before: &Settings, now: &Settings) -> Option<String> {
     (!words.is_empty()).then(|| words.join("; "))
 }
 
-/// Writes a file so that it is there as a whole or not at all, whenever the power fails.
+/// Writes a file atomically and durably: after a power failure the file is complete, or is not there.
 fn write_durably(file: &Path, value: &impl Serialize) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let partial = file.with_extension("partial");
@@ -194,7 +196,7 @@ mod tests {
         let mut ledger = Ledger::open(&path, &settings(3)).unwrap();
         ledger.add(done.clone()).unwrap();
         ledger.add(failed.clone()).unwrap();
-        // What a kill in the middle of writing leaves behind.
+        // A kill in the middle of writing leaves this behind.
         fs::write(path.join(RECORDS).join("00002.partial"), b"{").unwrap();
         drop(ledger);
         let ledger = Ledger::open(&path, &settings(3)).unwrap();

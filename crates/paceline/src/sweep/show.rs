@@ -1,4 +1,5 @@
-//! What `paceline sweep` shows: a table of the cases in the order of their ranking, files, and a chart.
+//! Shows the result of `paceline sweep`: a table of the cases in the order of their ranking, files, and a
+//! chart.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use crate::metrics::table::TABLE;
 use crate::outputs::{write_charts, write_json};
 use crate::{Failure, Result, resources};
 
-/// The figures of sweeps, in the order of the table of figures.
+/// The figures that sweeps report, in the order of the table of figures.
 fn figures() -> impl Iterator<Item = &'static Figure> {
     TABLE.iter().filter(|figure| figure.swept.is_some())
 }
@@ -50,14 +51,14 @@ fn column(figure: &Figure) -> Column {
     Column::new(figure.name, figure.label, figure.unit, figure.decimals, figure.definition)
 }
 
-/// A case and what was found.
+/// A case and its results.
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
     values: Vec<String>,
-    /// Its place in the ranking; none if it has failed.
+    /// Its place in the ranking; `None` if it has failed.
     place: Option<usize>,
-    /// How far its median is from the best one, in percent; none where that is noise.
+    /// How far its median is from the best one, in percent; `None` if the difference is noise.
     difference_pct: Option<f64>,
     /// The message of the run that failed.
     failure: Option<String>,
@@ -73,7 +74,7 @@ fn by_name<S: serde::Serializer>(
     serializer.collect_map(self::figures().map(|figure| figure.name).zip(figures))
 }
 
-/// All that was found.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub struct Report {
     machine: String,
@@ -139,7 +140,7 @@ impl Report {
         figures().position(|figure| figure.name == self.ranked_by).unwrap_or(0)
     }
 
-    /// How a case stands to the best one, in words.
+    /// How a case compares with the best one, in words.
     fn verdict(&self, at: usize, row: &Row) -> String {
         match (row.place, row.difference_pct) {
             _ if row.failure.is_some() => "failed".into(),
@@ -150,7 +151,7 @@ impl Report {
         }
     }
 
-    /// The table as people see it.
+    /// The table for the console.
     fn table(&self) -> Table {
         let ranked = self.ranked_at();
         let is_shown =
@@ -179,7 +180,7 @@ impl Report {
         Table { columns, rows: self.rows.iter().enumerate().map(row).collect(), mean: None }
     }
 
-    /// All that is printed.
+    /// Everything that is printed.
     pub fn text(&self) -> String {
         let failures = self
             .rows
@@ -228,15 +229,16 @@ impl Report {
         let file = folder.join("sweep.csv");
         std::fs::write(&file, self.csv())
             .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
-        // Where nothing has come to its end, there is nothing to draw, and the table says so.
+        // If no run has finished, there is nothing to draw, and the table says so.
         if self.rows.iter().any(|row| row.place.is_some()) {
             write_charts(folder, &[("sweep".to_owned(), self.chart())])?;
         }
         Ok(())
     }
 
-    /// The figure that ranks the cases: over the first key whose values are numbers, with a line for each
-    /// combination of the others, or else side by side. Each point has its range.
+    /// The chart of the figure that ranks the cases. Its x-axis is the first key whose values are
+    /// numbers, with a line for each combination of the other keys. If no key has numbers, the cases
+    /// stand side by side. Each point has its range.
     fn chart(&self) -> LineChart {
         let (ranked, factor) =
             (self.ranked_at(), if self.ranking.figure.unit == "ms" { 1e3 } else { 1.0 });
@@ -298,7 +300,7 @@ impl Report {
     }
 }
 
-/// The rule by which cases differ, in words.
+/// The rule for when cases differ, in words.
 fn rule(rounds: usize) -> String {
     if rounds < rank::MIN_ROUNDS {
         return format!(

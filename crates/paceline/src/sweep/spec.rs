@@ -1,5 +1,5 @@
-//! What a sweep does with the specification of a run: it changes one setting after the other, by the name of
-//! the setting, and starts the run.
+//! What a sweep does with the specification of a run: changes settings by name, and makes the command
+//! that starts the run.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::run::spec::{self, RunSpec};
 use crate::run::spec_file::distance;
 use crate::{Failure, Result};
 
-/// What states a run.
+/// The specification of a run.
 pub type Spec = RunSpec;
 
-/// The alternative that leaves a setting out.
+/// The value of a varied setting that means to leave the setting out.
 pub const LEFT_OUT: &str = "default";
 
 /// Resolves a specification and checks all of it, before anything starts.
@@ -24,14 +24,14 @@ pub fn resolve(spec: &Spec) -> Result<TrainConfig> {
     Ok(config)
 }
 
-/// Each flag with its values, in words.
+/// Each flag that is set, with its values as text.
 pub fn settings(spec: &Spec) -> Vec<(String, String)> {
     let words = |key| spec.get(key).unwrap_or_default().join(" ");
     spec.keys().map(|key| (format!("--{key}"), words(key))).collect()
 }
 
-/// The arguments of `paceline` that start this run and write its summary to a file. The run's specification
-/// is written to a file beside it.
+/// The arguments of `paceline` that start this run and write its summary to a file. This writes the run's
+/// specification to a file beside the summary.
 pub fn arguments(spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
     let file = summary.with_file_name(spec::FILE_NAME);
     spec.write(&file)?;
@@ -43,13 +43,14 @@ pub fn arguments(spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
     Ok(vec!["train".into(), flag("config", &file), flag("json", summary), "--quiet".into()])
 }
 
-/// The specification as somebody would type it.
+/// The specification as a command line that a user would type.
 pub fn shown(spec: &Spec) -> String {
     let words = spec.words().into_iter().map(|word| word.to_string_lossy().into_owned());
     ["paceline train".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// Refuses a key that is no name of a setting, or of one that cannot be varied; says which one is nearest.
+/// Fails for a key that is not the name of a setting, or of a setting that cannot be varied. The error
+/// suggests the most similar name.
 pub fn check_key(key: &str) -> Result<()> {
     if let Some((_, why)) = NOT_SWEPT.iter().find(|(name, _)| *name == key) {
         return Err(Failure::Usage(format!("--vary {key}: it cannot be varied: {why}")));
@@ -64,8 +65,8 @@ pub fn check_key(key: &str) -> Result<()> {
     Err(Failure::Usage(format!("--vary {key}: paceline train has no flag --{key}{hint}")))
 }
 
-/// The specification with a setting at one alternative: values of a list are separated by spaces, a switch
-/// is `true` or `false`.
+/// The specification with a setting changed to `alternative`. Values of a list are separated by spaces; a
+/// switch is `true` or `false`.
 pub fn with(spec: &Spec, key: &str, alternative: &str) -> Result<Spec> {
     if alternative == LEFT_OUT {
         return Ok(spec.without(&[key]));

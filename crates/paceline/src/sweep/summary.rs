@@ -1,4 +1,4 @@
-//! What a run says of itself in its summary. Figures are read by name.
+//! Reads the summary of a run. Figures are read by name.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::metrics::table;
 use crate::{Failure, Result};
 
-/// What every summary has.
+/// Keys that every summary has.
 const REQUIRED: [&str; 6] =
     ["strategy", "world_size", "transport", "params", "steps", "weights_sha256"];
 
@@ -19,7 +19,7 @@ const REQUIRED: [&str; 6] =
 pub struct RunSummary(Value);
 
 impl RunSummary {
-    /// Reads a file.
+    /// Reads a summary from a file. Fails if a required key is missing.
     pub fn read(file: &Path) -> Result<Self> {
         let unreadable = |e: &dyn std::fmt::Display| Failure::io(file.display(), e);
         let text = std::fs::read_to_string(file).map_err(|e| unreadable(&e))?;
@@ -30,22 +30,22 @@ impl RunSummary {
         }
     }
 
-    /// A figure of the [table], whichever version has written the summary.
+    /// A figure of the [table], from a summary of any version.
     pub fn number(&self, name: &str) -> Option<f64> {
         table::read(name, &self.0)
     }
 
-    /// A count; zero where there is none.
+    /// A count; zero if there is none.
     pub fn count(&self, name: &str) -> u64 {
         self.0.get(name).and_then(Value::as_u64).unwrap_or(0)
     }
 
-    /// A word; empty where there is none.
+    /// A text; empty if there is none.
     pub fn text(&self, name: &str) -> &str {
         self.0.get(name).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// A table or a list; its default where there is none.
+    /// A table or a list; its default value if there is none.
     pub fn part<T: DeserializeOwned + Default>(&self, name: &str) -> T {
         self.0.get(name).and_then(|part| T::deserialize(part).ok()).unwrap_or_default()
     }

@@ -1,7 +1,7 @@
-//! What the end-to-end tests share: a folder of its own for every test, in which the binary runs
-//! with a clean environment, and data files as they come from the web.
+//! Shared by the end-to-end tests: a separate folder for every test, in which the binary runs with a
+//! clean environment, and data files in their published formats.
 //!
-//! Nothing here knows what the binary should say.
+//! Nothing here knows what the binary should print.
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod traces;
@@ -18,7 +18,7 @@ use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long anything may take here. Reached only when something hangs, on a busy machine too.
+/// The time limit of every wait. It is reached only if something hangs, even on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// The smallest CNN and data that still need several steps.
@@ -33,7 +33,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// An empty one.
+    /// A new empty folder.
     pub fn new() -> Self {
         Self { folder: TempDir::new().unwrap() }
     }
@@ -50,7 +50,7 @@ impl Sandbox {
         fs::write(path, bytes).unwrap();
     }
 
-    /// The binary, to be run here, with nothing that a launcher would have set.
+    /// A command that runs the binary here, without any variable of a launcher.
     pub fn paceline(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
         let launchers = [
@@ -80,7 +80,7 @@ impl Sandbox {
         self.train_with(flags, &[])
     }
 
-    /// The same with variables in its environment.
+    /// Like [`Sandbox::train`], with variables in the environment.
     pub fn train_with(&self, flags: &str, variables: &[(&str, &str)]) -> Run {
         let mut command = self.paceline();
         command.arg("train").args(flags.split_whitespace()).envs(variables.iter().copied());
@@ -94,7 +94,7 @@ impl Sandbox {
         Run::of(command)
     }
 
-    /// Every file and folder in here, sorted, relative.
+    /// Every file and folder in the sandbox, sorted, as relative paths.
     pub fn contents(&self) -> Vec<String> {
         fn visit(root: &Path, folder: &Path, found: &mut Vec<String>) {
             for entry in fs::read_dir(folder).unwrap() {
@@ -120,7 +120,7 @@ impl Sandbox {
     }
 }
 
-/// A process that ends with its test, however that ends.
+/// A process that is ended with its test, even if the test fails.
 pub struct Running(Option<Child>);
 
 impl Running {
@@ -148,7 +148,7 @@ impl Drop for Running {
     }
 }
 
-/// What a finished process said, and how it ended.
+/// The output of a finished process, and how it ended.
 #[derive(Debug)]
 pub struct Run {
     pub code: Option<i32>,
@@ -162,15 +162,15 @@ impl Run {
         Running::start(command).end()
     }
 
-    /// Waits for a process whose output is piped. One that hangs is killed, and fails the test with
-    /// what it has said.
+    /// Waits for a process whose output is piped. A process that hangs is killed and fails the test with
+    /// its output.
     pub fn wait(child: Child) -> Self {
         let pid = child.id();
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(child.wait_with_output()));
         let Ok(output) = receiver.recv_timeout(LIMIT) else {
             signal(pid, rustix::process::Signal::KILL);
-            // Its own children may hold its output open.
+            // The process's children may hold its output open.
             let said = receiver.recv_timeout(Duration::from_secs(5));
             panic!("process {pid} still ran after {LIMIT:?}; {said:?}");
         };
@@ -183,22 +183,22 @@ impl Run {
         Self { code: output.status.code(), stdout, stderr }
     }
 
-    /// Demands success.
+    /// Checks that it succeeded.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "{self:#?}");
         self
     }
 
-    /// Demands a refusal before anything ran: exit code 2, nothing on standard output, and one
-    /// message that holds all of `words`.
+    /// Checks that it was refused before anything ran: exit code 2, nothing on standard output, and one
+    /// message with all of `words`.
     #[track_caller]
     pub fn refused(self, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(2), "{self:#?}");
         assert_eq!(self.stdout, "", "{self:#?}");
         let num_messages = self.stderr.matches("error:").count();
         assert_eq!(num_messages, 1, "one message, please: {self:#?}");
-        // Where the line breaks is up to the width of the terminal.
+        // The line breaks depend on the width of the terminal.
         let flat = self.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
         for word in words {
             assert!(flat.contains(word), "no {word:?} in: {}", self.stderr);
@@ -224,7 +224,7 @@ impl Run {
     }
 }
 
-/// Sends a signal to a process. One that is gone is no error.
+/// Sends a signal to a process. A process that is gone is no error.
 pub fn signal(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     let _ = rustix::process::kill_process(pid, signal);
@@ -258,7 +258,7 @@ pub fn column(folder: &Path, key: &str) -> Vec<f64> {
     metrics(folder).iter().map(value).collect()
 }
 
-/// An IDX file of bytes: the extents, then the items.
+/// An IDX file of bytes: the dimensions, then the items.
 pub fn idx(extents: &[u32], items: impl IntoIterator<Item = u8>) -> Vec<u8> {
     let mut file = vec![0, 0, 8, extents.len() as u8];
     extents.iter().for_each(|extent| file.extend(extent.to_be_bytes()));
@@ -266,7 +266,7 @@ pub fn idx(extents: &[u32], items: impl IntoIterator<Item = u8>) -> Vec<u8> {
     file
 }
 
-/// `count` images of 28 x 28, each with a bright row that tells its label.
+/// `count` images of 28 x 28, each with a bright row that shows its label.
 pub fn idx_images(count: u32) -> Vec<u8> {
     let pixel = |n: u32, row: u32| if row / 2 == n % 10 { 250 } else { (n * 7 % 40) as u8 };
     let rows = (0..count).flat_map(|n| (0..28).map(move |row| (n, row)));

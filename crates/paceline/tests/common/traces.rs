@@ -1,11 +1,11 @@
-//! Traces as PyTorch's profiler writes them on a GPU, made up: every rank with the same four steps, in
-//! which a later rank computes longer and waits less.
+//! Made-up traces as PyTorch's profiler writes them on a GPU: every rank has the same four steps, in
+//! which a higher rank computes longer and waits less.
 
 use serde_json::{Value, json};
 
 use super::Sandbox;
 
-/// What a made-up run does.
+/// The kind of communication in a made-up run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Training {
     /// All-reduces.

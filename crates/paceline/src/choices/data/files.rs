@@ -1,4 +1,4 @@
-//! What the data sets that lie in files have in common: a folder, and where the files can be fetched.
+//! The common part of data sets that are stored in files: the folder, and the download.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ pub(super) struct FileFlags {
     /// Folder of the data set's files
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Fetch the data set's files into --data-dir first, unless they are there
+    /// Download the data set's files into --data-dir first, unless they are there
     #[arg(long)]
     download: bool,
-    /// Fetch them from this folder instead of the usual one
+    /// Download them from this URL instead of the usual one
     #[arg(long, value_name = "URL", requires = "download")]
     mirror: Option<String>,
 }
@@ -81,7 +81,7 @@ impl DataSettings for Files {
         (self.open)(self.folder(), split).map_err(|e| Failure::Usage(format!("--data-dir: {e}")))
     }
 
-    /// The files hold a byte per element, and so does the memory.
+    /// A file has one byte per element, and so has the data set in memory.
     fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
         let elems: usize = dataset.input_shape().iter().product();
         dataset.len() as f64 * elems as f64

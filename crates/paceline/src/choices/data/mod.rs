@@ -2,8 +2,8 @@
 //!
 //! | file | data set |
 //! |---|---|
-//! | `synthetic.rs` | made from the seed: images or vectors, whichever the model trains on |
-//! | `mnist.rs` | MNIST and whatever has its format |
+//! | `synthetic.rs` | generated from the seed: images or vectors, depending on the model |
+//! | `mnist.rs` | MNIST, and other data sets in its format |
 //! | `cifar10.rs` | CIFAR-10 |
 
 mod cifar10;
@@ -56,7 +56,7 @@ pub trait DataSettings: Debug + Send + Sync {
     /// The settings, as `config.json` has them.
     fn to_json(&self) -> Value;
 
-    /// Opens a part of it. An error names the flag.
+    /// Opens the training or the test part. An error names the flag.
     fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>>;
 
     /// Whether there is a part to evaluate on.
@@ -64,7 +64,7 @@ pub trait DataSettings: Debug + Send + Sync {
         true
     }
 
-    /// Whether samples are made anew each time they are read, which takes time.
+    /// Whether samples are generated each time they are read, which takes time.
     fn is_generated(&self) -> bool {
         false
     }
@@ -72,13 +72,13 @@ pub trait DataSettings: Debug + Send + Sync {
     /// About how much memory the opened training part takes, in bytes.
     fn resident_bytes(&self, dataset: &dyn Dataset) -> f64;
 
-    /// Fetches what is missing of its files, if the run asks for that. Says on standard error what it
-    /// fetches, unless it is to be quiet.
+    /// Downloads its missing files, if the run asks for that. Unless `quiet`, reports progress on
+    /// standard error.
     fn download(&self, _quiet: bool) -> Result<()> {
         Ok(())
     }
 
-    /// The settings that decide which samples come, by flag: a run can only be continued with the same.
+    /// The settings that determine the samples, by flag. A run can only be continued with the same ones.
     fn identity(&self) -> Vec<(&'static str, String)>;
 }
 
@@ -87,7 +87,7 @@ pub trait DataSettings: Debug + Send + Sync {
 pub struct DataConfig(Arc<dyn DataSettings>);
 
 impl DataConfig {
-    /// The data set of this name, from the settings of a run.
+    /// The data set with this name, from the settings of a run.
     pub fn resolve(name: &str, settings: &ArgMatches, run: &RunNeeds) -> Result<Self> {
         Ok(Self(DATA_SETS.get(name)?.resolve(settings, run)?))
     }

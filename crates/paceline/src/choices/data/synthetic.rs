@@ -1,5 +1,5 @@
-//! `--data synthetic`: made from the seed. Learnable images for a model that classifies images, normal
-//! vectors for one that maps vectors to vectors.
+//! `--data synthetic`: generated from the seed. Images with a learnable pattern for a model that
+//! classifies images; normally distributed vectors for a model that maps vectors to vectors.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::choices::models::Samples;
 use crate::choices::registry::{Choice, flags_of, read, width};
 use crate::{Failure, Result, resources};
 
-/// Training images, where no number is given.
+/// Default number of training images.
 const SAMPLES: usize = 8192;
-/// Batches of an epoch of vectors, which never end, where no number is given.
+/// Default number of batches per epoch of vectors. The vectors themselves never end.
 const STEPS: usize = 20;
-/// Height, width and channels of images, where none are given.
+/// Default height, width and channels of images.
 const IMAGE: [usize; 3] = [28, 28, 1];
-/// Classes of the images.
+/// Number of classes of the images.
 const CLASSES: usize = 10;
 
 /// The choice.
@@ -28,7 +28,7 @@ pub(super) struct Synthetic;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Data")]
 struct Flags {
-    /// Synthetic training images [default: 8192]; a quarter as many to evaluate on
+    /// Number of synthetic training images [default: 8192]; a quarter as many are for evaluation
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
     /// Height, width and channels of synthetic images [default: 28 28 1]
@@ -83,7 +83,7 @@ fn images(flags: &Flags) -> Result<Arc<dyn DataSettings>> {
     Ok(Arc::new(Images { samples, image }))
 }
 
-/// Refuses more images than fit into memory, before they are made.
+/// Fails if the images do not fit into memory, before they are made.
 fn check_images_fit(samples: usize, image: [usize; 3]) -> Result<()> {
     let Some(available) = resources::available_bytes() else { return Ok(()) };
     let needed = samples as f64 * (image.iter().product::<usize>() * size_of::<f32>()) as f64;

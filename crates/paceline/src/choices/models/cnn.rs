@@ -15,7 +15,7 @@ use crate::{Failure, Result};
 /// The choice.
 pub(super) struct Cnn;
 
-/// The flags, and with all defaults filled in the settings.
+/// The flags. With all defaults filled in, they are the settings.
 #[derive(Clone, Debug, Args, Serialize)]
 #[command(next_help_heading = "Model")]
 struct Flags {

@@ -12,26 +12,26 @@ use super::{Defaults, ModelChoice, ModelSettings, Samples};
 use crate::choices::registry::{Choice, flags_of, read, width};
 use crate::{Failure, Result};
 
-/// More hidden layers than this are a slip.
+/// A larger number of hidden layers is taken for a mistake.
 const MAX_LAYERS: usize = 10_000;
 
 /// The choice.
 pub(super) struct Mlp;
 
-/// The flags, and with all defaults filled in the settings.
+/// The flags. With all defaults filled in, they are the settings.
 #[derive(Clone, Debug, Args, Serialize)]
 #[command(next_help_heading = "Model")]
 struct Flags {
-    /// MLP: inputs
+    /// MLP: number of inputs
     #[arg(long, value_name = "N", default_value = "4096", value_parser = width())]
     input_dim: usize,
     /// MLP: width of the hidden layers
     #[arg(long, value_name = "N", default_value = "4096", value_parser = width())]
     hidden_dim: usize,
-    /// MLP: outputs
+    /// MLP: number of outputs
     #[arg(long, value_name = "N", default_value = "2048", value_parser = width())]
     output_dim: usize,
-    /// MLP: hidden layers
+    /// MLP: number of hidden layers
     #[arg(long, value_name = "N", default_value_t = 3)]
     num_layers: usize,
     /// MLP: all hidden layers after the first share their parameters

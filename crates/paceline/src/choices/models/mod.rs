@@ -38,7 +38,7 @@ pub trait ModelSettings: Debug + Send + Sync {
     /// The settings, as `config.json` has them.
     fn to_json(&self) -> Value;
 
-    /// What it trains on.
+    /// The kind of samples that it trains on.
     fn samples(&self) -> Samples;
 
     /// Whether it classifies, so that there is an accuracy.
@@ -49,15 +49,15 @@ pub trait ModelSettings: Debug + Send + Sync {
         false
     }
 
-    /// What the flags of a run default to with this model.
+    /// The defaults of a run's flags with this model.
     fn defaults(&self) -> Defaults;
 
-    /// Whether a run ends with the block of the scaling benchmark.
+    /// Whether the run prints the summary of the scaling benchmark at its end.
     fn ends_with_scaling_block(&self) -> bool {
         false
     }
 
-    /// Builds the model for data of this kind on so many ranks.
+    /// Builds the model for this data set on `world_size` ranks.
     fn build(
         &self,
         dataset: &dyn Dataset,
@@ -65,16 +65,16 @@ pub trait ModelSettings: Debug + Send + Sync {
     ) -> std::result::Result<Model, ModelError>;
 }
 
-/// What a model trains on.
+/// The kind of samples that a model trains on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Samples {
     /// Images with a class each.
     Images,
     /// Vectors, with vectors as targets.
     Vectors {
-        /// Elements of an input.
+        /// Number of elements of an input.
         input_dim: usize,
-        /// Elements of a target.
+        /// Number of elements of a target.
         output_dim: usize,
     },
 }
@@ -86,7 +86,7 @@ pub struct Defaults {
     pub epochs: usize,
     /// Samples of a batch, per rank.
     pub batch_size: usize,
-    /// Size of a bucket of gradients.
+    /// Size of a bucket of gradients, in MB of 2^20 bytes.
     pub bucket_cap_mb: f64,
 }
 
@@ -99,7 +99,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// The model of this name, from the settings of a run.
+    /// The model with this name, from the settings of a run.
     pub fn resolve(name: &str, frozen: Vec<String>, settings: &ArgMatches) -> Result<Self> {
         Ok(Self { settings: MODELS.get(name)?.resolve(settings)?, frozen })
     }

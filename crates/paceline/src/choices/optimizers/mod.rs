@@ -34,22 +34,22 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// The optimizer of this name, from the settings of a run.
+    /// The optimizer with this name, from the settings of a run.
     pub fn resolve(name: &str, settings: &ArgMatches) -> Result<Self> {
         OPTIMIZERS.get(name)?.resolve(settings)
     }
 
-    /// The learning rate at its full height.
+    /// The peak learning rate.
     pub fn lr(&self) -> f64 {
         self.lr
     }
 
-    /// For the model crate.
+    /// The settings in the form that the model crate takes.
     pub fn config(&self) -> OptimizerConfig {
         self.config
     }
 
-    /// Whether it remembers something between steps.
+    /// Whether it keeps state between steps.
     pub fn has_state(&self) -> bool {
         !self.config.state_names().is_empty()
     }
@@ -67,7 +67,7 @@ struct CommonFlags {
     weight_decay: Option<f64>,
 }
 
-/// Refuses what is negative or not a number.
+/// Fails for values that are negative or not finite.
 fn check(flags: &[(&str, f64)]) -> Result<()> {
     match flags.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
         Some((flag, value)) => {
@@ -77,7 +77,7 @@ fn check(flags: &[(&str, f64)]) -> Result<()> {
     }
 }
 
-/// The settings beside the learning rate.
+/// The settings other than the learning rate.
 fn others(settings: &[(&str, f64)]) -> Value {
     settings.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
 }

@@ -1,4 +1,4 @@
-//! What strategies with buckets have in common: flags for their sizes, and `ddp` made from them.
+//! The common part of strategies with buckets: flags for their sizes, and `ddp` made from them.
 
 use clap::{Arg, ArgMatches, Args};
 use paceline_strategies::{BucketCaps, Ddp, Strategy};
@@ -27,14 +27,14 @@ impl BucketFlags {
     }
 }
 
-/// Flags of `ddp`, whatever it sends, beside those of [`BucketFlags`].
+/// Flags of `ddp` and its variants with communication hooks, in addition to [`BucketFlags`].
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Strategy")]
 pub(super) struct DdpFlags {
     /// Size of the first bucket of ddp in MB [default: 1, or --bucket-cap-mb if smaller]
     #[arg(long, value_name = "MB")]
     first_bucket_mb: Option<f64>,
-    /// ddp: copy gradients into the buckets and back, instead of having them live there
+    /// ddp: copy gradients into the buckets and back, instead of storing them there
     #[arg(long)]
     no_gradient_view: bool,
 }
@@ -72,14 +72,14 @@ impl DdpSettings {
     }
 }
 
-/// `ddp` with its settings, and with a communication hook or without.
+/// `ddp` with its settings, with or without a communication hook.
 #[derive(Debug)]
 pub(super) struct BucketedDdp {
     /// The settings.
     pub settings: DdpSettings,
     /// Adds the communication hook.
     pub hooked: fn(Ddp) -> Ddp,
-    /// What advice is right.
+    /// The kind of advice that fits.
     pub advice: Advice,
 }
 
@@ -101,12 +101,12 @@ impl StrategySettings for BucketedDdp {
     }
 }
 
-/// The flags of `ddp`, whatever it sends.
+/// All flags of `ddp` and its variants.
 pub(super) fn ddp_flags() -> Vec<Arg> {
     [flags_of::<BucketFlags>(), flags_of::<DdpFlags>()].concat()
 }
 
-/// How large the buckets of `ddp` are by default.
+/// The default bucket sizes of `ddp`.
 pub fn default_caps(defaults: &Defaults) -> BucketCaps {
     let mb = defaults.bucket_cap_mb;
     BucketCaps { first_bytes: bytes(first_mb(mb)), bytes: bytes(mb) }

@@ -1,4 +1,4 @@
-//! `--strategy flat_ddp`: one large message.
+//! `--strategy flat_ddp`: one all-reduce of all gradients.
 
 use std::sync::Arc;
 

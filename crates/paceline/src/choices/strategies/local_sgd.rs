@@ -15,7 +15,7 @@ use crate::{Failure, Result};
 /// The choice.
 pub(super) struct ChooseLocalSgd;
 
-/// The flags, and with all defaults filled in the settings.
+/// The flags. With all defaults filled in, they are the settings.
 #[derive(Debug, Args, Serialize)]
 #[command(next_help_heading = "Strategy")]
 struct Flags {

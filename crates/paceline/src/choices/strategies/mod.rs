@@ -1,8 +1,8 @@
 //! The strategies that `--strategy` can name, one file each.
 //!
-//! What a strategy does is in the crate `paceline-strategies`; a file here says how it is named, which flags
-//! it reads, and what the rest of the program has to know of it before it exists. What a strategy promises about
-//! the weights that it ends with, it states itself (`paceline_strategies::Exactness`).
+//! The strategies themselves are in the crate `paceline-strategies`. A file here says how its strategy is
+//! named, which flags it reads, and what the rest of the program has to know about it before it is built.
+//! What a strategy promises about the final weights, it states itself (`paceline_strategies::Exactness`).
 
 mod bf16;
 mod bucket_ddp_async;
@@ -52,9 +52,9 @@ pub static STRATEGIES: Registry<dyn StrategyChoice> = Registry {
     ],
 };
 
-/// The strategy of one rank where none is named.
+/// The default strategy of a single rank.
 pub const ALONE: &str = "single";
-/// The strategy of several ranks where none is named.
+/// The default strategy of several ranks.
 pub const TOGETHER: &str = "ddp";
 
 /// A strategy that `--strategy` can name.
@@ -62,13 +62,13 @@ pub trait StrategyChoice: Choice {
     /// How often the ranks' models are made equal.
     fn synchronises(&self) -> Synchronises;
 
-    /// Batches of an optimizer step, where no number is given.
+    /// The default number of batches per optimizer step.
     fn accumulate(&self) -> usize {
         1
     }
 
-    /// Whether the published measurement of this strategy makes a step of every batch, while the others
-    /// accumulate.
+    /// Whether the published measurement of this strategy makes a step after every batch, while those of
+    /// other strategies accumulate.
     fn steps_every_batch_as_published(&self) -> bool {
         false
     }
@@ -109,46 +109,47 @@ pub trait StrategySettings: Debug + Send + Sync {
         None
     }
 
-    /// What the ranks' models are worth between two steps.
+    /// How the ranks' models relate between two steps.
     fn models(&self) -> Models {
         Models::Equal
     }
 
-    /// What a checkpoint lacks, if the optimizer has state or none, so that a run that is resumed ends with
-    /// other weights than one that is not.
+    /// The state that a checkpoint lacks, so that a resumed run ends with other weights than an
+    /// uninterrupted one; `None` if it lacks nothing. The answer may depend on whether the optimizer has
+    /// state.
     fn not_in_checkpoint(&self, _optimizer_has_state: bool) -> Option<&'static str> {
         None
     }
 
-    /// What advice about communication is right.
+    /// The kind of advice about communication that fits.
     fn advice(&self) -> Advice {
         Advice::UseBuckets
     }
 }
 
-/// What the ranks' models are worth when one of them is evaluated or saved.
+/// How the ranks' models relate when one of them is evaluated or saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Models {
-    /// All are the same, or are made the same before.
+    /// All are equal, or are made equal before.
     Equal,
-    /// All are made the same before, and training goes on from there.
+    /// All are made equal before, and training continues with the result.
     EqualAfterAverage,
-    /// Each rank has another one, which has learned from all ranks' samples.
+    /// The models differ, but each has learned from the samples of all ranks.
     Different,
-    /// Each rank has another one that has learned alone.
+    /// The models differ, and each has learned from its own rank's samples only.
     Worthless,
 }
 
-/// What kind of advice about communication is right for a strategy.
+/// The kind of advice about communication that fits a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Its buckets could have other sizes.
+    /// Try other bucket sizes.
     ChooseBuckets,
-    /// It could do without compression.
+    /// Try without compression.
     CompareWithDdp,
-    /// Averages could be rarer.
+    /// Average less often.
     AverageLess,
-    /// Buckets during the backward pass could hide communication.
+    /// Hide communication with buckets during the backward pass.
     UseBuckets,
 }
 
@@ -167,7 +168,7 @@ impl<S: Strategy + 'static> StrategySettings for Plain<S> {
     }
 }
 
-/// Bytes of a flag's MB, which are binary, as PyTorch's are.
+/// Bytes of a flag's size in MB, which are of 2^20 bytes, as in PyTorch.
 fn bytes(mb: f64) -> usize {
     (mb * 1024.0 * 1024.0) as usize
 }

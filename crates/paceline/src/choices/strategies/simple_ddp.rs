@@ -1,4 +1,4 @@
-//! `--strategy simple_ddp`: the plainest synchronisation.
+//! `--strategy simple_ddp`: the simplest synchronization.
 
 use std::sync::Arc;
 

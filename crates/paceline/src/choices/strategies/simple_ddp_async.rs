@@ -1,4 +1,4 @@
-//! `--strategy simple_ddp_async`: synchronises while the backward pass runs on.
+//! `--strategy simple_ddp_async`: synchronizes while the backward pass continues.
 
 use std::sync::Arc;
 

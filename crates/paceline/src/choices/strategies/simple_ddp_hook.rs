@@ -1,4 +1,4 @@
-//! `--strategy simple_ddp_hook`: synchronises while the backward pass runs, and blocks it.
+//! `--strategy simple_ddp_hook`: synchronizes during the backward pass, and blocks it.
 
 use std::sync::Arc;
 

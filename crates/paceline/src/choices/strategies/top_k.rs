@@ -19,7 +19,7 @@ pub(super) struct ChooseTopK;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Strategy")]
 struct Flags {
-    /// top_k: the part of the gradients to send, above 0 and up to 1
+    /// top_k: the fraction of the gradients to send, above 0 and up to 1
     #[arg(long, value_name = "K", default_value_t = TopK::DEFAULT_K)]
     top_k: f64,
 }

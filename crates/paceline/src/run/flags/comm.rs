@@ -1,4 +1,4 @@
-//! Flags about communication that several commands have. What they mean is decided in
+//! Flags about communication that several commands have. Their meaning is defined in
 //! [`comm`](crate::comm).
 
 use clap::Args;
@@ -7,23 +7,23 @@ use clap::Args;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Communication")]
 pub struct CommArgs {
-    /// Seconds that an operation, or the meeting, may wait for other ranks
+    /// Seconds that an operation, or the rendezvous, may wait for other ranks
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, allow_negative_numbers = true)]
     pub timeout: f64,
     /// Emulate a slower link: BANDWIDTH,LATENCY as in 10gbit,50us, or a name as 10gbe
     #[arg(long, value_name = "LINK")]
     pub link: Option<String>,
-    /// How tcp reduces: direct, ring, or auto: the faster one, measured when the group forms (by the
-    /// cost model on an emulated link)
+    /// How tcp reduces: direct, ring, or auto. auto takes the faster one, measured when the group forms
+    /// (on an emulated link, by the cost model)
     #[arg(long, value_name = "NAME", default_value = "direct")]
     pub algorithm: String,
     /// Log each operation on standard error: off, info or trace [default: $PACELINE_COMM_LOG, or off]
     #[arg(long, value_name = "LEVEL")]
     pub comm_log: Option<String>,
-    /// Hosts that the ranks of this one stand for, with --transport hybrid [default: 2]
+    /// Number of hosts that the ranks on this host are divided into, with --transport hybrid [default: 2]
     #[arg(long, value_name = "H")]
     pub hosts: Option<usize>,
-    /// Address of this host for the others [default: that of the interface towards rank 0]
+    /// Address at which other hosts reach this one [default: that of the interface towards rank 0]
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<String>,
 }

@@ -1,8 +1,8 @@
 //! The flags of a run: those that every run has, and those of every choice.
 //!
-//! Each flag is defined once, here or in the file of the choice that reads it. Its definition gives the
-//! name, which is also the key in a configuration file and in a sweep, the help, what it accepts, and the
-//! default. What flags mean together is decided in [`super::resolve`].
+//! Each flag is defined once, here or in the file of the choice that reads it. Its definition has the
+//! name (which is also the key in a configuration file and in a sweep), the help, the accepted values,
+//! and the default. How flags combine is defined in [`super::resolve`].
 
 mod comm;
 mod compare;
@@ -29,14 +29,14 @@ pub struct RunFlags {
     /// Model
     #[arg(long, value_parser = MODELS.parser(), default_value = MODELS.choices[0].name(), help_heading = "Model")]
     pub model: String,
-    /// Leave these layers as they are: conv0, fc0, ...
+    /// Do not train these layers: conv0, fc0, ...
     #[arg(long, num_args = 1.., value_name = "LAYER", help_heading = "Model")]
     pub freeze: Vec<String>,
 
     /// Ranks on this host [default: 2, or the number of cores if smaller]
     #[arg(long, value_name = "N", help_heading = "Ranks")]
     pub nproc: Option<usize>,
-    /// Threads that compute, per rank
+    /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,
     /// How the ranks reach each other
@@ -65,13 +65,13 @@ pub struct RunFlags {
     /// Passes over the data [default: 3, or 5 for the MLP]
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub epochs: Option<usize>,
-    /// Optimizer steps after which the run ends, in as many passes over the data as they take
+    /// Optimizer steps after which the run ends, in as many passes over the data as that takes
     #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Training")]
     pub steps: Option<u64>,
-    /// Steps of an epoch at most [default: all of the data, or 20 for the MLP]
+    /// Largest number of steps per epoch [default: all of the data, or 20 for the MLP]
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub steps_per_epoch: Option<usize>,
-    /// First steps that are left out of the measurements
+    /// Number of first steps that are left out of the measurements
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Training")]
     pub warmup_steps: usize,
     /// Samples per step and rank [default: 64, or 256 for the MLP]
@@ -91,8 +91,8 @@ pub struct RunFlags {
     /// How the learning rate changes until the end of the run
     #[arg(long, value_enum, default_value_t = Course::Constant, help_heading = "Training")]
     pub lr_schedule: Course,
-    /// First optimizer steps, over which the learning rate rises; unlike --warmup-steps, which is
-    /// about measuring
+    /// Number of first optimizer steps over which the learning rate rises; unlike --warmup-steps, which
+    /// is about measuring
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
     pub lr_warmup_steps: u64,
     /// Learning rate at which linear and cosine end [default: 0]
@@ -101,7 +101,7 @@ pub struct RunFlags {
     /// Optimizer steps after which linear and cosine end [default: those of the run]
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub lr_steps: Option<u64>,
-    /// Scale gradients down where the norm of all of them together is larger
+    /// Scale all gradients down if their common norm is larger than this
     #[arg(long, value_name = "X", help_heading = "Training")]
     pub clip_grad_norm: Option<f64>,
     /// Decides initial weights, the order of samples and synthetic data
@@ -119,8 +119,8 @@ pub struct RunFlags {
     /// The same as --data synthetic
     #[arg(long, conflicts_with = "data", help_heading = "Data")]
     pub synthetic: bool,
-    /// Samples of each rank, one number per rank, of which it trains on batches of --batch-size: a
-    /// shard of the training set for each, and uneven ones if the numbers differ
+    /// Number of training samples of each rank, one number per rank. Each rank then trains on its own
+    /// shard of the training set, in batches of --batch-size
     #[arg(long, num_args = 1.., value_name = "N", help_heading = "Data")]
     pub rank_samples: Option<Vec<usize>>,
     /// Evaluate on the test set after training
@@ -137,14 +137,14 @@ pub struct RunFlags {
     /// Write a checkpoint into this folder after every epoch and at the end of the run
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub save: Option<PathBuf>,
-    /// Write it after every N optimizer steps instead of after every epoch
+    /// Write the checkpoint after every N optimizer steps instead of after every epoch
     #[arg(long, value_name = "N", requires = "save", help_heading = "Output")]
     pub save_every: Option<u64>,
-    /// Continue from the checkpoint in this folder; with auto, from the one in --save, if there is one
-    /// yet
+    /// Continue from the checkpoint in this folder; with auto, from the one in the folder of --save, if
+    /// there is one yet
     #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
     pub resume: Option<PathBuf>,
-    /// Write scalars for TensorBoard into the run folder, of each step and each evaluation
+    /// Write scalars of each step and each evaluation for TensorBoard into the run folder
     #[arg(long, help_heading = "Output")]
     pub tensorboard: bool,
     /// Write the summary to this file too
@@ -155,7 +155,8 @@ pub struct RunFlags {
     pub quiet: bool,
 }
 
-/// Flags about how the ranks keep their models equal, beside those that single strategies read.
+/// Flags about how the ranks keep their models equal. Flags that only some strategies read are defined
+/// with these.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Strategy")]
 pub struct StrategyFlags {
@@ -165,10 +166,10 @@ pub struct StrategyFlags {
     /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
     #[arg(long, value_name = "N")]
     pub accumulate: Option<usize>,
-    /// Parameters may be without a gradient in a step; it is zero then
+    /// Allow parameters that get no gradient in a step; their gradient is then zero
     #[arg(long)]
     pub find_unused_parameters: bool,
-    /// Other parameters may be without a gradient in each step than in the first one
+    /// With --find-unused-parameters: the parameters without a gradient may differ from step to step
     #[arg(long)]
     pub no_static_graph: bool,
     /// With --batch-norm: normalize by the samples of all ranks, not of each rank alone
@@ -177,8 +178,8 @@ pub struct StrategyFlags {
     /// With --batch-norm: all ranks take rank 0's running statistics before each step
     #[arg(long)]
     pub broadcast_buffers: bool,
-    /// Alternate blocks of N synchronised and N unsynchronised steps, and say what the synchronised ones
-    /// take longer
+    /// Alternate blocks of N synchronized and N unsynchronized steps, and print how much longer the
+    /// synchronized ones take
     #[arg(long, value_name = "N")]
     pub sync_blocks: Option<usize>,
 }
@@ -212,13 +213,13 @@ pub fn takes_list(name: &str) -> bool {
     flag.and_then(|flag| flag.get_num_args()).is_some_and(|num| num.max_values() > 1)
 }
 
-/// What parses the flags of a run.
+/// The `clap` command that parses the flags of a run.
 pub fn command() -> Command {
-    // With negative numbers allowed, "--lr -1" is answered as a value, not as an unknown flag.
+    // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
     Command::new("paceline train").allow_negative_numbers(true).args(all())
 }
 
-/// Lets a switch take a value too, as in `--batch-norm=false`, so that a flag can turn off what a file turns
+/// Lets a switch take a value, as in `--batch-norm=false`, so that a flag can turn off what a file turns
 /// on.
 fn switch(flag: Arg) -> Arg {
     if !matches!(flag.get_action(), ArgAction::SetTrue) {

@@ -1,4 +1,4 @@
-//! Flags by which `paceline train` writes traces.
+//! Flags with which `paceline train` writes traces.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,13 @@ pub struct ProfileArgs {
     /// Write a trace of some steps per rank, for Perfetto, Holistic Trace Analysis and paceline analyze
     #[arg(long)]
     pub profile: bool,
-    /// First steps that are left out [default: 1]
+    /// Number of steps that are skipped first [default: 1]
     #[arg(long, value_name = "N")]
     pub profile_wait: Option<u64>,
-    /// Steps left out after those [default: 2]
+    /// Number of steps that are skipped after those [default: 2]
     #[arg(long, value_name = "N")]
     pub profile_warmup: Option<u64>,
-    /// Steps that are recorded then [default: 10]
+    /// Number of steps that are recorded then [default: 10]
     #[arg(long, value_name = "N")]
     pub profile_active: Option<u64>,
     /// Folder of the traces, which go to DIR/STRATEGY/rank_N/ [default: profile]

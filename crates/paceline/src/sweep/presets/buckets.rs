@@ -1,7 +1,7 @@
-//! `paceline bench buckets`: the same training with larger and larger buckets, beside one all-reduce per
-//! parameter and one of everything.
+//! `paceline bench buckets`: the same training with larger and larger buckets, compared with one
+//! all-reduce per parameter and with a single all-reduce of all gradients.
 //!
-//! [`fit`] holds the formula of the overhead; [`table`] and [`chart`] show what was found.
+//! [`fit`] has the formula of the overhead; [`table`] and [`chart`] show the results.
 
 pub mod chart;
 pub mod fit;
@@ -46,7 +46,7 @@ pub struct BucketsArgs {
     /// two from 1/32 of the gradients up to the first one that holds them all]
     #[arg(long, value_name = "MB", value_delimiter = ',', help_heading = "Study")]
     pub sizes: Vec<f64>,
-    /// Ranks
+    /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
     pub nproc: usize,
     /// What all studies have.
@@ -59,9 +59,9 @@ pub struct BucketsArgs {
 
 /// The published sizes, in MB.
 const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
-/// The fine sweep begins with buckets of at most such a part of the gradients.
+/// The sizes in powers of two begin with at most this fraction (1/32) of the gradients.
 const SMALLEST_PART: f64 = 32.0;
-/// Sizes at most.
+/// The largest number of sizes.
 const MAX_SIZES: usize = 100;
 /// Bytes of an MB, as `--bucket-cap-mb` counts them.
 const MB: f64 = 1_048_576.0;
@@ -69,27 +69,28 @@ const MB: f64 = 1_048_576.0;
 const BASELINES: [(&str, &str); 2] =
     [("simple_ddp", "one all-reduce per parameter"), ("flat_ddp", "one all-reduce of everything")];
 
-/// One bucket size, or one of the strategies beside. Times are of a step, medians over the rounds.
+/// The results of one bucket size, or of one of the strategies that buckets are compared with. Times are
+/// per step, in milliseconds, and medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// The strategy.
     pub strategy: String,
-    /// The bucket size in MB of 2^20 bytes; `None` for a strategy without.
+    /// The bucket size in MB of 2^20 bytes; `None` for a strategy without buckets.
     pub bucket_mb: Option<f64>,
-    /// All-reduces of gradients in a step; `None` where the runs do not count them.
+    /// All-reduces of gradients per step; `None` if the runs do not count them.
     pub num_buckets: Option<f64>,
-    /// A step of the slowest rank.
+    /// The time of a step of the slowest rank.
     pub step_ms: f64,
-    /// Exposed communication as a part of the step.
+    /// Exposed communication as a percentage of the step.
     pub exposed_pct: f64,
-    /// The main thread was blocked on communication.
+    /// Exposed communication: the time that the main thread was blocked on communication.
     pub exposed_ms: f64,
-    /// Communication while the main thread computed.
+    /// Hidden communication: the communication while the main thread computed.
     pub hidden_ms: f64,
 }
 
 impl Row {
-    /// What the rounds of a case found.
+    /// The row of a case, from the summaries of its rounds.
     fn of(bucket_mb: Option<f64>, rounds: &[RunSummary]) -> Result<Self> {
         let step_ms = median_of(rounds, "step_ms_median")?;
         let exposed_ms = median_of(rounds, "comm_exposed_ms")?;
@@ -105,16 +106,16 @@ impl Row {
     }
 }
 
-/// All-reduces of gradients in a step.
+/// All-reduces of gradients per step.
 fn num_buckets(run: &RunSummary) -> Option<f64> {
     match run.part::<Anatomy>("anatomy").buckets.len() {
-        // One more operation of each step adds up the losses.
+        // Each step has one more operation, which adds up the losses.
         0 => run.number("comm_ops_per_step").map(|count| count - 1.0),
         count => Some(count as f64),
     }
 }
 
-/// All that was found.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
@@ -124,7 +125,7 @@ struct Report<'a> {
     fit: &'a Fit,
     /// The size with the shortest step.
     shortest_step_mb: Option<f64>,
-    /// The size with the least exposed communication, which is what the formula is about.
+    /// The size with the least exposed communication, which is what the formula predicts.
     least_exposed_mb: Option<f64>,
 }
 
@@ -185,14 +186,15 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// The row with the least of something among those with buckets.
+/// The row with buckets for which `of` is smallest.
 fn best(rows: &[Row], of: impl Fn(&Row) -> f64) -> Option<&Row> {
     let with_buckets = rows.iter().filter(|row| row.bucket_mb.is_some());
     with_buckets.min_by(|a, b| of(a).total_cmp(&of(b)))
 }
 
-/// The sizes, ascending, each once. Unless given: the published ones, and powers of two from a small part
-/// of the gradients up to the first that holds all of them, for larger ones change nothing.
+/// The sizes, ascending and without duplicates. By default: the published sizes, and powers of two from a
+/// small part of the gradients up to the first one that holds all of them, since larger ones change
+/// nothing.
 fn resolve_sizes(given: &[f64], gradient_bytes: u64) -> Result<Vec<f64>> {
     if let Some(bad) = given.iter().find(|mb| !(**mb > 0.0 && mb.is_finite())) {
         return usage(format!("--sizes {bad}: pass sizes in MB above zero, as 1,2,4"));

@@ -1,12 +1,12 @@
-//! Presets of a sweep: studies of training with a report of their own.
+//! Presets of a sweep: studies of training with their own reports.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | [`scaling`] | `paceline bench scaling`: more and more ranks |
-//! | [`buckets`] | `paceline bench buckets`: larger and larger buckets |
-//! | [`predict`] | `paceline predict`: links that were never run on |
+//! | [`scaling`] | `paceline bench scaling`: a growing number of ranks |
+//! | [`buckets`] | `paceline bench buckets`: growing buckets |
+//! | [`predict`] | `paceline predict`: links on which nothing was run |
 //!
-//! All times come from the runs' own summaries; nothing here looks at a clock.
+//! All times come from the runs' own summaries; nothing here measures time.
 
 pub mod buckets;
 pub mod predict;
@@ -33,7 +33,7 @@ use crate::run::config::TrainConfig;
 use crate::text::plural;
 use crate::{Failure, Result, resources};
 
-/// Steps of a run, unless the user says otherwise.
+/// Steps of a run by default.
 const STEPS: usize = 30;
 
 /// The studies of `paceline bench`. A new one is a file of its own and a line here.
@@ -81,7 +81,7 @@ fn flags_of<A: FromArgMatches>(typed: &ArgMatches) -> A {
 /// Flags that all studies have.
 #[derive(Clone, Debug, Args)]
 pub struct StudyArgs {
-    /// How often each run is made; rounds alternate the runs, and their medians count
+    /// How often each run is made. The runs alternate in rounds, and the medians over the rounds count
     #[arg(long, value_name = "R", default_value_t = 3, help_heading = "Study")]
     pub rounds: usize,
     /// Seconds that a run may take
@@ -98,12 +98,12 @@ pub struct StudyArgs {
     pub charts: Option<PathBuf>,
 }
 
-/// Where and how a study was made.
+/// The machine and the settings with which a study was made.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setting {
     /// The machine, in words.
     pub machine: String,
-    /// When.
+    /// The date and time of the start.
     pub date: String,
     /// The command line.
     pub command: String,
@@ -139,7 +139,7 @@ impl Setting {
         }
     }
 
-    /// The head of what is printed, after what was compared.
+    /// The first lines of the output, to be printed after what was compared.
     fn words(&self) -> String {
         format!(
             "{} over {}{}, {} per rank; medians of {}\n{}",
@@ -164,7 +164,7 @@ impl Setting {
     }
 }
 
-/// Checks what all studies have, before anything starts.
+/// Checks the flags that all studies have, before anything starts.
 fn check(study: &StudyArgs) -> Result<()> {
     run_limit(study.rounds, study.run_limit)?;
     for (flag, file) in [("--json", &study.json), ("--csv", &study.csv)] {
@@ -175,17 +175,17 @@ fn check(study: &StudyArgs) -> Result<()> {
     })
 }
 
-/// The flags of a run that only measures: as many steps as are to be made, in as many epochs as that
-/// takes, unless the user has said how many. Checked as a whole.
+/// The flags of a run that only measures, and their configuration, checked as a whole. By default the run
+/// has enough batches for [`STEPS`] steps, in as many epochs as the data need for them.
 fn measuring(flags: &Spec) -> Result<(Spec, TrainConfig)> {
-    // Of so many batches one step is made.
+    // A step is made of this many batches.
     let accumulate = flags.number("accumulate").unwrap_or(1).max(1);
     let flags = flags.with_default("steps-per-epoch", STEPS.saturating_mul(accumulate));
     let config = spec::resolve(&flags.with_default("epochs", 1))?;
     if flags.has("epochs") {
         return Ok((flags, config));
     }
-    // The data may have fewer steps than that.
+    // An epoch of the data may have fewer steps than that.
     let natural = config.steps_per_epoch;
     let wanted = flags.number("steps-per-epoch").unwrap_or(STEPS);
     let flags = flags.with("steps-per-epoch", natural).with("epochs", wanted.div_ceil(natural));
@@ -193,7 +193,7 @@ fn measuring(flags: &Spec) -> Result<(Spec, TrainConfig)> {
     Ok((flags, config))
 }
 
-/// Makes every case once in every round. Gives the summaries by case, each with one of every round.
+/// Runs every case once in every round. Returns the summaries by case, each with one per round.
 fn run_all(study: &StudyArgs, cases: &[Case]) -> Result<Vec<Vec<RunSummary>>> {
     let mut ledger = Ledger::default();
     let limit = run_limit(study.rounds, study.run_limit)?;
@@ -211,16 +211,17 @@ fn run_all(study: &StudyArgs, cases: &[Case]) -> Result<Vec<Vec<RunSummary>>> {
     Ok(found)
 }
 
-/// The median over the rounds of a figure that every summary of a measured run has.
+/// The median over the rounds of a figure. Fails if a summary lacks it.
 fn median_of(rounds: &[RunSummary], name: &str) -> Result<f64> {
     rank::median(rounds.iter().map(|run| run.number(name)))
         .ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
 }
 
-/// A column: its key in files, its head on the console, its decimals there, and what stands in it.
+/// A column: its key in files, its heading on the console, its decimals there, and the function that
+/// makes its cell.
 type Shown<R> = (&'static str, &'static str, usize, fn(&R) -> Cell);
 
-/// Rows as a table.
+/// Makes a table of `rows`.
 fn table_of<R>(rows: &[R], columns: &[Shown<R>]) -> Table {
     let cells = |row: &R| columns.iter().map(|(.., cell)| cell(row)).collect();
     let rows = rows.iter().map(cells).collect();
@@ -229,7 +230,7 @@ fn table_of<R>(rows: &[R], columns: &[Shown<R>]) -> Table {
     Table { columns: columns.collect(), rows, mean: None }
 }
 
-/// Rows with all that is in them, as CSV.
+/// The rows with all their fields, as CSV.
 fn csv_of(rows: &[impl Serialize]) -> Result<String> {
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot write CSV: {e}"));
     let mut writer = csv::Writer::from_writer(Vec::new());
@@ -237,7 +238,7 @@ fn csv_of(rows: &[impl Serialize]) -> Result<String> {
     String::from_utf8(writer.into_inner().map_err(|e| failed(&e))?).map_err(|e| failed(&e))
 }
 
-/// Writes what the user asked for.
+/// Writes the files that the user asked for.
 fn write_files(
     study: &StudyArgs,
     report: &impl Serialize,

@@ -1,11 +1,13 @@
-//! `paceline predict`: the step that more ranks on other links would take, from runs without communication.
+//! `paceline predict`: predicts the time of a step with more ranks on other links, from runs without
+//! communication.
 //!
-//! Runs that do not communicate tell what a step computes and when each gradient is final. What a link
-//! makes of that is a queue ([`crate::insight::replay`]): so the step, the overlap and the best buckets follow for
-//! links and strategies that were never run. With `--measure` the same links are emulated, and what
-//! was measured stands beside what was predicted.
+//! Runs that do not communicate show how long a step computes and when each gradient is final. On a link,
+//! the all-reduces of these gradients form a queue ([`crate::insight::replay`]). So the step, the overlap
+//! and the best buckets can be predicted for links and strategies that were never run. With `--measure`,
+//! the same links are emulated, and the measured times are printed beside the predicted ones.
 //!
-//! [`model`] holds the prediction, [`compression`] what compressing gradients would change, [`table`] shows.
+//! [`model`] makes the prediction, [`compression`] predicts what compressing gradients would change, and
+//! [`table`] shows both.
 
 pub mod compression;
 pub mod model;
@@ -63,7 +65,7 @@ pub struct PredictArgs {
         help_heading = "Study"
     )]
     pub links: Vec<String>,
-    /// Emulate each link too, and put what was measured beside what was predicted
+    /// Also run on each link, emulated, and print the measured times beside the predicted ones
     #[arg(long, help_heading = "Study")]
     pub measure: bool,
     /// What all studies have.
@@ -76,9 +78,9 @@ pub struct PredictArgs {
 
 /// The name that stands for the transport itself.
 const MEASURED: &str = "measured";
-/// Ranks at most that are predicted; more than any link is the same for.
+/// The largest number of ranks in a prediction. No link would stay the same for more.
 const MAX_RANKS: usize = 4096;
-/// Flags of which a prediction knows nothing, and what to do instead.
+/// Flags that a prediction cannot take into account, and what to do instead.
 const NOT_PREDICTED: [(&str, &str); 6] = [
     ("strategy", "what ddp would do is predicted"),
     ("link", "pass --links"),
@@ -87,26 +89,26 @@ const NOT_PREDICTED: [(&str, &str); 6] = [
     ("broadcast-buffers", "its broadcasts are not predicted"),
     ("rank-samples", "the same batch on every rank is predicted"),
 ];
-/// Sizes of the all-reduces that tell what the transport itself delivers.
+/// Sizes in bytes of the all-reduces from which the speed of the transport itself is fitted.
 const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
 
-/// What is predicted for one number of ranks on one link, and what was measured.
+/// The prediction for one number of ranks on one link, and the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Number of ranks.
     pub ranks: usize,
-    /// The link, as it was asked for.
+    /// The link, as the user named it.
     pub link: String,
-    /// What is predicted.
+    /// The prediction.
     #[serde(flatten)]
     pub prediction: Prediction,
     /// The measured step of `ddp` on the emulated link, in milliseconds.
     pub measured_ms: Option<f64>,
-    /// The prediction over what was measured.
+    /// The predicted step divided by the measured one.
     pub ratio: Option<f64>,
 }
 
-/// All that was found.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
@@ -116,14 +118,15 @@ struct Report<'a> {
     compression: &'a [Compression],
 }
 
-/// `paceline predict`.
+/// Runs `paceline predict`.
 pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a study", placement)?;
     check(&args.study)?;
     let given = resolve(args)?;
     let (single, _) = measuring(&given.with("nproc", 1))?;
-    // With more ranks beside it, a rank computes more slowly: they share memory, and perhaps cores. What
-    // is measured here has that, so the prediction must, too; ranks elsewhere have it not.
+    // With more ranks on the same host, a rank computes more slowly, because the ranks share memory and
+    // perhaps cores. Measured runs have all ranks on this host, so the runs behind their prediction must,
+    // too. Without --measure the ranks are assumed to be on other hosts, so one rank is run alone.
     let places: Vec<usize> = if args.measure { args.nproc.clone() } else { vec![1] };
     let mut cases = Vec::new();
     for &ranks in &places {
@@ -194,7 +197,7 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     Ok(0)
 }
 
-/// The flags of the runs, checked.
+/// Checks the flags, and returns those of the runs.
 fn resolve(args: &PredictArgs) -> Result<Spec> {
     if args.nproc.is_empty() || args.links.is_empty() {
         return usage("--nproc and --links need at least one value each");
@@ -222,7 +225,7 @@ fn resolve(args: &PredictArgs) -> Result<Spec> {
     Ok(args.train.0.clone())
 }
 
-/// The flags with so many ranks, each with the batch of one.
+/// The flags with `ranks` ranks, each with the batch of the single rank.
 fn at(single: &Spec, ranks: usize) -> Spec {
     match single.number("global-batch-size") {
         Some(batch) => single.with("nproc", ranks).with("global-batch-size", batch * ranks),
@@ -230,14 +233,14 @@ fn at(single: &Spec, ranks: usize) -> Spec {
     }
 }
 
-/// The layout of the model on so many ranks, which need not fit on this host.
+/// The layout of the model on `ranks` ranks, which may be more than fit on this host.
 fn layout_of(config: &TrainConfig, ranks: usize) -> Result<Arc<Layout>> {
     let dataset = config.data.open_train(config.seed)?;
     Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
 }
 
-/// The link of this name; `measured` is what an all-reduce over the transport takes here, fitted to a few
-/// sizes.
+/// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over
+/// the transport, which are measured here.
 fn link_of(name: &str, ranks: usize, config: &TrainConfig) -> Result<Link> {
     if name != MEASURED {
         return name.parse().map_err(|e| Failure::Usage(format!("--links: {e}")));
@@ -251,7 +254,7 @@ fn link_of(name: &str, ranks: usize, config: &TrainConfig) -> Result<Link> {
     Ok(model::fit_link(&points.collect::<Vec<_>>(), ranks))
 }
 
-/// What an all-reduce takes on a link, in milliseconds.
+/// The time of an all-reduce on a link, in milliseconds.
 fn all_reduce_ms(link: Link, ranks: usize, bytes: u64) -> f64 {
     link.time(OpKind::AllReduce, Algorithm::Direct, ranks, bytes).as_secs_f64() * 1e3
 }

@@ -1,8 +1,8 @@
-//! `paceline bench scaling`: the same training on more and more ranks, with weak scaling (the batch of
-//! each rank stays) and strong scaling (the global batch stays).
+//! `paceline bench scaling`: the same training on more and more ranks, with weak scaling (constant batch
+//! per rank) and strong scaling (constant global batch).
 //!
-//! [`rows`] holds the formulas, [`fit`] the laws of Amdahl and Gustafson, [`verdict`] says what
-//! follows; [`table`] and [`chart`] show it.
+//! [`rows`] has the formulas, [`fit`] the laws of Amdahl and Gustafson, and [`verdict`] the conclusion.
+//! [`table`] and [`chart`] show the results.
 
 pub mod chart;
 pub mod fit;
@@ -89,7 +89,7 @@ pub struct Scaling {
     pub verdict: String,
 }
 
-/// All that was found.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
@@ -98,7 +98,7 @@ struct Report<'a> {
     scalings: &'a [Scaling],
 }
 
-/// A configuration that is run: weak and strong scaling begin with the same one.
+/// A configuration to run. Weak and strong scaling share their first one, that of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Point {
     ranks: usize,
@@ -138,7 +138,7 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
     let found = run_all(&args.study, &cases)?;
     let params = found[0][0].count("params");
     let setting = Setting::new(&args.study, &base, params);
-    // One rank alone may train without a strategy.
+    // A single rank may train without a strategy, so the name is taken from the run with the most ranks.
     let strategy = found.iter().flatten().max_by_key(|run| run.count("world_size"));
     let strategy = strategy.map_or("", |run| run.text("strategy"));
     let mut scalings = Vec::new();
@@ -191,7 +191,7 @@ fn resolve_ranks(nproc: &[usize]) -> Result<Vec<usize>> {
     }
 }
 
-/// The flags for so many ranks, with the user's own batch or with this one.
+/// The flags for `ranks` ranks, with the user's own batch or with this one.
 fn at(given: &Spec, ranks: usize, global_batch: Option<usize>) -> Spec {
     let flags = given.with("nproc", ranks);
     match global_batch {

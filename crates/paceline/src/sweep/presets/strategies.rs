@@ -1,5 +1,5 @@
-//! `paceline train --ddp-choice all`: every strategy in a run of its own, with the same seed and data,
-//! and one table of all.
+//! `paceline train --ddp-choice all`: runs every strategy with the same seed and data, and compares all
+//! in one table.
 
 use std::time::Duration;
 
@@ -22,18 +22,18 @@ use crate::sweep::{command_line, execute, refuse_ranks, spec, usage};
 use crate::text::hundredths;
 use crate::{Failure, Result, resources};
 
-/// Batches of a step of the strategies that were published with several.
+/// Batches per step of the strategies that were published with gradient accumulation.
 const PUBLISHED_ACCUMULATION: usize = 4;
 /// The strategy whose bits the others are compared with.
 const REFERENCE: &str = "simple_ddp";
 
-/// How many batches each strategy adds up before a step.
+/// How many batches each strategy accumulates before a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Settings {
-    /// All as many.
+    /// The same number for all strategies.
     LikeForLike,
-    /// As the originals were measured.
+    /// The number with which the published originals were measured.
     AsPublished,
 }
 
@@ -54,19 +54,19 @@ struct Row {
     accumulate: usize,
     /// Wall-clock time of the run, from its start to its end.
     seconds: f64,
-    /// The price of that time.
+    /// The price of that time, if the user gave a price per hour.
     cost: Option<f64>,
     /// Whether it ended with the same parameters as the reference, bit for bit.
     same_bits: bool,
-    /// All of the run's own summary.
+    /// The run's own summary.
     summary: RunSummary,
 }
 
-/// A strategy that these flags do not fit.
+/// A strategy that was not run because these flags do not fit it.
 #[derive(Clone, Debug, Serialize)]
 struct LeftOut {
     strategy: String,
-    /// Why not.
+    /// The reason.
     reason: String,
 }
 
@@ -82,7 +82,7 @@ struct Report {
     left_out: Vec<LeftOut>,
 }
 
-/// Makes all runs, prints the table, and writes what was found.
+/// Makes all runs, prints the table, and writes the report.
 pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("--ddp-choice all", placement)?;
     let args: RunFlags = read(&given.parse()?)?;
@@ -117,7 +117,7 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
                 cases.push(Case { name, values: Vec::new(), spec: flags });
                 warnings.push(config.warnings);
             }
-            // The flags are sound by themselves, as was seen above; they only do not fit this one.
+            // The flags were found to be valid above; they only do not fit this strategy.
             Err(Failure::Usage(reason)) => {
                 left_out.push(LeftOut { strategy: strategy.name().to_owned(), reason });
             }
@@ -130,7 +130,7 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     }
     check_folder("the run folder", &folder::runs(), "start from a folder that you can write to")?;
     args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
-    // What holds for some of the strategies only is in their run folders.
+    // Warnings about some of the strategies only are in their run folders.
     let everywhere = |warning: &&String| warnings.iter().all(|others| others.contains(warning));
     for warning in warnings.iter().take(1).flatten().filter(everywhere) {
         eprintln!("warning: {warning}");
@@ -179,7 +179,7 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     Ok(0)
 }
 
-/// The table, and what its columns mean.
+/// The table, and an explanation of its columns.
 fn text(report: &Report) -> String {
     let Some(first) = report.runs.first().map(|row| &row.summary) else { return String::new() };
     let link = match first.text("link") {

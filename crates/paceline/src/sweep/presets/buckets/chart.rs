@@ -1,4 +1,4 @@
-//! Time of a step and exposed communication against bucket size.
+//! Charts of the step time and of the exposed communication against the bucket size.
 
 use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
@@ -6,7 +6,7 @@ use super::Row;
 use super::fit::{Fit, overhead_ms};
 use crate::sweep::presets::Setting;
 
-/// The chart of steps.
+/// The chart of step times.
 pub fn step(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
     chart(rows, setting, ranks, ("Time of a step", "step by bucket size"), |row| row.step_ms)
 }
@@ -36,8 +36,8 @@ fn place(mb: f64, ms: f64) -> (f64, f64) {
     (1e6 * mb, 1e3 * ms)
 }
 
-/// The chart of what `shown` takes from each row, in milliseconds: a line for the sizes, and a level one
-/// for every other strategy.
+/// The chart of the value in milliseconds that `shown` takes from each row: a curve for the sizes, and a
+/// level line for every other strategy.
 fn chart(
     rows: &[Row],
     setting: &Setting,

@@ -1,9 +1,9 @@
-//! The formula of the overhead of buckets, fitted to what was measured.
+//! Fits the formula of the overhead of buckets to the measurements.
 //!
-//! With `n` buckets, an operation's own cost `o`, gradients of `s` bytes and an all-reduce of `w` bytes per
-//! second, what stays exposed is `n o + s / (n w)`: every bucket costs its operation, and the last one, of
-//! `s / n` bytes, starts too late to be hidden. It is linear in `o` and `1 / w`; the size that makes it
-//! smallest is `sqrt(s o w)`.
+//! With `n` buckets, a fixed cost `o` per operation, gradients of `s` bytes and an all-reduce of `w`
+//! bytes per second, the exposed time is `n o + s / (n w)`: every bucket has the cost of its operation,
+//! and the last one, of `s / n` bytes, starts too late to be hidden. The formula is linear in `o` and `1
+//! / w`. The bucket size for which it is smallest is `sqrt(s o w)`.
 
 use serde::Serialize;
 
@@ -15,26 +15,27 @@ use super::{MB, Row};
 pub enum Fit {
     /// The formula holds.
     Found {
-        /// `o`: what an operation costs beside its bytes.
+        /// `o`: the fixed cost of an operation, in milliseconds.
         op_ms: f64,
         /// `w`: bandwidth of the all-reduce, in GB/s of 1e9 bytes.
         gb_per_s: f64,
-        /// The part of the variance that the formula explains.
+        /// The fraction of the variance that the formula explains.
         r_squared: f64,
         /// The size with the least overhead, in MB of 2^20 bytes.
         best_mb: f64,
     },
-    /// Why there is none, in words.
+    /// The reason why there is no fit.
     Refused(String),
 }
 
-/// Different numbers of buckets that a fit of two unknowns needs, to be wrong about something.
+/// The fewest different numbers of buckets for a fit. Two would always fit, because there are two
+/// unknowns.
 const MIN_POINTS: usize = 3;
-/// Below this part of the variance, the formula explains too little to say anything.
+/// If the formula explains a smaller fraction of the variance than this, there is no fit.
 const MIN_R_SQUARED: f64 = 0.5;
 
 impl Fit {
-    /// The fit to the rows with buckets, of gradients of so many bytes.
+    /// Fits the rows with buckets, for gradients of `gradient_bytes` bytes.
     pub fn of(rows: &[Row], gradient_bytes: u64) -> Self {
         let with_buckets = rows.iter().filter(|row| row.bucket_mb.is_some());
         let points: Vec<(f64, f64)> =
@@ -89,7 +90,8 @@ impl Fit {
     }
 }
 
-/// What stays exposed of `n` buckets, where an operation costs `op_ms` and all bytes take `all_ms`.
+/// The exposed time of `n` buckets in milliseconds, if an operation costs `op_ms` and all bytes take
+/// `all_ms`.
 pub fn overhead_ms(op_ms: f64, all_ms: f64, n: f64) -> f64 {
     n * op_ms + all_ms / n
 }

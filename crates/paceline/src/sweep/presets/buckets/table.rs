@@ -1,4 +1,4 @@
-//! The sweep as text: the table, the fit and the best sizes.
+//! The study of buckets as text: the table, the fit and the best sizes.
 
 use paceline_analysis::table::Cell;
 
@@ -7,7 +7,7 @@ use super::fit::Fit;
 use super::{BASELINES, Row, best};
 use crate::text::thousands;
 
-/// The table of `rows` and what is said below it.
+/// The table of `rows`, and the lines below it.
 pub fn text(rows: &[Row], fit: &Fit, params: u64) -> String {
     let table = table_of(
         rows,
@@ -51,7 +51,7 @@ pub fn text(rows: &[Row], fit: &Fit, params: u64) -> String {
     text
 }
 
-/// With as many decimals as there are.
+/// The number with as many decimals as it has, or a dash.
 fn number_or_dash(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| value.to_string())
 }

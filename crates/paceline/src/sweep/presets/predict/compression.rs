@@ -1,7 +1,8 @@
-//! Whether compressing gradients would pay: fewer bytes against the time that compressing takes.
+//! Predicts whether compressing gradients would pay: the time that is saved on the link against the time
+//! that compressing takes.
 //!
-//! How long compressing takes is measured on this machine, on as many numbers as the model has gradients;
-//! what it saves on the link is predicted.
+//! The time of compressing is measured on this machine, on as many numbers as the model has gradients.
+//! The time saved on the link is predicted.
 
 use std::time::Instant;
 
@@ -17,10 +18,11 @@ use crate::insight::replay;
 use crate::run::config::TrainConfig;
 use crate::{Failure, Result};
 
-/// How often each way is measured; the fastest counts, since whatever else runs only adds.
+/// How often each kernel is timed. The fastest time counts, since other load on the machine only adds
+/// time.
 const REPEATS: usize = 5;
 
-/// What compressing all gradients once takes on this machine, in milliseconds.
+/// The times to compress all gradients once on this machine, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Costs {
     /// Rounding to half precision, before sending.
@@ -33,7 +35,7 @@ pub struct Costs {
     pub scatter_ms: f64,
 }
 
-/// Measures what compressing the gradients of `layout` takes.
+/// Measures how long it takes to compress the gradients of `layout`.
 pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot time compression: {e}"));
     let compute = Compute::new(config.threads, Allocator::new());
@@ -47,7 +49,7 @@ pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
     let (held_back, pairs) = (tensor(DType::F32, len)?, tensor(DType::I32, 2 * count)?);
     let mut costs = [f64::INFINITY; 4];
     for _ in 0..REPEATS {
-        // Gradients as the initial weights are: many sizes, both signs.
+        // Pseudo-random numbers stand for the gradients: many magnitudes, both signs.
         x.write::<f32>().map_err(|e| failed(&e))?.iter_mut().enumerate().for_each(|(at, x)| {
             *x = ((at.wrapping_mul(2_654_435_761) >> 8) & 0xFFFF) as f32 / 65536.0 - 0.5;
         });
@@ -68,32 +70,34 @@ pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
     Ok(Costs { narrow_ms, widen_ms, select_ms, scatter_ms })
 }
 
-/// What is predicted for compressed gradients.
+/// The prediction for compressed gradients.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compression {
     /// Number of ranks.
     pub ranks: usize,
     /// The link.
     pub link: String,
-    /// The step in half precision.
+    /// The step with gradients that are sent in half precision.
     pub half_step_ms: f64,
-    /// The step with the largest tenth.
+    /// The step if only the largest tenth of the gradients is sent.
     pub top_k_step_ms: f64,
-    /// Whether either would pay, and why, or why not.
+    /// A sentence that says whether either would pay, and why.
     pub verdict: String,
 }
 
-/// A way to compress: what it costs before and after the link, and what the link carries.
+/// A way to compress: its cost before and after the link, in milliseconds for all gradients, and the time
+/// that a bucket takes on the link.
 struct Way<'a> {
     before_ms: f64,
     after_ms: f64,
     cost: &'a dyn Fn(u64) -> f64,
-    /// What the sums of the loss take, which are not compressed.
+    /// The time on the link of the sums of the loss, which are not compressed.
     loss: &'a dyn Fn(u64) -> f64,
 }
 
 impl Compression {
-    /// The prediction beside that without compression.
+    /// Predicts the steps with compression, and compares them with the prediction `plain` without
+    /// compression.
     #[allow(clippy::too_many_arguments, reason = "each is a fact of its own")]
     pub fn new(
         ranks: usize,
@@ -109,7 +113,7 @@ impl Compression {
             |kind, bytes| link.time(kind, Algorithm::Direct, ranks, bytes).as_secs_f64() * 1e3;
         let loss = |bytes: u64| time(OpKind::AllReduce, bytes);
         let halved = |bytes: u64| time(OpKind::AllReduce, bytes / 2);
-        // Pairs of index and value, 8 bytes for 4, from every rank.
+        // Every rank sends pairs of index and value, which are 8 bytes for each selected 4-byte gradient.
         let sparse = |bytes: u64| {
             let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
             time(OpKind::AllGather, pairs * ranks as u64)
@@ -133,8 +137,8 @@ impl Compression {
     }
 }
 
-/// The step of `ddp` with a way to compress. What is done before sending delays both this bucket and all
-/// that is computed after it.
+/// The step of `ddp` with a way to compress. Compressing a bucket delays this bucket and everything that
+/// is computed after it.
 fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &Way) -> Result<f64> {
     let backward = calibration.backward(layout)?;
     let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
@@ -153,7 +157,7 @@ fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &W
 fn verdict(plain: &Prediction, half: f64, top_k: f64, costs: &Costs) -> String {
     let step = plain.step_ms;
     let (name, best) = if half <= top_k { ("fp16", half) } else { ("top_k", top_k) };
-    // Predictions are good for some percent.
+    // Predictions are accurate to a few percent.
     if best < 0.97 * step {
         return format!(
             "{name} would pay: {best:.2} ms instead of {step:.2}, since {:.2} ms of communication are \

@@ -1,4 +1,5 @@
-//! The prediction itself: what was measured without communication, and a link's queue.
+//! The prediction itself: the time that was measured without communication, plus the part of a link's
+//! queue that is exposed.
 
 use paceline_collectives::{Algorithm, Cost, Link, OpKind};
 use paceline_model::Layout;
@@ -13,33 +14,33 @@ use crate::sweep::rank;
 use crate::sweep::summary::RunSummary;
 use crate::{Failure, Result};
 
-/// The part of a step that other buckets have to gain to be worth a word.
+/// The fraction of a step that other buckets have to save before they are suggested.
 const MIN_GAIN: f64 = 0.01;
 
-/// A step without communication, medians over the rounds, in milliseconds.
+/// The measured times of a step without communication: medians over the rounds, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Calibration {
     /// Ranks that computed side by side.
     pub ranks: usize,
     /// The step of the slowest rank.
     pub step_ms: f64,
-    /// The main thread computed.
+    /// The time that the main thread computed.
     pub compute_ms: f64,
     /// The begin of the backward pass since the step began.
     pub backward_begin_ms: f64,
-    /// Its end.
+    /// The end of the backward pass since the step began.
     pub backward_end_ms: f64,
-    /// When each gradient was final since the step began, the first one first.
+    /// When each gradient was final, since the step began, in the order of time.
     pub ready: Vec<ReadyLine>,
 }
 
 impl Calibration {
-    /// What the rounds of a run without communication found.
+    /// The calibration from the rounds of a run without communication.
     pub fn of(ranks: usize, rounds: &[RunSummary]) -> Result<Self> {
         let missing = || Failure::Run("a summary lacks the anatomy of its steps".to_owned());
         let anatomies: Vec<Anatomy> = rounds.iter().map(|run| run.part("anatomy")).collect();
         let first = anatomies.first().ok_or_else(missing)?;
-        // The anatomy has means, which a few slow steps stretch; what counts is the usual step.
+        // The anatomy has means, which a few slow steps raise. They are scaled to the median step.
         let usual = |part: &dyn Fn(&RunSummary, &Anatomy) -> Option<f64>| {
             let of_round = |(run, anatomy): (&RunSummary, &Anatomy)| {
                 let usual_by_mean = run.number("step_ms_median")? / run.number("step_ms")?;
@@ -61,7 +62,7 @@ impl Calibration {
         })
     }
 
-    /// The ready times for a layout of the same parameters.
+    /// The ready times for a layout with the same parameters.
     pub fn backward<'a>(&self, layout: &'a Layout) -> Result<Backward<'a>> {
         let pass = [self.backward_begin_ms, self.backward_end_ms];
         advice::backward(&self.ready, pass, layout).ok_or_else(|| {
@@ -70,10 +71,10 @@ impl Calibration {
     }
 }
 
-/// What is predicted for `ddp`, beside `simple_ddp`, in milliseconds.
+/// The predictions for `ddp`, and the step of `simple_ddp`, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// All communication of a step.
+    /// The time of all communication of a step.
     pub comm_ms: f64,
     /// The time from the end of the backward pass to the end of communication.
     pub exposed_ms: f64,
@@ -85,15 +86,15 @@ pub struct Prediction {
     pub simple_step_ms: f64,
     /// The bucket size with the shortest step, in MB of 2^20 bytes.
     pub best_bucket_mb: f64,
-    /// The size of its first bucket.
+    /// The size of the first bucket that goes with it, in MB of 2^20 bytes.
     pub best_first_mb: f64,
-    /// The step with these.
+    /// The step with these sizes.
     pub best_step_ms: f64,
 }
 
 impl Prediction {
-    /// The prediction for buckets of these sizes, where `cost` is what an all-reduce of so many bytes
-    /// takes.
+    /// The prediction for buckets of these sizes, if an all-reduce of `bytes` bytes takes `cost(bytes)`
+    /// milliseconds.
     pub fn new(
         calibration: &Calibration,
         layout: &Layout,
@@ -110,7 +111,7 @@ impl Prediction {
             layout.trained().map(|(_, p)| cost(p.range().len() as u64 * elem_bytes)).sum();
         let loss_ms = (backward.loss_done(cost) - backward.end).max(0.0);
         let (best, least) = match backward.best_caps(cost) {
-            // Nothing that anybody could measure: the buckets as they are do as well.
+            // The gain is too small to measure, so the present sizes are as good.
             (_, least) if exposed_ms - least < MIN_GAIN * calibration.step_ms => (caps, exposed_ms),
             best => best,
         };
@@ -128,14 +129,15 @@ impl Prediction {
     }
 }
 
-/// The link on which all-reduces of so many bytes would take so many seconds: least squares of the relative
-/// error, since small messages tell the latency and large ones the bandwidth.
+/// The link whose all-reduces fit `points`, which are sizes in bytes and times in seconds. The fit
+/// minimizes the squares of the relative error, because small messages determine the latency and large
+/// ones the bandwidth.
 pub fn fit_link(points: &[(f64, f64)], ranks: usize) -> Link {
     let cost = |bytes: f64| {
         let cost = Cost::of(OpKind::AllReduce, Algorithm::Direct, ranks, bytes as u64);
         (f64::from(cost.steps), cost.bytes as f64)
     };
-    // Minimises the sum of ((steps * latency + bytes * per_byte) / seconds - 1)^2.
+    // Minimizes the sum of ((steps * latency + bytes * per_byte) / seconds - 1)^2.
     let [mut ss, mut sb, mut bb, mut s1, mut b1] = [0.0; 5];
     for &(bytes, seconds) in points.iter().filter(|(_, seconds)| *seconds > 0.0) {
         let (steps, bytes) = cost(bytes);
@@ -149,7 +151,7 @@ pub fn fit_link(points: &[(f64, f64)], ranks: usize) -> Link {
     let determinant = ss * bb - sb * sb;
     let mut latency_s = (s1 * bb - b1 * sb) / determinant;
     let mut per_byte = (ss * b1 - sb * s1) / determinant;
-    // Also when there were too few points to tell the two apart.
+    // The latency is NaN if there were too few points to separate it from the bandwidth.
     if latency_s.is_nan() || latency_s < 0.0 {
         (latency_s, per_byte) = (0.0, b1 / bb);
     }
@@ -210,7 +212,7 @@ mod tests {
         let link = fit_link(&points, 2);
         assert!((link.latency_s - 10e-6).abs() < 1e-9, "{link:?}");
         assert!((link.bytes_per_s / 1e9 - 1.0).abs() < 1e-6, "{link:?}");
-        // Faster for small ones than any latency explains.
+        // Small messages are faster than any latency explains.
         let link = fit_link(&[(1e3, 1e-9), (1e6, 1e-3)], 2);
         assert_eq!(link.latency_s, 0.0);
     }

@@ -1,4 +1,4 @@
-//! What `paceline predict` prints.
+//! The output of `paceline predict`.
 
 use paceline_analysis::table::{Cell, Table};
 
@@ -33,7 +33,7 @@ pub fn table(rows: &[Row]) -> Table {
     )
 }
 
-/// All that is printed below the head.
+/// Everything that is printed below the first lines.
 pub fn text(calibrations: &[Calibration], rows: &[Row], compression: &[Compression]) -> String {
     let bases = calibrations.iter().map(|calibration| {
         let side_by_side = if calibration.ranks > 1 { " side by side" } else { "" };

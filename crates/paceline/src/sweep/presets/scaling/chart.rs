@@ -1,4 +1,4 @@
-//! Speed-up against ranks, with the ideal line and the fit.
+//! The chart of speed-up against ranks, with the ideal line and the fit.
 
 use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
@@ -7,10 +7,10 @@ use super::fit::{Fit, law};
 use super::rows::Mode;
 use crate::sweep::presets::Setting;
 
-/// Places at which the curve of a fit is drawn.
+/// Number of points with which the curve of a fit is drawn.
 const CURVE: u32 = 64;
 
-/// The chart of one way of scaling.
+/// The chart of weak or of strong scaling.
 pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart {
     let rows = &scaling.rows;
     let most = rows.iter().map(|row| row.ranks).max().unwrap_or(1) as f64;
@@ -25,7 +25,7 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
         look: 4,
     }];
     if !without.is_empty() {
-        // Joined to the last row with cores enough.
+        // The line is joined to the last row with enough cores.
         let joined = with_cores.last().into_iter().chain(&without);
         series.push(Series {
             name: format!("*more than {} cores", setting.cores),

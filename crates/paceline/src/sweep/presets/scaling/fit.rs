@@ -16,17 +16,17 @@ pub enum Fit {
     Found {
         /// The serial fraction, from 0 to 1.
         serial: f64,
-        /// Root mean square of the differences in speed-up; nothing for a single row, which any law fits.
+        /// Root mean square of the differences in speed-up; `None` for a single row, which any law fits.
         residual: Option<f64>,
-        /// How many rows it rests on, beside one rank.
+        /// How many rows were fitted, not counting that of one rank.
         num_points: usize,
     },
-    /// Why there is none, in words.
+    /// The reason why there is no fit.
     Refused(String),
 }
 
 impl Fit {
-    /// The fit of rows with cores enough.
+    /// Fits the rows that have enough cores.
     pub fn of(mode: Mode, rows: &[Row]) -> Self {
         let points: Vec<(f64, f64)> = rows
             .iter()
@@ -63,7 +63,7 @@ impl Fit {
     }
 }
 
-/// The `f` for which `y = f x` is nearest to all (x, y).
+/// The `f` that fits `y = f x` to all (x, y) by least squares.
 fn least_squares(points: impl Iterator<Item = (f64, f64)>) -> f64 {
     let (xy, xx) = points.fold((0.0, 0.0), |(xy, xx), (x, y)| (xy + x * y, xx + x * x));
     xy / xx
@@ -94,7 +94,7 @@ mod tests {
         let Fit::Found { serial, residual, num_points } = strong(&times, 8) else { panic!() };
         assert!((serial - 0.1).abs() < 1e-12 && residual.unwrap() < 1e-12, "{serial}");
         assert_eq!(num_points, 3);
-        // What has no core of its own is left out, however bad it is.
+        // Rows without enough cores are left out, however bad they are.
         let mut worse = times;
         worse[3].1 = 500.0;
         let Fit::Found { serial, num_points, .. } = strong(&worse, 4) else { panic!() };

@@ -1,4 +1,4 @@
-//! From the summaries of runs to rows: speed-up, efficiency and what communication costs. It knows
+//! Turns the summaries of runs into rows: speed-up, efficiency and the cost of communication. Knows
 //! neither how the runs are made nor how rows are shown.
 
 use serde::Serialize;
@@ -28,7 +28,7 @@ impl Mode {
         }
     }
 
-    /// Samples of a step of `ranks` ranks, where one rank has `base`.
+    /// The global batch of `ranks` ranks, if that of one rank is `base` samples.
     pub fn global_batch(self, base: usize, ranks: usize) -> Result<usize> {
         match self {
             Mode::Strong => Ok(base),
@@ -38,7 +38,7 @@ impl Mode {
         }
     }
 
-    /// What `ranks` ranks would take where one takes `single_ms`, if nothing were lost.
+    /// The time that `ranks` ranks would take without any loss, if one rank takes `single_ms`.
     pub fn ideal_ms(self, single_ms: f64, ranks: usize) -> f64 {
         match self {
             Mode::Weak => single_ms,
@@ -47,7 +47,8 @@ impl Mode {
     }
 }
 
-/// One number of ranks. Times are of a step, medians over the rounds.
+/// The results with one number of ranks. Times are per step, in milliseconds, and medians over the
+/// rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// What stays the same.
@@ -56,13 +57,14 @@ pub struct Row {
     pub ranks: usize,
     /// Samples of a step, of all ranks together.
     pub global_batch: usize,
-    /// Whether there are more ranks x threads than cores, which is no scaling but sharing.
+    /// Whether there are more ranks x threads than cores. Such a row does not show scaling, because ranks
+    /// share cores.
     pub is_oversubscribed: bool,
-    /// A step of the slowest rank.
+    /// The time of a step of the slowest rank.
     pub step_ms: f64,
-    /// The shortest of any round.
+    /// The shortest step time of any round.
     pub step_ms_min: f64,
-    /// The longest of any round.
+    /// The longest step time of any round.
     pub step_ms_max: f64,
     /// Samples of all ranks per second.
     pub samples_per_s: f64,
@@ -70,24 +72,25 @@ pub struct Row {
     pub speedup: f64,
     /// Speed-up over the number of ranks.
     pub efficiency_pct: f64,
-    /// T_comm: the step, less the ideal one. `None` for one rank.
+    /// T_comm: the step minus the ideal step. `None` for one rank.
     pub t_comm_ms: Option<f64>,
-    /// The main thread was blocked on communication.
+    /// Exposed communication: the time that the main thread was blocked on communication.
     pub exposed_ms: f64,
-    /// Communication while the main thread computed.
+    /// Hidden communication: the communication while the main thread computed.
     pub hidden_ms: f64,
-    /// Communication waited for the slowest rank.
+    /// The part of the communication that waited for the slowest rank.
     pub waiting_ms: f64,
-    /// The part of it during which the main thread was blocked.
+    /// The part of the waiting during which the main thread was blocked.
     pub exposed_waiting_ms: f64,
-    /// The main thread computed.
+    /// The time that the main thread computed.
     pub compute_ms: f64,
-    /// The serial fraction that this row alone would mean. `None` for one rank.
+    /// The serial fraction that follows from this row alone. `None` for one rank.
     pub serial_pct: Option<f64>,
 }
 
 impl Row {
-    /// What the rounds of a configuration found. What it means beside one rank is left to [`rows`].
+    /// The measured fields, from the rounds of a configuration. [`rows`] fills in the fields that compare
+    /// with one rank.
     pub fn measured(ranks: usize, global_batch: usize, rounds: &[RunSummary]) -> Result<Self> {
         let median = |name| median_of(rounds, name);
         let steps = Spread::of(rounds.iter().map(|run| run.number("step_ms_median")));
@@ -108,7 +111,7 @@ impl Row {
     }
 }
 
-/// The rows of what was measured, which begins with one rank.
+/// Completes the measured rows, the first of which is that of one rank.
 pub fn rows(mode: Mode, measured: &[Row], threads: usize, cores: usize) -> Vec<Row> {
     let Some(single) = measured.first() else { return Vec::new() };
     let row = |of: &Row| {
@@ -127,8 +130,8 @@ pub fn rows(mode: Mode, measured: &[Row], threads: usize, cores: usize) -> Vec<R
     measured.iter().map(row).collect()
 }
 
-/// The serial fraction by which a law gives just this speed-up: Amdahl's (as Karp and Flatt, 1990,
-/// solved it) for strong scaling, Gustafson's for weak scaling.
+/// The serial fraction for which the law gives exactly this speed-up. The law is Amdahl's for strong
+/// scaling (solved by Karp and Flatt, 1990), and Gustafson's for weak scaling.
 fn serial_fraction(mode: Mode, ranks: usize, speedup: f64) -> f64 {
     let n = ranks as f64;
     match mode {
@@ -141,7 +144,7 @@ fn serial_fraction(mode: Mode, ranks: usize, speedup: f64) -> f64 {
 pub(super) mod tests {
     use super::*;
 
-    /// A configuration of which all of the step is computed.
+    /// A configuration whose steps consist of computation only.
     pub(in super::super) fn measured(ranks: usize, global_batch: usize, step_ms: f64) -> Row {
         Row {
             ranks,

@@ -1,4 +1,4 @@
-//! One way of scaling as text: the table, what its columns mean, the fit and the verdict.
+//! Weak or strong scaling as text: the table, what its columns mean, the fit and the verdict.
 
 use paceline_analysis::table::Cell;
 
@@ -8,7 +8,7 @@ use super::fit::Fit;
 use super::rows::{Mode, Row};
 use crate::text::plural;
 
-/// The table of `scaling` and what is said below it.
+/// The table of `scaling`, and the lines below it.
 pub fn text(scaling: &Scaling, setting: &Setting) -> String {
     let (head, legend, law) = match scaling.mode {
         Mode::Weak => (
@@ -64,7 +64,7 @@ fn table(rows: &[Row]) -> String {
     .text()
 }
 
-/// The number of ranks, marked where they share cores.
+/// The number of ranks, with a star if they share cores.
 fn starred(row: &Row) -> String {
     format!("{}{}", if row.is_oversubscribed { "*" } else { "" }, row.ranks)
 }

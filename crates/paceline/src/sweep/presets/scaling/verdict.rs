@@ -1,17 +1,17 @@
-//! What limits scaling, in two sentences that follow from the numbers.
+//! Says in two sentences what limits scaling, from the numbers of the rows.
 //!
-//! A step of N ranks takes longer than the ideal one by what computing takes more than its share, by
-//! waiting for the slowest rank, by moving data that nothing hides, and by what is left. The largest of
-//! these is the limit.
+//! A step of N ranks takes longer than the ideal step. The difference has four parts: computing that
+//! takes longer than its share, waiting for the slowest rank, moving data while nothing is computed, and
+//! a rest. The largest of the first three is the limit, unless the rest outweighs them.
 
 use super::rows::{Mode, Row};
 use crate::sweep::presets::Setting;
 use crate::text::plural;
 
-/// An efficiency, in percent, above which nothing is worth calling a limit.
+/// From this efficiency on, in percent, nothing is called a limit.
 const GOOD_PCT: f64 = 95.0;
 
-/// What a step loses, in milliseconds.
+/// The losses of a step, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Losses {
     compute: f64,
@@ -28,8 +28,8 @@ impl Losses {
     }
 }
 
-/// The verdict on `rows`, which begin with one rank: on the most ranks that have cores of their own, or,
-/// if there are none, on the most ranks.
+/// The verdict on `rows`, the first of which is that of one rank. It is about the largest number of ranks
+/// that have cores of their own, or, if there is none, the largest number of ranks.
 pub fn verdict(mode: Mode, rows: &[Row], setting: &Setting) -> String {
     let Some((single, others)) = rows.split_first() else { return String::new() };
     let mut with_cores = others.iter().filter(|row| !row.is_oversubscribed);
@@ -83,8 +83,9 @@ fn limit(mode: Mode, single: &Row, row: &Row, losses: Losses, setting: &Setting)
             plural(setting.cores, "core")
         );
     }
-    // The step that counts is the slowest rank's, its parts are means over the ranks: where they do not
-    // explain half of the loss, the largest of them is no limit either.
+    // The step time is the slowest rank's, while its parts are means over the ranks. So the parts may
+    // leave a rest. If the largest part is less than half of the loss and less than the rest, no part is
+    // called the limit.
     let lost = row.step_ms - mode.ideal_ms(single.step_ms, row.ranks);
     if largest < 0.5 * lost && largest < lost - compute.max(0.0) - waiting - moving {
         return format!("No single part limits it: {measured}");
@@ -129,7 +130,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Two ranks with these times of a step, of computing, exposed and waiting, after one with 100.
+    /// The verdict on two ranks with these times, compared with one rank whose step takes 100 ms.
     fn of_two(mode: Mode, step: f64, compute: f64, exposed: f64, waiting: f64) -> String {
         let two = Row {
             compute_ms: compute,
