@@ -130,16 +130,22 @@ pub(crate) struct VerdictWords {
     calls: [CallWords; 2],
 }
 
+/// Why a group is no longer whole. Both alarms are zero while it is.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Alarms {
+    /// 1 + the first rank that left or was lost, [`CONFLICT`], or [`GIVEN_UP`].
+    first: AtomicU32,
+    /// The first alarm that concerns all ranks, whichever they need: [`CONFLICT`] or [`GIVEN_UP`].
+    common: AtomicU32,
+}
+
 /// The shared state of a group.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Control {
     gates: Gates,
-    /// Zero while all is well, else 1 + the first rank that left or was lost, [`CONFLICT`], or
-    /// [`GIVEN_UP`].
-    alarm: Line<AtomicU32>,
-    /// The first alarm that concerns all ranks, whichever they need: [`CONFLICT`] or [`GIVEN_UP`].
-    common_alarm: Line<AtomicU32>,
+    alarms: Line<Alarms>,
     /// Taken by the rank that writes the verdict.
     accuser: Line<AtomicU32>,
     verdict: VerdictWords,
@@ -263,10 +269,11 @@ impl Control {
         // Release, so that whoever sees the alarm sees its reason. Only the first one is kept: it is
         // the cause of those that follow.
         if alarm == CONFLICT || alarm == GIVEN_UP {
-            let common = &self.common_alarm.0;
+            let common = &self.alarms.0.common;
             let _ = common.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
         }
-        let _ = self.alarm.0.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
+        let _ =
+            self.alarms.0.first.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
         self.gates.wake_all();
         for rank in 0..MAX_RANKS {
             self.ring(rank);
@@ -275,7 +282,7 @@ impl Control {
 
     /// Why an operation of all ranks cannot go on, if so.
     pub(crate) fn alarm(&self) -> Option<WaitError> {
-        self.meaning(self.alarm.0.load(Ordering::Acquire))
+        self.meaning(self.alarms.0.first.load(Ordering::Acquire))
     }
 
     /// Why an operation that needs only these `peers` cannot go on, if so: other ranks may come and
@@ -283,7 +290,7 @@ impl Control {
     pub(crate) fn alarm_among(&self, peers: &[usize]) -> Option<WaitError> {
         match self.alarm()? {
             WaitError::Gone { peer, .. } if !peers.contains(&peer) => {
-                let common = self.meaning(self.common_alarm.0.load(Ordering::Acquire));
+                let common = self.meaning(self.alarms.0.common.load(Ordering::Acquire));
                 let gone = peers.iter().find(|&&peer| self.is_gone(peer));
                 common.or_else(|| self.meaning(1 + *gone? as u32))
             }
