@@ -4,20 +4,30 @@
 
 mod common;
 
+use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use half::f16;
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp, Transport};
 
+/// The variable with the folder where ranks write what they say, and that they are done: a rank that
+/// ends may take with it what others have printed.
+const FOLDER: &str = "RANKS_FOLDER";
+
+/// How long ranks wait for each other's last words. Reached only when something hangs.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
 /// Runs `world` copies of this binary with `scenario` in [`rank_process`], and returns whether all
 /// went well and what they said. None where there is no `mpirun`.
 fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
+    let folder = tempfile::tempdir().unwrap();
     let output = Command::new("mpirun")
         .args(["-n", &world.to_string()])
         .arg(std::env::current_exe().unwrap())
         .args(["rank_process", "--exact", "--nocapture", "--ignored"])
         .env("SCENARIO", scenario)
+        .env(FOLDER, folder.path())
         // Both families of MPI know this limit, in seconds, beyond which a test has failed.
         .env("MPIEXEC_TIMEOUT", "300")
         // Open MPI refuses more ranks than cores, and root, unless it is told.
@@ -28,7 +38,9 @@ fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
         .output();
     match output {
         Ok(output) => {
-            let text = [output.stdout, output.stderr].concat();
+            let said = |rank: usize| std::fs::read(folder.path().join(format!("{rank} says")));
+            let said: Vec<u8> = (0..world).filter_map(|rank| said(rank).ok()).flatten().collect();
+            let text = [said, output.stdout, output.stderr].concat();
             Some((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
         }
         Err(error) => {
@@ -45,7 +57,8 @@ fn rank_process() {
     // The number of ranks is not known before MPI runs; two is enough to tell whether they share.
     let mut options = GroupOptions::for_local_ranks(2);
     if matches!(scenario.as_str(), "absence" | "pair_absence") {
-        options.timeout = Duration::from_millis(300);
+        // Long enough for ranks on fewer cores than ranks to form the group, too.
+        options.timeout = Duration::from_secs(10);
     }
     if scenario == "link" {
         options.link = Some(SLOW);
@@ -90,7 +103,7 @@ fn rank_process() {
                 _ => group.barrier(),
             };
             mismatch(rank, outcome.unwrap_err());
-            await_the_end();
+            await_the_end(rank, world);
         }
         "other_pair" => {
             let outcome = match rank {
@@ -99,28 +112,28 @@ fn rank_process() {
                 _ => group.barrier(),
             };
             mismatch(rank, outcome.unwrap_err());
-            await_the_end();
+            await_the_end(rank, world);
         }
         "other_counts" => {
             let share = vec![1f64; rank + 1];
             let error = group.all_gather_slice(&share, &mut vec![0f64; world]).unwrap_err();
-            println!("rank {rank} says: {error}");
+            say(rank, &error);
         }
-        "absence" | "pair_absence" if rank == 1 => await_the_end(),
+        "absence" | "pair_absence" if rank == 1 => await_the_end(rank, world),
         "absence" => {
             let error = group.barrier().unwrap_err();
-            println!("rank {rank} says: {error}");
+            say(rank, &error);
             assert!(matches!(&error, CollectiveError::TimedOut { missing, .. } if *missing == [1]));
             let error = group.barrier().unwrap_err();
             assert!(matches!(error, CollectiveError::Broken { .. }), "{error}");
-            await_the_end();
+            await_the_end(rank, world);
         }
         "pair_absence" => {
             if rank == 0 {
                 let error = group.recv_slice(&mut [0u8; 5], 1).unwrap_err();
-                println!("rank {rank} says: {error}");
+                say(rank, &error);
             }
-            await_the_end();
+            await_the_end(rank, world);
         }
         other => panic!("unknown scenario {other}"),
     }
@@ -153,13 +166,32 @@ fn extremes_keep_nan(group: &Group) {
 
 fn mismatch(rank: usize, error: CollectiveError) {
     assert!(matches!(error, CollectiveError::Mismatch { .. }), "rank {rank}: {error}");
-    println!("rank {rank} says: {error}");
+    say(rank, &error);
+}
+
+fn folder() -> PathBuf {
+    std::env::var_os(FOLDER).expect("a folder for what ranks say").into()
+}
+
+fn say(rank: usize, error: &CollectiveError) {
+    let line = format!("rank {rank} says: {error}\n");
+    std::fs::write(folder().join(format!("{rank} says")), line).unwrap();
 }
 
 /// A rank that ends without having ended MPI takes the others with it, so all wait until each has
 /// said what it has to say.
-fn await_the_end() {
-    std::thread::sleep(Duration::from_secs(2));
+fn await_the_end(rank: usize, world: usize) {
+    let (folder, begin) = (folder(), Instant::now());
+    let is_done = |rank: usize| folder.join(format!("{rank} is done"));
+    std::fs::write(is_done(rank), "").unwrap();
+    loop {
+        let others: Vec<usize> = (0..world).filter(|&rank| !is_done(rank).exists()).collect();
+        if others.is_empty() {
+            return;
+        }
+        assert!(begin.elapsed() < END_LIMIT, "rank {rank} waits for ranks {others:?} to be done");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[track_caller]

@@ -1,6 +1,7 @@
 //! The `thread` transport.
 
 mod common;
+mod limit;
 
 use std::time::Duration;
 
@@ -217,16 +218,18 @@ fn no_time_limit_is_too_long() {
     let options = GroupOptions { timeout: forever, ..GroupOptions::for_local_ranks(2) };
     let spinning = GroupOptions { spin: forever, ..options.clone() };
     for options in [options, spinning] {
-        std::thread::scope(|scope| {
-            for group in Group::threads_with(2, options) {
-                scope.spawn(move || {
-                    let (rank, other) = (group.rank(), 1 - group.rank());
-                    let (data, mut got) = ([rank as f32; 3], [9.0; 3]);
-                    group.send_recv_slice(&data, other, &mut got, other).unwrap();
-                    assert_eq!(got, [other as f32; 3]);
-                    group.barrier().unwrap();
-                });
-            }
+        limit::within_limit(|| {
+            std::thread::scope(|scope| {
+                for group in Group::threads_with(2, options) {
+                    scope.spawn(move || {
+                        let (rank, other) = (group.rank(), 1 - group.rank());
+                        let (data, mut got) = ([rank as f32; 3], [9.0; 3]);
+                        group.send_recv_slice(&data, other, &mut got, other).unwrap();
+                        assert_eq!(got, [other as f32; 3]);
+                        group.barrier().unwrap();
+                    });
+                }
+            });
         });
     }
 }

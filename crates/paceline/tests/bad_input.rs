@@ -91,9 +91,12 @@ fn names_that_do_not_exist_are_answered_with_those_that_do() {
 #[test]
 fn strategies() {
     refused("--accumulate 0", &["--accumulate 0", "1 or more"]);
+    // The default is one rank where there is one core, with a strategy that has neither buckets nor
+    // blocks.
     for flag in ["--bucket-cap-mb", "--first-bucket-mb"] {
         for size in ["0", "-1", "NaN", "inf"] {
-            refused(&format!("{flag} {size}"), &[&format!("{flag} {size}"), "above zero"]);
+            let words = [&format!("{flag} {size}"), "above zero"];
+            refused(&format!("--nproc 2 {flag} {size}"), &words);
         }
     }
     for k in ["0", "-0.5", "1.5", "NaN"] {
@@ -102,10 +105,12 @@ fn strategies() {
     }
     refused("--strategy local_sgd --sync-every 0", &["--sync-every", "at least 1, not 0"]);
     refused("--sync-blocks 1", &["--sync-blocks 1", "2 or more"]);
-    refused("--sync-blocks 9999", &["--sync-blocks 9999", "more --epochs"]);
+    refused("--nproc 2 --sync-blocks 9999", &["--sync-blocks 9999", "more --epochs"]);
     refused("--sync-blocks 2 --strategy no_sync", &["--sync-blocks", "no_sync", "--strategy"]);
-    refused("--sync-blocks 2 --clip-grad-norm 1", &["--clip-grad-norm", "--sync-blocks 2"]);
-    refused("--sync-blocks 2 --save ckpt", &["--save", "--sync-blocks 2", "different models"]);
+    let blocks = "--nproc 2 --sync-blocks 2";
+    refused(&format!("{blocks} --clip-grad-norm 1"), &["--clip-grad-norm", "--sync-blocks 2"]);
+    let saved = ["--save", "--sync-blocks 2", "different models"];
+    refused(&format!("{blocks} --save ckpt"), &saved);
     refused("--strategy no_sync --evaluate", &["--evaluate", "no_sync", "different models"]);
     let local = "--strategy local_sgd --batch-norm --sync-batch-norm";
     refused(local, &["--sync-batch-norm", "local_sgd", "leave it out"]);
@@ -211,7 +216,7 @@ fn steps_and_optimizers() {
     for value in ["0", "-1", "nan", "inf"] {
         refused(&format!("--clip-grad-norm {value}"), &["--clip-grad-norm", "above zero"]);
     }
-    refused("--bucket-cap-mb 0", &["--bucket-cap-mb 0", "above zero"]);
+    refused("--nproc 2 --bucket-cap-mb 0", &["--bucket-cap-mb 0", "above zero"]);
 }
 
 #[test]

@@ -93,7 +93,12 @@ fn a_sweep_over_transports_and_ranks_writes_one_report() {
     let transports: Vec<&Value> = results.iter().map(|row| &row["transport"]).collect();
     assert_eq!((transports[0], transports[13]), (&"thread".into(), &"hybrid".into()));
     assert_eq!(results[0]["size"], 4000);
-    assert!(results[0]["memory_fraction"].as_f64().unwrap() > 0.0);
+    // Where there is no room for arrays as large as the caches, memory is not measured. What is free
+    // changes, so that may be so for some of the groups only.
+    let fractions = results.iter().filter_map(|row| row["memory_fraction"].as_f64());
+    let fractions: Vec<f64> = fractions.collect();
+    assert!(fractions.iter().all(|fraction| *fraction > 0.0), "{fractions:?}");
+    assert_eq!(!fractions.is_empty(), report["memory_bandwidth_gb_s"].is_number(), "{report}");
     assert_eq!(results[13]["memory_fraction"], Value::Null, "sockets are no memory");
     assert!(results[0]["in_place"]["p99_us"].as_f64().unwrap() > 0.0);
     assert_eq!(report["out_of_bounds"]["count"], 0);

@@ -110,6 +110,10 @@ impl Visit<'_> {
         let copy = page.with_extension(format!("{face}.html"));
         let root = format!("<html data-face=\"{face}\"");
         fs::write(&copy, text.replacen("<html", &root, 1)).unwrap();
+        // So that a picture of an earlier run is never looked at.
+        if to.exists() {
+            fs::remove_file(to).unwrap();
+        }
         let flags =
             [format!("--window-size={WIDTH},{height}"), format!("--screenshot={}", to.display())];
         self.run(&copy, &flags);

@@ -82,8 +82,9 @@ fn a_norm_that_is_not_finite_stops_all_ranks() {
         let flags = format!("{TINY_MLP} --nproc 2 --transport {transport} --lr 1e18");
         let run = Sandbox::new().train(&format!("{flags} --clip-grad-norm 1e30"));
         assert_eq!(run.code, Some(1), "{run:#?}");
-        let norm = "the gradient norm of step 2 is not finite (NaN), with a learning rate of 1e18";
-        for words in [norm, "before the optimizer step"] {
+        // Whether it is NaN or infinite is up to the order of the sums, and so to the processor.
+        let norm = "the gradient norm of step 2 is not finite (";
+        for words in [norm, "), with a learning rate of 1e18", "before the optimizer step"] {
             assert!(run.stderr.contains(words), "no {words:?} in {}", run.stderr);
         }
         assert!(!run.stdout.contains("Total time"), "{}", run.stdout);

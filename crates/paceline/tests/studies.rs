@@ -169,9 +169,10 @@ fn a_study_that_is_asked_to_end_leaves_nothing_behind() {
 #[test]
 fn all_strategies_are_compared() {
     let sandbox = Sandbox::new();
-    let flags =
-        format!("{TINY} {SHORT} --epochs 1 --ddp-choice all --price-per-hour 3600 --json c.json");
-    let run = sandbox.train(&flags).ok();
+    // The default is one rank where there is one core.
+    let flags = format!("{TINY} {SHORT} --nproc 2 --epochs 1");
+    let all = "--ddp-choice all --price-per-hour 3600 --json c.json";
+    let run = sandbox.train(&format!("{flags} {all}")).ok();
     assert_eq!(run.stderr, "");
     let report = json(&sandbox.path("c.json"));
     let runs = report["runs"].as_array().unwrap();
@@ -189,9 +190,7 @@ fn all_strategies_are_compared() {
         about(number(run, "cost"), number(run, "seconds"));
     }
     // The table has the same values for a strategy as a run of that strategy alone.
-    let alone =
-        sandbox.train(&format!("{TINY} {SHORT} --epochs 1 --ddp-choice ddp --json ddp.json"));
-    alone.ok();
+    sandbox.train(&format!("{flags} --ddp-choice ddp --json ddp.json")).ok();
     let alone = json(&sandbox.path("ddp.json"));
     for key in ["weights_sha256", "train_loss", "comm_ops_per_step", "comm_mb_per_step", "steps"] {
         assert_eq!(of("ddp")["summary"][key], alone[key], "{key}");
@@ -204,8 +203,9 @@ fn all_strategies_are_compared() {
 #[test]
 fn published_settings_are_unequal() {
     let sandbox = Sandbox::new();
-    let flags = format!("{TINY} {SHORT} --epochs 1 --ddp-choice all --as-published --accumulate 2");
-    let run = sandbox.train(&format!("{flags} --clip-grad-norm 5 --json c.json")).ok();
+    let flags = format!("{TINY} {SHORT} --nproc 2 --epochs 1 --ddp-choice all --as-published");
+    let more = "--accumulate 2 --clip-grad-norm 5 --json c.json";
+    let run = sandbox.train(&format!("{flags} {more}")).ok();
     assert!(run.stdout.contains("simple_ddp 1, simple_ddp_ga 2"), "{}", run.stdout);
     // A flag that does not fit one strategy does not prevent the others from running.
     run.line("left out: local_sgd: --clip-grad-norm: with --strategy local_sgd");

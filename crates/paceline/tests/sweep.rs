@@ -5,9 +5,9 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use common::{Run, Sandbox, TINY, json, signal, wait_until};
+use common::{Run, Running, Sandbox, TINY, json, signal};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -110,12 +110,13 @@ fn a_sweep_that_was_killed_goes_on() {
     let vary = ["strategy=simple_ddp,flat_ddp"];
     let mut before = BTreeMap::new();
     for num_records in [1, 3] {
-        let mut command = command(&sandbox, &vary, &flags);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut running = Running::start(command(&sandbox, &vary, &flags));
         let finished = || records(&sandbox).len() >= num_records;
-        wait_until("some runs to be finished", finished);
-        signal(child.id(), Signal::KILL);
-        child.wait().unwrap();
+        running.wait_until("some runs to be finished", finished);
+        signal(running.id(), Signal::KILL);
+        running.end();
+        // Its ranks die a moment later, and until then they write where the next one begins.
+        sandbox.wait_until_deserted();
         let now = records(&sandbox);
         for (name, record) in &before {
             assert_eq!(now.get(name), Some(record), "{name} was made again");

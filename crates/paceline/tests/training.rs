@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::TcpListener;
 
 use common::{
     Run, Running, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics,
@@ -405,8 +406,10 @@ fn by_hand(sandbox: &Sandbox, flags: &str, variables: &[(&str, &str)], world: us
 fn ranks_started_by_hand() {
     let flags = format!("{TINY} --momentum 0.9");
     let expected = weights_of(&format!("{flags} --nproc 3"));
-    // Nothing listens on the port. It is only a name that no other test uses.
-    let port = (20_000 + std::process::id() % 30_000).to_string();
+    // Nothing listens on the port for the ranks: it is only a name, and as long as a listener holds it
+    // no launcher is given it.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
     let sandbox = Sandbox::new();
     let meet = format!("{flags} --init-method file://{}", sandbox.path("meet").display());
     for (flags, variables) in [

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::{Network, PeerAddress, PeerListener, Rendezvous, Store};
@@ -16,9 +17,21 @@ fn pair() -> [PeerListener; 2] {
     [0, 1].map(|rank| PeerListener::bind(Some(HOST), rank, 2).unwrap())
 }
 
+/// Fails a test that hangs, instead of hanging with it.
+fn within_limit(work: impl FnOnce() + Send + 'static) {
+    let (sender, receiver) = channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        let _ = sender.send(());
+    });
+    let outcome = receiver.recv_timeout(LIMIT);
+    assert_ne!(outcome, Err(RecvTimeoutError::Timeout), "it still ran after {LIMIT:?}");
+    thread.join().unwrap();
+}
+
 #[test]
 fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
-    for network in [Network::Local, Network::Tcp] {
+    let connect_by = |network| {
         let listeners = pair();
         let addresses = listeners.each_ref().map(|listener| listener.address().clone());
         let connect = |rank: usize, accept_from: &[usize], connect_to: &[usize]| {
@@ -31,7 +44,8 @@ fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
             [first, second].map(|rank| rank.join().unwrap().unwrap())
         });
         assert!(connections[0][1].is_some() && connections[1][0].is_some(), "{network:?}");
-    }
+    };
+    within_limit(move || [Network::Local, Network::Tcp].into_iter().for_each(connect_by));
 }
 
 #[test]
@@ -39,7 +53,8 @@ fn a_rank_with_another_secret_is_told_so_and_the_absent_rank_is_named() {
     let listeners = pair();
     let mut addresses = listeners.each_ref().map(|listener| listener.address().clone());
     addresses[0].secret = "guessed".into();
-    let limit = Duration::from_millis(300);
+    // Long enough for both to come within the limit of the other.
+    let limit = Duration::from_secs(3);
     let errors = std::thread::scope(|scope| {
         let connect = |rank: usize, accept_from: &'static [usize], to: &'static [usize]| {
             let (listener, addresses) = (&listeners[rank], &addresses);

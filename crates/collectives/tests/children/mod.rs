@@ -4,6 +4,7 @@
 //! nothing of what the ranks do.
 #![allow(dead_code, reason = "not every test file uses all of it")]
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,6 +38,11 @@ impl Children {
         for rank in 0..world {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["rank_process", "--exact", "--nocapture", "--ignored"]);
+            // What somebody has set for runs of their own decides nothing here.
+            let is_ours = |name: &OsString| name.to_string_lossy().starts_with("PACELINE_");
+            for (name, _) in std::env::vars_os().filter(|(name, _)| is_ours(name)) {
+                command.env_remove(name);
+            }
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
             prepare(rank, &mut command);
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -8,7 +8,7 @@ pub mod traces;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ impl Sandbox {
         fs::write(path, bytes).unwrap();
     }
 
-    /// A command that runs the binary here, without any variable of a launcher.
+    /// A command that runs the binary here, without any variable of a launcher, and without a proxy.
     pub fn paceline(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
         let launchers = [
@@ -65,7 +65,9 @@ impl Sandbox {
             "SLURM_",
         ];
         let foreign = |name: &str| {
-            matches!(name, "RANK" | "WORLD_SIZE") || launchers.iter().any(|p| name.starts_with(p))
+            matches!(name, "RANK" | "WORLD_SIZE")
+                || launchers.iter().any(|p| name.starts_with(p))
+                || name.to_ascii_lowercase().ends_with("_proxy")
         };
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(foreign))
         {
@@ -97,7 +99,12 @@ impl Sandbox {
     /// Every file and folder in the sandbox, sorted, as relative paths.
     pub fn contents(&self) -> Vec<String> {
         fn visit(root: &Path, folder: &Path, found: &mut Vec<String>) {
-            for entry in fs::read_dir(folder).unwrap() {
+            let entries = match fs::read_dir(folder) {
+                // A run under way may have removed it since it was found.
+                Err(error) if error.kind() == ErrorKind::NotFound => return,
+                entries => entries.unwrap(),
+            };
+            for entry in entries {
                 let path = entry.unwrap().path();
                 found.push(path.strip_prefix(root).unwrap().display().to_string());
                 if path.is_dir() {
@@ -109,6 +116,18 @@ impl Sandbox {
         visit(self.folder.path(), self.folder.path(), &mut found);
         found.sort();
         found
+    }
+
+    /// Waits until no process works in here any more: ranks die a moment after their launcher.
+    pub fn wait_until_deserted(&self) {
+        let folder = self.folder.path().canonicalize().unwrap();
+        let works_here = |process: fs::DirEntry| {
+            // What has ended has no folder, and those of other users are none of ours.
+            fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&folder))
+        };
+        wait_until("the end of all processes in the sandbox", || {
+            !fs::read_dir("/proc").unwrap().filter_map(Result::ok).any(works_here)
+        });
     }
 
     /// The only run folder.
@@ -131,6 +150,23 @@ impl Running {
 
     pub fn id(&self) -> u32 {
         self.0.as_ref().unwrap().id()
+    }
+
+    /// Waits until `condition` holds; fails the test, with what the process has said, if it ends
+    /// before.
+    #[track_caller]
+    pub fn wait_until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
+        let child = self.0.as_mut().unwrap();
+        let mut holds = false;
+        wait_until(what, || {
+            // Looked at first: what it did at its very end counts.
+            let has_ended = child.try_wait().unwrap().is_some();
+            holds = condition();
+            holds || has_ended
+        });
+        if !holds {
+            panic!("it ended before {what}: {:#?}", Run::wait(self.0.take().unwrap()));
+        }
     }
 
     /// Waits for its end.

@@ -6,20 +6,31 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
 use super::Store;
 use super::agent::Connection;
 use super::client::Failed;
 use crate::Rendezvous;
 use crate::address::Address;
 
+/// Reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// A listener for one connection, which it does not await for ever, and its port.
+fn listen() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    set_socket_timeout(&listener, Timeout::Recv, Some(LIMIT)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}
 
 /// A server that expects exactly these bytes, and answers with those.
 fn scripted(script: Vec<(Vec<u8>, Vec<u8>)>) -> (Address, std::thread::JoinHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let (listener, port) = listen();
     let server = std::thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
         for (step, (expected, answer)) in script.into_iter().enumerate() {
             let mut bytes = vec![0; expected.len()];
             stream.read_exact(&mut bytes).unwrap();
@@ -89,8 +100,8 @@ fn a_wait_that_took_too_long_is_called_off() {
 
 #[test]
 fn answers_of_another_program_are_errors() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let closing = Address::Tcp("127.0.0.1".into(), listener.local_addr().unwrap().port());
+    let (listener, port) = listen();
+    let closing = Address::Tcp("127.0.0.1".into(), port);
     let hang_up = std::thread::spawn(move || drop(listener.accept().unwrap()));
     let error = Connection::join(&closing, "r", 0, 1, Instant::now() + LIMIT).unwrap_err();
     assert!(error.contains("is not a PyTorch store"), "{error}");
@@ -127,6 +138,7 @@ fn fake_agent() -> u16 {
 
 /// Returns when the other side hangs up, by `None`.
 fn serve(mut stream: TcpStream, values: &Values) -> Option<()> {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut validate = [0u8; 5];
     stream.read_exact(&mut validate).ok()?;
     assert_eq!(validate, [0, 0xce, 0xf7, 0x85, 0x3c]);
@@ -180,7 +192,7 @@ fn wait(stream: &mut TcpStream, keys: &[Vec<u8>], values: &Values) -> Vec<u8> {
             Err(_) => {}
         }
     };
-    stream.set_read_timeout(None).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     answer
 }
 
@@ -222,7 +234,7 @@ fn ranks_meet_at_an_agent_round_after_round() {
 fn ranks_that_do_not_come_to_the_agent_are_named() {
     let rendezvous = Rendezvous::by_agent("127.0.0.1", fake_agent(), "run/0");
     // Long enough for both to come within the limit of the other.
-    let open = |rank| Store::open(&rendezvous, rank, 4, Duration::from_secs(4));
+    let open = |rank| Store::open(&rendezvous, rank, 4, Duration::from_secs(10));
     std::thread::scope(|scope| {
         let came = [0, 2].map(|rank| scope.spawn(move || open(rank)));
         for came in came {
