@@ -85,7 +85,8 @@ impl Core {
             policy,
         };
         let outcome = self.engine.run(&context).map(|present_ns| {
-            // The moment at which the ranks met may lie before this rank read its own clock.
+            // For the rank that arrives last, the recorded opening of the gate may lie just before the
+            // start that this rank read from the clock.
             let present_ns = present_ns.max(started_ns);
             if let Some(emulator) = self.emulator.get() {
                 emulator.hold_until_done(call, self.world, present_ns);

@@ -1,7 +1,7 @@
-//! What ranks say when calls do not fit together, and when a rank dies or is stopped.
+//! What ranks report when calls do not match, and when a rank dies or is stopped.
 //!
-//! Limits are so long that no rank ends by one, but where a rank is stopped: what else ends an
-//! operation must do so by itself. A rank that hangs is killed at the end and its test fails.
+//! Only the tests that stop a rank have short time limits. In all others the limits are so long that
+//! operations must end for other reasons. A rank that hangs is killed at the end, and its test fails.
 
 mod children;
 
@@ -16,16 +16,16 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 const WORLD: usize = 3;
 /// The rank that dies or is stopped.
 const VICTIM: usize = 1;
-/// No test waits this long.
+/// A limit that no test reaches.
 const NEVER: Duration = Duration::from_secs(3600);
-/// The limit of operations where a rank is stopped; the ranks must meet within it too.
+/// The time limit in tests that stop a rank. The ranks must also meet within it.
 const SHORT: Duration = Duration::from_secs(15);
-/// What a rank prints whose error names the one that is stopped.
+/// What a rank prints if its error names the stopped rank.
 const NAMES: &str = "names the stopped rank";
 /// Elements of an operation that takes a while.
 const MANY: usize = 4 << 20;
 
-/// Calls that do not fit together, and what the ranks must say of them.
+/// Calls that do not match, and what the ranks must report about them.
 const CONFLICTS: [(&str, &[&str]); 12] = [
     ("operations", &["rank 1 called broadcast(f32, 10, root 0) as #2", "all_reduce(f32, 12, sum)"]),
     ("counts", &["rank 2 called all_reduce(f32, 11, sum) as #2", "all_reduce(f32, 12, sum)"]),
@@ -47,7 +47,7 @@ const CONFLICTS: [(&str, &[&str]); 12] = [
     ("shares", &["all_gather(f32, ", "do not add up: all ranks together send 9 elements"]),
 ];
 
-/// Makes this rank's part of calls that do not fit together.
+/// Makes this rank's part of calls that do not match.
 fn conflict(group: &Group, case: &str) -> CollectiveError {
     let mut data = [1f32; 12];
     let mut reduce =
@@ -73,7 +73,7 @@ fn conflict(group: &Group, case: &str) -> CollectiveError {
         ("long sends", 0) => send(MANY, 1),
         ("long sends", 1) => send(MANY, 0),
         ("messages", 1) => recv(9, 0),
-        // The other rank or ranks wait for the two that quarrel.
+        // The other rank or ranks wait for the two whose calls do not match.
         (
             "send and barrier" | "receive and barrier" | "two sends" | "long sends" | "messages",
             _,
@@ -145,7 +145,7 @@ fn rank_process() {
             if rank == VICTIM {
                 println!("ready");
                 kill_process(getpid(), Signal::STOP).unwrap();
-                // The signal stops some thread first, and this one a moment later.
+                // The signal may stop another thread first, and this one a moment later.
                 loop {
                     std::thread::park();
                 }
@@ -156,7 +156,8 @@ fn rank_process() {
         }
         "is stopped inside" => {
             let (error, seq) = work_until_error(&group);
-            // One that has all it needs of the victim waits for another survivor and knows no more.
+            // A rank that already has all data from the victim waits for another survivor, so its error does
+            // not name the victim.
             println!("{}", if names_stopped(&error, seq, 4 * MANY) { NAMES } else { "" });
             is_broken(&group);
         }
@@ -167,10 +168,10 @@ fn rank_process() {
     }
 }
 
-/// Reduces until it fails; the error, and the number of the operation that failed.
+/// Reduces until an operation fails. Returns the error and the operation's sequence number.
 fn work_until_error(group: &Group) -> (CollectiveError, u32) {
     let mut data = vec![0f32; MANY];
-    // The first one is the barrier with which the group formed.
+    // Operation 0 is the barrier with which the group formed.
     for seq in 1.. {
         if seq == 5 && group.rank() == VICTIM {
             println!("ready");
@@ -189,8 +190,7 @@ fn lost(error: &CollectiveError, at: u32, size: usize) {
     assert_eq!((*seq, *bytes), (at, size), "{error}");
 }
 
-/// Whether the error of a rank, at the time limit of its own or of another rank, names the one that is
-/// stopped.
+/// Whether the error of a rank, after its own or another rank's time-out, names the stopped rank.
 fn names_stopped(error: &CollectiveError, at: u32, size: usize) -> bool {
     match error {
         CollectiveError::TimedOut { missing, op: "all_reduce", seq, bytes, waited, .. } => {
@@ -198,7 +198,7 @@ fn names_stopped(error: &CollectiveError, at: u32, size: usize) -> bool {
             assert!(*waited >= SHORT, "{error}");
             missing.contains(&VICTIM)
         }
-        // Another rank's time was over first.
+        // Another rank timed out first.
         CollectiveError::Broken { cause, .. } => {
             assert!(cause.contains(&format!("all_reduce #{at}")), "{error}");
             let (_, missing) = cause.split_once("ranks [").unwrap();
@@ -229,7 +229,7 @@ impl Run {
         kill_process(Pid::from_child(self.ranks.rank(VICTIM)), signal).unwrap();
     }
 
-    /// The dumps of `ranks`, and of nobody else: their last line is the operation under way.
+    /// Checks that exactly these ranks wrote dumps, whose last line is the running operation.
     fn check_dumps(&self, ranks: &[usize], operation: &str) {
         for rank in 0..WORLD {
             let path = self.folder.path().join(format!("world-rank{rank}.jsonl"));
@@ -262,7 +262,7 @@ fn conflicts_are_named_by_every_thread() {
         std::thread::scope(|scope| {
             for group in Group::threads_with(WORLD, options) {
                 scope.spawn(move || {
-                    // Processes have met once before, in a barrier.
+                    // Processes have already met in one barrier when the group formed, so threads do too.
                     group.barrier().unwrap();
                     group.barrier().unwrap();
                     check_conflict(&group, case);
@@ -328,7 +328,8 @@ fn a_rank_that_is_stopped_before_it_arrives_is_named_at_the_limit() {
     }
 }
 
-/// The victims stop at three moments, in runs beside each other, since each takes until its limit.
+/// The victims stop at three different moments. The three runs go on at the same time, since each lasts until
+/// its time limit.
 fn stopped_inside(transport: &str) {
     let mut runs = [0, 5, 13].map(|pause_ms| {
         let mut run = Run::start("is stopped inside", transport);

@@ -1,4 +1,4 @@
-//! The `mpi` transport: each rank is a process that `mpirun` starts from this very test binary.
+//! The `mpi` transport: each rank is a process that `mpirun` starts from this test binary.
 
 #![cfg(feature = "mpi")]
 
@@ -10,17 +10,17 @@ use std::time::Duration;
 use half::f16;
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp, Transport};
 
-/// Runs `world` copies of this binary with `scenario` in [`rank_process`], and returns whether all
-/// went well and what they said. None where there is no `mpirun`.
+/// Runs `world` copies of this binary with `scenario` in [`rank_process`]. Returns whether all succeeded, and
+/// their output. `None` if `mpirun` is not installed.
 fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
     let output = Command::new("mpirun")
         .args(["-n", &world.to_string()])
         .arg(std::env::current_exe().unwrap())
         .args(["rank_process", "--exact", "--nocapture", "--ignored"])
         .env("SCENARIO", scenario)
-        // Both families of MPI know this limit, in seconds, beyond which a test has failed.
+        // Both families of MPI know this time limit, in seconds. A test that exceeds it has failed.
         .env("MPIEXEC_TIMEOUT", "300")
-        // Open MPI refuses more ranks than cores, and root, unless it is told.
+        // By default Open MPI refuses to run more ranks than cores, and to run as root.
         .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
         .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
         .envs(["OMPI_", "PRTE_"].map(|by| (format!("{by}ALLOW_RUN_AS_ROOT"), "1")))
@@ -42,7 +42,7 @@ fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
 #[ignore = "the body of the processes that the other tests start"]
 fn rank_process() {
     let Ok(scenario) = std::env::var("SCENARIO") else { return };
-    // The number of ranks is not known before MPI runs; two is enough to tell whether they share.
+    // The number of ranks is not known before MPI runs. Two are enough to tell whether ranks share cores.
     let mut options = GroupOptions::for_local_ranks(2);
     if matches!(scenario.as_str(), "absence" | "pair_absence") {
         options.timeout = Duration::from_millis(300);
@@ -68,7 +68,7 @@ fn rank_process() {
             let mut data = vec![rank as f32; 25_000];
             let times = group.all_reduce_slice(&mut data, ReduceOp::Sum).unwrap();
             assert_eq!(group.link(), Some(SLOW));
-            // Two ranks send half of it twice, in two steps after that of the headers.
+            // Each of two ranks sends half of the message twice, in two steps after the step of the headers.
             assert!(times.move_ns() >= 6_000_000 + 10_000_000, "{times:?}");
             let part = group.split(Some(0)).unwrap().unwrap();
             assert_eq!(part.link(), Some(SLOW));
@@ -129,7 +129,7 @@ fn rank_process() {
 /// 10 MB/s and 2 ms.
 const SLOW: Link = Link { bytes_per_s: 1e7, latency_s: 2e-3 };
 
-/// The smallest and the largest of numbers and one NaN, wherever it comes from, is NaN.
+/// The minimum and maximum of numbers and one NaN are NaN, whichever rank the NaN comes from.
 fn extremes_keep_nan(group: &Group) {
     let (rank, world) = (group.rank(), group.world_size());
     for op in [ReduceOp::Min, ReduceOp::Max] {
@@ -156,8 +156,8 @@ fn mismatch(rank: usize, error: CollectiveError) {
     println!("rank {rank} says: {error}");
 }
 
-/// A rank that ends without having ended MPI takes the others with it, so all wait until each has
-/// said what it has to say.
+/// If a rank ends without ending MPI, the launcher ends the other ranks too. So all ranks wait here until
+/// each has printed its output.
 fn await_the_end() {
     std::thread::sleep(Duration::from_secs(2));
 }
