@@ -3,7 +3,7 @@
 //!     paceline launch -n 2 -- target/release/examples/beside [--pairs 20]
 //!
 //! Each rank repeats the same block of computation, a fixed number of multiply-adds, in two ways in turn:
-//! alone, and while an emulated link of high latency holds a 4 KB all-reduce for 100 ms. Moving so short a
+//! alone, and while an emulated link of high latency holds a 4 KB all-reduce for 150 ms. Moving so short a
 //! message costs almost nothing, so the difference is the cost of the emulation. Rank 0 prints one line of
 //! JSON with the medians of the slowest rank, and with `cost`: the time beside the all-reduce divided by the
 //! time alone, minus 1.
@@ -15,7 +15,7 @@ use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp}
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A direct all-reduce moves its data in two steps, so it takes at least twice this latency.
+/// An all-reduce has three steps, the headers included, so it takes three times this latency.
 const LINK: Link = Link { bytes_per_s: 12.5e9, latency_s: 0.05 };
 /// How long a block of computation should take: less than the operation that it runs beside.
 const BLOCK: Duration = Duration::from_millis(80);

@@ -235,8 +235,8 @@ fn all_transports_give_the_same_bits() {
 
 #[test]
 fn a_rank_that_dies_is_named() {
-    // The time limit of the operations is far longer than that of the test, so the ranks must notice the death
-    // itself.
+    // The time limit of the operations is far longer than that of the test, so the ranks must notice the
+    // death itself.
     start("death", 3, &Place::file()).finish(&[0, 2]);
 }
 

@@ -50,9 +50,9 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), C
             } else {
                 call.recv.part(range.clone())
             };
-            // SAFETY: as above. A slot is free again, since its last block was added two blocks ago. A finished
-            // share replaces a partial share that this rank passed on long before: the share has traveled all
-            // the way around the ring since then.
+            // SAFETY: as above. A slot is free again, since its last block was added two blocks ago. A
+            // finished share replaces a partial share that this rank passed on long before: the share has
+            // traveled all the way around the ring since then.
             tickets.push(unsafe { inner.mesh.recv(previous, to.base, to.len_bytes) });
         }
         wait(inner, context, &tickets[index])?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::*;
 use crate::hello::say_hello;
 
-/// Reached only when something hangs.
+/// A limit that is reached only if something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(400);
 
@@ -32,7 +32,7 @@ fn ranks<T: Send>(
 /// What every store must do.
 pub(super) fn exercise(rendezvous: &Rendezvous) {
     let secrets = ranks(rendezvous, 8, |rank, store| {
-        // So that the others wait for a key that is not there yet.
+        // Delays this rank, so that the others wait for a key that is not there yet.
         if rank == 3 {
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -43,7 +43,7 @@ pub(super) fn exercise(rendezvous: &Rendezvous) {
         let back = store.add("sum", rank as i64 - 10).unwrap();
         assert!(back < 0);
         assert_eq!(store.add("counted", 1 << 40).unwrap() % (1 << 40), 0);
-        // The last rank to be counted says so, and by then every rank has added to the sum.
+        // The last rank to be counted sets the key. By then every rank has added to the sum.
         if store.add("number", 1).unwrap() == 8 {
             store.set("all", b"").unwrap();
         }
@@ -65,8 +65,8 @@ fn unused_name() -> String {
     format!("paceline-test-{}", Rendezvous::fresh_secret().unwrap())
 }
 
-/// A port on which nobody listens, and that is given to no other test of this host: the system hands
-/// out others, and a socket with its name stays open as long as this process lives.
+/// A port on which nobody listens, and which no other test on this host gets: the system hands out other
+/// ports, and a local socket named after the port stays open as long as this process lives.
 fn unused_port() -> u16 {
     static TAKEN: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +79,7 @@ fn unused_port() -> u16 {
     (10_000..30_000).find(|port| is_free(port)).expect("a port that is free")
 }
 
-/// Connects to where somebody is about to listen.
+/// Connects to an address at which a listener is about to start.
 fn connect_soon<S>(connect: impl Fn() -> std::io::Result<S>) -> S {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -146,7 +146,7 @@ fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meet");
     let rendezvous = Rendezvous::by_file(&path);
-    // Another run lives where the file points, as when its port was given out anew.
+    // Another run listens at the address in the file, as if the port had been assigned again.
     let other = local();
     let RendezvousPoint::Local { name } = other.point.clone() else { unreachable!() };
     std::thread::scope(|scope| {
@@ -190,7 +190,7 @@ fn who_may_not_join_is_told_why() {
             let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
             let deadline = Instant::now() + LIMIT;
             let first = Connection::join(|| find_host(&rendezvous), 1, 3, deadline).unwrap().0;
-            // Rank 1 is there now.
+            // Rank 1 has joined now.
             let error = |rendezvous: &Rendezvous, rank, world| {
                 Store::open(rendezvous, rank, world, LIMIT).unwrap_err().to_string()
             };
@@ -201,7 +201,7 @@ fn who_may_not_join_is_told_why() {
             assert!(message.contains("another world size than 4"), "{message}");
             let message = error(&rendezvous, 1, 3);
             assert!(message.contains("already come as rank 1"), "{message}");
-            // None of them did the others any harm.
+            // The refused ranks have not disturbed the others.
             Store::open(&rendezvous, 2, 3, LIMIT).unwrap();
             host.join().unwrap();
             drop(first);
@@ -212,7 +212,7 @@ fn who_may_not_join_is_told_why() {
 #[test]
 fn who_does_not_come_is_named() {
     for rendezvous in [local(), tcp()] {
-        // Long enough for both to come within the limit of the other.
+        // The limit is long enough for each rank to come within the limit of the other.
         let open = |rank| Store::open(&rendezvous, rank, 3, Duration::from_secs(4));
         std::thread::scope(|scope| {
             let came = [0, 1].map(|rank| scope.spawn(move || open(rank)));
@@ -265,7 +265,7 @@ fn a_port_in_use_is_said() {
     let rendezvous = Rendezvous::by_tcp("127.0.0.1", port, "s");
     let message = error(&rendezvous, 0, 2);
     assert!(message.contains("in use by another program"), "{message}");
-    // And to the others, whether that program echoes or hangs up.
+    // The other ranks get an error too, whether that program echoes or hangs up.
     let echo = std::thread::spawn(move || {
         for mut stream in listener.incoming().take(200).flatten() {
             let mut bytes = [0u8; 80];
@@ -279,12 +279,11 @@ fn a_port_in_use_is_said() {
     drop(echo);
 }
 
-/// Strangers of every kind at the place, while three ranks meet there.
+/// Strangers of every kind connect to the meeting place while three ranks meet there.
 fn with_strangers<S: Read + Write + Send>(rendezvous: &Rendezvous, connect: impl Fn() -> S + Sync) {
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(rendezvous, 0, 3, LIMIT).unwrap());
-        // Looked at one after the other, until each has said nothing for long, these would hold up the
-        // ranks beyond their limit.
+        // If the server waited for these silent connections one after the other, the ranks would time out.
         let slow: Vec<S> = (0..60).map(|_| connect()).collect();
         for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], b"pacelin2", b"x"] {
             let _ = connect().write_all(garbage);
@@ -315,7 +314,7 @@ fn strangers_do_no_harm() {
     });
 }
 
-/// One that knows the secret, but then speaks of lengths that nobody should allocate.
+/// A connection that knows the secret, but then announces lengths for which nobody should allocate memory.
 #[test]
 fn huge_lengths_end_the_connection_only() {
     let rendezvous = tcp();
@@ -323,7 +322,7 @@ fn huge_lengths_end_the_connection_only() {
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
         for header in [[0xff; 17], [0x7f; 17]] {
-            // Until rank 0 listens, and until it has noticed that the one before is gone.
+            // Tries until rank 0 listens and has noticed that the previous connection is gone.
             let mut stream = connect_soon(|| {
                 let stream = TcpStream::connect(("127.0.0.1", port))?;
                 let hello = say_hello(&stream, 1, 3, "right");
@@ -333,7 +332,7 @@ fn huge_lengths_end_the_connection_only() {
             let _ = stream.write_all(&header);
             assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "it hung up");
         }
-        // It hung up after it had noted that rank 1 was gone.
+        // The server hung up after it had noted that rank 1 was gone.
         let join = |rank| Store::open(&rendezvous, rank, 3, LIMIT).unwrap();
         let second = scope.spawn(move || join(2));
         join(1).set("key", b"value").unwrap();
