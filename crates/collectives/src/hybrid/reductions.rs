@@ -125,7 +125,7 @@ impl Hybrid {
             wait(inner, context, ticket)?;
             if node > 0 {
                 let finished = chunk_of(&result, chunk, size);
-                // SAFETY: as above; the chunk has arrived and is not written any more.
+                // SAFETY: as above; the chunk has arrived, and nobody writes to it any longer.
                 unsafe {
                     inner.mesh.send(self.on_rail(node - 1), finished.base, finished.len_bytes)
                 };
