@@ -1,20 +1,20 @@
-"""Collectives against PyTorch's Gloo and an MPI library, side by side, and against their own model.
+"""Compares collectives with PyTorch's Gloo and an MPI library, side by side, and with their own cost model.
 
     cargo build --release && cargo build --release --examples -p paceline-collectives
     python3 bench/collectives.py --peer-python .peer/bin/python      # all cases: about ten minutes
     python3 bench/collectives.py --cases tcp2 link
 
-Each side measures an all-reduce in place, one thread per rank, pinned where there are enough cores: a
-barrier before each of `--iterations` calls, then the median of the slowest rank's times (Gloo and MPI: the
-slowest rank's median). Rounds are interleaved: ours, theirs, ours, theirs. Each round gives one ratio, and the
-median of the ratios is compared with a bar. In the case `private` our side uses ordinary memory too. The other
-cases measure ours alone: latency, reduce-scatter and all-gather beside one all-reduce, how exactly an emulated
-link keeps its time, and how much it slows down compute beside it.
+Each side measures an all-reduce in place with one thread per rank, pinned if there are enough cores. There is a
+barrier before each of `--iterations` calls. The result is the median of the slowest rank's times (Gloo and MPI:
+the slowest rank's median). Rounds alternate: ours, theirs, ours, theirs. Each round gives one ratio, and the median
+of the ratios is compared with a bar, the goal for this ratio. In the case `private` our side uses ordinary memory
+too. The other cases measure only ours: latency, reduce-scatter and all-gather compared with one all-reduce, how
+exactly an emulated link keeps its time, and how much it slows down computation that runs at the same time.
 
 Prints one table and writes every sample with date, machine, versions and commands to
 `results/collectives.json`. Run it from the root of the repository; only the standard library is needed
-(and `mpicc` for the case `mpi2`). Exits with 0 when everything was measured, whether or not a bar was
-met, with 1 when something could not be run, and with 2 on a wrong argument.
+(and `mpicc` for the case `mpi2`). Exits with 0 if everything was measured, whether or not a bar was met, with 1 if
+something could not be run, and with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -35,7 +35,7 @@ KB, MB = 1_000, 1_000_000
 
 @dataclass(frozen=True)
 class Duel:
-    """Ours against a peer: for each size the demanded ratio of times, theirs over ours."""
+    """Ours against a peer. `bars` has the required ratio of times (theirs / ours) for each size in bytes."""
 
     name: str
     peer: str  # gloo or mpi
@@ -82,7 +82,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Bench:
-    """`paceline bench`, and the peers, each as one command that gives milliseconds by size."""
+    """`paceline bench` and the peers, each as one command that gives milliseconds by size."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.paceline = arguments.paceline.absolute()

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: running a program, describing the machine and the commit, printing a table."""
+"""Shared code of the benchmark scripts: running a program, describing the machine and the commit, printing a table."""
 import os
 import platform
 import signal
@@ -13,17 +13,17 @@ Record = dict[str, Any]
 
 
 class RunFailed(Exception):
-    """A run that gave no result; the message says which and why."""
+    """A run gave no result. The message says which run, and why."""
 
 
 def shown(path: Path) -> str:
-    """A path as readers of the results can use it: relative to the repository, or only its name."""
+    """A path in a form that is useful to readers of the results: relative to the repository, or only its name."""
     path = Path(os.path.abspath(path))
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
-    """The standard output of a command. If it takes too long, it is killed with all its ranks."""
+    """Runs a command and returns its standard output. If it takes too long, it is killed with all its ranks."""
     name = shown(Path(command[0]))
     process = subprocess.Popen(
         command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -65,7 +65,7 @@ def commit(folder: Path = ROOT) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """A table with columns aligned to the right, or to the left for those in `left`."""
+    """A table as text. Columns are aligned to the right, except those in `left`."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         "  ".join(

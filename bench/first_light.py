@@ -1,19 +1,19 @@
-"""Paceline and PyTorch, side by side: the data-parallel training step of three models.
+"""Compares Paceline and PyTorch, side by side: the data-parallel training step of three models.
 
     cargo build --release
     python3 bench/first_light.py                # needs the peer: see bench/README.md
 
-For each model both sides train with 2 ranks of 1 thread, each pinned to a core of its own, in turn:
-ours, theirs, ours, theirs. Every round gives one ratio of throughput and one of memory, and the median
-of the ratios is compared with a bar. Ratios are used because a time alone says more about the machine
-than about the program. A short run of the peer before the first round decides how many steps fill
-`--seconds`.
+For each model both sides train in turn (ours, theirs, ours, theirs) with 2 ranks of 1 thread, each pinned
+to its own core. Every round gives one ratio of throughput and one of memory, and the median of the ratios
+is compared with a bar, the goal for this ratio. Ratios are used because a time alone says more about the
+machine than about the program. A short run of the peer before the first round determines how many steps
+take `--seconds`.
 
 Prints one table and writes the raw records of all runs with date, machine, versions and commands to
 `results/first_light.json`. Run it from the root of the repository; only the standard library is needed.
 
-Exits with 0 when everything was measured, whether or not a bar was met, with 1 when something could
-not be run or the two sides did not train the same model, and with 2 on a wrong argument.
+Exits with 0 if everything was measured, whether or not a bar was met, with 1 if something could not be run
+or the two sides did not train the same model, and with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -111,7 +111,7 @@ class Paceline:
                 record = json.loads(Path(folder, "step.json").read_text())
             except (OSError, ValueError) as error:
                 raise RunFailed(f"{shown(self.binary)} wrote no usable JSON: {error}") from None
-        # PyTorch's clock stands while data are made; earlier versions of paceline had other names for the same.
+        # PyTorch's timer is stopped while data are made. Earlier versions of paceline had other names for this figure.
         record["samples_per_s"] = record.get("samples_per_s_without_data", record.get("samples_per_s"))
         record["loss"] = record.get("train_loss", record.get("loss"))
         return checked(record, "step_ms_median", self.binary)
@@ -119,7 +119,7 @@ class Paceline:
 
 class Peer:
     def __init__(self, python: Path) -> None:
-        self.python = Path(os.path.abspath(python))  # not resolved: a virtual environment is recognised by the link
+        self.python = Path(os.path.abspath(python))  # not resolved: a virtual environment is recognized by the link
 
     def version(self) -> str:
         program = "import sys, torch; print('Python', sys.version.split()[0] + ', PyTorch', torch.__version__)"

@@ -5,7 +5,7 @@
 
 The fuzzer starts from the kept inputs in crates/analysis/tests/corpus, which `cargo test` replays. It runs on one
 thread at the lowest priority. Inputs that reach code that no kept input reaches are counted and, with --keep,
-stored there if they are small. Ends with exit code 1 if an input broke something. That input is left in
+stored there if they are small. Exits with 1 if an input broke something. That input is left in
 crates/analysis/fuzz, and should be added to the corpus together with the fix.
 """
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
         kept = {path.read_bytes() for path in KEPT.iterdir()}
         new = [path for path in sorted(small.iterdir()) if path.read_bytes() not in kept]
         stored = sorted((p for p in new if p.stat().st_size <= MAX_KEPT_BYTES), key=lambda p: p.stat().st_size)
-        # Equally many of every size, because most inputs are short and short inputs test little.
+        # The same number of inputs of every size, because most inputs are short, and short inputs test little.
         stored = stored[:: math.ceil(len(stored) / MAX_NEW) or 1] if args.keep else []
         record = {
             "what": "arbitrary bytes given to the reader of traces (crates/analysis/fuzz)",

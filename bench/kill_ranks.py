@@ -15,7 +15,7 @@ With `--launcher none` the script starts the ranks itself, so that no launcher e
 have reported everything. This tests the library alone.
 
 Prints a summary and writes every trial to `results/kill_ranks.json` (`results/stop_ranks.json` with
-`--stop`). The exit code is 1 when a trial failed. Only the standard library is needed.
+`--stop`). The exit code is 1 if a trial failed. Only the standard library is needed.
 """
 import argparse
 import datetime
@@ -36,14 +36,14 @@ from pathlib import Path
 from common import commit, machine
 
 ROOT = Path(__file__).resolve().parent.parent
-# A trial that takes longer hangs.
+# A trial that takes longer counts as hanging.
 HANGS_S = 30.0
-# How soon every rank must have reported it, after the signal or the time limit.
+# How soon after the signal, or after the time limit, every rank must have reported the dead rank.
 BAR_S = 1.0
 STOP_LIMIT_S = 2
 # How long the kernel may take to clear up after a launcher that has ended.
 GRACE_S = 0.3
-# The variable by which every process of a trial is recognised.
+# The environment variable by which every process of a trial is recognized.
 TOKEN = "KILL_RANKS_TRIAL"
 
 READY = re.compile(r"rank (\d+) is process (\d+)")
@@ -81,7 +81,7 @@ class Trial:
     def __init__(self, arguments: argparse.Namespace, transport: str, chance: random.Random):
         self.arguments, self.transport = arguments, transport
         self.victim = chance.randrange(arguments.ranks)
-        # A random moment within some tens of all-reduces.
+        # Waits for a random moment within some tens of all-reduces.
         self.pause_s = chance.uniform(0, 0.3)
         self.token = secrets.token_hex(8)
         self.lines: list[tuple[float, str]] = []
@@ -96,7 +96,7 @@ class Trial:
             if len(self.processes) == self.arguments.ranks:
                 self.ready.set()
         for pattern in NAMED:
-            # What the launcher repeats at the end is indented.
+            # Lines that the launcher repeats at the end are indented.
             if (match := pattern.search(line)) and not line.startswith(" "):
                 self.named.setdefault(int(match["by"]), {"at": at, "line": line} | match.groupdict())
 
@@ -113,7 +113,7 @@ class Trial:
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
-            # A name only: nothing listens on it.
+            # The port is only a name: no process listens on it.
             "MASTER_PORT": str(random.randrange(20_000, 60_000)),
             "PACELINE_SECRET": self.token,
         }

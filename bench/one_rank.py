@@ -1,11 +1,11 @@
-"""The CNN step of one rank, through layers and storage, against a bare program of the same step.
+"""Compares the CNN step of one rank, through layers and storage, with a bare program of the same step.
 
     cargo build --release
     python3 bench/one_rank.py --probe 'PATH/TO/PROBE ARGUMENTS'
 
 The probe is any program that computes the same step (batch 64, convolutions of 32, 64, 128 channels on
 28 x 28, hidden 512, SGD) without layers, storage or measurement, and prints `step <milliseconds>`, the
-median over its run. The ratio is the price of the structure around the arithmetic.
+median over its run. The ratio is the cost of the structure around the arithmetic.
 
 Both sides are pinned to one core and launched in turn, because a program's time varies from launch to
 launch. Prints the ratios and writes every launch to `results/one_rank.json`. Only the standard library

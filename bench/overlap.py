@@ -1,4 +1,4 @@
-"""What communication costs a step: hidden behind the backward pass, on shared memory, and as predicted.
+"""Measures what communication costs a step: overlapped with the backward pass, on shared memory, and as predicted.
 
     cargo build --release
     python3 bench/overlap.py                    # all parts: about half an hour, most of it the MLP's
@@ -6,23 +6,25 @@
 
 `overlap`: the CNN on an emulated link on which communication takes 60 % of the step without communication. It
 trains in turn without communication, with `simple_ddp`, with `ddp`, and with `ddp` with the buckets that its own
-advice names, if it names any. No implementation can beat T_ideal: the step without communication, plus what is
-left of the link's queue after the backward pass if every bucket starts as soon as its gradients are final. Both
-come from the run without communication of the same round. If this run is no faster than `simple_ddp`, the round was
-disturbed; it is recorded separately and repeated. The hidden part is (T_simple - T_ddp) / (T_simple - T_ideal).
+advice names, if it names any. No implementation can be faster than T_ideal: the step without communication, plus
+what is left of the link's queue after the backward pass if every bucket starts as soon as its gradients are final.
+Both come from the run without communication of the same round. If this run is no faster than `simple_ddp`, the
+round was disturbed; it is recorded separately and repeated. The hidden part is
+(T_simple - T_ddp) / (T_simple - T_ideal).
 
 `sync`: what `ddp` adds to a step on shared memory, from alternating blocks of steps in one run.
 
-`predict`: on three links, the step that `paceline predict` expects, over the step that it measures.
+`predict`: on three links, the step time that `paceline predict` predicts, divided by the step time that it measures.
 
-No peer takes part. There are 2 ranks of 1 thread, each pinned to a core of its own (where 4 ranks are stated, they
-run on any core). Every round gives one value of each measure, and the median is compared with a bar.
+No peer takes part. There are 2 ranks of 1 thread, each pinned to its own core (if 4 ranks are stated, they run on
+any core). Every round gives one value of each measure, and the median is compared with a bar, the range in which it
+should lie.
 
 Prints one table and writes the raw records of all runs with date, machine, versions and commands to
 `results/overlap.json`. Run it from the root of the repository; only the standard library is needed.
 
-Exits with 0 when everything was measured, whether or not a bar was met, with 1 when something could not be
-run, and with 2 on a wrong argument.
+Exits with 0 if everything was measured, whether or not a bar was met, with 1 if something could not be run, and
+with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -78,8 +80,8 @@ ADDED_PCT = Bar(low=-3.0, high=3.0)  # a value far below zero is suspicious too
 
 @dataclass(frozen=True)
 class Study:
-    """One `paceline predict`: links on which communication takes well below the backward pass, about as long
-    as it, and well above it."""
+    """One `paceline predict`: links on which communication takes much less time than the backward pass, about the
+    same time, and much more."""
 
     model: str
     ranks: int
@@ -147,7 +149,7 @@ class Paceline:
 
 @dataclass(frozen=True)
 class Link:
-    """An emulated link. `gbit` is rounded, so that the command and the formula mean the same link."""
+    """An emulated link. `gbit` is rounded, so that the command and the formula use the same link."""
 
     gbit: float
 
@@ -159,7 +161,7 @@ class Link:
         return cls(float(f"{num_bytes * 8 / seconds_of_bytes / 1e9:.4g}"))
 
     def all_reduce_ms(self, num_bytes: int) -> float:
-        """Between 2 ranks each half is sent once in each direction: two latencies, and all bytes once."""
+        """Between 2 ranks, each half is sent once in each direction: two latencies, and all bytes once."""
         return 2 * LATENCY_US / 1e3 + num_bytes * 8 / (self.gbit * 1e6)
 
     def __str__(self) -> str:
@@ -167,7 +169,7 @@ class Link:
 
 
 def ideal_ms(alone: Record, buckets: Sequence[Record], link: Link) -> float:
-    """The step of a run without communication, plus what is left of the queue of its gradients after backward."""
+    """The step of a run without communication, plus the part of its gradients' queue that is left after backward."""
     anatomy = alone["anatomy"]
     ready_ms: dict[str, float] = {}  # by unit: when the last of its gradients is final
     for line in anatomy["ready"]:
@@ -251,7 +253,7 @@ def times_of(sample: Record, kind: str, link: Link) -> Record:
 
 
 def figure(summary: Record, name: str) -> float:
-    """A time of the anatomy, of this version or of an earlier one, which had it elsewhere."""
+    """A time of the step's anatomy. An earlier version of paceline had it in a different place."""
     return summary[name] if name in summary else summary["anatomy"][name]
 
 

@@ -1,16 +1,16 @@
-"""Kills a training run at a random moment, resumes it, and so on until it is done; many times.
+"""Kills a training run at a random moment and resumes it, until it is done. Repeats this many times.
 
     cargo build --release
     python3 bench/resume_kills.py
 
 Each trial starts `paceline train --save DIR --save-every N --resume auto`, sends SIGKILL at a random moment
 to the launcher or to one of the ranks, and starts the same command again, until the run has made all of its
-steps. What counts: the run ends with the weights, bit for bit, of a run that was never interrupted; every
-resumed run says that no sample is repeated or skipped; and nothing but the checkpoint is left in its folder.
+steps. A trial is good if the run ends with exactly the weights of a run that was never interrupted, if every
+resumed run reports that no sample is repeated or skipped, and if only the checkpoint is left in its folder.
 
 Trials take turns among the cases below, which differ in model, strategy, transport, optimizer and schedule.
 
-Prints a line per trial and writes all of them to `results/resume_kills.json`. The exit code is 1 when a trial
+Prints a line per trial and writes all of them to `results/resume_kills.json`. The exit code is 1 if a trial
 failed. Only the standard library is needed.
 """
 import argparse
@@ -30,11 +30,11 @@ from pathlib import Path
 
 from common import ROOT, Record, RunFailed, commit, machine, run
 
-# A run that takes longer hangs.
+# A run that takes longer counts as hanging.
 HANGS_S = 120.0
-# After so many kills a trial's run is left alone, so that every trial ends.
+# After this many kills a run is no longer killed, so that every trial ends.
 MAX_KILLS = 8
-# How every process of a run is known.
+# The environment variable by which every process of a run is recognized.
 TOKEN = "RESUME_KILLS_TRIAL"
 
 CASES = {
@@ -70,13 +70,13 @@ def processes_of(token: str) -> list[int]:
                 if f"{TOKEN}={token}".encode() in (folder / "environ").read_bytes():
                     found.append(int(folder.name))
             except OSError:
-                # It has ended, or belongs to somebody else.
+                # The process has ended, or belongs to another user.
                 continue
     return found
 
 
 def ranks_of(token: str) -> list[int]:
-    """Those of them that are ranks of a launcher."""
+    """The processes among these that are ranks of a launcher."""
     ranks = []
     for process in processes_of(token):
         try:
@@ -96,7 +96,7 @@ class Trial:
         self.starts: list[Record] = []
 
     def start(self, folder: Path, may_kill: bool) -> str | None:
-        """Starts the command, and kills it or one of its ranks. Gives the output of a run that ended well."""
+        """Starts the command, and kills it or one of its ranks. Returns the output if the run succeeded."""
         after_s = self.chance.uniform(0.0, self.took_s)
         victim = self.chance.choice(["launcher", "rank"])
         child = subprocess.Popen(
@@ -114,7 +114,8 @@ class Trial:
                 child.communicate()
                 raise RunFailed(f"a run took more than {HANGS_S:.0f} s") from None
             ranks = ranks_of(self.token) if victim == "rank" else []
-            # Threads are no processes, and ranks may not have started or have ended.
+            # Ranks that are threads are not processes. Ranks that are processes may not have started, or may
+            # have ended.
             victim = "rank" if ranks else "launcher"
             try:
                 os.kill(self.chance.choice(ranks) if ranks else child.pid, signal.SIGKILL)
@@ -127,7 +128,7 @@ class Trial:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.communicate()
                 raise RunFailed(f"a killed run hung for {HANGS_S:.0f} s") from None
-        # Nobody may write into the folder any more when the next run begins.
+        # All processes must have stopped writing into the folder before the next run begins.
         deadline = time.monotonic() + HANGS_S
         while left := processes_of(self.token):
             if time.monotonic() > deadline:
@@ -179,7 +180,7 @@ def command(arguments: argparse.Namespace, case: str) -> list[str]:
 
 
 def uninterrupted(arguments: argparse.Namespace, case: str) -> tuple[str, float]:
-    """The digest of a run that nobody interrupts and that saves nothing, and how long one that saves takes."""
+    """The digest of an uninterrupted run that saves nothing, and how long a run that saves takes."""
     with tempfile.TemporaryDirectory(prefix="resume_kills_") as name:
         digest = only(DIGEST, run(command(arguments, case), Path(name), HANGS_S), "the digest")
         begin = time.monotonic()

@@ -1,31 +1,32 @@
-"""Our traces beside other tools: Holistic Trace Analysis, PyTorch's profiler, TensorBoard, Perfetto.
+"""Compares our traces with other tools: Holistic Trace Analysis, PyTorch's profiler, TensorBoard, Perfetto.
 
     cargo build --release && cargo build --release -p paceline-analysis --examples
     python3 bench/traces.py                      # all parts
     python3 bench/traces.py --parts hta torch_cpu tensorboard perfetto    # the parts that measure no time
     python3 bench/traces.py --fixtures           # makes the traces of crates/analysis/tests/fixtures anew
 
-`hta`: HTA and we analyse the same traces: those of `paceline train --profile` on 2 and 4 ranks, synthetic traces in
-the shape of PyTorch's on CUDA, and those of `--cuda-traces`, if given. Every figure is compared: all of them by
-`hta_agreement` in Rust, and those that `paceline analyze` writes also from its `summary.json`.
+`hta`: HTA and `paceline analyze` analyze the same traces: those of `paceline train --profile` on 2 and 4 ranks,
+synthetic traces in the shape of PyTorch's on CUDA, and those of `--cuda-traces`, if given. Every figure is compared:
+all of them by `hta_agreement` in Rust, and those that `paceline analyze` writes also from its `summary.json`.
 
-`torch_cpu`: PyTorch's profiler on a CPU, two ranks over Gloo. HTA cannot analyse such traces, because they have no
-kernels; `paceline analyze` analyses their operators, and says so.
+`torch_cpu`: PyTorch's profiler on a CPU, two ranks over Gloo. HTA cannot analyze such traces, because they have no
+kernels. `paceline analyze` analyzes their operators, and says so.
 
-`tensorboard`: TensorBoard's own reader finds in the event file of `--tensorboard` what `metrics.jsonl` has.
+`tensorboard`: checks that TensorBoard's own reader finds the values of `metrics.jsonl` in the event file of
+`--tensorboard`.
 
-`perfetto`: the merged trace of all ranks in Perfetto's trace processor, if it can be fetched.
+`perfetto`: reads the merged trace of all ranks with Perfetto's trace processor, if it can be fetched.
 
-`speed`: `paceline analyze` against HTA on the same two traces of 100 MB, in turn; the speed of the parser; the
-memory for a trace of 1 GB.
+`speed`: `paceline analyze` against HTA on the same two traces of 100 MB, in turn; also the speed of the parser, and
+the memory for a trace of 1 GB.
 
 `recorder`: the cost of recording an event, the time to write a million of them, and the training step with and
 without the recorder, in turn.
 
 Python environments for HTA, TensorBoard and Perfetto are made in target/peers, unless --hta-python names one.
 
-Prints one table and writes the raw records to `results/traces.json`. Exits with 0 when everything was compared,
-whether or not a bar was met, with 1 when something could not be run, and with 2 on a wrong argument.
+Prints one table and writes the raw records to `results/traces.json`. Exits with 0 if everything was compared,
+whether or not a bar was met, with 1 if something could not be run, and with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -49,9 +50,9 @@ from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 HTA_PACKAGES = ["HolisticTraceAnalysis==0.5.0", "pandas<3", "tensorboard", "setuptools<81", "perfetto"]
 FIXTURES = ROOT / "crates/analysis/tests/fixtures"
 TRAIN = "train --channels 8 16 --hidden 32 --samples 2000 --batch-size 32 --epochs 1 --profile --profile-active 5 --quiet"
-POINTS = 0.1  # percentages may differ by this
-PART = 1e-3  # times by this part
-RESOLUTION_US = 0.011  # and by the resolution of HTA's floats and of what it prints
+POINTS = 0.1  # percentages may differ by this many percentage points
+PART = 1e-3  # times may differ by this fraction
+RESOLUTION_US = 0.011  # and, in addition, by the resolution of HTA's floats and of its output
 TRACE_MB = 100
 LARGE_TRACE_MB = 1000
 MINUTES = 60
@@ -204,7 +205,7 @@ class Comparison:
 
 
 def compare_summary(summary: Record, hta: Record) -> Comparison:
-    """The figures that `paceline analyze` wrote and HTA has too."""
+    """Compares the figures that both `paceline analyze` and HTA give."""
     found = Comparison()
     tables = {name: table["rows"] for name, table in summary["tables"].items()}
 
@@ -405,7 +406,7 @@ def timed(tools: Tools, command: Sequence[str | Path], folder: Path) -> tuple[Re
 
 
 def proportional_bytes(pid: int) -> int:
-    """Memory of a process and all processes that it has started; shared pages count once."""
+    """Memory of a process and of all processes that it has started. Shared pages count once."""
     total = 0
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

@@ -33,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(rank: int, ranks: int, size: int, warmup: int, iterations: int) -> float:
-    """Seconds of the slowest rank's median."""
+    """The largest of the ranks' medians, in seconds."""
     data = torch.empty(size // 4)
     seconds: list[float] = []
     for _ in range(warmup + iterations):

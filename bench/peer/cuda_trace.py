@@ -1,4 +1,4 @@
-"""Traces in the shape that PyTorch's profiler gives them on CUDA, for machines that have no GPU.
+"""Writes traces in the shape of those of PyTorch's profiler on CUDA, for machines that have no GPU.
 
     python3 bench/peer/cuda_trace.py --out cuda-traces --ranks 2 --steps 4
 
@@ -208,7 +208,7 @@ class Rank:
         self.arrow("f", "ac2g", self.correlation, self.rank, stream, begin_ns)
 
     def on_stream(self, thread: Thread, stream: int, length_ns: int) -> tuple[int, int]:
-        """When something that is launched now will run: after everything in its stream."""
+        """The time at which something that is launched now will run: after everything in its stream."""
         begin_ns = max(thread.now_ns + self.some_ns(1800, 4200), self.free_ns[stream] + self.some_ns(700, 1600))
         self.free_ns[stream] = begin_ns + length_ns
         return begin_ns, begin_ns + length_ns
@@ -243,7 +243,7 @@ class Rank:
                     *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
 
     def stream_waits(self, thread: Thread, waiting: int, for_stream: int) -> None:
-        """`waiting` begins nothing new before everything that `for_stream` has now is done."""
+        """Makes the stream `waiting` begin nothing new before everything now in `for_stream` is done."""
         recorded = self.call(thread, "cudaEventRecord", self.some_ns(900, 2000))
         begin_ns = thread.now_ns
         self.call(thread, "cudaStreamWaitEvent", self.some_ns(700, 1600))
@@ -261,7 +261,7 @@ class Rank:
         self.device("cuda_sync", "Stream Sync", COMPUTE_STREAM, begin_ns + 500, end_ns - 300, more)
 
     def all_reduce(self, thread: Thread, elems: int) -> Generator[int, int, None]:
-        """Yields when this rank has begun, and is told when all have ended."""
+        """Yields the time when this rank has begun, and is sent the time when all ranks have ended."""
         self.collective += 1
         begin_ns = thread.now_ns
         more = {
@@ -361,7 +361,7 @@ class Rank:
         main.now_ns += self.some_ns(500, 1500)
         self.frame("train.py(41): forward", forward_ns, None)
 
-        # Backward, on a thread of its own, for which the main thread waits.
+        # Backward, on a separate thread, for which the main thread waits.
         backward_ns = main.now_ns
         main.now_ns += self.some_ns(9000, 15_000)
         backward.now_ns = main.now_ns
@@ -446,7 +446,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         suffix = "" if arguments.plain else ".gz"
         path = folder / f"worker_{rank}.{BASE_NS + rank}.pt.trace.json{suffix}"
-        # The file has no time of writing, so that the same arguments give the same bytes.
+        # The file records no time of writing, so that the same arguments give the same bytes.
         binary = open(path, "wb")
         packed = binary if arguments.plain else gzip.GzipFile("", "wb", 9, binary, mtime=0)
         files.append((binary, packed))

@@ -1,4 +1,4 @@
-"""What Holistic Trace Analysis computes from the traces of a run, as one JSON document.
+"""Prints what Holistic Trace Analysis computes from the traces of a run, as one JSON document.
 
     HTA_PYTHON bench/peer/hta_report.py TRACES... > hta.json
 
@@ -56,7 +56,7 @@ def rank_of(path: Path) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Numbers as JSON has them."""
+    """Converts numbers to types that JSON has."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -77,7 +77,7 @@ def described(frame: Any, keys: list[str], column: str) -> list[dict[str, Any]]:
 
 
 def launch_rows(frame: Any) -> dict[str, Any]:
-    """Sums over all launches, which are as good for a comparison as the list."""
+    """Sums over all launches. For a comparison, the sums are as good as the list."""
     columns = {"cpu_duration": "cpu", "gpu_duration": "gpu", "launch_delay": "delay"}
     rows: dict[str, Any] = {}
     for column, name in columns.items():
@@ -97,8 +97,8 @@ def kernel_breakdown(analysis: Any) -> tuple[Any, Any]:
 
 
 def kinds_in_ns(analysis: Any) -> list[dict[str, Any]]:
-    """The kinds of kernels again. HTA truncates every interval in which the same kinds run to a whole number, so it
-    is given nanoseconds as if they were microseconds."""
+    """The kinds of kernels again, more precisely. HTA truncates every interval in which the same kinds run to a whole
+    number, so this passes nanoseconds as if they were microseconds."""
     traces = analysis.t.traces
     analysis.t.traces = {}
     for rank, frame in traces.items():

@@ -1,4 +1,4 @@
-"""What Perfetto's trace processor finds in a trace file, as JSON: slices, flows, and everything it counts as an error.
+"""Prints what Perfetto's trace processor finds in a trace file, as JSON: slices, flows, and all errors that it counts.
 
     PYTHON bench/peer/perfetto_import.py TRACE
 
@@ -17,7 +17,7 @@ ERRORS = "select name, value from stats where severity in ('error', 'data_loss')
 
 def main() -> None:
     try:
-        # Messages while the program is fetched are not part of the answer.
+        # Messages that are printed while the program is fetched are not part of the answer.
         with contextlib.redirect_stdout(sys.stderr):
             processor = TraceProcessor(trace=sys.argv[1])
     except Exception as error:  # no network, no program for this machine, ...

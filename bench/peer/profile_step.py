@@ -1,11 +1,11 @@
-"""Traces of our training step by PyTorch's own profiler: two ranks on the CPU, over Gloo.
+"""Writes traces of our training step in PyTorch, by PyTorch's own profiler: two ranks on the CPU, over Gloo.
 
     .peer/bin/python bench/peer/profile_step.py --out torch-traces
 
-Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json.gz. One step is skipped, one warms the
-profiler up and the next `--active` steps are recorded, with the shapes of operators and their memory. The
-data come from a DataLoader, so loading has its spans too. There is no device, so the traces have operators
-and collectives of the processor and no kernels. They test the analysis of such traces.
+Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json.gz. One step is skipped, one warms up the
+profiler, and the next `--active` steps are recorded, with the shapes of operators and their memory. The
+data come from a DataLoader, so loading has its spans too. There is no GPU, so the traces have operators and
+collectives of the CPU and no kernels. They test the analysis of such traces.
 """
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""What TensorBoard reads from the folder of an event file, as JSON: {name: [[step, value], ...]}.
+"""Prints what TensorBoard reads from the folder of an event file, as JSON: {name: [[step, value], ...]}.
 
     PYTHON bench/peer/read_scalars.py RUN/tensorboard
 

@@ -2,10 +2,10 @@
 
     .peer/bin/python bench/peer/step.py --model cnn --ranks 2 --seconds 5
 
-One thread per rank; each rank is pinned to a core of its own if there are enough cores. The settings
-are the fastest that PyTorch offers for this step: fused optimizer, channels-last convolutions, gradients
-that live in the buckets, a static graph. The batch is drawn once and used again in every step, so no
-time goes into loading data.
+Each rank has one thread, and is pinned to its own core if there are enough cores. The settings are the
+fastest that PyTorch offers for this step: fused optimizer, channels-last convolutions, gradients that live
+in the buckets, a static graph. The batch is drawn once and reused in every step, so no time goes into
+loading data.
 
 Prints one line of JSON: median and 99th percentile of the step time of rank 0, samples per second of
 all ranks together, and the mean over the ranks of the proportional set size (resident memory, shared
@@ -90,7 +90,7 @@ class Cnn(nn.Module):
 
 
 def mlp(features: Sequence[int]) -> nn.Sequential:
-    """Linear layers with a ReLU between each two."""
+    """Linear layers, with a ReLU between every two of them."""
     layers = []
     for num_in, num_out in zip(features, features[1:]):
         layers += [nn.Linear(num_in, num_out), nn.ReLU()]
@@ -126,7 +126,7 @@ def proportional_set_bytes() -> int:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By nearest rank: the smallest value that at least `percent` of the values do not exceed."""
+    """The percentile by nearest rank: the smallest value that at least `percent` of the values do not exceed."""
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
 
 
@@ -150,7 +150,7 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     for _ in range(arguments.warmup_steps):
         step()
 
-    # Ranks that disagree about the end would wait for each other for ever, so rank 0 decides.
+    # Ranks that disagree about the end would wait for each other forever, so rank 0 decides.
     step_seconds: list[float] = []
     go_on = torch.ones(1)
     begin = time.perf_counter()
@@ -162,7 +162,7 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
         if num_ranks > 1:
             dist.broadcast(go_on, src=0)
 
-    # Every rank reads its memory before any rank can leave: the gather below holds them together.
+    # Every rank reads its memory usage before any rank can leave, since the gather below waits for all ranks.
     resident_bytes = [proportional_set_bytes()] * num_ranks
     if num_ranks > 1:
         dist.all_gather_object(resident_bytes, resident_bytes[rank])

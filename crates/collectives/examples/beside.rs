@@ -2,10 +2,11 @@
 //!
 //!     paceline launch -n 2 -- target/release/examples/beside [--pairs 20]
 //!
-//! Each rank computes the same fixed number of multiply-adds again and again: alone, and while a
-//! 4 KB all-reduce is held for 100 ms by a link of high latency, in turn. The message is so short
-//! that moving it costs nothing, and what is left is the emulation. Rank 0 prints one line of JSON
-//! with the medians of the slowest rank, and `cost`, the time beside over the time alone, less 1.
+//! Each rank repeats the same block of computation, a fixed number of multiply-adds, in two ways in turn:
+//! alone, and while an emulated link of high latency holds a 4 KB all-reduce for 150 ms. Moving so short a
+//! message costs almost nothing, so the difference is the cost of the emulation. Rank 0 prints one line of
+//! JSON with the medians of the slowest rank, and with `cost`: the time beside the all-reduce divided by the
+//! time alone, minus 1.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -14,9 +15,9 @@ use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp}
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// An all-reduce has two steps, so it takes twice this time.
+/// An all-reduce has three steps, the headers included, so it takes three times this latency.
 const LINK: Link = Link { bytes_per_s: 12.5e9, latency_s: 0.05 };
-/// What a block of computation should take: less than the operation that it runs beside.
+/// How long a block of computation should take: less than the operation that it runs beside.
 const BLOCK: Duration = Duration::from_millis(80);
 const ELEMS: usize = 1024;
 const LANES: usize = 32;
@@ -66,7 +67,7 @@ fn main() -> Result<(), CollectiveError> {
             "ranks": group.world_size(),
             "pinned": is_pinned,
             "pairs": pairs,
-            // Blocks during which the operation was in flight from beginning to end.
+            // Blocks of computation during which the operation was in flight from beginning to end.
             "covered": fewest[0],
             "multiply_adds": rounds * LANES as u64,
             "alone_ms": slowest[0] * 1e3,
@@ -78,7 +79,7 @@ fn main() -> Result<(), CollectiveError> {
     Ok(())
 }
 
-/// How many rounds take about as long as a block, by the fastest of a few tries.
+/// The number of rounds that take about as long as a block, from the fastest of a few tries.
 fn calibrate() -> u64 {
     const TRY: u64 = 1_000_000;
     let fastest = (0..5).map(|_| compute(TRY)).min().unwrap_or(BLOCK);
@@ -108,8 +109,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Gives every rank a core of its own, if there are enough of them. The communication thread exists
-/// already and stays free to move, as in a training run.
+/// Gives every rank its own core, if there are enough cores. The communication thread already exists, so it
+/// is not pinned, as in a training run.
 fn pin_to_core(rank: usize, world: usize) -> bool {
     let Ok(allowed) = sched_getaffinity(None) else { return false };
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();

@@ -1,12 +1,12 @@
-//! All-reduces of random sizes without end, for those who want to see what happens when a rank dies.
+//! Runs all-reduces of random sizes without end, to see what happens when a rank dies.
 //!
 //! ```text
 //! cargo build --release --examples -p paceline-collectives
 //! paceline launch -n 4 -- target/release/examples/endless --transport shm
 //! ```
 //!
-//! Each rank says which process it is once all work, and then nothing until it fails. `bench/kill_ranks.py`
-//! starts this and kills a rank.
+//! Each rank prints its process ID after the first few operations, and then nothing until it fails.
+//! `bench/kill_ranks.py` starts this program and kills a rank.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use paceline_collectives::{CollectiveError, Group, GroupOptions, Placement, Redu
 
 /// Elements of the longest message: 8 MB.
 const MAX_ELEMENTS: u64 = 2 << 20;
-/// By which the launcher knows a rank that only reports what another one caused.
+/// The exit code that tells the launcher that this rank only reports the failure of another rank.
 const EXIT_CONSEQUENCE: u8 = 3;
 
 fn main() -> std::process::ExitCode {
@@ -67,13 +67,13 @@ fn run(
         _ => Group::shm(rendezvous, rank, world, options)?,
     };
     let mut data = vec![1f32; MAX_ELEMENTS as usize];
-    // The same sizes on all ranks, by a generator of Marsaglia's.
+    // A xorshift generator (Marsaglia) gives the same sizes on all ranks.
     let mut random = 88_172_645_463_325_252u64;
     for step in 0u64.. {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // As often small as large.
+        // The shift by 0 to 15 bits makes small sizes as frequent as large ones.
         let len = random % (MAX_ELEMENTS >> (random >> 60)) + 1;
         group.all_reduce_slice(&mut data[..len as usize], ReduceOp::Mean)?;
         if step == 10 {

@@ -1,11 +1,11 @@
-//! One program under every launcher: it says who started it, where it is, and what connects it.
+//! One program for every launcher: it prints who started it, which rank it is, and what connects the ranks.
 //!
 //!     paceline launch -n 2 -- target/release/examples/launched
 //!     torchrun --no-python --nproc-per-node 2 target/release/examples/launched
 //!     mpirun -n 2 target/release/examples/launched
 //!     srun -n 2 target/release/examples/launched
 //!
-//! A failure ends it with one line and the exit code 1, and torchrun is told why.
+//! A failure ends the program with one line and the exit code 1, and tells torchrun the reason.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ use paceline_collectives::{
 fn main() -> ExitCode {
     let Err(error) = run() else { return ExitCode::SUCCESS };
     let message = error.to_string();
-    // torchrun names the rank that failed by itself, not those that failed with it.
+    // torchrun reports the rank that failed first, not those that failed as a consequence.
     if error.is_consequence() {
         write_consequence_file(&message);
     } else {

@@ -1,4 +1,5 @@
-//! All-reduces of several sizes by MPI, checked, with the best time of each as the slowest rank saw it:
+//! All-reduces of several sizes by MPI. Checks the results and prints the best time for each size, on the
+//! rank where it is longest:
 //!
 //! ```text
 //! cargo build --release -p paceline-collectives --features mpi --example mpi_all_reduce

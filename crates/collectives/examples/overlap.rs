@@ -1,9 +1,9 @@
-//! Communication behind computation: an all-reduce is on its way while its rank computes.
+//! Communication overlapped with computation: an all-reduce runs while its rank computes.
 //!
 //!     paceline launch -n 2 -- target/release/examples/overlap
 //!
-//! A slow link is emulated, so that there is a wire to wait for. The first time the rank waits
-//! for the all-reduce and then computes; the second time it does both at once.
+//! A slow link is emulated, so that there is something to wait for. The first time, the rank waits for the
+//! all-reduce and then computes. The second time, it does both at once.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -18,7 +18,7 @@ fn main() -> Result<(), CollectiveError> {
     let options = GroupOptions { link, ..GroupOptions::for_local_ranks(1) };
     let group = Group::from_env(Some(options))?;
 
-    // Memory that the ranks of a host share, so that nothing is copied to and fro.
+    // Memory that the ranks of a host share, so that the data are not staged.
     let buffer = group.allocate(&Allocator::new(), 4 * ELEMS, Category::Gradients)?;
     let gradients = Tensor::new(buffer, 0, DType::F32, [ELEMS])?;
     gradients.write::<f32>()?.fill(group.rank() as f32);
@@ -45,7 +45,7 @@ fn main() -> Result<(), CollectiveError> {
     Ok(())
 }
 
-/// Some tens of milliseconds of multiplication and addition.
+/// Multiplies and adds for some tens of milliseconds.
 fn compute() {
     let mut x = black_box(1.0f32);
     for _ in 0..5_000_000 {

@@ -2,8 +2,8 @@
 //!
 //!     paceline launch -n 6 -- target/release/examples/sub_groups
 //!
-//! Ranks are laid out row by row. Each belongs to two sub-groups, and reduces in one without waiting
-//! for the other.
+//! Ranks are numbered row by row. Each rank belongs to two sub-groups, and reduces in one without waiting for
+//! the other.
 
 use paceline_collectives::{CollectiveError, Group, ReduceOp};
 
@@ -31,7 +31,7 @@ fn main() -> Result<(), CollectiveError> {
         in_column.world_size(),
         sum_of_column[0],
     );
-    // Only one rank speaks, so that the lines come in order.
+    // Only one rank prints, so that the lines are in order.
     for line in world.gather_object(&line, 0)?.into_iter().flatten() {
         println!("{line}");
     }

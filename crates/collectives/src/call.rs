@@ -1,8 +1,8 @@
-//! What a rank asks for: one call of an operation, what it publishes of it to the others, and whether
-//! the calls of all ranks fit together.
+//! A rank's call of an operation, the header by which it tells the other ranks about the call, and the
+//! check that the calls of all ranks match.
 //!
-//! Every transport shows each rank what all others called before it moves a byte, so a mistake is
-//! found at once, by all ranks alike, and named. Knows nothing of how bytes move.
+//! Every transport shows each rank the calls of all others before it moves a byte. All ranks therefore
+//! find a mismatch at once, and the error names it. This module knows nothing of how bytes move.
 
 use std::ops::Range;
 
@@ -19,12 +19,12 @@ pub const MAX_RANKS: usize = 64;
 pub(crate) struct Region {
     pub(crate) base: *mut u8,
     pub(crate) len_bytes: usize,
-    /// Whether peers may work on it in place, where they can reach it: only while it is claimed,
-    /// since a claim can outlive a failed operation and a borrowed slice cannot.
+    /// Whether the memory is claimed. Peers that can reach a region may work on it in place only if it is
+    /// claimed, since a claim can outlive a failed operation and a borrowed slice cannot.
     pub(crate) is_claimed: bool,
 }
 
-// SAFETY: a region is used by whoever executes the operation, one thread at a time, while its
+// SAFETY: only the thread that executes the operation uses a region, one thread at a time, while the
 // memory is claimed (tensors) or borrowed by a caller that is blocked (slices).
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`.
@@ -34,7 +34,7 @@ impl Region {
     pub(crate) const EMPTY: Region =
         Region { base: std::ptr::null_mut(), len_bytes: 0, is_claimed: true };
 
-    /// Part of the region, which must lie within it.
+    /// The bytes `range` of the region. Panics if the range does not lie within the region.
     pub(crate) fn part(&self, range: Range<usize>) -> Region {
         assert!(range.start <= range.end && range.end <= self.len_bytes, "a part lies within");
         if range.is_empty() {
@@ -53,39 +53,39 @@ pub(crate) struct Call {
     pub(crate) dtype: DType,
     /// Used by reductions only.
     pub(crate) op: ReduceOp,
-    /// The root, where there is one; the destination of a send, the source of a receive.
+    /// The root, if the operation has one; the destination of a send, the source of a receive.
     pub(crate) root: usize,
     /// The source of the receiving half of a send-and-receive.
     pub(crate) from: usize,
     /// What this rank contributes.
     pub(crate) send: Region,
-    /// Where this rank wants the result; may be (part of) `send` where the operation allows it.
+    /// Where this rank wants the result. May be `send` or a part of it if the operation allows that.
     pub(crate) recv: Region,
     /// Elements to and from each rank, for an all-to-all only.
     pub(crate) blocks: Option<Box<Blocks>>,
 }
 
-/// How the data of an all-to-all are cut, in elements by rank.
+/// How the data of an all-to-all are divided into blocks: the elements for and from each rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocks {
     pub(crate) send: Vec<u64>,
     pub(crate) recv: Vec<u64>,
 }
 
-/// What every rank gets to know of a rank's call.
+/// The part of a rank's call that every other rank sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CallHeader {
     /// Operation, element type, reduction and root, packed.
     pub(crate) signature: u64,
-    /// Elements that it sends.
+    /// Elements that the rank sends.
     pub(crate) send_count: u64,
-    /// Elements that it receives.
+    /// Elements that the rank receives.
     pub(crate) recv_count: u64,
     /// 1 + the element of the larger region at which the smaller one begins, if they overlap.
     pub(crate) overlap: u64,
 }
 
-/// Two calls that do not fit together.
+/// Two calls that do not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) ranks: [usize; 2],
@@ -93,10 +93,10 @@ pub(crate) struct Verdict {
     pub(crate) calls: [CallHeader; 2],
 }
 
-/// Why the calls of two ranks do not fit together.
+/// Why the calls of the ranks do not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Disagreement {
-    /// These two ranks called different things.
+    /// These two ranks made different calls.
     Calls(usize, usize),
     /// The counts do not add up, in words.
     Counts(String),
@@ -113,7 +113,7 @@ impl Call {
         self.send.len_bytes.max(self.recv.len_bytes)
     }
 
-    /// What is kept of it.
+    /// The record of this call.
     pub(crate) fn record(&self, seq: u32, times: OpTimes) -> OpRecord {
         OpRecord {
             kind: self.kind,
@@ -127,12 +127,12 @@ impl Call {
         }
     }
 
-    /// What this rank sends to another one, and to whom.
+    /// The destination and the data of a send, if this call sends to one rank.
     pub(crate) fn sending(&self) -> Option<(usize, Region)> {
         matches!(self.kind, OpKind::Send | OpKind::SendRecv).then_some((self.root, self.send))
     }
 
-    /// What this rank receives from another one, and from whom.
+    /// The source and the memory of a receive, if this call receives from one rank.
     pub(crate) fn receiving(&self) -> Option<(usize, Region)> {
         match self.kind {
             OpKind::Recv => Some((self.root, self.recv)),
@@ -141,7 +141,8 @@ impl Call {
         }
     }
 
-    /// Whether the result replaces (part of) the contribution.
+    /// The distance in bytes between the starts of `send` and `recv` if the two overlap. `None` if they
+    /// lie apart.
     pub(crate) fn overlap(&self) -> Option<usize> {
         let (a, b) = (self.send.base as usize, self.recv.base as usize);
         let disjoint = a + self.send.len_bytes <= b || b + self.recv.len_bytes <= a;
@@ -167,7 +168,7 @@ impl Call {
             | root << 32
     }
 
-    /// In words, for errors and logs.
+    /// The call in words, for errors and logs.
     pub(crate) fn describe(&self) -> String {
         self.header().describe()
     }
@@ -179,7 +180,7 @@ impl CallHeader {
         OpKind::ALL.into_iter().find(|kind| *kind as u8 == self.signature as u8)
     }
 
-    /// In words: `all_reduce(f32, 12, sum)`.
+    /// The call in words, such as `all_reduce(f32, 12, sum)`.
     pub(crate) fn describe(&self) -> String {
         let byte = |at: u32| (self.signature >> at) as u8;
         let dtype = DType::ALL.into_iter().find(|dtype| *dtype as u8 == byte(8));
@@ -215,8 +216,8 @@ impl CallHeader {
     }
 }
 
-/// Whether the collective calls of all ranks fit together. Every rank passes the same list, so either
-/// all find the same disagreement or none does.
+/// Checks that the collective calls of all ranks match. Every rank passes the same list, so either all
+/// ranks find the same disagreement or none does.
 pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
     let first = &calls[0];
     if let Some(other) = calls.iter().position(|call| call.signature != first.signature) {
@@ -256,7 +257,8 @@ pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
         OpKind::Scatter => adds_up("receive", received, root, calls[root].send_count)?,
         OpKind::AllToAll | OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
     }
-    // What lies in place must lie at its own place: elsewhere, peers would read what is being written.
+    // A call in place must use the rank's own share of the whole. At any other offset, peers would read
+    // memory that is being written.
     let shares = Shares::new(kind, calls);
     for (rank, call) in calls.iter().enumerate().filter(|(_, call)| call.overlap > 0) {
         let want = if kind.has_shares() { shares.start(rank) } else { 0 };
@@ -270,8 +272,8 @@ pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
     Ok(())
 }
 
-/// Whether the blocks of an all-to-all fit together: what each rank sends to each other one is what
-/// that one expects of it.
+/// Checks that the blocks of an all-to-all match: each rank sends every other rank as many elements as
+/// that rank expects. `sent(from, to)` and `expected(to, from)` give the counts.
 pub(crate) fn blocks_agree(
     world: usize,
     sent: impl Fn(usize, usize) -> u64,
@@ -290,7 +292,7 @@ pub(crate) fn blocks_agree(
     Ok(())
 }
 
-/// Which elements of the whole belong to which rank: one after the other, in rank order.
+/// Which elements of the whole belong to which rank. The shares follow each other in rank order.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
     /// `starts[rank]..starts[rank + 1]`, in elements.
@@ -316,7 +318,7 @@ impl Shares {
         Self { starts }
     }
 
-    /// `total` elements cut as evenly as they can be: sizes differ by one at most.
+    /// `total` elements divided as evenly as possible: sizes differ by one at most.
     pub(crate) fn even(total: u64, world: usize) -> Self {
         let world = world as u64;
         Self { starts: (0..=world).map(|rank| total * rank / world).collect() }

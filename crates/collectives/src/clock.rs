@@ -1,7 +1,7 @@
-//! How far the clocks of the ranks lie apart, measured by messages.
+//! Measures with messages how far the clocks of the ranks lie apart.
 //!
-//! In goes a group; out comes what each rank has to add to its clock to read rank 0's, and by how much
-//! that may be wrong. It knows nothing of what is timed by these clocks.
+//! Input: a group. Output: what each rank has to add to its clock to get the time of rank 0's clock, and
+//! by how much that may be wrong. This module does not know what the clocks are used to time.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -9,43 +9,42 @@ use paceline_trace::now_ns;
 
 use crate::{CollectiveError, Group};
 
-/// How many messages go to each rank and back. Only the quickest counts, so more of them make it
-/// likelier that one met no delay.
+/// How many messages go to each rank and back. Only the fastest exchange counts, so more exchanges make it
+/// likelier that one of them met no delay.
 const NUM_EXCHANGES: usize = 64;
 
-/// What a rank has to add to its clock to read rank 0's.
+/// What a rank has to add to its clock to get the time of rank 0's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffset {
-    /// To be added to a moment of this rank's clock, in nanoseconds. Zero where both ranks read one
-    /// clock.
+    /// To be added to a time of this rank's clock, in nanoseconds. Zero if both ranks read one clock.
     pub offset_ns: i64,
     /// The true offset lies at most this far from [`ClockOffset::offset_ns`], in nanoseconds.
     pub error_ns: u64,
-    /// Whether this rank and rank 0 read one and the same clock, because they run on one kernel and in
-    /// one time namespace. Nothing is left to chance then, so offset and error are zero.
+    /// Whether this rank and rank 0 read the same clock, because they run on one kernel and in one time
+    /// namespace. Offset and error are then exactly zero.
     pub is_same_clock: bool,
-    /// What the messages say, whatever is known of the clocks.
+    /// What the messages measured, even if both ranks read the same clock.
     pub measured: Exchange,
 }
 
-/// What a message to a rank and back says of its clock.
+/// What a message to a rank and its answer measure.
 ///
-/// Rank 0 sends at `t0` and has the answer at `t3` of its own clock; the other rank has the message at
-/// `t1` and answers at `t2` of its own. As NTP computes it (RFC 5905, section 8), the offset is
-/// `((t0 - t1) + (t3 - t2)) / 2` and the round trip `(t3 - t0) - (t2 - t1)`. The two ways may take
-/// different times, but neither less than none, so the offset is wrong by half the round trip at most.
+/// Rank 0 sends at `t0` and has the answer at `t3`, both by its own clock. The other rank has the message
+/// at `t1` and answers at `t2`, both by its own clock. As in NTP (RFC 5905, section 8), the offset is
+/// `((t0 - t1) + (t3 - t2)) / 2` and the round trip is `(t3 - t0) - (t2 - t1)`. The two directions may take
+/// different times, but neither can be negative, so the offset is wrong by at most half the round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchange {
-    /// To be added to the other rank's clock to read rank 0's, in nanoseconds.
+    /// To be added to a time of the other rank's clock to get the time of rank 0's, in nanoseconds.
     pub offset_ns: i64,
-    /// How long the message and the answer were on their ways, in nanoseconds.
+    /// How long the message and the answer traveled, in nanoseconds.
     pub round_trip_ns: u64,
 }
 
 impl Exchange {
     fn new(t0: i64, t1: i64, t2: i64, t3: i64) -> Self {
         let offset_ns = ((t0 - t1) + (t3 - t2)) / 2;
-        // A clock that is read twice in a row may give the same number, and slow ones even step.
+        // Coarse clocks give the same value twice in a row, and some step back, so this can be negative.
         let round_trip_ns = ((t3 - t0) - (t2 - t1)).max(0) as u64;
         Self { offset_ns, round_trip_ns }
     }
@@ -56,17 +55,18 @@ impl Exchange {
     }
 }
 
-/// Measures what each rank has to add to its clock (`now_ns()`) to read rank 0's: rank 0 exchanges 64
-/// messages with each other rank, one rank after the other, and the quickest exchange counts. A
-/// collective call; rank 0 gets zero.
+/// Measures what each rank has to add to its clock (`now_ns()`) to get the time of rank 0's clock. Rank 0
+/// exchanges 64 messages with each other rank, one rank after the other, and the fastest exchange counts.
+/// A collective call; rank 0 gets zero.
 ///
-/// The messages go over a sub-group, so the sequence of this group stays the same on every rank, and
-/// over no emulated link, which has nothing to do with clocks.
+/// The messages go over a sub-group, so the sequence of this group stays the same on every rank. The
+/// sub-group emulates no link, since an emulated link would delay the messages.
 pub fn measure_clock(group: &Group) -> Result<ClockOffset, CollectiveError> {
     measure(group, || now_ns() as i64, clock_id())
 }
 
-/// As [`measure_clock`], with any clock. Ranks that pass the same `clock` read the same one.
+/// Like [`measure_clock`], with any clock. `clock` identifies it: ranks that pass the same number read the
+/// same clock. `None` if the clock is not known.
 fn measure(
     group: &Group,
     now: impl Fn() -> i64,
@@ -94,7 +94,8 @@ fn measure(
     Ok(ClockOffset { offset_ns, error_ns, is_same_clock, measured })
 }
 
-/// The quickest of all exchanges with a peer, and the peer's clock: whether it knows it, and which.
+/// The fastest of all exchanges with a peer, and the peer's clock: 1 if it is known and 0 if not, then its
+/// number.
 fn ask(
     group: &Group,
     peer: usize,
@@ -128,8 +129,9 @@ fn answer(
     Ok(())
 }
 
-/// A number that two processes share only if they read one `CLOCK_MONOTONIC`: it is the kernel's, but
-/// for what a time namespace adds to it. `None` where the system does not say.
+/// A number that identifies the `CLOCK_MONOTONIC` of this process: two processes have the same number only
+/// if they read the same clock. The clock belongs to the kernel, and a time namespace adds an offset to it,
+/// so both are part of the number. `None` if the system does not tell.
 fn clock_id() -> Option<i64> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = std::fs::read_link("/proc/self/ns/time").ok()?;
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
     use crate::{GroupOptions, Link};
 
-    /// What each of `world` threads measures, the clock of rank `r` being `skew_ns * r` ahead.
+    /// What each of `world` threads measures if the clock of rank `r` is `skew_ns * r` ahead.
     fn measured(world: usize, skew_ns: i64, clock: fn(usize) -> Option<i64>) -> Vec<ClockOffset> {
         std::thread::scope(|scope| {
             let ranks = Group::threads(world).into_iter().map(|group| {
@@ -207,7 +209,7 @@ mod tests {
             let groups = Group::threads_with(3, GroupOptions::for_local_ranks(3));
             let ranks = groups.into_iter().map(|group| {
                 scope.spawn(move || {
-                    // Were the messages held back for the link, this would take half a minute.
+                    // If the link delayed the messages, this would take half a minute.
                     group.set_emulator(link);
                     measure_clock(&group).unwrap();
                     let mut records = Vec::new();

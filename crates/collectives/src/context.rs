@@ -1,7 +1,7 @@
-//! What an engine needs to know to carry out one call, and the errors it can end with.
+//! What an engine needs to know to carry out one call, and the errors that the call can end with.
 //!
-//! In go this rank, the call and how long to wait; out come errors that name the operation. Knows nothing
-//! of how any transport works.
+//! Input: this rank, the call and how long to wait. Output: errors that name the operation. This module
+//! knows nothing of how any transport works.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub(crate) struct WaitPolicy {
 pub(crate) struct OpContext<'a> {
     pub(crate) rank: usize,
     pub(crate) world: usize,
-    /// What to add to a rank's number to get the one that users know; zero but within a host of a
-    /// hybrid group.
+    /// What to add to a rank's number to get its number in the whole group. Not zero only for the part of
+    /// an operation that runs within a host of a hybrid group.
     pub(crate) first: usize,
     pub(crate) call: &'a Call,
     pub(crate) seq: u32,
@@ -56,7 +56,7 @@ impl OpContext<'_> {
         CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited }
     }
 
-    /// The error after another rank's time was over; `missing` are those that are still awaited.
+    /// The error after another rank has timed out. `missing` are the ranks that have not arrived.
     pub(crate) fn given_up(&self, mut missing: Vec<usize>) -> CollectiveError {
         missing.iter_mut().for_each(|rank| *rank += self.first);
         let (op, seq) = (self.call.kind.name(), self.seq);
@@ -66,7 +66,7 @@ impl OpContext<'_> {
         CollectiveError::Broken { rank: self.first + self.rank, cause }
     }
 
-    /// The error for two calls that do not fit together; this rank's own comes first, if it is one.
+    /// The error for two calls that do not match. If one of them is this rank's own, it comes first.
     pub(crate) fn conflict(&self, verdict: &Verdict) -> CollectiveError {
         let own = usize::from(verdict.ranks[1] == self.rank);
         CollectiveError::Mismatch {
@@ -79,8 +79,8 @@ impl OpContext<'_> {
         }
     }
 
-    /// The error for collective calls that do not fit together; `called` gives each rank's call and
-    /// its place in the rank's sequence.
+    /// The error for collective calls that do not match. `called` gives each rank's call and the call's
+    /// sequence number on that rank.
     pub(crate) fn disagreement(
         &self,
         found: Disagreement,

@@ -1,5 +1,8 @@
-//! What every rank keeps whatever the transport: the sequence of its operations, their records, and
-//! whether the group is still whole.
+//! The state that every rank keeps, whatever the transport: the sequence number of its operations, their
+//! records, and whether the group is broken.
+//!
+//! Input: calls. Output: the times of each operation, or an error that breaks the group. This module knows
+//! nothing of how a transport carries out a call.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,18 +19,18 @@ use crate::flight_recorder::FlightRecorder;
 use crate::record::{OpRecord, OpTimes, RecentRecords};
 use crate::shared::Fate;
 
-/// What a rank needs to execute operations. One thread at a time does.
+/// What a rank needs to execute operations. Only one thread at a time executes.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     pub(crate) engine: Engine,
-    /// The emulated link, once there is one.
+    /// The emulated link, if one has been set.
     pub(crate) emulator: OnceLock<LinkEmulator>,
     flight_recorder: FlightRecorder,
     operations: AtomicU32,
     broken: Mutex<Option<String>>,
-    /// Held while the records are written.
+    /// Whether the records have been written. The lock is held while they are.
     is_dumped: Mutex<bool>,
     records: Mutex<RecentRecords>,
 }
@@ -82,7 +85,8 @@ impl Core {
             policy,
         };
         let outcome = self.engine.run(&context).map(|present_ns| {
-            // A rank that arrives last finds the gate opened a moment before it looked at its clock.
+            // For the rank that arrives last, the recorded opening of the gate may lie just before the
+            // start that this rank read from the clock.
             let present_ns = present_ns.max(started_ns);
             if let Some(emulator) = self.emulator.get() {
                 emulator.hold_until_done(call, self.world, present_ns);
@@ -99,8 +103,8 @@ impl Core {
         outcome
     }
 
-    /// As [`Core::execute`], where nobody else would hear of a panic: it is an error of the operation,
-    /// after which the group is broken, and the peers learn that this rank is lost.
+    /// Like [`Core::execute`], for a thread on which nobody else would see a panic. A panic becomes an error
+    /// of the operation, the group is broken afterwards, and the peers learn that this rank is lost.
     pub(crate) fn execute_guarded(
         &self,
         call: &Call,
@@ -119,7 +123,7 @@ impl Core {
             let error = CollectiveError::Panicked {
                 rank: self.rank,
                 op: call.kind.name(),
-                // One thread at a time executes, and this operation has been counted.
+                // Only one thread at a time executes, and this operation has already been counted.
                 seq: self.operations.load(Ordering::Relaxed).wrapping_sub(1),
                 bytes: call.message_bytes(),
                 reason,
@@ -130,18 +134,19 @@ impl Core {
         })
     }
 
-    /// A rank of this host has died, unless it has left in order.
+    /// Called when the connection to a rank of this host has ended: the rank has died, unless it left the
+    /// group in order before.
     pub(crate) fn lose(&self, place: usize) {
         let Some(shared) = self.engine.shared() else { return };
         if !shared.control().has_left(place) {
             shared.control().depart(place, Fate::Lost);
-            // The group is not marked as broken here: the operation that needs the rank says so.
+            // This does not mark the group as broken: the next operation that needs the rank does.
             let first = self.rank - shared.rank;
             self.dump(&format!("rank {}: rank {} died", self.rank, first + place));
         }
     }
 
-    /// Writes the records out, the first time.
+    /// Writes the records to the dump folder, unless they have been written before.
     pub(crate) fn dump(&self, cause: &str) {
         let mut is_dumped = lock(&self.is_dumped);
         if !*is_dumped {
@@ -150,8 +155,8 @@ impl Core {
         }
     }
 
-    /// Marks the group as broken, and writes the records out: again, if somebody noticed before this
-    /// operation began, so that it is among them.
+    /// Marks the group as broken and writes the records to the dump folder. Writes them again if they have
+    /// been written before, so that they include the operation that failed.
     fn fail(&self, cause: String) {
         *lock(&self.is_dumped) = false;
         self.dump(&cause);

@@ -1,15 +1,18 @@
-//! What an operation costs on a wire: the model by which links are emulated and times predicted.
+//! What an operation costs on a wire: the cost model that emulates links and predicts times.
 //!
-//! A rank that sends `bytes` in `steps` steps, each waiting for the one before, over a link of latency
-//! `a` and bandwidth `b` (in each direction at once), needs `steps * a + bytes / b`: the Hockney model,
-//! as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-//! MPICH" (2005).
+//! Input: an operation, its message size, the number of ranks and a link. Output: steps, bytes and a time.
+//! This module knows nothing of how a transport moves data.
 //!
-//! Before an operation of `n` ranks moves data, every rank shows every other what it called, as the tcp
-//! transport does: one step, in which each sends and receives `88 (n-1)` bytes, the headers. In an
-//! all-to-all they then tell each other how the data are cut: one more step, of `16 n (n-1)` bytes. The
-//! header of a message travels with its data, so it costs 88 bytes and no step. With the data, of which
-//! `S` is the longer of what a rank sends and what it receives, that is
+//! A rank sends `bytes` in `steps` steps, each of which waits for the one before. Over a link of latency
+//! `a` and bandwidth `b` (in each direction at once) that takes `steps * a + bytes / b`. This is the
+//! Hockney model, as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+//! Operations in MPICH" (2005).
+//!
+//! Before an operation of `n` ranks moves data, every rank shows every other rank its call, as in the tcp
+//! transport. That is one step, in which each rank sends and receives headers of `88 (n-1)` bytes. In an
+//! all-to-all, the ranks then tell each other the lengths of their blocks: one more step, of
+//! `16 n (n-1)` bytes. The header of a point-to-point message travels with its data, so it costs 88 bytes
+//! and no step. `S` is the message size: the longer of what a rank sends and what it receives. The totals:
 //!
 //! | operation | `steps` | `bytes` |
 //! |---|---|---|
@@ -32,15 +35,16 @@ use crate::header::HEADER_BYTES;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// Every rank exchanges with every other one at once, and reduces in rank order: two steps, and
-    /// the same bits as in shared memory.
+    /// Every rank exchanges data with all others at once and reduces in rank order. It takes two steps and
+    /// gives the same bits as shared memory.
     #[default]
     Direct,
-    /// Neighbours pass on partial results in `2 (n-1)` steps. Each rank talks to two others only, but
-    /// each share is summed in an order of its own, so floating-point sums differ in their last bits.
+    /// Neighbors pass on partial results in `2 (n-1)` steps. Each rank talks to only two others. Each share
+    /// is summed in a different order of ranks, so floating-point sums differ from those of
+    /// [`Algorithm::Direct`] in their last bits.
     Ring,
-    /// Whichever is faster: as measured for a few sizes when the group forms, or, on an emulated link,
-    /// by the cost model. Which one it is may differ from run to run, and with it the last bits.
+    /// The faster of the two: as measured for a few sizes when the group forms, or, on an emulated link, as
+    /// computed by the cost model. The choice, and with it the last bits, may differ from run to run.
     Auto,
 }
 
@@ -54,9 +58,10 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm that the cost model recommends for a message of `bytes` bytes, where it is left
-    /// open. The two move the same bytes, and direct never has more steps; what the model does not
-    /// know is how a network takes `n-1` streams into one rank, which only a measurement tells.
+    /// The algorithm to use for a message of `bytes` bytes. For [`Algorithm::Auto`] the cost model decides.
+    /// Both algorithms move the same bytes, and direct never has more steps, so the model never prefers the
+    /// ring. The model does not know how a network handles `n-1` streams into one rank; only a measurement
+    /// can tell that.
     pub fn recommended(self, kind: OpKind, world: usize, bytes: u64, link: &Link) -> Algorithm {
         if kind != OpKind::AllReduce || world < 2 {
             return Algorithm::Direct;
@@ -80,18 +85,18 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Steps, and bytes that the busiest rank sends or receives, headers included.
+/// The cost of an operation: steps, and the bytes that the busiest rank sends or receives, headers included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Messages that have to wait for one another.
+    /// Messages that have to wait for each other.
     pub steps: u32,
     /// Bytes through the busiest rank, in its busier direction.
     pub bytes: u64,
 }
 
 impl Cost {
-    /// The cost of an operation whose message (the longer of what a rank sends and receives, as
-    /// benchmarks count it) has `bytes` bytes, by the table at the head of `cost.rs`.
+    /// The cost of an operation on a message of `bytes` bytes (the longer of what a rank sends and what it
+    /// receives, as benchmarks count it), by the table at the top of `cost.rs`. Zero if `world` is 1.
     pub fn of(kind: OpKind, algorithm: Algorithm, world: usize, bytes: u64) -> Self {
         let others = world as u64 - 1;
         if others == 0 {
@@ -110,7 +115,7 @@ impl Cost {
         };
         let (steps, bytes) = match kind {
             OpKind::AllReduce if is_ring => (2 * others, 2 * share),
-            // Scattered and gathered again, so that no rank sends the whole to everybody.
+            // Scattered, then gathered, so that no rank sends the whole message to every other rank.
             OpKind::AllReduce | OpKind::Broadcast | OpKind::Reduce => (2, 2 * share),
             OpKind::ReduceScatter
             | OpKind::AllGather
@@ -124,7 +129,7 @@ impl Cost {
     }
 }
 
-/// A link between ranks: the same between any two, and in both directions at once.
+/// A link between ranks: the same between any two ranks, and full duplex.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// Bytes per second in each direction.
@@ -133,8 +138,8 @@ pub struct Link {
     pub latency_s: f64,
 }
 
-/// Links with a name: (name, GB/s per direction, latency in microseconds, what it is). Bandwidths are
-/// nominal, latencies what well-tuned systems reach.
+/// Links with a name: (name, GB/s per direction, latency in microseconds, description). Bandwidths are
+/// nominal; latencies are those that well-tuned systems reach.
 pub const NAMED_LINKS: [(&str, f64, f64, &str); 7] = [
     ("1gbe", 0.125, 50.0, "Gigabit Ethernet"),
     ("10gbe", 1.25, 20.0, "10 Gbit/s Ethernet"),
@@ -146,8 +151,7 @@ pub const NAMED_LINKS: [(&str, f64, f64, &str); 7] = [
 ];
 
 impl Link {
-    /// How long an operation takes on this link. On one that carries nothing, the longest time that
-    /// there is.
+    /// How long an operation takes on this link. [`Duration::MAX`] if the link carries nothing.
     pub fn time(&self, kind: OpKind, algorithm: Algorithm, world: usize, bytes: u64) -> Duration {
         let cost = Cost::of(kind, algorithm, world, bytes);
         if cost == (Cost { steps: 0, bytes: 0 }) {
@@ -157,15 +161,16 @@ impl Link {
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
-    /// Whether there can be such a link: its bandwidth is a number above zero, and its latency one that
-    /// is not below.
+    /// Whether such a link can exist: bandwidth and latency are finite, the bandwidth is above zero, and the
+    /// latency is not below zero.
     pub fn is_possible(&self) -> bool {
         let Self { bytes_per_s, latency_s } = *self;
         bytes_per_s.is_finite() && bytes_per_s > 0.0 && latency_s.is_finite() && latency_s >= 0.0
     }
 }
 
-/// A number and the scale of its unit, which is one of these, case-insensitive.
+/// Parses a number followed by one of these units (case-insensitive). Returns the number and the scale of
+/// the unit.
 fn quantity(text: &str, units: &[(&str, f64)]) -> Option<(f64, f64)> {
     let split = text.find(|c: char| c.is_ascii_alphabetic())?;
     let (number, unit) = text.split_at(split);
@@ -197,7 +202,7 @@ impl FromStr for Link {
         let parsed = text.split_once(',').and_then(|(bandwidth, latency)| {
             let (number, bytes) = quantity(bandwidth.trim(), &BANDWIDTHS)?;
             let bytes_per_s = number * bytes;
-            // Divided, since 1e-6 is no exact number and 1e6 is.
+            // Divided, since 1e6 is exact in floating point and 1e-6 is not.
             let (number, per_s) = quantity(latency.trim(), &TIMES)?;
             let latency_s = number / per_s;
             (bytes_per_s > 0.0).then_some(Self { bytes_per_s, latency_s })

@@ -1,8 +1,8 @@
-//! An emulated link: operations end when they would on a slower wire.
+//! An emulated link: operations end when they would end on a slower wire.
 //!
-//! From the moment when all ranks are present, the operation is held until the time is over that the
-//! cost model gives for its bytes and steps. The thread that executes it sleeps meanwhile, so that
-//! compute goes on beside it, as beside a network card.
+//! From the moment when all ranks are present, an operation is held for the time that the cost model gives
+//! for its bytes and steps. The thread that executes the operation sleeps meanwhile, so that computation
+//! goes on beside it, as beside a network card. This module knows nothing of how the data really move.
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -18,27 +18,27 @@ use crate::call::Call;
 use crate::cost::{Algorithm, Cost, Link};
 use crate::warning::warn;
 
-/// A link to be emulated.
+/// One rank's emulation of a link.
 #[derive(Debug)]
 pub(crate) struct LinkEmulator {
     pub(crate) link: Link,
     pub(crate) algorithm: Algorithm,
     card: Arc<Card>,
-    /// Whether it has been said that the transport cannot keep up.
+    /// Whether this rank has already warned that the transport cannot keep up with the link.
     has_warned: AtomicBool,
 }
 
-/// The emulated network card of a rank, which sends the bytes of one operation after the other, whichever
-/// group they belong to.
+/// The emulated network card of a rank. It sends the bytes of one operation after the other, whichever
+/// group the operation belongs to.
 #[derive(Debug, Default)]
 pub(crate) struct Card {
-    /// When all that is booked has been sent, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When all bytes booked so far have been sent, in nanoseconds of `CLOCK_MONOTONIC`.
     free_at_ns: AtomicU64,
 }
 
 impl Card {
-    /// Books the card for `busy_ns` from `ready_ns` on, or from when it is free. Returns when that
-    /// begins.
+    /// Books the card for `busy_ns`, beginning at `ready_ns` or when the card is free, whichever is later.
+    /// Returns the beginning.
     fn book(&self, ready_ns: u64, busy_ns: u64) -> u64 {
         let booked = |free_at_ns: u64| Some(free_at_ns.max(ready_ns).saturating_add(busy_ns));
         let free_at_ns = self.free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, booked);
@@ -46,9 +46,10 @@ impl Card {
     }
 }
 
-/// By how much an operation may outlast the link before that is said.
+/// How many times longer than on the link an operation may take before a warning is printed.
 const LATE: f64 = 1.05;
-/// The shortest operation of which it is said: how late a shorter one is, the scheduler decides.
+/// The shortest operation that can cause the warning. How late a shorter one ends depends mostly on the
+/// scheduler.
 const LONG: Duration = Duration::from_millis(1);
 
 impl LinkEmulator {
@@ -56,8 +57,8 @@ impl LinkEmulator {
         Self { link, algorithm, card, has_warned: AtomicBool::new(false) }
     }
 
-    /// How long a call takes on the link, and for how many nanoseconds of that it keeps the card busy:
-    /// a card can send other bytes while the last ones of this call are still on their way.
+    /// How long a call takes on the link, and for how many nanoseconds of that it keeps the card busy. The
+    /// card can send other bytes while the last bytes of this call are still on their way.
     fn times(&self, call: &Call, world: usize) -> (Duration, u64) {
         let bytes = call.message_bytes() as u64;
         let algorithm = self.algorithm.recommended(call.kind, world, bytes, &self.link);
@@ -66,8 +67,8 @@ impl LinkEmulator {
         (self.link.time(call.kind, algorithm, world, bytes), busy_ns as u64)
     }
 
-    /// Sleeps until a call for which all ranks were present at `present_ns` would be done. Says so,
-    /// once, if that moment has passed: then the time is the transport's and not the link's.
+    /// Sleeps until a call for which all ranks were present at `present_ns` would be finished on the link.
+    /// If the transport took clearly longer than the link, warns once: the time is then the transport's.
     pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) {
         let (time, busy_ns) = self.times(call, world);
         let begin_ns = self.card.book(present_ns, busy_ns);
@@ -89,13 +90,14 @@ thread_local! {
     static IS_PRECISE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sleeps until a moment of `CLOCK_MONOTONIC`.
+/// Sleeps until a time of `CLOCK_MONOTONIC`, in nanoseconds.
 fn sleep_until(moment_ns: u64) {
     if now_ns() >= moment_ns {
         return;
     }
     if !IS_PRECISE.replace(true) {
-        // The kernel may otherwise be 50 us late. Refused, the sleep is that much less precise.
+        // By default the kernel may wake a thread 50 us late. If this call fails, sleeps are that much less
+        // precise.
         let _ = set_current_timer_slack(NonZero::new(1));
     }
     let moment = Timespec {
@@ -114,7 +116,7 @@ mod tests {
     fn a_card_sends_one_after_the_other() {
         let card = Card::default();
         assert_eq!(card.book(100, 10), 100);
-        // Ready at the same time, of another group.
+        // Ready at the same time, from another group.
         assert_eq!(card.book(100, 10), 110);
         // Ready while the card is busy, and after it has been idle.
         assert_eq!(card.book(115, 5), 120);

@@ -1,4 +1,7 @@
-//! The transports behind one door.
+//! One type for all transports.
+//!
+//! Input: a call in its context. Output: the moment when all ranks had arrived, or an error. This module
+//! knows nothing of how a transport moves data.
 
 use paceline_trace::now_ns;
 
@@ -11,7 +14,7 @@ use crate::shared::Shared;
 use crate::tcp::Tcp;
 use crate::{CollectiveError, OpKind};
 
-/// What carries operations out.
+/// The transport that carries out the operations of a group.
 #[derive(Debug)]
 pub(crate) enum Engine {
     /// Threads of one process, or processes of one host.
@@ -26,7 +29,7 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// The state that the ranks of this host share, if they do.
+    /// The state that the ranks of this host share, if the transport uses shared memory.
     pub(crate) fn shared(&self) -> Option<&Shared> {
         match self {
             Engine::Shared(shared) => Some(shared),
@@ -70,8 +73,8 @@ fn send_to_self(context: &OpContext) -> Result<u64, CollectiveError> {
         let reason = "sends itself another number of elements than it receives".into();
         return Err(context.disagreement(Disagreement::Counts(reason), |_| unreachable!()));
     }
-    // SAFETY: both sides belong to this call, are of one length, and lie apart, as was checked when it
-    // was made.
+    // SAFETY: both sides belong to this call, have the same length, and lie apart, which was checked when
+    // the call was made.
     unsafe { std::ptr::copy_nonoverlapping(send.base, recv.base, send.len_bytes) };
     Ok(now_ns())
 }

@@ -1,11 +1,14 @@
-//! What can go wrong between ranks.
+//! The errors of collective operations and of forming a group.
 
 use std::time::Duration;
 
 use paceline_memory::MemoryError;
 use paceline_rendezvous::{EnvironmentError, RendezvousError};
 
-/// An error of a collective operation, or of forming a group.
+/// An error of a collective operation or of forming a group.
+///
+/// The fields that most variants share: `rank` is the rank that reports the error, `op` the name of the
+/// operation, `seq` its sequence number in the group, and `bytes` its message size.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CollectiveError {
     /// A peer ended without leaving the group in order.
@@ -13,31 +16,31 @@ pub enum CollectiveError {
         "rank {rank}: rank {peer} died during {op} #{seq} ({bytes} bytes); noticed after {waited:?}"
     )]
     PeerLost {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
-        /// Who died.
+        /// The rank that died.
         peer: usize,
         /// The operation that was waiting.
         op: &'static str,
         /// Its sequence number in the group.
         seq: u32,
-        /// Its size.
+        /// Its message size in bytes.
         bytes: usize,
-        /// How long it had waited.
+        /// How long the operation had waited.
         waited: Duration,
     },
     /// A peer left the group while this rank still had operations to do with it.
     #[error("rank {rank}: rank {peer} left the group, but {op} #{seq} ({bytes} bytes) needs it")]
     PeerLeft {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
-        /// Who left.
+        /// The rank that left.
         peer: usize,
         /// The operation that was waiting.
         op: &'static str,
         /// Its sequence number in the group.
         seq: u32,
-        /// Its size.
+        /// Its message size in bytes.
         bytes: usize,
     },
     /// Not all ranks arrived, or not all finished, within the time limit.
@@ -45,7 +48,7 @@ pub enum CollectiveError {
         "rank {rank}: {op} #{seq} ({bytes} bytes) timed out after {waited:?}, waiting for ranks {missing:?}"
     )]
     TimedOut {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
         /// Ranks that had not arrived; empty if all had, but some did not finish.
         missing: Vec<usize>,
@@ -53,9 +56,9 @@ pub enum CollectiveError {
         op: &'static str,
         /// Its sequence number in the group.
         seq: u32,
-        /// Its size.
+        /// Its message size in bytes.
         bytes: usize,
-        /// How long it had waited.
+        /// How long the operation had waited.
         waited: Duration,
     },
     /// An asynchronous operation panicked on the group's communication thread: a defect of this crate.
@@ -63,44 +66,44 @@ pub enum CollectiveError {
         "rank {rank}: {op} #{seq} ({bytes} bytes) panicked on the communication thread: {reason}"
     )]
     Panicked {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
         /// The operation.
         op: &'static str,
         /// Its sequence number in the group.
         seq: u32,
-        /// Its size.
+        /// Its message size in bytes.
         bytes: usize,
-        /// What the panic said.
+        /// The panic's message.
         reason: String,
     },
-    /// Two ranks called operations that do not fit together.
+    /// The calls of two ranks do not match.
     #[error(
         "the ranks disagree: rank {rank} called {ours} as #{seq}, rank {peer} called {theirs} as \
          #{peer_seq}"
     )]
     Mismatch {
-        /// One of them; the one that reports, where it is involved.
+        /// One of the two ranks: the one that reports, if it is involved.
         rank: usize,
-        /// The other.
+        /// The other rank.
         peer: usize,
-        /// The place of the call in the first rank's sequence.
+        /// The sequence number of the call on `rank`.
         seq: u32,
-        /// The place of the other call in the other rank's sequence.
+        /// The sequence number of the call on `peer`.
         peer_seq: u32,
-        /// What the first called.
+        /// The call of `rank`, in words.
         ours: String,
-        /// What the other called.
+        /// The call of `peer`, in words.
         theirs: String,
     },
     /// All ranks called the same operation, but their counts do not add up.
     #[error("rank {rank}: the counts of {call} #{seq} do not add up: {reason}")]
     Counts {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
-        /// What it called.
+        /// This rank's call, in words.
         call: String,
-        /// Its place in the sequence.
+        /// Its sequence number in the group.
         seq: u32,
         /// What is wrong.
         reason: String,
@@ -116,14 +119,14 @@ pub enum CollectiveError {
     /// A buffer that the operation needs on this rank is missing, or is of the wrong kind or size.
     #[error("rank {rank}: {op} {reason}")]
     Buffers {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
         /// The operation.
         op: &'static str,
         /// What is wrong.
         reason: String,
     },
-    /// The link to be emulated is not slower than what lies beneath it.
+    /// The link to be emulated is not slower than the transport below it.
     #[error(
         "cannot emulate a link of {link}: an all-reduce of {bytes} bytes would take {emulated:?} on it \
          and takes {measured:?} on this transport; a link must be at least 1.25 times as slow"
@@ -131,28 +134,28 @@ pub enum CollectiveError {
     Link {
         /// The link.
         link: String,
-        /// The size for which it is too fast.
+        /// The message size, in bytes, for which the link is too fast.
         bytes: usize,
-        /// The time of the link.
+        /// The time on the link.
         emulated: Duration,
-        /// The time of the transport.
+        /// The time on the transport.
         measured: Duration,
     },
-    /// There can be no such link as was to be emulated.
+    /// The link to be emulated cannot exist: see [`Link::is_possible`](crate::Link::is_possible).
     #[error(
         "rank {rank}: cannot emulate a link of {link}: its bandwidth must be above zero, its latency zero \
          or more, and both must be finite"
     )]
     ImpossibleLink {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
         /// The link.
         link: String,
     },
-    /// An earlier operation of this group failed, so its ranks no longer agree.
+    /// An earlier operation of this group failed, so the group can no longer be used.
     #[error("rank {rank}: the group is broken by an earlier error: {cause}")]
     Broken {
-        /// Who reports.
+        /// The rank that reports.
         rank: usize,
         /// The first error.
         cause: String,
@@ -167,9 +170,9 @@ pub enum CollectiveError {
         rank: usize,
         /// How many ranks there are.
         world_size: usize,
-        /// What was to be set up.
+        /// What could not be set up.
         what: &'static str,
-        /// Why it was not.
+        /// Why not.
         reason: String,
     },
     /// The environment names a transport that does not exist, or that cannot connect these ranks.
@@ -180,22 +183,22 @@ pub enum CollectiveError {
         /// What is wrong, and what to do.
         advice: String,
     },
-    /// The MPI library refused, or failed.
+    /// The MPI library refused a call, or failed.
     #[error("rank {rank}: the MPI library failed in {op} #{seq}: {reason}")]
     Mpi {
-        /// Who reports; 0 before it has a number.
+        /// The rank that reports; 0 if it does not know its rank yet.
         rank: usize,
         /// The operation, or `init` or `split`.
         op: &'static str,
-        /// Its place in the sequence.
+        /// Its sequence number in the group.
         seq: u32,
-        /// What the library says.
+        /// The library's message.
         reason: String,
     },
     /// An object could not be turned into bytes, or back.
     #[error("cannot turn this object into bytes or back: {0}")]
     Object(String),
-    /// Memory was refused.
+    /// A buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] std::sync::Arc<MemoryError>),
 }
@@ -213,7 +216,7 @@ impl From<EnvironmentError> for CollectiveError {
 }
 
 impl CollectiveError {
-    /// Whether this error only reports that some other rank failed.
+    /// Whether this error only reports that another rank failed.
     pub fn is_consequence(&self) -> bool {
         matches!(
             self,

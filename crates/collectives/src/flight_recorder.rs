@@ -1,5 +1,8 @@
-//! What a group tells about itself while it runs: a log of operations, and, when it fails, the most
-//! recent ones on file.
+//! What a group reports while it runs: a log of its operations, and, when it fails, a file with the most
+//! recent ones.
+//!
+//! Input: calls and records. Output: lines on standard error, and a file of JSON lines. This module knows
+//! nothing of how operations work.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,7 +13,7 @@ use serde::Serialize;
 use crate::call::Call;
 use crate::record::{OpRecord, OpTimes};
 
-/// How much of the communication is logged, on standard error.
+/// How much of the communication is logged on standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CommLog {
     /// Nothing.
@@ -35,9 +38,10 @@ impl std::str::FromStr for CommLog {
     }
 }
 
-/// The variable that holds the level of logging.
+/// The environment variable that holds the log level.
 pub const COMM_LOG: &str = "PACELINE_COMM_LOG";
-/// The variable that names the folder for the most recent operations of a group that fails.
+/// The environment variable that names the dump folder: where a group that fails writes its most recent
+/// operations.
 pub const DUMP_FOLDER: &str = "PACELINE_DUMP_FOLDER";
 
 #[derive(Debug)]
@@ -46,7 +50,7 @@ pub(crate) struct FlightRecorder {
     pub(crate) world: usize,
     pub(crate) log: CommLog,
     pub(crate) dump_folder: Option<PathBuf>,
-    /// What to call the group: `world`, or `world/1` for its second sub-group.
+    /// The group's name: `world`, or `world/1.0` for the ranks of color 0 in its second split.
     pub(crate) group: String,
 }
 
@@ -127,11 +131,12 @@ impl FlightRecorder {
         }
         text.push('\n');
         let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), self.rank);
-        // The process may be ending, by another thread: a file is whole, or the one before it stays.
+        // Another thread may be ending the process. Writing and then renaming leaves either a complete
+        // file or the one from before.
         let partial = folder.join(format!("{name}.{}", std::process::id()));
         let written = std::fs::write(&partial, text)
             .and_then(|()| std::fs::rename(&partial, folder.join(&name)));
-        // The folder may be gone, or full: the error that is being reported matters more.
+        // The folder may be gone or full. The error that is being reported matters more.
         if let Err(error) = written {
             self.say(format!("cannot write {}: {error}", folder.join(name).display()));
         }

@@ -1,9 +1,9 @@
-//! A group from what the launcher has set: who the ranks are, where they meet, and which transport
-//! suits them.
+//! A group from the environment that the launcher has set: who the ranks are, where they meet, and which
+//! transport suits them.
 //!
-//! In goes the environment, out comes a group. Before any connection is made, every rank shows the
-//! others, through the store, which transport it was asked for and where it is, so that all choose
-//! the same one. Knows nothing of how the transports work.
+//! Input: the environment. Output: a group. Before any connection is made, every rank tells the others,
+//! through the store, which transport it was asked for and where it runs, so that all choose the same
+//! transport. This module knows nothing of how the transports work.
 
 use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::group::Origin;
 use crate::{CollectiveError, Group, GroupOptions, Transport};
 
-/// The variable that names the transport, for ranks that some launcher has started.
+/// The environment variable that names the transport, for ranks that a launcher has started.
 pub const TRANSPORT: &str = "PACELINE_TRANSPORT";
 
-/// What a rank tells the others before they choose.
+/// What a rank tells the others before they choose a transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Spot {
     /// The transport that its environment names; empty if none.
@@ -26,15 +26,15 @@ struct Spot {
 
 impl Group {
     /// The group of all ranks that a launcher has started: `paceline launch`, torchrun, mpirun, srun,
-    /// or whoever sets RANK and WORLD_SIZE (see [`Placement`]). Without any launcher, a group of one.
+    /// or any other that sets RANK and WORLD_SIZE (see [`Placement`]). Without a launcher, a group of one.
     ///
-    /// PACELINE_TRANSPORT chooses how the ranks reach each other: `shm`, `tcp`, `hybrid` or `mpi`, the
-    /// same for all. If it is not set, ranks of one host share memory; on several hosts with the same
-    /// number of ranks, more than one on each, it is `hybrid`, and otherwise `tcp`. Without `options`
-    /// they are [`GroupOptions::for_local_ranks`].
+    /// PACELINE_TRANSPORT chooses how the ranks reach each other: `shm`, `tcp`, `hybrid` or `mpi`. It must
+    /// be the same for all ranks. If it is not set, ranks of one host use `shm`. Ranks of several hosts use
+    /// `hybrid` if every host has the same number of ranks and more than one, and `tcp` otherwise. If
+    /// `options` is `None`, [`GroupOptions::for_local_ranks`] is used.
     ///
-    /// Errors when variables are set that do not fit together, when the transport cannot connect
-    /// these ranks, or when they do not all come within the time limit.
+    /// Errors if the variables contradict each other, if the transport cannot connect these ranks, or if
+    /// some ranks do not come within the time limit.
     pub fn from_env(options: Option<GroupOptions>) -> Result<Self, CollectiveError> {
         let wish = wish(std::env::var(TRANSPORT).ok().as_deref())?;
         let Some(place) = Placement::from_env()? else {
@@ -177,7 +177,7 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    /// The spots of ranks on hosts with these numbers of ranks.
+    /// The ranks of hosts with these numbers of ranks.
     fn spots(hosts: &[usize]) -> Vec<Spot> {
         let on = |&local_world: &usize| {
             (0..local_world).map(move |local_rank| Spot {
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(choose(&spots(&[1, 1]), None).unwrap(), Transport::Tcp);
         assert_eq!(choose(&spots(&[3, 1]), None).unwrap(), Transport::Tcp);
         assert_eq!(choose(&spots(&[3]), Some(Transport::Tcp)).unwrap(), Transport::Tcp);
-        // Dealt out one host at a time, ranks do not count through the hosts.
+        // Ranks dealt out to the hosts in turn are not consecutive within a host.
         let dealt: Vec<Spot> = [0, 2, 1, 3].map(|rank| spots(&[2, 2])[rank].clone()).into();
         assert_eq!(choose(&dealt, None).unwrap(), Transport::Tcp);
     }

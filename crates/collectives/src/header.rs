@@ -1,5 +1,5 @@
-//! What ranks that are connected by messages tell each other at the start of every operation, and when they
-//! leave. Every transport but shared memory uses it.
+//! The header that ranks connected by messages send each other at the start of every operation, and when
+//! they leave the group. Every transport except shared memory uses it.
 
 use crate::CollectiveError;
 use crate::call::{CallHeader, Verdict};
@@ -25,7 +25,7 @@ pub(crate) enum Header {
     Call { operation: u32, call: CallHeader },
     /// This rank leaves the group in order.
     Leaves,
-    /// Two calls do not fit together, so this rank has given up.
+    /// Two calls do not match, so this rank has given up.
     Conflict(Verdict),
 }
 
@@ -58,7 +58,7 @@ impl Header {
         bytes
     }
 
-    /// `None` for what is no header.
+    /// Reads a header. `None` if the bytes are not a header.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let mut words = [0u64; WORDS];
         for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -87,8 +87,9 @@ impl Header {
     }
 }
 
-/// What a peer called, by its header, or why the operation cannot go on. `relay` is given the header of
-/// a conflict, for ranks that do not know of it yet.
+/// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go
+/// on. If the header reports a conflict, `relay` gets its bytes, to pass them on to ranks that do not know
+/// of the conflict yet.
 pub(crate) fn read_call(
     context: &OpContext,
     peer: usize,
@@ -102,12 +103,12 @@ pub(crate) fn read_call(
             relay(bytes);
             Err(context.conflict(&verdict))
         }
-        // Only a peer whose memory is broken sends this: no stranger has come this far.
+        // Strangers are refused when ranks connect, so only a peer with corrupted memory can send this.
         None => Err(context.lost(peer)),
     }
 }
 
-/// What all ranks called, by their headers in rank order, this rank's own among them.
+/// Reads the headers of all ranks, in rank order, this rank's own included.
 pub(crate) fn read_calls(
     context: &OpContext,
     headers: &[u8],
@@ -123,12 +124,12 @@ pub(crate) fn read_calls(
     Ok(Shown { present_ns, calls, operations })
 }
 
-/// Words as they travel.
+/// Words as they are sent: eight bytes each, little-endian.
 pub(crate) fn encode_words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Rows of `row_words` words each, as they have travelled one after the other.
+/// Decodes rows of `row_words` words each, which were sent one after the other.
 pub(crate) fn decode_rows(bytes: &[u8], row_words: usize) -> Vec<Vec<u64>> {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let row = |row: &[u8]| row.chunks_exact(8).map(word).collect();

@@ -1,8 +1,8 @@
 //! Collective operations between ranks: threads of a process, processes of a host, or hosts.
 //!
-//! In go slices or typed ranges of memory and the ranks that share them; out comes the agreed result
-//! on every rank, with the four moments of each operation: submitted, started, all ranks present,
-//! finished. This crate moves and reduces numbers and knows nothing of layers or models.
+//! Input: slices or typed ranges of memory, and the ranks that share them. Output: the same result on
+//! every rank, with four times for each operation: submitted, started, all ranks present, finished.
+//! This crate moves and reduces numbers. It knows nothing of layers or models.
 //!
 //! # A program
 //!
@@ -20,7 +20,7 @@
 //! }
 //! ```
 //!
-//! [`Group::from_env`] reads who the ranks are from the environment, so any of these starts it:
+//! [`Group::from_env`] reads from the environment who the ranks are, so any of these commands starts it:
 //!
 //! ```text
 //! paceline launch -n 2 -- ./program
@@ -29,9 +29,10 @@
 //! srun -n 2 ./program
 //! ```
 //!
-//! Started alone it is a group of one. Ranks of one host share memory; others are connected by
-//! sockets. PACELINE_TRANSPORT chooses otherwise. [`Group::shm`], [`Group::tcp`] and
-//! [`Group::hybrid`] take rank, world size and [`Rendezvous`] from the program instead.
+//! Started without a launcher, the program is a group of one. By default, ranks of one host share memory,
+//! and ranks of different hosts are connected by sockets. PACELINE_TRANSPORT overrides that choice.
+//! [`Group::shm`], [`Group::tcp`] and [`Group::hybrid`] take rank, world size and [`Rendezvous`] from the
+//! program instead of the environment.
 //!
 //! Ranks can also be threads of one process, and the rest stays the same:
 //!
@@ -53,11 +54,12 @@
 //!
 //! # Operations
 //!
-//! `S` is the longer of what a rank sends and what it receives, in bytes; `n` ranks; `h` hosts of `k`
-//! ranks each. Shares and blocks may differ in length, and may be empty.
+//! In the tables, `S` is the size of the message in bytes: the longer of what a rank sends and what it
+//! receives. `n` is the number of ranks; `h` is the number of hosts, with `k` ranks each. Shares and
+//! blocks may differ in length, and may be empty.
 //!
-//! **`thread` and `shm`**: bytes that a rank reads and writes in memory. A *gate* is where all ranks
-//! meet.
+//! **`thread` and `shm`**: bytes that a rank reads and writes in memory. A *gate* is a barrier in shared
+//! memory: a rank passes it when all ranks have arrived.
 //!
 //! | operation | steps | bytes per rank |
 //! |---|---|---|
@@ -72,15 +74,15 @@
 //! | send, recv, send-recv | the two ranks meet | the receiver reads and writes `S` |
 //! | barrier | 1 gate | 0 |
 //!
-//! **`tcp`**: bytes through the busiest rank in its busier direction. Before the steps of an operation
-//! between all ranks, each sends each a header of 88 bytes, which is one more step, and in an all-to-all
-//! then two counts of 8 bytes for each rank; the header of a send goes with its data. The table leaves
-//! headers and counts out; the cost model ([`Cost`]) has them.
+//! **`tcp`**: bytes through the busiest rank in its busier direction. Before the steps of a collective
+//! operation, every rank sends every other rank a header of 88 bytes, which is one more step. In an
+//! all-to-all, every rank then sends every other rank two counts of 8 bytes per rank. The header of a send
+//! travels with its data. The table leaves out headers and counts; the cost model ([`Cost`]) includes them.
 //!
 //! | operation | steps | bytes |
 //! |---|---|---|
 //! | all-reduce, direct | 2 | `2 (n-1)/n S` |
-//! | all-reduce, ring | `2 (n-1)` | `2 (n-1)/n S`, to one neighbour |
+//! | all-reduce, ring | `2 (n-1)` | `2 (n-1)/n S`, to one neighbor |
 //! | reduce | 2 | `2 (n-1)/n S` into the root |
 //! | broadcast | 2 | `2 (n-1)/n S` out of the root |
 //! | reduce-scatter | 1 | `(n-1)/n S` |
@@ -89,8 +91,8 @@
 //! | send, recv, send-recv | 1 | `S` |
 //! | barrier | the headers | 0 |
 //!
-//! **`hybrid`**: steps and bytes between hosts. Ranks with the same place on their hosts form a rail;
-//! within a host everything goes through shared memory.
+//! **`hybrid`**: steps and bytes between hosts. Ranks with the same local rank on their hosts form a
+//! *rail*. Within a host everything goes through shared memory.
 //!
 //! | operation | steps | bytes |
 //! |---|---|---|
@@ -101,10 +103,11 @@
 //! | gather, scatter, all-to-all, send, recv, send-recv | 1 | each block straight from rank to rank |
 //! | barrier | the headers | 0 |
 //!
-//! In the reductions of `hybrid`, 16-bit floats travel forward as f32, so twice as many bytes.
+//! In the reductions of `hybrid`, 16-bit floats travel to the next host as f32, which takes twice as many
+//! bytes.
 //!
-//! Objects that can be serialised have [`Group::gather_object`], [`Group::all_gather_object`] and
-//! [`Group::broadcast_object`].
+//! [`Group::gather_object`], [`Group::all_gather_object`] and [`Group::broadcast_object`] exchange objects
+//! that can be serialized.
 //!
 //! # The same bits
 //!
@@ -112,66 +115,68 @@
 //! |---|---|---|
 //! | `thread`, `shm`, `tcp` (direct), `hybrid` | rank 0, 1, 2, ... | as each other |
 //! | `tcp` with [`Algorithm::Ring`] | share `j` of `n`: rank `j`, `j+1`, ..., `j-1` | in every run with `n` ranks, not those of the others |
-//! | `mpi` | the library's | as the library has it |
+//! | `mpi` | chosen by the library | as far as the library promises |
 //!
-//! This holds for reduction as a whole: f16 and bf16 are summed in f32 and rounded once (by the ring
-//! at every step), and a mean is the sum divided once. Whatever only moves data, and minimum, maximum
-//! and sums of integers, give the same bits everywhere. [`Algorithm::Auto`] may take the ring for some
-//! sizes, so it promises no more than the ring.
+//! Each row describes the complete reduction. f16 and bf16 are summed in f32 and rounded once (the ring
+//! rounds at every step), and a mean is the sum divided once. Operations that only move data give the
+//! same bits everywhere. So do minimum, maximum and sums of integers. [`Algorithm::Auto`] may take the
+//! ring for some sizes, so it promises no more than the ring.
 //!
 //! # Memory that peers can reach
 //!
 //! [`Group::allocate`] gives memory that the ranks of a host share: `shm` and `hybrid` work on it in
-//! place, with the bytes of the table. A `Vec` of another process can be reached by nobody else, so the
-//! operations on slices are staged: each rank copies a quarter of a megabyte at a time to a place that all
-//! can reach, while the peers work on the half before. An all-reduce of two ranks then reads and
-//! writes `S` once more, and of more than two ranks twice. Threads, and ranks connected by `tcp`, use
-//! either kind of memory directly.
+//! place, with the bytes of the table. No process can reach a `Vec` of another process, so the operations
+//! on slices are staged: each rank copies a quarter of a megabyte at a time to one half of a staging area
+//! that all ranks can reach, while the peers work on the other half, which was filled before. An all-reduce
+//! of two ranks then reads and writes `S` once more, and one of more than two ranks twice more. Threads,
+//! and ranks connected by `tcp`, use either kind of memory directly.
 //!
 //! # Work in the background
 //!
-//! The operations on tensors have a form that ends in `_async` and returns [`Work`]. Operations of one
-//! group run in the order in which they were submitted, on a thread of the group's own. Each claims
-//! what it reads and writes until it is finished: touching that memory earlier is an error, and not a
-//! race. [`OpTimes`] tells apart the time in the queue, the wait for the slowest rank, and the time in
-//! which data moved. See `examples/overlap.rs`.
+//! The operations on tensors have an asynchronous form, whose name ends in `_async` and which returns
+//! [`Work`]. Operations of one group run in the order in which they were submitted, on the group's own
+//! communication thread. Each operation claims the memory that it reads and writes until it is finished:
+//! touching that memory earlier is an error, not a race. [`OpTimes`] separates the time in the queue, the
+//! wait for the slowest rank, and the time in which data moved. See `examples/overlap.rs`.
 //!
 //! # Failures
 //!
 //! No failure is a hang:
 //!
-//! - Every wait ends at [`GroupOptions::timeout`], and names the ranks that did not come.
-//! - A peer that dies is named by all that still need it, with operation, sequence number and bytes.
-//! - Every rank shows what it calls before data move. Calls that differ in operation, type, counts or
-//!   order are an error on every rank, which names both.
-//! - After an error the group is broken: later operations fail at once with the first cause, and what
-//!   was claimed stays claimed, because a peer may still write there.
+//! - Every wait ends at [`GroupOptions::timeout`], with an error that names the missing ranks.
+//! - If a peer dies, every rank that still needs it gets an error with the peer's rank, the operation, its
+//!   sequence number and its bytes.
+//! - Every rank shows the others its call before data move. Calls that differ in operation, type, counts
+//!   or order are an error on every rank. The error names both calls.
+//! - After an error the group is broken: later operations fail at once with the first cause. Memory that
+//!   the failed operation had claimed stays claimed, because a peer may still write there.
 //!
-//! PACELINE_COMM_LOG=info writes a line to standard error for every operation, `trace` also one at its
-//! start. Each rank remembers its last 1,000 operations and, if PACELINE_DUMP_FOLDER names a folder,
-//! writes them there as JSON lines when the group fails; [`Group::dumper`] does it on demand.
-//! [`write_error_file`] tells torchrun why a rank failed.
+//! PACELINE_COMM_LOG=info writes a line to standard error for every finished operation; `trace` also
+//! writes one when an operation starts. Each rank remembers its last 1,000 operations. If
+//! PACELINE_DUMP_FOLDER names a folder, the rank writes them there as JSON lines when the group fails;
+//! [`Group::dumper`] writes them on demand. [`write_error_file`] tells torchrun why a rank failed.
 //!
 //! # Groups within groups
 //!
-//! [`Group::split`] makes one sub-group of all ranks that name the same colour. It has a queue and a
-//! sequence of its own. See `examples/sub_groups.rs`.
+//! [`Group::split`] makes one sub-group of all ranks that pass the same color. Each sub-group has its own
+//! queue and its own sequence of operations. See `examples/sub_groups.rs`.
 //!
 //! # Emulated links
 //!
 //! With [`GroupOptions::link`] or [`Group::emulate`], every operation takes as long as it would on a
-//! [`Link`] of that bandwidth and latency, by the steps and bytes of [`Cost`], which are those of `tcp`.
-//! A group and the sub-groups split from it share one emulated network card per rank: what they send at the
-//! same time goes out one after the other. The thread that executes the operation sleeps meanwhile, so
-//! computation goes on. A link that is not at least 1.25 times as slow as the transport beneath it is
-//! refused. Threads call [`Group::emulate`] themselves.
+//! [`Link`] of a given bandwidth and latency. The time is computed from the steps and bytes of [`Cost`],
+//! which are those of `tcp`. A group and the sub-groups split from it share one emulated network card per
+//! rank: what they send at the same time goes out one after the other. The thread that executes the
+//! operation sleeps meanwhile, so computation goes on. A link that is not at least 1.25 times as slow as
+//! the transport below it is refused. Ranks that are threads ignore the option; each of them calls
+//! [`Group::emulate`] instead.
 //!
 //! # Limits
 //!
 //! Linux only. At most [`MAX_RANKS`] ranks in a group. `hybrid` needs the same number of ranks on every
-//! host, counted host by host. `tcp` opens a connection between any two ranks and is neither encrypted
-//! nor protected against those who can read the network: the secret of the run keeps strangers
-//! out and no more. There is no way to go on with the ranks that are left after a failure.
+//! host, and consecutive rank numbers within each host. `tcp` opens a connection between any two ranks. It
+//! is neither encrypted nor protected against an attacker who can read the network: the secret of the run
+//! only keeps strangers out. After a failure, a group cannot go on with the ranks that are left.
 
 #![deny(missing_docs)]
 
@@ -214,7 +219,7 @@ pub use record::{OpKind, OpRecord, OpTimes};
 pub use reduce::{ReduceElement, ReduceOp};
 pub use worker::Work;
 
-// What a program names when it forms a group. The whole of it is in `paceline-rendezvous`.
+// The names that a program needs when it forms a group. `paceline-rendezvous` has the complete interface.
 pub use paceline_rendezvous::{
     EnvironmentError, Launcher, Placement, Rendezvous, RendezvousError, RendezvousPoint,
     write_consequence_file, write_error_file,

@@ -1,8 +1,8 @@
-//! How the ranks of a group meet at the start of a collective operation, and agree on what it is.
+//! How the ranks of a group meet at the start of a collective operation and check that their calls match.
 //!
-//! Every rank shows what it called. Then all ranks compare the same list, so either all of them find the
-//! same disagreement or none does. How a call travels to the other ranks is up to the transport, which
-//! implements [`ShowCalls`]. No data move before the ranks have agreed.
+//! Every rank shows the others its call. Then all ranks compare the same list, so either all of them find
+//! the same disagreement or none does. No data move before the ranks have agreed. How a call travels to the
+//! other ranks is up to the transport, which implements [`ShowCalls`].
 
 use crate::CollectiveError;
 use crate::call::{CallHeader, Disagreement, Shares, Verdict, agree, blocks_agree};
@@ -13,7 +13,7 @@ pub(crate) struct Shown {
     /// When the last rank had shown its call, as far as this rank can tell.
     pub(crate) present_ns: u64,
     pub(crate) calls: Vec<CallHeader>,
-    /// The place of each call in its rank's sequence.
+    /// The sequence number of each call on its rank.
     pub(crate) operations: Vec<u32>,
 }
 
@@ -21,9 +21,9 @@ pub(crate) struct Shown {
 pub(crate) struct Met {
     /// When the last rank arrived, as far as this rank can tell.
     pub(crate) present_ns: u64,
-    /// What each rank called, in rank order.
+    /// Each rank's call, in rank order.
     pub(crate) calls: Vec<CallHeader>,
-    /// For an all-to-all: the elements that each rank sends to each. Otherwise empty.
+    /// For an all-to-all, `sent[from][to]` elements go from one rank to the other. Otherwise empty.
     pub(crate) sent: Vec<Vec<u64>>,
 }
 
@@ -34,27 +34,27 @@ impl Met {
     }
 }
 
-/// Which elements belong to which rank, by calls that agree.
+/// Which elements belong to which rank. The calls must agree.
 pub(crate) fn shares(calls: &[CallHeader]) -> Shares {
     let kind = calls[0].kind().expect("calls that agree are of a known kind");
     Shares::new(kind, calls)
 }
 
-/// How a transport's ranks show each other what they called.
+/// How the ranks of a transport show each other their calls.
 pub(crate) trait ShowCalls {
     /// Shows this rank's call to every rank, and waits until all ranks have shown theirs.
     fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError>;
 
-    /// Shows this rank's row of an all-to-all to every rank, and returns all ranks' rows. A row has the
-    /// elements that its rank sends to each rank, then the elements that it expects of each.
+    /// Shows this rank's row of an all-to-all to every rank, and returns the rows of all ranks. A row holds
+    /// the number of elements that its rank sends to each rank, then the number that it expects from each.
     fn show_blocks(
         &mut self,
         context: &OpContext,
         own: &[u64],
     ) -> Result<Vec<Vec<u64>>, CollectiveError>;
 
-    /// Tells ranks that wait for this one in another operation why it does not come. By default nothing:
-    /// the transport has other ways to notice.
+    /// Tells ranks that wait for this one in another operation why it does not come. Does nothing by
+    /// default: other transports notice in other ways.
     fn tell_conflict(&mut self, _verdict: &Verdict) {}
 }
 

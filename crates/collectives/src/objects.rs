@@ -1,4 +1,6 @@
-//! Objects of any size that can be serialised, between ranks that need not know the sizes.
+//! Exchanges serializable objects of any size between ranks that need not know the sizes.
+//!
+//! Input: an object. Output: the objects of other ranks. This module knows nothing of transports.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -10,7 +12,8 @@ fn wrap(error: postcard::Error) -> CollectiveError {
 }
 
 impl Group {
-    /// Brings one object of each rank to the root, in rank order; objects may differ in size.
+    /// Brings one object of each rank to the root, in rank order. Objects may differ in size. Ranks other
+    /// than the root get `None`.
     pub fn gather_object<T: Serialize + DeserializeOwned>(
         &self,
         object: &T,
@@ -36,14 +39,14 @@ impl Group {
         parse(&gathered, &lengths)
     }
 
-    /// Gives every rank the root's object. Only the root passes one.
+    /// Gives every rank the root's object. Other ranks may pass `None`; what they pass is ignored.
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
         object: Option<&T>,
         root: usize,
     ) -> Result<T, CollectiveError> {
         let is_root = self.rank() == root;
-        // A root without an object takes part with an empty one, so that the others do not wait.
+        // A root without an object sends no bytes, so that the others do not wait.
         let object =
             object.filter(|_| is_root).map(postcard::to_stdvec).transpose().map_err(wrap)?;
         let mut bytes = object.unwrap_or_default();
@@ -54,7 +57,7 @@ impl Group {
         postcard::from_bytes(&bytes).map_err(wrap)
     }
 
-    /// How many bytes each rank has.
+    /// The number of bytes of each rank's object.
     fn lengths(&self, own: usize) -> Result<Vec<usize>, CollectiveError> {
         let mut lengths = vec![0i64; self.world_size()];
         self.all_gather_slice(&[own as i64], &mut lengths)?;

@@ -1,7 +1,11 @@
 //! The operations on tensors, blocking and asynchronous.
 //!
-//! Every rank of the group calls the same ones in the same order. An asynchronous operation claims
-//! what it reads and writes until it is finished; touching claimed memory is an error, not a race.
+//! Every rank of the group calls the same operations in the same order. An asynchronous operation claims
+//! the memory that it reads and writes until it is finished; touching claimed memory is an error, not a
+//! race.
+//!
+//! Input: tensors, a root or peer, a reduction. Output: the times of the operation, or a [`Work`] to wait
+//! for. This module knows nothing of transports.
 
 use paceline_memory::{Access, Claim, Tensor};
 
@@ -18,29 +22,30 @@ impl Group {
         self.run(self.prepare(OpKind::AllReduce, Some(data), Some(data), op, 0)?)
     }
 
-    /// As [`Group::all_reduce`], in the background.
+    /// Like [`Group::all_reduce`], in the background.
     pub fn all_reduce_async(&self, data: &Tensor, op: ReduceOp) -> Submitted {
         self.submit(self.prepare(OpKind::AllReduce, Some(data), Some(data), op, 0)?)
     }
 
-    /// As [`Group::all_reduce`], but `data` stays as it is and the result goes to `result`, which is
-    /// as long.
+    /// Like [`Group::all_reduce`], but `data` stays unchanged and the result goes to `result`, which has the
+    /// same length.
     pub fn all_reduce_into(&self, data: &Tensor, result: &Tensor, op: ReduceOp) -> Outcome {
         self.same_length(OpKind::AllReduce, data, result)?;
         self.run(self.prepare(OpKind::AllReduce, Some(data), Some(result), op, 0)?)
     }
 
-    /// Replaces the root's `data` by the reduction of all ranks' data; the others' stay.
+    /// Replaces the root's `data` by the reduction of all ranks' data. Other ranks' data stay unchanged.
     pub fn reduce(&self, data: &Tensor, op: ReduceOp, root: usize) -> Outcome {
         self.run(self.reduce_call(data, Some(data), op, root)?)
     }
 
-    /// As [`Group::reduce`], in the background.
+    /// Like [`Group::reduce`], in the background.
     pub fn reduce_async(&self, data: &Tensor, op: ReduceOp, root: usize) -> Submitted {
         self.submit(self.reduce_call(data, Some(data), op, root)?)
     }
 
-    /// As [`Group::reduce`], but the root's `data` stays too, and the result goes to its `result`.
+    /// Like [`Group::reduce`], but the root's `data` stays unchanged too, and the result goes to the root's
+    /// `result`, which has the same length. Other ranks may pass `None`.
     pub fn reduce_into(
         &self,
         data: &Tensor,
@@ -54,17 +59,18 @@ impl Group {
         self.run(self.reduce_call(data, result, op, root)?)
     }
 
-    /// Replaces `data` on every rank by the root's.
+    /// Replaces `data` on every rank by the root's `data`.
     pub fn broadcast(&self, data: &Tensor, root: usize) -> Outcome {
         self.run(self.broadcast_call(Some(data), data, root)?)
     }
 
-    /// As [`Group::broadcast`], in the background.
+    /// Like [`Group::broadcast`], in the background.
     pub fn broadcast_async(&self, data: &Tensor, root: usize) -> Submitted {
         self.submit(self.broadcast_call(Some(data), data, root)?)
     }
 
-    /// As [`Group::broadcast`], from the root's `data` to every rank's `result`.
+    /// Like [`Group::broadcast`], from the root's `data` to every rank's `result`. Only the root needs
+    /// `data`.
     pub fn broadcast_into(&self, data: Option<&Tensor>, result: &Tensor, root: usize) -> Outcome {
         if let Some(data) = data.filter(|_| self.rank() == root) {
             self.same_length(OpKind::Broadcast, data, result)?;
@@ -72,25 +78,25 @@ impl Group {
         self.run(self.broadcast_call(data, result, root)?)
     }
 
-    /// Gives every rank its share of the reduction of all ranks' `data`. Shares follow each other in
-    /// rank order, each as long as that rank's `share`; together they are as long as `data`. A share
-    /// may lie in place, within `data`.
+    /// Gives every rank its share of the reduction of all ranks' `data`. Shares follow each other in rank
+    /// order. Each is as long as that rank's `share`; together they are as long as `data`. `share` may lie in
+    /// place, within `data`.
     pub fn reduce_scatter(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Outcome {
         self.run(self.prepare(OpKind::ReduceScatter, Some(data), Some(share), op, 0)?)
     }
 
-    /// As [`Group::reduce_scatter`], in the background.
+    /// Like [`Group::reduce_scatter`], in the background.
     pub fn reduce_scatter_async(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Submitted {
         self.submit(self.prepare(OpKind::ReduceScatter, Some(data), Some(share), op, 0)?)
     }
 
-    /// Gives every rank all ranks' `share`s, one after the other in rank order, in `gathered`. Shares
-    /// may differ in length, and may lie in place, within `gathered`.
+    /// Gives every rank the `share` of every rank, one after the other in rank order, in `gathered`. Shares
+    /// may differ in length. A rank's `share` may lie in place, within `gathered`.
     pub fn all_gather(&self, share: &Tensor, gathered: &Tensor) -> Outcome {
         self.run(self.prepare(OpKind::AllGather, Some(share), Some(gathered), ReduceOp::Sum, 0)?)
     }
 
-    /// As [`Group::all_gather`], in the background.
+    /// Like [`Group::all_gather`], in the background.
     pub fn all_gather_async(&self, share: &Tensor, gathered: &Tensor) -> Submitted {
         self.submit(self.prepare(
             OpKind::AllGather,
@@ -101,13 +107,14 @@ impl Group {
         )?)
     }
 
-    /// Gives the root all ranks' `share`s, one after the other in rank order, in `gathered`, which
-    /// only the root needs. Shares may differ in length; the root's may lie in place.
+    /// Gives the root the `share` of every rank, one after the other in rank order, in `gathered`. Only the
+    /// root needs `gathered`. Shares may differ in length. The root's `share` may lie in place, within
+    /// `gathered`.
     pub fn gather(&self, share: &Tensor, gathered: Option<&Tensor>, root: usize) -> Outcome {
         self.run(self.rooted(OpKind::Gather, Some(share), gathered, root)?)
     }
 
-    /// As [`Group::gather`], in the background.
+    /// Like [`Group::gather`], in the background.
     pub fn gather_async(
         &self,
         share: &Tensor,
@@ -117,30 +124,31 @@ impl Group {
         self.submit(self.rooted(OpKind::Gather, Some(share), gathered, root)?)
     }
 
-    /// Gives every rank its share of the root's `data`, which only the root needs. Shares follow each
-    /// other in rank order, each as long as that rank's `share`; the root's may lie in place.
+    /// Gives every rank its share of the root's `data`. Only the root needs `data`. Shares follow each other
+    /// in rank order, each as long as that rank's `share`. The root's `share` may lie in place, within
+    /// `data`.
     pub fn scatter(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Outcome {
         self.run(self.rooted(OpKind::Scatter, data, Some(share), root)?)
     }
 
-    /// As [`Group::scatter`], in the background.
+    /// Like [`Group::scatter`], in the background.
     pub fn scatter_async(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Submitted {
         self.submit(self.rooted(OpKind::Scatter, data, Some(share), root)?)
     }
 
-    /// Sends an even block of `data` to every rank, and receives one of each in `received`, which is
-    /// as long and lies elsewhere.
+    /// Sends a block of `data` to every rank, and receives a block from every rank in `received`. All blocks
+    /// have the same length: an equal part of the tensor. The two tensors must not overlap.
     pub fn all_to_all(&self, data: &Tensor, received: &Tensor) -> Outcome {
         self.run(self.all_to_all_call(data, None, received, None)?)
     }
 
-    /// As [`Group::all_to_all`], in the background.
+    /// Like [`Group::all_to_all`], in the background.
     pub fn all_to_all_async(&self, data: &Tensor, received: &Tensor) -> Submitted {
         self.submit(self.all_to_all_call(data, None, received, None)?)
     }
 
-    /// As [`Group::all_to_all`] with blocks of any length: `counts[r]` elements of `data` go to rank
-    /// `r`, and `received_counts[r]` elements come from it.
+    /// Like [`Group::all_to_all`], with blocks of any length: `counts[r]` elements of `data` go to rank `r`,
+    /// and `received_counts[r]` elements come from rank `r`.
     pub fn all_to_all_ragged(
         &self,
         data: &Tensor,
@@ -151,33 +159,34 @@ impl Group {
         self.run(self.all_to_all_call(data, Some(counts), received, Some(received_counts))?)
     }
 
-    /// Sends `data` to rank `to`, which receives as many. Returns when they have arrived there.
+    /// Sends `data` to rank `to`, which must receive the same number of elements. Returns when the receiver
+    /// has asked for the data and they have left this rank's memory.
     pub fn send(&self, data: &Tensor, to: usize) -> Outcome {
         self.run(self.pair(OpKind::Send, Some((data, to)), None)?)
     }
 
-    /// As [`Group::send`], in the background.
+    /// Like [`Group::send`], in the background.
     pub fn send_async(&self, data: &Tensor, to: usize) -> Submitted {
         self.submit(self.pair(OpKind::Send, Some((data, to)), None)?)
     }
 
-    /// Receives `data` from rank `from`, which sends as many.
+    /// Receives `data` from rank `from`, which must send the same number of elements.
     pub fn recv(&self, data: &Tensor, from: usize) -> Outcome {
         self.run(self.pair(OpKind::Recv, None, Some((data, from)))?)
     }
 
-    /// As [`Group::recv`], in the background.
+    /// Like [`Group::recv`], in the background.
     pub fn recv_async(&self, data: &Tensor, from: usize) -> Submitted {
         self.submit(self.pair(OpKind::Recv, None, Some((data, from)))?)
     }
 
-    /// Sends and receives at the same time: two ranks can exchange data, and many can pass theirs
-    /// round a ring, without waiting for each other in a circle.
+    /// Sends and receives at the same time. Two ranks can exchange data, and many ranks can pass data around
+    /// a ring, without a deadlock.
     pub fn send_recv(&self, data: &Tensor, to: usize, received: &Tensor, from: usize) -> Outcome {
         self.run(self.pair(OpKind::SendRecv, Some((data, to)), Some((received, from)))?)
     }
 
-    /// As [`Group::send_recv`], in the background.
+    /// Like [`Group::send_recv`], in the background.
     pub fn send_recv_async(
         &self,
         data: &Tensor,
@@ -193,7 +202,7 @@ impl Group {
         self.run((Call::new(OpKind::Barrier, paceline_memory::DType::U8), Vec::new()))
     }
 
-    /// As [`Group::barrier`], in the background: finished when every rank has arrived.
+    /// Like [`Group::barrier`], in the background: finished when every rank has arrived.
     pub fn barrier_async(&self) -> Submitted {
         self.submit((Call::new(OpKind::Barrier, paceline_memory::DType::U8), Vec::new()))
     }
@@ -231,7 +240,7 @@ impl Group {
         self.prepare(kind, send, recv, ReduceOp::Sum, root)
     }
 
-    /// What the root has to pass; what other ranks pass there is not looked at.
+    /// The tensor that only the root needs. On other ranks it is ignored. Errors if the root passes none.
     fn at_root<'a>(
         &self,
         kind: OpKind,
@@ -324,8 +333,8 @@ impl Group {
         self.refuse(kind, format!("needs a result as long as the data, got {b} for {a} elements"))
     }
 
-    /// Claims what a call needs: one claim where the two sides share memory, since one may lie within
-    /// the other.
+    /// Claims the memory that a call needs. If the two tensors overlap, one of them must lie within the
+    /// other, and one claim covers both.
     fn prepare(
         &self,
         kind: OpKind,

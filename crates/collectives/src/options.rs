@@ -1,4 +1,4 @@
-//! How a group reaches its members, waits for them, and tells about itself.
+//! Options of a group: how it reaches its members, how it waits for them, and what it logs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub enum Transport {
     Thread,
     /// Ranks are processes of one host and share memory.
     Shm,
-    /// Ranks are processes anywhere and use sockets.
+    /// Ranks are processes on any hosts and use sockets.
     Tcp,
     /// Shared memory within a host, sockets between hosts.
     Hybrid,
@@ -35,28 +35,29 @@ impl Transport {
     }
 }
 
-/// How a group waits, and what it tells.
+/// How a group waits, and what it logs.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     /// The longest that any operation, or the rendezvous, may wait for other ranks.
     pub timeout: Duration,
-    /// How long a blocking operation keeps its core busy before it sleeps. Zero is right where ranks
-    /// share cores.
+    /// How long a blocking operation keeps its core busy before it sleeps. Zero is best if ranks share
+    /// cores.
     pub spin: Duration,
-    /// How all-reduce works between processes that do not share memory.
+    /// The all-reduce algorithm between processes that do not share memory.
     pub algorithm: Algorithm,
-    /// A slower link to be emulated.
+    /// A slower link to emulate.
     pub link: Option<Link>,
     /// What is logged of each operation.
     pub log: CommLog,
-    /// Where the most recent operations are written when the group fails.
+    /// The folder to which the most recent operations are written when the group fails.
     pub dump_folder: Option<PathBuf>,
 }
 
 impl GroupOptions {
-    /// A time limit of sixty seconds, and a short spin where each of `local_ranks` has a core. The log
-    /// and the dump folder are taken from the environment (`PACELINE_COMM_LOG`; a value that is no
-    /// level is mentioned and leaves the log off; and `PACELINE_DUMP_FOLDER`).
+    /// The default options for `local_ranks` ranks on this host: a time limit of 60 seconds, and a spin of
+    /// 50 us if each rank has a core (otherwise none). The log level comes from the environment variable
+    /// `PACELINE_COMM_LOG`; for an invalid level a warning is printed, and the log stays off. The dump
+    /// folder comes from `PACELINE_DUMP_FOLDER`.
     pub fn for_local_ranks(local_ranks: usize) -> Self {
         let cores = num_cores(local_ranks);
         let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO };
@@ -75,8 +76,8 @@ impl GroupOptions {
     }
 }
 
-/// Cores for `local_ranks` ranks. A rank that its launcher has bound to one core is not the only one:
-/// the others have cores of their own, if the host has as many.
+/// The number of cores for `local_ranks` ranks. If the launcher has bound this rank to one core, the other
+/// ranks have their own cores, provided that the host has as many.
 fn num_cores(local_ranks: usize) -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     if allowed > 1 {

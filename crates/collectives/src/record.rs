@@ -1,4 +1,7 @@
-//! What happened when: one record per operation.
+//! Records of operations: one per operation, with its times.
+//!
+//! Input: operations that begin and end. Output: the most recent records. This module knows nothing of how
+//! operations work.
 
 use std::collections::VecDeque;
 
@@ -7,37 +10,37 @@ use paceline_trace::Operation;
 
 use crate::ReduceOp;
 
-/// Which operation.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
     /// Every rank gets the reduction of all inputs.
     AllReduce,
     /// Every rank gets its share of the reduction of all inputs.
     ReduceScatter,
-    /// Every rank gets everybody's data, in rank order.
+    /// Every rank gets the data of all ranks, in rank order.
     AllGather,
     /// Every rank gets the root's data.
     Broadcast,
     /// The root gets the reduction of all inputs.
     Reduce,
-    /// The root gets everybody's data, in rank order.
+    /// The root gets the data of all ranks, in rank order.
     Gather,
     /// Every rank gets its share of the root's data.
     Scatter,
     /// Every rank gets a block from every rank.
     AllToAll,
-    /// One rank's data go to another one.
+    /// One rank sends data to another rank.
     Send,
-    /// The other side of a send.
+    /// One rank receives data from another rank.
     Recv,
     /// A send and a receive at the same time.
     SendRecv,
-    /// Nobody goes on before all have arrived.
+    /// No rank goes on before all have arrived.
     Barrier,
 }
 
 impl OpKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [OpKind; 12] = [
         OpKind::AllReduce,
         OpKind::ReduceScatter,
@@ -71,12 +74,12 @@ impl OpKind {
         }
     }
 
-    /// Whether it computes with what it moves.
+    /// Whether the operation reduces data.
     pub fn reduces(self) -> bool {
         matches!(self, OpKind::AllReduce | OpKind::ReduceScatter | OpKind::Reduce)
     }
 
-    /// Whether it names a rank: a root, or the other side.
+    /// Whether a call of the operation names a rank: a root, or the peer of a message.
     pub fn has_root(self) -> bool {
         use OpKind::*;
         matches!(self, Broadcast | Reduce | Gather | Scatter | Send | Recv | SendRecv)
@@ -94,16 +97,16 @@ impl OpKind {
     }
 }
 
-/// The four moments of an operation on this rank, in nanoseconds of `CLOCK_MONOTONIC`.
+/// The four times of an operation on this rank, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpTimes {
-    /// Handed to the group.
+    /// When the operation was submitted to the group.
     pub submitted_ns: u64,
-    /// Its turn came.
+    /// When it started, after waiting in the queue.
     pub started_ns: u64,
-    /// The last rank had arrived.
+    /// When the last rank had arrived.
     pub present_ns: u64,
-    /// The result was there.
+    /// When the result was complete.
     pub finished_ns: u64,
 }
 
@@ -124,29 +127,29 @@ impl OpTimes {
     }
 }
 
-/// One operation.
+/// The record of one operation.
 #[derive(Clone, Copy, Debug)]
 pub struct OpRecord {
-    /// Which operation.
+    /// The kind of operation.
     pub kind: OpKind,
-    /// Its place in the group's sequence; the same on every rank.
+    /// The sequence number in the group.
     pub seq: u32,
     /// Size of the message in bytes.
     pub bytes: usize,
     /// Element type.
     pub dtype: DType,
-    /// How it reduces, if it does.
+    /// The reduction, if the operation reduces.
     pub op: ReduceOp,
     /// Bytes that this rank contributes.
     pub send_bytes: usize,
     /// Bytes that this rank receives.
     pub recv_bytes: usize,
-    /// When it happened; moments that have not come are zero.
+    /// The times of the operation; those that have not come yet are zero.
     pub times: OpTimes,
 }
 
 impl OpRecord {
-    /// The record in the words of a trace.
+    /// The record in the form that a trace uses.
     pub fn traced(&self) -> Operation {
         let elems = |bytes: usize| (bytes / self.dtype.size_bytes()) as u64;
         let OpTimes { submitted_ns, started_ns, present_ns, finished_ns } = self.times;
@@ -165,18 +168,18 @@ impl OpRecord {
     }
 }
 
-/// The most recent records, up to a fixed number, and the operation that is under way.
+/// The most recent records, up to a fixed number, and the operation that is running.
 #[derive(Debug)]
 pub(crate) struct RecentRecords {
     records: VecDeque<OpRecord>,
-    /// How many of them, at the end, nobody has asked for.
+    /// How many records at the end have not been returned by `fresh_into` yet.
     num_fresh: usize,
-    /// How many of them were pushed out by later ones.
+    /// How many records were dropped before `fresh_into` could return them.
     num_lost: u64,
     current: Option<OpRecord>,
 }
 
-/// How many records a ring keeps.
+/// How many records are kept.
 const RING_CAPACITY: usize = 1000;
 
 impl RecentRecords {
@@ -193,7 +196,7 @@ impl RecentRecords {
         self.current = Some(record);
     }
 
-    /// The operation under way is finished.
+    /// The running operation has finished.
     pub(crate) fn end(&mut self, times: OpTimes) {
         let Some(record) = self.current.take() else { return };
         if self.records.len() == RING_CAPACITY {
@@ -207,14 +210,15 @@ impl RecentRecords {
         }
     }
 
-    /// From the oldest to the one under way, as many as are kept at most.
+    /// The most recent records, oldest first, at most [`RING_CAPACITY`]. The running operation comes last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &OpRecord> {
         let num_records = self.records.len() + usize::from(self.current.is_some());
         let surplus = num_records.saturating_sub(RING_CAPACITY);
         self.records.iter().chain(&self.current).skip(surplus)
     }
 
-    /// Those that nobody has asked for, which stay here too, and how many more there were.
+    /// Appends to `out` the records that this method has not returned before. They stay here too. Returns
+    /// how many more were lost.
     pub(crate) fn fresh_into(&mut self, out: &mut Vec<OpRecord>) -> u64 {
         let known = self.records.len() - self.num_fresh;
         out.extend(self.records.range(known..));

@@ -1,4 +1,4 @@
-//! The operations on plain slices: blocking, and staged between processes.
+//! The operations on plain slices. They are blocking, and between processes the data are staged.
 
 use paceline_memory::Element;
 
@@ -8,14 +8,14 @@ use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceElement, ReduceOp};
 type Outcome = Result<OpTimes, CollectiveError>;
 
 impl Group {
-    /// As [`Group::all_reduce`], for a slice in private memory.
+    /// Like [`Group::all_reduce`], for a slice in private memory.
     pub fn all_reduce_slice<T: ReduceElement>(&self, data: &mut [T], op: ReduceOp) -> Outcome {
         let region = written(data);
         let call = Call::new(OpKind::AllReduce, T::DTYPE);
         self.run_slice(Call { op, send: region, recv: region, ..call })
     }
 
-    /// As [`Group::reduce`], for a slice in private memory.
+    /// Like [`Group::reduce`], for a slice in private memory.
     pub fn reduce_slice<T: ReduceElement>(
         &self,
         data: &mut [T],
@@ -28,7 +28,7 @@ impl Group {
         self.run_slice(Call { op, root, send, recv, ..Call::new(OpKind::Reduce, T::DTYPE) })
     }
 
-    /// As [`Group::broadcast`], for a slice in private memory.
+    /// Like [`Group::broadcast`], for a slice in private memory.
     pub fn broadcast_slice<T: Element>(&self, data: &mut [T], root: usize) -> Outcome {
         self.check_rank(root)?;
         let recv = written(data);
@@ -36,7 +36,7 @@ impl Group {
         self.run_slice(Call { root, send, recv, ..Call::new(OpKind::Broadcast, T::DTYPE) })
     }
 
-    /// As [`Group::reduce_scatter`], for slices in private memory.
+    /// Like [`Group::reduce_scatter`], for slices in private memory.
     pub fn reduce_scatter_slice<T: ReduceElement>(
         &self,
         data: &[T],
@@ -47,14 +47,14 @@ impl Group {
         self.run_slice(Call { op, send, recv, ..Call::new(OpKind::ReduceScatter, T::DTYPE) })
     }
 
-    /// As [`Group::all_gather`], for slices in private memory.
+    /// Like [`Group::all_gather`], for slices in private memory.
     pub fn all_gather_slice<T: Element>(&self, share: &[T], gathered: &mut [T]) -> Outcome {
         let (send, recv) = (read(share), written(gathered));
         self.run_slice(Call { send, recv, ..Call::new(OpKind::AllGather, T::DTYPE) })
     }
 
-    /// As [`Group::gather`], for slices in private memory; `gathered` is not looked at but on the
-    /// root, and may be empty elsewhere.
+    /// Like [`Group::gather`], for slices in private memory. `gathered` is ignored on ranks other than the
+    /// root, and may be empty there.
     pub fn gather_slice<T: Element>(
         &self,
         share: &[T],
@@ -67,8 +67,8 @@ impl Group {
         self.run_slice(Call { root, send: read(share), recv, ..call })
     }
 
-    /// As [`Group::scatter`], for slices in private memory; `data` is not looked at but on the root,
-    /// and may be empty elsewhere.
+    /// Like [`Group::scatter`], for slices in private memory. `data` is ignored on ranks other than the root,
+    /// and may be empty there.
     pub fn scatter_slice<T: Element>(&self, data: &[T], share: &mut [T], root: usize) -> Outcome {
         self.check_rank(root)?;
         let send = if self.rank() == root { read(data) } else { Region::EMPTY };
@@ -76,7 +76,7 @@ impl Group {
         self.run_slice(Call { root, send, recv: written(share), ..call })
     }
 
-    /// As [`Group::all_to_all_ragged`], for slices in private memory.
+    /// Like [`Group::all_to_all_ragged`], for slices in private memory.
     pub fn all_to_all_slice<T: Element>(
         &self,
         data: &[T],
@@ -97,21 +97,21 @@ impl Group {
         self.run_slice(Call { send, recv, blocks, ..Call::new(kind, T::DTYPE) })
     }
 
-    /// As [`Group::send`], for a slice in private memory.
+    /// Like [`Group::send`], for a slice in private memory.
     pub fn send_slice<T: Element>(&self, data: &[T], to: usize) -> Outcome {
         self.check_pair(OpKind::Send, Some(to), None)?;
         let call = Call::new(OpKind::Send, T::DTYPE);
         self.run_slice(Call { root: to, send: read(data), ..call })
     }
 
-    /// As [`Group::recv`], for a slice in private memory.
+    /// Like [`Group::recv`], for a slice in private memory.
     pub fn recv_slice<T: Element>(&self, data: &mut [T], from: usize) -> Outcome {
         self.check_pair(OpKind::Recv, None, Some(from))?;
         let call = Call::new(OpKind::Recv, T::DTYPE);
         self.run_slice(Call { root: from, from, recv: written(data), ..call })
     }
 
-    /// As [`Group::send_recv`], for slices in private memory.
+    /// Like [`Group::send_recv`], for slices in private memory.
     pub fn send_recv_slice<T: Element>(
         &self,
         data: &[T],
@@ -135,7 +135,8 @@ fn written<T: Element>(data: &mut [T]) -> Region {
     Region { base: data.as_mut_ptr().cast(), len_bytes, is_claimed: false }
 }
 
-/// A region that operations only read: none writes to the sending side unless both sides are one.
+/// A region that operations only read: no operation writes to its sending side, unless both sides are the
+/// same region.
 fn read<T: Element>(data: &[T]) -> Region {
     let len_bytes = size_of_val(data);
     Region { base: data.as_ptr().cast_mut().cast(), len_bytes, is_claimed: false }

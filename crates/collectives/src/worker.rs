@@ -1,7 +1,10 @@
 //! The queue of a group: operations run in the order in which they were submitted.
 //!
-//! Asynchronous operations run on a thread of the group's own. A blocking one that finds the queue
-//! idle runs on its caller, which saves two thread switches.
+//! Asynchronous operations run on the group's own thread. A blocking operation that finds the queue idle runs
+//! on its caller's thread, which saves two thread switches.
+//!
+//! Input: calls with the claims on their memory. Output: the times of each operation. This module knows
+//! nothing of transports.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,9 +20,9 @@ use crate::record::OpTimes;
 
 use crate::{CollectiveError, GroupOptions};
 
-/// An asynchronous operation in flight, or finished.
+/// An asynchronous operation that is queued, running or finished.
 ///
-/// Its data stay claimed until the operation is finished, whether or not anybody waits.
+/// Its data stay claimed until the operation is finished, even if this value is dropped.
 #[derive(Debug)]
 pub struct Work {
     state: Arc<WorkState>,
@@ -32,7 +35,7 @@ struct WorkState {
 }
 
 impl Work {
-    /// Blocks until the operation is finished. Errors as the operation did.
+    /// Blocks until the operation is finished. Returns its times, or its error.
     pub fn wait(self) -> Result<OpTimes, CollectiveError> {
         let mut outcome = lock(&self.state.outcome);
         loop {
@@ -53,8 +56,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives claimed memory back after an operation. After one that failed the claims stay for good: a
-/// peer may not know of the failure yet and still write, and the group is broken anyway.
+/// Releases the claims after an operation. If the operation failed, the claims stay for good: a peer that
+/// does not know of the failure yet may still write to the memory, and the group is broken anyway.
 pub(crate) fn release(claims: Vec<Claim>, outcome: &Result<OpTimes, CollectiveError>) {
     if outcome.is_err() {
         std::mem::forget(claims);
@@ -98,7 +101,7 @@ impl Worker {
         let thread = {
             let shared = shared.clone();
             let name = format!("comm-{}", shared.core.rank);
-            // A rank without a communication thread could only hang later, so end here.
+            // Without a communication thread the rank would hang later, so it panics now.
             std::thread::Builder::new().name(name).spawn(move || shared.serve()).expect(
                 "the system has no room for one more thread, which asynchronous operations need",
             )
@@ -136,7 +139,8 @@ impl Worker {
     }
 }
 
-/// The right to execute. Given back also by a panic, so that nobody waits for its turn for ever.
+/// The right to execute an operation. A panic gives it back too, so that no thread waits for its turn
+/// forever.
 struct Turn<'a>(&'a Shared);
 
 impl Drop for Turn<'_> {
@@ -151,8 +155,8 @@ impl Drop for Turn<'_> {
 
 impl Shared {
     fn serve(&self) {
-        // The worker often shares its core with the computation it must not disturb: it sleeps at
-        // once instead of spinning.
+        // The worker often shares its core with a computation that it must not disturb, so it sleeps at once
+        // instead of spinning.
         let policy = WaitPolicy { spin: std::time::Duration::ZERO, limit: self.options.timeout };
         loop {
             let job = {
@@ -175,20 +179,20 @@ impl Shared {
             release(job.claims, &outcome);
             *lock(&job.state.outcome) = Some(outcome);
             job.state.finished.notify_all();
-            // Only now may a later operation run, on this thread or another: none is seen as finished
-            // before an earlier one is.
+            // Only now may a later operation run, on this thread or another, so that no operation is seen as
+            // finished before an earlier one.
             drop(turn);
         }
     }
 }
 
 impl Drop for Worker {
-    /// Finishes what was submitted, then ends the thread.
+    /// Finishes all submitted operations, then ends the thread.
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // Operations that panic are errors of their works, so the thread ends by itself.
+            // A panic of an operation becomes the error of its `Work`, so the thread itself does not panic.
             let _ = thread.join();
         }
     }
@@ -205,7 +209,8 @@ mod tests {
     fn a_panic_on_the_communication_thread_fails_the_works() {
         let mut groups = Group::threads(2);
         let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
-        // Checked calls name no such rank, which has no mail.
+        // The public methods check ranks, so they never make such a call. The rank has no mailbox, so the
+        // operation panics.
         let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
         let panics = first.worker().submit(broken, Vec::new());
         let follows = first.worker().submit(Call::new(OpKind::Barrier, DType::U8), Vec::new());

@@ -1,7 +1,7 @@
-//! What ranks say when calls do not fit together, and when a rank dies or is stopped.
+//! What ranks report when calls do not match, and when a rank dies or is stopped.
 //!
-//! Limits are so long that no rank ends by one, but where a rank is stopped: what else ends an
-//! operation must do so by itself. A rank that hangs is killed at the end and its test fails.
+//! Only the tests that stop a rank have short time limits. In all others the limits are so long that
+//! operations must end for other reasons. A rank that hangs is killed at the end, and its test fails.
 
 mod children;
 mod limit;
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 const WORLD: usize = 3;
 /// The rank that dies or is stopped.
 const VICTIM: usize = 1;
-/// No test waits this long.
+/// A limit that no test reaches.
 const NEVER: Duration = Duration::from_secs(3600);
 /// The limit of operations where a rank is stopped; the ranks must meet within it too.
 const SHORT: Duration = Duration::from_secs(30);
@@ -26,7 +26,7 @@ const NAMES: &str = "names the victim";
 /// Elements of an operation that takes a while.
 const MANY: usize = 4 << 20;
 
-/// Calls that do not fit together, and what the ranks must say of them.
+/// Calls that do not match, and what the ranks must report about them.
 const CONFLICTS: [(&str, &[&str]); 12] = [
     ("operations", &["rank 1 called broadcast(f32, 10, root 0) as #2", "all_reduce(f32, 12, sum)"]),
     ("counts", &["rank 2 called all_reduce(f32, 11, sum) as #2", "all_reduce(f32, 12, sum)"]),
@@ -48,7 +48,7 @@ const CONFLICTS: [(&str, &[&str]); 12] = [
     ("shares", &["all_gather(f32, ", "do not add up: all ranks together send 9 elements"]),
 ];
 
-/// Makes this rank's part of calls that do not fit together.
+/// Makes this rank's part of calls that do not match.
 fn conflict(group: &Group, case: &str) -> CollectiveError {
     let mut data = [1f32; 12];
     let mut reduce =
@@ -74,7 +74,7 @@ fn conflict(group: &Group, case: &str) -> CollectiveError {
         ("long sends", 0) => send(MANY, 1),
         ("long sends", 1) => send(MANY, 0),
         ("messages", 1) => recv(9, 0),
-        // The other rank or ranks wait for the two that quarrel.
+        // The other rank or ranks wait for the two whose calls do not match.
         (
             "send and barrier" | "receive and barrier" | "two sends" | "long sends" | "messages",
             _,
@@ -146,7 +146,7 @@ fn rank_process() {
             if rank == VICTIM {
                 println!("ready");
                 kill_process(getpid(), Signal::STOP).unwrap();
-                // The signal stops some thread first, and this one a moment later.
+                // The signal may stop another thread first, and this one a moment later.
                 loop {
                     std::thread::park();
                 }
@@ -171,10 +171,10 @@ fn rank_process() {
     }
 }
 
-/// Reduces until it fails; the error, and the number of the operation that failed.
+/// Reduces until an operation fails. Returns the error and the operation's sequence number.
 fn work_until_error(group: &Group) -> (CollectiveError, u32) {
     let mut data = vec![0f32; MANY];
-    // The first one is the barrier with which the group formed.
+    // Operation 0 is the barrier with which the group formed.
     for seq in 1.. {
         if seq == 5 && group.rank() == VICTIM {
             println!("ready");
@@ -222,8 +222,7 @@ fn missing_in(cause: &str, at: u32) -> Vec<usize> {
     missing.split(", ").filter(|rank| !rank.is_empty()).map(|rank| rank.parse().unwrap()).collect()
 }
 
-/// Whether the error of a rank, at the time limit of its own or of another rank, names the one that is
-/// stopped.
+/// Whether the error of a rank, after its own or another rank's time-out, names the stopped rank.
 fn names_stopped(error: &CollectiveError, at: u32, size: usize) -> bool {
     match error {
         CollectiveError::TimedOut { missing, op: "all_reduce", seq, bytes, waited, .. } => {
@@ -366,7 +365,8 @@ fn a_rank_that_is_stopped_before_it_arrives_is_named_at_the_limit() {
     }
 }
 
-/// The victims stop at three moments, in runs beside each other, since each takes until its limit.
+/// The victims stop at three different moments. The three runs go on at the same time, since each lasts until
+/// its time limit.
 fn stopped_inside(transport: &str) {
     let mut runs = [0, 5, 13].map(|pause_ms| {
         let mut run = Run::start("is stopped inside", transport);

@@ -1,4 +1,4 @@
-//! The `mpi` transport: each rank is a process that `mpirun` starts from this very test binary.
+//! The `mpi` transport: each rank is a process that `mpirun` starts from this test binary.
 
 #![cfg(feature = "mpi")]
 
@@ -30,7 +30,7 @@ fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
         .env(FOLDER, folder.path())
         // Both families of MPI know this limit, in seconds, beyond which a test has failed.
         .env("MPIEXEC_TIMEOUT", "300")
-        // Open MPI refuses more ranks than cores, and root, unless it is told.
+        // By default Open MPI refuses to run more ranks than cores, and to run as root.
         .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
         .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
         .envs(["OMPI_", "PRTE_"].map(|by| (format!("{by}ALLOW_RUN_AS_ROOT"), "1")))
@@ -54,7 +54,7 @@ fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
 #[ignore = "the body of the processes that the other tests start"]
 fn rank_process() {
     let Ok(scenario) = std::env::var("SCENARIO") else { return };
-    // The number of ranks is not known before MPI runs; two is enough to tell whether they share.
+    // The number of ranks is not known before MPI runs. Two are enough to tell whether ranks share cores.
     let mut options = GroupOptions::for_local_ranks(2);
     if matches!(scenario.as_str(), "absence" | "pair_absence") {
         // Long enough for ranks on fewer cores than ranks to form the group, too.
@@ -81,7 +81,7 @@ fn rank_process() {
             let mut data = vec![rank as f32; 25_000];
             let times = group.all_reduce_slice(&mut data, ReduceOp::Sum).unwrap();
             assert_eq!(group.link(), Some(SLOW));
-            // Two ranks send half of it twice, in two steps after that of the headers.
+            // Each of two ranks sends half of the message twice, in two steps after the step of the headers.
             assert!(times.move_ns() >= 6_000_000 + 10_000_000, "{times:?}");
             let part = group.split(Some(0)).unwrap().unwrap();
             assert_eq!(part.link(), Some(SLOW));
@@ -142,7 +142,7 @@ fn rank_process() {
 /// 10 MB/s and 2 ms.
 const SLOW: Link = Link { bytes_per_s: 1e7, latency_s: 2e-3 };
 
-/// The smallest and the largest of numbers and one NaN, wherever it comes from, is NaN.
+/// The minimum and maximum of numbers and one NaN are NaN, whichever rank the NaN comes from.
 fn extremes_keep_nan(group: &Group) {
     let (rank, world) = (group.rank(), group.world_size());
     for op in [ReduceOp::Min, ReduceOp::Max] {

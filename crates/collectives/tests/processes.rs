@@ -1,4 +1,4 @@
-//! The `shm` transport: each rank is a process, started from this very test binary.
+//! The `shm` transport: each rank is a process, started from this test binary.
 
 mod children;
 mod common;
@@ -11,17 +11,17 @@ use children::{Children, HANGS, end_with_parent};
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Placement, Rendezvous};
 use tempfile::TempDir;
 
-/// What the ranks of one test find in their environment, and what keeps it theirs.
+/// The environment variables of the ranks of one test, and the resources that reserve their meeting place.
 struct Place {
     variables: Vec<(&'static str, String)>,
-    /// Holds the port.
+    /// Keeps the port reserved.
     _listener: Option<TcpListener>,
     _folder: Option<TempDir>,
 }
 
 impl Place {
-    /// Where ranks meet by the number of a port. Nothing listens on it for them: it is only a name, and
-    /// as long as a listener holds it nobody else has it.
+    /// Ranks meet by the number of a port. They do not use the port itself: its number is only a name, and as
+    /// long as a listener holds the port, no other test has that number.
     fn port() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -29,7 +29,7 @@ impl Place {
         Self { variables, _listener: Some(listener), _folder: None }
     }
 
-    /// Where ranks meet by a file in a folder that goes with the place.
+    /// Ranks meet by a file in a temporary folder, which is removed with this value.
     fn file() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("meet").to_str().unwrap().to_owned();
@@ -53,14 +53,14 @@ fn start(scenario: &str, world: usize, place: &Place) -> Children {
     })
 }
 
-/// Runs `scenario` to its end; what each rank printed.
+/// Runs `scenario` to its end. Returns the output of each rank.
 fn run(scenario: &str, world: usize, place: &Place) -> Vec<String> {
     let ranks: Vec<usize> = (0..world).collect();
     let outputs = start(scenario, world, place).finish(&ranks);
     outputs.into_iter().map(|output| output.stdout).collect()
 }
 
-/// Many messages between this rank and another one, both ways.
+/// Exchanges many messages between this rank and another one, in both directions.
 fn exchange(group: &Group, other: usize) {
     for number in 0..300 {
         let mut got = [0; 100];
@@ -79,7 +79,7 @@ fn rank_process() {
     let (rank, world) = (placement.rank, placement.world_size);
     let rendezvous = match std::env::var("MEET_FILE") {
         Ok(path) => Rendezvous::by_file(path),
-        // Started by hand under a foreign launcher, to try that: with SCENARIO=operations.
+        // Started by hand under another launcher, with SCENARIO=operations.
         Err(_) if std::env::var_os("MEET_PORT").is_none() => {
             placement.rendezvous().unwrap().clone()
         }
@@ -133,7 +133,7 @@ fn rank_process() {
             let group = group.unwrap();
             group.barrier().unwrap();
             if rank < 2 {
-                // Rank 2 has no part in what follows, and is gone at some moment of it.
+                // Rank 2 takes no part in the following messages, and leaves at some moment during them.
                 exchange(&group, 1 - rank);
                 let error = group.recv_slice(&mut [0f32; 10], 2).unwrap_err();
                 let CollectiveError::PeerLeft { peer: 2, .. } = &error else { panic!("{error}") };
@@ -151,7 +151,7 @@ fn rank_process() {
         }
         "imposter" | "alone" => {
             let mut error = group.unwrap_err().to_string();
-            // Rank 0 opens its place again and again, until the other one has been there.
+            // Rank 0 keeps opening its meeting place until the other rank has been there.
             let deadline = Instant::now() + HANGS;
             if scenario == "imposter" && rank == 0 {
                 let end_file = std::env::var("END_FILE").unwrap();
@@ -200,14 +200,14 @@ fn every_operation_on_emulated_hosts() {
 fn processes_meet_through_a_file_and_remove_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meet");
-    // What an earlier run that died may have left there.
+    // A file that an earlier run may have left when it died.
     std::fs::write(&path, "paceline-long-gone\nsecret\n").unwrap();
     let variables = vec![("MEET_FILE", path.to_str().unwrap().to_owned())];
     run("operations", 3, &Place { variables, _listener: None, _folder: None });
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// A short name for many bits.
+/// A hash of many bits.
 fn digest(bits: &[u32]) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
@@ -235,7 +235,8 @@ fn all_transports_give_the_same_bits() {
 
 #[test]
 fn a_rank_that_dies_is_named() {
-    // The limit of the operations is far beyond that of the test, so the death itself is noticed.
+    // The time limit of the operations is far longer than that of the test, so the ranks must notice the
+    // death itself.
     start("death", 3, &Place::file()).finish(&[0, 2]);
 }
 

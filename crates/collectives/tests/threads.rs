@@ -28,7 +28,7 @@ fn every_operation_at_every_world_size() {
 
 #[test]
 fn a_message_right_after_a_barrier_is_no_conflict() {
-    // The receiver may still be about to notice that the barrier is over when the message shows.
+    // The receiver may not have noticed that the barrier is over when the message becomes visible.
     on_ranks(3, |group| {
         let mut word = [0i64];
         for round in 0..20_000 {
@@ -112,7 +112,7 @@ fn different_calls_are_an_error_on_every_rank() {
     });
     let [zero, one] = [12, 10].map(|len| format!("called all_reduce(f32, {len}, sum) as #0"));
     for (rank, error) in errors.into_iter().enumerate() {
-        // The own call comes first, if it is one of the two.
+        // A rank's own call comes first, if it is one of the two.
         let want = match rank {
             1 => format!("the ranks disagree: rank 1 {one}, rank 0 {zero}"),
             _ => format!("the ranks disagree: rank 0 {zero}, rank 1 {one}"),

@@ -1,7 +1,7 @@
 //! Makes batches one after the other, in memory that is reused.
 //!
-//! In go a data set, a sampler and an allocator; out come [`Batch`]es in order. It knows nothing of
-//! threads: the loader decides where this runs.
+//! Input: a data set, a sampler and an allocator. Output: [`Batch`]es in order. This module knows nothing of
+//! threads: the loader decides where it runs.
 
 use std::any::Any;
 use std::fmt;
@@ -13,29 +13,30 @@ use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor, WriteGuar
 
 use crate::{DataError, Dataset, EpochPlan, Sampler, TargetMut, TargetSpec};
 
-/// One rank's share of one global batch. Dropping it gives its memory back for a later batch.
+/// One rank's share of one global batch. Dropping it returns its memory for a later batch.
 #[derive(Debug)]
 pub struct Batch {
-    /// Where it lies in the data.
+    /// The batch's position in the data.
     pub position: Position,
-    /// f32, (local, input extents...); `local` may be 0.
+    /// f32, (local, input extents...), where `local` is this rank's number of samples and may be 0.
     pub inputs: Tensor,
     /// Classes: i64, (local). Values: f32, (local, dim).
     pub targets: Tensor,
-    /// Samples of all ranks together, by which the loss is to be weighted.
+    /// Samples of all ranks together. The loss must be weighted by this number.
     pub global_count: usize,
 }
 
-/// A place in the data, between two batches.
+/// A position in the data, between two batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The epoch, counted from zero: as many are complete.
+    /// The epoch, counted from zero, which is also the number of complete epochs.
     pub epoch: u64,
-    /// The batch that comes next in it, counted from zero: as many of its batches lie behind.
+    /// The next batch of the epoch, counted from zero, which is also the number of batches of this epoch that
+    /// are complete.
     pub batch: usize,
 }
 
-/// Makes the batches from one position up to an epoch.
+/// Makes the batches from a position up to the start of an epoch.
 pub(crate) struct Producer {
     dataset: Arc<dyn Dataset>,
     sampler: Sampler,
@@ -80,14 +81,14 @@ impl Producer {
         Ok(Self { dataset, sampler, allocator, next, end_epoch, plan, input_shape, target })
     }
 
-    /// Allocates the memory of `count` batches and gives it back, so that the pool has it from now on.
+    /// Allocates the memory of `count` batches and returns it, so that the pool has it from now on.
     pub(crate) fn reserve(&self, count: usize) -> Result<(), DataError> {
         let batches: Result<Vec<_>, MemoryError> = (0..count).map(|_| self.tensors(0)).collect();
         batches?;
         Ok(())
     }
 
-    /// The next batch; nothing after the last one, or once `stop` is set.
+    /// The next batch. `None` after the last one, or once `stop` is set.
     pub(crate) fn next_batch(&mut self, stop: &AtomicBool) -> Option<Result<Batch, DataError>> {
         if self.next.batch >= self.sampler.batches_per_epoch() {
             self.next = Position { epoch: self.next.epoch + 1, batch: 0 };
@@ -119,7 +120,7 @@ impl Producer {
             let index = index as usize;
             let input = &mut input_rows[row * input_elems..][..input_elems];
             let target = target_rows.row(row);
-            // The half-written sample is never looked at after a panic.
+            // Unwind safety: the half-written sample is never used after a panic.
             let read = AssertUnwindSafe(|| self.dataset.read(epoch, index, input, target));
             catch_unwind(read).map_err(|panic| DataError::Panicked {
                 epoch,
@@ -175,7 +176,8 @@ impl TargetRows {
         }
     }
 
-    /// Checks the class here, where an error can name the sample, and not in a loss kernel.
+    /// Checks the class. This is done here rather than in a loss kernel, so that the error can name the
+    /// sample.
     fn check(&self, row: usize, epoch: u64, index: usize) -> Result<(), DataError> {
         match self {
             &Self::Classes { ref rows, num_classes }

@@ -1,7 +1,7 @@
-//! CIFAR-10: 32 x 32 colour images of ten kinds of things.
+//! CIFAR-10: 32 x 32 color images of ten classes of objects.
 //!
-//! In goes a folder with the files of the binary version; out come normalised images, channels
-//! last, and their classes. It knows nothing of how the files got there.
+//! Input: a folder with the files of the binary version. Output: normalized images, channels last, and their
+//! classes. This module knows nothing of how the files got there.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,9 +11,9 @@ use crate::{DataError, Dataset, Split, TargetMut, TargetSpec};
 
 const SIDE: usize = 32;
 const CHANNELS: usize = 3;
-/// One plane of a record: the files keep all reds before all greens before all blues.
+/// Bytes of one color plane. In a record, all red bytes come first, then all green, then all blue.
 const PLANE: usize = SIDE * SIDE;
-/// The label, then the image.
+/// Bytes of a record: the label, then the image.
 const RECORD: usize = 1 + CHANNELS * PLANE;
 const MEAN: [f32; CHANNELS] = [0.4914, 0.4822, 0.4465];
 const STD: [f32; CHANNELS] = [0.2023, 0.1994, 0.2010];
@@ -28,8 +28,9 @@ pub struct Cifar10 {
 }
 
 impl Cifar10 {
-    /// Reads one split from `directory`, or from the `cifar-10-batches-bin` in it, which is what the
-    /// archive unpacks to. The files may hold fewer records than the original 10000.
+    /// Reads one split from `directory`, or from its subfolder `cifar-10-batches-bin`, which unpacking the
+    /// archive creates. The files may hold fewer records than the original 10000. Errors if a file is
+    /// missing, is not a whole number of records, or has a label above 9.
     pub fn load(directory: impl AsRef<Path>, split: Split) -> Result<Self, DataError> {
         let names = match split {
             Split::Train => (1..=5).map(|i| format!("data_batch_{i}.bin")).collect(),

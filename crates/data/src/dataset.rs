@@ -1,7 +1,7 @@
-//! The trait that every data set implements, ours and the user's own.
+//! The trait that every data set implements, including the user's own.
 //!
-//! In goes an epoch and an index; out comes one sample, written where the caller wants it. A data
-//! set knows nothing of batches, ranks or the order in which it is read.
+//! Input: an epoch and an index. Output: one sample, written to memory of the caller. A data set knows
+//! nothing of batches, ranks or the order in which it is read.
 
 /// Samples that can be read in any order, from any thread.
 ///
@@ -10,20 +10,20 @@ pub trait Dataset: Send + Sync {
     /// The number of samples of an epoch.
     fn len(&self) -> usize;
 
-    /// Extents of one input: `[height, width, channels]` for images, `[dim]` for vectors; at most
-    /// three, because a batch adds one in front.
+    /// The extents of one input: `[height, width, channels]` for images, `[dim]` for vectors. At most three,
+    /// because a batch adds one in front.
     fn input_shape(&self) -> &[usize];
 
-    /// What one target is.
+    /// The kind of target of each sample.
     fn target(&self) -> TargetSpec;
 
-    /// Writes every element of sample `index` of `epoch`; the memory still holds an earlier batch. A data
-    /// set that is the same in each epoch ignores `epoch`.
+    /// Writes sample `index` of `epoch`. Must write every element, since the memory still holds an earlier
+    /// batch. A data set that is the same in each epoch ignores `epoch`.
     ///
-    /// `index` is below [`Dataset::len`], `input` has as many elements as [`Dataset::input_shape`],
-    /// row-major, and `target` is of the kind that [`Dataset::target`] announced. The same epoch and
-    /// index must always give the same sample, because each rank reads for itself. A panic ends the loader
-    /// with an error.
+    /// `index` is below [`Dataset::len`]. `input` has as many elements as [`Dataset::input_shape`],
+    /// row-major. `target` is of the kind that [`Dataset::target`] returns. The same epoch and index must
+    /// always give the same sample, because each rank reads for itself. A panic ends the loader with an
+    /// error.
     fn read(&self, epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>);
 
     /// Whether there are no samples at all.
@@ -32,22 +32,22 @@ pub trait Dataset: Send + Sync {
     }
 }
 
-/// What the target of one sample is.
+/// The kind of target of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetSpec {
     /// One of `num_classes` classes, counted from zero.
     Class {
-        /// How many there are.
+        /// The number of classes.
         num_classes: usize,
     },
     /// `dim` real numbers.
     Values {
-        /// How many there are.
+        /// The number of values.
         dim: usize,
     },
 }
 
-/// Where the target of one sample is to be written.
+/// The memory to which the target of one sample is written.
 #[derive(Debug)]
 pub enum TargetMut<'a> {
     /// The class.
@@ -57,8 +57,8 @@ pub enum TargetMut<'a> {
 }
 
 impl<'a> TargetMut<'a> {
-    /// Writes the class. Panics on a target of values: the data set announced another kind than it
-    /// writes.
+    /// Writes the class. Panics if the target is values, that is, if [`Dataset::target`] returned a different
+    /// kind.
     pub fn set_class(self, class: i64) {
         match self {
             TargetMut::Class(target) => *target = class,
@@ -66,7 +66,8 @@ impl<'a> TargetMut<'a> {
         }
     }
 
-    /// The values to be written. Panics on a class, as [`TargetMut::set_class`] does on values.
+    /// The memory for the values. Panics if the target is a class, that is, if [`Dataset::target`] returned
+    /// a different kind.
     pub fn values(self) -> &'a mut [f32] {
         match self {
             TargetMut::Values(target) => target,
@@ -75,7 +76,7 @@ impl<'a> TargetMut<'a> {
     }
 }
 
-/// Which part of a data set.
+/// A part of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// The part to train on.

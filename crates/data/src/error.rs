@@ -1,4 +1,4 @@
-//! What can go wrong with data: the files, the settings, and a data set of the user's own.
+//! The errors of this crate: in files, in settings, and in a data set that the user wrote.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use paceline_memory::MemoryError;
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The data directory is missing, no directory, or not readable.
+    /// The data directory is missing, is not a directory, or is not readable.
     #[error("cannot read the data directory {}: {source}", path.display())]
     Directory {
         /// The directory.
@@ -16,7 +16,7 @@ pub enum DataError {
         /// The reason that the system gave.
         source: io::Error,
     },
-    /// None of the names that a file may have exists.
+    /// A file does not exist under any of its possible names.
     #[error("found no {} in {}; {hint}", names.join(" or "), paths(directories))]
     Missing {
         /// The names that were looked for.
@@ -39,10 +39,10 @@ pub enum DataError {
     Gzip {
         /// The file.
         path: PathBuf,
-        /// What the decoder ran into.
+        /// The decoder's error.
         source: io::Error,
     },
-    /// A file is of another kind than its name says.
+    /// A file is of a different kind than its name says.
     #[error(
         "{}: expected the magic number {expected:#010x}, found {found:#010x}; check that images and \
          labels were not swapped and that this is an IDX file at all",
@@ -51,12 +51,12 @@ pub enum DataError {
     Magic {
         /// The file.
         path: PathBuf,
-        /// What its first four bytes should say.
+        /// The number that its first four bytes should hold.
         expected: u32,
-        /// What they say.
+        /// The number that they hold.
         found: u32,
     },
-    /// The items in a file have another size than this data set's.
+    /// The items in a file have a different shape than those of this data set.
     #[error("{}: expected items of shape {expected:?}, found {found:?}", path.display())]
     ItemShape {
         /// The file.
@@ -74,12 +74,12 @@ pub enum DataError {
     Truncated {
         /// The file.
         path: PathBuf,
-        /// The size that its header announces, or that of the header itself.
+        /// The size in bytes that its header announces, or the size of the header itself.
         expected: u64,
-        /// The size it has.
+        /// The actual size in bytes.
         found: u64,
     },
-    /// A file goes on after its last item.
+    /// A file has more bytes after its last item.
     #[error(
         "{}: has trailing bytes: it should end after {expected} bytes (uncompressed); fetch the file \
          again",
@@ -88,10 +88,10 @@ pub enum DataError {
     TrailingBytes {
         /// The file.
         path: PathBuf,
-        /// The size that its header announces.
+        /// The size in bytes that its header announces.
         expected: u64,
     },
-    /// A file of fixed-size records holds part of one, or none.
+    /// A file of fixed-size records is empty, or ends in the middle of a record.
     #[error(
         "{}: {found} bytes are not a positive multiple of the {record_bytes} bytes of a record; fetch \
          the file again",
@@ -100,12 +100,12 @@ pub enum DataError {
     RecordSize {
         /// The file.
         path: PathBuf,
-        /// The size of a record.
+        /// The size of a record in bytes.
         record_bytes: usize,
-        /// The size of the file.
+        /// The size of the file in bytes.
         found: usize,
     },
-    /// Images and labels do not pair up.
+    /// The numbers of images and labels differ.
     #[error(
         "{} has {num_images} images but {} has {num_labels} labels; take both files from one source",
         images.display(),
@@ -121,32 +121,32 @@ pub enum DataError {
         /// How many it holds.
         num_labels: usize,
     },
-    /// A label in a file names no class.
+    /// A label in a file is not a class.
     #[error("{}: record {record} has the label {label}, above {largest}", path.display())]
     FileLabel {
         /// The file.
         path: PathBuf,
-        /// Which record, counted from zero.
+        /// The record, counted from zero.
         record: usize,
-        /// What it says.
+        /// The label.
         label: u8,
         /// The largest label of this data set.
         largest: u8,
     },
-    /// A file is well-formed but holds nothing.
+    /// A file is well-formed but holds no samples.
     #[error("{}: holds no samples", path.display())]
     NoSamples {
         /// The file.
         path: PathBuf,
     },
-    /// A setting makes no sense.
+    /// A setting has an invalid value.
     #[error("{setting} must be {needs}, got {got}")]
     Setting {
-        /// What was set.
+        /// The name of the setting.
         setting: &'static str,
-        /// What it has to be.
+        /// What the value must be.
         needs: String,
-        /// What it was.
+        /// The value.
         got: usize,
     },
     /// A data set of this size does not fit into memory.
@@ -155,16 +155,16 @@ pub enum DataError {
         /// Elements of all inputs together.
         num_elems: u128,
     },
-    /// The user's data set gave a class that it did not announce.
+    /// The user's data set gave a class outside the number of classes that it announced.
     #[error("sample {index} of epoch {epoch} has the class {class}, not one of 0..{num_classes}")]
     Class {
         /// The epoch that was read.
         epoch: u64,
         /// The sample that was read.
         index: usize,
-        /// What it gave.
+        /// The class that the data set gave.
         class: i64,
-        /// How many it announced.
+        /// The number of classes that it announced.
         num_classes: usize,
     },
     /// A data set panicked.
@@ -174,16 +174,16 @@ pub enum DataError {
         epoch: u64,
         /// The sample that was read.
         index: usize,
-        /// What the panic said.
+        /// The panic's message.
         message: String,
     },
     /// The loader's thread could not be started.
     #[error("cannot start the loader thread: {0}")]
     Thread(#[source] io::Error),
-    /// The loader's thread died outside of the data set's `read`.
+    /// The loader's thread panicked outside of the data set's `read`.
     #[error("the loader thread panicked: {message}")]
     ThreadPanicked {
-        /// What the panic said.
+        /// The panic's message.
         message: String,
     },
     /// The batches do not fit into memory.
@@ -192,7 +192,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Errors when a setting is zero.
+    /// Errors if a setting is zero.
     pub(crate) fn at_least_one(setting: &'static str, got: usize) -> Result<(), Self> {
         if got == 0 {
             return Err(Self::Setting { setting, needs: "at least 1".to_owned(), got });

@@ -1,7 +1,7 @@
-//! What the file formats share: where files lie, and how bytes become normalised pixels.
+//! What the file formats share: where files lie, and how bytes become normalized pixels.
 //!
-//! In goes a folder and the names that a file may have; out comes the open file. It knows nothing
-//! of what is in the files.
+//! Input: a folder and the names that a file may have. Output: the open file. This module knows nothing of
+//! the contents of the files, except the range of labels and pixels.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use crate::DataError;
 
-/// Opens the first of `names` that exists in `root` or in `root/subfolder`, and says which it was.
+/// Opens the first of `names` that exists in `root` or in `root/subfolder`. Returns its path and the file.
 pub(crate) fn open(
     root: &Path,
     subfolder: &str,
     names: &[String],
     hint: &'static str,
 ) -> Result<(PathBuf, File), DataError> {
-    // Asked first, so that a mistyped folder is reported as such and not as a missing file.
+    // The folder is checked first, so that a mistyped folder is not reported as a missing file.
     fs::read_dir(root).map_err(|source| DataError::Directory { path: root.to_owned(), source })?;
     let directories = vec![root.to_owned(), root.join(subfolder)];
     for directory in &directories {
@@ -32,7 +32,7 @@ pub(crate) fn open(
     Err(DataError::Missing { names: names.to_vec(), directories, hint })
 }
 
-/// Errors on the first label that names none of ten classes.
+/// Errors on the first label that is not one of ten classes.
 pub(crate) fn check_labels(
     path: &Path,
     labels: impl IntoIterator<Item = u8>,
@@ -46,8 +46,8 @@ pub(crate) fn check_labels(
     }
 }
 
-/// The normalised value `(x / 255 - mean) / std` of every byte `x`, rounded to f32 after each
-/// operation as torchvision's `ToTensor` and `Normalize` do, so that both give the same bits.
+/// The normalized value `(x / 255 - mean) / std` of every byte `x`. Each operation rounds to f32, as in
+/// torchvision's `ToTensor` and `Normalize`, so that both give the same bits.
 pub(crate) fn normalised(mean: f32, std: f32) -> [f32; 256] {
     std::array::from_fn(|x| (x as f32 / 255.0 - mean) / std)
 }

@@ -1,7 +1,8 @@
-//! The IDX format, in which MNIST comes: a magic number, extents, and bytes; plain or in gzip.
+//! The IDX format of the MNIST files: a magic number, extents, and bytes, either plain or compressed with
+//! gzip.
 //!
-//! In goes an open file and the extents that its items must have; out come the items. It knows
-//! nothing of what they mean.
+//! Input: an open file and the extents that its items must have. Output: the items. This module knows nothing
+//! of what the items mean.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -24,8 +25,8 @@ pub(crate) struct Idx {
     pub(crate) data: Vec<u8>,
 }
 
-/// Reads a file of unsigned bytes. Whether it is compressed is told from its contents, because
-/// browsers and tools unpack files, or fail to, without renaming them.
+/// Reads a file of unsigned bytes. The contents decide whether the file is compressed, not its name: browsers
+/// and tools sometimes unpack files without renaming them, and sometimes rename files without unpacking them.
 pub(crate) fn read(path: PathBuf, file: File, item_shape: &[usize]) -> Result<Idx, DataError> {
     let mut reader = BufReader::new(file);
     match reader.fill_buf() {
@@ -41,7 +42,7 @@ pub(crate) fn read(path: PathBuf, file: File, item_shape: &[usize]) -> Result<Id
     }
 }
 
-/// An uncompressed stream, and the error that its failures become.
+/// A stream of uncompressed bytes, and the error to which its failures are converted.
 struct Source<R> {
     path: PathBuf,
     reader: R,
@@ -79,8 +80,8 @@ impl<R: Read> Source<R> {
         }
         let data_len = count as u64 * item_shape.iter().product::<usize>() as u64;
         let expected = header_len + data_len;
-        // One byte more than announced, so that a file that goes on is noticed. Memory grows with
-        // the bytes that come, not with what a broken header announces.
+        // Reads one byte more than the header announces, to notice a file that is too long. Memory grows with
+        // the bytes that are read, not with what a broken header announces.
         let data = self.up_to(data_len + 1)?;
         let found = header_len + data.len() as u64;
         match found {

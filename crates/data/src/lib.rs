@@ -1,11 +1,10 @@
 //! Data: the samples to train on, their order, and how they get into memory in time.
 //!
-//! In go a folder or a seed; out come [`Batch`]es of tensors, in an order that depends on the seed
-//! and the epoch alone, divided into the shares of the ranks. A [`Dataset`] reads one sample, a
-//! [`Sampler`] says which samples of each batch a rank reads, and a [`Loader`] reads them ahead of
-//! the training loop.
+//! Input: a folder or a seed. Output: [`Batch`]es of tensors, divided into the shares of the ranks, in an
+//! order that depends only on the seed and the epoch. A [`Dataset`] reads one sample. A [`Sampler`] decides
+//! which samples of each batch a rank reads. A [`Loader`] reads them ahead of the training loop.
 //!
-//! It knows nothing of models, and of ranks only the pair (rank, world) that a sampler is given.
+//! This crate knows nothing of models. Of ranks it knows only the pair (rank, world) that a sampler is given.
 //!
 //! # A data set of your own
 //!

@@ -1,7 +1,7 @@
-//! The loader: batches in order, made ahead of the training loop.
+//! The loader: an iterator over batches in order, made ahead of the training loop.
 //!
-//! In go a data set, a sampler and where to start; out come [`Batch`]es, from an iterator. A loader
-//! knows nothing of what is done with them.
+//! Input: a data set, a sampler and where to start. Output: [`Batch`]es. A loader knows nothing of how the
+//! batches are used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub enum Prefetch {
     None,
     /// A separate thread makes batches ahead of time.
     Background {
-        /// The most finished batches that wait.
+        /// The most finished batches that may wait.
         depth: usize,
     },
 }
@@ -29,18 +29,18 @@ pub enum Prefetch {
 /// Where a [`Loader`] starts and ends, and how it works.
 #[derive(Clone, Debug)]
 pub struct LoaderConfig {
-    /// The first batch. One past the last batch of an epoch is the start of the next.
+    /// The first batch. The position after the last batch of an epoch is the start of the next epoch.
     pub start: Position,
-    /// The epoch before which it ends.
+    /// The epoch before which the loader ends.
     pub end_epoch: u64,
     /// Whether to read ahead.
     pub prefetch: Prefetch,
-    /// Where the making of each batch is recorded.
+    /// The track on which a span is recorded for each batch that is made.
     pub track: Option<Arc<Track>>,
 }
 
 impl Default for LoaderConfig {
-    /// One epoch from its start, two batches ahead.
+    /// The first epoch, reading two batches ahead, without a track.
     fn default() -> Self {
         let prefetch = Prefetch::Background { depth: 2 };
         Self { start: Position::default(), end_epoch: 1, prefetch, track: None }
@@ -49,23 +49,23 @@ impl Default for LoaderConfig {
 
 /// An iterator over one rank's batches.
 ///
-/// It ends after an error. Its memory is taken from the allocator once, at construction, and reused by
-/// all batches as long as the caller holds one at a time. Dropping the loader ends its thread as soon as
-/// the sample that is being read is complete.
+/// The iterator ends after an error. The loader allocates its memory once, at construction, and reuses it for
+/// all batches as long as the caller holds one batch at a time. Dropping the loader ends its thread as soon
+/// as the sample that is being read is complete.
 #[derive(Debug)]
 pub struct Loader(Source);
 
 #[derive(Debug)]
 enum Source {
-    /// Boxed: it is much larger than the others.
+    /// Boxed, because it is much larger than the other variants.
     Inline(Box<Recorded>),
     Thread(Prefetcher),
     Done,
 }
 
 impl Loader {
-    /// Errors when the sampler is for another number of samples, when an input has more than three
-    /// extents, when the start lies outside an epoch, or when there is no memory or no thread left.
+    /// Errors if the sampler is for a different number of samples, if an input has more than three extents,
+    /// if the start lies outside an epoch, or if memory or a thread cannot be allocated.
     pub fn new(
         dataset: Arc<dyn Dataset>,
         sampler: Sampler,
@@ -81,7 +81,7 @@ impl Loader {
                 Source::Inline(Box::new(producer))
             }
             Prefetch::Background { depth } => {
-                // One batch that the caller holds, `depth` that wait, and one that is being made.
+                // One batch that the caller holds, `depth` batches that wait, and one that is being made.
                 producer.producer.reserve(depth + 2)?;
                 Source::Thread(Prefetcher::start(producer, depth)?)
             }
@@ -105,7 +105,7 @@ impl Iterator for Loader {
     }
 }
 
-/// A producer, and the track on which the making of each batch is recorded.
+/// A producer, and the track on which a span is recorded for each batch that it makes.
 #[derive(Debug)]
 struct Recorded {
     producer: Producer,
@@ -121,13 +121,13 @@ impl Recorded {
     }
 }
 
-/// The thread that makes batches, and the end of the channel on which they come.
+/// The thread that makes batches, and the receiving end of their channel.
 #[derive(Debug)]
 struct Prefetcher {
     stop: Arc<AtomicBool>,
-    /// Taken when the thread is to end: its next send then fails.
+    /// Dropped to end the thread, whose next send then fails.
     batches: Option<Receiver<Result<Batch, DataError>>>,
-    /// Taken when it is joined.
+    /// Taken when the thread is joined.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -153,7 +153,7 @@ impl Prefetcher {
         if let Ok(batch) = self.batches.as_ref()?.recv() {
             return Some(batch);
         }
-        // The thread is gone, after its last batch or by a panic that it could not report.
+        // The thread has ended: after its last batch, or because of a panic that it could not report.
         let panic = self.thread.take()?.join().err()?;
         Some(Err(DataError::ThreadPanicked { message: panic_message(&*panic) }))
     }
@@ -164,7 +164,7 @@ impl Drop for Prefetcher {
         self.stop.store(true, Ordering::Relaxed);
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // The caller is gone, so nobody can be told of a panic.
+            // The caller has dropped the loader, so nobody can be told of a panic.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,8 @@
-//! MNIST: 28 x 28 grey images of handwritten digits.
+//! MNIST: 28 x 28 gray images of handwritten digits.
 //!
-//! In goes a folder with the four IDX files; out come normalised images and their digits. The
-//! images stay bytes in memory, a quarter of their size as f32, and are normalised when read. It
-//! knows nothing of how the files got there.
+//! Input: a folder with the four IDX files. Output: normalized images and their digits. The images stay in
+//! memory as bytes, a quarter of their size as f32, and are normalized when they are read. This module knows
+//! nothing of how the files got there.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const SIDE: usize = 28;
 const HINT: &str = "the four MNIST files are at \
                     https://storage.googleapis.com/cvdf-datasets/mnist/";
 
-/// MNIST, or any set of its format and normalisation with ten classes.
+/// MNIST, or any data set with the same format and normalization and ten classes.
 #[derive(Debug)]
 pub struct Mnist {
     images: Vec<u8>, // (count, 28, 28)
@@ -23,8 +23,8 @@ pub struct Mnist {
 }
 
 impl Mnist {
-    /// Reads one split from `directory`, or from the `MNIST/raw` in it where torchvision puts the
-    /// files. Each may be plain or compressed (`.gz`).
+    /// Reads one split from `directory`, or from its subfolder `MNIST/raw`, in which torchvision puts the
+    /// files. Each file may be plain or compressed (`.gz`).
     pub fn load(directory: impl AsRef<Path>, split: Split) -> Result<Self, DataError> {
         let prefix = match split {
             Split::Train => "train",

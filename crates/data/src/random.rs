@@ -1,13 +1,13 @@
-//! Random numbers that depend on what they are for, never on what was drawn before.
+//! Random numbers that depend on their purpose, never on the numbers drawn before.
 //!
-//! In go a seed, a purpose, an epoch and an index; out comes a generator of its own. So samples can
-//! be read in any order, by any rank, and resuming needs no stored state.
+//! Input: a seed, a purpose, an epoch and an index. Output: a separate generator for these four. So samples
+//! can be read in any order, by any rank, and resuming needs no stored state.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
-/// What the numbers are for: the same seed gives unrelated numbers to each.
+/// The purpose of the numbers. The same seed gives unrelated numbers for each purpose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
     /// The order of an epoch.
@@ -22,8 +22,8 @@ pub(crate) enum Purpose {
     Regression = 5,
 }
 
-/// The generator of one item. Everything but the index is the ChaCha key and the index is the
-/// stream, so no two combinations share numbers.
+/// The generator for one item. The index selects the ChaCha stream, and everything else is the key, so no two
+/// combinations share numbers.
 pub(crate) fn generator(seed: u64, purpose: Purpose, epoch: u64, index: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());

@@ -1,8 +1,8 @@
-//! Which samples of each batch a rank reads.
+//! Decides which samples of each batch a rank reads.
 //!
-//! In go the number of samples, the size of the global batch and the pair (rank, world); out come
-//! indices. The ranks do not communicate: each computes the same order from the seed and takes its
-//! share. A sampler knows nothing of the samples themselves.
+//! Input: the number of samples, the size of the global batch and the pair (rank, world). Output: indices.
+//! The ranks do not communicate: each computes the same order from the seed and takes its share. A sampler
+//! knows nothing of the samples themselves.
 
 use std::ops::Range;
 
@@ -18,18 +18,18 @@ pub enum Order {
     Sequential,
     /// A different random order in each epoch.
     Shuffled {
-        /// Decides the order, together with the epoch.
+        /// Determines the order, together with the epoch.
         seed: u64,
     },
 }
 
-/// Cuts each epoch into global batches and each global batch into the shares of the ranks.
+/// Divides each epoch into global batches, and each global batch into the shares of the ranks.
 ///
-/// Batch `b` takes the samples `b * global_batch..(b + 1) * global_batch` of the epoch's order, fewer
-/// at the end. A rank's share is a contiguous piece of them, so the shares of all ranks, one after
-/// the other, are what a single process would read. Shares differ by one sample at most, and lower
-/// ranks have the larger ones. If a batch has fewer samples than there are ranks, the last ranks get
-/// none. Each sample occurs once per epoch.
+/// Batch `b` has the samples `b * global_batch..(b + 1) * global_batch` of the epoch's order; the last batch
+/// may have fewer. A rank's share is a contiguous part of the batch, so the shares of all ranks, one after
+/// the other, are what a single process would read. Shares differ by at most one sample, and lower ranks have
+/// the larger shares. If a batch has fewer samples than there are ranks, the last ranks get none. Each sample
+/// occurs once per epoch.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     len: usize,
@@ -48,10 +48,10 @@ pub struct EpochPlan {
     order: Vec<u32>, // (len)
 }
 
-/// What one rank reads of one batch.
+/// The part of one batch that one rank reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share<'a> {
-    /// The indices of its samples; there may be none.
+    /// The indices of the rank's samples; may be empty.
     pub indices: &'a [u32],
     /// Samples of all ranks together.
     pub global_count: usize,
@@ -60,16 +60,16 @@ pub struct Share<'a> {
 /// Numbers of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleCounts {
-    /// Those of this rank.
+    /// Samples of this rank.
     pub own: u64,
-    /// Those of all ranks together.
+    /// Samples of all ranks together.
     pub all: u64,
 }
 
 impl Sampler {
-    /// Shares for `rank` of `world`, of batches of `global_batch` samples over all ranks.
+    /// A sampler for rank `rank` of `world` ranks, which share global batches of `global_batch` samples.
     ///
-    /// Errors when there is nothing to sample, when the batch or the world is empty, or when the
+    /// Errors if `len` is zero or does not fit into 32 bits, if the batch or the world is empty, or if the
     /// rank is not below the world size.
     pub fn new(
         len: usize,
@@ -79,7 +79,7 @@ impl Sampler {
         order: Order,
     ) -> Result<Self, DataError> {
         let setting = |setting, needs, got| Err(DataError::Setting { setting, needs, got });
-        // Indices are kept in 32 bits: half the memory, and no data set here has more samples.
+        // Indices are 32-bit numbers, which takes half the memory. No data set here has more samples.
         if len == 0 || u32::try_from(len).is_err() {
             return setting("the number of samples", "from 1 to 2^32 - 1".to_owned(), len);
         }
@@ -91,14 +91,14 @@ impl Sampler {
         Ok(Self { len, global_batch, rank, world, order, max_batches: usize::MAX })
     }
 
-    /// Ends each epoch after `max_batches` batches where it would have more; what is left over is not
-    /// read in that epoch. Errors on zero.
+    /// Limits each epoch to `max_batches` batches. The remaining samples are not read in that epoch. Errors
+    /// on zero.
     pub fn with_max_batches(self, max_batches: usize) -> Result<Self, DataError> {
         DataError::at_least_one("the number of batches per epoch", max_batches)?;
         Ok(Self { max_batches, ..self })
     }
 
-    /// Samples of the data set, whatever the number of batches.
+    /// The number of samples of the data set, even if the number of batches is limited.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -113,7 +113,7 @@ impl Sampler {
         self.len.div_ceil(self.global_batch).min(self.max_batches)
     }
 
-    /// The most samples that this rank gets of one batch, which is what it gets of the first.
+    /// The most samples that this rank gets from one batch, which is its share of the first batch.
     pub fn local_batch_max(&self) -> usize {
         self.share_of(self.global_batch.min(self.len)).len()
     }
@@ -127,7 +127,7 @@ impl Sampler {
         EpochPlan { sampler: self.clone(), epoch, order }
     }
 
-    /// The samples of all batches that lie before `position`, in this epoch and in those before it.
+    /// The number of samples in all batches before `position`, in this epoch and in earlier epochs.
     pub fn samples_before(&self, position: Position) -> SampleCounts {
         let of_epoch = |batches: usize| {
             let full = batches.min(self.len / self.global_batch);
@@ -143,7 +143,7 @@ impl Sampler {
         }
     }
 
-    /// The part of `count` samples that is this rank's.
+    /// This rank's part of `count` samples.
     fn share_of(&self, count: usize) -> Range<usize> {
         let (base, extra) = (count / self.world, count % self.world);
         let start = self.rank * base + self.rank.min(extra);
@@ -157,7 +157,7 @@ impl EpochPlan {
         self.epoch
     }
 
-    /// What this rank reads of a batch; nothing from [`Sampler::batches_per_epoch`] on.
+    /// This rank's share of a batch. `None` if `batch` is not below [`Sampler::batches_per_epoch`].
     pub fn batch(&self, batch: usize) -> Option<Share<'_>> {
         if batch >= self.sampler.batches_per_epoch() {
             return None;

@@ -1,7 +1,7 @@
 //! A part of a data set, as a data set.
 //!
-//! In go a data set and a range of its samples; out comes a data set of those. It knows nothing of why
-//! the others are left out.
+//! Input: a data set and a range of its samples. Output: a data set of these samples. This module knows
+//! nothing of why the others are left out.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct Subset {
 }
 
 impl Subset {
-    /// The samples of `range`. Errors when the data set ends before the range does.
+    /// The samples of `range`. Errors if the range reaches past the end of the data set.
     pub fn new(dataset: Arc<dyn Dataset>, range: Range<usize>) -> Result<Self, DataError> {
         if range.end > dataset.len() {
             let needs = format!("at most the number of samples, {}", dataset.len());

@@ -1,20 +1,20 @@
 //! Synthetic images: a classification problem that a small network can learn, without any file.
 //!
-//! In go sizes and a seed; out come the same images on every machine. It knows nothing of the
-//! network that will look at them.
+//! Input: sizes and a seed. Output: the same images on every machine. This module knows nothing of the
+//! network that will learn from them.
 
 use rand::RngExt;
 
 use crate::random::{Purpose, fill_normal, generator};
 use crate::{DataError, Dataset, Split, TargetMut, TargetSpec};
 
-/// Side of the grid of random values that a template is smoothly drawn through.
+/// Side of the grid of random values between which a template is interpolated.
 const GRID: usize = 4;
-/// Root mean square of the template's share in a pixel; the normal noise around it has 1. With this
-/// much, a network of two convolutions (16 and 32 channels) names all of 2000 test images of 28 x 28
-/// or 32 x 32 x 3 after 200 steps of batch 128 at a learning rate of 0.01.
+/// Root mean square of the template's part of a pixel; that of the normal noise is 1. With this value, a
+/// network of two convolutions (16 and 32 channels) classifies all of 2000 test images of 28 x 28 or
+/// 32 x 32 x 3 correctly after 200 steps of batch 128 at a learning rate of 0.01.
 const SIGNAL: f32 = 0.5;
-/// The least amplitude, for images of so few pixels that [`SIGNAL`] would drown.
+/// The smallest amplitude, for images with so few pixels that noise would hide [`SIGNAL`].
 const MIN_AMPLITUDE: f32 = 8.0;
 /// Standard deviation of the noise in the scores that decide the label.
 const LABEL_NOISE: f32 = 0.5;
@@ -32,21 +32,22 @@ pub struct SyntheticImagesConfig {
     pub num_classes: usize,
     /// Number of images.
     pub len: usize,
-    /// Decides everything.
+    /// Determines all random numbers.
     pub seed: u64,
-    /// Both splits of a seed have the same classes and share no image.
+    /// The split. Both splits of a seed have the same classes and share no image.
     pub split: Split,
 }
 
-/// Images whose label follows from a hidden linear map: random X, target from X.w* + noise.
+/// Images whose label follows from a hidden linear map: X is random, and the target is computed from
+/// X.w* + noise.
 ///
-/// w* has one column per class, a smooth pattern (the class's template) of norm 1. An image X is
-/// standard normal noise plus a multiple of the template of a class drawn uniformly, and its label
-/// is `argmax_k(X . w*_k + noise_k)`. The templates vary slowly over the image, so that pooling does
-/// not wash them out, and are strong enough for a small convolutional network to learn them within
-/// some hundred steps of plain SGD.
+/// w* has one column per class: a smooth pattern of norm 1, the template of the class. An image X is standard
+/// normal noise plus a multiple of the template of a class that is drawn uniformly. Its label is
+/// `argmax_k(X . w*_k + noise_k)`. The templates vary slowly over the image, so that pooling does not erase
+/// them. They are strong enough for a small convolutional network to learn them within a few hundred steps of
+/// plain SGD.
 ///
-/// Everything is made once, at construction, and kept as f32: reading is a copy.
+/// All images are made once, at construction, and kept as f32: reading is a copy.
 #[derive(Debug)]
 pub struct SyntheticImages {
     shape: [usize; 3],
@@ -56,7 +57,7 @@ pub struct SyntheticImages {
 }
 
 impl SyntheticImages {
-    /// Makes the images. Errors when an extent is zero, or when memory does not suffice.
+    /// Makes the images. Errors if an extent is zero, or if memory does not suffice.
     pub fn new(config: SyntheticImagesConfig) -> Result<Self, DataError> {
         let SyntheticImagesConfig { height, width, channels, num_classes, len, seed, split } =
             config;
@@ -119,8 +120,8 @@ impl Dataset for SyntheticImages {
     }
 }
 
-/// One pattern per class, each (height, width, channels) and of norm 1: normal values on a coarse
-/// grid, bilinearly in between. They depend on the seed and the shape alone, not on the split.
+/// One pattern per class, each (height, width, channels) and of norm 1: normal values on a coarse grid, with
+/// bilinear interpolation in between. They depend only on the seed and the shape, not on the split.
 fn templates(shape: [usize; 3], num_classes: usize, seed: u64) -> Vec<Vec<f32>> {
     let [height, width, channels] = shape;
     let template = |class| {
@@ -146,8 +147,8 @@ fn templates(shape: [usize; 3], num_classes: usize, seed: u64) -> Vec<Vec<f32>> 
     (0..num_classes as u64).map(template).collect()
 }
 
-/// Where position `at` of `extent` lies on the grid, whose ends are the image's ends: the grid line
-/// before it, never the last, and how far it is from there to the next.
+/// The place of position `at` of `extent` on the grid, which spans the whole image: the grid line before the
+/// position (never the last line), and the fraction of the way from there to the next line.
 fn on_grid(at: usize, extent: usize) -> (usize, f32) {
     let position = (at * (GRID - 1)) as f32 / extent.saturating_sub(1).max(1) as f32;
     let line = (position as usize).min(GRID - 2);
@@ -158,7 +159,7 @@ fn lerp(from: f32, to: f32, share: f32) -> f32 {
     from + (to - from) * share
 }
 
-/// Inner product, summed in eight lanes so that it can be vectorised in a fixed order.
+/// Inner product, summed in eight lanes so that it can be vectorized in a fixed order.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a_lanes, a_rest) = a.as_chunks::<8>();
     let (b_lanes, b_rest) = b.as_chunks::<8>();
@@ -189,7 +190,7 @@ mod tests {
         SyntheticImages::new(config).unwrap()
     }
 
-    /// The share of samples whose label is that of the template they resemble most.
+    /// The fraction of samples whose label is the class of the most similar template.
     fn accuracy(data: &SyntheticImages, templates: &[Vec<f32>]) -> f64 {
         let elems = templates[0].len();
         let guess = |image: &[f32]| argmax(templates.iter().map(|t| dot(image, t))) as i64;
@@ -231,7 +232,7 @@ mod tests {
         let data = images(28, 28, 1, Split::Train);
         for class in 0..10 {
             let count = data.labels.iter().filter(|&&label| label == class).count();
-            // 100 are expected, with a standard deviation of 9.5; the seed is fixed.
+            // The expected count is 100, with a standard deviation of 9.5. The seed is fixed.
             assert!((60..=140).contains(&count), "class {class}: {count}");
         }
     }

@@ -1,15 +1,14 @@
 //! Synthetic regression: vectors to keep a network busy while its speed is measured.
 //!
-//! In go dimensions and a seed; out come the same numbers on every machine. Nothing is stored.
+//! Input: dimensions and a seed. Output: the same numbers on every machine. Nothing is stored.
 
 use crate::random::{Purpose, fill_normal, generator};
 use crate::{DataError, Dataset, TargetMut, TargetSpec};
 
 /// Standard normal inputs and unrelated standard normal targets, new ones in each epoch.
 ///
-/// There is nothing to learn in them: they give a network of any width something to chew on while
-/// its speed is measured. Nothing is stored; each sample is made when it is read, from a random
-/// stream of its own.
+/// There is nothing to learn in them: they keep a network of any width busy while its speed is measured.
+/// Nothing is stored. Each sample is made when it is read, from its own random stream.
 #[derive(Clone, Debug)]
 pub struct SyntheticRegression {
     input_shape: [usize; 1],
@@ -19,8 +18,8 @@ pub struct SyntheticRegression {
 }
 
 impl SyntheticRegression {
-    /// `len` samples per epoch of `input_dim` inputs and `output_dim` targets. Errors when any of
-    /// them is zero.
+    /// `len` samples per epoch, each with `input_dim` inputs and `output_dim` targets. Errors if any of the
+    /// three is zero.
     pub fn new(
         input_dim: usize,
         output_dim: usize,
@@ -79,7 +78,7 @@ mod tests {
         let sample = read(0, 0);
         let mean = sample.iter().sum::<f32>() / 6144.0;
         let variance = sample.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / 6144.0;
-        // Five standard errors: 5 / sqrt(6144) and 5 * sqrt(2 / 6144).
+        // The bounds are five standard errors: 5 / sqrt(6144) and 5 * sqrt(2 / 6144).
         assert!(mean.abs() < 0.064, "mean {mean}");
         assert!((variance - 1.0).abs() < 0.09, "variance {variance}");
     }

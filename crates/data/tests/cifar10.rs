@@ -1,4 +1,4 @@
-//! CIFAR-10 from files of its binary version, and what is said about broken ones.
+//! CIFAR-10 from files of its binary version, and the errors for broken files.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 const RECORD: usize = 3073;
 
-/// Records whose label is their number (modulo ten) and whose byte `at` of the image is a pattern.
+/// Records whose label is their number (modulo ten) and whose image bytes follow a pattern.
 fn records(numbers: std::ops::Range<usize>) -> Vec<u8> {
     let record = |n: usize| {
         let label = std::iter::once((n % 10) as u8);

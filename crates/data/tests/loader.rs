@@ -1,4 +1,4 @@
-//! The loader gives what direct reads give, in steady memory, and ends well in every way.
+//! The loader gives the same samples as direct reads, in constant memory, and ends cleanly in every case.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -81,7 +81,7 @@ fn check(batch: &Batch, dataset: &dyn Dataset, sampler: &Sampler) {
 fn every_batch_is_what_direct_reads_give() {
     for dataset in [images(), regression()] {
         for prefetch in MODES {
-            // 23 samples by 5: the last batch has 3, so the last of four ranks gets none of it.
+            // 23 samples in batches of 5: the last batch has 3 samples, so the last of four ranks gets none.
             for (rank, world) in [(0, 1), (0, 4), (3, 4), (6, 7)] {
                 let sampler = sampler(&*dataset, 5, rank, world);
                 let config = epochs(3, prefetch);
@@ -153,7 +153,7 @@ fn within_seconds<R: Send + 'static>(seconds: u64, work: impl FnOnce() -> R + Se
     result
 }
 
-/// Classes of a user's making; counts its reads.
+/// A user's own data set of classes, which counts its reads.
 struct Custom {
     read: fn(usize) -> i64,
     reads: AtomicUsize,
@@ -205,7 +205,7 @@ fn dropping_the_loader_ends_its_thread_at_once() {
             drop(loader);
             assert_eq!(allocator.usage(Category::Data).current_bytes, 0);
         });
-        // Nobody but this test holds the data set any more: the thread is gone.
+        // Only this test still holds the data set, so the thread has ended.
         assert_eq!(Arc::strong_count(&slow), 1);
         assert!(slow.reads.load(Ordering::Relaxed) < 400);
     }
@@ -247,7 +247,8 @@ fn a_class_out_of_range_names_its_sample() {
     assert_eq!(first(|_| -1), "sample 0 of epoch 0 has the class -1, not one of 0..3");
 }
 
-/// A data set that lies about its targets, and whose inputs may have too many extents.
+/// A data set that writes a different kind of target than it announces, and whose inputs may have too many
+/// extents.
 struct Odd(Vec<usize>);
 
 impl Dataset for Odd {

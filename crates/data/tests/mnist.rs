@@ -1,4 +1,4 @@
-//! MNIST from real IDX files, plain and compressed, and what is said about broken ones.
+//! MNIST from real IDX files, plain and compressed, and the errors for broken files.
 
 use std::fs;
 use std::io::Write;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const IMAGES: &str = "train-images-idx3-ubyte";
 const LABELS: &str = "train-labels-idx1-ubyte";
 
-/// An IDX file of bytes: the extents, then as many bytes of a pattern as they announce.
+/// An IDX file of bytes: the extents, then as many patterned bytes as the extents announce.
 fn idx(extents: &[u32], byte: impl Fn(usize) -> u8) -> Vec<u8> {
     let mut file = vec![0, 0, 8, extents.len() as u8];
     extents.iter().for_each(|extent| file.extend(extent.to_be_bytes()));
@@ -48,7 +48,7 @@ fn sample(data: &dyn Dataset, index: usize) -> (Vec<f32>, i64) {
     (input, class)
 }
 
-/// What loading the training split says, with the folder's name left out.
+/// The error of loading the training split, with the folder's name replaced by DIR.
 fn message(folder: &Path) -> String {
     let error = Mnist::load(folder, Split::Train).unwrap_err().to_string();
     error.replace(&folder.display().to_string(), "DIR")
@@ -62,7 +62,7 @@ fn plain_and_compressed_files_give_the_same_samples() {
         ("train-images-idx3-ubyte.gz", &gzip(&images)),
         ("train-labels-idx1-ubyte.gz", &gzip(&labels)),
     ]);
-    // The test split, where torchvision puts it, one file packed but not named so.
+    // The test split in torchvision's folder. One file is compressed, but its name does not say so.
     let torchvision = TempDir::new().unwrap();
     let raw = torchvision.path().join("MNIST/raw");
     fs::create_dir_all(&raw).unwrap();
@@ -171,7 +171,7 @@ fn broken_compression_is_an_error() {
 
     let cut = with(&packed[..packed.len() / 2]);
     assert!(is_broken(&cut), "{cut}");
-    // The checksum is compared although all the pixels were there.
+    // The checksum is verified even though all pixels are there.
     let mut wrong_sum = packed.clone();
     let at = wrong_sum.len() - 8;
     wrong_sum[at] ^= 1;

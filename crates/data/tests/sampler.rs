@@ -1,4 +1,4 @@
-//! The promise of the sampler: every sample once, and the ranks together read what one would.
+//! The guarantee of the sampler: every sample occurs once, and all ranks together read what one rank would.
 
 use paceline_data::{Order, Position, SampleCounts, Sampler};
 
@@ -53,7 +53,7 @@ fn compare(len: usize, global_batch: usize, world: usize, order: Order) {
 
 #[test]
 fn the_last_ranks_get_nothing_when_the_tail_is_short() {
-    // 10 samples by 4: the third batch has 2 samples for 4 ranks.
+    // 10 samples in batches of 4: the third batch has 2 samples for 4 ranks.
     let sizes = |rank| {
         let plan = sampler(10, 4, rank, 4, SHUFFLED).epoch(0);
         (0..3).map(|batch| plan.batch(batch).unwrap().indices.len()).collect::<Vec<_>>()
@@ -80,7 +80,7 @@ fn the_samples_before_a_position_are_those_of_all_batches_before_it() {
                     counts.own += share.indices.len() as u64;
                     counts.all += share.global_count as u64;
                 }
-                // The end of an epoch is the start of the next, and nothing lies beyond it.
+                // The end of an epoch is the start of the next. Larger batch numbers count as the end.
                 for batch in [sampler.batches_per_epoch(), usize::MAX] {
                     assert_eq!(sampler.samples_before(Position { epoch, batch }), counts);
                 }

@@ -1,9 +1,9 @@
-//! The function that follows a linear or normalizing layer and is computed with it.
+//! The activation function that follows a linear or normalizing layer and is computed together with it.
 
-/// What follows the sum.
+/// The activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// Nothing.
+    /// No activation.
     None,
     /// `max(0, .)`.
     Relu,

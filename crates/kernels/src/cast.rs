@@ -1,4 +1,4 @@
-//! Conversions between f32 and the two 16-bit types.
+//! Conversions between f32 and the two 16-bit float types.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ use crate::{Compute, KernelError, Result};
 /// Number of elements that a thread converts at a time.
 const BLOCK_ELEMS: usize = 1 << 16;
 
-/// `rounded = x`, to nearest, ties to even: f32 to f16 or bf16, of the same shape. Overwrites. Values
+/// `rounded = x`, rounded to nearest, ties to even: f32 to f16 or bf16, of the same shape. Overwrites. Values
 /// beyond the range of f16 become infinity.
 pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
     let _time = compute.time("cast_narrow", [x]);

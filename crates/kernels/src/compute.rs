@@ -1,4 +1,4 @@
-//! What a kernel computes with: vector instructions, threads and scratch memory.
+//! The resources of a kernel: vector instructions, threads and scratch memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,20 +9,20 @@ use rayon::prelude::*;
 
 use crate::SimdLevel;
 
-/// The name of what a thread of a pool does: its part of the current kernel.
+/// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
 
-/// What one rank computes with.
+/// The resources with which one rank computes.
 #[derive(Debug)]
 pub struct Compute {
     pub(crate) simd: SimdLevel,
-    /// How many threads share the work of a kernel.
+    /// The threads that share the work of a kernel.
     pub threads: Threads,
     /// Where scratch memory comes from.
     pub allocator: Allocator,
     /// The track on which kernels are recorded.
     track: Option<Arc<Track>>,
-    /// Whether a kernel is being timed. Kernels that it calls are part of it.
+    /// Whether a kernel is being timed. Kernels that it calls count as part of it.
     is_timing: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ impl Compute {
         Ok(())
     }
 
-    /// The same with different vector instructions; `None` if this processor does not have them.
+    /// The same resources with different vector instructions. `None` if this processor does not have them.
     pub fn with_simd(self, simd: SimdLevel) -> Option<Self> {
         SimdLevel::available().contains(&simd).then_some(Self { simd, ..self })
     }
@@ -145,7 +145,7 @@ impl Threads {
         self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }
 
-    /// Runs `work` on every item, on all threads; returns the first error.
+    /// Runs `work` on every item, on all threads. Returns the first error.
     pub(crate) fn for_each<T: Send, E: Send>(
         &self,
         items: Vec<T>,
@@ -183,7 +183,7 @@ impl Threads {
     }
 }
 
-/// Splits the images of a batch between the threads: each part with the number of its first image.
+/// Divides the images of a batch between the threads. Each part comes with the number of its first image.
 pub(crate) fn batches<'a, T>(
     compute: &Compute,
     all: &'a mut [T],

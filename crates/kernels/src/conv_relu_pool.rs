@@ -19,7 +19,7 @@ use crate::{Compute, KernelError, Result, reference};
 
 const OP: &str = "conv_relu_pool";
 
-/// In place of a winner: ReLU has made the value zero.
+/// The value of a winner if ReLU has set the result to zero.
 const NOTHING: u8 = 4;
 
 /// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down.

@@ -18,7 +18,7 @@ pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// `dx = dy` where the output was not zero, else 0. f32 and f64; overwrites.
+/// `dx = dy` where the output was not zero, and 0 elsewhere. f32 and f64; overwrites.
 pub fn relu_backward(
     compute: &Compute,
     output: &Tensor,
@@ -66,8 +66,8 @@ fn relu_backward_body<T: Real>(y: &[T], dy: &[T], dx: &mut [T]) {
 }
 
 multiversion! {
-    /// `y[i, j] = turned[j, first + i] + bias[j]`, then ReLU if asked for; `turned` is (columns of
-    /// y, `rows`), row-major.
+    /// `y[i, j] = turned[j, first + i] + bias[j]`, optionally followed by ReLU. `turned` is transposed: it is
+    /// (columns of y, `rows`), row-major.
     pub(crate) fn turn_add_bias(
         turned: &[f32],
         rows: usize,
@@ -87,7 +87,7 @@ fn turn_add_bias_body(
     with_relu: bool,
     y: &mut [f32],
 ) {
-    // Both sides of a square of this side stay in the first-level cache.
+    // A square of this side length stays in the first-level cache in both matrices.
     const SIDE: usize = 32;
     let columns = bias.len();
     for (block, y) in y.chunks_mut(SIDE * columns).enumerate() {

@@ -1,4 +1,4 @@
-//! What can go wrong in a kernel. Errors are found before anything is computed.
+//! The errors of kernels. They are found before anything is computed.
 
 use paceline_memory::{DType, MemoryError, Shape};
 
@@ -10,7 +10,7 @@ pub enum KernelError {
     Shape {
         /// The operation.
         op: &'static str,
-        /// Which of its operands.
+        /// The operand.
         operand: &'static str,
         /// The shape that is needed.
         expected: Shape,
@@ -30,7 +30,7 @@ pub enum KernelError {
     Geometry {
         /// The operation.
         op: &'static str,
-        /// What is wrong with them.
+        /// What is wrong with the sizes.
         reason: String,
     },
     /// A class label outside the classes.
@@ -38,9 +38,9 @@ pub enum KernelError {
     Label {
         /// The row.
         row: usize,
-        /// Its label.
+        /// The label of the row.
         label: i64,
-        /// How many classes there are.
+        /// The number of classes.
         num_classes: usize,
     },
     /// An index beyond the elements.
@@ -50,10 +50,10 @@ pub enum KernelError {
         op: &'static str,
         /// The index.
         index: i64,
-        /// How many elements there are.
+        /// The number of elements.
         len: usize,
     },
-    /// An error of the memory.
+    /// A tensor or buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }

@@ -1,11 +1,11 @@
 //! Arithmetic on buffers.
 //!
-//! In go [`Tensor`](paceline_memory::Tensor)s and the sizes of the problem; results are written into
-//! tensors of the caller. Every function states its formula, shapes, element types and whether
-//! it overwrites or accumulates. It knows nothing of layers, models or ranks.
+//! Input: [`Tensor`](paceline_memory::Tensor)s and the sizes of the problem. Output: results, written into
+//! tensors of the caller. Every function states its formula, shapes and element types, and whether it
+//! overwrites or accumulates. This crate knows nothing of layers, models or ranks.
 //!
-//! Fast paths exist for f32, chosen at run time by [`SimdLevel`]. Each has a plain
-//! implementation in [`mod@reference`], which also computes in f64 for gradient checks.
+//! Fast paths exist for f32, chosen at run time by [`SimdLevel`]. Each fast path has a plain implementation
+//! in [`mod@reference`], which also computes in f64 for gradient checks.
 //!
 //! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
 //! height, kernel width, channels in, channels out); linear weights are (out, in).

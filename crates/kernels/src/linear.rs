@@ -1,4 +1,4 @@
-//! The fully connected layer: `y = x w^T + b`, with ReLU on top if asked for.
+//! The fully connected layer: `y = x w^T + b`, optionally followed by ReLU.
 //!
 //! Shapes: x (m, k), w (n, k), b (n), y (m, n).
 
@@ -41,8 +41,8 @@ pub fn forward(
         DType::F32 => {
             let (x, w) = (input.read::<f32>()?, weight.read::<f32>()?);
             let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-            // `w x^T` instead of `x w^T`: the large matrix is then read in the order of memory, which
-            // gains more than transposing the small result costs.
+            // Computes `w x^T` instead of `x w^T`: the large matrix is then read in the order of memory,
+            // which saves more time than transposing the small result takes.
             let mut turned = compute.scratch(m * n)?;
             matmul(compute, w, x.transposed(), &mut turned, false);
             let bias = bias.read::<f32>()?;

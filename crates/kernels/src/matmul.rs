@@ -89,9 +89,9 @@ pub fn matmul<T: Real>(
     });
 }
 
-/// The destination, to be sent to the thread pool.
+/// The address of the destination, which is sent to the thread pool.
 #[derive(Clone, Copy)]
 struct Out<T>(*mut T);
 
-// SAFETY: it points into a slice that `matmul` borrows for writing until the pool is done.
+// SAFETY: the address points into a slice that `matmul` borrows for writing until the pool is done.
 unsafe impl<T: Send> Send for Out<T> {}

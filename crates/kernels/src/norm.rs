@@ -1,4 +1,4 @@
-//! The norm of a flat tensor, and scaling it: what gradient clipping needs.
+//! The norm of a flat tensor, and scaling of a tensor, for gradient clipping.
 
 use paceline_memory::{Category, DType, Tensor};
 

@@ -21,13 +21,13 @@ pub struct MaxPool2d {
     pub channels: usize,
     /// Height and width of the window.
     pub window: usize,
-    /// Distance between neighbouring windows, in both directions.
+    /// Distance between neighboring windows, in both directions.
     pub stride: usize,
 }
 
 impl MaxPool2d {
-    /// Checks that nothing is zero, that a window fits into the image, and that its positions can be
-    /// numbered in a byte.
+    /// Checks that no size is zero, that a window fits into the image, and that its positions can be numbered
+    /// with a byte.
     pub fn check(&self) -> Result<()> {
         let sizes = [self.height, self.width, self.channels, self.window, self.stride];
         let reason = if sizes.contains(&0) {

@@ -156,7 +156,7 @@ fn moments<T: Real>(x: &[T], channels: usize, c: usize) -> (T, T, T) {
     (mean, squares / count, count)
 }
 
-/// Batch normalization with the statistics of the batch; ReLU on top if asked for.
+/// Batch normalization with the statistics of the batch, optionally followed by ReLU.
 pub fn batch_norm_forward<T: Real>(
     config: &BatchNorm,
     x: &[T],
@@ -175,8 +175,8 @@ pub fn batch_norm_forward<T: Real>(
     }
 }
 
-/// Adds the gradients of weight and bias to `dw` and `db`, and writes the gradient of the input; `y`
-/// is what [`batch_norm_forward`] gave.
+/// Adds the gradients of weight and bias to `dw` and `db`, and writes the gradient of the input. `y` is the
+/// result of [`batch_norm_forward`].
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn batch_norm_backward<T: Real>(
     config: &BatchNorm,

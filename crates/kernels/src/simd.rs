@@ -1,4 +1,4 @@
-//! Vector registers of three kinds behind one small interface, and the choice between them.
+//! One small interface for three kinds of vector registers, and the choice between them.
 
 /// Which vector instructions a kernel uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub enum SimdLevel {
     Avx512,
     /// 256-bit registers with fused multiply-add, 16 of them.
     Avx2,
-    /// Plain code, as the compiler translates it for every processor.
+    /// Plain code, compiled for every processor of the architecture.
     Portable,
 }
 

@@ -9,9 +9,9 @@ use crate::error::expect_shape;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Result};
 
-/// `held_back += x`, then the `k` elements of `held_back` that are largest in magnitude move to
-/// `selected`, an i32 (2 k), and become -0 in `held_back`. Among equal elements the first are taken, and
-/// NaN counts as larger than every number. `x` and `held_back` are f32 of the same shape.
+/// `held_back += x`; then the `k` elements of `held_back` that are largest in magnitude move to `selected`,
+/// an i32 (2 k), and become -0 in `held_back`. Among elements of equal magnitude the first are taken. NaN
+/// counts as larger than every number. `x` and `held_back` are f32 of the same shape.
 pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tensor) -> Result<()> {
     let _time = compute.time("top_k_select", [x]);
     let op = "top_k select";
@@ -62,8 +62,9 @@ fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
 }
 
-/// The magnitude of the `k`-th largest element, and how many elements of exactly that magnitude are
-/// among the `k`. Found digit by digit, from the upper bits, in three passes for all values.
+/// The magnitude of the `k`-th largest element, and how many elements of exactly that magnitude are among the
+/// `k`. This is a radix selection: three passes over all values, each of which finds one digit, from the
+/// upper bits down.
 fn threshold(values: &[f32], k: usize) -> (u32, usize) {
     let mut known = 0;
     let mut left = k;
@@ -83,8 +84,9 @@ fn threshold(values: &[f32], k: usize) -> (u32, usize) {
     (known, left)
 }
 
-/// `mean = (((s0 + s1) + s2) + ...) / n` over the `n` selections that lie one after the other in `selections`,
-/// where elements that are not selected count as -0. f32; overwrites. Errors on an index beyond `mean`.
+/// `mean = (((s0 + s1) + s2) + ...) / n` over the `n` selections that lie one after the other in
+/// `selections`. Elements that are not selected count as -0. f32; overwrites. Errors on an index beyond
+/// `mean`.
 pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
     let op = "top_k scatter_mean";
     if mean.dtype() != DType::F32 {
@@ -92,7 +94,7 @@ pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> 
     }
     let selections = selections.read::<i32>()?;
     let mut mean = mean.write::<f32>()?;
-    // As where something was selected, -0 and not zero.
+    // -0 and not +0, as in `select`.
     mean.fill(-0.0);
     let k = selections.len() / (2 * n);
     if k == 0 {
@@ -131,7 +133,7 @@ mod tests {
             tensor
         }
 
-        /// What is selected as (index, value), and what is held back.
+        /// The selected (index, value) pairs, and the values held back.
         fn select(&self, x: &[f32], held_back: &[f32], k: usize) -> (Vec<(i32, f32)>, Vec<f32>) {
             let (x, held_back) = (self.tensor(x), self.tensor(held_back));
             let allocator = &self.compute.allocator;
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn a_gradient_of_minus_zero_stays_one() {
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        // The second time, `held_back` has what the first time left.
+        // In the second round, `held_back` has the values that the first round left.
         let mut held_back = vec![-0.0; 2];
         for _ in 0..2 {
             let (selected, rest) = case().select(&[-0.0, 1.0], &held_back, 2);

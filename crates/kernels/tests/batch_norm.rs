@@ -6,7 +6,7 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::{Compute, SimdLevel, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 
-/// Numbers in -1..1 that look random and never repeat nearby.
+/// Pseudorandom numbers in -1..1 without short cycles.
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
@@ -41,7 +41,7 @@ struct Case {
 }
 
 impl Case {
-    /// Values around `mean`; weights away from zero.
+    /// Values around `mean`, and weights that are not close to zero.
     fn new(dims: &[usize], activation: Activation, mean: f32) -> Self {
         let (len, channels) = (dims.iter().product(), *dims.last().unwrap());
         Self {
@@ -57,7 +57,8 @@ impl Case {
     fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for activation in [Activation::None, Activation::Relu] {
-            // Channels for every size of group, and rows below, at and above the size of a block.
+            // Numbers of channels that use every size of group, and numbers of rows below, at and above the
+            // size of a block.
             for dims in [
                 vec![3, 4, 5, 16],
                 vec![2, 12, 11, 39],
@@ -101,8 +102,8 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     }
 }
 
-/// Runs both passes on the shares `parts` of the first extent, adds up the sums of the shares in
-/// between, and joins the results.
+/// Runs both passes on shares whose sizes along the first extent are `parts`, adds up the sums of the shares
+/// between the two halves of each pass, and joins the results.
 fn run(compute: &Compute, case: &Case, dtype: DType, parts: &[usize]) -> Outcome {
     let Case { config, dims, .. } = case;
     let c = config.channels;
@@ -167,7 +168,7 @@ fn run(compute: &Compute, case: &Case, dtype: DType, parts: &[usize]) -> Outcome
     }
 }
 
-/// The same from the plain implementation, in double precision.
+/// The same results from the plain implementation, in double precision.
 fn expected(case: &Case) -> [Vec<f64>; 4] {
     let (x, dy, weight) = (wide(&case.x), wide(&case.dy), wide(&case.weight));
     let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
@@ -186,8 +187,9 @@ fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// A handful of operations on numbers of size one, relative to the largest result, in f32 with its
-/// rounding of 6e-8; in f64 the sums over a thousand values add their own to 1e-16.
+/// The tolerance, relative to the largest result. The results come from a handful of operations on numbers of
+/// size one, with rounding errors of 6e-8 in f32. In f64 these are 1e-16, and the sums over a thousand values
+/// add their own errors.
 fn tolerance(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-12 } else { 1e-6 }
 }
@@ -224,8 +226,8 @@ fn both_passes_at_every_level_whole_and_in_shares() {
 
 #[test]
 fn statistics_far_from_zero_keep_their_digits() {
-    // Mean 1000, deviation 0.6. The values have a spacing of 6e-5; what is computed from them must
-    // not be off by more than f32's own rounding, which a mean rounded to f32 would exceed.
+    // Mean 1000, deviation 0.6. Floats near 1000 have a spacing of 6e-5. The results must not have larger
+    // errors than f32's rounding, which they would if the mean were rounded to f32.
     for activation in [Activation::None, Activation::Relu] {
         let case = Case::new(&[4, 10, 9, 20], activation, 1000.0);
         for compute in computes() {

@@ -7,7 +7,7 @@ use paceline_kernels::optimizer::{self, AdamW, Sgd};
 use paceline_kernels::{Compute, SimdLevel, conv_relu_pool, elementwise, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 
-/// Numbers in -1..1 that look random and never repeat nearby.
+/// Pseudorandom numbers in -1..1 without short cycles.
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
@@ -25,8 +25,8 @@ fn tensor(allocator: &Allocator, shape: impl Into<Shape>, elems: &[f32]) -> Tens
     tensor
 }
 
-/// Sums of up to a few thousand products of numbers below one, in another order and with fused
-/// multiply-adds: the rounding errors of f32 stay below this part of the largest result.
+/// The tolerance, relative to the largest result, for the rounding errors of f32 sums of up to a few thousand
+/// products of numbers below one, in a different order and with fused multiply-adds.
 const TOLERANCE: f32 = 1e-5;
 
 fn assert_close(got: &Tensor, want: &[f32], what: &str) {
@@ -239,7 +239,7 @@ fn optimizers_give_the_same_bits_at_every_level_and_place() {
         for step in 1..=3 {
             optimizer::sgd(&compute, &sgd, &p, &g, Some(&state[0])).unwrap();
             optimizer::adamw(&compute, &adamw, step, &p, &g, &state[1], &state[2]).unwrap();
-            // In two unaligned parts, as a shard would be.
+            // In two unaligned parts, as with shards.
             for part in [0..501, 501..len] {
                 let (p, g) = (p.slice(part.clone()).unwrap(), g.slice(part).unwrap());
                 optimizer::sgd(&compute, &Sgd { momentum: 0.0, ..sgd }, &p, &g, None).unwrap();

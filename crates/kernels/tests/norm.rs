@@ -1,4 +1,4 @@
-//! Norms and scaling against the plain implementation, and that neither threads nor vector
+//! Norms and scaling against the plain implementation. Also checks that neither threads nor vector
 //! instructions change a bit.
 
 use paceline_kernels::{Compute, SimdLevel, norm, reference};
@@ -26,10 +26,10 @@ fn computes() -> Vec<Compute> {
     levels.flat_map(|level| [1, 2, 3].map(|threads| (level, threads))).map(with).collect()
 }
 
-/// Around the sizes of lanes and blocks, and several blocks.
+/// Lengths around the sizes of lanes and blocks, and of several blocks.
 const LENGTHS: [usize; 9] = [0, 1, 15, 16, 17, 4095, 4096, 4097, 40_003];
 
-/// f64 sums of 40,000 positive numbers in two orders, each with a relative error below 40,000 times
+/// For f64 sums of 40,000 positive numbers in two orders, each with a relative error below 40,000 times
 /// 1.1e-16.
 const TOLERANCE: f64 = 1e-11;
 

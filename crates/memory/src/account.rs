@@ -1,4 +1,7 @@
-//! Bytes by category: how many are in use now, and the most that ever were.
+//! Bytes by category: how many are in use now, and the most that were ever in use at once.
+//!
+//! Input: changes of the memory in use. Output: usage by category, and events on a track. This module knows
+//! nothing of where memory comes from.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +24,7 @@ pub enum Category {
     Workspace,
     /// Staging areas of collectives.
     Communication,
-    /// Batches, before the model takes them.
+    /// Batches, before the model uses them.
     Data,
 }
 
@@ -57,12 +60,12 @@ impl fmt::Display for Category {
     }
 }
 
-/// Bytes of one category, or of all.
+/// Bytes of one category, or of all categories together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// In use now.
+    /// Bytes in use now.
     pub current_bytes: u64,
-    /// The most that were in use at once.
+    /// The most bytes that were in use at once.
     pub peak_bytes: u64,
 }
 
@@ -73,14 +76,14 @@ struct Counter {
 }
 
 impl Counter {
-    /// Returns how many are in use now.
+    /// Returns how many bytes are in use now.
     fn add(&self, bytes: u64) -> u64 {
         let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
         now
     }
 
-    /// Returns how many are in use now.
+    /// Returns how many bytes are in use now.
     fn remove(&self, bytes: u64) -> u64 {
         self.current.fetch_sub(bytes, Ordering::Relaxed) - bytes
     }
@@ -98,7 +101,7 @@ impl Counter {
 pub(crate) struct Account {
     by_category: [Counter; Category::ALL.len()],
     total: Counter,
-    /// Memory that is held from the system: in use, or free in a pool.
+    /// Memory obtained from the system, in bytes: in use, or free in a pool.
     reserved_bytes: AtomicU64,
     /// The track on which every change is recorded.
     track: OnceLock<Arc<Track>>,

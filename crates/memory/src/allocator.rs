@@ -1,4 +1,6 @@
-//! The allocator of one rank: it pools host memory and counts by category.
+//! The allocator of one rank: it pools host memory and counts bytes by category.
+//!
+//! Input: sizes and categories. Output: buffers. This module knows nothing of what the memory holds.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -13,10 +15,10 @@ use crate::account::Account;
 use crate::buffer::Buffer;
 use crate::{Category, DType, MemoryError, Shape, Tensor, Usage};
 
-/// Alignment of every buffer: one cache line, and the widest vector register.
+/// Alignment of every buffer, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Blocks of this size and larger have a mapping of their own, on large pages.
+/// The size of a large page in bytes. Blocks of at least this size have their own mapping, on large pages.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// The kernel's unit of mapping.
@@ -24,7 +26,7 @@ const PAGE: usize = 4096;
 
 /// Hands out buffers, takes their memory back when the last user drops them, and counts the bytes.
 ///
-/// A returned block serves the next request that fills at least half of it. A training step asks for
+/// A returned block serves the next request that fills at least half of the block. A training step asks for
 /// the same sizes every time, so after the first step it takes no memory from the system (see
 /// [`Allocator::fresh_blocks`]). Clones share one pool and one account.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +46,7 @@ pub(crate) struct Block {
     pub(crate) len_bytes: usize,
 }
 
-// SAFETY: a block is an address and a length; whoever owns the block owns the memory.
+// SAFETY: a block is an address and a length. The owner of the block owns the memory.
 unsafe impl Send for Block {}
 
 impl Block {
@@ -52,31 +54,31 @@ impl Block {
         Layout::from_size_align(len_bytes, ALIGNMENT).ok()
     }
 
-    /// Zeroed memory from the system; `None` if the system has none.
+    /// Zeroed memory from the system. `None` if the system has none left.
     fn fresh(len_bytes: usize) -> Option<Self> {
         if len_bytes >= LARGE_PAGE {
             return Self::mapped(len_bytes);
         }
         let layout = Self::layout(len_bytes)?;
-        // SAFETY: the layout has a size above zero: `take` rounds up to the alignment.
+        // SAFETY: the layout has a size above zero, since `take` rounds up to the alignment.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Self { base, len_bytes })
     }
 
-    /// A mapping for this block alone, which begins at a large page and asks for large pages before
-    /// anything is written: on large matrices they save most page-table walks.
+    /// A separate mapping for this block. It begins at a large page and asks the kernel for large pages
+    /// before anything is written: on large matrices they save most page-table walks.
     fn mapped(len_bytes: usize) -> Option<Self> {
         let room = len_bytes.checked_add(LARGE_PAGE)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory in use.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), room, protection, MapFlags::PRIVATE).ok()?
         };
         let lead = start.addr().next_multiple_of(LARGE_PAGE) - start.addr();
         let base = start.wrapping_byte_add(lead);
         let kept = len_bytes.next_multiple_of(PAGE);
-        // SAFETY: these are the two ends of the mapping just made that the block does not use. A
-        // failure leaves them mapped and untouched, which takes no memory.
+        // SAFETY: these are the two ends of the new mapping, which the block does not use. If a call fails,
+        // the end stays mapped and untouched, which uses no memory.
         unsafe {
             if lead > 0 {
                 let _ = munmap(start, lead);
@@ -85,8 +87,8 @@ impl Block {
                 let _ = munmap(base.wrapping_byte_add(kept), room - lead - kept);
             }
         }
-        // SAFETY: the range is the mapping just made; the advice changes no contents. A kernel
-        // without large pages may refuse, which costs speed and nothing else.
+        // SAFETY: the range is the new mapping, and the advice changes no contents. A kernel without large
+        // pages may refuse, which costs only speed.
         let _ = unsafe { madvise(base, kept, Advice::LinuxHugepage) };
         Some(Self { base: NonNull::new(base.cast())?, len_bytes })
     }
@@ -96,11 +98,11 @@ impl Drop for Block {
     fn drop(&mut self) {
         if self.len_bytes >= LARGE_PAGE {
             let kept = self.len_bytes.next_multiple_of(PAGE);
-            // SAFETY: `mapped` made this mapping with this length, and the block is unused. A
-            // failure would leak it, which is harmless.
+            // SAFETY: `mapped` made this mapping with this length, and nobody uses the block. A failure would
+            // leak the mapping, which is harmless.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), kept) };
         } else if let Some(layout) = Self::layout(self.len_bytes) {
-            // SAFETY: `fresh` allocated this block with this very layout.
+            // SAFETY: `fresh` allocated this block with the same layout.
             unsafe { dealloc(self.base.as_ptr(), layout) }
         }
     }
@@ -141,14 +143,15 @@ impl Allocator {
         Self::default()
     }
 
-    /// A buffer of `len_bytes` bytes of host memory, aligned to 64 bytes. Its contents are
-    /// unspecified: zero, or whatever an earlier user of the memory left.
+    /// Allocates a buffer of `len_bytes` bytes of host memory, aligned to 64 bytes. Its contents are
+    /// unspecified: zero, or the values that an earlier user of the memory left. Errors if the system has no
+    /// memory left.
     pub fn host(&self, len_bytes: usize, category: Category) -> Result<Buffer, MemoryError> {
         let block = self.0.take(len_bytes)?;
         Ok(Buffer::pooled(block, len_bytes, category, self.clone()))
     }
 
-    /// A tensor in a buffer of its own. The contents are as for [`Allocator::host`].
+    /// Allocates a tensor in its own buffer. The contents and errors are those of [`Allocator::host`].
     pub fn tensor(
         &self,
         dtype: DType,
@@ -171,12 +174,12 @@ impl Allocator {
         self.0.account.total()
     }
 
-    /// Memory that is held from the system: in use, or free in the pool.
+    /// Memory obtained from the system, in bytes: in use, or free in the pool.
     pub fn reserved_bytes(&self) -> u64 {
         self.0.account.reserved_bytes()
     }
 
-    /// Records on `track` every time that memory is taken or returned. Only the first call has an effect.
+    /// Records on `track` whenever memory is taken or returned. Only the first call has an effect.
     pub fn record_on(&self, track: Arc<Track>) {
         self.0.account.record_on(track);
     }

@@ -1,4 +1,7 @@
-//! Reference-counted memory whose ranges are claimed before they are touched.
+//! Reference-counted memory whose ranges must be claimed before they are used.
+//!
+//! Input: pooled blocks or shared mappings. Output: buffers, and claims on their ranges. This module knows
+//! nothing of element types, except that guards give typed slices.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -20,8 +23,8 @@ pub enum Access {
 
 /// A piece of memory, shared by reference counting.
 ///
-/// Access goes through claims: a claim on a range is refused while a conflicting claim is held by
-/// anybody. So a collective can own a bucket of gradients while layers write gradients next to it.
+/// All access goes through claims. A claim on a range is refused while any conflicting claim is held. So a
+/// collective can own a bucket of gradients while layers write gradients next to it.
 #[derive(Clone, Debug)]
 pub struct Buffer(Arc<Inner>);
 
@@ -39,8 +42,8 @@ struct Inner {
 enum Storage {
     /// Returned to the allocator's pool.
     Pooled(ManuallyDrop<Block>),
-    /// Part of a mapping that other processes may share, and the bytes of it that are this buffer's
-    /// alone: their memory goes back to the system.
+    /// Part of a mapping that other processes may share. `extent` is the range of bytes that belongs only to
+    /// this buffer; its memory goes back to the system when the buffer is dropped.
     Window { mapping: Arc<Mapping>, extent: Range<usize> },
 }
 
@@ -58,9 +61,8 @@ struct Held {
     holder: &'static str,
 }
 
-// SAFETY: the memory behind `base` belongs to this value alone (a pooled block, or a window whose
-// exclusivity the caller of `Buffer::window` guarantees), and is reached through claims only, which
-// a mutex protects.
+// SAFETY: the memory at `base` belongs only to this value (a pooled block, or a window whose exclusivity the
+// caller of `Buffer::window` guarantees). It is reached only through claims, which a mutex protects.
 unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
@@ -70,12 +72,12 @@ impl Drop for Inner {
         let account = &self.allocator.0.account;
         match &mut self.storage {
             Storage::Pooled(block) => {
-                // SAFETY: taken once, here, and never used afterwards.
+                // SAFETY: the block is taken only here, once, and never used afterward.
                 self.allocator.0.give_back(unsafe { ManuallyDrop::take(block) })
             }
             Storage::Window { mapping, extent } => {
-                // SAFETY: the bytes are this buffer's alone, as the caller of `Buffer::window` vouched
-                // for, and no claim on them is left, since a claim holds the buffer.
+                // SAFETY: the bytes belong only to this buffer, which the caller of `Buffer::window`
+                // guaranteed. No claim on them is left, since a claim keeps the buffer alive.
                 unsafe { mapping.give_back(extent.clone()) };
                 account.release(self.len_bytes);
             }
@@ -96,13 +98,15 @@ impl Buffer {
     }
 
     /// A buffer over the first `len_bytes` bytes of `extent` in a mapping, counted under `category` by
-    /// `allocator`. When it is dropped, the memory behind `extent` goes back to the system in every
-    /// process that maps it; whole pages do, so `extent` should consist of such.
+    /// `allocator`. When the buffer is dropped, the memory of `extent` goes back to the system in every
+    /// process that maps it. Only whole pages go back, so `extent` should consist of whole pages.
+    ///
+    /// Errors if the range does not lie within the extent and the mapping, or is not aligned to 64 bytes.
     ///
     /// # Safety
     ///
-    /// No other buffer of any process may overlap the extent, and other processes may touch it only
-    /// while this process holds a claim on it that allows what they do.
+    /// No other buffer of any process may overlap the extent. Other processes may touch it only while this
+    /// process holds a claim on it that allows their kind of access.
     pub unsafe fn window(
         mapping: Arc<Mapping>,
         extent: Range<usize>,
@@ -118,7 +122,7 @@ impl Buffer {
         {
             return Err(MemoryError::OutOfRange { range, len: mapping.len_bytes() });
         }
-        // SAFETY: the start lies within the mapping, as was just checked.
+        // SAFETY: the check above makes sure that the start lies within the mapping.
         let base = unsafe { mapping.base().add(range.start) };
         let storage = Storage::Window { mapping, extent };
         allocator.0.account.reserve(range.len());
@@ -142,7 +146,7 @@ impl Buffer {
         self.0.len_bytes
     }
 
-    /// Whether the two are the same memory.
+    /// Whether both are handles of the same buffer.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -152,7 +156,8 @@ impl Buffer {
         &self.0.allocator
     }
 
-    /// Claims a byte range until the returned value is dropped; `holder` names the user in errors.
+    /// Claims a byte range until the returned value is dropped. `holder` names the user in errors. Errors if
+    /// a conflicting claim is held, or if the range lies outside the buffer.
     pub fn claim(
         &self,
         range: Range<usize>,
@@ -183,7 +188,7 @@ impl Buffer {
     }
 }
 
-/// The right to use a byte range, held until dropped.
+/// The right to use a byte range, held until this value is dropped.
 #[derive(Debug)]
 pub struct Claim {
     buffer: Buffer,
@@ -246,8 +251,8 @@ impl<T: Element> Deref for ReadGuard<T> {
 
     fn deref(&self) -> &[T] {
         let len = self.claim.len_bytes() / size_of::<T>();
-        // SAFETY: the range lies in the buffer, is aligned and initialized (memory starts zeroed),
-        // any bits are a `T`, and the claim keeps writers out while the guard lives.
+        // SAFETY: the range lies in the buffer, is aligned and initialized (memory starts zeroed), any bits
+        // are a valid `T`, and the claim excludes writers while the guard lives.
         unsafe { std::slice::from_raw_parts(self.claim.base().as_ptr().cast(), len) }
     }
 }
@@ -257,7 +262,7 @@ impl<T: Element> Deref for WriteGuard<T> {
 
     fn deref(&self) -> &[T] {
         let len = self.claim.len_bytes() / size_of::<T>();
-        // SAFETY: as for `ReadGuard`; this claim excludes everybody else.
+        // SAFETY: as for `ReadGuard`; this claim excludes all other users.
         unsafe { std::slice::from_raw_parts(self.claim.base().as_ptr().cast(), len) }
     }
 }
@@ -265,8 +270,8 @@ impl<T: Element> Deref for WriteGuard<T> {
 impl<T: Element> DerefMut for WriteGuard<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let len = self.claim.len_bytes() / size_of::<T>();
-        // SAFETY: as for `ReadGuard`; this claim excludes everybody else, and `&mut self` excludes
-        // a second slice from the same guard.
+        // SAFETY: as for `ReadGuard`; this claim excludes all other users, and `&mut self` excludes a second
+        // slice from the same guard.
         unsafe { std::slice::from_raw_parts_mut(self.claim.base().as_ptr().cast(), len) }
     }
 }
@@ -298,7 +303,7 @@ mod tests {
     fn a_window_keeps_its_mapping_and_its_books() {
         let allocator = Allocator::new();
         let mapping = Arc::new(Mapping::create(4096).unwrap());
-        // SAFETY: the only window onto a mapping that no other process knows.
+        // SAFETY: this is the only window onto the mapping, which no other process knows.
         let window = unsafe {
             Buffer::window(mapping.clone(), 64..4096, 128, Category::Gradients, &allocator).unwrap()
         };

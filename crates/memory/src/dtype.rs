@@ -1,4 +1,4 @@
-//! Element types.
+//! Element types: their sizes, their names, and the Rust types that they stand for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,7 +41,7 @@ impl DType {
         }
     }
 
-    /// Its name in this project, as in Rust.
+    /// The name in this project, as in Rust.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -54,7 +54,7 @@ impl DType {
         }
     }
 
-    /// Its name in the options and tables of nccl-tests.
+    /// The name in the options and tables of nccl-tests.
     pub const fn nccl_name(self) -> &'static str {
         match self {
             DType::F32 => "float",
@@ -77,7 +77,7 @@ impl fmt::Display for DType {
 impl FromStr for DType {
     type Err = MemoryError;
 
-    /// Takes either name: `f32` or `float`, `bf16` or `bfloat16`.
+    /// Accepts either name: `f32` or `float`, `bf16` or `bfloat16`.
     fn from_str(name: &str) -> Result<Self, MemoryError> {
         let named = |dtype: &DType| dtype.name() == name || dtype.nccl_name() == name;
         let found = DType::ALL.into_iter().find(named);
@@ -85,7 +85,7 @@ impl FromStr for DType {
     }
 }
 
-/// A Rust type that can be an element.
+/// A Rust type that can be the element type of a tensor.
 ///
 /// # Safety
 ///
@@ -96,7 +96,7 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
     const DTYPE: DType;
 }
 
-// SAFETY: a plain number: every bit pattern is a value, and the size is that of `DType::size_bytes`.
+// SAFETY: this is a plain number: every bit pattern is a valid value, and the size is `DType::size_bytes`.
 unsafe impl Element for f32 {
     const DTYPE: DType = DType::F32;
 }
@@ -104,7 +104,7 @@ unsafe impl Element for f32 {
 unsafe impl Element for f64 {
     const DTYPE: DType = DType::F64;
 }
-// SAFETY: as for f32; a transparent wrapper of its 16 bits.
+// SAFETY: as for f32; the type is a transparent wrapper of its 16 bits.
 unsafe impl Element for f16 {
     const DTYPE: DType = DType::F16;
 }

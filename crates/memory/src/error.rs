@@ -1,4 +1,4 @@
-//! What can go wrong with memory.
+//! The errors of this crate.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ pub enum MemoryError {
     /// The host has no memory left for this request.
     #[error("out of memory: could not allocate {bytes} bytes")]
     OutOfMemory {
-        /// Size of the request.
+        /// Size of the request in bytes.
         bytes: usize,
     },
     /// The range is in use in a way that excludes the new use.
@@ -53,9 +53,9 @@ pub enum MemoryError {
     /// The operating system refused a shared mapping.
     #[error("cannot share {bytes} bytes between processes: {source}")]
     Mapping {
-        /// Size of the mapping.
+        /// Size of the mapping in bytes.
         bytes: usize,
-        /// The reason that it gave.
+        /// The reason that the system gave.
         source: std::io::Error,
     },
 }

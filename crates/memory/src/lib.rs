@@ -1,11 +1,11 @@
 //! Memory: where every byte is, what it is for, and who may touch it now.
 //!
-//! In go sizes and categories; out come [`Buffer`]s (pooled host memory, or windows into mappings
-//! that other processes share) and [`Tensor`]s, typed and shaped ranges of them. Every access takes
-//! a claim on its range. If a collective in flight and a layer use the same gradients, the result is an
-//! error and never a data race.
+//! Input: sizes and categories. Output: [`Buffer`]s (pooled host memory, or windows into mappings that other
+//! processes share) and [`Tensor`]s (typed and shaped ranges of buffers). Every access takes a claim on its
+//! range. If a running collective and a layer use the same gradients, the result is an error and never a data
+//! race.
 //!
-//! It knows nothing of arithmetic, layers or ranks.
+//! This crate knows nothing of arithmetic, layers or ranks.
 
 mod account;
 mod allocator;

@@ -1,4 +1,7 @@
 //! Anonymous memory that several processes map.
+//!
+//! Input: a size, or a file descriptor from another process. Output: the address of shared memory. This
+//! module knows nothing of what the memory holds.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -16,8 +19,8 @@ use crate::MemoryError;
 
 /// A shared mapping of an anonymous memory file.
 ///
-/// The file has no name in any file system. It exists as long as a descriptor or a mapping of it, so
-/// nothing is left behind, however a process ends. Its size is sealed: a process that maps it cannot
+/// The file has no name in any file system. It exists as long as a descriptor or a mapping of it exists, so
+/// nothing is left behind, however a process ends. Its size is sealed: no process that maps the file can
 /// shrink it, which would make other processes fault.
 #[derive(Debug)]
 pub struct Mapping {
@@ -26,8 +29,8 @@ pub struct Mapping {
     file: OwnedFd,
 }
 
-// SAFETY: the mapping is plain memory that is valid until `drop`, from any thread. This type gives
-// out only its address, and access through the address is the caller's responsibility.
+// SAFETY: the mapping is plain memory that is valid until `drop`, from any thread. This type gives out only
+// the address, and access through the address is the caller's responsibility.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`; `&Mapping` offers no access to the contents.
 unsafe impl Sync for Mapping {}
@@ -46,7 +49,7 @@ impl Mapping {
 
     /// Maps a file that another process made with [`Mapping::create`] and passed on.
     ///
-    /// Errors when the file is smaller than `len_bytes` or not sealed against shrinking.
+    /// Errors if the file is smaller than `len_bytes` or not sealed against shrinking.
     pub fn from_file(file: OwnedFd, len_bytes: usize) -> Result<Self, MemoryError> {
         let wrap = |e: Errno| MemoryError::Mapping { bytes: len_bytes, source: e.into() };
         let sealed = fcntl_get_seals(&file).map_err(wrap)?.contains(SealFlags::SHRINK);
@@ -59,12 +62,12 @@ impl Mapping {
 
     fn map(file: OwnedFd, len_bytes: usize) -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory in use.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let base = unsafe {
             mmap(std::ptr::null_mut(), len_bytes, protection, MapFlags::SHARED, &file, 0)?
         };
-        // Large pages save page-table walks on large gradients; a kernel without them may refuse.
-        // SAFETY: the range is the mapping just made.
+        // Large pages save page-table walks on large gradients. A kernel without large pages may refuse.
+        // SAFETY: the range is the new mapping.
         let _ = unsafe { madvise(base, len_bytes, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { base, len_bytes, file })
@@ -80,17 +83,17 @@ impl Mapping {
         self.len_bytes
     }
 
-    /// Gives the memory behind a range back to the system, in every process that maps the file. The range
-    /// stays mapped, and reads as zeros.
+    /// Gives the memory of a range back to the system, in every process that maps the file. The range stays
+    /// mapped, and reads as zeros.
     ///
     /// # Safety
     ///
-    /// Nobody refers to the range, in any process, or needs what it holds.
+    /// No process refers to the range or needs its contents.
     pub(crate) unsafe fn give_back(&self, range: Range<usize>) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (range.start as u64, range.len() as u64);
-        // Fails for an empty range, where nothing is to be done. Anonymous files can do it otherwise, and
-        // if one could not, its memory would go back with the mapping.
+        // The call fails for an empty range, for which there is nothing to do. For other ranges, anonymous
+        // files support it; if one did not, its memory would go back with the mapping.
         let _ = fallocate(&self.file, flags, start, len);
     }
 

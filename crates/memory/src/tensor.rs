@@ -1,4 +1,7 @@
-//! Typed and shaped ranges of buffers.
+//! Tensors: typed and shaped ranges of buffers.
+//!
+//! Input: a buffer, an offset, an element type and a shape. Output: slices of elements, under a claim. This
+//! module knows nothing of arithmetic.
 
 use std::fmt;
 use std::ops::Range;
@@ -21,8 +24,8 @@ impl Shape {
         &self.dims[..self.num_dims]
     }
 
-    /// Product of the extents. A product that `usize` cannot hold becomes the largest `usize`, which is
-    /// more than any memory has.
+    /// The product of the extents. If the product overflows `usize`, this is `usize::MAX`, which is more than
+    /// any memory has.
     pub fn num_elems(&self) -> usize {
         if self.dims().contains(&0) {
             return 0;
@@ -71,7 +74,7 @@ pub struct Tensor {
 impl Tensor {
     /// The elements of `shape` in `buffer`, beginning at byte `start_bytes`.
     ///
-    /// Errors when the buffer is too short, or when the start is not aligned to the element size.
+    /// Errors if the buffer is too short, or if the start is not aligned to the element size.
     pub fn new(
         buffer: Buffer,
         start_bytes: usize,
@@ -112,17 +115,17 @@ impl Tensor {
         self.num_elems() * self.dtype.size_bytes()
     }
 
-    /// The buffer that it lies in.
+    /// The buffer that holds the tensor.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// The bytes of the buffer that it covers.
+    /// The bytes of the buffer that the tensor covers.
     pub fn byte_range(&self) -> Range<usize> {
         self.start_bytes..self.start_bytes + self.num_bytes()
     }
 
-    /// The same memory under another shape with as many elements.
+    /// The same memory with another shape, which must have the same number of elements.
     pub fn view(&self, shape: impl Into<Shape>) -> Result<Self, MemoryError> {
         let shape = shape.into();
         if shape.num_elems() != self.num_elems() {
@@ -131,7 +134,7 @@ impl Tensor {
         Ok(Self { shape, ..self.clone() })
     }
 
-    /// Elements `range` as a one-dimensional tensor.
+    /// The elements of `range` as a one-dimensional tensor. Errors if the range lies outside the tensor.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, MemoryError> {
         let size = self.dtype.size_bytes();
         if range.start > range.end || range.end > self.num_elems() {
@@ -147,8 +150,8 @@ impl Tensor {
         Self { dtype: DType::U8, shape: [self.num_bytes()].into(), ..self.clone() }
     }
 
-    /// Copies the elements of `from`; the shapes may differ. Errors when the types or the numbers of
-    /// elements differ, or when a conflicting claim is held on either tensor.
+    /// Copies the elements of `from`; the shapes may differ. Errors if the types or the numbers of elements
+    /// differ, or if a conflicting claim is held on either tensor.
     pub fn copy_from(&self, from: &Tensor) -> Result<(), MemoryError> {
         if from.dtype != self.dtype {
             return Err(MemoryError::WrongType { expected: self.dtype, got: from.dtype });
@@ -158,7 +161,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// Sets all elements to zero, which is zero bytes in every type. Errors while the tensor is in use.
+    /// Sets all elements to zero, which is represented by zero bytes in every type. Errors while the tensor
+    /// is in use.
     pub fn fill_zero(&self) -> Result<(), MemoryError> {
         self.as_bytes().write::<u8>()?.fill(0);
         Ok(())
@@ -169,13 +173,13 @@ impl Tensor {
         self.buffer.claim(self.byte_range(), access, holder)
     }
 
-    /// Its elements for reading. Errors when the tensor has a different type, or while it is written to.
+    /// The elements, for reading. Errors if the tensor has a different type, or while it is being written to.
     pub fn read<T: Element>(&self) -> Result<ReadGuard<T>, MemoryError> {
         self.check::<T>()?;
         Ok(ReadGuard::new(self.claim(Access::Read, "reading")?))
     }
 
-    /// Its elements for writing. Errors when the tensor has a different type, or while it is in use.
+    /// The elements, for writing. Errors if the tensor has a different type, or while it is in use.
     pub fn write<T: Element>(&self) -> Result<WriteGuard<T>, MemoryError> {
         self.check::<T>()?;
         Ok(WriteGuard::new(self.claim(Access::Write, "writing")?))

@@ -1,12 +1,13 @@
-//! The books of a step: which gradients have been written, and which are final.
+//! The *gradient books* of a training step: a record of which gradients have been written, and which are
+//! final.
 //!
-//! A step has one pass per micro-batch, and a pass one use of a parameter per layer that holds it. The
-//! first of all these overwrites the gradient, the others add to it; after the last use of a pass it
-//! is final as far as that pass goes. The books know no values.
+//! A step has one pass per micro-batch, and in each pass every layer that holds a parameter uses it once. The
+//! first use in a step overwrites the gradient, and all other uses add to it. After the last use in a pass,
+//! the gradient is final for that pass. The books do not know the values of gradients.
 
 use crate::{Layout, ParamId};
 
-/// Which gradients have been written in a step, and which uses of the current pass are ahead.
+/// Records which gradients have been written in a step, and which uses remain in the current pass.
 #[derive(Clone, Debug, Default)]
 pub struct GradientBooks {
     entries: Vec<Entry>,
@@ -15,14 +16,13 @@ pub struct GradientBooks {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     num_uses: u32,
-    /// Uses in the current pass that are ahead.
+    /// Uses that remain in the current pass.
     num_left: u32,
     is_written: bool,
 }
 
 impl GradientBooks {
-    /// The books of a step in which nothing has been written. Frozen parameters are no matter of
-    /// theirs.
+    /// The books of a step in which nothing has been written. Frozen parameters are not tracked.
     pub fn new(layout: &Layout) -> Self {
         let entry = |param: &crate::Param| {
             let num_uses = if param.is_frozen { 0 } else { param.num_uses };
@@ -31,26 +31,26 @@ impl GradientBooks {
         Self { entries: layout.params().iter().map(entry).collect() }
     }
 
-    /// A new step: gradients are overwritten.
+    /// Begins a new step, in which the first use overwrites each gradient.
     pub fn begin_step(&mut self) {
         for entry in &mut self.entries {
             entry.is_written = false;
         }
     }
 
-    /// A new micro-batch: all uses are ahead.
+    /// Begins the pass of a new micro-batch, in which all uses remain.
     pub(crate) fn begin_pass(&mut self) {
         for entry in &mut self.entries {
             entry.num_left = entry.num_uses;
         }
     }
 
-    /// Whether there is something in a gradient that this step has written.
+    /// Whether this step has written to a gradient.
     pub fn is_written(&self, id: ParamId) -> bool {
         self.entries[id.0].is_written
     }
 
-    /// Enters a use; whether it was the last one. An error if there was none left.
+    /// Records one use. Returns whether it was the last one of the pass. Errors if none was left.
     pub(crate) fn write(&mut self, id: ParamId) -> Result<bool, &'static str> {
         let entry = &mut self.entries[id.0];
         entry.num_left = entry.num_left.checked_sub(1).ok_or("more often than it is used")?;

@@ -1,4 +1,4 @@
-//! A small convolutional classifier, sized by the caller.
+//! A small convolutional classifier whose sizes the caller chooses.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::layers;
 use crate::layers::{BatchNorm, ConvReluPool, Flatten, Linear, MaxPool2d, Sequence};
 use crate::{LayoutBuilder, Loss, Model, ModelError, Result};
 
-/// Convolutions (3x3, padding 1) each with ReLU and a 2x2 max-pool, then a hidden layer with ReLU,
-/// then one logit per class. If asked for, batch normalization comes between convolution and ReLU.
+/// Convolutions (3x3, padding 1), each followed by ReLU and a 2x2 max-pool, then a hidden layer with ReLU,
+/// then one logit per class. Optionally with batch normalization between convolution and ReLU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CnnConfig {
     /// Height, width and channels of the images.
@@ -20,18 +20,18 @@ pub struct CnnConfig {
     pub channels: Vec<usize>,
     /// Width of the hidden layer.
     pub hidden: usize,
-    /// Classes to tell apart.
+    /// Number of classes.
     pub num_classes: usize,
     /// Whether batch normalization follows each convolution.
     pub batch_norm: bool,
-    /// Whether there is a second head that the loss does not use, as is left over when a network is
-    /// taken for another task. Its parameters get no gradient.
+    /// Whether there is a second head that the loss does not use, as in a network that is reused for another
+    /// task. Its parameters get no gradient.
     pub unused_head: bool,
 }
 
 impl CnnConfig {
-    /// Builds the model for `world_size` ranks. Errors when a size or the number of ranks is zero, or
-    /// the image too small for the number of pools.
+    /// Builds the model for `world_size` ranks. Errors if a size or the number of ranks is zero, or if the
+    /// image is too small for the number of pools.
     pub fn build(&self, world_size: usize) -> Result<Model> {
         let [mut height, mut width, mut c_in] = self.image;
         if self.channels.is_empty() || self.channels.contains(&0) || self.hidden == 0 {
@@ -66,7 +66,7 @@ impl CnnConfig {
                     window,
                     stride,
                 })?);
-                // The normalization keeps the image before the pool.
+                // The normalization keeps the image from before the pool until the backward pass.
                 activation_elems += height * width * c_out;
             } else {
                 network.push(ConvReluPool::new(&mut layout, geometry)?);

@@ -1,4 +1,4 @@
-//! What can go wrong with a model.
+//! The errors of this crate.
 
 use std::path::PathBuf;
 
@@ -8,26 +8,26 @@ use paceline_memory::MemoryError;
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The sizes of a model make no sense.
+    /// The configuration of a model is invalid.
     #[error("{0}")]
     Config(String),
-    /// A layer's saved tensors are not the ones it stored.
+    /// A layer got a different number of saved tensors than it stored.
     #[error("a layer expected {expected} saved tensors, found {found}")]
     Saved {
-        /// How many it stored.
+        /// The number that it stored.
         expected: usize,
-        /// How many there are.
+        /// The number that it got.
         found: usize,
     },
-    /// A layer announces gradients otherwise than its layout says.
+    /// A layer announces a gradient more often than its layout says.
     #[error("the gradient of {name} was announced {problem}; a layer must announce each use once")]
     Announcement {
         /// The parameter.
         name: String,
-        /// How often instead.
+        /// How often it was announced.
         problem: &'static str,
     },
-    /// Whoever was told that a gradient is ready failed.
+    /// A hook that was told of a final gradient failed.
     #[error("{0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A weight file cannot be read or written.
@@ -35,10 +35,10 @@ pub enum ModelError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A weight file belongs to another model.
+    /// A weight file belongs to a different model.
     #[error("{}: {reason}", path.display())]
     OtherModel {
         /// The file.
@@ -49,7 +49,7 @@ pub enum ModelError {
     /// A kernel refused its operands.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Memory was refused.
+    /// A tensor or buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }

@@ -9,16 +9,18 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{Context, GradientBooks, Layer, Layout, ParamId, Result, Storage, Which};
 
-/// Step of the central differences. Their error is of second order in it, so about 1e-12 for
-/// functions of size one, and rounding adds about 1e-16 / 1e-6: results agree to about 1e-9 unless
-/// a kink (ReLU, max) lies within a step of an input.
+/// Step size of the central differences. Their error is of second order in the step, so about 1e-12 for
+/// functions of size one, and rounding adds about 1e-16 / 1e-6. Results agree to about 1e-9, unless a kink
+/// (ReLU, max) lies within a step of an input.
 const STEP: f64 = 1e-6;
 
 /// The largest difference between a gradient and its finite difference, over the input and every
 /// parameter, relative to the larger of the gradient and one.
 ///
-/// The layer is given a random input of `input_shape` (batch first), random parameters, and the
-/// loss `sum of r * output` with random `r`. A correct layer stays below about 1e-7.
+/// The layer gets a random input of `input_shape` (batch first) and random parameters; the loss is
+/// `sum of r * output` with random `r`. For a correct layer the result is below about 1e-7.
+///
+/// Panics if the layer does not announce every gradient exactly once.
 pub fn worst_error(
     layer: &dyn Layer,
     layout: &Layout,

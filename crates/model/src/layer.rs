@@ -1,4 +1,7 @@
-//! The interface of a layer, and what it works with.
+//! The interface of a layer, and the context in which it runs.
+//!
+//! Input: a batch, and parameters from storage. Output: the layer's output, and gradients written to storage
+//! and announced. A layer knows nothing of ranks or strategies.
 
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Shape, Tensor};
@@ -8,60 +11,61 @@ use crate::{BufferId, GradientBooks, ModelError, ParamId, Result, Storage};
 /// Which gradients a backward pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Those of the parameters, announced first, then that of the input.
+    /// The gradients of the parameters, which are announced first, and then that of the input.
     Both,
-    /// That of the input only.
+    /// Only the gradient of the input.
     Input,
-    /// Those of the parameters only; the layer returns no input gradient if it can avoid it.
+    /// Only the gradients of the parameters. The layer returns no input gradient if it can avoid it.
     Weight,
 }
 
-/// What a pass tells to, and asks of, whoever runs it.
+/// The hooks by which a pass reports to, and asks, the code that runs it.
 pub trait PassHooks {
-    /// The gradient of a parameter is final.
+    /// Called when the gradient of a parameter is final.
     fn gradient_ready(&mut self, id: ParamId) -> Result<()>;
 
-    /// Whether statistics of the batch are to be taken over all who share it.
+    /// Whether batch statistics are computed over all ranks that share the batch.
     fn syncs_statistics(&self) -> bool {
         false
     }
 
-    /// Adds up a small f64 tensor over all who share the batch, in place. As it is, nobody does.
+    /// Sums a small f64 tensor over all ranks that share the batch, in place. Does nothing by default.
     fn sum_over_ranks(&mut self, _sums: &Tensor) -> Result<()> {
         Ok(())
     }
 }
 
-/// Who only wants to know when gradients are final.
+/// A closure as hooks that are called only when a gradient is final.
 impl<F: FnMut(ParamId) -> Result<()>> PassHooks for F {
     fn gradient_ready(&mut self, id: ParamId) -> Result<()> {
         self(id)
     }
 }
 
-/// What a pass is for.
+/// The purpose of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A backward pass follows.
     Train,
-    /// Only the output counts; layers that behave otherwise in training do not now.
+    /// Only the output is needed. Layers behave as in evaluation, which for some differs from training.
     Evaluate,
 }
 
-/// What a layer computes with during one pass.
+/// What a layer works with during one pass.
 ///
-/// Parameters are fetched through it when they are used and not kept, so that whoever owns the
-/// storage may move or free them between the passes.
+/// A layer fetches parameters through the context when it uses them, and does not keep them. So the owner of
+/// the storage may move or free parameters between the passes.
 pub struct Context<'a> {
     /// Threads, instructions and memory.
     pub compute: &'a Compute,
     storage: &'a Storage,
-    /// None when the pass has no gradients.
+    /// `None` if the pass computes no gradients.
     training: Option<(&'a mut GradientBooks, &'a mut dyn PassHooks)>,
 }
 
 impl<'a> Context<'a> {
-    /// For a forward and a backward pass over `storage`, as far as the step has come by `books`.
+    /// The context of a forward and a backward pass over `storage`. `books` records which gradients the step
+    /// has already written.
     pub fn training(
         compute: &'a Compute,
         storage: &'a Storage,
@@ -72,45 +76,45 @@ impl<'a> Context<'a> {
         Self { compute, storage, training: Some((books, hooks)) }
     }
 
-    /// For a forward pass alone.
+    /// The context of a forward pass without a backward pass.
     pub fn evaluation(compute: &'a Compute, storage: &'a Storage) -> Self {
         Self { compute, storage, training: None }
     }
 
-    /// What the pass is for.
+    /// The purpose of the pass.
     pub fn mode(&self) -> Mode {
         if self.training.is_some() { Mode::Train } else { Mode::Evaluate }
     }
 
-    /// A parameter, to be read.
+    /// A parameter, for reading.
     pub fn param(&self, id: ParamId) -> Result<Tensor> {
         self.storage.value(id)
     }
 
-    /// A buffer, to be read, and updated by a pass in training.
+    /// A buffer, for reading. A training pass may update it.
     pub fn buffer(&self, id: BufferId) -> Result<Tensor> {
         self.storage.buffer(id)
     }
 
-    /// Whether a parameter is trained. A layer computes no gradient of one that is not.
+    /// Whether a parameter is trained. A layer computes no gradient of a parameter that is not.
     pub fn trains(&self, id: ParamId) -> bool {
         !self.storage.layout().param(id).is_frozen
     }
 
-    /// The place for a parameter's gradient, to be written, or added to if
-    /// [`Context::accumulates`].
+    /// The memory of a parameter's gradient. The layer overwrites it, or adds to it if
+    /// [`Context::accumulates`] is true.
     pub fn grad(&self, id: ParamId) -> Result<Tensor> {
         self.storage.grad(id)
     }
 
-    /// Whether a gradient is added to what is there: an earlier micro-batch of the step, or another
-    /// layer that uses the same parameter, has been here.
+    /// Whether the layer must add to a gradient instead of overwriting it, because an earlier micro-batch of
+    /// the step, or another layer that uses the same parameter, has already written it.
     pub fn accumulates(&self, id: ParamId) -> bool {
         self.training.as_ref().is_some_and(|(books, _)| books.is_written(id))
     }
 
-    /// Announces that a layer has done its part of a parameter's gradient. After the last layer that
-    /// uses the parameter, the gradient is final.
+    /// Announces that a layer has written its part of a parameter's gradient. After the last layer that uses
+    /// the parameter, the gradient is final and the hook is called.
     pub fn gradient_ready(&mut self, id: ParamId) -> Result<()> {
         let Some((books, hooks)) = &mut self.training else { return Ok(()) };
         let is_final = books.write(id).map_err(|problem| {
@@ -120,12 +124,12 @@ impl<'a> Context<'a> {
         if is_final { hooks.gradient_ready(id) } else { Ok(()) }
     }
 
-    /// Whether statistics of the batch are to be taken over all who share it.
+    /// Whether batch statistics are computed over all ranks that share the batch.
     pub fn syncs_statistics(&self) -> bool {
         self.training.as_ref().is_some_and(|(_, hooks)| hooks.syncs_statistics())
     }
 
-    /// Adds up a small f64 tensor over all who share the batch, in place; see
+    /// Sums a small f64 tensor over all ranks that share the batch, in place; see
     /// [`Context::syncs_statistics`].
     pub fn sum_over_ranks(&mut self, sums: &Tensor) -> Result<()> {
         match &mut self.training {
@@ -134,28 +138,28 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Memory for a layer's output, or for a gradient that travels between layers. Its contents are
-    /// unspecified.
+    /// Allocates memory for a layer's output, or for a gradient that goes from layer to layer. Its contents
+    /// are unspecified.
     pub fn activation(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         Ok(self.compute.allocator.tensor(dtype, shape, Category::Activations)?)
     }
 }
 
-/// What a layer keeps of one micro-batch between its two passes.
+/// What a layer saves for one micro-batch between its two passes.
 #[derive(Debug, Default)]
 pub struct Saved {
     tensors: Vec<Tensor>,
-    /// What the parts of a composed layer keep, in order of the forward pass.
+    /// What the parts of a composed layer save, in order of the forward pass.
     pub parts: Vec<Saved>,
 }
 
 impl Saved {
-    /// Keeps these tensors.
+    /// Saves these tensors.
     pub fn of<const N: usize>(tensors: [Tensor; N]) -> Self {
         Self { tensors: tensors.into(), parts: Vec::new() }
     }
 
-    /// The tensors given to [`Saved::of`]; an error if there were not exactly `N`.
+    /// The tensors that were passed to [`Saved::of`]. Errors if there were not exactly `N`.
     pub fn tensors<const N: usize>(&self) -> Result<&[Tensor; N]> {
         let found = self.tensors.len();
         self.tensors.as_slice().try_into().map_err(|_| ModelError::Saved { expected: N, found })
@@ -164,15 +168,16 @@ impl Saved {
 
 /// A layer: a function with an explicit derivative.
 ///
-/// It holds sizes and parameter numbers, never values, and nothing of a batch: that is what
-/// [`Saved`] is for, so that several micro-batches can be under way.
+/// A layer holds sizes and parameter numbers, but no values, and nothing of a batch. What it needs of a batch
+/// goes into [`Saved`], so that several micro-batches can be in progress at once.
 pub trait Layer: Send + Sync {
-    /// Computes the output, and what the backward pass will need.
+    /// Computes the output, and returns with it what the backward pass will need.
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)>;
 
-    /// Computes gradients from `d_output`, that of the output. With [`Which::Both`] the gradients of
-    /// parameters come first and are announced before the input's is computed, so that their
-    /// communication starts early. May free what `saved` holds, except with [`Which::Input`].
+    /// Computes gradients from `d_output`, the gradient of the output. With [`Which::Both`], the gradients of
+    /// parameters must be computed and announced before the gradient of the input, so that their
+    /// communication starts early. Returns the gradient of the input, if `which` asks for it. May free what
+    /// `saved` holds, except with [`Which::Input`].
     fn backward(
         &self,
         cx: &mut Context,

@@ -1,13 +1,13 @@
-//! Where each parameter lies in flat storage.
+//! The layout: where each parameter lies in flat storage.
 //!
-//! Parameters follow each other in the order in which they are registered, each beginning on a
-//! 64-byte boundary. Parameters that are used together form a unit; every unit is padded so that it
-//! can be cut into one even slice per rank, each again on a 64-byte boundary. Gradients and
-//! optimizer state use the same layout, so a bucket of gradients is a contiguous range. Frozen
-//! parameters, which have neither, lie behind all others.
+//! Parameters follow each other in the order in which they are registered, and each begins on a 64-byte
+//! boundary. Parameters that are used together form a unit. Every unit is padded so that it can be divided
+//! into one slice of equal size per rank, each again on a 64-byte boundary. Gradients and optimizer state use
+//! the same layout, so a bucket of gradients is a contiguous range. Frozen parameters have no gradients and
+//! no optimizer state, and lie after all others.
 //!
-//! Buffers are what a model keeps besides: values that the forward pass updates and no gradient
-//! moves, such as running statistics. They lie in a storage of their own, without padding.
+//! Buffers are further values of a model, such as running statistics, which the forward pass updates and
+//! which have no gradient. They lie in separate storage, without padding.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{ModelError, Result};
 
-/// Elements to which starts are aligned: 64 bytes of f32. Other types use the same numbers.
+/// Alignment of the starts of parameters, in elements: 64 bytes of f32. Other types use the same number of
+/// elements.
 const ALIGN_ELEMS: usize = 16;
 
 /// A parameter's number, in order of registration.
@@ -28,7 +29,7 @@ pub struct ParamId(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub usize);
 
-/// How a parameter begins.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Uniform between `-bound` and `bound`.
@@ -41,8 +42,8 @@ pub enum Init {
 }
 
 impl Init {
-    /// What PyTorch does for linear and convolution layers, weight and bias alike: uniform within
-    /// one over the square root of the number of inputs of each output.
+    /// PyTorch's initialization of weights and biases of linear and convolution layers: uniform with the
+    /// bound `1 / sqrt(inputs)`, where `inputs` is the number of inputs of each output.
     pub fn fan_in(inputs: usize) -> Self {
         Init::Uniform { bound: 1.0 / (inputs as f64).sqrt() }
     }
@@ -51,24 +52,24 @@ impl Init {
 /// One parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
-    /// Its name, unit first: `conv0.weight`.
+    /// The name, unit first: `conv0.weight`.
     pub name: String,
-    /// Its extents.
+    /// The extents.
     pub shape: Shape,
     /// First element in flat storage.
     pub start: usize,
-    /// The unit it belongs to.
+    /// The number of the unit to which the parameter belongs.
     pub unit: usize,
-    /// How it begins.
+    /// The initial values.
     pub init: Init,
-    /// How many layers use it in one pass. Its gradient is final after as many.
+    /// The number of layers that use the parameter in one pass. Its gradient is final after that many uses.
     pub num_uses: u32,
-    /// Whether it stays as it is: it has no gradient, and no state in the optimizer.
+    /// Whether the parameter is frozen: it does not change, and has no gradient and no optimizer state.
     pub is_frozen: bool,
 }
 
 impl Param {
-    /// Its elements in flat storage, without padding.
+    /// The parameter's elements in flat storage, without padding.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.shape.num_elems()
     }
@@ -77,29 +78,29 @@ impl Param {
 /// One buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateBuffer {
-    /// Its name, unit first: `bn0.running_mean`.
+    /// The name, unit first: `bn0.running_mean`.
     pub name: String,
-    /// Its extents.
+    /// The extents.
     pub shape: Shape,
     /// First element in the storage of buffers.
     pub start: usize,
-    /// The value of all its elements in the beginning.
+    /// The initial value of all elements.
     pub init: f64,
 }
 
 impl StateBuffer {
-    /// Its elements in the storage of buffers.
+    /// The buffer's elements in the storage of buffers.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.shape.num_elems()
     }
 }
 
-/// Parameters that are used together, one layer as a rule.
+/// Parameters that are used together, usually those of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unit {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its elements in flat storage, with padding; none if it is frozen.
+    /// The unit's elements in flat storage, with padding. Empty if the unit is frozen.
     pub range: Range<usize>,
 }
 
@@ -108,7 +109,7 @@ pub struct Unit {
 pub struct Layout {
     params: Vec<Param>,
     units: Vec<Unit>,
-    /// Elements that have gradients, which come first.
+    /// Elements that have gradients, with padding. They come first in storage.
     trained_len: usize,
     len: usize,
     world_size: usize,
@@ -116,8 +117,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// All parameters, in order of registration, which is also the order in storage of those that are
-    /// trained.
+    /// All parameters, in order of registration. The trained parameters have the same order in storage.
     pub fn params(&self) -> &[Param] {
         &self.params
     }
@@ -138,7 +138,8 @@ impl Layout {
         all.filter(|(_, param)| !param.is_frozen)
     }
 
-    /// Elements of gradients and optimizer state, with padding: those of parameters that are trained.
+    /// Elements of the trained parameters, with padding, which is also the length of gradients and of
+    /// optimizer state.
     pub fn trained_len(&self) -> usize {
         self.trained_len
     }
@@ -178,18 +179,18 @@ impl Layout {
         self.trained().map(|(_, param)| param.shape.num_elems()).sum()
     }
 
-    /// Bytes of all parameters of one type, with padding.
+    /// Bytes of all parameters with elements of `dtype`, with padding.
     pub fn num_bytes(&self, dtype: DType) -> usize {
         self.len * dtype.size_bytes()
     }
 
-    /// Bytes of all gradients of one type, with padding.
+    /// Bytes of all gradients with elements of `dtype`, with padding.
     pub fn trained_bytes(&self, dtype: DType) -> usize {
         self.trained_len * dtype.size_bytes()
     }
 
-    /// The same parameters with the units of these names frozen. Errors on a name that no unit has, and
-    /// when nothing is left to train.
+    /// The same parameters, with the units of these names frozen. Errors if no unit has one of the names, or
+    /// if nothing is left to train.
     pub fn with_frozen(&self, units: &[String]) -> Result<Self> {
         let names = || self.units.iter().map(|unit| &*unit.name).collect::<Vec<_>>().join(", ");
         if let Some(unknown) = units.iter().find(|name| self.units.iter().all(|u| u.name != **name))
@@ -212,7 +213,7 @@ impl Layout {
         Ok(Self { buffers: self.buffers.clone(), ..layout })
     }
 
-    /// Gives every parameter its place; without buffers, which need none.
+    /// Gives every parameter its place in storage. The result has no buffers; the caller adds them.
     fn laid_out(mut params: Vec<Param>, units: Vec<String>, world_size: usize) -> Self {
         let (mut len, mut ranges) = (0, Vec::new());
         for unit in 0..units.len() {
@@ -232,8 +233,8 @@ impl Layout {
         Self { params, units, trained_len, len, world_size, buffers }
     }
 
-    /// The elements with which a parameter begins. They depend on the seed and the parameter's
-    /// number alone, so every rank can draw every part of them.
+    /// The initial values of a parameter's elements. They depend only on the seed and the parameter's number,
+    /// so every rank can compute all of them.
     pub fn initial_values(&self, id: ParamId, seed: u64) -> impl Iterator<Item = f64> {
         let param = self.param(id);
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -245,7 +246,7 @@ impl Layout {
     }
 }
 
-/// Puts a parameter behind `len` elements; the elements with it.
+/// Places a parameter after the first `len` elements. Returns the number of elements including it.
 fn place(param: &mut Param, len: usize) -> usize {
     param.start = len.next_multiple_of(ALIGN_ELEMS);
     param.range().end
@@ -255,18 +256,18 @@ fn place(param: &mut Param, len: usize) -> usize {
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
     units: Vec<String>,
-    /// Those registered so far, without a place.
+    /// The parameters registered so far, which have no place yet.
     params: Vec<Param>,
     buffers: Vec<StateBuffer>,
 }
 
 impl LayoutBuilder {
-    /// No parameters yet.
+    /// A builder without parameters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Begins a unit; the parameters that follow belong to it.
+    /// Begins a unit, to which the following parameters belong.
     pub fn unit(&mut self, name: impl Into<String>) -> &mut Self {
         self.units.push(name.into());
         self
@@ -289,8 +290,8 @@ impl LayoutBuilder {
         ParamId(self.params.len() - 1)
     }
 
-    /// Registers a buffer of the current unit, which begins with `init` in all its elements. Panics if
-    /// no unit was begun.
+    /// Registers a buffer of the current unit, whose elements all begin as `init`. Panics if no unit was
+    /// begun.
     pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, init: f64) -> BufferId {
         let unit = self.units.last().expect("a buffer belongs to a unit");
         let start = self.buffers.last().map_or(0, |buffer| buffer.range().end);
@@ -299,14 +300,14 @@ impl LayoutBuilder {
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Registers one more use of a parameter by another layer: the two are tied. The parameter stays
+    /// Registers one more use of a parameter by another layer, which ties the two layers. The parameter stays
     /// in the unit that registered it.
     pub fn tie(&mut self, id: ParamId) -> ParamId {
         self.params[id.0].num_uses += 1;
         id
     }
 
-    /// Errors when there are no ranks to build a model for.
+    /// Errors if `world_size` is zero.
     pub fn check_world_size(world_size: usize) -> Result<()> {
         if world_size > 0 {
             return Ok(());
@@ -314,7 +315,7 @@ impl LayoutBuilder {
         Err(ModelError::Config("a model is built for at least one rank, not for 0".into()))
     }
 
-    /// Lays everything out for `world_size` ranks; for none as for one.
+    /// Computes the layout for `world_size` ranks. Zero ranks count as one.
     pub fn finish(self, world_size: usize) -> Layout {
         let layout = Layout::laid_out(self.params, self.units, world_size.max(1));
         Layout { buffers: self.buffers, ..layout }

@@ -1,13 +1,13 @@
 //! Models as layers with an explicit forward and backward pass, over flat parameter storage.
 //!
-//! In go batches; out come losses, and gradients written straight into flat storage, each announced
-//! as soon as it is final. There is no graph and no tape: what a layer needs again in its backward
-//! pass it returns from its forward pass, and layers are composed by [`layers::Sequence`].
+//! Input: batches. Output: losses, and gradients that are written directly into flat storage and announced as
+//! soon as they are final. There is no graph and no tape: a layer returns from its forward pass what it needs
+//! in its backward pass. [`layers::Sequence`] composes layers.
 //!
-//! This crate knows no rank: how storage is shared or synchronised is the business of whoever
-//! listens to the announcements.
+//! This crate knows nothing of ranks: the code that receives the announcements shares and synchronizes
+//! storage.
 //!
-//! A layer of one's own takes the two passes, and can be checked by finite differences:
+//! Your own layer implements the two passes. Finite differences can check it:
 //!
 //! ```
 //! use paceline_memory::{Category, Tensor};
@@ -75,5 +75,5 @@ pub use model::Model;
 pub use optimizer::{Optimizer, OptimizerConfig};
 pub use storage::Storage;
 
-/// The result of everything here that can fail.
+/// The result of all functions of this crate that can fail.
 pub type Result<T> = std::result::Result<T, ModelError>;

@@ -1,4 +1,4 @@
-//! What a model's output is measured against.
+//! The loss of a model's output against its targets.
 
 use paceline_kernels::loss::{self, LossSums};
 use paceline_memory::Tensor;
@@ -15,12 +15,13 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Sums over the samples; no gradient.
+    /// The sums of loss and correct samples, without a gradient.
     pub fn evaluate(self, output: &Tensor, target: &Tensor) -> Result<LossSums> {
         Ok(self.run(output, target, 1.0, None)?)
     }
 
-    /// Sums over the samples, and `scale` times the gradient of their sum.
+    /// The sums of loss and correct samples, and `scale` times the gradient of the summed loss with respect
+    /// to the output.
     pub fn differentiate(
         self,
         cx: &Context,

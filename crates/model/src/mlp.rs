@@ -1,4 +1,4 @@
-//! A multi-layer perceptron, sized by the caller.
+//! A multi-layer perceptron whose sizes the caller chooses.
 
 use std::sync::Arc;
 
@@ -7,23 +7,23 @@ use paceline_kernels::linear::Activation;
 use crate::layers::{Linear, Sequence};
 use crate::{LayoutBuilder, Loss, Model, ModelError, Result};
 
-/// `num_layers` times a linear layer with ReLU, then a linear layer; mean squared error.
+/// `num_layers` linear layers with ReLU, then a linear layer without. The loss is the mean squared error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MlpConfig {
-    /// Inputs.
+    /// Number of inputs.
     pub input_dim: usize,
     /// Width of the hidden layers.
     pub hidden_dim: usize,
-    /// Outputs.
+    /// Number of outputs.
     pub output_dim: usize,
-    /// Hidden layers.
+    /// Number of hidden layers.
     pub num_layers: usize,
     /// Whether all hidden layers after the first use the same parameters.
     pub tie_layers: bool,
 }
 
 impl MlpConfig {
-    /// Builds the model for `world_size` ranks. Errors when a width is zero, or the number of ranks.
+    /// Builds the model for `world_size` ranks. Errors if a width or the number of ranks is zero.
     pub fn build(&self, world_size: usize) -> Result<Model> {
         let Self { input_dim, hidden_dim, output_dim, num_layers, tie_layers } = *self;
         if [input_dim, hidden_dim, output_dim].contains(&0) {

@@ -1,21 +1,21 @@
-//! A model: a network, its parameters' layout and its loss.
+//! A model: a network, the layout of its parameters, and a loss.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{Layer, Layout, Loss, Result};
 
-/// A network with a loss, ready to be given storage.
+/// A network with a loss, but without storage.
 pub struct Model {
-    /// Its name on the command line and in reports.
+    /// The name on the command line and in reports.
     pub name: &'static str,
-    /// The function it computes.
+    /// The function that the model computes.
     pub network: Box<dyn Layer>,
-    /// Where its parameters lie.
+    /// Where the parameters lie.
     pub layout: Arc<Layout>,
-    /// What its output is measured against.
+    /// The loss.
     pub loss: Loss,
-    /// Elements of activations that one sample keeps until its backward pass, at least.
+    /// A lower bound of the activations, in elements, that one sample keeps until its backward pass.
     pub activation_elems: usize,
 }
 

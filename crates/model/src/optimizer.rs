@@ -1,4 +1,4 @@
-//! Optimizers with their state, over flat storage.
+//! Optimizers and their state, over flat storage.
 
 use paceline_kernels::Compute;
 use paceline_kernels::optimizer::{AdamW, Sgd, adamw, sgd};
@@ -6,7 +6,7 @@ use paceline_memory::{Allocator, Category, Tensor};
 
 use crate::{Result, Storage};
 
-/// Which optimizer, with its settings.
+/// An optimizer's kind and settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OptimizerConfig {
     /// Stochastic gradient descent.
@@ -16,7 +16,7 @@ pub enum OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// The names of the tensors it keeps, each as large as the parameters.
+    /// The names of the state tensors, each as long as the trained parameters.
     pub fn state_names(&self) -> &'static [&'static str] {
         match self {
             OptimizerConfig::Sgd(Sgd { momentum: 0.0, .. }) => &[],
@@ -26,7 +26,7 @@ impl OptimizerConfig {
     }
 }
 
-/// An optimizer and what it remembers.
+/// An optimizer and its state.
 #[derive(Debug)]
 pub struct Optimizer {
     config: OptimizerConfig,
@@ -35,7 +35,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer for `storage` that has made no step.
+    /// An optimizer for `storage` before its first step, with its state set to zero.
     pub fn new(config: OptimizerConfig, storage: &Storage, allocator: &Allocator) -> Result<Self> {
         let grads = storage.grads();
         let zeros = |_: &&str| -> Result<Tensor> {
@@ -47,7 +47,7 @@ impl Optimizer {
         Ok(Self { config, state, steps: 0 })
     }
 
-    /// Updates all parameters that are trained from all gradients.
+    /// Updates all trained parameters from their gradients.
     pub fn step(&mut self, compute: &Compute, storage: &Storage) -> Result<()> {
         self.steps += 1;
         let (params, grads) = (&storage.trained_values()?, storage.grads());
@@ -65,7 +65,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Changes the learning rate, from the next step on.
+    /// Sets the learning rate from the next step on.
     pub fn set_lr(&mut self, rate: f64) {
         match &mut self.config {
             OptimizerConfig::Sgd(Sgd { lr, .. }) | OptimizerConfig::AdamW(AdamW { lr, .. }) => {
@@ -74,7 +74,7 @@ impl Optimizer {
         }
     }
 
-    /// Steps made so far, those before a checkpoint included.
+    /// The number of steps so far, including those before a checkpoint.
     pub fn steps(&self) -> u64 {
         self.steps
     }
@@ -84,12 +84,12 @@ impl Optimizer {
         self.steps = steps;
     }
 
-    /// What it remembers, by name.
+    /// The state tensors, with their names.
     pub fn state(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         self.config.state_names().iter().copied().zip(&self.state)
     }
 
-    /// Its settings.
+    /// The settings.
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }

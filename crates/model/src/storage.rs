@@ -17,8 +17,9 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Storage with parameters and gradients in memory of the caller's choice, of
-    /// [`Layout::num_bytes`] and [`Layout::trained_bytes`]; what it holds is kept. Buffers lie in memory of this process.
+    /// Storage with parameters and gradients in the caller's memory, of [`Layout::num_bytes`] and
+    /// [`Layout::trained_bytes`] bytes. The contents of that memory are kept. Buffers lie in private memory
+    /// of this process.
     pub fn new(
         layout: Arc<Layout>,
         dtype: DType,
@@ -33,14 +34,14 @@ impl Storage {
         Ok(Self { layout, values, grads, buffers })
     }
 
-    /// Storage in memory of this process.
+    /// Storage in private memory of this process.
     pub fn host(layout: Arc<Layout>, dtype: DType, allocator: &Allocator) -> Result<Self> {
         let values = allocator.host(layout.num_bytes(dtype), Category::Parameters)?;
         let grads = allocator.host(layout.trained_bytes(dtype), Category::Gradients)?;
         Self::new(layout, dtype, values, grads, allocator)
     }
 
-    /// Gives every parameter and buffer its initial values, and zero to gradients and padding.
+    /// Sets every parameter and buffer to its initial values, and gradients and padding to zero.
     pub fn initialize(&self, seed: u64) -> Result<()> {
         self.values.as_bytes().write::<u8>()?.fill(0);
         self.grads.as_bytes().write::<u8>()?.fill(0);
@@ -66,7 +67,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Where everything lies.
+    /// The layout of this storage.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
@@ -76,7 +77,7 @@ impl Storage {
         &self.values
     }
 
-    /// The parameters that are trained, with padding: as long as [`Storage::grads`].
+    /// The trained parameters, with padding: as long as [`Storage::grads`].
     pub fn trained_values(&self) -> Result<Tensor> {
         Ok(self.values.slice(0..self.layout.trained_len())?)
     }
@@ -91,7 +92,7 @@ impl Storage {
         self.part(&self.values, id)
     }
 
-    /// The gradient of one parameter. Errors on a frozen one, which has none.
+    /// The gradient of one parameter. Errors if the parameter is frozen, since it has no gradient.
     pub fn grad(&self, id: ParamId) -> Result<Tensor> {
         self.part(&self.grads, id)
     }
@@ -112,8 +113,9 @@ impl Storage {
         Ok(all.slice(param.range())?.view(param.shape)?)
     }
 
-    /// SHA-256, in hexadecimal, of the parameters without padding, little-endian, in order of
-    /// registration: equal weights show at a glance. Buffers are left out, in which ranks may differ.
+    /// The SHA-256 of the parameters, in hexadecimal, by which equal weights are easily recognized. It covers
+    /// the parameters without padding, little-endian, in order of registration. Buffers are left out, because
+    /// ranks may differ in them.
     pub fn digest(&self) -> Result<String> {
         let mut hasher = Sha256::new();
         for at in 0..self.layout.params().len() {

@@ -1,8 +1,11 @@
 //! Weight files: parameters, buffers and optimizer state in the safetensors format.
 //!
-//! Tensors are named `model.<parameter or buffer>` and `optimizer.<state>.<parameter>` and have the
-//! shapes of the layout, without padding, so a file does not depend on the number of ranks. The metadata holds
-//! what the caller adds, and a SHA-256 of all that and of all tensors, in order of their names.
+//! Tensors are named `model.<parameter or buffer>` and `optimizer.<state>.<parameter>`. They have the shapes
+//! of the layout, without padding, so a file does not depend on the number of ranks. The metadata holds what
+//! the caller adds, and a SHA-256 of this metadata and of all tensors in order of their names.
+//!
+//! Input: storage and an optimizer, or a file. Output: a file, or restored storage. This module knows nothing
+//! of ranks or runs.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -18,8 +21,9 @@ use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, R
 /// The metadata key of the digest.
 const DIGEST_KEY: &str = "sha256";
 
-/// Writes parameters, buffers, optimizer state and `metadata` to `path`. The file appears complete or not at
-/// all: it is written beside its place, forced to disk, and renamed; an earlier one is replaced.
+/// Writes parameters, buffers, optimizer state and `metadata` to `path`, replacing an earlier file. The file
+/// appears either complete or not at all: it is written under another name in the same folder, forced to
+/// disk, and renamed.
 pub fn save(
     path: &Path,
     storage: &Storage,
@@ -45,7 +49,7 @@ pub fn save(
     metadata.insert(DIGEST_KEY.into(), digest);
 
     let mut partial = path.as_os_str().to_owned();
-    // Always the same name, so that what a killed run left is overwritten and does not pile up.
+    // Always the same name, so that files left by killed runs are overwritten and do not accumulate.
     partial.push(".partial");
     let partial = PathBuf::from(partial);
     let write = || -> std::result::Result<(), String> {
@@ -53,7 +57,8 @@ pub fn save(
         let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all());
         sync(&partial).map_err(|e| e.to_string())?;
         fs::rename(&partial, path).map_err(|e| e.to_string())?;
-        // The rename itself is on disk only when the folder is. A bare file name has the parent "".
+        // The rename itself is on disk only after the folder has been synced. The parent of a bare file name
+        // is "".
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         sync(folder.unwrap_or(Path::new("."))).map_err(|e| e.to_string())
     };
@@ -63,7 +68,7 @@ pub fn save(
     })
 }
 
-/// One tensor on its way into a file.
+/// One tensor that is being written to a file.
 struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
@@ -107,8 +112,8 @@ fn file_dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// The digest of a file: of its metadata, but for the digest itself, and of its tensors, which come in
-/// order of their names. Each field goes in after its length, so that none can run into the next.
+/// The digest of a file. It covers the metadata, except the digest itself, and the tensors, in order of their
+/// names. Each field is preceded by its length, so that the boundary between two fields is unambiguous.
 fn digest<'a>(
     metadata: &BTreeMap<String, String>,
     tensors: impl IntoIterator<Item = (&'a str, &'a [u8])>,
@@ -146,7 +151,7 @@ pub struct WeightFile {
 }
 
 impl WeightFile {
-    /// Reads and verifies a file. Errors when it cannot be read, is no safetensors file, or does not
+    /// Reads and verifies a file. Errors if the file cannot be read, is not a safetensors file, or does not
     /// match its own digest.
     pub fn open(path: &Path) -> Result<Self> {
         let fail = |reason: String| ModelError::File { path: path.into(), reason };
@@ -168,18 +173,18 @@ impl WeightFile {
         Ok(Self { path: path.into(), bytes, metadata })
     }
 
-    /// What [`save`] was given, and the digest.
+    /// The metadata that was passed to [`save`], and the digest.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// The digest, which no two files of different contents share.
+    /// The digest. Files with different contents have different digests.
     pub fn digest(&self) -> &str {
         self.metadata.get(DIGEST_KEY).map_or("", String::as_str)
     }
 
-    /// Checks that every parameter and every buffer of `layout` is there with its shape, and no other ones;
-    /// optimizer state does not matter. The error names the first that differs.
+    /// Checks that the file has exactly the parameters and buffers of `layout`, with their shapes. Optimizer
+    /// state is not checked. The error names the first difference.
     pub fn check_model(&self, layout: &Layout, dtype: DType) -> Result<()> {
         let tensors = self.tensors()?;
         for param in layout.params() {
@@ -203,8 +208,8 @@ impl WeightFile {
         self.check_names(|name| name.strip_prefix("model.").is_none_or(is_known))
     }
 
-    /// Checks that every parameter of `layout` and its optimizer state and every buffer is there with
-    /// its shape, and nothing else. The error names the first that differs.
+    /// Checks that the file has exactly the parameters, optimizer state and buffers of `layout`, with their
+    /// shapes. The error names the first difference.
     pub fn check(&self, layout: &Layout, dtype: DType, optimizer: &OptimizerConfig) -> Result<()> {
         self.check_model(layout, dtype)?;
         let tensors = self.tensors()?;
@@ -237,7 +242,7 @@ impl WeightFile {
         Ok(())
     }
 
-    /// Copies parameters and buffers into place, after [`WeightFile::check_model`].
+    /// Copies parameters and buffers to `storage`, after [`WeightFile::check_model`].
     pub fn restore_model(&self, storage: &Storage) -> Result<()> {
         let layout = storage.layout();
         self.check_model(layout, storage.values().dtype())?;
@@ -251,8 +256,8 @@ impl WeightFile {
         Ok(())
     }
 
-    /// Copies parameters, buffers and optimizer state into place, after [`WeightFile::check`]. The number of
-    /// optimizer steps is the caller's to restore.
+    /// Copies parameters, buffers and optimizer state to `storage` and `optimizer`, after
+    /// [`WeightFile::check`]. The caller must restore the number of optimizer steps.
     pub fn restore(&self, storage: &Storage, optimizer: &Optimizer) -> Result<()> {
         let layout = storage.layout();
         self.check(layout, storage.values().dtype(), optimizer.config())?;
@@ -273,7 +278,7 @@ impl WeightFile {
         Ok(())
     }
 
-    /// Errors when a stored tensor has another shape or type than this model's.
+    /// Errors if a stored tensor has a different shape or type than that of this model.
     fn compare(&self, what: &str, stored: TensorView, ours: Shape, dtype: DType) -> Result<()> {
         let (shape, theirs) = (stored.shape(), stored.dtype());
         if shape != ours.dims() {
@@ -287,7 +292,7 @@ impl WeightFile {
         Ok(())
     }
 
-    /// Errors with the first name that nothing here has a use for.
+    /// Errors on the first name in the file that is not known.
     fn check_names(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         let tensors = self.tensors()?;
         let mut names = tensors.names();

@@ -1,5 +1,5 @@
-//! The rules of a backward pass: which gradients it computes, whether it overwrites or adds, and
-//! when it announces them. That the gradients are right is tested in `gradients.rs`.
+//! The rules of a backward pass: which gradients it computes, whether it overwrites or adds, and when it
+//! announces them. `gradients.rs` tests that the gradients are correct.
 
 mod common;
 
@@ -53,8 +53,8 @@ impl Bench {
         (0..self.model.layout.params().len()).map(|at| self.gradient(ParamId(at))).collect()
     }
 
-    /// One forward pass, then the backward passes of `parts` over what it saved. Returns the last
-    /// input gradient, and every announced parameter with its gradient at that moment.
+    /// Runs one forward pass, then one backward pass for each of `parts` with what it saved. Returns the last
+    /// input gradient, and every announced parameter with its gradient at the time of the announcement.
     fn run(&self, accumulate: bool, parts: &[Which]) -> (Option<Vec<f64>>, Vec<Announced>) {
         let mut announced = Vec::new();
         let mut ready = |id: ParamId| {
@@ -83,7 +83,7 @@ type Announced = (ParamId, Vec<f64>);
 #[test]
 fn the_two_halves_of_a_backward_pass_give_what_both_gives() {
     for bench in Bench::all() {
-        // Whatever is not overwritten stays NaN, which equals nothing.
+        // Elements that are not overwritten stay NaN, which equals nothing.
         bench.fill_gradients(f64::NAN);
         let (d_input, _) = bench.run(false, &[Which::Both]);
         let gradients = bench.gradients();
@@ -100,7 +100,7 @@ fn the_two_halves_of_a_backward_pass_give_what_both_gives() {
         assert_eq!(bench.gradients(), gradients);
         assert_eq!(announced.len(), gradients.len());
 
-        // The input's gradient first, the parameters' later, from the same saved tensors.
+        // First the gradient of the input, then those of the parameters, from the same saved tensors.
         bench.fill_gradients(7.0);
         bench.run(false, &[Which::Input, Which::Weight]);
         assert_eq!(bench.gradients(), gradients);
@@ -115,8 +115,8 @@ fn accumulation_adds_to_what_is_there() {
         let once = bench.gradients();
         bench.run(true, &[Which::Both]);
         for (twice, once) in bench.gradients().concat().iter().zip(once.concat()) {
-            // A sum that starts from the first pass rounds differently from twice that pass: f64
-            // of a few hundred products of numbers below one.
+            // A sum that starts from the result of the first pass rounds differently from twice that result:
+            // these are f64 sums of a few hundred products of numbers below one.
             assert!((twice - 2.0 * once).abs() < 1e-13, "{twice}, not twice {once}");
         }
     }
@@ -142,7 +142,7 @@ fn a_tied_gradient_is_announced_once_after_its_last_use() {
     let config =
         MlpConfig { input_dim: 6, hidden_dim: 7, output_dim: 3, num_layers: 4, tie_layers: true };
     let bench = Bench::new(config.build(1).unwrap(), &[4, 6], &[4, 3]);
-    // First hidden layer, the three that share, output.
+    // Three pairs of parameters: of the first hidden layer, of the three tied layers, and of the output.
     assert_eq!(bench.model.layout.params().len(), 6);
     bench.fill_gradients(f64::NAN);
     let (_, announced) = bench.run(false, &[Which::Both]);

@@ -1,5 +1,5 @@
-//! Batch normalization over a batch that is shared out: with statistics over all shares they give
-//! what the whole batch gives, without them each share follows its own.
+//! Batch normalization over a batch that is divided into shares. With statistics over all shares, the shares
+//! give the same results as the whole batch. Without, each share uses its own statistics.
 
 mod common;
 
@@ -13,18 +13,18 @@ use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Result, Storage
 
 use common::{cnn_with_batch_norm, numbers};
 
-/// f64 sums of a few thousand products of size one, in another order. A statistic of half a batch
-/// is off by a tenth.
+/// For f64 sums of a few thousand products of size one, in a different order. Statistics of half a batch
+/// would be off by a tenth.
 const TOLERANCE: f64 = 1e-12;
 
-/// When a share counts as hanging.
+/// After this time a share counts as hanging.
 const HANGS: Duration = Duration::from_secs(60);
 
-/// Adds up tensors of several threads, which all come for each of them.
+/// Sums tensors over several threads. All threads take part in every sum.
 struct Meeting {
     total: Mutex<Vec<f64>>,
     shares: usize,
-    /// How often any of them has arrived.
+    /// The number of arrivals of all threads.
     arrived: Mutex<usize>,
     changed: Condvar,
 }
@@ -34,7 +34,7 @@ impl Meeting {
         Self { total: Mutex::default(), shares, arrived: Mutex::new(0), changed: Condvar::new() }
     }
 
-    /// Waits for all shares; true for one of them. Fails where one does not come.
+    /// Waits for all shares. Returns true for one of them. Fails if a share does not come.
     fn wait(&self) -> bool {
         let mut arrived = self.arrived.lock().unwrap();
         *arrived += 1;
@@ -62,7 +62,7 @@ impl Meeting {
     }
 }
 
-/// One share of several, if there is a meeting.
+/// The hooks of one share. With a meeting, statistics are summed over several shares.
 struct Share<'a>(Option<&'a Meeting>);
 
 impl PassHooks for Share<'_> {
@@ -80,7 +80,7 @@ impl PassHooks for Share<'_> {
     }
 }
 
-/// What a share of the batch gives.
+/// The results of a share of the batch.
 struct Outcome {
     output: Vec<f64>,
     d_input: Vec<f64>,
@@ -90,7 +90,7 @@ struct Outcome {
 
 const BATCH: usize = 5;
 
-/// Both passes of the samples in `range`, of whatever all of them are.
+/// Runs both passes on the samples in `range` of the whole batch.
 fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     let model = cnn_with_batch_norm();
     let compute = Compute::new(1, Allocator::new());
@@ -133,7 +133,7 @@ fn assert_close(got: &[f64], want: &[f64], what: &str) {
 #[test]
 fn shares_with_common_statistics_give_what_the_whole_batch_gives() {
     let whole = run(0..BATCH, None);
-    // One has a share without any sample, whose gradients are zero.
+    // In one case a share has no samples; its gradients are zero.
     for shares in [vec![0..2, 2..5], vec![0..0, 0..5], vec![0..1, 1..2, 2..5]] {
         let meeting = Meeting::new(shares.len());
         let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
@@ -165,7 +165,7 @@ fn shares_without_them_follow_their_own() {
     assert_ne!(half.output, whole.output[..half.output.len()]);
     assert_ne!(half.buffers, whole.buffers);
     assert_ne!(half.buffers, other.buffers);
-    // Mean 0 and variance 1, as they began: an empty share has nothing to follow.
+    // Mean 0 and variance 1 are the initial values: an empty share does not change them.
     let empty = run(0..0, None);
     let layout = cnn_with_batch_norm().layout;
     for buffer in layout.buffers() {

@@ -1,5 +1,5 @@
-//! Backward passes against finite differences in double precision. Values are compared with
-//! PyTorch's in `pytorch.rs`, and the rules of writing and announcing are in `backward_rules.rs`.
+//! Backward passes against finite differences in double precision. `pytorch.rs` compares values with
+//! PyTorch's, and `backward_rules.rs` tests the rules of writing and announcing.
 
 mod common;
 
@@ -14,12 +14,13 @@ use paceline_model::{Context, Layer, Layout, LayoutBuilder, Loss, MlpConfig, Sto
 
 use common::{cnn, cnn_with_batch_norm, conv, every_layer, mlp, numbers};
 
-/// The finite differences have errors of about 1e-9: the rounding of sums up to about ten, 1e-15,
-/// divided by the step of 1e-6. A wrong term is off by the size of a gradient, that is by about one.
+/// The finite differences have errors of about 1e-9: the rounding error of sums up to about ten, 1e-15,
+/// divided by the step of 1e-6. A wrong term would cause an error as large as a gradient, about one.
 const TOLERANCE: f64 = 1e-8;
 
-/// Seeds for which no kink, a ReLU's zero or a tie of a maximum, lies within a step of an input.
-/// Such a seed fails with an error of the size of a gradient for a single element; take another.
+/// Seeds for which no kink (the zero of a ReLU, or a tie of a maximum) lies within a step of an input. A seed
+/// with such a kink fails with an error as large as a gradient, in a single element; choose another seed
+/// then.
 const SEEDS: [u64; 4] = [1, 2, 3, 4];
 
 fn check(layer: &dyn Layer, layout: &Layout, input_shape: &[usize], what: &str) {
@@ -37,7 +38,7 @@ fn conv2d_in_several_geometries() {
         conv([4, 3], [3, 2], (1, 1), 1, 0),
         conv([6, 5], [2, 2], (5, 3), 1, 2),
         conv([7, 6], [1, 3], (2, 4), 2, 1),
-        // The last row and column are reached by no window.
+        // No window covers the last row and column.
         conv([5, 5], [2, 2], (2, 2), 2, 0),
         conv([3, 7], [2, 2], (1, 3), 3, 0),
     ] {

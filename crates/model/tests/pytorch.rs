@@ -1,6 +1,6 @@
-//! Layers, losses, optimizers and whole models against what PyTorch computed, stored in
-//! `fixtures/torch.safetensors` by `fixtures/make.py`. Each case runs in f64, and in f32 with every
-//! kind of vector instructions that this processor has.
+//! Layers, losses, optimizers and whole models against PyTorch's results, which `fixtures/make.py` stored in
+//! `fixtures/torch.safetensors`. Each case runs in f64, and in f32 with every kind of vector instructions
+//! that this processor has.
 
 use paceline_kernels::conv2d;
 use paceline_kernels::linear::Activation;
@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 
 static FILE: &[u8] = include_bytes!("fixtures/torch.safetensors");
 
-/// Every case of the file with its parameters, so that none is forgotten and none changes unseen.
+/// Every case of the file with its parameters, so that no case is forgotten and no case changes unnoticed.
 const CASES: [(&str, &str); 21] = [
     ("adamw", "lr=0.01 betas=(0.9,0.999) eps=1e-08 weight_decay=0.1"),
     ("batch_norm", "eps=1e-05"),
@@ -52,19 +52,19 @@ struct Setup {
 impl Setup {
     fn all() -> Vec<Self> {
         let compute = || Compute::new(1, Allocator::new());
-        // Both sides add up to a few hundred products of numbers of size one in f64: the orders
-        // differ by about 1e-14.
+        // Both sides sum up to a few hundred products of numbers of size one in f64. The different orders of
+        // summation cause differences of about 1e-14.
         let mut setups = vec![Self { dtype: DType::F64, compute: compute(), tolerance: 1e-12 }];
         for level in SimdLevel::available() {
             let compute = compute().with_simd(level).unwrap();
-            // The same sums with f32's rounding of 6e-8, which comes to 4e-7 or less. The fixtures
-            // keep a distance of 1e-4 from every kink, so that both types take the same side.
+            // The same sums with f32's rounding errors of 6e-8, which cause differences of at most 4e-7. The
+            // fixtures keep a distance of 1e-4 from every kink, so that both types take the same side.
             setups.push(Self { dtype: DType::F32, compute, tolerance: 2e-6 });
         }
         setups
     }
 
-    /// A stored tensor in this element type; labels stay integers.
+    /// A stored tensor, converted to this element type. Labels stay integers.
     fn load(&self, name: &str) -> Tensor {
         let file = SafeTensors::deserialize(FILE).unwrap();
         let stored = file.tensor(name).unwrap_or_else(|_| panic!("{name} is not in the file"));
@@ -100,7 +100,7 @@ impl Setup {
         self.assert_close(&values(got), &want, name);
     }
 
-    /// Runs a layer whose parameters are named as in the file: `<case>.weight`, `<case>.bias`.
+    /// Runs a layer whose parameters have the names `<case>.weight` and `<case>.bias` in the file.
     fn check_layer(&self, case: &str, build: impl Fn(&mut LayoutBuilder) -> Box<dyn Layer>) {
         let mut layout = LayoutBuilder::new();
         layout.unit(case);
@@ -121,7 +121,7 @@ impl Setup {
         }
     }
 
-    /// Storage with every parameter from the file, where it has the name that `stored` gives it.
+    /// Storage with the parameters from the file. `stored` maps a parameter's name to its name in the file.
     fn storage(&self, layout: LayoutBuilder, stored: impl Fn(&str) -> String) -> Storage {
         let layout = std::sync::Arc::new(layout.finish(1));
         let storage = Storage::host(layout.clone(), self.dtype, &self.compute.allocator).unwrap();
@@ -162,7 +162,7 @@ impl Setup {
         }
     }
 
-    /// Follows four steps of one parameter.
+    /// Compares four optimizer steps of one parameter.
     fn check_optimizer(&self, case: &str, config: OptimizerConfig) {
         let mut layout = LayoutBuilder::new();
         layout.unit(case);
@@ -303,7 +303,7 @@ fn running_statistics_after_three_steps_and_evaluation_by_them() {
         let mut cx = Context::evaluation(&setup.compute, &storage);
         let (output, _) = layer.forward(&mut cx, input(0)).unwrap();
         setup.assert_tensor(&output, &format!("{case}.output"));
-        // Evaluation has not moved them.
+        // Evaluation has not changed the buffers.
         assert_buffers();
     }
 }

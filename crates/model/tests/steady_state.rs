@@ -1,5 +1,5 @@
-//! A training step takes no memory from the system once it has run: every block comes back to the
-//! pool and serves the next step.
+//! After the first steps, a training step takes no memory from the system: every block returns to the pool
+//! and serves the next step.
 
 use paceline_kernels::Compute;
 use paceline_kernels::optimizer::AdamW;
@@ -10,8 +10,8 @@ use paceline_model::{
 
 const BATCH: usize = 4;
 
-/// Trains for twelve steps and compares the number of blocks after two with that after all. One
-/// thread, because the scratch memory of several depends on how far they overlap.
+/// Trains for twelve steps and compares the number of blocks after two steps with the number at the end. Uses
+/// one thread, because the scratch memory of several threads depends on how much they overlap.
 fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor) {
     let allocator = Allocator::new();
     let compute = Compute::new(1, allocator.clone());

@@ -1,5 +1,5 @@
-//! Weight files: what is saved comes back bit by bit, and what is damaged or belongs to another
-//! model or optimizer is refused with a message that says what differs.
+//! Weight files: saved values are restored with the same bits. Files that are damaged, or that belong to a
+//! different model or optimizer, are refused with a message that says what differs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamW {
     weight_decay: 0.1,
 });
 
-/// Output and hidden width are the same, so that a deeper network begins like this one.
+/// Output width and hidden width are the same, so that a deeper network begins with the same shapes.
 const SMALL: MlpConfig =
     MlpConfig { input_dim: 3, hidden_dim: 4, output_dim: 4, num_layers: 1, tie_layers: false };
 
@@ -47,7 +47,7 @@ impl Trainee {
         Self { compute, storage, optimizer }
     }
 
-    /// A step with gradients that differ from step to step, of f32 only.
+    /// A step with gradients that differ from step to step. Only for f32.
     fn step(&mut self) {
         let factor = 0.1 * (self.optimizer.steps() + 1) as f32;
         let values = self.storage.values().read::<f32>().unwrap().to_vec();
@@ -77,7 +77,7 @@ fn names_in(folder: &TempDir) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// The message of a file that must be refused, checked to be about the file itself.
+/// The error message of a file that must be refused. Checks that the error concerns the file itself.
 fn refusal(path: &Path) -> String {
     let error = WeightFile::open(path).unwrap_err();
     assert!(matches!(error, ModelError::File { .. }), "{error}");
@@ -97,7 +97,7 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
         let metadata = BTreeMap::from([("step".into(), "2".into()), ("note".into(), "ä\n".into())]);
         save(&path, &first.storage, &first.optimizer, &metadata).unwrap();
 
-        // Another number of ranks pads the storage differently; the file knows no padding.
+        // With a different number of ranks, storage has different padding. The file has no padding.
         let mut second = Trainee::new(&SMALL, config, DType::F32, 3);
         second.step();
         let file = WeightFile::open(&path).unwrap();
@@ -107,7 +107,7 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
         file.restore(&second.storage, &second.optimizer).unwrap();
         second.optimizer.resume_after(2);
         assert_eq!(second.storage.digest().unwrap(), first.storage.digest().unwrap());
-        // The same optimizer state, since further steps stay the same to the last bit.
+        // The optimizer state is the same too, since further steps give the same bits.
         for _ in 0..3 {
             first.step();
             second.step();
@@ -150,7 +150,7 @@ fn a_file_that_cannot_be_written_leaves_nothing_behind() {
     let trainee = Trainee::new(&SMALL, SGD, DType::F32, 1);
     let error = trainee.save(&folder.path().join("missing/weights")).unwrap_err().to_string();
     assert!(error.contains("missing/weights: cannot be written"), "{error}");
-    // A folder of that name refuses the last step, the rename.
+    // A folder with that name makes the last step, the rename, fail.
     let occupied = folder.path().join("occupied");
     fs::create_dir(&occupied).unwrap();
     let error = trainee.save(&occupied).unwrap_err().to_string();
@@ -161,7 +161,7 @@ fn a_file_that_cannot_be_written_leaves_nothing_behind() {
 #[test]
 fn a_bare_file_name_means_the_current_folder() {
     let folder = TempDir::new().unwrap();
-    // For the whole process; the other tests here use absolute paths.
+    // This changes the folder of the whole process. The other tests here use absolute paths.
     std::env::set_current_dir(folder.path()).unwrap();
     let path = Path::new("weights.safetensors");
     Trainee::new(&SMALL, SGD, DType::F32, 1).save(path).unwrap();
@@ -207,7 +207,7 @@ fn other_files_are_refused() {
     assert!(text.contains("has no digest, so it is no checkpoint of ours"), "{text}");
 }
 
-/// What `WeightFile` says to a model other than the one in the file. Nothing may have been copied.
+/// The error of `WeightFile` for a model other than the one in the file. Checks that nothing was copied.
 fn difference(path: &Path, model: MlpConfig, optimizer: OptimizerConfig, dtype: DType) -> String {
     let other = Trainee::new(&model, optimizer, dtype, 1);
     let before = other.storage.digest().unwrap();
@@ -267,7 +267,7 @@ fn another_optimizer_is_refused() {
 fn optimizer_state_of_another_shape_is_refused() {
     let (_folder, path) = saved(SGD);
     let mut bytes = fs::read(&path).unwrap();
-    // The digest is of the contents, so a changed shape in the header leaves it valid.
+    // The digest covers the contents, so it stays valid when a shape in the header changes.
     let before = b"\"optimizer.velocity.fc0.weight\":{\"dtype\":\"F32\",\"shape\":[4,3]";
     let at = bytes.windows(before.len()).position(|window| window == before).unwrap();
     bytes[at + before.len() - 5..at + before.len()].copy_from_slice(b"[3,4]");

@@ -1,6 +1,6 @@
 //! Addresses on this host and on the network: listening at them, and connecting to them.
 //!
-//! Knows nothing of who connects, or of what is said on the connection.
+//! This module knows nothing of who connects, or of what is sent on the connection.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -13,7 +13,7 @@ use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 
 use crate::socket::is_same_user;
 
-/// How long to wait for an address that is in use: the run that uses it may be about to end.
+/// How long to wait for an address that is in use. The run that uses it may be about to end.
 const IN_USE_LIMIT: Duration = Duration::from_secs(3);
 /// How long one attempt to connect may take. Firewalls often drop packets without an answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -40,8 +40,8 @@ impl Listener {
         }
     }
 
-    /// A new connection, and who is at its other end, for messages. The connection is `None` if the
-    /// other process belongs to another user.
+    /// Accepts a new connection. Also returns a description of the other end, for messages. The connection is
+    /// `None` if the other process belongs to another user.
     pub(crate) fn accept(&self) -> io::Result<(Option<OwnedFd>, String)> {
         match self {
             Listener::Unix(listener) => {
@@ -102,7 +102,7 @@ fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
     let left = deadline.saturating_duration_since(Instant::now());
     let limit = left.clamp(Duration::from_millis(1), CONNECT_LIMIT);
     let stream = TcpStream::connect_timeout(&address, limit)?;
-    // Within one host, a socket that connects to a port where nobody listens can be connected to
+    // Within one host, a socket that connects to a port on which nobody listens can end up connected to
     // itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
@@ -133,7 +133,7 @@ pub(crate) fn listen_by_tcp(
     port: u16,
     deadline: Instant,
 ) -> Result<(Listener, SocketAddr), String> {
-    // This host may have a name that only the others can resolve.
+    // This host may have a name that only other hosts can resolve.
     let addresses = resolve(host, port).unwrap_or_default();
     let is_loopback = |address: &SocketAddr| address.ip().is_loopback();
     let places: Vec<IpAddr> = if !addresses.is_empty() && addresses.iter().all(is_loopback) {
@@ -141,7 +141,7 @@ pub(crate) fn listen_by_tcp(
     } else if !addresses.is_empty() && addresses.iter().all(SocketAddr::is_ipv4) {
         vec![Ipv4Addr::UNSPECIFIED.into()]
     } else {
-        // Where the host has IPv6, the first of these also takes IPv4.
+        // If the host has IPv6, the first of these also accepts IPv4.
         vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()]
     };
     let bind = || {
@@ -168,7 +168,8 @@ pub(crate) fn listen_by_tcp(
     Ok((Listener::Tcp(listener), SocketAddr::new(ip, own.port())))
 }
 
-/// Binds. While the address is in use, tries again for a while; `in_use` is the reason if it stays so.
+/// Binds. While the address is in use, tries again for a while. `in_use` is the reason in the error if the
+/// address stays in use.
 fn while_in_use<T>(
     bind: impl Fn() -> io::Result<T>,
     deadline: Instant,

@@ -1,4 +1,4 @@
-//! What can go wrong while ranks find each other.
+//! The errors that can occur while ranks find each other.
 
 use crate::environment::EnvironmentError;
 

@@ -1,9 +1,9 @@
-//! How two ranks recognise each other on a new connection.
+//! How two ranks recognize each other on a new connection.
 //!
 //! The rank that connects sends a hello of fixed size: a magic number, its rank, the world size, and the
-//! secret. The rank that listens answers with another magic number, so that neither an echo nor another
-//! program is mistaken for a rank, and with a verdict. Both the store's connections and those between
-//! peers begin like this.
+//! secret. The rank that listens answers with a different magic number, so that neither an echo nor another
+//! program is mistaken for a rank, and with a verdict. The connections to the store and the connections
+//! between peers both begin like this.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,8 +19,8 @@ const ANSWER_MAGIC: [u8; 8] = *b"2nilecap";
 const HELLO_BYTES: usize = 8 + 4 + 4 + SECRET_BYTES;
 const ANSWER_BYTES: usize = 8 + 1;
 
-/// How long the answer may take. The listener looks at a new connection at once, but its process may
-/// have to wait for a core.
+/// How long the answer may take. The listener handles a new connection at once, but its process may have to
+/// wait for a core.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The verdict on a hello.

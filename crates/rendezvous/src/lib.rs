@@ -1,21 +1,21 @@
 //! How the ranks of a run find each other.
 //!
-//! In goes what a launcher left in the environment, or a rendezvous that the program names. Out come
-//! this process's place among the ranks, a store that all ranks can read and write, and one
+//! Input: the variables that a launcher has set in the environment, or a rendezvous that the program names.
+//! Output: this process's place among the ranks, a store that all ranks can read and write, and one
 //! authenticated connection to each rank that the caller asks for. This crate does not know what the
-//! connections carry: it knows no operation, no group and no tensor.
+//! connections carry: it knows nothing of operations, groups or tensors.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `environment/` | reads the variables of each launcher; tells torchrun why a rank failed |
 //! | `rendezvous.rs` | names the place where ranks meet, and makes secrets |
-//! | `store/` | meets there, and exchanges keys and values |
+//! | `store/` | meets the other ranks at that place, and exchanges keys and values |
 //! | `peers.rs` | listens for other ranks, and connects to them |
 //! | `route.rs` | finds the address by which other hosts reach this one |
 //! | `hello.rs` | the first bytes of each connection, which prove that a rank belongs to the run |
 //! | `address.rs`, `socket.rs` | listening, connecting, and whole messages with a time limit |
 //!
-//! A rank of a program uses it in this order:
+//! A rank of a program uses the crate in this order:
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -1,8 +1,8 @@
 //! How ranks that have met connect to each other: each rank listens, tells the others its address,
 //! and accepts those that know its secret.
 //!
-//! In go the addresses of all ranks, whichever way they travelled: through the store, or within a
-//! group that exists already. Out come sockets. Knows nothing of what the connections are used for.
+//! Input: the addresses of all ranks, exchanged through the store or within an existing group. Output:
+//! sockets. This module knows nothing of what the connections are used for.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::socket::deadline_after;
 use crate::warning::warn;
 use crate::{Rendezvous, RendezvousError};
 
-/// How long a stranger may take to say hello before the next connection is looked at.
+/// How long a stranger may take to say hello before the next connection is handled.
 const HELLO_LIMIT: Duration = Duration::from_millis(500);
 
-/// Where a rank can be reached. A field is empty where the rank does not listen.
+/// Where a rank can be reached. A field is empty if the rank does not listen there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PeerAddress {
     /// The name of an abstract socket of the rank's host.
@@ -38,7 +38,7 @@ pub struct PeerListener {
     address: PeerAddress,
 }
 
-/// By which way ranks connect.
+/// The kind of sockets by which ranks connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// Unix sockets, between processes of one host.
@@ -81,9 +81,9 @@ impl PeerListener {
         &self.address
     }
 
-    /// Connects `rank` to others: accepts connections from the ranks `accept_from`, and connects to
-    /// the ranks `connect_to`. `addresses` has all ranks in order, and so has the result. Takes at
-    /// most `limit`.
+    /// Connects `rank` to other ranks: accepts connections from the ranks in `accept_from`, and connects to
+    /// the ranks in `connect_to`. `addresses` has an entry for every rank, in rank order, and so has the
+    /// result. Takes at most `limit`.
     pub fn connect(
         &self,
         network: Network,
@@ -123,7 +123,7 @@ impl PeerListener {
         Ok(connections)
     }
 
-    /// Accepts connections until all of `awaited` are there.
+    /// Accepts connections until all ranks in `awaited` have connected.
     fn accept_all(
         &self,
         listener: &Listener,
@@ -177,8 +177,8 @@ impl PeerListener {
     }
 }
 
-/// Connects to a peer and presents its secret. The peer has listened since before it told its address,
-/// so a refusal that may pass is tried again until the deadline.
+/// Connects to a peer and presents its secret. The peer began to listen before it published its address, so
+/// after a refusal that may be temporary this tries again until the deadline.
 fn connect_to_peer(
     address: &Address,
     rank: usize,

@@ -116,8 +116,8 @@ fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) 
     }
 }
 
-/// A rank listens from when it tells its address until the last rank has connected to it. So the last
-/// rank decides for how long strangers can reach the others.
+/// A rank listens from the moment when it publishes its address until the last rank has connected to it. So
+/// the last rank determines for how long strangers can reach the others.
 #[test]
 fn strangers_do_no_harm_to_ranks_that_connect() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! The place where the ranks of a run meet, and the secret by which they recognise each other.
+//! The place where the ranks of a run meet, and the secret by which they recognize each other.
 //!
-//! This file only names places. `store` goes there.
+//! This file only names places. The code in `store` meets the other ranks there.
 
 use std::path::PathBuf;
 
@@ -48,8 +48,8 @@ pub enum RendezvousPoint {
 pub struct Rendezvous {
     /// The place.
     pub point: RendezvousPoint,
-    /// What every rank must present, at most 64 bytes. A rendezvous through a file or at an agent
-    /// makes a secret of its own and ignores this one.
+    /// The secret that every rank must present, at most 64 bytes. A rendezvous through a file or at an agent
+    /// makes its own secret and ignores this one.
     pub secret: String,
 }
 
@@ -138,7 +138,7 @@ fn secret_from(
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Without the secret, which must not appear in a log.
+/// Leaves out the secret, which must not appear in a log.
 impl std::fmt::Debug for Rendezvous {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rendezvous").field("point", &self.point).finish_non_exhaustive()

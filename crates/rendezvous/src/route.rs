@@ -1,7 +1,7 @@
-//! By which address other hosts reach this one.
+//! Finds the address by which other hosts reach this one.
 //!
-//! The kernel knows which of this host's addresses it would use towards the rendezvous. Knows nothing
-//! of what will be listening at that address.
+//! The kernel knows which of this host's addresses it would use on the way to the rendezvous. This module
+//! knows nothing of what will listen at that address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Rendezvous, RendezvousError, RendezvousPoint};
 
-/// The way from this host to the rendezvous.
+/// The network route from this host to the rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostRoute {
-    /// This host's address on that way.
+    /// This host's address on that route.
     pub own: IpAddr,
     /// The address of the rendezvous, as this host sees it.
     pub rendezvous: IpAddr,
 }
 
 impl HostRoute {
-    /// Asks the kernel for the way. No packet is sent. A rendezvous that is no address on a network
-    /// (a local socket or a file) gives the loopback address. `rank` and `world_size` are
-    /// for the error.
+    /// Asks the kernel for the route. No packet is sent. For a rendezvous that is not a network address (a
+    /// local socket or a file), the result is the loopback address. `rank` and `world_size` are used only in
+    /// the error.
     pub fn to(
         rendezvous: &Rendezvous,
         rank: usize,

@@ -1,7 +1,7 @@
 //! Reading and writing sockets with a time limit on the whole message.
 //!
-//! With a limit per call, a peer that sends one byte at a time could keep a rank busy for ever. Knows
-//! nothing of what the bytes mean.
+//! With a limit per call, a peer that sends one byte at a time could keep a rank busy forever. This module
+//! knows nothing of what the bytes mean.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,13 +14,13 @@ use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_peercred};
 /// The longest time limit: an `Instant` further away may not exist.
 pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The moment at which a time limit that begins now is over. Longer limits end after
-/// [`MAX_LIMIT`].
+/// The moment at which a time limit that begins now ends. Limits longer than [`MAX_LIMIT`] are shortened to
+/// it.
 pub(crate) fn deadline_after(limit: Duration) -> Instant {
     Instant::now() + limit.min(MAX_LIMIT)
 }
 
-/// Fills `bytes` from the socket. Without a deadline it waits as long as it takes.
+/// Fills `bytes` from the socket. Without a deadline, waits as long as necessary.
 pub(crate) fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],

@@ -1,7 +1,7 @@
 //! The only place where this crate writes to the user by itself.
 //!
-//! Errors are returned. An event that is no error but must not go unnoticed (a refused connection, a
-//! rendezvous without a secret) is one line on standard error. The crate has no other output and
+//! Errors are returned. An event that is not an error but must not go unnoticed (a refused connection, a
+//! rendezvous without a secret) is written as one line to standard error. The crate has no other output and
 //! keeps no log.
 
 /// Writes one line to standard error. A closed standard error is not treated as a failure.

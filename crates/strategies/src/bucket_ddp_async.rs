@@ -1,13 +1,14 @@
 //! Gradients are copied into a bucket; a full bucket is reduced asynchronously.
 //!
-//! The textbook form of bucketing: hooks copy each final gradient to the end of the open bucket, a
-//! bucket that has no room for the next one is sent, and after backward the last, part-filled one is
-//! flushed, all are awaited, divided and copied back. `ddp` does the same without the copies, because
-//! gradients live in its buckets, and starts with a small bucket so that something travels early.
+//! This is the textbook form of bucketing. Hooks copy each final gradient to the end of the open bucket. A
+//! bucket that has no room for the next gradient is sent. After backward, the last, partly filled bucket is
+//! sent; then all buckets are awaited, divided and copied back. `ddp` does the same without the copies,
+//! because its gradients live in the buckets. It also starts with a small bucket, so that communication
+//! starts early.
 //!
-//! Operations per step: at least bytes / bucket size, for a bucket is sent when the next gradient does
-//! not fit. Bytes: the gradients. Memory: a second copy of the gradients. It wins over
-//! `simple_ddp_async` when there are many small parameters.
+//! Operations per step: at least bytes / bucket size, since a bucket is sent when the next gradient does not
+//! fit. Bytes: the gradients. Memory: a second copy of the gradients. It is faster than `simple_ddp_async`
+//! for models with many small parameters.
 
 use std::ops::Range;
 
@@ -29,16 +30,16 @@ pub struct BucketDdpAsync {
     order: InOrder,
     /// All buckets, one after the other, in order of sending.
     buckets: Option<Tensor>,
-    /// What the open bucket holds so far, in elements of `buckets`.
+    /// The filled part of the open bucket, in elements of `buckets`.
     open: Range<usize>,
-    /// What each gradient's place in `buckets` is.
+    /// The place of each gradient in `buckets`.
     copies: Vec<(ParamId, Range<usize>)>,
     in_flight: Vec<(Range<usize>, Work)>,
 }
 
 impl BucketDdpAsync {
-    /// A bucket is sent when the next gradient would make it larger than `cap_bytes`, or at the end. A
-    /// gradient that is larger by itself has a bucket for itself.
+    /// A bucket is sent when the next gradient would make it larger than `cap_bytes`, or at the end of the
+    /// step. A gradient larger than `cap_bytes` has its own bucket.
     pub fn new(cap_bytes: usize) -> Self {
         Self {
             cap_bytes,
@@ -86,7 +87,7 @@ impl Strategy for BucketDdpAsync {
         Exactness::Exact
     }
 
-    /// Only the buckets are seen by peers.
+    /// Gradients stay in private memory, since peers access only the buckets.
     fn backing(&mut self, model: &Model, compute: &Compute, _: &Group) -> Result<Storage> {
         Ok(Storage::host(model.layout.clone(), DType::F32, &compute.allocator)?)
     }

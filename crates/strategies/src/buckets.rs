@@ -1,28 +1,29 @@
-//! How gradients are cut into buckets.
+//! Divides gradients into buckets.
 //!
-//! Gradients become final from the last layer to the first, so buckets are cut from the end of flat
-//! storage backwards: each is a contiguous range, and reducing it copies nothing. A bucket is closed
-//! by the parameter that fills it, as in PyTorch's DistributedDataParallel (Li et al., 2020), and
-//! the first one is small, so that communication starts early.
+//! Input: a layout and bucket sizes. Output: the range and the parameters of each bucket. Gradients become
+//! final from the last layer to the first, so the buckets are formed from the end of flat storage backward:
+//! each is a contiguous range, and reducing it copies nothing. The parameter that fills a bucket closes it,
+//! as in PyTorch's DistributedDataParallel (Li et al., 2020). The first bucket is small, so that
+//! communication starts early.
 
 use std::ops::Range;
 
 use paceline_model::{Layout, ParamId};
 
-/// How large buckets are, in bytes.
+/// The sizes of buckets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
-    /// Of the first one to be sent.
+    /// Size of the first bucket to be sent.
     pub first_bytes: usize,
-    /// Of all others.
+    /// Size of all other buckets.
     pub bytes: usize,
 }
 
-/// PyTorch's size of the first bucket.
+/// The size of the first bucket in PyTorch, in bytes.
 const FIRST_BUCKET_BYTES: usize = 1 << 20;
 
 impl BucketCaps {
-    /// Buckets of this size; the first of 1 MiB, or of this size if that is less.
+    /// Buckets of `bytes` bytes. The first bucket has 1 MiB, or `bytes` if that is less.
     pub fn new(bytes: usize) -> Self {
         Self { first_bytes: FIRST_BUCKET_BYTES.min(bytes), bytes }
     }
@@ -33,12 +34,12 @@ impl BucketCaps {
 pub struct Bucket {
     /// Elements of flat storage, padding included.
     pub range: Range<usize>,
-    /// The parameters in it, in order of registration.
+    /// The parameters in the bucket, in order of registration.
     pub params: Vec<ParamId>,
 }
 
-/// The buckets of a layout, first to be sent first. A bucket is closed once it holds as many bytes as
-/// its cap; the parameter that fills it lies in it, however large it is.
+/// The buckets of a layout, in order of sending. A bucket is closed once it holds at least as many bytes as
+/// its cap. The parameter that fills the bucket belongs to it, however large the parameter is.
 pub fn plan_buckets(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     let mut end = layout.trained_len();
@@ -55,7 +56,7 @@ pub fn plan_buckets(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec
             is_open = bucket.range.len() * elem_bytes < cap;
         }
     }
-    // They came from the last to the first.
+    // The parameters were added from the last to the first.
     buckets.iter_mut().for_each(|bucket| bucket.params.reverse());
     buckets
 }
@@ -93,7 +94,8 @@ mod tests {
         assert_eq!(BucketCaps::new(25 << 20).first_bytes, 1 << 20);
     }
 
-    /// The plan as it was first written: each parameter goes to the front of its bucket.
+    /// A simpler, slower implementation for comparison: each parameter is inserted at the front of its
+    /// bucket.
     fn plan_from_the_front(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec<Bucket> {
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut is_open = false;

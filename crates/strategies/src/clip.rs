@@ -1,6 +1,7 @@
 //! Gradient clipping by global norm, for every strategy.
 //!
-//! It knows nothing of how gradients are spread over the ranks: a strategy says what their norm is.
+//! This module knows nothing of how gradients are distributed over the ranks: the strategy computes their
+//! norm.
 
 use paceline_kernels::norm;
 use paceline_trace::SpanTrack;
@@ -8,15 +9,15 @@ use paceline_trace::SpanTrack;
 use crate::strategy::span;
 use crate::{Replica, Result, Strategy};
 
-/// Added to the norm before it divides, as PyTorch does.
+/// Added to the norm before the division, as in PyTorch.
 const EPS: f64 = 1e-6;
 
-/// Scales the gradients that a training step left, so that the norm of all of them together is at
-/// most `max_norm`, and returns what it was. This is PyTorch's `clip_grad_norm_`: the factor is
-/// `max_norm / (norm + 1e-6)`, and at most 1. Every rank calls it.
+/// Scales the gradients of the last training step so that the norm of all gradients together is at most
+/// `max_norm`. Returns the norm before scaling. Like PyTorch's `clip_grad_norm_`: the factor is
+/// `max_norm / (norm + 1e-6)`, and at most 1. Every rank must call this.
 ///
-/// A norm that is not finite is returned, and the gradients are left alone: the caller is to stop.
-/// Recorded as a part of the optimizer.
+/// If the norm is not finite, it is returned and the gradients are left unchanged; the caller should then
+/// stop training. The time is recorded as part of the optimizer.
 pub fn clip_grad_norm(
     strategy: &mut dyn Strategy,
     replica: &Replica,

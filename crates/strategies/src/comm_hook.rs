@@ -1,8 +1,8 @@
-//! What `ddp` does with a bucket: by default an all-reduce, or a communication hook of one's own.
+//! What `ddp` does with a bucket: by default an all-reduce, or your own communication hook.
 //!
-//! A hook decides what travels: it may compress, sparsify or quantise, as long as the bucket ends as
-//! the same mean on every rank. It knows nothing of layers or of when gradients become final. The
-//! same seam as PyTorch's `register_comm_hook`.
+//! A hook decides what is sent. It may compress, sparsify or quantize, as long as the bucket ends with the
+//! same mean on every rank. It knows nothing of layers or of when gradients become final. The interface
+//! corresponds to PyTorch's `register_comm_hook`.
 //!
 //! ```
 //! use paceline_collectives::{ReduceOp, Work};
@@ -11,7 +11,7 @@
 //! use paceline_strategies::{BucketCaps, CommHook, Ddp, Exactness, Replica, Result, span};
 //! use paceline_trace::SpanTrack;
 //!
-//! /// The sum on the way, the division at home.
+//! /// Sums over the ranks; each rank then divides.
 //! struct SumThenDivide;
 //!
 //! impl CommHook for SumThenDivide {
@@ -51,19 +51,19 @@ use crate::{BucketCaps, Exactness, Replica, Result};
 
 /// How a bucket of gradients becomes the mean over the ranks.
 pub trait CommHook: Send {
-    /// Its name in reports.
+    /// The hook's name in reports.
     fn name(&self) -> &'static str;
 
-    /// What it promises about the weights of the replicas, where buckets are of these sizes.
+    /// What the hook guarantees about the weights of the replicas, for buckets of these sizes.
     fn exactness(&self, caps: BucketCaps) -> Exactness;
 
-    /// Called once, before the first step, with the elements of each bucket.
+    /// Called once, before the first step, with the number of elements of each bucket.
     fn prepare(&mut self, _replica: &Replica, _bucket_lens: &[usize]) -> Result<()> {
         Ok(())
     }
 
-    /// Starts communication of bucket number `at`, which holds this rank's gradients, and does not wait
-    /// for it. Called in the same order on every rank.
+    /// Starts communication of bucket number `at`, which holds this rank's gradients, without waiting for the
+    /// result. Called in the same order on every rank.
     fn send(
         &mut self,
         replica: &Replica,
@@ -72,7 +72,8 @@ pub trait CommHook: Send {
         bucket: &Tensor,
     ) -> Result<Work>;
 
-    /// Called after backward, when communication of the bucket is over; leaves the result in it.
+    /// Called after backward, when communication of the bucket has finished. Must leave the result in the
+    /// bucket.
     fn receive(
         &mut self,
         _: &Replica,

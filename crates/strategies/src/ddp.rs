@@ -1,11 +1,12 @@
 //! Data parallelism with buckets that are reduced while the backward pass still runs.
 //!
 //! Gradients live in the buckets ([`crate::plan_buckets`]), so nothing is copied. A bucket is sent when all
-//! its gradients are final, in order, because all ranks must call the same operations in the same
-//! order; the pass goes on meanwhile, and only what is left after it is waited for.
+//! its gradients are final. Buckets are sent in order, because all ranks must call the same operations in the
+//! same order. The backward pass goes on meanwhile; only the communication that is left after it is waited
+//! for.
 //!
-//! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond them, or a copy of
-//! them [`Ddp::without_view`]. It wins whenever communication can hide behind computation.
+//! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
+//! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
 
 use paceline_collectives::{Group, Work};
 use paceline_kernels::Compute;
@@ -19,18 +20,18 @@ use crate::{
     Bucket, BucketCaps, Exactness, Replica, Result, Strategy, StrategyError, plan_buckets,
 };
 
-/// The tuned data parallelism.
+/// Bucketed data parallelism that overlaps communication with the backward pass.
 pub struct Ddp {
     name: &'static str,
     caps: BucketCaps,
     hook: Box<dyn CommHook>,
     has_view: bool,
-    /// Where gradients are copied to, if they do not live in the buckets.
+    /// The memory of the buckets, if gradients do not live in them but are copied.
     copy: Option<Tensor>,
     buckets: Vec<Bucket>,
-    /// How many parameters of each bucket are not final yet in this step.
+    /// The number of gradients of each bucket that are not final yet in this step.
     pending: Vec<usize>,
-    /// The bucket of each parameter, by its number.
+    /// The bucket of each parameter, by the parameter's number.
     bucket_of: Vec<usize>,
     /// The next bucket to send.
     next: usize,
@@ -38,7 +39,7 @@ pub struct Ddp {
 }
 
 impl Ddp {
-    /// With buckets of `cap_bytes`, see [`BucketCaps::new`].
+    /// With buckets of `cap_bytes` bytes; see [`BucketCaps::new`].
     pub fn new(cap_bytes: usize) -> Self {
         Self::with_caps(BucketCaps::new(cap_bytes))
     }
@@ -59,14 +60,14 @@ impl Ddp {
         }
     }
 
-    /// Lets `hook` communicate the buckets; the strategy then goes by its name.
+    /// Lets `hook` communicate the buckets. The strategy then has the hook's name.
     pub fn with_hook(mut self, hook: impl CommHook + 'static) -> Self {
         self.name = hook.name();
         self.hook = Box::new(hook);
         self
     }
 
-    /// Gradients do not live in the buckets but are copied to them and back.
+    /// Keeps gradients outside of the buckets, and copies them to the buckets and back.
     pub fn without_view(mut self) -> Self {
         self.has_view = false;
         self
@@ -153,7 +154,7 @@ impl Strategy for Ddp {
 
     fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         if self.next < self.buckets.len() {
-            // Training on would let the replicas drift apart without a word.
+            // If training went on, the replicas would silently diverge.
             let params = self.buckets[self.next].params.iter();
             let names = params.map(|id| &*replica.model.layout.param(*id).name);
             let name = names.collect::<Vec<_>>().join(" or ");

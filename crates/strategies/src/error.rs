@@ -1,4 +1,4 @@
-//! What can go wrong in a strategy.
+//! The errors of this crate.
 
 use paceline_collectives::CollectiveError;
 use paceline_kernels::KernelError;
@@ -11,24 +11,24 @@ pub enum StrategyError {
     /// Communication failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
-    /// The model refused.
+    /// The model returned an error.
     #[error(transparent)]
     Model(ModelError),
     /// A kernel refused its operands.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Memory was refused.
+    /// A tensor or buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A strategy was told of gradients otherwise than once a step.
+    /// A gradient was not announced to the strategy exactly once in a step.
     #[error("the gradient of {name} was announced {problem}; it must be announced once a step")]
     Announcement {
-        /// The parameter, or those among which it is.
+        /// The parameter, or several parameters of which it is one.
         name: String,
-        /// How often instead.
+        /// How often it was announced instead.
         problem: &'static str,
     },
-    /// A step has no gradient of some parameters.
+    /// A step gave no gradient for some parameters.
     #[error(
         "no layer gave a gradient for {}; {}",
         names.join(", "),
@@ -40,21 +40,21 @@ pub enum StrategyError {
         }
     )]
     Unused {
-        /// Their names.
+        /// The names of these parameters.
         names: Vec<String>,
-        /// Whether parameters may be unused, but these were used in the first step.
+        /// Whether unused parameters are allowed, but these were used in the first step.
         is_new: bool,
     },
-    /// A parameter that the first step left out has a gradient.
+    /// A parameter that the first step did not use has a gradient in a later step.
     #[error(
         "{name} has a gradient, though the first step did not use it, so the graph is not static: pass \
          --no-static-graph"
     )]
     UsedAfterAll {
-        /// Its name.
+        /// The parameter's name.
         name: String,
     },
-    /// A setting makes no sense.
+    /// A setting has an invalid value.
     #[error("{0}")]
     Setting(String),
     /// The strategy cannot work with this number of ranks.
@@ -62,13 +62,13 @@ pub enum StrategyError {
     OneRankOnly {
         /// The strategy.
         strategy: &'static str,
-        /// The number of ranks it was given.
+        /// The number of ranks of its group.
         world_size: usize,
     },
 }
 
 impl From<ModelError> for StrategyError {
-    /// An error that this crate raised inside a hook comes back as it was.
+    /// Unwraps an error that this crate raised inside a hook.
     fn from(error: ModelError) -> Self {
         match error {
             ModelError::Hook(inner) => match inner.downcast::<StrategyError>() {
@@ -81,7 +81,7 @@ impl From<ModelError> for StrategyError {
 }
 
 impl From<StrategyError> for ModelError {
-    /// For hooks, which run inside the model's backward pass.
+    /// Wraps an error of a hook, which runs inside the model's backward pass.
     fn from(error: StrategyError) -> Self {
         ModelError::Hook(Box::new(error))
     }

@@ -1,24 +1,23 @@
-//! What a strategy promises about the weights that training ends with.
+//! What a strategy guarantees about the weights at the end of training.
 //!
-//! Every strategy and every communication hook states its promise; there is no default, so a new one
-//! cannot pass for exact by saying nothing. Checkpoints and comparisons of runs rely on it. The test
-//! `exactness.rs` trains with every strategy and holds it to its word.
+//! Every strategy and every communication hook must state its guarantee. There is no default, so a new
+//! strategy cannot count as exact by mistake. Checkpoints and comparisons of runs rely on the guarantee. The
+//! test `exactness.rs` trains with every strategy and checks its guarantee.
 
-/// How the weights of a strategy's replicas relate to each other and to those of data parallelism
-/// without any loss.
+/// How the weights of a strategy's replicas relate to each other, and to the weights of exact data
+/// parallelism.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exactness {
-    /// After every step all ranks hold the same weights, and the same bits as with any other exact
-    /// strategy.
+    /// After every step all ranks hold the same weights, with the same bits as any other exact strategy.
     Exact,
-    /// After every step all ranks hold the same weights, but not those of the exact strategies. The
-    /// text names the strategy with all settings that these weights depend on.
+    /// After every step all ranks hold the same weights, but not those of the exact strategies. The text
+    /// names the strategy with all settings on which the weights depend.
     Lossy(String),
-    /// Ranks hold different weights between two averages; [`crate::Strategy::settle`] averages early.
-    /// The text names the strategy with all settings that the weights depend on.
+    /// Ranks hold different weights between two averages; [`crate::Strategy::settle`] averages early. The
+    /// text names the strategy with all settings on which the weights depend.
     Periodic(String),
-    /// Ranks drift apart and stay so. The text names the strategy with all settings that the weights
-    /// depend on.
+    /// The weights of the ranks diverge and never become equal again. The text names the strategy with all
+    /// settings on which the weights depend.
     Unsynchronised(String),
 }
 
@@ -28,8 +27,8 @@ impl Exactness {
         matches!(self, Exactness::Exact | Exactness::Lossy(_))
     }
 
-    /// What decides the weights that training ends with, in words: two strategies with the same
-    /// answer may continue each other's runs.
+    /// The strategies and settings that give these weights, in words. Strategies with the same words may
+    /// continue each other's runs.
     pub fn words(&self) -> &str {
         match self {
             Exactness::Exact => "any of the exact ones",

@@ -1,11 +1,11 @@
 //! One all-reduce of all gradients at once, after backward.
 //!
-//! The opposite of `simple_ddp`: the latency is paid once, and nothing can overlap because the last
-//! gradient must be there first. Flat storage makes it free of copies, padding included.
+//! The opposite of `simple_ddp`: the latency is paid only once, but nothing can overlap, because the last
+//! gradient must be final first. Flat storage makes copies unnecessary; its padding is reduced too.
 //!
-//! Operations per step: one. Bytes: the gradients. Memory: nothing beyond them. It wins over
-//! `simple_ddp` when there are many small parameters, and over `ddp` where there is nothing to hide
-//! behind, as with very little computation per step.
+//! Operations per step: one. Bytes: the gradients. Memory: nothing beyond them. It is faster than
+//! `simple_ddp` for models with many small parameters, and faster than `ddp` if each step has too little
+//! computation to overlap with.
 
 use paceline_collectives::ReduceOp;
 use paceline_trace::SpanTrack;

@@ -1,13 +1,13 @@
-//! Gradients travel in 16 bits: half the bytes, at the price of their last digits.
+//! Sends gradients with 16 bits per element: half the bytes, with less precision.
 //!
-//! A communication hook of `ddp`: each bucket is rounded to f16 or bf16, averaged (the sum itself is taken
-//! in f32 and rounded once) and widened again. f16 keeps 11 bits of each value but nothing beyond 65504
-//! and little below 6e-8; bf16 keeps 8 bits and the range of f32. Seide et al., "1-Bit Stochastic Gradient
-//! Descent" (2014), began this line. PyTorch's `fp16_compress_hook` sends as many bytes, but divides
-//! first and sums in f16, which rounds again with every rank.
+//! A communication hook of `ddp`: each bucket is rounded to f16 or bf16, averaged (the sum itself is computed
+//! in f32 and rounded once) and widened again. f16 keeps 11 bits of each value, but nothing above 65504 and
+//! little below 6e-8. bf16 keeps 8 bits and the range of f32. Seide et al., "1-Bit Stochastic Gradient
+//! Descent" (2014), began this line of work. PyTorch's `fp16_compress_hook` sends as many bytes, but divides
+//! first and sums in f16, which rounds again for every rank.
 //!
-//! Operations per step: one per bucket. Bytes: half the gradients. Memory: half a copy of the
-//! gradients. It wins where the link, and not the processor, is the bottleneck.
+//! Operations per step: one per bucket. Bytes: half the gradients. Memory: half a copy of the gradients. It
+//! is faster than plain `ddp` if the link, not the processor, is the bottleneck.
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_kernels::cast;
@@ -18,7 +18,7 @@ use crate::replica::shared_tensor;
 use crate::strategy::span;
 use crate::{BucketCaps, CommHook, Exactness, Replica, Result};
 
-/// Rounds gradients to 16 bits for their way.
+/// Rounds gradients to 16 bits for communication.
 #[derive(Debug)]
 pub struct HalfPrecision {
     dtype: DType,
@@ -43,7 +43,7 @@ impl CommHook for HalfPrecision {
         if self.dtype == DType::F16 { "fp16" } else { "bf16" }
     }
 
-    /// Each element is rounded on its own, so the sizes of the buckets do not matter.
+    /// Each element is rounded independently, so the sizes of the buckets do not matter.
     fn exactness(&self, _: BucketCaps) -> Exactness {
         Exactness::Lossy(self.name().to_owned())
     }

@@ -1,17 +1,17 @@
 //! The order in which gradients are communicated: the same on every rank.
 //!
-//! Ranks must call the same operations in the same order, but a rank whose step leaves a layer out has
-//! its gradients in another order than the others. Whoever communicates parameter by parameter
-//! therefore does so from the last one to the first, as they become final as a rule.
+//! Ranks must call the same operations in the same order. But on a rank whose step leaves out a layer,
+//! gradients become final in a different order. So strategies that communicate each parameter separately do
+//! so from the last parameter to the first, which is the usual order in which gradients become final.
 
 use paceline_model::{Layout, ParamId};
 
 /// Parameters that are ready, given out from the last registered to the first.
 #[derive(Debug, Default)]
 pub(crate) struct InOrder {
-    /// Those that are trained, last to first.
+    /// The trained parameters, last to first.
     ids: Vec<ParamId>,
-    /// By number of the parameter.
+    /// Whether a parameter is ready, by its number.
     is_ready: Vec<bool>,
     next: usize,
 }
@@ -26,7 +26,7 @@ impl InOrder {
         self.is_ready[id.0] = true;
     }
 
-    /// The next one, if it is ready.
+    /// The next parameter in order, if it is ready.
     pub(crate) fn pop(&mut self) -> Option<ParamId> {
         let id = *self.ids.get(self.next)?;
         self.is_ready[id.0].then(|| {
@@ -35,7 +35,7 @@ impl InOrder {
         })
     }
 
-    /// A new step. All have been given out.
+    /// Begins a new step. All parameters of the last step have been given out.
     pub(crate) fn restart(&mut self) {
         debug_assert_eq!(self.next, self.ids.len(), "a step announces every gradient");
         self.is_ready.fill(false);

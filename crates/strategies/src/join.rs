@@ -1,10 +1,10 @@
 //! Uneven inputs: ranks that have different numbers of batches, or batches of different sizes.
 //!
-//! A strategy's operations need all ranks, so a rank whose data are at an end cannot just stop. It
-//! takes part with an empty batch instead, which every strategy handles, and all stop together when
-//! nobody has a sample left. PyTorch's `Join` lets such a rank shadow the others' operations, which
-//! each strategy has to know; here there is nothing to know. And since the ranks agree on the number
-//! of samples of each step, every sample still counts the same, whichever rank has it.
+//! A strategy's operations need all ranks, so a rank that has run out of data cannot just stop. Instead it
+//! takes part with an empty batch, which every strategy handles. All ranks stop together when no rank has a
+//! sample left. In PyTorch's `Join`, such a rank shadows the operations of the others, which every strategy
+//! has to support; here strategies need no support. The ranks agree on the number of samples of each step, so
+//! every sample still has the same weight, whichever rank has it.
 //!
 //! Operations per batch: one blocking all-reduce of 8 bytes.
 
@@ -15,7 +15,7 @@ use paceline_trace::SpanTrack;
 use crate::strategy::span;
 use crate::{MicroBatch, Replica, Result};
 
-/// What a rank needs to train together with others that have more data, or less.
+/// Lets a rank train together with others that have more data, or less.
 #[derive(Debug)]
 pub struct Join {
     inputs: Tensor,  // (0, input extents...)
@@ -23,15 +23,16 @@ pub struct Join {
 }
 
 impl Join {
-    /// `inputs` and `targets` are a batch of no samples, which stands in when there is none left.
+    /// `inputs` and `targets` are a batch without samples, which is used when this rank has no batch left.
     pub fn new(inputs: Tensor, targets: Tensor) -> Self {
         Self { inputs, targets }
     }
 
-    /// This rank's share of the next micro-batch, given its own inputs and targets, if it has any
-    /// left; nothing once no rank has. All ranks call it, and all get a share or none does.
+    /// This rank's share of the next micro-batch. `own` holds its inputs and targets, or `None` if it has no
+    /// batch left. Returns `None` once no rank has samples. All ranks call this, and either all get a share
+    /// or none does.
     ///
-    /// Records the time it waits for the others as [`span::EXPOSED`].
+    /// Records the time spent waiting for the others as [`span::EXPOSED`].
     pub fn next(
         &self,
         replica: &Replica,

@@ -1,15 +1,15 @@
-//! Every way to keep the replicas of a model equal, one file each.
+//! Strategies to keep the replicas of a model equal, one file each.
 //!
-//! In go a model, a batch's share and the group of ranks; after a training step all gradients are
-//! the mean over the whole batch, on every rank. A strategy is where ranks and model meet: it
-//! listens to the announcements of gradients and decides when and how they are communicated. It
-//! knows nothing of the command line or of files.
+//! Input: a model, a rank's share of a batch, and the group of ranks. Output: gradients that are, after a
+//! training step, the mean over the whole batch on every rank. A strategy connects model and ranks: the model
+//! announces each gradient when it is final, and the strategy decides when and how gradients are
+//! communicated. This crate knows nothing of the command line or of files.
 //!
 //! | strategy | communication per step | when |
 //! |---|---|---|
 //! | [`Single`] | none | one rank only |
 //! | [`SimpleDdp`] | one blocking all-reduce per parameter | after backward |
-//! | [`SimpleDdpGa`] | the same, once in several batches | after backward |
+//! | [`SimpleDdpGa`] | the same, once for several batches | after backward |
 //! | [`SimpleDdpHook`] | one blocking all-reduce per parameter | during backward, which waits |
 //! | [`SimpleDdpAsync`] | one asynchronous all-reduce per parameter | during backward |
 //! | [`BucketDdpAsync`] | one asynchronous all-reduce per bucket of copies | during backward |
@@ -20,9 +20,9 @@
 //! | [`LocalSgd`] | one all-reduce of the parameters every few steps | after the optimizer |
 //! | [`NoSync`] | none: for measuring what the others add | |
 //!
-//! All up to `FlatDdp` give the same bits. A communication hook of one's own is a [`CommHook`]. Beside every
-//! one of them works [`Join`], for ranks with different numbers of batches, and beside those whose ranks
-//! have the same gradients [`clip_grad_norm`].
+//! All strategies up to `FlatDdp` give the same bits. Your own communication hook implements [`CommHook`].
+//! [`Join`] works with every strategy, for ranks with different numbers of batches. [`clip_grad_norm`] works
+//! with the strategies whose ranks have the same gradients.
 #![forbid(unsafe_code)]
 
 mod bucket_ddp_async;
@@ -69,5 +69,5 @@ pub use single::Single;
 pub use strategy::{StepLoss, Strategy, span};
 pub use top_k::TopK;
 
-/// The result of everything here that can fail.
+/// The result of all functions of this crate that can fail.
 pub type Result<T> = std::result::Result<T, StrategyError>;

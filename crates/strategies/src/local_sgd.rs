@@ -1,19 +1,18 @@
-//! Ranks train on their own for several steps, then average their parameters.
+//! Each rank trains independently for several steps; then the ranks average their parameters.
 //!
 //! McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), and
 //! Stich, "Local SGD Converges Fast and Communicates Little" (2019). Between two averages the replicas
-//! differ. With an average after every step and plain SGD it is data parallelism: the mean of parameters
-//! that each took one step from the same place is that place after the mean step. Momentum and moments
-//! stay each rank's own.
+//! differ. With an average after every step and plain SGD, this is data parallelism: if all ranks take one
+//! step from the same point, the mean of their parameters is the point after the mean step. Momentum and
+//! moments are not averaged; each rank keeps its own.
 //!
-//! [`LocalSgd::as_published`] is another thing under the same name, kept for comparison: every rank
-//! steps with its own gradients, but those of every `every`-th step are averaged. Parameters are never,
-//! so the replicas drift apart and stay so.
+//! [`LocalSgd::as_published`] is a different method with the same name, kept for comparison: every rank
+//! updates with its own gradients, but in every `every`-th step the gradients are averaged. Parameters are
+//! never averaged, so the replicas diverge and never become equal again.
 //!
 //! Operations per `every` steps: one (as published: one per parameter), and the few bytes of the loss, which
-//! the ranks add up in these steps only. Bytes: the parameters.
-//! Memory: nothing beyond them. It wins where even hidden communication is too slow, if the model
-//! forgives the drift.
+//! the ranks sum only in these steps. Bytes: the parameters. Memory: nothing beyond them. It is faster than
+//! the others if even overlapped communication is too slow, provided that the model tolerates the divergence.
 
 use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
@@ -34,10 +33,10 @@ pub struct LocalSgd {
 }
 
 impl LocalSgd {
-    /// Steps between two averages where no number is given.
+    /// The default number of steps between two averages.
     pub const DEFAULT_EVERY: usize = 8;
 
-    /// An average every `every` steps. Errors when that is zero.
+    /// Averages every `every` steps. Errors if `every` is zero.
     pub fn new(every: usize) -> Result<Self> {
         if every == 0 {
             let reason = "local_sgd averages every so many steps, at least 1, not 0".to_owned();
@@ -46,7 +45,7 @@ impl LocalSgd {
         Ok(Self { every, is_as_published: false, steps: 0 })
     }
 
-    /// Averages gradients, not parameters, in every `every`-th step.
+    /// Averages gradients instead of parameters, in every `every`-th step.
     pub fn as_published(mut self) -> Self {
         self.is_as_published = true;
         self
@@ -68,7 +67,7 @@ impl Strategy for LocalSgd {
     fn exactness(&self) -> Exactness {
         let every = self.every;
         match self.is_as_published {
-            // With every step it is `simple_ddp`.
+            // With an average in every step, this is `simple_ddp`.
             true if every == 1 => Exactness::Exact,
             true => {
                 Exactness::Unsynchronised(format!("local_sgd as published, every {every} steps"))
@@ -77,7 +76,7 @@ impl Strategy for LocalSgd {
         }
     }
 
-    /// Parameters lie where peers can reduce them in place; gradients do so only as published.
+    /// Allocates parameters where peers can reduce them in place. Gradients lie there only as published.
     fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
         let layout = &model.layout;
         let (values, grads) = (layout.num_bytes(DType::F32), layout.trained_bytes(DType::F32));
@@ -90,7 +89,7 @@ impl Strategy for LocalSgd {
         Ok(Storage::new(layout.clone(), DType::F32, values, grads, &compute.allocator)?)
     }
 
-    /// Only in steps that communicate anyway; in the others each rank knows its own loss.
+    /// Only in steps that communicate anyway. In the others each rank knows only its own loss.
     fn shares_loss(&self) -> bool {
         self.steps + 1 == self.every
     }
@@ -118,7 +117,7 @@ impl Strategy for LocalSgd {
         Ok(())
     }
 
-    /// Averages early what has been trained since the last time.
+    /// Averages early, if there were steps since the last average.
     fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         if !self.is_as_published && self.steps > 0 {
             self.average(replica, track)?;

@@ -1,8 +1,9 @@
-//! No communication at all, and blocks of steps with and without: what synchronisation costs.
+//! Training without communication, and in alternating blocks with and without it, to measure what
+//! synchronization costs.
 //!
-//! Replicas that are never synchronised drift apart, so nothing that they learn is of use. What they
-//! take per step is: the difference to a strategy is what that strategy adds. On a noisy machine the
-//! two have to be measured in turns, which [`Alternating`] does.
+//! Replicas that are never synchronized diverge, so the trained model is useless. The time per step is
+//! useful: the difference to the time of another strategy is the cost of that strategy. On a noisy machine
+//! the two have to be measured in alternation, which [`Alternating`] does.
 
 use paceline_collectives::Group;
 use paceline_kernels::Compute;
@@ -12,7 +13,7 @@ use paceline_trace::SpanTrack;
 
 use crate::{Exactness, MicroBatch, Replica, Result, StepLoss, Strategy, StrategyError};
 
-/// Every rank for itself, the loss included.
+/// Every rank trains independently. The loss is not shared either.
 #[derive(Debug, Default)]
 pub struct NoSync;
 
@@ -34,7 +35,7 @@ impl Strategy for NoSync {
     }
 }
 
-/// Blocks of steps with a strategy and without, in turns.
+/// Alternates between blocks of steps with a strategy and blocks of steps without communication.
 pub struct Alternating {
     inner: Box<dyn Strategy>,
     block: usize,
@@ -42,7 +43,7 @@ pub struct Alternating {
 }
 
 impl Alternating {
-    /// Begins with `block` steps of `inner`. Errors when that is zero.
+    /// Begins with a block of `block` steps of `inner`. Errors if `block` is zero.
     pub fn new(inner: Box<dyn Strategy>, block: usize) -> Result<Self> {
         if block == 0 {
             let reason =
@@ -52,7 +53,7 @@ impl Alternating {
         Ok(Self { inner, block, steps: 0 })
     }
 
-    /// Whether step number `step`, counted from 0, is synchronised; a block of zero steps never ends.
+    /// Whether step number `step`, counted from 0, is synchronized. If `block` is zero, all steps are.
     pub fn is_synchronised(block: usize, step: usize) -> bool {
         step.checked_div(block).unwrap_or(0).is_multiple_of(2)
     }
@@ -63,7 +64,7 @@ impl Strategy for Alternating {
         self.inner.name()
     }
 
-    /// The steps without synchronisation let the ranks drift apart, and nothing brings them together.
+    /// The steps without synchronization let the ranks diverge, and nothing makes them equal again.
     fn exactness(&self) -> Exactness {
         let (inner, block) = (self.inner.exactness(), self.block);
         let words = format!("{}, {block} steps with it and {block} without", inner.words());

@@ -1,4 +1,7 @@
-//! What a strategy works on: one rank's copy of the model.
+//! A replica: one rank's copy of the model, on which a strategy works.
+//!
+//! Input: a model, a group and a strategy. Output: parameters that begin equal on every rank. This module
+//! knows nothing of how gradients are communicated.
 
 use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
@@ -12,26 +15,27 @@ use crate::{Result, Strategy};
 /// One rank's share of a batch.
 #[derive(Clone, Debug)]
 pub struct MicroBatch {
-    /// The rank's samples (n, ...); n may be zero at the tail of an epoch.
+    /// The rank's samples (n, ...); n may be zero at the end of an epoch.
     pub inputs: Tensor,
-    /// Their targets: labels (n) or values (n, columns).
+    /// The targets of the samples: labels (n) or values (n, columns).
     pub targets: Tensor,
     /// Samples in the shares of all ranks together.
     pub global_count: usize,
 }
 
-/// What the training step does beyond gradients, whatever the strategy.
+/// Options of the training step that do not depend on the strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaOptions {
-    /// Rank 0's running statistics are copied to all others before each step.
+    /// Copies rank 0's running statistics to all others before each step.
     pub broadcast_buffers: bool,
-    /// Batch norm takes its statistics over the samples of all ranks. Its sums are blocking operations
-    /// between those of the gradients, so ranks that leave out different layers cannot use it: they get
-    /// an error that names both operations.
+    /// Batch norm computes its statistics over the samples of all ranks. Its sums are blocking operations
+    /// between those of the gradients. So ranks that leave out different layers cannot use this option: they
+    /// get an error that names both operations.
     pub sync_batch_norm: bool,
-    /// Parameters may be left out of a step; their gradient is zero then. Otherwise that is an error.
+    /// Allows steps that do not use some parameters; their gradients are then zero. If this is off, such a
+    /// step is an error.
     pub find_unused_parameters: bool,
-    /// Every step leaves out the parameters that the first one left out, so that nobody waits for
+    /// Promises that every step leaves out the same parameters as the first step, so that no rank waits for
     /// their gradients.
     pub static_graph: bool,
 }
@@ -52,34 +56,35 @@ impl Default for ReplicaOptions {
 pub struct Replica {
     /// The network and its loss.
     pub model: Model,
-    /// Its parameters and gradients.
+    /// The parameters and gradients.
     pub storage: Storage,
     /// Threads, instructions and memory.
     pub compute: Compute,
     /// The ranks that train together.
     pub group: Group,
-    /// What the training step does beyond gradients.
+    /// Options of the training step.
     pub options: ReplicaOptions,
-    /// Sums over the batch that all ranks agree on: loss, correct.
+    /// The sums of loss and correct samples over the batch: f64 (2).
     pub(crate) sums: Tensor,
     /// Which gradients the step has written.
     pub(crate) books: GradientBooks,
-    /// Samples that this rank has trained on.
+    /// The number of samples on which this rank has trained.
     pub(crate) num_samples: u64,
-    /// What the first step left out, where every other one does too.
+    /// The parameters that the first step left out, if the graph is static.
     pub(crate) left_out: Option<LeftOut>,
 }
 
-/// The parameters that a step did not use, or not to the end.
+/// The parameters that a step did not use, or used only in part.
 #[derive(Debug)]
 pub(crate) struct LeftOut {
-    /// It wrote nothing of their gradients.
+    /// The step wrote nothing to their gradients.
     pub(crate) unused: Vec<ParamId>,
-    /// It wrote a part: not all layers that hold them were used, or not in the last micro-batch.
+    /// The step wrote a part of their gradients: not all layers that hold them were used, or not in the last
+    /// micro-batch.
     pub(crate) unfinished: Vec<ParamId>,
 }
 
-/// A flat tensor of `len` elements for communication, where peers can reduce it in place.
+/// Allocates a flat tensor of `len` elements for communication, which peers can reduce in place.
 pub(crate) fn shared_tensor(
     group: &Group,
     allocator: &Allocator,
@@ -92,8 +97,8 @@ pub(crate) fn shared_tensor(
 }
 
 impl Replica {
-    /// A replica in memory of the strategy's choice, with parameters as the seed gives them on rank
-    /// 0, everywhere; the strategy is ready to train it.
+    /// A replica in memory that the strategy allocates. All ranks begin with the parameters that rank 0 draws
+    /// from its seed. Prepares the strategy to train the replica.
     pub fn new(
         strategy: &mut dyn Strategy,
         model: Model,
@@ -122,13 +127,13 @@ impl Replica {
         Ok(replica)
     }
 
-    /// Goes on where a run stands in which this rank has trained on so many samples.
+    /// Continues a run in which this rank has trained on `num_samples` samples.
     pub fn resume_after(&mut self, num_samples: u64) {
         self.num_samples = num_samples;
     }
 
-    /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. Of a
-    /// model without buffers there is nothing to copy, and no communication.
+    /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. A model
+    /// without buffers has nothing to copy and does not communicate.
     pub fn broadcast_buffers(&self, root: usize, track: &mut SpanTrack) -> Result<()> {
         let buffers = self.storage.buffers();
         if buffers.num_elems() > 0 && self.group.world_size() > 1 {
@@ -137,9 +142,9 @@ impl Replica {
         Ok(())
     }
 
-    /// Gives all ranks the same buffers. Each rank's follow its own samples, unless the statistics are
-    /// synchronised, and whoever evaluates, or wants the model of the run, needs the same ones everywhere:
-    /// those of the rank that has trained on most samples, the first of equals.
+    /// Gives all ranks the same buffers. Unless the statistics are synchronized, each rank's buffers follow
+    /// its own samples. But an evaluation and a checkpoint need the same buffers on every rank: those of the
+    /// rank that has trained on the most samples (the lowest such rank).
     pub fn settle_buffers(&self, track: &mut SpanTrack) -> Result<()> {
         if self.storage.buffers().num_elems() == 0 || self.group.world_size() == 1 {
             return Ok(());

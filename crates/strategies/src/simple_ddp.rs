@@ -1,8 +1,8 @@
 //! The simplest data parallelism: after backward, one blocking all-reduce per parameter.
 //!
-//! Nothing overlaps, and every parameter pays the latency of an operation of its own; that is what
-//! the other strategies improve on. Operations per step: one per parameter. Bytes: the gradients.
-//! Memory: nothing beyond them. It wins never, but it is how all others are checked.
+//! Nothing overlaps, and every parameter pays the latency of its own operation. The other strategies improve
+//! on that. Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It is
+//! never the fastest, but all others are checked against it.
 
 use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;

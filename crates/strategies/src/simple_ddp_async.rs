@@ -1,12 +1,12 @@
 //! An asynchronous all-reduce for each gradient, started by its hook and awaited after backward.
 //!
-//! The first strategy that overlaps: while a gradient travels, the layers below it are computed. Each
-//! parameter is still an operation of its own, so many small ones pay many latencies, and the last
-//! gradients, which have nothing left to hide behind, are whatever the first layers are.
+//! The first strategy that overlaps: while a gradient travels, the gradients of earlier layers are computed.
+//! Each parameter still needs its own operation, so many small parameters pay many latencies. The gradients
+//! of the first layers come last, so no computation is left to overlap with them.
 //!
-//! Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It
-//! wins over `simple_ddp` on links with little latency, and over `ddp` when a model has few and
-//! large parameters.
+//! Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It is faster
+//! than `simple_ddp` on links with low latency, and faster than `ddp` for models with few and large
+//! parameters.
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_kernels::elementwise;

@@ -1,14 +1,14 @@
-//! [`SimpleDdp`] with gradient accumulation: the ranks exchange gradients once in several batches.
+//! [`SimpleDdp`] with gradient accumulation: the ranks exchange gradients once for several batches.
 //!
-//! The gradients of all micro-batches of a step but the last stay where they are and add up; only after
-//! the last one, which may come early at the end of an epoch, are they exchanged as `simple_ddp` does.
-//! Every strategy can do that ([`Strategy::train_step`] is given micro-batches); this one is for it, and
-//! accumulates [`SimpleDdpGa::ACCUMULATION`] batches where nothing else is asked for.
+//! The gradients of the micro-batches of a step are summed in place on each rank. They are exchanged, like in
+//! `simple_ddp`, only after the last micro-batch; at the end of an epoch a step may have fewer micro-batches.
+//! Every strategy can accumulate ([`Strategy::train_step`] takes several micro-batches). This one does so by
+//! default, over [`SimpleDdpGa::ACCUMULATION`] batches.
 //!
-//! Operations per step: one per parameter, so per batch a part of that. Bytes: likewise. Memory:
-//! nothing beyond the gradients, but the inputs of all micro-batches of a step are there at once. It
-//! wins over `simple_ddp` by its factor wherever communication shows, at the price of fewer and larger
-//! optimizer steps.
+//! Operations per step: one per parameter, so only a fraction of that per batch. The same holds for bytes.
+//! Memory: nothing beyond the gradients, but the inputs of all micro-batches of a step are in memory at once.
+//! Communication takes less time than in `simple_ddp` by the factor of accumulation, at the price of fewer
+//! and larger optimizer steps.
 
 use paceline_trace::SpanTrack;
 
@@ -19,7 +19,7 @@ use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
 pub struct SimpleDdpGa;
 
 impl SimpleDdpGa {
-    /// Micro-batches of a step where no number is given.
+    /// The default number of micro-batches of a step.
     pub const ACCUMULATION: usize = 4;
 }
 

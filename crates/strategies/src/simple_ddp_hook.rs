@@ -1,11 +1,11 @@
 //! A blocking all-reduce inside each gradient-ready hook, while the backward pass waits.
 //!
-//! Communication happens *during* the backward pass, yet nothing overlaps: the thread that would go on
-//! computing is the one that waits. It takes as long as `simple_ddp`. What is gained is the place to
-//! communicate from; the next step is not to block there (`simple_ddp_async`).
+//! Communication happens *during* the backward pass, yet nothing overlaps: the thread that waits is the same
+//! that would go on computing. A step takes as long as with `simple_ddp`. This strategy shows where to
+//! communicate; the next improvement is not to block there (`simple_ddp_async`).
 //!
-//! Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It
-//! wins never.
+//! Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It is never the
+//! fastest.
 
 use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;

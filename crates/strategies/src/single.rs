@@ -1,10 +1,10 @@
-//! No communication: one rank.
+//! Training on one rank, without communication.
 
 use paceline_trace::SpanTrack;
 
 use crate::{Exactness, Replica, Result, Strategy, StrategyError};
 
-/// Training on one rank: the baseline of all others.
+/// Training on one rank: the baseline for all other strategies.
 #[derive(Debug, Default)]
 pub struct Single;
 

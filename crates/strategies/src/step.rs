@@ -1,4 +1,8 @@
-//! The training step that strategies share: forward and backward passes, and who is told what when.
+//! The training step that strategies share: forward and backward passes, and when the strategy is told of
+//! gradients.
+//!
+//! Input: a strategy, a replica and micro-batches. Output: the loss, and gradients that the strategy has
+//! synchronized. This module knows nothing of how gradients are communicated.
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_memory::Tensor;
@@ -16,7 +20,7 @@ pub(crate) fn train<S: Strategy + ?Sized>(
     micro_batches: &[MicroBatch],
     track: &mut SpanTrack,
 ) -> Result<StepLoss> {
-    // The books are kept by the passes, which see the rest of the replica at the same time.
+    // The passes write to the books while they borrow the rest of the replica, so the books are taken out.
     let mut books = std::mem::take(&mut replica.books);
     books.begin_step();
     let outcome = step(strategy, replica, &mut books, micro_batches, track);
@@ -29,7 +33,7 @@ pub(crate) fn train<S: Strategy + ?Sized>(
     Ok(loss)
 }
 
-/// The loss, and what was left out.
+/// Runs all passes of a step. Returns the loss, and the parameters that were left out.
 fn step<S: Strategy + ?Sized>(
     strategy: &mut S,
     replica: &Replica,
@@ -60,18 +64,18 @@ fn step<S: Strategy + ?Sized>(
     }
     let sums = replica.sums.read::<f64>()?;
     let count = if is_shared { count } else { own_samples(micro_batches) };
-    // A rank that keeps its loss for itself may have had no sample.
+    // If the loss is not shared, this rank may have had no sample.
     let loss = sums[0] / count.max(1) as f64;
     Ok((StepLoss { loss, correct: sums[1], count, is_shared, local_sum: local[0] }, left_out))
 }
 
-/// Samples of this rank.
+/// The number of samples of this rank.
 fn own_samples(micro_batches: &[MicroBatch]) -> usize {
     micro_batches.iter().map(|batch| batch.targets.dims()[0]).sum()
 }
 
-/// The two passes of a micro-batch. Adds to the sums of this rank; after the last forward pass they
-/// travel.
+/// Runs the two passes of a micro-batch and adds to the sums of this rank. After the forward pass of the last
+/// micro-batch, starts the all-reduce of the sums and returns it.
 fn pass<S: Strategy + ?Sized>(
     hooks: &mut Hooks<S>,
     books: &mut GradientBooks,
@@ -105,16 +109,16 @@ fn pass<S: Strategy + ?Sized>(
     Ok(pending)
 }
 
-/// Passes on what happens within a pass.
+/// Passes the model's announcements on to the strategy.
 struct Hooks<'a, S: ?Sized> {
     strategy: &'a mut S,
     replica: &'a Replica,
     track: &'a mut SpanTrack,
-    /// Whether the sums of the loss are added up over the ranks.
+    /// Whether the loss is summed over the ranks.
     is_shared: bool,
-    /// Whether gradients of this pass are final for the step.
+    /// Whether this is the last pass, whose gradients are final for the step.
     is_last: bool,
-    /// Whether the parameters that no step uses have yet to be announced.
+    /// Whether the parameters that no step uses still have to be announced.
     leaves_out: bool,
 }
 
@@ -134,8 +138,9 @@ impl<'a, S: Strategy + ?Sized> Hooks<'a, S> {
         StrategyError::UsedAfterAll { name }
     }
 
-    /// Announces zeros for what no step uses, once per step. After the forward pass, because what is
-    /// sent before may depend on the rank, and all ranks send the sums of the loss first.
+    /// Announces zero gradients for the parameters that no step uses, once per step. This must come after the
+    /// forward pass: which parameters these are may depend on the rank, so what the strategy sends here may
+    /// too, and all ranks must send the sums of the loss first.
     fn announce_never_used(&mut self) -> Result<()> {
         if std::mem::take(&mut self.leaves_out) {
             for &id in self.never_used() {
@@ -146,8 +151,9 @@ impl<'a, S: Strategy + ?Sized> Hooks<'a, S> {
         Ok(())
     }
 
-    /// Announces what the step has not used to the end, and returns it. With a static graph that is what
-    /// the first step left out, and no more.
+    /// Announces the parameters that the step has not used, or used only in part, and returns them. Errors
+    /// if there are any that [`ReplicaOptions`](crate::ReplicaOptions) does not allow, or, with a static
+    /// graph, any that the first step did not leave out.
     fn finish_left_out(&mut self, books: &GradientBooks) -> Result<LeftOut> {
         let Replica { model, storage, options, left_out: known, .. } = self.replica;
         self.announce_never_used()?;

@@ -1,4 +1,7 @@
 //! The interface of a strategy.
+//!
+//! Input: a replica, and announcements of final gradients. Output: gradients that are the mean over the
+//! ranks. A strategy knows nothing of layers.
 
 use paceline_collectives::Group;
 use paceline_kernels::Compute;
@@ -10,28 +13,28 @@ use paceline_trace::SpanTrack;
 
 use crate::{Exactness, MicroBatch, Replica, Result, step};
 
-/// Names of what a training step records on the main track.
+/// Names of the spans and marks that a training step records on the main track.
 pub mod span {
     /// The forward pass and the loss.
     pub const FORWARD: &str = "forward";
     /// The backward pass, hooks included.
     pub const BACKWARD: &str = "backward";
-    /// The main thread was blocked on communication. May lie within the passes.
+    /// Time in which the main thread was blocked on communication. May lie within the passes.
     pub const EXPOSED: &str = "exposed";
-    /// What synchronisation adds on the main thread: all that follows the last backward pass, in which it
-    /// may be blocked ([`EXPOSED`]), and arithmetic and copies within the passes.
+    /// Time that synchronization adds on the main thread: everything after the last backward pass (which may
+    /// include [`EXPOSED`] time), and arithmetic and copies within the passes.
     pub const GRAD_SYNC: &str = "grad_sync";
     /// The optimizer.
     pub const OPTIMIZER: &str = "optimizer_step";
     /// Mark: this rank's gradient of a parameter is final.
     pub const GRADIENT_READY: &str = "gradient_ready";
-    /// Mark: the sums of the loss are submitted next, an operation that is no part of the strategy.
+    /// Mark: the next submitted operation sums the loss. It is not part of the strategy.
     pub const LOSS_SENT: &str = "loss_sent";
-    /// Mark: a bucket is submitted next.
+    /// Mark: the next submitted operation sends a bucket.
     pub const BUCKET_SENT: &str = "bucket_sent";
 }
 
-/// What a training step came to, over the whole batch; the same on every rank, except where noted.
+/// The loss of a training step over the whole batch. The same on every rank, except where noted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLoss {
     /// Mean loss over the samples of all ranks.
@@ -40,7 +43,7 @@ pub struct StepLoss {
     pub correct: f64,
     /// Samples of all ranks together.
     pub count: usize,
-    /// Whether loss, correct and count are those of all ranks. If not, they are this rank's alone.
+    /// Whether loss, correct and count are those of all ranks. If not, they are only this rank's.
     pub is_shared: bool,
     /// Sum of the losses of this rank's samples.
     pub local_sum: f64,
@@ -48,14 +51,14 @@ pub struct StepLoss {
 
 /// A way to keep replicas equal.
 pub trait Strategy: Send {
-    /// Its name on the command line and in reports.
+    /// The strategy's name on the command line and in reports.
     fn name(&self) -> &'static str;
 
-    /// What it promises about the weights of the replicas.
+    /// What the strategy guarantees about the weights of the replicas.
     fn exactness(&self) -> Exactness;
 
-    /// Chooses the memory of parameters and gradients, before a replica exists. As it is, every rank
-    /// holds all of both, and gradients lie where peers can reduce them in place.
+    /// Allocates the memory of parameters and gradients, before a replica exists. By default every rank holds
+    /// all parameters and all gradients, and gradients lie where peers can reduce them in place.
     fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
         let layout = &model.layout;
         let (values, grads) = (layout.num_bytes(DType::F32), layout.trained_bytes(DType::F32));
@@ -64,34 +67,37 @@ pub trait Strategy: Send {
         Ok(Storage::new(layout.clone(), DType::F32, values, grads, &compute.allocator)?)
     }
 
-    /// Prepares for training `replica`: plans buckets, allocates. Called once, before the first step.
+    /// Prepares for training `replica`, for example by planning buckets and allocating memory. Called once,
+    /// before the first step.
     fn prepare(&mut self, _replica: &Replica) -> Result<()> {
         Ok(())
     }
 
-    /// Whether the sums of the loss are added up over the ranks. Without it, each rank knows its own, and
-    /// its own running statistics, whatever the options of the replica.
+    /// Whether the loss of the next step is summed over the ranks. If not, each rank knows only its own loss,
+    /// and neither running statistics nor batch statistics are shared in that step, whatever the options of
+    /// the replica.
     fn shares_loss(&self) -> bool {
         true
     }
 
-    /// Called during the last backward pass of a step, when this rank's gradient of `id` is final; once
-    /// for each parameter that is trained.
+    /// Called when this rank's gradient of `id` is final: during the last backward pass of a step, or right
+    /// after it for parameters that the step left out. Called once per step for each trained parameter.
     fn gradient_ready(&mut self, _: &Replica, _: &mut SpanTrack, _id: ParamId) -> Result<()> {
         Ok(())
     }
 
-    /// Called after the last backward pass of a step; when it returns, all gradients are the mean
-    /// over the ranks. Records the time it blocks as [`span::EXPOSED`].
+    /// Called after the last backward pass of a step. When it returns, all gradients are the mean over the
+    /// ranks. Must record the time for which it blocks as [`span::EXPOSED`].
     fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()>;
 
-    /// The norm of all gradients together that a step left, the same on every rank. As it is, every
-    /// rank holds all of them, equal to those of the others.
+    /// The norm of all gradients of the last step together, the same on every rank. The default assumes that
+    /// every rank holds all gradients, equal to those of the others.
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
         Ok(norm::sum_of_squares(&replica.compute, replica.storage.grads())?.sqrt())
     }
 
-    /// Updates the parameters from the gradients that a step left. As it is, every rank updates all.
+    /// Updates the parameters from the gradients of the last step. By default every rank updates all
+    /// parameters.
     fn optimizer_step(
         &mut self,
         replica: &Replica,
@@ -102,13 +108,14 @@ pub trait Strategy: Send {
         Ok(track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
     }
 
-    /// Makes the replicas equal where they are not after every step: called before a checkpoint, an
-    /// evaluation and the end of training. As it is, all take the same running statistics.
+    /// Makes the replicas equal if the strategy does not keep them equal after every step. Called before a
+    /// checkpoint, an evaluation and the end of training. By default all ranks take the same running
+    /// statistics.
     fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         replica.settle_buffers(track)
     }
 
-    /// Sums of loss and correct samples over this rank's share of a batch, without gradients.
+    /// The sums of loss and correct samples over this rank's share of a batch. Computes no gradients.
     fn evaluate(&mut self, replica: &Replica, batch: &MicroBatch) -> Result<LossSums> {
         let Replica { model, compute, storage, .. } = replica;
         let mut cx = Context::evaluation(compute, storage);
@@ -116,13 +123,13 @@ pub trait Strategy: Send {
         Ok(model.loss.evaluate(&output, &batch.targets)?)
     }
 
-    /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and
-    /// synchronises them after the last one. The others are what PyTorch calls `no_sync`: their
-    /// gradients add up where they are.
+    /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and synchronizes
+    /// them after the last micro-batch. The earlier micro-batches correspond to PyTorch's `no_sync`: their
+    /// gradients are summed in place.
     ///
-    /// Every sample counts the same, however unevenly the batch is shared out: each rank's gradient
-    /// is scaled by `world_size / samples of all ranks`, so that the mean over the ranks is the mean
-    /// over the samples. The sums of the loss travel while the backward pass runs.
+    /// Every sample has the same weight, however unevenly the batch is divided: each rank's gradient is
+    /// scaled by `world_size / samples of all ranks`, so that the mean over the ranks is the mean over the
+    /// samples. The sums of the loss travel while the backward pass runs.
     fn train_step(
         &mut self,
         replica: &mut Replica,

@@ -1,14 +1,15 @@
-//! Only the largest gradients travel; what is left out is added to the next step's.
+//! Sends only the largest gradients. The others are added to the gradients of the next step.
 //!
-//! A communication hook of `ddp`, after Stich et al., "Sparsified SGD with Memory" (2018): each rank adds
-//! its gradients to what it has held back, sends the `k` largest in magnitude of each bucket as pairs of
-//! index and value, and keeps the rest (error feedback: nothing is lost, only late). All ranks receive all
-//! pairs and add them up in rank order, so with `k` = 1 the result has the bits of an all-reduce.
+//! A communication hook of `ddp`, after Stich et al., "Sparsified SGD with Memory" (2018). Each rank adds its
+//! gradients to those that it has held back. From each bucket it sends the fraction `k` that is largest in
+//! magnitude, as pairs of index and value, and holds back the rest (error feedback: nothing is lost, only
+//! delayed). All ranks receive all pairs and sum them in rank order, so with `k` = 1 the result has the same
+//! bits as an all-reduce.
 //!
 //! Operations per step: one all-gather per bucket. Bytes: every rank receives `2 k (N - 1)` times the
-//! gradients, against `2 (N - 1) / N` of an all-reduce, so it can win only for `k` below `1 / N`, on a slow
-//! link, and if finding the largest takes less time than it saves. Memory: what is held back (a copy
-//! of the gradients) and the pairs of all ranks.
+//! gradients; with an all-reduce it is `2 (N - 1) / N` times. So this can be faster only for `k` below
+//! `1 / N`, on a slow link, and if finding the largest gradients takes less time than it saves. Memory: the
+//! gradients held back (a copy of the gradients) and the pairs of all ranks.
 
 use paceline_collectives::Work;
 use paceline_kernels::top_k;
@@ -19,7 +20,7 @@ use crate::replica::shared_tensor;
 use crate::strategy::span;
 use crate::{BucketCaps, CommHook, Exactness, Replica, Result, StrategyError};
 
-/// Sends the part `k` of each bucket that is largest.
+/// Sends the largest fraction `k` of the elements of each bucket.
 #[derive(Debug)]
 pub struct TopK {
     k: f64,
@@ -28,19 +29,19 @@ pub struct TopK {
 
 #[derive(Debug)]
 struct Sparse {
-    /// What has not been sent: f32, as long as the bucket.
+    /// The gradients that have not been sent: f32, as long as the bucket.
     held_back: Tensor,
-    /// This rank's indices, then their values, bit by bit: i32 (2 * count).
+    /// This rank's indices, then the bits of their values: i32 (2 * count).
     pairs: Tensor,
-    /// Those of all ranks: i32 (ranks * 2 * count).
+    /// The pairs of all ranks: i32 (ranks * 2 * count).
     gathered: Tensor,
 }
 
 impl TopK {
-    /// The part where no other is given.
+    /// The default fraction.
     pub const DEFAULT_K: f64 = 0.1;
 
-    /// With the part `k` of the elements of each bucket, rounded up. Errors when it is not above 0 and at
+    /// Sends the fraction `k` of the elements of each bucket, rounded up. Errors if `k` is not above 0 and at
     /// most 1.
     pub fn new(k: f64) -> Result<Self> {
         if !(k > 0.0 && k <= 1.0) {
@@ -70,7 +71,7 @@ impl CommHook for TopK {
             let count = ((len as f64 * self.k).ceil() as usize).min(len);
             let shared = |elems: usize| shared_tensor(group, allocator, DType::I32, elems);
             let held_back = allocator.tensor(DType::F32, [len], Category::Communication)?;
-            // Not zero, which would turn a gradient of -0 into one of 0.
+            // -0, because adding +0 would turn a gradient of -0 into +0.
             held_back.write::<f32>()?.fill(-0.0);
             let (pairs, gathered) = (shared(2 * count)?, shared(2 * count * group.world_size())?);
             Ok(Sparse { held_back, pairs, gathered })

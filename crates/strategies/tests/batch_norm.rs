@@ -1,6 +1,5 @@
-//! Batch norm on several ranks: with synchronised statistics it trains as one process does on the
-//! whole batch; without, each rank has its own running statistics, and the parameters stay equal all
-//! the same.
+//! Batch norm on several ranks. With synchronized statistics, training equals that of one process on the
+//! whole batch. Without, each rank has its own running statistics, but the parameters still stay equal.
 
 mod common;
 
@@ -9,8 +8,8 @@ use paceline_strategies::{Alternating, FlatDdp, LocalSgd, NoSync, ReplicaOptions
 
 use common::{EXACT, Make, Net, Trainer, largest_difference, on_ranks};
 
-/// Samples of each batch, most of which four ranks cannot share evenly; of the tails of three the last
-/// of four ranks has none.
+/// Samples of each batch. Four ranks cannot divide most of them evenly; of the batches of three, the last of
+/// four ranks has no sample.
 const STEPS: [usize; 8] = [12, 10, 3, 12, 10, 3, 12, 10];
 
 const PLAIN: ReplicaOptions = ReplicaOptions {
@@ -22,7 +21,7 @@ const PLAIN: ReplicaOptions = ReplicaOptions {
 const SYNC: ReplicaOptions = ReplicaOptions { sync_batch_norm: true, ..PLAIN };
 const BROADCAST: ReplicaOptions = ReplicaOptions { broadcast_buffers: true, ..PLAIN };
 
-/// What one rank ended with.
+/// The state of one rank at the end of training.
 struct Outcome {
     digest: String,
     weights: Vec<f32>,
@@ -30,7 +29,7 @@ struct Outcome {
     losses: Vec<f64>,
 }
 
-/// What all ranks ended with, in rank order.
+/// Trains, and returns the outcomes of all ranks, in rank order.
 fn train(make: Make, world_size: usize, options: ReplicaOptions) -> Vec<Outcome> {
     on_ranks(world_size, |group| {
         let mut trainer = trainer(group, make, options);
@@ -58,10 +57,10 @@ fn one_process() -> Outcome {
     train(|| Box::new(Single), 1, PLAIN).remove(0)
 }
 
-/// The statistics are summed in f64, so what differs from one process is the order in which f32
-/// gradients are added up: eight steps with a rounding of 6e-8 in gradients of about one, times a
-/// learning rate of 0.05 and a momentum that repeats it, come to 2e-7. Statistics of a share in place of
-/// the whole batch move weights, statistics and losses by more than 1e-2.
+/// The statistics are summed in f64, so the only difference to one process is the order in which f32
+/// gradients are summed: eight steps with rounding errors of 6e-8 in gradients of about one, times a learning
+/// rate of 0.05 and a momentum that repeats them, give 2e-7. Using the statistics of a share instead of the
+/// whole batch changes weights, statistics and losses by more than 1e-2.
 const TOLERANCE: f64 = 1e-6;
 
 #[test]
@@ -92,7 +91,7 @@ fn parameters_stay_equal_whatever_the_statistics_are_of() {
         for options in [PLAIN, SYNC, BROADCAST] {
             let all = EXACT.map(|make| train(make, world_size, options));
             for outcome in all.iter().flatten() {
-                // Those of simple_ddp on rank 0. Running statistics do not enter into training.
+                // All equal those of simple_ddp on rank 0. Running statistics do not affect training.
                 assert_eq!(outcome.digest, all[0][0].digest, "{options:?}");
                 assert_eq!(outcome.losses, all[0][0].losses, "{options:?}");
             }
@@ -150,7 +149,8 @@ fn operations_of_synchronised_batch_norm() {
         });
         counts[0]
     };
-    // Gradients and loss. Two layers of batch norm, each with its sums in both passes. One broadcast.
+    // Two operations for gradients and loss. Two layers of batch norm add one operation each in both passes.
+    // Broadcasting buffers adds one.
     assert_eq!((operations(PLAIN), operations(SYNC), operations(BROADCAST)), (2, 6, 3));
 }
 

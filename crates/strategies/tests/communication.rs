@@ -1,4 +1,4 @@
-//! How often strategies communicate, and what becomes of a step whose peer has left.
+//! How often strategies communicate, and what happens to a step whose peer has left.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn operations_per_step() {
             counts[0]
         });
         let params = net.build(2).layout.trained().count();
-        // Each with one more for the sums of the loss.
+        // One more operation for the sums of the loss.
         let per_param = params + 1;
         assert_eq!(operations[..4], [per_param; 4], "{net:?}");
         let [small_copies, one_copy, small, one, no_view, flat, sparse, own] = operations[4..]
@@ -38,7 +38,8 @@ fn operations_per_step() {
         assert_eq!([one_copy, one, flat], [2; 3], "{net:?}");
         assert_eq!([no_view, sparse, own], [small; 3], "{net:?}");
         assert!((3..=params).contains(&small), "{net:?}: {small}");
-        // What is copied is sent before it is too much, what is in place after, so those are fewer.
+        // Copied buckets are sent before they exceed the cap, buckets in place after they reach it. So there
+        // are fewer buckets in place.
         assert!((small..=per_param).contains(&small_copies), "{net:?}: {small_copies}");
     }
 }

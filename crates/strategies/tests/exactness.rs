@@ -1,4 +1,4 @@
-//! Every strategy is held to what it states about the weights of its replicas.
+//! Checks the guarantee that every strategy states about the weights of its replicas.
 
 mod common;
 
@@ -12,10 +12,10 @@ use paceline_trace::SpanTrack;
 
 use common::{EXACT, Make, Net, Trainer, on_ranks};
 
-/// Not a multiple of four, so that averages every four steps are not due at the end.
+/// Not a multiple of four, so that no average is due at the end with an average every four steps.
 const STEPS: usize = 10;
 
-/// Those that do not state that they are exact.
+/// The strategies that do not state that they are exact.
 const OTHERS: [Make; 7] = [
     || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())),
     || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
@@ -77,7 +77,7 @@ fn words_name_all_that_the_weights_depend_on() {
     );
 }
 
-/// A strategy whose answers are its own.
+/// A strategy that overrides the default methods.
 struct Peculiar;
 
 impl Strategy for Peculiar {

@@ -1,5 +1,5 @@
-//! Steps that leave out layers: all of them or some, the same on every rank or not, the same in every
-//! step or not.
+//! Steps that leave out layers: in every pass or only in some, the same on every rank or not, the same in
+//! every step or not.
 
 mod common;
 
@@ -15,14 +15,14 @@ use paceline_strategies::{FlatDdp, NoSync, ReplicaOptions, SimpleDdp, Single, St
 
 use common::{EXACT, Make, Net, Optim, Trainer, largest_difference, on_ranks};
 
-/// Which of three layers a rank's pass, counted from 0, goes through: the first is on its own, the other
-/// two are tied.
+/// Which of three layers a rank uses in pass number `pass`, counted from 0. The first layer has its own
+/// parameters; the other two are tied.
 type Graph = fn(rank: usize, pass: usize) -> [bool; 3];
 
 /// A layer that some passes leave out.
 struct Sometimes {
     inner: Linear,
-    /// Its number in the graph.
+    /// The layer's number in the graph.
     at: usize,
     graph: Graph,
     rank: usize,
@@ -93,13 +93,13 @@ const DYNAMIC: ReplicaOptions = ReplicaOptions { static_graph: false, ..STATIC }
 
 fn trainer(group: Group, make: Make, graph: Graph, options: ReplicaOptions) -> Trainer {
     let model = model(graph, group.rank(), group.world_size());
-    // Without weight decay, so that what has no gradient stays as it is.
+    // Without weight decay, so that parameters without a gradient stay unchanged.
     let mut trainer = Trainer::with_model(model, Net::Mlp, group, make(), Optim::Plain);
     trainer.replica.options = options;
     trainer
 }
 
-/// Six steps of two micro-batches; what each rank ended with.
+/// Trains for six steps of two micro-batches. Returns the outcome of each rank.
 fn train(
     make: Make,
     world_size: usize,
@@ -115,7 +115,7 @@ fn train(
     })
 }
 
-/// The same bits from all strategies and ranks, and with each of the options.
+/// Checks that all strategies and ranks give the same bits, with each of the options. Returns the weights.
 fn digests_agree(world_size: usize, graph: Graph, options: &[ReplicaOptions]) -> Vec<f32> {
     let runs = options.iter().flat_map(|&options| EXACT.map(|make| (make, options)));
     let outcomes = runs.flat_map(|(make, options)| train(make, world_size, graph, options));
@@ -124,18 +124,18 @@ fn digests_agree(world_size: usize, graph: Graph, options: &[ReplicaOptions]) ->
     outcomes.into_iter().next().unwrap().1
 }
 
-/// In which step training ended, and why, on every rank.
+/// The step in which training failed, and the error, on every rank.
 fn refusals(make: Make, graph: Graph, options: ReplicaOptions) -> Vec<(usize, StrategyError)> {
     let ranks = on_ranks(2, |group| {
         let mut trainer = trainer(group, make, graph, options);
         let refusal = (0..4).find_map(|step| Some((step, trainer.step(&[5, 4]).err()?)));
-        // No rank leaves before all have an error of their own.
+        // The trainer is returned too, so that no rank leaves before all have their own error.
         (refusal.unwrap(), trainer)
     });
     ranks.into_iter().map(|(refusal, _)| refusal).collect()
 }
 
-/// The names of `Unused` and whether they are new, after the number of the step.
+/// For each rank, the step of the `Unused` error, its names, and whether they are new.
 fn unused(make: Make, graph: Graph, options: ReplicaOptions) -> Vec<(usize, Vec<String>, bool)> {
     let names = |(step, error)| match error {
         StrategyError::Unused { names, is_new } => (step, names, is_new),
@@ -144,14 +144,14 @@ fn unused(make: Make, graph: Graph, options: ReplicaOptions) -> Vec<(usize, Vec<
     refusals(make, graph, options).into_iter().map(names).collect()
 }
 
-/// As for whole graphs: sums over the batch in another order, f32 roundings over 6 steps with a learning
-/// rate of 0.3.
+/// As in `parity.rs`, sums over the batch are in a different order: f32 rounding errors over 6 steps with a
+/// learning rate of 0.3.
 const TOLERANCE: f64 = 1e-6;
 
 const WITHOUT_OWN: Graph = |_, _| [false, true, true];
 /// The tied parameters are used once, not twice.
 const TIED_ONCE: Graph = |_, _| [true, true, false];
-/// The first layer takes part in the first micro-batch of each step only.
+/// The first layer takes part only in the first micro-batch of each step.
 const EARLY_ONLY: Graph = |_, pass| [pass % 2 == 0, true, true];
 
 #[test]
@@ -210,7 +210,7 @@ fn a_gradient_counts_as_zero_where_a_rank_leaves_it_out() {
     fn gradients(make: Make, graph: Graph, options: ReplicaOptions) -> Vec<Vec<Vec<f32>>> {
         on_ranks(3, |group| {
             let mut trainer = trainer(group, make, graph, options);
-            // So that a gradient which nobody writes does not pass for zero.
+            // NaN, so that a gradient that nobody writes is not taken for zero.
             trainer.replica.storage.grads().write::<f32>().unwrap().fill(f32::NAN);
             trainer.step(&[6, 5]).unwrap();
             let storage = &trainer.replica.storage;
@@ -242,7 +242,7 @@ fn a_gradient_counts_as_zero_where_a_rank_leaves_it_out() {
 #[test]
 fn a_static_graph_leaves_out_no_more_than_in_the_first_step() {
     let own = ["own.weight", "own.bias"].map(String::from).to_vec();
-    // What is left out in part in every step is nothing new.
+    // A parameter that every step leaves out in part is not reported as new.
     let own_later_too: Graph = |_, pass| [pass < 2, true, false];
     for make in EXACT {
         for refused in unused(make, own_later_too, STATIC) {
@@ -253,7 +253,7 @@ fn a_static_graph_leaves_out_no_more_than_in_the_first_step() {
     assert!(error.to_string().contains("the first step used them"), "{error}");
     assert!(error.to_string().contains("--no-static-graph"), "{error}");
     digests_agree(2, own_later_too, &[DYNAMIC]);
-    // A parameter that the first step used in part may be used to the end, and not at all.
+    // A parameter that the first step used in part may later be used completely, or not at all.
     let in_part_then_otherwise: Graph = |_, pass| [true, pass < 4, (2..4).contains(&pass)];
     digests_agree(2, in_part_then_otherwise, &[STATIC, DYNAMIC]);
 }
@@ -261,7 +261,7 @@ fn a_static_graph_leaves_out_no_more_than_in_the_first_step() {
 #[test]
 fn a_static_graph_uses_nothing_that_the_first_step_left_out() {
     let own_later: Graph = |_, pass| [pass >= 2, true, true];
-    // In the first micro-batch of the second step only.
+    // The layer is used only in the first micro-batch of the second step.
     let own_early: Graph = |_, pass| [pass == 2, true, true];
     let used_after_all = |make: Make, graph: Graph| {
         for (step, error) in refusals(make, graph, STATIC) {
@@ -272,14 +272,14 @@ fn a_static_graph_uses_nothing_that_the_first_step_left_out() {
     };
     for make in EXACT {
         used_after_all(make, own_early);
-        // In the last micro-batch zeros may be under way already, in memory that the layer then may not
-        // write to: that comes to an error, too, and which one is a matter of time.
+        // In the last micro-batch the zeros may already be in flight, and the layer must not write to their
+        // memory. That is an error too; which of the two errors comes first depends on timing.
         assert!(refusals(make, own_later, STATIC).iter().all(|(step, _)| *step == 1));
     }
     for make in [EXACT[0], || Box::new(FlatDdp)] {
         used_after_all(make, own_later);
     }
-    // Half of the uses do not make the gradient final, so nobody is told of it.
+    // Half of the uses do not make the gradient final, so it is not announced during the pass.
     let tied_half: Graph = |_, pass| [true, pass >= 2, false];
     used_after_all(|| Box::new(SimpleDdp), tied_half);
     digests_agree(2, own_later, &[DYNAMIC]);

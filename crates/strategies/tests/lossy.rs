@@ -1,4 +1,5 @@
-//! Strategies that do not give the bits of `simple_ddp`: how near they come, and where they meet it.
+//! Strategies that do not give the bits of `simple_ddp`: how close they come, and with which settings they do
+//! give them.
 
 mod common;
 
@@ -6,14 +7,15 @@ use paceline_strategies::{Alternating, Ddp, HalfPrecision, LocalSgd, SimpleDdp, 
 
 use common::{Make, NETS, Net, Optim, Trainer, largest_difference, on_ranks};
 
-/// Samples of each step; there are as many on each rank.
+/// Samples of each step, divided evenly over the ranks.
 const BATCH: usize = 16;
 /// Enough for both networks to learn the same few samples.
 const LONG: usize = 100;
 /// Few enough for rounding errors not to grow.
 const SHORT: usize = 20;
 
-/// The mean loss of the last ten steps, and rank 0's weights. With `settle`, all ranks must end equal.
+/// The mean loss of the last ten steps, and rank 0's weights. If `settle` is set, all ranks must end with the
+/// same weights.
 fn train(
     net: Net,
     make: Make,
@@ -26,7 +28,7 @@ fn train(
         let mut trainer = Trainer::with_optimizer(net, group, make(), optim);
         let mut losses = Vec::new();
         for _ in 0..steps {
-            // The same few samples again and again, so that there is something to converge to.
+            // Every step uses the same few samples, so that training converges.
             trainer.next_sample = 0;
             losses.push(trainer.step(&[BATCH]).unwrap().loss);
         }
@@ -44,10 +46,10 @@ const SIMPLE: Make = || Box::new(SimpleDdp);
 
 #[test]
 fn lossy_strategies_converge_to_nearly_the_same_loss() {
-    // By how much the loss may be above that of simple_ddp, in parts of what simple_ddp has gained since
-    // the first step. Half precision keeps 8 bits of each gradient, so all but some thousandths of the
-    // way; a tenth of the gradients, or averages of parameters every four steps, may take a few
-    // steps more.
+    // By how much the loss may exceed that of simple_ddp, as a fraction of simple_ddp's improvement since the
+    // first step. Half precision keeps at least 8 bits of each gradient, so it loses only some thousandths of
+    // the improvement. With a tenth of the gradients, or with averages of parameters every four steps,
+    // training may need a few more steps.
     let cases: [(&str, Make, f64); 4] = [
         ("fp16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())), 0.01),
         ("bf16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())), 0.01),
@@ -78,9 +80,9 @@ fn local_sgd_with_an_average_after_each_step_is_data_parallelism() {
             let (_, exact) = train(net, SIMPLE, Optim::Plain, SHORT, world_size, true);
             let (_, averaged) = train(net, local, Optim::Plain, SHORT, world_size, true);
             let off = largest_difference(&exact, &averaged);
-            // The mean of parameters is rounded where that of gradients is not: 20 steps of half a unit
-            // in the last place of weights below one, 6e-8, come to 1e-6, and the network carries
-            // each error on into its later gradients.
+            // The mean of parameters is rounded in a different place than the mean of gradients: 20 steps of
+            // half a unit in the last place of weights below one, 6e-8, give 1e-6, and each error also
+            // affects later gradients.
             assert!(off < 5e-6, "{net:?} on {world_size} ranks: off by {off:e}");
         }
     }
@@ -90,7 +92,7 @@ fn local_sgd_with_an_average_after_each_step_is_data_parallelism() {
 fn local_sgd_as_published_leaves_replicas_apart() {
     let published: Make = || Box::new(LocalSgd::new(4).unwrap().as_published());
     train(Net::Mlp, published, Optim::Plain, SHORT, 2, false);
-    // With every step it is simple_ddp.
+    // With an average in every step, the published method is simple_ddp.
     let every: Make = || Box::new(LocalSgd::new(1).unwrap().as_published());
     let (_, weights) = train(Net::Mlp, every, Optim::Momentum, SHORT, 2, true);
     assert_eq!(weights, train(Net::Mlp, SIMPLE, Optim::Momentum, SHORT, 2, true).1);
@@ -104,7 +106,7 @@ fn top_k_of_everything_keeps_the_sign_of_zero() {
         let bits = on_ranks(2, |group| {
             let Trainer { replica, mut strategy, mut track, .. } =
                 Trainer::new(Net::Mlp, group, make());
-            // The second step adds to what the first one held back.
+            // The second step adds to the gradients that the first step held back.
             let mut step = || {
                 replica.storage.grads().write::<f32>().unwrap().fill(-0.0);
                 for (id, _) in replica.model.layout.trained().rev() {

@@ -1,7 +1,7 @@
-//! Every strategy ends with the weights of one process that trains on the whole batch, and all
-//! ranks and strategies with the same bits.
+//! Every strategy ends with the weights of one process that trains on the whole batch, and all ranks and
+//! strategies end with the same bits.
 //!
-//! Ranks are threads here. Processes are covered by the end-to-end tests of the binary.
+//! Ranks are threads here. The end-to-end tests of the binary cover processes.
 
 mod common;
 
@@ -10,28 +10,27 @@ use paceline_strategies::{Single, StepLoss};
 
 use common::{EXACT, Make, NETS, Net, SPECIAL_NETS, Trainer, largest_difference, on_ranks};
 
-/// Weights after twenty steps may differ by this much from those of one process, whose sums over
-/// the batch are added up in another order: 20 steps, each with a rounding error of f32, 6e-8, in
-/// gradients of about one, times a learning rate of 0.05 and a momentum that repeats it ten times,
-/// come to 6e-7. Forgetting one sample of a batch moves weights by more than 1e-3.
+/// Weights after twenty steps may differ by this much from those of one process, which sums over the batch in
+/// a different order: 20 steps, each with an f32 rounding error of 6e-8 in gradients of about one, times a
+/// learning rate of 0.05 and a momentum that repeats the error ten times, give 6e-7. Leaving out one sample
+/// of a batch changes weights by more than 1e-3.
 const TOLERANCE: f64 = 1e-6;
 
-/// Samples of each batch: most do not divide evenly over four ranks (3, 3, 2, 2), and the tails
-/// of three leave the last of four ranks without any.
+/// Samples of each batch: most do not divide evenly over four ranks (3, 3, 2, 2), and batches of three leave
+/// the last of four ranks without samples.
 const STEPS: [usize; 20] =
     [10, 10, 10, 10, 3, 10, 10, 10, 10, 3, 10, 10, 10, 10, 3, 10, 10, 10, 8, 3];
 
 const SINGLE: Make = || Box::new(Single);
 
-/// What one rank ended with.
+/// The state of one rank at the end of training.
 struct Outcome {
     digest: String,
     weights: Vec<f32>,
     losses: Vec<StepLoss>,
 }
 
-/// Trains on every rank and returns what rank 0 ended with, having checked that the others ended
-/// with the same.
+/// Trains on every rank, checks that all ranks have the same outcome, and returns rank 0's.
 fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outcome {
     let outcomes = on_ranks(world_size, |group| {
         let mut trainer = Trainer::new(net, group, make());
@@ -46,14 +45,15 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
         assert!(ours.eq(outcomes[0].losses.iter().map(agreed)), "{net:?}: rank {rank}");
     }
     for (at, loss) in outcomes[0].losses.iter().enumerate() {
-        // Added up in rank order, as the group does: the same bits.
+        // Summed in rank order like in the group, so the bits are the same.
         let sum: f64 = outcomes.iter().map(|outcome| outcome.losses[at].local_sum).sum();
         assert_eq!(sum / loss.count as f64, loss.loss, "{net:?}: step {at}");
     }
     outcomes.into_iter().next().unwrap()
 }
 
-/// Trains with every strategy: all end with the same bits, and near the weights of one process.
+/// Trains with every strategy, and checks that all end with the same bits, close to the weights of one
+/// process.
 fn train_all(net: Net, world_size: usize, steps: &[Vec<usize>], single: &Outcome) {
     let outcomes = EXACT.map(|make| train(net, make, world_size, steps));
     for outcome in &outcomes {
@@ -67,8 +67,7 @@ fn whole_batches() -> Vec<Vec<usize>> {
     STEPS.iter().map(|&count| vec![count]).collect()
 }
 
-/// Each batch in four parts, the last of which some ranks have no sample of; at the tail there are
-/// fewer parts.
+/// Each batch in four parts, of which some ranks have no sample of the last. Small batches have fewer parts.
 fn split_batches() -> Vec<Vec<usize>> {
     let split = |&count: &usize| if count > 3 { vec![3, 2, 3, count - 8] } else { vec![2, 1] };
     let parts = |count| split(count).into_iter().filter(|part| *part > 0).collect();
@@ -94,7 +93,7 @@ fn losses_are_those_of_one_process() {
         for make in EXACT {
             let shared = train(net, make, 4, &whole_batches());
             for (at, (ours, theirs)) in shared.losses.iter().zip(&single.losses).enumerate() {
-                // A loss of about two follows the weights, which differ by the tolerance at most.
+                // The weights differ by at most the tolerance, so the loss, which is about two, does too.
                 let off = (ours.loss - theirs.loss).abs();
                 assert!(off < TOLERANCE, "{net:?}, step {at}: off by {off:e}");
                 assert_eq!((ours.count, ours.correct), (STEPS[at], theirs.correct), "step {at}");

@@ -1,6 +1,6 @@
-//! Ranks with different numbers of batches, of different sizes: every strategy finishes, and the exact
-//! ones on all ranks with the same bits, and with the weights of one process that trains on what the
-//! ranks had in each step.
+//! Ranks with different numbers of batches, of different sizes. Every strategy finishes. The exact strategies
+//! end with the same bits on all ranks, and with the weights of one process that trains on the samples of all
+//! ranks in each step.
 
 mod common;
 
@@ -11,15 +11,15 @@ use paceline_strategies::{Ddp, HalfPrecision, Join, LocalSgd, MicroBatch, NoSync
 
 use common::{EXACT, Make, NETS, Net, Trainer, largest_difference, on_ranks};
 
-/// As for even inputs: sums over the batch in another order, f32 roundings over 9 steps.
+/// As in `parity.rs`, sums over the batch are in a different order: f32 rounding errors over 9 steps.
 const TOLERANCE: f64 = 1e-6;
 
-/// The sizes of each rank's batches: one runs out at once, one late, one has a batch of nothing in
-/// between, and the last three steps have one rank's samples only.
+/// The sizes of each rank's batches: one rank has none, one has the most, one has an empty batch in between,
+/// and in the last three steps only one rank has samples.
 const BATCHES: [&[usize]; 4] =
     [&[3, 3, 3, 2], &[], &[5, 5, 5, 5, 5, 5, 5, 5, 1], &[2, 0, 2, 2, 7, 7]];
 
-/// The samples of each rank's batches; no two ranks share any.
+/// The samples of each rank's batches. No two ranks share a sample.
 fn samples(rank: usize) -> Vec<Range<usize>> {
     let mut next = 1000 * rank;
     let mut take = |size: &usize| {
@@ -68,7 +68,7 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
     })
 }
 
-/// The same on one process, which has what all ranks have in each step.
+/// The same on one process, which has the samples of all ranks in each step.
 fn alone(net: Net, micro_batches: usize) -> Outcome {
     let mut trainer = Trainer::new(net, Group::single(), Box::new(Single));
     let allocator = trainer.replica.compute.allocator.clone();
@@ -80,7 +80,7 @@ fn alone(net: Net, micro_batches: usize) -> Outcome {
             .flat_map(|at| all.iter().filter_map(move |r| r.get(at)))
             .collect();
         let global_count = present.iter().map(|samples| samples.len()).sum();
-        // One micro-batch per rank and batch; they count as one batch.
+        // One micro-batch for each rank and batch. Together they count as one batch.
         let share = |(at, samples): (usize, &&Range<usize>)| {
             let (inputs, targets) = net.batch(&allocator, (*samples).clone());
             let global_count = if at == 0 { global_count } else { 0 };
@@ -119,7 +119,7 @@ fn ranks_that_run_out_of_data_keep_the_others_company() {
 
 #[test]
 fn lossy_strategies_finish_on_every_rank() {
-    // Whether all ranks end with the same bits.
+    // The last field tells whether all ranks end with the same bits.
     let cases: [(&str, Make, bool); 4] = [
         ("fp16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())), true),
         ("top_k", || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())), true),

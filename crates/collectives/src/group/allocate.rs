@@ -1,4 +1,4 @@
-//! Memory that the ranks of a host share, so that operations use it in place.
+//! Allocates memory that the ranks of a host share, so that operations use it in place.
 
 use paceline_memory::{Allocator, Buffer, Category, DType, Tensor};
 
@@ -7,10 +7,9 @@ use super::ties::Ties;
 use crate::CollectiveError;
 
 impl Group {
-    /// Allocates zeroed memory on every rank that all operations use in place, without staging. A
-    /// collective call: every rank passes the same size. The memory lives as long as the buffer
-    /// and goes back to the system with it. What is left is a range of addresses, for as long as the
-    /// group lives.
+    /// Allocates zeroed memory on every rank, which all operations use in place, without staging. A
+    /// collective call: every rank passes the same size in bytes. Dropping the buffer returns the memory
+    /// to the system. Its address range stays reserved until the group is dropped.
     pub fn allocate(
         &self,
         allocator: &Allocator,
@@ -67,7 +66,7 @@ mod tests {
             assert_eq!(allocator.usage(Category::Gradients).current_bytes, 0);
             group.barrier().unwrap();
             assert_eq!(group.shared().unwrap().reach.held_bytes().last(), Some(&0));
-            // Later memory is none of it.
+            // Memory that is allocated later is independent of the first.
             let buffer = group.allocate(&allocator, BYTES, Category::Gradients).unwrap();
             let data = Tensor::new(buffer, 0, DType::F32, [BYTES / 4]).unwrap();
             data.write::<f32>().unwrap().fill(2.0);

@@ -1,4 +1,4 @@
-//! How fast the transport is: measured to choose an algorithm, and before a slower link is emulated.
+//! Measures how fast the transport is, to choose an algorithm and before a slower link is emulated.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::tcp::NEVER;
 use crate::{CollectiveError, ReduceOp};
 
 impl Group {
-    /// Measures both algorithms and uses rings from the size on from which they are faster.
+    /// Measures both algorithms, and uses the ring for all sizes from the smallest at which it is faster.
     pub(super) fn choose_algorithm(&self) -> Result<(), CollectiveError> {
         let Engine::Tcp(tcp) = &self.core.engine else { return Ok(()) };
         let mut from = NEVER;
@@ -28,13 +28,13 @@ impl Group {
         Ok(())
     }
 
-    /// The best of a few all-reduces in place, as the slowest rank saw it: the same answer on every
-    /// rank.
+    /// The best time of a few all-reduces in place, on the rank where it is longest. Every rank returns the
+    /// same time.
     pub(super) fn measure_all_reduce(&self, bytes: usize) -> Result<Duration, CollectiveError> {
         let buffer = self.allocate(&Allocator::new(), bytes, Category::Communication)?;
         let data = Tensor::new(buffer, 0, DType::F32, [bytes / 4])?;
         let mut best = f64::INFINITY;
-        // Small messages are done before a busy host has looked round, so they get more chances.
+        // Scheduling delays disturb small messages most, so these get more repetitions.
         let rounds = if bytes < 100_000 { 100 } else { 6 };
         for _ in 0..rounds {
             let times = self.all_reduce(&data, ReduceOp::Sum)?;

@@ -1,6 +1,6 @@
-//! How a group comes to emulate a slower link.
+//! Makes a group emulate a slower link.
 //!
-//! `emulator.rs` holds operations back; this file decides whether a link can be emulated at all.
+//! This file decides whether a link can be emulated at all; `emulator.rs` then delays the operations.
 
 use super::Group;
 use crate::CollectiveError;
@@ -10,7 +10,8 @@ use crate::emulator::LinkEmulator;
 impl Group {
     /// Makes every later operation take as long as it would on this link. A collective call.
     ///
-    /// The transport is measured first; a link that is not at least 1.25 times as slow is refused.
+    /// The transport is measured first. Errors if the link is not at least 1.25 times as slow as the
+    /// transport, or if the link cannot exist.
     pub fn emulate(&self, link: Link) -> Result<(), CollectiveError> {
         if !link.is_possible() {
             let (rank, link) = (self.rank(), link.to_string());
@@ -32,7 +33,7 @@ impl Group {
     }
 
     pub(crate) fn set_emulator(&self, link: Link) {
-        // A second link would be refused here; the first one stays.
+        // If a link has been set before, it stays.
         let _ = self.core.emulator.set(LinkEmulator::new(
             link,
             self.options.algorithm,
@@ -54,13 +55,13 @@ mod tests {
 
     use crate::{Group, Link, ReduceOp};
 
-    /// Two sub-groups of the same ranks reduce at the same time. Their bytes go through one card, so the
-    /// two operations together take as long as one after the other.
+    /// Two sub-groups of the same ranks reduce at the same time. Their bytes go through one network card,
+    /// so the two operations together take as long as one after the other.
     #[test]
     fn concurrent_groups_share_the_bandwidth_of_the_link() {
         const ELEMS: usize = 100_000;
         let link = Link { bytes_per_s: 8e6, latency_s: 0.0 };
-        // An all-reduce of two ranks moves the message once through each.
+        // An all-reduce of two ranks moves the message once through each rank.
         let each_ns = (4 * ELEMS) as f64 / link.bytes_per_s * 1e9;
         let rank = |group: &Group| {
             group.set_emulator(link);

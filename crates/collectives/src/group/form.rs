@@ -1,6 +1,6 @@
-//! How a group forms: of threads, or of processes that meet, connect, and choose a transport.
+//! How a group forms: from threads, or from processes that meet, connect, and choose a transport.
 //!
-//! In go a rendezvous and this rank's place, or the addresses of ranks that have met already. Out comes a
+//! Input: a rendezvous and this rank's number, or the addresses of ranks that have already met. Output: a
 //! group whose ranks have passed a barrier.
 
 use std::sync::Arc;
@@ -23,13 +23,14 @@ use crate::{CollectiveError, GroupOptions, Transport};
 impl Group {
     /// The groups of `world_size` ranks that are threads of this process, in rank order.
     ///
-    /// Panics if `world_size` is zero or above [`MAX_RANKS`], or if there is no memory for it.
+    /// Panics if `world_size` is zero or above [`MAX_RANKS`], or if memory for the group's shared state
+    /// cannot be allocated.
     pub fn threads(world_size: usize) -> Vec<Self> {
         Self::threads_with(world_size, GroupOptions::for_local_ranks(world_size))
     }
 
-    /// As [`Group::threads`], with options. A link among them must be set by every rank itself, with
-    /// [`Group::emulate`].
+    /// Like [`Group::threads`], with options. [`GroupOptions::link`] is ignored: to emulate a link, every
+    /// rank calls [`Group::emulate`].
     pub fn threads_with(world_size: usize, options: GroupOptions) -> Vec<Self> {
         assert!((1..=MAX_RANKS).contains(&world_size), "1 to {MAX_RANKS} ranks");
         let memory = Arc::new(Control::create(0).expect("memory for the shared state of a group"));
@@ -58,8 +59,8 @@ impl Group {
 
     /// Meets the other processes of this host and forms a group with them that shares memory.
     ///
-    /// Blocks until all `world_size` ranks have come, at most `options.timeout`. Errors when they
-    /// do not, when one presents another secret or world size, or when memory cannot be shared.
+    /// Blocks until all `world_size` ranks have come, for at most `options.timeout`. Errors if some do not
+    /// come, if a rank presents a different secret or world size, or if memory cannot be shared.
     pub fn shm(
         rendezvous: &Rendezvous,
         rank: usize,
@@ -73,7 +74,7 @@ impl Group {
     /// Meets the other processes, on this host or others, and forms a group with them over TCP.
     /// `host` is the address of this host by which the others reach it.
     ///
-    /// Errors as [`Group::shm`] does.
+    /// Has the errors of [`Group::shm`].
     pub fn tcp(
         rendezvous: &Rendezvous,
         host: &str,
@@ -85,8 +86,8 @@ impl Group {
         Self::form_tcp(&listener, &addresses, host, rank, options, Origin::world())
     }
 
-    /// As [`Group::tcp`], but ranks of one host share memory. Ranks count through the hosts one after
-    /// the other, `local_world_size` on each.
+    /// Like [`Group::tcp`], but ranks of one host share memory. Every host has `local_world_size` ranks, with
+    /// consecutive numbers.
     pub fn hybrid(
         rendezvous: &Rendezvous,
         host: &str,
@@ -107,13 +108,12 @@ impl Group {
         )
     }
 
-    /// Forms a group of all ranks that an MPI launcher has started, whose library carries the bytes.
+    /// Forms a group of all ranks that an MPI launcher has started. The MPI library carries the bytes.
     ///
-    /// MPI itself knows the rank and the number of ranks. It is started by the first group, and ended
-    /// by the last one of this process that is dropped, which waits for all ranks; after that, the
-    /// process cannot form another one. So a rank that has failed by itself says why before it drops
-    /// its group, or ends the process without that, and the launcher ends the others. Errors when the
-    /// library cannot be used.
+    /// MPI itself knows the rank and the number of ranks. The first group of a process starts MPI. Dropping
+    /// the last group ends MPI, which waits for all ranks; after that, the process cannot form another
+    /// group. So a rank that has failed should print why before it drops its group, or end the process
+    /// without dropping it; the launcher then ends the other ranks. Errors if the library cannot be used.
     #[cfg(feature = "mpi")]
     pub fn mpi(options: GroupOptions) -> Result<Self, CollectiveError> {
         let engine = Mpi::open()?;
@@ -208,7 +208,7 @@ impl Group {
         group.emulate_if_asked(options.link)
     }
 
-    /// This rank's own listener, and where all ranks can be reached. The store may close when this
+    /// This rank's own listener, and the addresses of all ranks. The store may be dropped when this
     /// returns: rank 0 answers the others for as long as its process lives.
     fn meet(
         rendezvous: &Rendezvous,

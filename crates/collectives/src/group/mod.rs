@@ -1,12 +1,12 @@
-//! A group of ranks: what it holds, what it tells of itself, and how it ends.
+//! A group of ranks: its state, the questions that it answers, and how it ends.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `form` | forms a group of threads or processes |
 //! | `split` | divides a group into sub-groups |
 //! | `origin` | a group's name, and the emulated network card that it shares |
-//! | `ties` | what ties the members together besides the engine |
-//! | `allocate` | memory that operations use in place |
+//! | `ties` | the connections between the members besides the engine's |
+//! | `allocate` | allocates memory that operations use in place |
 //! | `calibrate` | measures the transport |
 //! | `emulate` | slows the group down to an emulated link |
 //!
@@ -38,12 +38,12 @@ use crate::{CollectiveError, GroupOptions, Transport};
 
 /// One rank's membership in a group.
 ///
-/// Every rank of a group calls the same operations in the same order; operations run in the order in
-/// which they were submitted. Dropping the group finishes what was submitted and leaves it; peers
-/// that still need this rank then get an error and do not hang.
+/// Every rank of a group calls the same operations in the same order. Operations run in the order in which
+/// they were submitted. Dropping the group finishes the submitted operations and then leaves the group;
+/// peers that still need this rank get an error and do not hang.
 #[derive(Debug)]
 pub struct Group {
-    // Ends first, so that what was submitted is finished while the peers can still be reached.
+    // Dropped first, so that submitted operations finish while the peers can still be reached.
     worker: Option<Worker>,
     core: Arc<Core>,
     transport: Transport,
@@ -108,19 +108,19 @@ impl Group {
         self.core.emulator.get().map(|emulator| emulator.link)
     }
 
-    /// How this group waits, and what it tells.
+    /// How this group waits, and what it logs.
     pub fn options(&self) -> &GroupOptions {
         &self.options
     }
 
-    /// Adds the records of operations finished since the last call to the end of `out`, the thousand
-    /// most recent ones at most, and returns how many more there were.
+    /// Appends to `out` the records of the operations that have finished since the last call: at most the
+    /// thousand most recent ones. Returns how many older ones were lost.
     pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
         self.core.fresh_records(out)
     }
 
-    /// What can write this group's most recent operations out from another thread, when the process
-    /// is told to end.
+    /// A handle by which another thread can write out this group's most recent operations, for example when
+    /// the process is told to end.
     pub fn dumper(&self) -> Dumper {
         Dumper(self.core.clone())
     }
@@ -139,7 +139,7 @@ impl Group {
 pub struct Dumper(Arc<Core>);
 
 impl Dumper {
-    /// Writes the group's operations out, with `cause` as the reason, unless that has happened before.
+    /// Writes the group's operations out, with `cause` as the reason, unless they have been written before.
     pub fn dump(&self, cause: &str) {
         self.0.dump(cause);
     }

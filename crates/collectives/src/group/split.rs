@@ -1,7 +1,7 @@
 //! How a group divides into sub-groups.
 //!
-//! The members of a sub-group exchange their addresses within the group they come from, so no store has to
-//! outlive the rendezvous.
+//! The members of a sub-group exchange their addresses within the parent group, so no store has to outlive
+//! the rendezvous.
 
 use std::sync::atomic::Ordering;
 
@@ -14,21 +14,22 @@ use crate::engine::Engine;
 use crate::shared::{Reach, Shared};
 
 impl Group {
-    /// Divides the group: ranks that pass the same colour form a new group, in which they keep their
-    /// order. A collective call; ranks that pass `None` take part and get no group.
+    /// Divides the group: ranks that pass the same color form a new group, in which they keep their order.
+    /// A collective call; ranks that pass `None` take part and get no group.
     ///
-    /// The new group's operations are independent of this one's. It emulates the same link, and shares
-    /// this rank's network card with this group: together they move no more bytes than the link carries.
+    /// The operations of the new group are independent of those of this group. The new group emulates the
+    /// same link, and both groups share this rank's emulated network card: together they move no more bytes
+    /// than the link carries.
     pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
         let group = self.divide(colour)?;
         if let (Some(group), Some(emulator)) = (&group, self.core.emulator.get()) {
-            // The parent's transport was slow enough, and this one is no faster.
+            // The parent's transport was fast enough for this link, and the sub-group's is no slower.
             group.set_emulator(emulator.link);
         }
         Ok(group)
     }
 
-    /// As [`Group::split`], but the new group emulates no link.
+    /// Like [`Group::split`], but the new group emulates no link.
     pub(crate) fn divide(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
         let split = self.num_splits.fetch_add(1, Ordering::Relaxed);
         let mut colours = vec![0i64; self.world_size()];
@@ -47,14 +48,14 @@ impl Group {
                 }
                 let (memory, hub) = hub.meet((split, own), world)?;
                 let engine = Shared::new(rank, world, memory, Reach::Threads);
-                // Numbers of splits count within a group, so each has a hub of its own.
+                // Splits are numbered within each group, so each group needs its own hub.
                 let ties = Ties::Threads(hub);
                 let (engine, transport) = (Engine::Shared(engine), self.transport);
                 Self::assemble(rank, world, engine, transport, ties, options, origin)
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
-                // Members have their first one's number as colour: MPI's has fewer bits than ours.
+                // MPI's colors have fewer bits than ours, so the first member's rank serves as the color.
                 let Some(engine) = mpi.split(colour.map(|_| members[0]))? else { return Ok(None) };
                 let (engine, transport) = (Engine::Mpi(engine), self.transport);
                 Self::assemble(rank, world, engine, transport, Ties::None, options, origin)
@@ -72,7 +73,7 @@ impl Group {
                 if colour.is_none() {
                     return Ok(None);
                 }
-                // A part of a hybrid group may lie on one host, or unevenly on several.
+                // A sub-group of a hybrid group may lie on one host, or unevenly on several hosts.
                 let local = match engine {
                     Engine::Hybrid(hybrid) => hybrid.local_world(&members).filter(|&n| n > 1),
                     _ => None,

@@ -1,6 +1,6 @@
-//! What ties the members of a group together besides the engine.
+//! The connections between the members of a group, besides those of the engine.
 //!
-//! Knows nothing of operations.
+//! This module knows nothing of operations.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,29 +11,28 @@ use crate::CollectiveError;
 use crate::shared::Control;
 use crate::shared::links::{Links, Monitor};
 
-/// What ties the members together besides the engine.
+/// The members' connections besides those of the engine. They are needed to share memory, to notice that a
+/// process has died, and to form sub-groups.
 #[derive(Debug)]
 pub(super) enum Ties {
+    /// Threads of one process find their sub-groups at this hub.
     Threads(Arc<Hub>),
-    /// Connections to the ranks of this host, and who watches them.
-    Host {
-        links: Links,
-        monitor: Option<Monitor>,
-    },
-    /// The engine's own connections.
+    /// Connections to the ranks of this host, and the thread that watches them.
+    Host { links: Links, monitor: Option<Monitor> },
+    /// None: the engine's own connections are enough.
     None,
 }
 
-/// Where threads find the shared state of their sub-groups, by number of the split and colour, until
-/// all members have taken it.
+/// Where threads find the shared state of their sub-groups. The key is the number of the split and the
+/// color. An entry stays until all members have taken it; its number counts the members still missing.
 #[derive(Debug, Default)]
 pub(super) struct Hub(Mutex<HashMap<(u32, i64), (Lot, usize)>>);
 
-/// What the threads of a group share.
+/// What the threads of a sub-group share: its state in memory, and the hub for its own sub-groups.
 pub(super) type Lot = (Arc<Mapping>, Arc<Hub>);
 
 impl Hub {
-    /// What the sub-group of `key` shares, which the first of its `world` members makes.
+    /// The shared state of the sub-group with this key. The first of its `world` members creates it.
     pub(super) fn meet(&self, key: (u32, i64), world: usize) -> Result<Lot, CollectiveError> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (lot, missing) = match waiting.remove(&key) {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | broadcast | the root sends to its rail: `S` to each other host | broadcast from the rail's rank |
 //! | all-gather | each rank's share to its rail: once to each other host | all-gather, host by host |
-//! | gather, scatter, all-to-all | each block straight from rank to rank | the same among its ranks |
+//! | gather, scatter, all-to-all | each block directly from rank to rank | the same among its ranks |
 
 use super::state::Hybrid;
 use crate::call::{Blocks, Call, Region, Shares};
@@ -64,7 +64,7 @@ impl Hybrid {
             }
         }
         let own = self.node();
-        // This host's shares while the others' are on their way.
+        // Gathers this host's shares first, while those of the other hosts are on their way.
         for node in std::iter::once(own).chain((0..self.num_hosts()).filter(|&node| node != own)) {
             if node != own {
                 wait_all(inner, context)?;

@@ -1,12 +1,13 @@
 //! Shared memory within a host, sockets between hosts.
 //!
-//! Ranks count through the hosts one after the other, the same number on each. Ranks with the same
-//! place on their hosts form a *rail*: what concerns all hosts alike travels along the rails, each
-//! carrying its share, and is spread within the hosts through shared memory. What goes from one rank
-//! to one other goes there directly.
+//! Every host has the same number of ranks, with consecutive numbers. Ranks with the same local rank on
+//! their hosts form a *rail*. Data for all hosts travel along the rails, each of which carries its share,
+//! and are then spread within each host through shared memory. Data from one rank to one other go there
+//! directly.
 //!
-//! Sums are handed from host to host as a running prefix, so that every element is still summed in
-//! rank order.
+//! Sums go from host to host as a running prefix, so that every element is still summed in rank order.
+//!
+//! Input: a call in its context. Output: the moment when all ranks had arrived, or an error.
 
 mod copies;
 mod rails;
@@ -25,7 +26,7 @@ use crate::tcp::point_to_point;
 use crate::{CollectiveError, OpKind};
 
 impl Hybrid {
-    /// Carries a call out. Returns when the last rank arrived, as far as this rank can tell.
+    /// Carries a call out. Returns the moment when the last rank arrived, as far as this rank can tell.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let inner = &mut *self.tcp.inner();
         let outcome = self.dispatch(inner, context);
@@ -55,7 +56,7 @@ impl Hybrid {
         Ok(met.present_ns)
     }
 
-    /// The two halves of a point-to-point call may lie on different sides of the host's border.
+    /// Send, receive, and both at once. One peer may be on this host and the other on another host.
     fn pair(&self, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {
         let here = self.ranks_of(self.node());
         let call = context.call;

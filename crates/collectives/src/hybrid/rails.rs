@@ -1,4 +1,4 @@
-//! How ranks of several hosts show their calls: first within each host, then along the rails.
+//! How ranks of several hosts show each other their calls: first within each host, then along the rails.
 
 use paceline_memory::DType;
 use paceline_trace::now_ns;
@@ -12,15 +12,15 @@ use crate::tcp::headers::{read, swap};
 use crate::tcp::inner::Inner;
 use crate::{CollectiveError, OpKind};
 
-/// The ranks of this host, and the connections to the ranks in this rank's place on the others.
+/// The ranks of this host, and the connections to the ranks with the same local rank on the other hosts.
 pub(super) struct Rails<'a> {
     pub(super) hybrid: &'a Hybrid,
     pub(super) inner: &'a mut Inner,
 }
 
 impl ShowCalls for Rails<'_> {
-    /// First the ranks of each host see what each other called. Then each rank shows its rail all that
-    /// its host called.
+    /// First the ranks of each host show each other their calls. Then each rank sends its rail all calls of
+    /// its host.
     fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
         let Self { hybrid, inner } = self;
         let here = hybrid.local.show(&hybrid.within_host(context, context.call))?;
@@ -43,7 +43,7 @@ impl ShowCalls for Rails<'_> {
         Ok(Shown { present_ns, calls, operations })
     }
 
-    /// Through an all-gather within the host, then along the rail.
+    /// First an all-gather within the host, then an exchange along the rail.
     fn show_blocks(
         &mut self,
         context: &OpContext,

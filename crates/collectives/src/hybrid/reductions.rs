@@ -1,14 +1,14 @@
-//! All-reduce, reduce and reduce-scatter over hosts, in rank order: a running prefix from host to
+//! All-reduce, reduce and reduce-scatter over hosts, in rank order: a running prefix goes from host to
 //! host.
 //!
-//! Each rail is responsible for a slice of the message. Chunk by chunk, a rank of the first host
-//! reduces its slice of all its host's data and sends the running result (in f32 for f16 and bf16) to
-//! the next host, which goes on where it stopped; the last host finishes it. Then the result travels
-//! back (all-reduce) or straight to those who want it.
+//! Each rail is responsible for a slice of the message. Chunk by chunk, a rank of the first host reduces
+//! its slice over the data of all ranks of its host. It sends the running result (in f32 for f16 and bf16)
+//! to the next host, which goes on from there; the last host finishes the result. Then the result travels
+//! back from host to host (all-reduce) or directly to the ranks that want it (reduce, reduce-scatter).
 //!
-//! Steps: `2 (h-1)` between `h` hosts, overlapping chunk by chunk. Bytes: `S` out of and into each
-//! host in either direction, a `1/k` of it through each of its `k` ranks; within a host, every rank
-//! reads its slice of all `k` ranks' data. Order of summation: rank 0, 1, 2, ..., for each element.
+//! Steps: `2 (h-1)` between `h` hosts, overlapping chunk by chunk. Bytes: `S` out of and into each host in
+//! either direction, `1/k` of it through each of its `k` ranks; within a host, every rank reads its slice
+//! of all `k` ranks' data. Order of summation: rank 0, 1, 2, ..., for each element.
 
 use std::ops::Range;
 
@@ -25,10 +25,10 @@ use crate::tcp::inner::{Inner, explain};
 use crate::tcp::mesh::Ticket;
 use crate::{CollectiveError, OpKind};
 
-/// Elements that are handed on at a time, per rail.
+/// Elements in a chunk, which a rail sends to the next host at once.
 const CHUNK_ELEMS: usize = 64 << 10;
 
-/// How a reduction is cut.
+/// How a message is divided into a slice per rail, and each slice into chunks.
 struct Cuts {
     /// Which elements each rail is responsible for.
     slices: Vec<Range<usize>>,
@@ -44,7 +44,7 @@ impl Cuts {
         Self { slices, num_chunks: longest.div_ceil(CHUNK_ELEMS) }
     }
 
-    /// The elements of a chunk within a rail's slice.
+    /// The elements of a chunk, counted from the start of the rail's slice.
     fn within(&self, rail: usize, chunk: usize) -> Range<usize> {
         let len = self.slices[rail].len();
         len.min(chunk * CHUNK_ELEMS)..len.min((chunk + 1) * CHUNK_ELEMS)
@@ -68,7 +68,8 @@ impl Hybrid {
         let running_bytes = (own.len() * running_size).next_multiple_of(64);
         let scratch = inner.scratch.get(running_bytes + own.len() * size);
         let running = scratch.part(0..own.len() * running_size);
-        // Where this rank's slice of the result goes: to its place, or aside to be sent on.
+        // Where this rank's slice of the result goes: to its final place, or to scratch memory, from which
+        // it is sent on.
         let result = match call.kind {
             OpKind::AllReduce => call.recv.part(own.start * size..own.end * size),
             _ => scratch.part(running_bytes..running_bytes + own.len() * size),
@@ -99,10 +100,11 @@ impl Hybrid {
             let to = chunk_of(&running, chunk, running_size);
             self.accumulate(context, &cuts, chunk, node == 0, &reduction, to)?;
             if node < last {
-                // SAFETY: the scratch memory lives as long as the mesh, and this chunk of it is done.
+                // SAFETY: the scratch memory lives as long as the mesh, and this chunk of it is complete.
                 let ticket =
                     unsafe { inner.mesh.send(self.on_rail(node + 1), to.base, to.len_bytes) };
-                // Only what has left can be waited for by others while this rank waits for its host.
+                // The next host can only receive what has left this rank. So this rank waits until the
+                // chunk is sent, before it waits for the other ranks of its host.
                 wait(inner, context, ticket)?;
                 continue;
             }
@@ -123,19 +125,19 @@ impl Hybrid {
             wait(inner, context, ticket)?;
             if node > 0 {
                 let finished = chunk_of(&result, chunk, size);
-                // SAFETY: as above; the chunk has arrived and is not written any more.
+                // SAFETY: as above; the chunk has arrived, and nobody writes to it any longer.
                 unsafe {
                     inner.mesh.send(self.on_rail(node - 1), finished.base, finished.len_bytes)
                 };
             }
         }
         wait_all(inner, context)?;
-        // Every rank of the host has its slice in place.
+        // Every rank of the host now has its own slice in place.
         let within = Call { kind: OpKind::AllGather, send: result, ..call.clone() };
         self.local.run(&self.within_host(context, &within)).map(drop)
     }
 
-    /// Posts for chunks from the rank on this rail of another host.
+    /// Posts the receives of these chunks from the rank of this rail on host `node`.
     fn post(
         &self,
         inner: &mut Inner,
@@ -145,15 +147,16 @@ impl Hybrid {
         let from = self.on_rail(node);
         chunks
             .map(|chunk| {
-                // SAFETY: the chunks are scratch memory, or belong to the slice of the caller's
-                // result that is this rank's alone: its own contribution there is in the prefix by
-                // the time the result comes back.
+                // SAFETY: the chunks are scratch memory, or lie in the slice of the caller's result that
+                // only this rank uses: by the time the result comes back, this rank's own contribution in
+                // that slice is part of the prefix.
                 unsafe { inner.mesh.recv(from, chunk.base, chunk.len_bytes) }
             })
             .collect()
     }
 
-    /// Adds one chunk of all this host's data to the running result.
+    /// Adds one chunk of the data of all ranks of this host to the running result. `is_fresh` starts a new
+    /// result instead, on the first host.
     fn accumulate(
         &self,
         context: &OpContext,
@@ -179,14 +182,14 @@ impl Hybrid {
             }
             let elems = range.start / size..range.end / size;
             let to = running.part(elems.start * running_size..elems.end * running_size);
-            // SAFETY: the sources are valid for the range and nobody writes there: each rank's result
-            // goes to its own slice, which only it reads. The running result is this rank's alone.
+            // SAFETY: the sources are valid for the range, and nobody writes there: each rank's result
+            // goes to its own slice, which only that rank reads. Only this rank uses the running result.
             unsafe { reduction.accumulate(is_fresh, sources, to.base, elems.len()) };
         })
     }
 
-    /// From the last host, where the slices lie finished, to the ranks that want them: each its share
-    /// (reduce-scatter), or the root all (reduce).
+    /// Sends the finished slices from the last host to the ranks that want them: each rank gets its share
+    /// (reduce-scatter), or the root gets everything (reduce).
     fn deliver(
         &self,
         inner: &mut Inner,
@@ -199,7 +202,8 @@ impl Hybrid {
         let size = call.dtype.size_bytes();
         let shares = Shares::of(met.calls.iter().map(|call| call.recv_count));
         let last = self.ranks_of(self.num_hosts() - 1);
-        // What a rank wants of a rail's slice: its bytes within the slice, and within the rank's share.
+        // The bytes that rank `wanted` needs from a rail's slice: their range within the slice, and their
+        // range within the rank's share.
         let overlap = |rail: usize, wanted: usize| {
             let share = shares.bytes(wanted, DType::U8);
             let slice = &cuts.slices[rail];
@@ -213,7 +217,7 @@ impl Hybrid {
         if !last.contains(&context.rank) {
             for (rail, source) in last.clone().enumerate() {
                 let to = call.recv.part(overlap(rail, context.rank).1);
-                // SAFETY: the caller holds the memory; the slices' parts of a share lie apart.
+                // SAFETY: the caller holds the memory; the parts of a share from different slices lie apart.
                 unsafe { inner.mesh.recv(source, to.base, to.len_bytes) };
             }
             return wait_all(inner, context);
@@ -231,7 +235,7 @@ impl Hybrid {
         pull(&self.local, &within, &met, Cut::Blocks, block, |window| {
             for rail in 0..self.local.world {
                 let to = call.recv.part(overlap(rail, context.rank).1);
-                // SAFETY: the receiving side is this rank's own, and the parts fill it exactly.
+                // SAFETY: the receiving memory is this rank's own, and the parts fill it exactly.
                 unsafe { window.copy(rail, to.base) };
             }
         })

@@ -1,6 +1,6 @@
 //! One rank's place among the hosts: its host's shared memory, its connections, and its rail.
 //!
-//! Knows nothing of which operations there are.
+//! This module does not know which operations exist.
 
 use crate::call::Call;
 use crate::context::OpContext;
@@ -15,7 +15,7 @@ pub(crate) struct Hybrid {
 }
 
 impl Hybrid {
-    /// `tcp` connects this rank to those of all other hosts.
+    /// `tcp` connects this rank to the ranks of all other hosts.
     pub(crate) fn new(local: Shared, tcp: Tcp) -> Self {
         Self { local, tcp }
     }
@@ -34,7 +34,8 @@ impl Hybrid {
         self.tcp.host()
     }
 
-    /// Of these ranks, how many are on each host that has any, if it is the same number everywhere.
+    /// How many of these ranks are on each host that has any of them. `None` if the number differs between
+    /// hosts.
     pub(crate) fn local_world(&self, members: &[usize]) -> Option<usize> {
         let on =
             |host: usize| members.iter().filter(|&&rank| rank / self.local.world == host).count();
@@ -57,18 +58,18 @@ impl Hybrid {
         node * self.local.world..(node + 1) * self.local.world
     }
 
-    /// The rank in this rank's place on another host.
+    /// The rank on host `node` with the same local rank as this one.
     pub(super) fn on_rail(&self, node: usize) -> usize {
         node * self.local.world + self.local.rank
     }
 
-    /// The same operation, as this host's ranks carry out their part of it.
+    /// The context for the part of an operation that this host's ranks carry out among themselves.
     pub(super) fn within_host<'a>(&self, context: &OpContext<'a>, call: &'a Call) -> OpContext<'a> {
         let (rank, world) = (self.local.rank, self.local.world);
         OpContext { rank, world, first: self.ranks_of(self.node()).start, call, ..*context }
     }
 
-    /// The ranks in this rank's place on the other hosts.
+    /// The ranks on the other hosts with the same local rank as this one.
     pub(super) fn rail(&self) -> Vec<usize> {
         let others = (0..self.num_hosts()).filter(|&node| node != self.node());
         others.map(|node| self.on_rail(node)).collect()

@@ -1,4 +1,4 @@
-//! Broadcast, all-gather, gather, scatter and all-to-all.
+//! Broadcast, all-gather, gather, scatter and all-to-all by the MPI library.
 
 use std::ffi::c_int;
 
@@ -50,7 +50,7 @@ pub(super) fn gather(
     let is_root = call.kind == OpKind::AllGather || rank == call.root;
     let whole = room(call.recv, &mut inner.receiving);
     let is_in_place = match call.kind {
-        // The standard wants all ranks to say so, or none.
+        // The MPI standard allows "in place" on all ranks or on none.
         OpKind::AllGather => met.calls.iter().all(|call| call.overlap > 0 || call.send_count == 0),
         _ => is_root && call.overlap().is_some(),
     };
@@ -76,8 +76,8 @@ pub(super) fn gather(
         let to = if is_root { part(whole, window.clone(), size) } else { Region::EMPTY };
         let (to, root) = (address(to), call.root as c_int);
         let (counts, starts) = (inner.counts.as_ptr(), inner.starts.as_ptr());
-        // SAFETY: the regions are claimed or the engine's own, as the counts are, and long enough; all
-        // ranks have agreed on the counts, and cut alike.
+        // SAFETY: the regions and the counts are claimed or the engine's own, and long enough; all ranks
+        // have agreed on the counts, and divide the data in the same way.
         unsafe {
             comm.carry_out(context, |comm, request| match call.kind {
                 OpKind::AllGather => {
@@ -105,7 +105,8 @@ pub(super) fn scatter(
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
     let shares = met.shares();
     let whole = stage(call.send, &mut inner.sending);
-    // The library wants both sides apart, so a share that lies in the whole comes beside it first.
+    // MPI does not allow the two sides to overlap, so a share within the whole is received in the engine's
+    // own memory first.
     let is_apart = call.overlap().is_none() && call.recv.is_claimed;
     let share = room(Region { is_claimed: is_apart, ..call.recv }, &mut inner.receiving);
     for window in windows(shares.elements(context.world - 1).end) {
@@ -139,7 +140,7 @@ pub(super) fn all_to_all(
     let recv = room(call.recv, &mut inner.receiving);
     let to_all = Shares::of(sent[rank].iter().copied());
     let from_all = Shares::of(sent.iter().map(|row| row[rank]));
-    // Every rank answers this alike, since all know all counts.
+    // All ranks know all counts, so they all choose the same branch.
     let column = |rank: usize| sent.iter().map(|row| row[rank]).sum::<u64>();
     let longest = (0..context.world).map(|r| sent[r].iter().sum::<u64>().max(column(r))).max();
     if longest.is_some_and(|longest| longest <= MOST as u64) {
@@ -161,7 +162,7 @@ pub(super) fn all_to_all(
             })?;
         }
     } else {
-        // The library cannot count so many elements at once, so blocks go one by one, in parts.
+        // The library cannot count so many elements in one call, so each block is sent separately, in parts.
         let mut flight = Flight::new();
         let out = |peer| send.part(to_all.bytes(peer, call.dtype));
         let incoming = |peer| recv.part(from_all.bytes(peer, call.dtype));
@@ -193,7 +194,7 @@ fn share_part(
     }
 }
 
-/// Elements of a region.
+/// The part of a region that holds these elements, of `size` bytes each.
 fn part(region: Region, elements: std::ops::Range<usize>, size: usize) -> Region {
     region.part(elements.start * size..elements.end * size)
 }

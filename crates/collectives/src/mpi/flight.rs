@@ -1,4 +1,8 @@
-//! Transfers in the air: a communicator, and waiting for what was begun on it.
+//! A communicator, and the transfers in flight on it: transfers that have begun and are not known to be
+//! finished.
+//!
+//! Input: regions of memory and peers. Output: finished transfers, or an error that names the missing
+//! ranks. This module does not know which collective operations exist.
 
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
@@ -11,23 +15,23 @@ use crate::CollectiveError;
 use crate::call::Region;
 use crate::context::OpContext;
 
-/// The most elements of one transfer, whose counts and displacements are C's `int`. Builds with
-/// assertions cut earlier, so that tests see it.
+/// The most elements of one transfer, since counts and displacements are C's `int`. In builds with
+/// assertions the limit is small, so that tests reach it.
 pub(super) const MOST: usize = if cfg!(debug_assertions) { 1 << 15 } else { i32::MAX as usize };
 
-/// Tells transfers between two ranks apart.
+/// The MPI tag, which distinguishes the transfers between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tag {
     Header = 1,
     Data = 2,
 }
 
-/// A communicator of our own.
+/// A communicator that only this crate uses.
 #[derive(Debug)]
 pub(super) struct Comm {
     pub(super) handle: ffi::MPI_Comm,
     pub(super) runtime: Runtime,
-    /// Whether a transfer was left in the air.
+    /// Whether a transfer was left in flight for good.
     is_abandoned: bool,
 }
 
@@ -35,26 +39,26 @@ pub(super) struct Comm {
 // the library needs that.
 unsafe impl Send for Comm {}
 
-/// What was begun and is not known to be finished.
+/// Transfers that have begun and are not known to be finished.
 pub(super) struct Flight {
-    /// With the peer that a time-out names.
+    /// Each with the peer to name if the wait times out.
     requests: Vec<(Option<usize>, ffi::MPI_Request)>,
 }
 
 impl Comm {
-    /// A duplicate of the communicator of all ranks, so that nobody else's messages come between.
+    /// A duplicate of the communicator of all ranks, so that messages of other code cannot mix with ours.
     pub(super) fn world(runtime: Runtime) -> Result<Self, String> {
         // SAFETY: this is a constant of the library.
         let world = unsafe { ffi::RSMPI_COMM_WORLD };
         let mut handle = world;
-        // SAFETY: the library runs; all ranks do this first of all.
+        // SAFETY: the library runs; all ranks make this call before any other.
         runtime.call(|| unsafe { ffi::MPI_Comm_dup(world, &mut handle) })?;
         Self::own(handle, runtime)
     }
 
     fn own(handle: ffi::MPI_Comm, runtime: Runtime) -> Result<Self, String> {
-        // Errors come back as codes. Otherwise the library would end the process.
-        // SAFETY: the communicator is a new one of our own.
+        // Errors come back as codes. By default the library would end the process.
+        // SAFETY: the communicator is new, and only this crate uses it.
         let quiet = || unsafe { ffi::MPI_Comm_set_errhandler(handle, ffi::RSMPI_ERRORS_RETURN) };
         runtime.call(quiet)?;
         Ok(Self { handle, runtime, is_abandoned: false })
@@ -70,7 +74,7 @@ impl Comm {
         Ok((rank as usize, world as usize))
     }
 
-    /// The communicator of the ranks that pass the same colour, in their order. All ranks do this.
+    /// The communicator of the ranks that pass the same color, in their order. All ranks call this.
     pub(super) fn split(&self, colour: Option<usize>, rank: usize) -> Result<Option<Self>, String> {
         // SAFETY: these are constants of the library.
         let (undefined, null) = unsafe { (ffi::RSMPI_UNDEFINED, ffi::RSMPI_COMM_NULL) };
@@ -90,7 +94,7 @@ impl Comm {
     ///
     /// # Safety
     ///
-    /// Memory that the transfer uses stays until the flight has landed, or for good if that fails.
+    /// The memory that the transfer uses stays valid until the flight has landed, or for good if it fails.
     unsafe fn begin(
         &self,
         context: &OpContext,
@@ -120,8 +124,8 @@ impl Comm {
     ) -> Result<(), CollectiveError> {
         for part in parts(region, dtype) {
             let (base, elems) = (address(part), (part.len_bytes / dtype.size_bytes()) as c_int);
-            // SAFETY: as required of the caller; the part lies within the region. Headers wait for
-            // who sends, not for who receives.
+            // A time-out names the ranks whose headers have not come, so a send has no peer to name.
+            // SAFETY: as required of the caller; the part lies within the region.
             unsafe {
                 self.begin(context, flight, None, |request| {
                     let (to, tag) = (peer as c_int, tag as c_int);
@@ -158,11 +162,11 @@ impl Comm {
         Ok(())
     }
 
-    /// Carries out one transfer of all ranks, which `start` begins.
+    /// Carries out one collective transfer, which `start` begins.
     ///
     /// # Safety
     ///
-    /// Memory that it uses stays until this returns, or for good if it fails.
+    /// The memory that the transfer uses stays valid until this returns, or for good if this fails.
     pub(super) unsafe fn carry_out(
         &self,
         context: &OpContext,
@@ -174,7 +178,8 @@ impl Comm {
         self.land(context, &mut flight)
     }
 
-    /// As [`Comm::carry_out`], by a call that returns when the transfer is finished, whenever that is.
+    /// Like [`Comm::carry_out`], by a blocking call, which returns when the transfer is finished. No time
+    /// limit applies.
     ///
     /// # Safety
     ///
@@ -188,10 +193,10 @@ impl Comm {
         carried.map_err(|reason| failed(context, reason))
     }
 
-    /// Waits until everything begun is finished, at most for the time limit.
+    /// Waits until all transfers of the flight are finished, at most for the time limit.
     ///
-    /// The library moves data only while it is called, so this asks again and again. It gives the core
-    /// away in between, and sleeps when the wait gets long.
+    /// The library moves data only while it is called, so this keeps calling it. Between the calls it yields
+    /// the core, and sleeps when the wait gets long.
     pub(super) fn land(
         &self,
         context: &OpContext,
@@ -235,14 +240,14 @@ impl Comm {
         }
     }
 
-    /// Remembers that a transfer may be in the air for good.
+    /// Remembers that a transfer may stay in flight for good.
     pub(super) fn abandon(&mut self) {
         self.is_abandoned = true;
         Runtime::abandon();
     }
 }
 
-/// How long a wait only offers the core to others before it sleeps.
+/// How long a wait only yields the core before it begins to sleep.
 const YIELDING: Duration = Duration::from_millis(2);
 
 const LONGEST_NAP: Duration = Duration::from_micros(500);
@@ -250,8 +255,8 @@ const LONGEST_NAP: Duration = Duration::from_micros(500);
 impl Drop for Comm {
     fn drop(&mut self) {
         if !self.is_abandoned && !std::thread::panicking() {
-            // SAFETY: nothing is in the air, and nobody uses the communicator after this. Refused, it
-            // stays until the process ends.
+            // If the call fails, the communicator stays until the process ends.
+            // SAFETY: nothing is in flight, and nobody uses the communicator after this.
             let _ = self.runtime.call(|| unsafe { ffi::MPI_Comm_free(&mut self.handle) });
         }
     }
@@ -263,13 +268,14 @@ impl Flight {
     }
 }
 
-/// The library's refusal as an error of the operation.
+/// The library's error as an error of the operation.
 pub(super) fn failed(context: &OpContext, reason: String) -> CollectiveError {
     let (rank, op, seq) = (context.first + context.rank, context.call.kind.name(), context.seq);
     CollectiveError::Mpi { rank, op, seq, reason }
 }
 
-/// Where nothing is. The address of an empty slice may be one that has a meaning of its own to MPI.
+/// The address that stands for an empty region. The address of an empty slice could be one that has a
+/// special meaning in MPI.
 static NOTHING: u64 = 0;
 
 pub(super) fn address(region: Region) -> *mut c_void {

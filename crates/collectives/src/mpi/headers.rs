@@ -1,6 +1,6 @@
-//! The headers at the start of every operation: each pair of ranks that has to do with each other
-//! tells what it calls, in one stream of messages, so that calls that do not fit together are found
-//! and ranks that do not come are known by name.
+//! The headers at the start of every operation. Ranks that take part in the same operation send each other
+//! their calls, in one stream of messages per pair. So calls that do not match are found, and ranks that do
+//! not come are named.
 
 use paceline_memory::DType;
 use paceline_trace::now_ns;
@@ -13,7 +13,7 @@ use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call, read_calls};
 use crate::meet::{ShowCalls, Shown};
 
-/// The communicator, and the memory for headers.
+/// What exchanging headers needs: the communicator, and memory.
 pub(super) struct Headers<'a> {
     pub(super) comm: &'a Comm,
     pub(super) inner: &'a mut Inner,
@@ -36,7 +36,8 @@ impl ShowCalls for Headers<'_> {
     }
 }
 
-/// What a peer called, or why the operation cannot go on.
+/// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go
+/// on.
 pub(super) fn read(
     context: &OpContext,
     peer: usize,
@@ -45,8 +46,8 @@ pub(super) fn read(
     read_call(context, peer, bytes, |_| {})
 }
 
-/// Sends the same message to every peer and receives one as long of each: all ranks' messages, in
-/// rank order.
+/// Sends the same message to every peer and receives a message of the same length from each. Returns the
+/// messages of all ranks, in rank order.
 fn swap<'a>(
     comm: &Comm,
     inner: &'a mut Inner,
@@ -58,7 +59,7 @@ fn swap<'a>(
     let all = inner.incoming.get(len * context.world);
     let mut flight = Flight::new();
     let own = all.part(context.rank * len..(context.rank + 1) * len);
-    // SAFETY: both regions are as long, and nobody else's.
+    // SAFETY: both regions are as long as the message, and nobody else uses them.
     unsafe {
         std::ptr::copy_nonoverlapping(message.as_ptr(), out.base, len);
         std::ptr::copy_nonoverlapping(message.as_ptr(), own.base, len);
@@ -76,8 +77,8 @@ fn swap<'a>(
     Ok(unsafe { std::slice::from_raw_parts(all.base, len * context.world) })
 }
 
-/// The error for two calls that do not fit together, where not all ranks can see both: this rank's
-/// was for one other rank only. So it tells all, whatever they are waiting for.
+/// The error for two point-to-point calls that do not match. The other ranks cannot see these calls, so
+/// this rank tells all of them, whatever they are waiting for.
 pub(super) fn conflict(
     comm: &Comm,
     context: &OpContext,
@@ -89,12 +90,13 @@ pub(super) fn conflict(
         operations: [context.seq, operation],
         calls: [ours, theirs],
     };
-    // Nobody may ever receive it, so its memory stays for good.
+    // Perhaps no rank ever receives the message, so its memory is leaked.
     let bytes = Box::leak(Box::new(Header::Conflict(verdict).encode()));
     let news = Region { base: bytes.as_mut_ptr(), len_bytes: HEADER_BYTES, is_claimed: true };
     let mut flight = Flight::new();
     for other in (0..context.world).filter(|&other| other != context.rank) {
-        // SAFETY: the memory stays for good. Who cannot be told will time out.
+        // A rank that cannot be told will time out.
+        // SAFETY: the memory stays valid for good.
         let _ = unsafe { comm.send(context, &mut flight, (other, Tag::Header), (news, DType::U8)) };
     }
     context.conflict(&verdict)

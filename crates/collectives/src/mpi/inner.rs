@@ -1,6 +1,6 @@
-//! Memory of the engine beside the callers' own, and how a whole is cut to what the library can count.
+//! The engine's own memory, and how data are divided into parts that the library can count.
 //!
-//! Knows nothing of which operations there are.
+//! This module does not know which operations exist.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use super::flight::MOST;
 use crate::call::{Region, Shares};
 use crate::tcp::inner::Scratch;
 
-/// Memory that is used again by every operation. Transfers use this and claimed memory only.
+/// Memory that every operation reuses. Transfers use only this memory and claimed memory.
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub(super) outgoing: Scratch,
@@ -20,7 +20,7 @@ pub(super) struct Inner {
     pub(super) starts: Vec<c_int>,
 }
 
-/// What a transfer may read for as long as it takes: the region, or a copy of one that is only lent.
+/// Memory that a transfer may read for as long as it takes: the region if it is claimed, otherwise a copy.
 pub(super) fn stage(region: Region, scratch: &mut Scratch) -> Region {
     if region.is_claimed {
         return region;
@@ -30,27 +30,29 @@ pub(super) fn stage(region: Region, scratch: &mut Scratch) -> Region {
     copy
 }
 
-/// Where a transfer may write for as long as it takes: the region, or as much room elsewhere.
+/// Memory that a transfer may write for as long as it takes: the region if it is claimed, otherwise scratch
+/// memory of the same length.
 pub(super) fn room(region: Region, scratch: &mut Scratch) -> Region {
     if region.is_claimed { region } else { scratch.get(region.len_bytes) }
 }
 
-/// Copies all of a region to the beginning of another one, unless it is there already.
+/// Copies a region to the beginning of another one, unless both begin at the same address.
 pub(super) fn copy_region(from: Region, to: Region) {
     assert!(from.len_bytes <= to.len_bytes, "there is room for all of it");
     if from.len_bytes > 0 && !std::ptr::eq(from.base, to.base) {
-        // SAFETY: both regions are held by this operation, which does nothing else with them now, and
-        // two regions of one call lie apart or begin at the same place (or one is ours).
+        // SAFETY: this operation holds both regions and does nothing else with them now. Two regions of one
+        // call lie apart or begin at the same address, or one of the two is the engine's own memory.
         unsafe { std::ptr::copy_nonoverlapping(from.base, to.base, from.len_bytes) };
     }
 }
 
-/// The whole in parts whose elements and places can be counted by C's `int`.
+/// Divides `elems` elements into windows whose lengths and offsets fit into C's `int`.
 pub(super) fn windows(elems: usize) -> impl Iterator<Item = Range<usize>> {
     (0..elems).step_by(MOST).map(move |start| start..(start + MOST).min(elems))
 }
 
-/// The elements of a rank's share within a window; an empty range at either end where there are none.
+/// The elements of a rank's share that lie in a window. If there are none, an empty range at one of the
+/// window's ends.
 pub(super) fn within(shares: &Shares, rank: usize, window: &Range<usize>) -> Range<usize> {
     let share = shares.elements(rank);
     let place = |at: usize| at.clamp(window.start, window.end);
@@ -58,7 +60,7 @@ pub(super) fn within(shares: &Shares, rank: usize, window: &Range<usize>) -> Ran
 }
 
 impl Inner {
-    /// Counts and starts of all ranks' shares within a window, for the library to read.
+    /// Computes the counts and starts of all ranks' shares within a window, for the library to read.
     pub(super) fn cut(&mut self, shares: &Shares, world: usize, window: &Range<usize>) {
         self.counts.clear();
         self.starts.clear();

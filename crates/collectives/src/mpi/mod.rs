@@ -1,10 +1,10 @@
-//! An MPI library carries the bytes.
+//! The transport in which an MPI library carries the bytes.
 //!
-//! Every operation begins with headers between each two ranks that have to do with each other
-//! (`headers`), so that all ranks see what all others called and know when the last one arrived. Then the
-//! library's own collective operation follows. Copies are begun and then tested until the time limit;
-//! reductions block, since those are much faster (`reductions`): for them the limit holds for the
-//! meeting of the ranks alone.
+//! Every operation begins with headers between all ranks that take part in it (`headers`), so that these
+//! ranks see each other's calls and know when the last one arrived. Then the library's own collective
+//! operation follows. Copies are nonblocking: they are begun and then tested until the time limit.
+//! Reductions are blocking, since those are much faster (`reductions`): for them the time limit covers only
+//! the exchange of headers.
 //!
 //! | operation | steps and bytes | order of summation |
 //! |---|---|---|
@@ -13,17 +13,17 @@
 //! | send, receive | 1, `S` | - |
 //! | barrier | 1 | - |
 //!
-//! To that come the headers: one step, 88 bytes to each other rank (and for an all-to-all another one,
-//! of 16 bytes per rank).
+//! The headers add one step and 88 bytes to each other rank. For an all-to-all they add another step, of
+//! 16 bytes per rank to each other rank.
 //!
-//! MPI does not promise an order of summation, so sums of floats may differ in their last bits from
-//! those of the other transports, and from one number of ranks, length or library to another. What
-//! holds as everywhere: f16 and bf16 are combined in f32, which also travels, and rounded once; a mean
-//! is a sum divided once; integers wrap; the smallest and largest of floats are NaN if any is NaN.
+//! MPI does not promise an order of summation, so sums of floats may differ in their last bits from those
+//! of the other transports, and may change with the number of ranks, the length and the library. The rest
+//! is as in the other transports: f16 and bf16 are combined in f32, sent as f32, and rounded once; a mean is
+//! a sum divided once; integers wrap; the minimum or maximum of floats is NaN if any of them is NaN.
 //!
-//! Memory that a caller has only lent is staged, and an operation that fails with a transfer in the air
-//! leaves its staging memory to the library for good, since MPI cannot take a transfer back. What was
-//! claimed stays claimed then. A rank that leaves is not told apart from one that is late.
+//! Borrowed memory is staged. MPI cannot cancel a transfer, so an operation that fails with a transfer in
+//! flight leaves its staging memory to the library for good, and claimed memory stays claimed. This
+//! transport cannot tell a rank that has left from one that is late.
 
 mod copies;
 mod flight;
@@ -54,13 +54,13 @@ pub(crate) struct Mpi {
 
 #[derive(Debug)]
 struct State {
-    /// None once the group has been dropped.
+    /// `None` after the group has been dropped.
     comm: Option<Comm>,
     inner: Inner,
 }
 
 impl Mpi {
-    /// All ranks that the launcher has started.
+    /// The engine for all ranks that the launcher has started.
     pub(crate) fn open() -> Result<Self, CollectiveError> {
         let fail = |reason| CollectiveError::Mpi { rank: 0, op: "init", seq: 0, reason };
         let comm = Runtime::open().and_then(Comm::world).map_err(fail)?;
@@ -77,8 +77,8 @@ impl Mpi {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ranks that pass the same colour. All ranks call this after they have met, since the library
-    /// waits for them without a limit here.
+    /// The engine for the ranks that pass the same color. All ranks call this after they have met, since
+    /// the library waits for all of them without a time limit.
     pub(crate) fn split(&self, colour: Option<usize>) -> Result<Option<Self>, CollectiveError> {
         let fail = |reason| CollectiveError::Mpi { rank: self.rank, op: "split", seq: 0, reason };
         let state = self.state();
@@ -87,18 +87,19 @@ impl Mpi {
         part.map(Self::new).transpose().map_err(fail)
     }
 
-    /// Gives the communicator back. The records of its operations can still be read after that.
+    /// Frees the communicator. The records of its operations can still be read afterward.
     pub(crate) fn close(&self) {
         self.state().comm = None;
     }
 
-    /// Carries a call out. Returns when the last rank arrived, as far as its header tells.
+    /// Carries a call out. Returns the moment when the last rank's header had arrived.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let State { comm, inner } = &mut *self.state();
         let comm = comm.as_mut().expect("a group that is used has its communicator");
         let outcome = dispatch(comm, inner, context);
         if let Err(error) = &outcome {
-            // Headers of all ranks that do not fit together have all arrived: nothing is in the air.
+            // In a collective call, a mismatch is found only after all headers have arrived, so nothing is
+            // in flight.
             let is_found =
                 matches!(error, CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. });
             if !is_found || context.call.kind.is_point_to_point() {

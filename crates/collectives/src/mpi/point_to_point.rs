@@ -1,7 +1,7 @@
 //! Send, receive, and both at once: a header each way, then the data.
 //!
-//! Steps: 1, `S` bytes, after the headers. A send is finished when the receiver has asked for the data
-//! and they have left this rank's memory, so that both sides know whether they fit together.
+//! Steps: 1, `S` bytes, after the headers. A send is finished when the receiver has called its receive and
+//! the data have left this rank's memory. So both sides know whether their calls match.
 
 use paceline_memory::DType;
 use paceline_trace::now_ns;
@@ -14,7 +14,7 @@ use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header};
 use crate::{CollectiveError, OpKind};
 
-/// One half of a call: what it is, with whom, and how it is published.
+/// The sending or the receiving half of a call: its kind, the peer, and the header that the peer sees.
 struct Half {
     kind: OpKind,
     peer: usize,
@@ -32,7 +32,8 @@ pub(super) fn run(
     for (n, half) in halves.iter().enumerate() {
         let bytes = Header::Call { operation: context.seq, call: half.call }.encode();
         let header = headers.part(n * HEADER_BYTES..(n + 1) * HEADER_BYTES);
-        // SAFETY: the room is as long, and our own; it stays until all has landed, or for good.
+        // SAFETY: the header's memory is as long, and the engine's own; it stays valid until all transfers
+        // have landed, or for good.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), header.base, HEADER_BYTES);
             comm.send(context, &mut flight, (half.peer, Tag::Header), (header, DType::U8))?;
@@ -70,7 +71,8 @@ fn halves(context: &OpContext) -> Vec<Half> {
     sending.into_iter().chain(receiving).map(half).collect()
 }
 
-/// Waits for the other sides' headers and compares. Returns when the last one came.
+/// Waits for the peers' headers and compares them with this rank's. Returns the moment when the last one
+/// came.
 fn hear(
     comm: &Comm,
     inner: &mut Inner,
@@ -83,7 +85,7 @@ fn hear(
     while let Some(peer) = open.first().map(|half| half.peer) {
         let answer = inner.incoming.get(HEADER_BYTES);
         let mut flight = Flight::new();
-        // SAFETY: the room is the engine's own.
+        // SAFETY: the memory is the engine's own.
         let bytes = unsafe {
             comm.recv(context, &mut flight, (peer, Tag::Header), (answer, DType::U8))?;
             comm.land(context, &mut flight)?;

@@ -1,10 +1,10 @@
 //! All-reduce, reduce and reduce-scatter, by the library's blocking operations.
 //!
-//! Asked not to block, Open MPI 4.1 chooses among other algorithms, and takes twice as long for an
-//! all-reduce of 1 MB between two ranks, and four times as long for a reduce. So once all ranks are
-//! there, and their calls fit together, the library is left to itself, beyond the reach of our time
-//! limit. A rank that dies meanwhile makes the launcher end the job. Only a library that lets one
-//! thread in at a time is asked not to block, since two groups could wait for each other there.
+//! For nonblocking operations, Open MPI 4.1 uses other algorithms. They take twice as long for an
+//! all-reduce of 1 MB between two ranks, and four times as long for a reduce. So once all ranks have
+//! arrived and their calls match, this module makes a blocking call, to which our time limit does not
+//! apply. If a rank dies meanwhile, the launcher ends the job. A library that allows only one thread at a
+//! time gets nonblocking calls, since with blocking ones two groups could wait for each other.
 
 use std::ffi::{c_int, c_void};
 
@@ -21,7 +21,7 @@ use crate::{CollectiveError, OpKind, ReduceOp};
 
 /// How this rank takes part.
 struct Sides {
-    /// What it contributes; none where that lies in `result`.
+    /// This rank's contribution. `None` if it lies in `result`.
     send: Option<Region>,
     /// Where the library writes, in the running type.
     result: Region,
@@ -71,8 +71,8 @@ pub(super) fn run(
             _ => part(sides.result),
         };
         let root = call.root as c_int;
-        // SAFETY: the regions are claimed or the engine's own, as the counts are, and long enough; all
-        // ranks have agreed on the counts, and cut alike.
+        // SAFETY: the regions and the counts are claimed or the engine's own, and long enough; all ranks
+        // have agreed on the counts, and divide the data in the same way.
         unsafe {
             if comm.runtime.is_concurrent() {
                 comm.carry_out_blocking(context, |comm| match call.kind {
@@ -94,8 +94,8 @@ pub(super) fn run(
         }
     }
     if running != call.dtype || call.op == ReduceOp::Mean {
-        // SAFETY: the result is complete, in the running type, and as many elements as are wanted; it
-        // lies apart from where they go or is the same memory in the same type.
+        // SAFETY: the result is complete, in the running type, and has `recv_elems` elements. It lies apart
+        // from `call.recv`, or both are the same memory with the same type.
         unsafe { reduction.finish(sides.result.base, &[call.recv.base], recv_elems) };
     } else {
         copy_region(sides.result, call.recv);
@@ -117,12 +117,12 @@ fn prepare(
     if running != call.dtype {
         let send = inner.sending.get(size(call.send));
         let elems = call.send.len_bytes / call.dtype.size_bytes();
-        // SAFETY: the room is as long and our own.
+        // SAFETY: `send` is long enough, and the engine's own.
         unsafe { reduction.accumulate(true, &[call.send.base], send.base, elems) };
         return Sides { send: Some(send), result: inner.receiving.get(size(call.recv)) };
     }
     let is_in_place = match call.kind {
-        // The standard wants all ranks to say so, or none.
+        // The MPI standard allows "in place" on all ranks or on none.
         OpKind::AllReduce => met.calls.iter().all(|call| call.overlap > 0),
         OpKind::Reduce => call.overlap().is_some(),
         _ => false,
@@ -132,7 +132,8 @@ fn prepare(
         copy_region(call.send, result);
         return Sides { send: None, result };
     }
-    // The library wants both sides apart, so a result that lies in the contribution comes beside it.
+    // MPI does not allow the two sides to overlap, so a result that overlaps the contribution first goes to
+    // the engine's own memory.
     let lent = |region: Region| Region {
         is_claimed: call.overlap().is_none() && region.is_claimed,
         ..region

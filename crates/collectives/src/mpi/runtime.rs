@@ -1,13 +1,12 @@
-//! The MPI library of this process: who starts it, from which threads it may be called, and who ends
-//! it.
+//! The MPI library of this process: who starts it, from which threads it may be called, and who ends it.
 //!
-//! MPI can be started once in the life of a process. The first group starts it, and the last one that
-//! is dropped ends it; afterwards there is no way back, and asking for another group is an error. A
-//! program that has started MPI itself also ends it itself.
+//! MPI can be started once in the life of a process. The first group starts it. Dropping the last group
+//! ends it; after that, asking for another group is an error. A program that has started MPI itself also
+//! ends it itself.
 //!
-//! Ending MPI waits for all ranks. After a failure that leaves a transfer in the air, and while the
-//! thread panics, it is therefore left out: the process then ends without it, which `mpirun` takes as
-//! the failure that it is, and it ends the other ranks.
+//! Ending MPI waits for all ranks. Therefore this module does not end MPI after a failure that left a
+//! transfer in flight, nor while the thread panics. The process then exits without ending MPI. `mpirun`
+//! treats that as a failure and ends the other ranks.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +18,7 @@ use paceline_memory::DType;
 use crate::ReduceOp;
 use crate::reduce::Reduction;
 
-/// Where the process stands with MPI.
+/// Whether MPI has not been started, runs, or has ended in this process.
 #[derive(Debug)]
 enum Stage {
     Before,
@@ -29,21 +28,21 @@ enum Stage {
 
 static STAGE: Mutex<Stage> = Mutex::new(Stage::Before);
 
-/// Whether a transfer was left in the air.
+/// Whether a transfer was left in flight for good.
 static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Taken for each call where the library does not allow two threads at a time. No call that is made
-/// under it waits for other ranks, but for those that form and divide groups.
+/// Locked for each call if the library does not allow two threads at a time. No call under this lock waits
+/// for other ranks, except those that form and divide groups.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// What does not change while the library runs.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
-    /// Whether threads may call at the same time.
+    /// Whether several threads may call the library at the same time.
     is_concurrent: bool,
-    /// The address that stands for "in place", where it is known.
+    /// The value of `MPI_IN_PLACE`, if it is known for this library.
     in_place: Option<usize>,
-    /// Smaller and larger of f32, smaller and larger of f64.
+    /// Our own operations: minimum and maximum of f32, then of f64.
     extremes: [ffi::MPI_Op; 4],
 }
 
@@ -52,7 +51,7 @@ unsafe impl Send for Facts {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Facts {}
 
-/// A right to use the library, which stays as long as one of these is left.
+/// A right to use the library. The library runs as long as one of these exists.
 #[derive(Debug)]
 pub(super) struct Runtime {
     facts: Facts,
@@ -75,8 +74,8 @@ impl Runtime {
             Stage::Before => {}
         }
         let (mut was_started, mut level) = (0, 0);
-        // SAFETY: this may be asked at any time; the answers outlive the calls. Nobody else starts
-        // MPI meanwhile but by a program's own mistake, which the library reports.
+        // SAFETY: `MPI_Initialized` may be called at any time; the results outlive the calls. Other code
+        // could start MPI meanwhile only by a mistake of the program, which the library reports.
         unsafe {
             check(ffi::MPI_Initialized(&mut was_started))?;
             if was_started == 0 {
@@ -108,7 +107,7 @@ impl Runtime {
         Ok(Self { facts })
     }
 
-    /// One more right to use it.
+    /// One more right to use the library.
     pub(super) fn share(&self) -> Self {
         if let Stage::Running { users, .. } = &mut *stage() {
             *users += 1;
@@ -116,28 +115,28 @@ impl Runtime {
         Self { facts: self.facts }
     }
 
-    /// Whether several threads may call at the same time.
+    /// Whether several threads may call the library at the same time.
     pub(super) fn is_concurrent(&self) -> bool {
         self.facts.is_concurrent
     }
 
-    /// Makes one call of the library. Errors with the library's own words.
+    /// Makes one call of the library. Errors with the library's own message.
     pub(super) fn call(&self, function: impl FnOnce() -> c_int) -> Result<(), String> {
         let _turn = (!self.facts.is_concurrent)
             .then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         check(function())
     }
 
-    /// What stands for "in place" as a sending buffer. Bindings do not have it, since it is a macro
-    /// with a cast, so it goes by the name of the library.
+    /// `MPI_IN_PLACE`, which replaces the send buffer for operations in place. It is a macro with a cast, so
+    /// the bindings do not have it. Its value is chosen by the name of the library; `None` if unknown.
     pub(super) fn in_place(&self) -> Option<*const c_void> {
         self.facts.in_place.map(std::ptr::without_provenance)
     }
 
     /// The library's operation on values of [`Reduction::running_dtype`]. A mean is a sum here.
     ///
-    /// The standard does not say what the smaller of a number and NaN is, so for floats we bring our
-    /// own comparison.
+    /// The MPI standard does not define the minimum or maximum of a number and NaN, so floats use our own
+    /// operations.
     pub(super) fn operation(&self, dtype: DType, op: ReduceOp) -> ffi::MPI_Op {
         let [f32_min, f32_max, f64_min, f64_max] = self.facts.extremes;
         // SAFETY: these are constants of the library.
@@ -155,7 +154,7 @@ impl Runtime {
         }
     }
 
-    /// Remembers that a transfer was left in the air.
+    /// Remembers that a transfer was left in flight for good.
     pub(super) fn abandon() {
         IS_ABANDONED.store(true, Ordering::Relaxed);
     }
@@ -171,14 +170,14 @@ impl Drop for Runtime {
         }
         *stage = Stage::After;
         if !IS_ABANDONED.load(Ordering::Relaxed) && !std::thread::panicking() {
-            // SAFETY: this was the last user, and we started the library. If it cannot end in order,
-            // the process ends all the same.
+            // An error is ignored: the process ends anyway.
+            // SAFETY: this was the last user, and this module started the library.
             unsafe { ffi::MPI_Finalize() };
         }
     }
 }
 
-/// An element type for the library; the 16-bit floats are only moved, so their bits are enough.
+/// The library's element type. The library only moves 16-bit floats, so they travel as 16-bit integers.
 pub(super) fn datatype(dtype: DType) -> ffi::MPI_Datatype {
     // SAFETY: these are constants of the library.
     unsafe {
@@ -199,7 +198,7 @@ fn check(code: c_int) -> Result<(), String> {
     }
     let mut text = [0u8; ffi::MPI_MAX_ERROR_STRING as usize];
     let mut len = 0;
-    // SAFETY: the text is as long as the library may want it.
+    // SAFETY: the text is as long as the longest that the library may write.
     let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut len) };
     let is_told = told == ffi::MPI_SUCCESS as c_int && len > 0;
     let text = String::from_utf8_lossy(&text[..len.max(0) as usize]).into_owned();
@@ -209,7 +208,7 @@ fn check(code: c_int) -> Result<(), String> {
 fn in_place() -> Result<Option<usize>, String> {
     let mut text = vec![0u8; ffi::MPI_MAX_LIBRARY_VERSION_STRING as usize];
     let mut len = 0;
-    // SAFETY: the text is as long as the library may want it.
+    // SAFETY: the text is as long as the longest that the library may write.
     check(unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast::<c_char>(), &mut len) })?;
     let name = String::from_utf8_lossy(&text[..len.max(0) as usize]).to_uppercase();
     if name.contains("OPEN MPI") {
@@ -223,18 +222,18 @@ type Combine = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut f
 
 fn user_operation(function: Combine) -> Result<ffi::MPI_Op, String> {
     let mut operation = std::mem::MaybeUninit::uninit();
-    // SAFETY: the function keeps the library's rules, and the handle is there after success.
+    // SAFETY: the function keeps the library's rules, and the handle is initialized if the call succeeds.
     unsafe {
         check(ffi::MPI_Op_create(Some(function), 1, operation.as_mut_ptr()))?;
         Ok(operation.assume_init())
     }
 }
 
-/// Combines `inout` with `input`, element by element: the larger (or smaller) of f32 (or f64).
+/// Combines `inout` with `input`, element by element: the maximum (or minimum) of f32 (or f64).
 ///
 /// # Safety
 ///
-/// The library calls it with `len` elements of the type on each side.
+/// Only the library calls this, with `len` elements of the type on each side.
 unsafe extern "C" fn combine<const IS_F64: bool, const IS_MAX: bool>(
     input: *mut c_void,
     inout: *mut c_void,
@@ -244,7 +243,7 @@ unsafe extern "C" fn combine<const IS_F64: bool, const IS_MAX: bool>(
     let dtype = if IS_F64 { DType::F64 } else { DType::F32 };
     let op = if IS_MAX { ReduceOp::Max } else { ReduceOp::Min };
     let reduction = Reduction { dtype, op, ranks: 1 };
-    // SAFETY: as required of the caller; the two sides lie apart, as the standard promises.
+    // SAFETY: as required of the caller; the two sides lie apart, as the MPI standard promises.
     unsafe {
         reduction.accumulate(false, &[input.cast_const().cast()], inout.cast(), *len as usize);
     }

@@ -1,7 +1,10 @@
-//! The loops, compiled once for each element type, operation and vector level.
+//! The reduction loops, compiled once for each element type, operation and vector level.
 //!
-//! Two inputs are combined in one pass. More go block by block: the running result of a block stays
-//! in the first-level cache while each input streams past it.
+//! Two inputs are combined in one pass. More inputs are combined block by block: the running result of a
+//! block stays in the first-level cache while the inputs are added to it one after the other.
+//!
+//! Input: a task with addresses. Output: its results in memory. This module does not choose the vector
+//! level.
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -9,16 +12,16 @@ use super::element::{Lane, Number, Reduce};
 use super::level::Level;
 use super::task::{ReduceOp, Reduction, Task};
 
-/// Elements of a block, at most.
+/// The most elements of a block.
 const BLOCK: usize = 1024;
 
-/// Elements of a block of `T`, so that four blocks leave room in the first-level cache.
+/// Elements of a block of `T`: few enough that four blocks leave room in the first-level cache.
 const fn block_elems<T: Reduce>() -> usize {
     let elems = 4096 / size_of::<Running<T>>();
     if elems < BLOCK { elems } else { BLOCK }
 }
 
-/// A block on the stack. Its boundary makes that no vector lies in two cache lines.
+/// A block on the stack, aligned so that no vector crosses a cache line.
 #[repr(align(64))]
 struct Block<T>([T; BLOCK]);
 
@@ -86,7 +89,7 @@ unsafe fn perform_by<T: Reduce>(
     }
 }
 
-/// Two ranks that work on their own data: one pass, in which both are read and both are written.
+/// Reduces the data of two ranks in place, in one pass that reads and writes both.
 ///
 /// # Safety
 ///
@@ -98,7 +101,7 @@ unsafe fn pair_in_place<T: Reduce>(
     elems: usize,
     combine: impl Fn(T::Lane, T::Lane) -> T::Lane,
 ) {
-    // SAFETY: two distinct regions that nobody else touches, as required of the caller.
+    // SAFETY: these are two distinct regions that nobody else touches, as required of the caller.
     let (a, b) = unsafe {
         let a = from_raw_parts_mut(first.cast::<T::Lane>(), elems);
         (a, from_raw_parts_mut(second.cast::<T::Lane>(), elems))
@@ -130,9 +133,10 @@ unsafe fn run<T: Reduce>(
     for start in (0..elems).step_by(block_elems::<T>()) {
         let size = block_elems::<T>().min(elems - start);
         let (scratch, other, sum) = (&mut scratch[..size], &mut other[..size], &mut sum[..size]);
-        // SAFETY: a block of an input. An output at its address is written when all have been read.
+        // SAFETY: this is a block of an input. An output at the same address is written only after all inputs
+        // of the block have been read.
         let input = |at: *const u8| unsafe { from_raw_parts(at.cast::<T>().add(start), size) };
-        // SAFETY: within the outputs.
+        // SAFETY: the block lies within the outputs.
         let lanes = unsafe { target.lanes(start, size) };
         match *inputs {
             [] => {}
@@ -151,7 +155,7 @@ unsafe fn run<T: Reduce>(
                 map2(lanes, sum, end, |x, y| last(combine(x, y.widen())));
             }
         }
-        // SAFETY: the block whose lanes have just been filled; all inputs of it have been read.
+        // SAFETY: the lanes of this block have just been filled; all its inputs have been read.
         unsafe { target.write(level, start, size) };
     }
 }
@@ -173,9 +177,9 @@ unsafe fn accumulate<T: Reduce>(
     for start in (0..elems).step_by(block_elems::<T>()) {
         let size = block_elems::<T>().min(elems - start);
         let (scratch, other) = (&mut scratch[..size], &mut other[..size]);
-        // SAFETY: a block of an input, which nobody writes to.
+        // SAFETY: this is a block of an input, to which nobody writes.
         let input = |at: *const u8| unsafe { from_raw_parts(at.cast::<T>().add(start), size) };
-        // SAFETY: a block of the running result, which overlaps no input.
+        // SAFETY: this is a block of the running result, which overlaps no input.
         let sum = unsafe { from_raw_parts_mut(running.cast::<Running<T>>().add(start), size) };
         let rest = match *inputs {
             [only] if fresh => {
@@ -209,30 +213,30 @@ unsafe fn finish_all<T: Reduce>(
     let mut target = Target::<T>::new(&[running], outputs);
     for start in (0..elems).step_by(block_elems::<T>()) {
         let size = block_elems::<T>().min(elems - start);
-        // SAFETY: within the outputs.
+        // SAFETY: the block lies within the outputs.
         let lanes = unsafe { target.lanes(start, size) };
-        // SAFETY: a block of the running result, not written to while it is read.
+        // SAFETY: this is a block of the running result, to which nobody writes while it is read.
         let running = unsafe { from_raw_parts(running.cast::<Running<T>>().add(start), size) };
         map(lanes, running, |x| T::Lane::narrow(finish(x)));
-        // SAFETY: the block whose lanes have just been filled from the running result.
+        // SAFETY: the lanes of this block have just been filled from the running result.
         unsafe { target.write(level, start, size) };
     }
 }
 
-/// Where results go: blocks are filled with lanes and then written to every output.
+/// Where results go: each block is filled with lanes and then written to every output.
 ///
-/// This is no function that takes the loop as a closure, since a large closure is not inlined, and
+/// A function that takes the loop as a closure would be shorter. But a large closure is not inlined, and
 /// then it is not compiled to the vector instructions of its caller.
 struct Target<'a, T: Reduce> {
     outputs: &'a [*mut u8],
-    /// Whether a block is filled on the stack first: its sources lie where it will be written, or
-    /// its lanes are of another type.
+    /// Whether a block is filled on the stack first, because its sources lie where it will be written, or
+    /// because its lanes have a different type than the output.
     is_indirect: bool,
     lanes: Block<T::Lane>,
 }
 
 impl<'a, T: Reduce> Target<'a, T> {
-    /// Sources are the addresses that results are computed from.
+    /// `sources` are the addresses that the results are computed from.
     #[inline(always)]
     fn new(sources: &[*const u8], outputs: &'a [*mut u8]) -> Self {
         let over_source = outputs.first().is_none_or(|first| sources.contains(&first.cast_const()));
@@ -240,16 +244,16 @@ impl<'a, T: Reduce> Target<'a, T> {
         Self { outputs, is_indirect, lanes: Block([T::Lane::ZERO; BLOCK]) }
     }
 
-    /// Where to put the result of the `size` elements from `start` on.
+    /// The memory for the results of the `size` elements from `start` on.
     ///
     /// # Safety
     ///
-    /// The outputs are valid for these elements, and nobody else touches them; the first overlaps no
-    /// source, unless it is at a source's address. `size` is at most [`BLOCK`].
+    /// The outputs are valid for these elements, and nobody else touches them. The first output overlaps no
+    /// source, unless it begins at a source's address. `size` is at most [`BLOCK`].
     #[inline(always)]
     unsafe fn lanes(&mut self, start: usize, size: usize) -> &mut [T::Lane] {
         match self.outputs {
-            // SAFETY: a block of an output that is no source; the type is its own lane.
+            // SAFETY: this is a block of an output that is not a source, and the type is its own lane.
             [first, ..] if !self.is_indirect => unsafe {
                 from_raw_parts_mut(first.cast::<T::Lane>().add(start), size)
             },
@@ -257,7 +261,7 @@ impl<'a, T: Reduce> Target<'a, T> {
         }
     }
 
-    /// Writes what has been put there to every output.
+    /// Writes the lanes of a block to every output.
     ///
     /// # Safety
     ///
@@ -265,14 +269,14 @@ impl<'a, T: Reduce> Target<'a, T> {
     #[inline(always)]
     unsafe fn write(&mut self, level: Level, start: usize, size: usize) {
         let Some((first, others)) = self.outputs.split_first() else { return };
-        // SAFETY: within the output.
+        // SAFETY: the block lies within the output.
         let first = unsafe { first.cast::<T>().add(start) };
         if self.is_indirect {
-            // SAFETY: a block of the output, which nobody borrows.
+            // SAFETY: this is a block of the output, which nobody borrows.
             T::store(level, &self.lanes.0[..size], unsafe { from_raw_parts_mut(first, size) });
         }
         for other in others {
-            // SAFETY: blocks of two distinct outputs.
+            // SAFETY: these are blocks of two distinct outputs.
             unsafe { first.copy_to_nonoverlapping(other.cast::<T>().add(start), size) };
         }
     }

@@ -1,4 +1,5 @@
-//! What the loops need to know of each element type: its arithmetic, and the type it is combined in.
+//! What the loops need to know of each element type: its arithmetic, and the type in which values are
+//! combined.
 
 use half::{bf16, f16};
 use paceline_memory::Element;
@@ -6,18 +7,19 @@ use paceline_memory::Element;
 use super::half::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
 use super::level::Level;
 
-/// A type that results are combined in.
+/// A type in which values are combined.
 pub(super) trait Number: Element {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     fn larger(self, other: Self) -> Self;
     fn smaller(self, other: Self) -> Self;
     fn divide(self, ranks: usize) -> Self;
-    /// As `divide`, by `1 << log2`, at most 128: the usual numbers of ranks, and much faster.
+    /// Divides by `1 << log2`, which is at most 128. This is much faster than `divide`, and most numbers of
+    /// ranks are powers of two.
     fn divide_by_power(self, log2: u32) -> Self;
 }
 
-/// What a loop reads and writes, one value at a time.
+/// A value as a loop reads and writes it.
 pub(super) trait Lane: Copy {
     type Running: Number;
     const ZERO: Self;
@@ -35,15 +37,15 @@ pub(super) trait Lane: Copy {
 pub(super) unsafe trait Reduce: Element {
     type Lane: Lane;
 
-    /// Whether the loops see another type than lies in memory, so that loading and storing are
-    /// passes of their own.
+    /// Whether the loops use a different type than the one in memory, so that loading and storing are
+    /// separate passes.
     const IS_CONVERTED: bool;
 
-    /// The block as lanes: itself, or converted into `scratch`, which is as long.
+    /// The block as lanes: the block itself, or its values converted into `scratch`, which is as long.
     fn load<'a>(level: Level, block: &'a [Self], scratch: &'a mut [Self::Lane])
     -> &'a [Self::Lane];
 
-    /// Writes lanes to a block as long.
+    /// Writes lanes to a block of the same length.
     fn store(level: Level, lanes: &[Self::Lane], block: &mut [Self]);
 }
 
@@ -70,7 +72,7 @@ macro_rules! float_number {
             fn divide(self, ranks: usize) -> Self {
                 self / ranks as $float
             }
-            // The reciprocal is exact, so product and quotient round the same value.
+            // The reciprocal of a power of two is exact, so multiplying gives the same bits as dividing.
             #[inline(always)]
             fn divide_by_power(self, log2: u32) -> Self {
                 self * (1.0 / (1u64 << log2) as $float)
@@ -104,8 +106,8 @@ macro_rules! integer_number {
             fn divide(self, ranks: usize) -> Self {
                 $divide(self, ranks)
             }
-            // A shift rounds down. Adding the divisor less one to negative values first makes it
-            // round toward zero.
+            // A shift rounds down. Adding the divisor minus one to negative values first makes it round
+            // toward zero.
             #[inline(always)]
             #[allow(unused_comparisons, reason = "bytes are never negative")]
             fn divide_by_power(self, log2: u32) -> Self {
@@ -116,9 +118,10 @@ macro_rules! integer_number {
         }
     };
 }
-// Processors divide vectors of floats, but not of integers. The quotient of two integers that a
-// float holds exactly is never rounded up to the next integer where it lies below: it is at least
-// `1 / ranks` away from it, far more than the float's spacing there. So truncating it is exact.
+// Processors can divide vectors of floats, but not vectors of integers. A float type holds both integers
+// exactly, so dividing as floats and truncating gives the exact quotient: a quotient below an integer is at
+// least `1 / ranks` below it, far more than the spacing of the floats there, so it is never rounded up to
+// that integer.
 integer_number!(u8, |x: u8, ranks: usize| {
     let quotient = f32::from(x) / ranks.max(1) as f32;
     // SAFETY: a value of the type divided by 1 or more stays within its range.
@@ -129,7 +132,7 @@ integer_number!(i32, |x: i32, ranks: usize| {
     // SAFETY: as for u8.
     unsafe { quotient.to_int_unchecked::<i32>() }
 });
-// No float holds every i64.
+// No float type holds every i64 exactly.
 integer_number!(i64, |x: i64, ranks: usize| x.wrapping_div(ranks.max(1) as i64));
 
 macro_rules! own_lane {
@@ -151,7 +154,7 @@ macro_rules! own_lane {
 }
 own_lane!(f32, f64, i32, i64, u8);
 
-// The conversions are a few integer instructions, so they vectorise within the loops.
+// The conversions are a few integer instructions, so they vectorize within the loops.
 impl Lane for bf16 {
     type Running = f32;
     const ZERO: Self = bf16::ZERO;
@@ -185,8 +188,8 @@ macro_rules! lanes_in_memory {
 }
 lanes_in_memory!(f32, f64, bf16, i32, i64, u8);
 
-// The compiler does not vectorise these conversions, so whole blocks are converted by intrinsics.
-// SAFETY: `IS_CONVERTED` says that the lane is another type.
+// The compiler does not vectorize these conversions, so whole blocks are converted by intrinsics.
+// SAFETY: `IS_CONVERTED` says that the lane has a different type.
 unsafe impl Reduce for f16 {
     type Lane = f32;
     const IS_CONVERTED: bool = true;

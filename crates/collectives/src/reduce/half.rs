@@ -1,32 +1,33 @@
-//! Conversions between f32 and the two 16-bit types, with the same bits at every vector level.
+//! Conversions between f32 and the two 16-bit float types, with the same bits at every vector level.
 //!
-//! All round to nearest, ties to even, and keep what fits of a NaN, made quiet, as the crate `half`
-//! and the processors do.
+//! All round to nearest, ties to even. A NaN becomes quiet and keeps the bits that fit, as in the crate
+//! `half` and in the processors.
 
 use half::{bf16, f16};
 
 use super::level::Level;
 
-/// Exact. A signalling NaN stays one until it is narrowed or computed with, which spares a
+/// Converts exactly. A signaling NaN stays signaling until it is narrowed or computed with, which saves a
 /// comparison here and changes no result.
 #[inline(always)]
 pub(super) fn widen_bf16(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
-/// As `bf16::from_f32`, without branches.
+/// Like `bf16::from_f32`, without branches.
 #[inline(always)]
 pub(super) fn narrow_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
     let upper = bits >> 16;
-    // Carries into the upper half if the lower is more than one half of its unit, or exactly one
-    // half and the upper is odd. A carry out of the largest finite value gives infinity, as it must.
+    // The addition carries into the upper 16 bits if the lower 16 are more than half a unit of the upper, or
+    // exactly half and the upper bits are odd. A carry out of the largest finite value gives infinity, which
+    // is the correct result.
     let rounded = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
     let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
     bf16::from_bits(if is_nan { upper | 0x40 } else { rounded } as u16)
 }
 
-/// Converts all of `from`; `to` is as long. The processor has `level`.
+/// Converts all values of `from` into `to`, which is as long. The processor has `level`.
 pub(super) fn widen_f16(level: Level, from: &[f16], to: &mut [f32]) {
     assert_eq!(from.len(), to.len(), "one result for each value");
     let done = match level {
@@ -43,7 +44,7 @@ pub(super) fn widen_f16(level: Level, from: &[f16], to: &mut [f32]) {
     }
 }
 
-/// Converts all of `from`; `to` is as long. The processor has `level`.
+/// Converts all values of `from` into `to`, which is as long. The processor has `level`.
 pub(super) fn narrow_f16(level: Level, from: &[f32], to: &mut [f16]) {
     assert_eq!(from.len(), to.len(), "one result for each value");
     let done = match level {
@@ -60,14 +61,14 @@ pub(super) fn narrow_f16(level: Level, from: &[f32], to: &mut [f16]) {
     }
 }
 
-/// Each converts as many whole vectors as there are, and returns the number of values done.
+/// Each function converts all whole vectors and returns the number of converted values.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
 
     use half::f16;
 
-    /// To nearest, ties to even, whatever mode the processor is in.
+    /// Rounds to nearest, ties to even, whatever rounding mode the processor is in.
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
     macro_rules! conversion {
@@ -80,7 +81,7 @@ mod x86 {
                 let done = from.len() / $lanes * $lanes;
                 for start in (0..done).step_by($lanes) {
                     // SAFETY: the vector of values from `start` on lies within both slices, and
-                    // these loads and stores need no alignment. f16 is its 16 bits.
+                    // these loads and stores need no alignment. f16 is stored as its 16 bits.
                     unsafe {
                         let $x = from.as_ptr().add(start);
                         let $y = to.as_mut_ptr().add(start);

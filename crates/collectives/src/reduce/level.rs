@@ -1,9 +1,9 @@
-//! Which vector instructions this processor has.
+//! Finds out which vector instructions this processor has.
 
 /// The vector instructions that the loops are compiled to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// What every processor of this architecture has.
+    /// The instructions that every processor of this architecture has.
     Portable,
     /// AVX2 and the conversions of F16C.
     #[cfg(target_arch = "x86_64")]
@@ -14,10 +14,10 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// Every level of this architecture, the best last.
+    /// Every level of this architecture, ending with the best.
     #[cfg(target_arch = "x86_64")]
     pub(super) const ALL: &[Level] = &[Level::Portable, Level::Avx2, Level::Avx512];
-    /// Every level of this architecture, the best last.
+    /// Every level of this architecture, ending with the best.
     #[cfg(not(target_arch = "x86_64"))]
     pub(super) const ALL: &[Level] = &[Level::Portable];
 

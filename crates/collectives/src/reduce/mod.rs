@@ -1,11 +1,13 @@
 //! Element-wise reduction over the ranks, in rank order.
 //!
-//! Every element is combined as `((x0 + x1) + x2) + ...`, whatever the transport, the unit or the
-//! vector width, so all transports give the same bits; which NaN comes out where several went in is
-//! the one exception. f16 and bf16 are combined in f32 and rounded once, at the end. Integers wrap.
+//! Every element is combined as `((x0 + x1) + x2) + ...`, whatever the transport, the unit of work or the
+//! vector width, so all transports give the same bits. The one exception: if several inputs are NaN, it is
+//! not defined which NaN comes out. f16 and bf16 are combined in f32 and rounded once, at the end. Integers
+//! wrap.
 //!
-//! In go addresses of elements, since the memory is shared between ranks; this module decides which
-//! vector instructions the loops in `blocks` are compiled to. It knows nothing of rounds or peers.
+//! Input: addresses of elements (not slices, since the memory is shared between ranks). Output: the reduced
+//! elements in memory. This module chooses the vector instructions for the loops in `blocks`. It knows
+//! nothing of rounds or peers.
 
 mod blocks;
 mod element;
@@ -24,7 +26,7 @@ pub use task::ReduceOp;
 pub(crate) use task::Reduction;
 use task::Task;
 
-/// An element type that can be reduced: all of [`DType`]'s.
+/// An element type that can be reduced: every type of [`DType`].
 pub trait ReduceElement: Element + sealed::Sealed {}
 
 mod sealed {
@@ -45,21 +47,21 @@ impl Reduction {
     ///
     /// # Safety
     ///
-    /// There is at least one input. All inputs and outputs are valid for `elems` elements, aligned
-    /// for the type, and nobody else touches them during the call. An output may be the very same
-    /// address as an input, but overlaps no other memory named here.
+    /// There is at least one input. All inputs and outputs are valid for `elems` elements and aligned for
+    /// the type, and nobody else touches them during the call. An output may begin at exactly the address of
+    /// an input, but overlaps no other memory named here.
     pub(crate) unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], elems: usize) {
         // SAFETY: as required of the caller.
         unsafe { self.perform(Level::best(), Task::Run { inputs, outputs }, elems) }
     }
 
-    /// Continues a running result (of [`Reduction::running_dtype`]) by the inputs, in order; with
-    /// `fresh` the first input starts it.
+    /// Adds the inputs, in order, to a running result (of [`Reduction::running_dtype`]). With `fresh`, the
+    /// first input starts a new running result.
     ///
     /// # Safety
     ///
-    /// As for [`Reduction::run`], but only a fresh result needs an input; `running` is valid for
-    /// `elems` elements of its own type, aligned for it, holds a running result unless `fresh`, and
+    /// As for [`Reduction::run`], but only a fresh result needs at least one input. `running` is valid for
+    /// `elems` elements of its own type, aligned for that type, holds a running result unless `fresh`, and
     /// overlaps no input.
     pub(crate) unsafe fn accumulate(
         &self,
@@ -72,13 +74,13 @@ impl Reduction {
         unsafe { self.perform(Level::best(), Task::Accumulate { fresh, inputs, running }, elems) }
     }
 
-    /// Turns a running result into the finished one (a mean's division, rounding to f16 or bf16)
-    /// and writes it to every output.
+    /// Turns a running result into the finished one (divides for a mean, rounds to f16 or bf16) and writes
+    /// it to every output.
     ///
     /// # Safety
     ///
-    /// As for [`Reduction::run`]; `running` holds `elems` elements of its own type, and may be the
-    /// same address as an output if both types are of one size.
+    /// As for [`Reduction::run`]. `running` holds `elems` elements of its own type, and may begin at the
+    /// address of an output if both types have the same size.
     pub(crate) unsafe fn finish(&self, running: *const u8, outputs: &[*mut u8], elems: usize) {
         // SAFETY: as required of the caller.
         unsafe { self.perform(Level::best(), Task::Finish { running, outputs }, elems) }
@@ -89,7 +91,7 @@ impl Reduction {
     /// As for the function that makes the task; the processor has `level`.
     unsafe fn perform(&self, level: Level, task: Task, elems: usize) {
         if elems == 0 {
-            // Addresses of nothing may be null, which no slice is.
+            // Addresses of empty regions may be null, but slices must not be.
             return;
         }
         task.check(self.dtype, self.running_dtype());
@@ -112,7 +114,7 @@ impl Reduction {
 ///
 /// As for [`Reduction::perform`], with `T` of its element type.
 unsafe fn at_level<T: Reduce>(level: Level, reduction: &Reduction, task: Task, elems: usize) {
-    // SAFETY: as required of the caller, which has made sure of the level.
+    // SAFETY: as required of the caller, which has checked that the processor has the level.
     unsafe {
         match level {
             Level::Portable => blocks::perform::<T>(level, reduction, task, elems),

@@ -1,23 +1,23 @@
-//! What is to be computed: the operation, the element types, and the addresses of one call.
+//! What to compute: the operation, the element types, and the addresses of one call.
 //!
-//! Knows nothing of how it is computed.
+//! This module knows nothing of how the result is computed.
 
 use paceline_memory::DType;
 
 /// How the inputs of the ranks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
-    /// Their sum. Integers wrap on overflow.
+    /// The sum. Integers wrap on overflow.
     Sum,
-    /// Their sum, divided once by the number of ranks. For integers the quotient is truncated
-    /// toward zero, and the sum wraps before it is divided: the mean of bytes is of little use
-    /// unless their sum fits a byte.
+    /// The sum, divided once by the number of ranks. For integers the quotient is truncated toward zero,
+    /// and the sum wraps before the division: the mean of bytes is of little use unless their sum fits in a
+    /// byte.
     Mean,
-    /// The smallest; NaN if any is NaN.
+    /// The minimum; NaN if any input is NaN.
     Min,
-    /// The largest; NaN if any is NaN.
+    /// The maximum; NaN if any input is NaN.
     Max,
-    /// Their product. Integers wrap on overflow.
+    /// The product. Integers wrap on overflow.
     Product,
 }
 
@@ -37,7 +37,7 @@ impl ReduceOp {
         }
     }
 
-    /// Its name in the options and tables of nccl-tests.
+    /// The name in the options and tables of nccl-tests.
     pub const fn nccl_name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",
@@ -49,7 +49,7 @@ impl ReduceOp {
     }
 }
 
-/// What is to be computed: element type, operation, and the number of ranks for a mean.
+/// What to compute: element type, operation, and the number of ranks (for a mean).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     pub(crate) dtype: DType,
@@ -58,7 +58,7 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    /// Element type of a running result: f32 for f16 and bf16, else the type itself.
+    /// Element type of a running result: f32 for f16 and bf16, and the type itself for all others.
     pub(crate) fn running_dtype(&self) -> DType {
         match self.dtype {
             DType::F16 | DType::BF16 => DType::F32,
@@ -67,7 +67,7 @@ impl Reduction {
     }
 }
 
-/// One call of a [`Reduction`], so that each vector level needs one way in.
+/// One call of a [`Reduction`] as a value, so that each vector level needs only one entry point.
 #[derive(Clone, Copy)]
 pub(super) enum Task<'a> {
     Run { inputs: &'a [*const u8], outputs: &'a [*mut u8] },
@@ -76,7 +76,7 @@ pub(super) enum Task<'a> {
 }
 
 impl Task<'_> {
-    /// Checks what can be checked of the addresses, in builds with assertions.
+    /// Checks the number and the alignment of the addresses, in builds with assertions.
     pub(super) fn check(&self, dtype: DType, running_dtype: DType) {
         let aligned = |at: *const u8, dtype: DType| {
             debug_assert!(at.addr().is_multiple_of(dtype.size_bytes()), "{at:?} for {dtype}");

@@ -1,4 +1,4 @@
-//! Every type, operation, number of inputs and length against a plain loop over scalars.
+//! Compares the loops with a plain scalar loop, for every type, operation, number of inputs and length.
 
 use ::half::{bf16, f16};
 use paceline_memory::DType;
@@ -8,7 +8,7 @@ use super::{Level, ReduceOp, Reduction, Task};
 
 const LENGTHS: [usize; 10] = [0, 1, 2, 3, 7, 100, 1023, 1024, 1025, 4099];
 
-/// Bytes that start on a boundary of 64 bytes, as buffers do.
+/// Bytes that start on a 64-byte boundary, like buffers.
 struct Region {
     words: Vec<u64>,
     start: usize,
@@ -49,7 +49,7 @@ impl Region {
 
 impl Clone for Region {
     fn clone(&self) -> Self {
-        // Another vector begins at another distance from its boundary.
+        // A copied vector would begin at a different distance from a 64-byte boundary.
         Region::new(self.bytes())
     }
 }
@@ -66,8 +66,8 @@ impl Bits {
     }
 }
 
-/// One element: mostly a number of moderate size, now and then an extreme. There is one NaN only,
-/// since which of two comes out of a sum is not defined.
+/// One element: usually a number of moderate size, sometimes an extreme. Only one NaN value is used, since
+/// it is not defined which of two NaNs a sum returns.
 fn element(dtype: DType, bits: &mut Bits) -> Vec<u8> {
     let random = bits.next();
     let specials = [f64::NAN, f64::INFINITY, -0.0, 0.0, 1e-7, 6e4, -6e4, 1e-42, f64::MAX];
@@ -100,7 +100,7 @@ fn column<const N: usize>(inputs: &[Region], at: usize) -> impl Iterator<Item = 
     inputs.iter().map(move |input| input.bytes()[at * N..][..N].try_into().unwrap())
 }
 
-/// The reference: one element after the other, one rank after the other.
+/// The reference result: one element after the other, one rank after the other.
 fn reference(Reduction { dtype, op, ranks }: Reduction, inputs: &[Region]) -> Vec<u8> {
     let elems = inputs[0].len_bytes / dtype.size_bytes();
     macro_rules! floats {
@@ -150,8 +150,8 @@ fn reference(Reduction { dtype, op, ranks }: Reduction, inputs: &[Region]) -> Ve
     }
 }
 
-/// Whether the bits are the same, where they are defined: of sums and products that are NaN, only
-/// that they are NaN.
+/// Whether the bits are the same, as far as they are defined: if a sum or product is NaN, it only matters
+/// that both are NaN.
 fn agree(Reduction { dtype, op, .. }: Reduction, got: &[u8], want: &[u8]) -> bool {
     let is_nan = |bytes: &[u8]| match dtype {
         DType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
@@ -169,7 +169,7 @@ fn agree(Reduction { dtype, op, .. }: Reduction, got: &[u8], want: &[u8]) -> boo
             .all(|(got, want)| got == want || either_nan && is_nan(got) && is_nan(want))
 }
 
-/// The levels of this machine; says which are not tested.
+/// The levels of this machine. Prints those that cannot be tested here.
 fn levels() -> Vec<Level> {
     let (available, missing): (Vec<Level>, Vec<Level>) =
         Level::ALL.iter().partition(|level| level.is_available());
@@ -233,7 +233,7 @@ fn every_level_computes_what_a_plain_loop_does() {
         let in_place: Vec<usize> = (0..count).collect();
         let reversed: Vec<usize> = (0..count).rev().collect();
         let (one, several) = ([count], [count, count + 1, count + 2]);
-        // The first output is new and a later one is an input; and the other way round.
+        // The first output is new memory and a later one is an input, and the reverse.
         let (new_first, new_last) = ([count, 0], [count - 1, count + 2]);
         for &level in &levels {
             for outputs in [&in_place[..], &reversed, &one, &several, &new_first, &new_last] {
@@ -254,7 +254,7 @@ fn a_running_result_ends_with_the_same_bits() {
             (reduction.dtype.size_bytes(), reduction.running_dtype().size_bytes());
         let elems = want.len() / size;
         let addresses = addresses(inputs);
-        // Each input by itself, all at once, and halves.
+        // Accumulates each input separately, all at once, and in two halves.
         for step in [1, inputs.len(), inputs.len().div_ceil(2)] {
             for &level in &levels {
                 let mut running = Region::zeroed(elems * running_size);
@@ -319,7 +319,7 @@ fn means_of_integers_are_truncated_toward_zero() {
     for ranks in (1..=64).chain([127, 128, 129, 255]) {
         let mut wide = vec![i64::MIN, i64::MIN + 1, i64::MAX, -7, -1, 0, 1, 7];
         wide.extend((0..1000).map(|_| bits.next() as i64 >> (bits.next() % 64)));
-        // Multiples of the divisor and their neighbours, where rounding would show.
+        // Multiples of the divisor and their neighbors, where wrong rounding would show.
         let mut narrow = vec![i32::MIN, i32::MIN + 1, i32::MAX, -7, -1, 0, 1, 7];
         let multiples = (0..1000).map(|_| bits.next() as i32 / ranks as i32 * ranks as i32);
         narrow.extend(multiples.flat_map(|x| [x.saturating_sub(1), x, x.saturating_add(1)]));
@@ -335,8 +335,8 @@ fn means_of_integers_are_truncated_toward_zero() {
     }
 }
 
-/// The bits of f32 worth converting: every sign, exponent and upper fraction with lower fractions
-/// around the ties of both 16-bit types, and a million at random.
+/// Bits of f32 values to convert: every sign, exponent and upper fraction with lower fractions around the
+/// ties of both 16-bit types, and a million random values.
 fn f32_bits() -> impl Iterator<Item = u32> {
     let lower = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
     let systematic = (0..=0xFFFF_u32).flat_map(move |upper| lower.map(|lower| upper << 16 | lower));
@@ -348,7 +348,7 @@ fn f32_bits() -> impl Iterator<Item = u32> {
 fn bf16_is_converted_as_by_half() {
     for bits in 0..=u16::MAX {
         let x = bf16::from_bits(bits);
-        // Signalling NaN are made quiet a step later than `half` does.
+        // Signaling NaNs become quiet one step later than in `half`.
         let quiet = if x.is_nan() { 0x40_0000 } else { 0 };
         assert_eq!(widen_bf16(x).to_bits() | quiet, x.to_f32().to_bits(), "{bits:#x}");
         let again = bf16::from_f32(x.to_f32());
@@ -365,7 +365,7 @@ fn f16_is_converted_as_by_half_at_every_level() {
     let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
     let singles: Vec<f32> = f32_bits().map(f32::from_bits).collect();
     for level in levels() {
-        // One value less than whole vectors, so that there is a remainder.
+        // One value less than whole vectors, so that a remainder is left.
         let halves = &halves[1..];
         let mut wide = vec![0.0; halves.len()];
         widen_f16(level, halves, &mut wide);

@@ -1,11 +1,11 @@
-//! All-gather: every rank's data reach every rank, in rank order; lengths may differ.
+//! All-gather: every rank gets the data of every rank, in rank order; lengths may differ.
 //!
-//! Steps: gate, copy, gate. For a result of `S` bytes the ranks together read and write `(n-1) S` (in
+//! Steps: gate, copy, gate. For a result of `S` bytes, all ranks together read and write `(n-1) S` (in
 //! place) or `n S`. Nothing is summed.
 //!
-//! Where all results can be reached, each rank writes its own share to all of them: a share that this
-//! rank has just computed is still in its cache, and so, after a reduce-scatter of the same memory, are
-//! the places that it goes to. Staged, each rank copies for itself.
+//! If every rank's result can be reached, each rank writes its own share to all results: a share that this
+//! rank has just computed is still in its cache. After a reduce-scatter of the same memory, so are the
+//! places that the share goes to. If data are staged, each rank copies all shares for itself.
 
 use super::pull::{Cut, pull};
 use super::round::Round;
@@ -39,7 +39,8 @@ fn push(
     shares: &Shares,
 ) -> Result<(), CollectiveError> {
     let own = shares.bytes(shared.rank, context.call.dtype);
-    // Beginning with the next rank, so that not all write to the same one's memory at a time.
+    // Each rank begins with itself and then goes on to the next ranks, so that the ranks do not all write to
+    // the memory of the same rank at the same time.
     for target in (0..shared.world).map(|step| (shared.rank + step) % shared.world) {
         let place = shared.control().slot(met.number, target).recv.load();
         let place = place.map(|place| place.after(own.start));
@@ -48,8 +49,8 @@ fn push(
         if own.is_empty() || std::ptr::eq(from, to) {
             continue;
         }
-        // SAFETY: both are valid for the share until the last gate; the place belongs to this rank's
-        // share alone, and lies apart from it unless it is the same.
+        // SAFETY: both are valid for the share until the last gate. Only this rank's share is written to
+        // `to`, which does not overlap `from`: the case in which both are the same was skipped above.
         unsafe { std::ptr::copy_nonoverlapping(from, to, own.len()) };
     }
     shared.finish(context, met.number)

@@ -1,14 +1,14 @@
 //! All-reduce, direct: every element is reduced in rank order and written to every rank at once.
 //!
-//! Steps: gate, units, gate. Each rank reads and writes its own share of every rank's data: `S`
-//! bytes read and `S` written per rank for a message of `S` bytes, the least there can be when
-//! every rank keeps a copy of its own. Order of summation: rank 0, 1, 2, ..., for each element,
-//! whichever rank happens to do the unit.
+//! Steps: gate, units, gate. The message is divided into *units* of work, which the ranks claim from a
+//! shared counter. For a message of `S` bytes, each rank reads `S` bytes and writes `S` bytes on average,
+//! the least possible if every rank keeps its own copy. Order of summation: rank 0, 1, 2, ..., for each
+//! element, whichever rank claims the unit.
 //!
-//! Staged (private memory of processes): in pieces of a quarter of a megabyte, each copied in (`S` more
-//! bytes), reduced in the staging areas, which stay in the cache, and copied out (`S` more). Two
-//! ranks reduce straight into their private memory instead, both the whole of it, without the second
-//! gate and the copy out.
+//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. Each piece
+//! is copied in (`S` more bytes), reduced in the staging areas, which stay in the cache, and copied out
+//! (`S` more). Two ranks instead each reduce the whole message directly into their private memory, without
+//! the second gate and the copy out.
 
 use std::borrow::Cow;
 
@@ -20,15 +20,15 @@ use crate::CollectiveError;
 use crate::context::OpContext;
 use crate::reduce::Reduction;
 
-/// Bytes that are claimed at a time: small enough to share out a megabyte, large enough that
-/// claiming (one atomic addition) costs nothing beside the work.
+/// Bytes of a unit of work: small enough that even a megabyte is divided among the ranks, large enough that
+/// claiming a unit (one atomic addition) costs little compared to the work.
 const UNIT_BYTES: usize = 64 << 10;
 
 pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
     reduce_to(shared, context, 0..shared.world)
 }
 
-/// Reduces all ranks' data to the ranks of `targets`.
+/// Reduces the data of all ranks and gives the result to the ranks in `targets`.
 pub(super) fn reduce_to(
     shared: &Shared,
     context: &OpContext,
@@ -64,7 +64,7 @@ impl Job<'_> {
         self.reduce_units(met.number, &inputs, &outputs, len_bytes)
     }
 
-    /// The addresses of `len_bytes` bytes of the data of `ranks`, `start` bytes into the message.
+    /// The addresses of the data of `ranks`: `len_bytes` bytes, from `start` bytes into the message.
     fn places(
         &self,
         round: u32,
@@ -95,8 +95,8 @@ impl Job<'_> {
         while let Some(unit) = control.claim_unit(num_units) {
             let begin = unit as usize * UNIT_BYTES;
             let unit_bytes = UNIT_BYTES.min(len_bytes - begin);
-            // SAFETY: the unit lies within every region, whose owners have claimed or borrowed them
-            // and wait for the second gate; a claimed unit is this rank's alone.
+            // SAFETY: the unit lies within every region. The owners of the regions have claimed or borrowed
+            // them and wait for the second gate. Only this rank works on a unit that it has claimed.
             unsafe { self.reduce(inputs, outputs, begin, unit_bytes) };
             control.complete_unit(round, num_units);
         }
@@ -144,7 +144,7 @@ impl Job<'_> {
             let len_bytes = HALF_BYTES.min(call.send.len_bytes - start);
             let round = shared.next_round();
             if is_staged(rank) {
-                // SAFETY: both are valid for the piece; nobody reads this half any more, since all
+                // SAFETY: both are valid for the piece. Nobody reads this half any longer, since all ranks
                 // have arrived in the round after the one that used it last.
                 unsafe {
                     let from = call.send.base.add(start);
@@ -156,11 +156,12 @@ impl Job<'_> {
             let mut inputs = self.places(round, 0..world, |slot| &slot.send, start, len_bytes)?;
             if is_private {
                 if is_target {
-                    // SAFETY: the piece lies within this rank's data. Read there, its lines do not
-                    // have to come back from the peer, which reads the staged copy.
+                    // This rank reads its own data from their original place. The peer reads the staged copy,
+                    // so the cache lines of that copy would have to come back from the peer's core.
+                    // SAFETY: the piece lies within this rank's data.
                     inputs[rank] = unsafe { call.send.base.add(start) };
-                    // SAFETY: the staged pieces stay as they are until all have arrived in the next
-                    // round but one, and the result goes to memory of this rank alone.
+                    // SAFETY: the staged pieces stay unchanged until all ranks have arrived in the next
+                    // round, and the result goes to memory that only this rank uses.
                     unsafe { self.reduce(&inputs, &[call.recv.base.add(start)], 0, len_bytes) };
                 }
                 continue;
@@ -169,8 +170,8 @@ impl Job<'_> {
                 self.places(round, targets.clone(), |slot| &slot.recv, start, len_bytes)?;
             self.reduce_units(round, &inputs, &outputs, len_bytes)?;
             if is_staged(rank) && is_target {
-                // SAFETY: all units are done, and nobody writes to this half before this rank
-                // arrives again.
+                // SAFETY: all units are complete, and nobody writes to this half before this rank arrives
+                // in another round.
                 unsafe {
                     let stage = shared.stage(rank, round);
                     std::ptr::copy_nonoverlapping(stage, call.recv.base.add(start), len_bytes);

@@ -1,6 +1,6 @@
 //! All-to-all: every rank copies the block that each rank has for it; blocks may differ in length.
 //!
-//! Steps: gate, copy, gate. Each rank reads and writes what it receives. Nothing is summed.
+//! Steps: gate, copy, gate. Each rank reads and writes as many bytes as it receives. Nothing is summed.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
     pull(shared, context, &met, Cut::Blocks, block, |window| {
         for source in 0..world {
             let own = call.recv.part(column.bytes(source, call.dtype));
-            // SAFETY: the receiving side is this rank's own, and the blocks fill it exactly.
+            // SAFETY: the receiving memory is this rank's own, and the blocks fill it exactly.
             unsafe { window.copy(source, own.base) };
         }
     })?;

@@ -1,6 +1,6 @@
 //! Broadcast: every rank copies the root's data.
 //!
-//! Steps: gate, copy, gate. Every rank but the root reads and writes `S` bytes. Nothing is summed.
+//! Steps: gate, copy, gate. Every rank except the root reads and writes `S` bytes. Nothing is summed.
 
 use super::pull::{Cut, pull};
 use super::state::Shared;
@@ -13,7 +13,7 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
     let whole = 0..call.recv.len_bytes;
     let block = |source, _| if source == call.root { whole.clone() } else { 0..0 };
     pull(shared, context, &met, Cut::Whole, block, |window| {
-        // SAFETY: the receiving side is this rank's own, and as long on every rank.
+        // SAFETY: the receiving memory is this rank's own, and has the same length on every rank.
         unsafe { window.copy(call.root, call.recv.base) };
     })?;
     Ok(met.present_ns)

@@ -1,24 +1,25 @@
 //! The state machine that all ranks of a group share: two gates and a counter of units.
 //!
-//! A *round* has a sequence number that every rank counts for itself. In each round
+//! Work proceeds in *rounds*. Every rank counts the rounds for itself. In each round
 //!
-//! 1. every rank publishes what it called in its [`Slot`] and arrives at the first gate; the last
-//!    one to arrive resets the unit counters and opens the gate;
-//! 2. the ranks claim units of work from a shared counter, so that a rank which is not running
-//!    holds nobody up; whoever completes the last unit opens the second gate;
+//! 1. every rank publishes its call in its [`Slot`] and arrives at the first gate; the last rank to arrive
+//!    resets the unit counters and opens the gate;
+//! 2. the ranks claim units of work from a shared counter, so that a rank that the system has put to sleep
+//!    delays nobody; the rank that completes the last unit opens the second gate;
 //! 3. every rank waits for the second gate and goes on.
 //!
-//! Counters can be reset in step 1 because nobody passes the first gate of round k+1 before
-//! everybody has left round k. Slots are doubled by parity: a fast rank may write its slot for
-//! round k+1 while a slow one still reads those of round k, but never the one of round k+2.
+//! Counters can be reset in step 1 because no rank passes the first gate of round k+1 before all ranks have
+//! left round k. Each rank has two slots, for even and odd rounds: a fast rank may write its slot for round
+//! k+1 while a slow one still reads the slots of round k. It cannot write the slot for round k+2, which is
+//! that of round k again, before the slow rank has arrived in round k+1.
 //!
-//! A rank that stops waiting at the first gate *closes* it for good, in one atomic step that cannot
-//! meet with its opening: either the gate was already open, and the rank goes on after all, or it
-//! stays shut, and no peer will ever touch the memory that the rank takes back.
+//! A rank that stops waiting at the first gate *closes* it for good. Closing and opening are atomic steps, of
+//! which only one can succeed: either the gate was already open, and the rank goes on after all, or the gate
+//! stays closed, and no peer will ever touch the memory that the rank takes back.
 //!
-//! It lives in memory that may be shared between processes, consists of atomics only (valid when
-//! zeroed), and knows nothing of what the units do. How ranks wait is in `gates.rs` and `mail.rs`,
-//! which loom checks.
+//! The state lives in memory that may be shared between processes. It consists of atomics only (valid when
+//! zeroed). This module knows nothing of what the units do. `gates.rs` and `mail.rs` define how ranks wait;
+//! loom checks these two files.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -32,17 +33,17 @@ use crate::MAX_RANKS;
 use crate::call::{CallHeader, Verdict};
 use crate::context::WaitPolicy;
 
-/// A place in a rank's memory, in words.
+/// A [`Place`] in a rank's memory, as atomic words, or none.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct PlaceWords {
     /// Index of the segment, or [`STAGED`].
     segment: AtomicU64,
-    /// Offset or address within it.
+    /// Offset within the segment; between threads the address.
     offset: AtomicU64,
 }
 
-/// The segment number that says that the data lie in private memory, so that they must be staged.
+/// The segment number for data in private memory, which must be staged.
 const STAGED: u64 = u64::MAX;
 
 impl PlaceWords {
@@ -58,7 +59,7 @@ impl PlaceWords {
     }
 }
 
-/// What one rank called, in words.
+/// One rank's [`CallHeader`], as atomic words.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct CallWords {
@@ -86,33 +87,37 @@ impl CallWords {
     }
 }
 
-/// What one rank called in one round, for its peers to compare and resolve.
+/// What one rank publishes in one round: its call, which the peers compare with theirs, and where its data
+/// lie.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
     /// The round.
     pub(crate) seq: AtomicU32,
-    /// 1 from its arrival until this rank has done its part of the round; names who is stopped.
+    /// 1 from this rank's arrival until it has done its part of the round. After a time-out this tells which
+    /// ranks did not finish.
     pub(crate) working: AtomicU32,
-    /// Its place in the group's sequence of operations.
+    /// The sequence number of the operation on this rank.
     pub(crate) operation: AtomicU32,
     pub(crate) call: CallWords,
     pub(crate) send: PlaceWords,
     pub(crate) recv: PlaceWords,
 }
 
-/// One direction of the traffic between two ranks: the sender's half and the receiver's.
+/// The mailbox for messages from one rank to another: the sender's half and the receiver's half.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
     pub(crate) counts: Counts,
-    /// 1 while the receiver reads the sender's memory; and [`WITHDRAWN`] + the number of the message that
-    /// the sender has withdrawn, if it has. Whoever sets one of them then looks at the other.
+    /// 1 while the receiver reads the sender's memory. The receiver first sets this word and then checks
+    /// `withdrawn`.
     pub(crate) is_reading: AtomicU32,
+    /// [`WITHDRAWN`] + the number of the message that the sender has withdrawn, or zero. The sender first
+    /// sets this word and then checks `is_reading`.
     pub(crate) withdrawn: AtomicU64,
-    /// The sender's latest round, which tells the half of the staging area that it uses.
+    /// The sender's latest round, which determines the half of the staging area that it uses.
     pub(crate) round: AtomicU32,
-    /// Where the two halves stand in their ranks' sequences.
+    /// The sequence numbers of the two calls on their ranks.
     pub(crate) sender_operation: AtomicU32,
     pub(crate) receiver_operation: AtomicU32,
     pub(crate) sender: CallWords,
@@ -121,7 +126,8 @@ pub(crate) struct Mail {
     pub(crate) place: PlaceWords,
 }
 
-/// Two calls that do not fit together, found by some rank and kept for all to report.
+/// Two calls that do not match (a [`Verdict`]), as atomic words. The rank that finds them writes them here,
+/// and all ranks report them.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct VerdictWords {
@@ -151,39 +157,40 @@ pub(crate) struct Control {
     verdict: VerdictWords,
     /// Per rank: 0 in the group, 1 left in order, 2 lost.
     fate: [AtomicU32; MAX_RANKS],
-    /// Per rank: counts what others have done that it may be waiting for outside of the gates.
+    /// Per rank: the event counter on which it waits outside of the gates.
     bells: [Bell; MAX_RANKS],
     slots: [[Slot; MAX_RANKS]; 2],
-    /// `[parity][rank][peer]`: elements that a rank sends to and expects from each peer in an
-    /// all-to-all.
+    /// `[parity][rank][peer]`: the number of elements that a rank sends to each peer and expects from each
+    /// peer in an all-to-all.
     blocks: [[[[AtomicU64; 2]; MAX_RANKS]; MAX_RANKS]; 2],
     /// `[sender][receiver]`.
     mail: [[Mail; MAX_RANKS]; MAX_RANKS],
 }
 
-/// Above all numbers of messages, so that no message looks withdrawn that is not.
+/// Added to the number of a withdrawn message. It is larger than all message numbers, so that zero does not
+/// stand for a withdrawn message.
 pub(super) const WITHDRAWN: u64 = 1 << 32;
 
-/// The alarm that says that calls do not fit together.
+/// The alarm for calls that do not match.
 const CONFLICT: u32 = u32::MAX;
 
-/// The alarm that says that some rank has stopped waiting for others.
+/// The alarm for a rank that has timed out.
 const GIVEN_UP: u32 = u32::MAX - 1;
 
 impl Control {
-    /// New shared state in memory of its own.
+    /// Creates new shared state in a new mapping, followed by `extra_bytes` more bytes.
     pub(crate) fn create(extra_bytes: usize) -> Result<Mapping, MemoryError> {
         Mapping::create(Self::BYTES + extra_bytes)
     }
 
-    /// Its size in memory, in whole pages.
+    /// The size of the state in memory, in bytes, rounded up to whole pages.
     pub(crate) const BYTES: usize = size_of::<Self>().next_multiple_of(4096);
 
-    /// The state at the start of a mapping that [`Control::create`] made, here or in another process.
+    /// The state at the start of a mapping that [`Control::create`] made, in this or another process.
     pub(crate) fn of(mapping: &Mapping) -> &Self {
         assert!(mapping.len_bytes() >= Self::BYTES, "the mapping was made for shared state");
-        // SAFETY: the mapping is page-aligned and large enough, starts zeroed, and `Control` is made
-        // of atomics, for which zero is valid and which any process may touch at any time.
+        // SAFETY: the mapping is page-aligned and large enough, and starts zeroed. `Control` consists of
+        // atomics, for which zero is valid and which any process may touch at any time.
         unsafe { mapping.base().cast::<Self>().as_ref() }
     }
 
@@ -197,52 +204,52 @@ impl Control {
         self.gates.arrive(seq, world);
     }
 
-    /// Waits until all ranks have arrived in round `seq`; returns when the last one did.
-    /// `is_stuck` is asked now and then whether they still can.
+    /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last one arrived.
+    /// `is_stuck`, called from time to time, returns the reason if a rank can never arrive.
     pub(crate) fn wait_present(
         &self,
         seq: u32,
         policy: WaitPolicy,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<u64, WaitError> {
-        // Whoever looks stuck may have passed this very gate and gone on to its next operation, which can
-        // be seen only together with the open gate.
+        // A peer that looks stuck may already have passed this gate and gone on to its next operation. In
+        // that case the gate is seen to be open too, so it is checked again.
         let stuck = || is_stuck().filter(|_| !self.gates.all_present(seq));
         let has_accused = || stuck().inspect(|verdict| self.accuse(verdict)).is_some();
         let outcome = self.gates.wait_present(seq, policy, || self.alarm(), has_accused);
         outcome.inspect_err(|error| self.give_up(*error))
     }
 
-    /// The ranks below `world` that have arrived in round `seq` but not done their part.
+    /// The ranks below `world` that have arrived in round `seq` but have not done their part.
     pub(crate) fn working(&self, seq: u32, world: usize) -> Vec<usize> {
         let is_working = |rank: &usize| self.slot(seq, *rank).working.load(Ordering::Acquire) != 0;
         (0..world).filter(is_working).collect()
     }
 
-    /// The next unit that nobody has claimed, if any is left of `num_units`.
+    /// Claims the next of `num_units` units. `None` if all are claimed.
     pub(crate) fn claim_unit(&self, num_units: u32) -> Option<u32> {
         self.gates.claim_unit(num_units)
     }
 
-    /// Reports a claimed unit as completed; the last one opens the second gate.
+    /// Reports a claimed unit as complete. Completing the last unit opens the second gate.
     pub(crate) fn complete_unit(&self, seq: u32, num_units: u32) {
         self.gates.complete_unit(seq, num_units);
     }
 
-    /// Waits until all units of round `seq` are completed.
+    /// Waits until all units of round `seq` are complete.
     pub(crate) fn wait_done(&self, seq: u32, policy: WaitPolicy) -> Result<(), WaitError> {
         let outcome = self.gates.wait_done(seq, policy, || self.alarm());
         outcome.inspect_err(|error| self.give_up(*error))
     }
 
-    /// Notes that `rank` is no longer there, and wakes everybody who may wait for it.
+    /// Notes that `rank` is no longer in the group, and wakes all ranks that may wait for it.
     pub(crate) fn depart(&self, rank: usize, fate: Fate) {
-        // Release: a rank that has gone touches nothing any more.
+        // Release: a rank that sees this knows that the departed rank no longer touches any memory.
         self.fate[rank].store(fate as u32, Ordering::Release);
         self.raise(1 + rank as u32);
     }
 
-    /// Tells everybody that two calls do not fit together. The first such verdict counts.
+    /// Tells all ranks that two calls do not match. The first such verdict counts.
     pub(crate) fn accuse(&self, verdict: &Verdict) {
         if self.accuser.0.swap(1, Ordering::Relaxed) == 0 {
             let pack = |low: u64, high: u64| low | high << 32;
@@ -257,8 +264,8 @@ impl Control {
         }
     }
 
-    /// Lets the others know at once that this rank no longer waits: they would blame it for leaving
-    /// otherwise.
+    /// After a time-out, tells the others at once that this rank no longer waits. Without that they would
+    /// report this rank as having left.
     fn give_up(&self, error: WaitError) {
         if error == WaitError::TimedOut {
             self.raise(GIVEN_UP);
@@ -266,8 +273,8 @@ impl Control {
     }
 
     fn raise(&self, alarm: u32) {
-        // Release, so that whoever sees the alarm sees its reason. Only the first one is kept: it is
-        // the cause of those that follow.
+        // Release: a rank that sees the alarm also sees its reason. Only the first alarm is kept, since it
+        // causes those that follow.
         if alarm == CONFLICT || alarm == GIVEN_UP {
             let common = &self.alarms.0.common;
             let _ = common.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
@@ -280,13 +287,12 @@ impl Control {
         }
     }
 
-    /// Why an operation of all ranks cannot go on, if so.
+    /// The reason if an operation of all ranks cannot go on.
     pub(crate) fn alarm(&self) -> Option<WaitError> {
         self.meaning(self.alarms.0.first.load(Ordering::Acquire))
     }
 
-    /// Why an operation that needs only these `peers` cannot go on, if so: other ranks may come and
-    /// go.
+    /// The reason if an operation that needs only these `peers` cannot go on. Other ranks may leave.
     pub(crate) fn alarm_among(&self, peers: &[usize]) -> Option<WaitError> {
         match self.alarm()? {
             WaitError::Gone { peer, .. } if !peers.contains(&peer) => {
@@ -320,12 +326,12 @@ impl Control {
         }
     }
 
-    /// The traffic from one rank to another.
+    /// The mailbox for messages from one rank to another.
     pub(crate) fn mail(&self, from: usize, to: usize) -> &Mail {
         &self.mail[from][to]
     }
 
-    /// Elements that `rank` sends to `peer` in round `seq`, and that it expects of it.
+    /// The numbers of elements that `rank` sends to `peer` in round `seq`, and that it expects from `peer`.
     pub(crate) fn blocks(&self, seq: u32, rank: usize, peer: usize) -> &[AtomicU64; 2] {
         &self.blocks[(seq % 2) as usize][rank][peer]
     }
@@ -335,9 +341,9 @@ impl Control {
         self.bells[rank].ring();
     }
 
-    /// Waits until `is_done`, which looks at shared words after whose change this rank's bell rings.
-    /// `is_stuck` is asked now and then whether that can still happen, for which only `peers` are
-    /// needed.
+    /// Waits until `is_done`, which checks shared words; whoever changes them rings this rank's bell. The
+    /// wait needs only the ranks in `peers`. `is_stuck`, called from time to time, returns the reason if one
+    /// of them can never do its part.
     pub(crate) fn wait_bell(
         &self,
         rank: usize,

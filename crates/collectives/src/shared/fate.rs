@@ -1,26 +1,25 @@
-//! How a rank's part in a group ends, and why a wait ends without its gate opening.
+//! How a rank leaves a group, and why a wait can end before its gate opens.
 
 use crate::call::Verdict;
 
-/// How a rank ended.
+/// How a rank's membership in the group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It dropped its group.
+    /// The rank left in order: it dropped its group.
     Left = 1,
-    /// It died.
+    /// The rank died.
     Lost = 2,
 }
 
 /// Why a wait ended without its gate opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitError {
-    Gone {
-        peer: usize,
-        fate: Fate,
-    },
+    /// This peer is no longer in the group.
+    Gone { peer: usize, fate: Fate },
+    /// This rank's time limit has passed.
     TimedOut,
     /// Another rank stopped waiting first.
     GivenUp,
-    /// Two calls do not fit together, so nobody can go on.
+    /// Two calls do not match, so no rank can go on.
     Conflict(Verdict),
 }

@@ -1,7 +1,12 @@
 //! How the ranks of a group wait for each other: two gates, a counter of units, and bells.
 //!
-//! [`Control`](super::control::Control) tells what a round is and keeps these in memory that may be
-//! shared between processes: atomics only, valid when zeroed. Knows nothing of calls or data.
+//! A *gate* is a barrier that opens once per round: a word on which ranks sleep (a futex) until it opens. A
+//! *unit* is a piece of work that one rank claims. A *bell* is an event counter on which one rank sleeps
+//! until another rank increments it.
+//!
+//! [`Control`](super::control::Control) defines what a round is and keeps the gates and bells in memory that
+//! may be shared between processes. They consist of atomics only and are valid when zeroed. This module
+//! knows nothing of calls or data.
 //!
 //! `models.rs` checks this file with loom:
 //!
@@ -16,27 +21,28 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now
 use crate::call::Verdict;
 use crate::context::WaitPolicy;
 
-/// A value on a cache line of its own, so that ranks do not slow each other by false sharing.
+/// A value on its own cache line, to avoid false sharing between ranks.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Line<T>(pub T);
 
-/// A gate that opens once per round.
+/// A barrier that opens once per round. Ranks wait at it until it has opened for their round.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    /// The latest round for which it has opened, shifted left by one, and [`CLOSED`].
+    /// The latest round for which the gate has opened, shifted left by one. The low bit is [`CLOSED`].
     word: Word,
-    /// Ranks asleep on the word, so that opening costs no system call when all are awake.
+    /// The number of ranks asleep on the word, so that opening needs no system call if all are awake.
     sleepers: AtomicU32,
-    /// When it last opened, `CLOCK_MONOTONIC` nanoseconds.
+    /// When the gate last opened, in nanoseconds of `CLOCK_MONOTONIC`.
     opened_ns: AtomicU64,
 }
 
-/// The bit of a gate's word that says that it will not open again.
+/// The bit of a gate's word that says that the gate will not open again.
 const CLOSED: u32 = 1;
 
-/// The gates of a group, and the units between them.
+/// The two gates of a group, and the counters of the units between them. The first gate (`present`) opens
+/// when all ranks have arrived, the second (`done`) when all units of the round are complete.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Gates {
@@ -47,27 +53,29 @@ pub(super) struct Gates {
     done: Gate,
 }
 
-// Processes of different builds never meet, but a model must not change what ranks share.
+// Processes share this layout; they are always of the same build. The check makes sure that the types that
+// loom can replace do not change it.
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Gates>() == 5 * 64 && size_of::<Bell>() == 64);
 
 impl Gates {
     /// Arrives at the first gate of round `seq`.
     pub(super) fn arrive(&self, seq: u32, world: usize) {
-        // AcqRel: the last one to arrive sees every slot, and passes that on by opening the gate.
+        // AcqRel: the last rank to arrive sees every slot; by opening the gate it makes all slots visible to
+        // the ranks that pass the gate.
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == world as u32 {
             self.arrived.0.store(0, Ordering::Relaxed);
             self.claimed.0.store(0, Ordering::Relaxed);
             self.completed.0.store(0, Ordering::Relaxed);
-            // Rounds without units leave the second gate as it was; brought up to date here, it can
-            // never fall so far behind that it seems to be ahead.
+            // Rounds without units do not open the second gate. It is brought up to date here: if it fell
+            // too far behind, the wrapping comparison would take it for a gate that is ahead.
             self.done.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
             self.present.open(seq);
         }
     }
 
-    /// Waits until all ranks have arrived in round `seq`; returns when the last one did. Shuts the
-    /// gate for good otherwise.
+    /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last one arrived. If
+    /// the wait fails, closes the gate for good.
     pub(super) fn wait_present(
         &self,
         seq: u32,
@@ -86,9 +94,10 @@ impl Gates {
         self.present.is_open(seq)
     }
 
-    /// The next unit that nobody has claimed, if any is left of `num_units`.
+    /// Claims the next of `num_units` units. `None` if all are claimed.
     pub(super) fn claim_unit(&self, num_units: u32) -> Option<u32> {
-        // Stop early when all are taken: the counter must not run away in a long wait.
+        // Checked first, so that repeated calls after the last unit do not increase the counter without
+        // limit.
         if self.claimed.0.load(Ordering::Relaxed) >= num_units {
             return None;
         }
@@ -96,15 +105,15 @@ impl Gates {
         (unit < num_units).then_some(unit)
     }
 
-    /// Reports a claimed unit as completed; the last one opens the second gate.
+    /// Reports a claimed unit as complete. Completing the last unit opens the second gate.
     pub(super) fn complete_unit(&self, seq: u32, num_units: u32) {
-        // AcqRel: whoever completes the last unit has all earlier units' writes before it.
+        // AcqRel: the writes of all earlier units happen before the last completion.
         if self.completed.0.fetch_add(1, Ordering::AcqRel) + 1 == num_units {
             self.done.open(seq);
         }
     }
 
-    /// Waits until all units of round `seq` are completed.
+    /// Waits until all units of round `seq` are complete.
     pub(super) fn wait_done(
         &self,
         seq: u32,
@@ -114,7 +123,7 @@ impl Gates {
         self.done.wait(seq, policy, alarm, || false)
     }
 
-    /// Wakes everybody, to look for the reason.
+    /// Wakes all sleeping ranks, so that they look at the alarm.
     pub(super) fn wake_all(&self) {
         self.present.wake_all();
         self.done.wake_all();
@@ -122,8 +131,9 @@ impl Gates {
 }
 
 impl Gate {
-    /// Waits until the gate has opened for round `seq`. `alarm` says why it never will;
-    /// `has_accused` looks for a reason now and then, and raises the alarm if there is one.
+    /// Waits until the gate has opened for round `seq`. `alarm` returns the reason if the gate will never
+    /// open. `has_accused`, called from time to time, looks for such a reason; if it finds one, it raises the
+    /// alarm and returns true.
     fn wait(
         &self,
         seq: u32,
@@ -151,8 +161,8 @@ impl Gate {
         }
         loop {
             let alarm = alarm();
-            // The gate is looked at after the alarm: a rank that left in order may have opened it
-            // with its last act, and then there is nothing to be alarmed about.
+            // The gate is checked after the alarm: a rank that left in order may have opened the gate just
+            // before, and then the alarm does not concern this round.
             if self.is_open(seq) {
                 return Ok(());
             }
@@ -173,8 +183,8 @@ impl Gate {
         }
     }
 
-    /// Rounds wrap around; a rank is never more than one behind, so the sign of the difference
-    /// tells whether the round has come.
+    /// Whether a gate with this word has opened for round `seq`. Round numbers wrap around, but a rank is
+    /// never more than one round behind, so the sign of the difference tells.
     fn has_opened(word: u32, seq: u32) -> bool {
         (word & !CLOSED).wrapping_sub(seq << 1) as i32 >= 0
     }
@@ -191,9 +201,9 @@ impl Gate {
     fn open(&self, seq: u32) {
         self.opened_ns.store(now_ns(), Ordering::Relaxed);
         let before = self.word.load(Ordering::Relaxed);
-        // SeqCst on both sides (here: open, then look for sleepers; in `sleep`: announce, then look
-        // at the gate), so that not both can miss each other. Only `close` can interfere, once, and
-        // only with the round for which the gate opens here.
+        // SeqCst on both sides, so that at least one side sees the other: here the gate opens and then
+        // sleepers are counted; in `sleep` the sleeper is counted and then the gate is checked. Only `close`
+        // can interfere, only once, and only in the round for which the gate opens here.
         let _ = (before & CLOSED == 0).then(|| {
             self.word.compare_exchange(before, seq << 1, Ordering::SeqCst, Ordering::Relaxed)
         });
@@ -203,8 +213,8 @@ impl Gate {
         }
     }
 
-    /// Shuts the gate for good, and wakes everybody. If it had opened for `seq` before, it stays as it
-    /// is, for the rounds to come, and the answer is false.
+    /// Closes the gate for good, and wakes all sleepers. If the gate has already opened for `seq`, it stays
+    /// usable for later rounds, and this returns false.
     fn close(&self, seq: u32) -> bool {
         let mut before = self.word.load(Ordering::Acquire);
         while !Self::has_opened(before, seq) {
@@ -236,20 +246,22 @@ impl Gate {
     }
 }
 
-/// Counts what others have done that one rank may be waiting for outside of the gates.
+/// An event counter on which one rank waits outside of the gates. Other ranks increment it after they have
+/// changed something that the rank may be waiting for.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(super) struct Bell(Word);
 
 impl Bell {
-    /// Wakes the rank if it waits. The caller has done before what it shall see.
+    /// Wakes the rank if it waits. The caller first makes the change that the rank shall see.
     pub(super) fn ring(&self) {
         self.0.fetch_add(1, Ordering::Release);
         self.0.wake(1);
     }
 
-    /// Waits until `is_done`, which looks at shared words after whose change the bell rings. `alarm`
-    /// says why that never happens; `stuck` looks for a reason now and then, for `accuse` to report.
+    /// Waits until `is_done`, which checks shared words; whoever changes them rings the bell. `alarm` returns
+    /// the reason if that will never happen. `stuck`, called from time to time, looks for such a reason,
+    /// which `accuse` then reports to all ranks.
     pub(super) fn wait(
         &self,
         policy: WaitPolicy,
@@ -270,14 +282,14 @@ impl Bell {
                 continue;
             }
             if let Some(verdict) = stuck() {
-                // The peer may have answered before it went on to what looks like the reason.
+                // The peer may have done its part before it went on to the call that looks like the reason.
                 if is_done() {
                     return Ok(());
                 }
                 accuse(&verdict);
             }
             if let Some(reason) = alarm() {
-                // A rank that left in order may have done its part with its last act.
+                // A rank that left in order may have done its part just before it left.
                 return if is_done() { Ok(()) } else { Err(reason) };
             }
             let left = policy.limit.saturating_sub(waited);
@@ -307,7 +319,7 @@ mod tests {
     fn a_gate_that_opens_while_a_rank_gives_up_opens_again() {
         let gate = Gate::default();
         gate.open(1);
-        // The time of a rank was over a moment before.
+        // A rank timed out just before the gate opened.
         assert!(!gate.close(1));
         gate.open(2);
         assert!(gate.is_open(2) && !gate.is_closed());

@@ -18,7 +18,7 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
         }
         for source in 0..shared.world {
             let own = call.recv.part(shares.bytes(source, call.dtype));
-            // SAFETY: the receiving side is the root's own, and the shares fill it exactly.
+            // SAFETY: the receiving memory is the root's own, and the shares fill it exactly.
             unsafe { window.copy(source, own.base) };
         }
     })?;

@@ -1,8 +1,11 @@
-//! Processes of one host: how they share memory, and notice each other's death.
+//! How processes of one host share memory, and how they notice each other's death.
 //!
-//! Every rank is connected to rank 0 by an abstract Unix socket, which has no name in any file system.
-//! Rank 0 makes anonymous memory files and passes their descriptors along. The sockets stay open:
-//! when one closes and its rank has not left in order, that rank is dead.
+//! Every rank is connected to rank 0 by an abstract Unix socket, which has no name in any file system. Rank 0
+//! creates anonymous memory files and sends their descriptors over the sockets. The sockets stay open: if one
+//! closes and its rank has not left in order, that rank is dead.
+//!
+//! Input: the addresses of the ranks. Output: shared mappings, and calls that report lost ranks. This module
+//! knows nothing of operations.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -26,11 +29,12 @@ use super::segment::{Reach, Segment};
 use super::state::STAGING_BYTES;
 use crate::CollectiveError;
 
-/// Parts of a segment begin at large pages, so that ranks never share one.
+/// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share
+/// one.
 const PART_ALIGNMENT: usize = 2 << 20;
 
-/// The connections of one rank: rank 0 has one to every other rank, in rank order; the others have
-/// one to rank 0.
+/// The connections of one rank. Rank 0 has a connection to every other rank, in rank order; each of the
+/// others has one connection, to rank 0.
 #[derive(Debug)]
 pub(crate) struct Links {
     rank: usize,
@@ -67,7 +71,7 @@ impl Links {
         Ok((mapping, Reach::Segments(vec![staging].into())))
     }
 
-    /// Shares a new segment with `len_bytes` bytes for every rank.
+    /// Shares a new segment with at least `len_bytes` bytes for every rank.
     pub(crate) fn share_segment(&self, len_bytes: usize) -> Result<Segment, CollectiveError> {
         let alignment = if len_bytes >= PART_ALIGNMENT { PART_ALIGNMENT } else { 4096 };
         let part_bytes = len_bytes.max(1).next_multiple_of(alignment);
@@ -75,11 +79,11 @@ impl Links {
         Ok(Segment { mapping, start_bytes: 0, part_bytes })
     }
 
-    /// Rank 0 makes a mapping and passes it to everybody.
+    /// Rank 0 creates a mapping and passes it to all other ranks.
     fn share(&self, len_bytes: usize) -> Result<Mapping, CollectiveError> {
         if self.rank == 0 {
             let made = Mapping::create(len_bytes);
-            // A failure is passed on too: the others must not wait for what will not come.
+            // Rank 0 sends a message even if it failed, so that the others do not wait in vain.
             for stream in &self.streams {
                 self.send_file(stream, made.as_ref().ok(), len_bytes)?;
             }
@@ -148,7 +152,7 @@ impl Links {
     }
 }
 
-/// The thread that watches the connections and raises the alarm when a rank dies.
+/// The thread that watches the connections and reports when a rank dies.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     closing: Arc<AtomicBool>,
@@ -156,7 +160,7 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Calls `lost` with the rank (within this host) whose connection closes.
+    /// Starts the thread. It calls `lost` with the rank (within this host) whose connection closes.
     pub(crate) fn start(
         links: &Links,
         lost: impl Fn(usize) + Send + 'static,
@@ -179,7 +183,7 @@ impl Monitor {
         Ok(Self { closing, thread })
     }
 
-    /// Ends the watch; closing the connections wakes it.
+    /// Ends the thread. Closing the connections wakes it.
     pub(crate) fn stop(self, links: &Links) {
         self.closing.store(true, Ordering::Relaxed);
         for stream in &links.streams {
@@ -191,7 +195,7 @@ impl Monitor {
 
 fn watch(mut streams: Vec<(usize, UnixStream)>, lost: &dyn Fn(usize), closing: &AtomicBool) {
     while !streams.is_empty() {
-        // Hang-ups only: what is sent on these connections is for others to read.
+        // Watches for hang-ups only: other code reads the data on these connections.
         let mut fds: Vec<PollFd> =
             streams.iter().map(|(_, stream)| PollFd::new(stream, PollFlags::RDHUP)).collect();
         match poll(&mut fds, None) {

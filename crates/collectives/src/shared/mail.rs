@@ -1,24 +1,27 @@
-//! How two ranks pass a message: four counts, two of which each side writes.
+//! How two ranks pass a message: four counters, of which each side writes two.
 //!
-//! The sender counts the messages that it has begun and the pieces that lie ready; the receiver
-//! counts the messages that it has asked for and the pieces that it has taken. What a count stands
-//! for is written before the count, and may be written over only after the other side has answered.
-//! Counts wrap around. Knows nothing of what the messages are; `models.rs` checks it with loom.
+//! The sender counts the messages that it has begun and the pieces that it has made ready. The receiver
+//! counts the messages that it has asked for and the pieces that it has taken. Each side writes the data of a
+//! message or piece before it increases the counter, and may overwrite the data only after the other side has
+//! answered. The counters wrap around. This module knows nothing of the contents of messages; `models.rs`
+//! checks it with loom.
 
 use super::sync::{AtomicU32, Ordering};
 
-/// Pieces that lie ready at a time at most.
+/// The most pieces that can be ready, and not taken, at a time.
 pub(super) const MAX_READY: u32 = 2;
 
-/// One direction of the traffic between two ranks.
+/// The counters of the messages from one rank to another.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Messages that the sender has begun, and that the receiver has asked for.
+    /// Messages that the sender has begun.
     sent: AtomicU32,
+    /// Messages that the receiver has asked for.
     asked: AtomicU32,
-    /// Pieces that lie ready, and that the receiver has taken.
+    /// Pieces that the sender has made ready.
     ready: AtomicU32,
+    /// Pieces that the receiver has taken.
     taken: AtomicU32,
 }
 
@@ -26,35 +29,35 @@ pub(crate) struct Counts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     number: u32,
-    /// Pieces before this message.
+    /// The number of pieces before this message.
     first: u32,
 }
 
 impl Message {
-    /// Its number in its direction.
+    /// The message's number among the messages from its sender to its receiver.
     pub(crate) fn number(self) -> u32 {
         self.number
     }
 }
 
 impl Counts {
-    /// Both sides stand as after `number` messages.
+    /// Sets both sides to the state after `number` messages.
     #[cfg(all(test, not(loom)))]
     pub(super) fn begin_at(&self, number: u32) {
         self.sent.store(number, Ordering::Relaxed);
         self.asked.store(number, Ordering::Relaxed);
     }
 
-    /// The sender begins a message, having said what it is.
+    /// The sender begins a message. It has already written what the message is.
     pub(crate) fn send(&self) -> Message {
         let number = self.sent.load(Ordering::Relaxed).wrapping_add(1);
         let first = self.ready.load(Ordering::Relaxed);
-        // Release: who sees the count sees what was said.
+        // Release: a rank that sees the new count also sees what the sender wrote before.
         self.sent.store(number, Ordering::Release);
         Message { number, first }
     }
 
-    /// The receiver asks for a message, having said what it expects.
+    /// The receiver asks for a message. It has already written what it expects.
     pub(crate) fn ask(&self) -> Message {
         let number = self.asked.load(Ordering::Relaxed).wrapping_add(1);
         let first = self.taken.load(Ordering::Relaxed);
@@ -70,18 +73,18 @@ impl Counts {
         self.asked.load(Ordering::Acquire).wrapping_sub(message.number) as i32 >= 0
     }
 
-    /// Messages that are sent and that are asked for, as anybody may see them.
+    /// The numbers of messages that have been begun and asked for, for any rank to read.
     pub(crate) fn begun(&self) -> (u32, u32) {
         (self.sent.load(Ordering::Acquire), self.asked.load(Ordering::Acquire))
     }
 
-    /// Pieces of the message that are ready and taken, for the sender.
+    /// The numbers of pieces of the message that are ready and taken, as the sender reads them.
     pub(crate) fn sender_progress(&self, message: Message) -> (u32, u32) {
         let ready = self.ready.load(Ordering::Relaxed).wrapping_sub(message.first);
         (ready, self.taken.load(Ordering::Acquire).wrapping_sub(message.first))
     }
 
-    /// Pieces of the message that are ready and taken, for the receiver.
+    /// The numbers of pieces of the message that are ready and taken, as the receiver reads them.
     pub(crate) fn receiver_progress(&self, message: Message) -> (u32, u32) {
         let ready = self.ready.load(Ordering::Acquire).wrapping_sub(message.first);
         (ready, self.taken.load(Ordering::Relaxed).wrapping_sub(message.first))

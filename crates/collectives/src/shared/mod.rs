@@ -1,12 +1,12 @@
 //! Ranks that share memory: threads of one process, or processes of one host.
 //!
-//! All ranks look at one [`Control`] block: they meet at its gates, read there what the others called
-//! and where their data lie, and then work on each other's memory directly. Reductions are shared
-//! out in units that any rank may claim; everything else each rank copies for itself from where it
-//! lies. Every element is reduced in rank order, so all transports give the same bits.
+//! All ranks share one [`Control`] block. They meet at its gates, read there the calls of the others and
+//! where their data lie, and then work on each other's memory directly. Reductions are divided into units,
+//! which any rank may claim. In all other operations each rank copies what it needs from where the data lie.
+//! Every element is reduced in rank order, so all transports give the same bits.
 //!
-//! Memory that peers cannot reach (a `Vec` of another process) goes through a staging area, half of
-//! it at a time: while peers read one half, the owner fills the other, so one gate a piece is enough.
+//! Memory that peers cannot reach (a `Vec` of another process) goes through a staging area, one half at a
+//! time: while peers read one half, the owner fills the other, so one gate per piece is enough.
 
 mod all_gather;
 mod all_reduce;
@@ -40,7 +40,7 @@ use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
 impl Shared {
-    /// Carries a call out. Returns when the last rank arrived.
+    /// Carries a call out. Returns the moment when the last rank arrived.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let outcome = match context.call.kind {
             OpKind::AllReduce => all_reduce::run(self, context),
@@ -60,8 +60,8 @@ impl Shared {
         outcome
     }
 
-    /// Ends this rank's part in the group after a panic in the middle of an operation: the peers learn
-    /// that it is lost, and cease to use its memory.
+    /// Ends this rank's membership in the group after a panic in the middle of an operation: the peers learn
+    /// that this rank is lost, and stop using its memory.
     pub(crate) fn abandon(&self) {
         self.control().depart(self.rank, Fate::Lost);
         self.withdraw_all();

@@ -1,13 +1,13 @@
-//! Models of how ranks wait for each other, for loom to run in every order of events.
+//! Models of how ranks wait for each other, which loom runs in every order of events.
 //!
-//! Loom runs each model again and again, with the ranks interleaved at every atomic access and with
-//! every value that the memory orders allow a load to see. Plain data are in cells that report an
-//! access that is not ordered after another rank's. In all models sleep ends only by being woken, so a
-//! lost wake-up is a deadlock. Those of two ranks run again with sleep that may end at any time; two
-//! sleepers of that kind would take turns for ever.
+//! Loom runs each model many times, with the ranks interleaved at every atomic access and with every value
+//! that the memory orders allow a load to see. Plain data are in cells that report an access that is not
+//! ordered after another rank's access. First all models run with sleep that ends only by being woken, so
+//! that a lost wake-up is a deadlock. Models of two ranks then run again with sleep that may end at any time.
+//! Models of three ranks do not, since two such sleepers would take turns forever.
 //!
-//! Where a model is too large for all orders, the number of times that a rank is interrupted while
-//! it could have gone on is bounded; waiting does not count. `LOOM_MAX_PREEMPTIONS` sets another bound.
+//! If a model is too large for all orders, the number of preemptions (interruptions of a rank that could have
+//! gone on) is bounded; waiting does not count. `LOOM_MAX_PREEMPTIONS` sets a different bound.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,28 +25,29 @@ use crate::context::WaitPolicy;
 const PATIENT: WaitPolicy = WaitPolicy { spin: Duration::ZERO, limit: Duration::MAX };
 const IMPATIENT: WaitPolicy = WaitPolicy { spin: Duration::ZERO, limit: Duration::ZERO };
 
-/// Plain data that ranks share; loom reports two accesses that race.
+/// Plain data that ranks share. Loom reports two accesses that race.
 #[derive(Default)]
 struct Data(UnsafeCell<u32>);
 
-// SAFETY: loom ends the model where two ranks might use the cell at once.
+// SAFETY: loom ends the model if two ranks could use the cell at the same time.
 unsafe impl Sync for Data {}
 // SAFETY: as for `Sync`.
 unsafe impl Send for Data {}
 
 impl Data {
     fn get(&self) -> u32 {
-        // SAFETY: loom checks that nobody writes meanwhile.
+        // SAFETY: loom checks that no other rank writes at the same time.
         self.0.with(|value| unsafe { *value })
     }
 
     fn set(&self, to: u32) {
-        // SAFETY: loom checks that nobody else uses it meanwhile.
+        // SAFETY: loom checks that no other rank uses it at the same time.
         self.0.with_mut(|value| unsafe { *value = to });
     }
 }
 
-/// Runs a model with `world` ranks on what `make` makes, in all orders with at most `preemptions`.
+/// Runs a model with `world` ranks on the shared state that `make` creates, in all orders with at most
+/// `preemptions` preemptions.
 fn check<T: Send + Sync + 'static>(
     world: usize,
     preemptions: Option<usize>,
@@ -80,7 +81,7 @@ fn check<T: Send + Sync + 'static>(
 const MAX_WORLD: usize = 3;
 const UNITS: u32 = 2;
 
-/// What ranks share in rounds of work.
+/// The state that ranks share in the models of rounds of work.
 #[derive(Default)]
 struct Room {
     gates: Gates,
@@ -89,7 +90,7 @@ struct Room {
 }
 
 impl Room {
-    /// One round as an all-reduce has it: show, meet, look, work, meet.
+    /// One round as in an all-reduce: publish, meet, read what the others published, work, meet.
     fn work(&self, rank: usize, world: usize, seq: u32) {
         let slots = &self.slots[(seq % 2) as usize];
         slots[rank].set(100 * seq + rank as u32);
@@ -129,7 +130,8 @@ fn loom_three_ranks_work_for_two_rounds() {
 
 #[test]
 fn loom_two_ranks_meet_without_work_for_three_rounds() {
-    // As pieces of staged data do: what was shown in a round is read until the next but one.
+    // Like pieces of staged data: what a rank publishes in a round stays readable until it is overwritten two
+    // rounds later.
     let rank = |room: &Room, rank: usize| {
         for seq in 1..=3 {
             let slots = &room.slots[(seq % 2) as usize];
@@ -142,7 +144,7 @@ fn loom_two_ranks_meet_without_work_for_three_rounds() {
     check(2, Some(3), Room::default, rank, |_| ());
 }
 
-/// What a rank found at the first gate: 1 all met, 2 its time was over, 3 another's was.
+/// The result of each rank at the first gate: 1 all met, 2 this rank timed out, 3 another rank timed out.
 #[derive(Default)]
 struct Meeting {
     gates: Gates,
@@ -210,7 +212,7 @@ fn loom_a_gate_among_three_opens_for_all_or_is_given_up_by_all() {
     });
 }
 
-/// A word that a bell tells of, and the data behind the word.
+/// Words whose changes a bell announces, and the data that the words stand for.
 #[derive(Default)]
 struct Errand {
     bell: Bell,
@@ -235,7 +237,7 @@ fn loom_a_bell_is_heard() {
     check(3, Some(3), Errand::default, rank, |_| ());
 }
 
-/// A mail box with two places for pieces, what each side says of its message, and a bell each.
+/// A mailbox with places for two pieces, the description of the message by each side, and a bell per side.
 #[derive(Default)]
 struct Box {
     counts: Counts,
@@ -249,7 +251,7 @@ impl Box {
         self.bells[rank].wait(PATIENT, is_done, || None, || None, |_| ()).unwrap();
     }
 
-    /// Sends a message of `num_pieces` as `point_to_point.rs` does, each piece in its place.
+    /// Sends a message of `num_pieces` pieces like `point_to_point.rs`, each piece in its place.
     fn send(&self, number: u32, num_pieces: u32) {
         self.said[0].set(10 * number);
         let message = self.counts.send();

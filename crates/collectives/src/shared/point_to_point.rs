@@ -1,8 +1,8 @@
-//! Send, receive, and both at once: two ranks meet, and the receiver copies.
+//! Send, receive, and both at once: two ranks meet, and the receiver copies the data.
 //!
-//! Steps: both announce what they want and look at what the other wants; then the receiver copies
-//! straight from the sender's memory, or, where it cannot reach that, piece by piece from the
-//! sender's staging area. `S` bytes read and written. A send is finished when the receiver has all.
+//! Steps: both ranks announce their calls and compare them. Then the receiver copies directly from the
+//! sender's memory, or, if it cannot reach that memory, piece by piece from the sender's staging area. `S`
+//! bytes are read and written. A send is finished when the receiver has all data.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,8 @@ use crate::call::{CallHeader, Region, Verdict};
 use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
-/// Half of what is free of the staging area: one piece is filled while the other is read.
+/// Bytes of a piece: half of the free half of the staging area, so that one piece is filled while the other
+/// is read.
 const PIECE_BYTES: usize = HALF_BYTES / 2;
 
 pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
@@ -63,7 +64,7 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
             let receiver = receiver.as_ref().filter(|_| !is_received);
             sender.is_some_and(Sender::can_go_on) || receiver.is_some_and(Receiver::can_go_on)
         };
-        // Both sides have met, so the other one will do its part.
+        // Both sides have met, so the other side will do its part, and no reason to be stuck is looked for.
         if let Err(error) = wait(shared, context, can_go_on, || None) {
             if let Some(half) = sender.filter(|_| !is_sent) {
                 half.withdraw(shared);
@@ -91,7 +92,7 @@ fn peers(context: &OpContext) -> Vec<usize> {
 }
 
 impl Shared {
-    /// What a peer called that keeps it from ever answering this rank's message: a collective that
+    /// Finds a call of a peer that keeps it from ever answering this rank's message: a collective call that
     /// needs this rank too, or a message that this rank would have to answer first.
     fn is_elsewhere(&self, context: &OpContext, peer: usize) -> Option<Verdict> {
         let (operation, call) = match self.ahead(peer) {
@@ -105,12 +106,13 @@ impl Shared {
         })
     }
 
-    /// After a failure the memory of message `number` to a peer goes back to its owner, so the peer
-    /// must not read it any more.
+    /// Withdraws message `number` to a peer. After a failure the memory of the message goes back to its
+    /// owner, so the peer must no longer read it.
     fn withdraw(&self, to: usize, number: u32) {
         let mail = self.control().mail(self.rank, to);
         mail.withdrawn.store(WITHDRAWN + u64::from(number), Ordering::SeqCst);
-        // Between processes the receiver reads what outlives the operation, and may be stopped.
+        // Only threads wait for the reader. Between processes, the memory that the receiver reads outlives
+        // the operation, and the receiver may be stopped, so that a wait would not end.
         let is_thread = matches!(self.reach, Reach::Threads);
         while is_thread && mail.is_reading.load(Ordering::SeqCst) != 0 {
             if self.control().is_gone(to) {
@@ -120,7 +122,7 @@ impl Shared {
         }
     }
 
-    /// Withdraws whatever this rank was sending.
+    /// Withdraws all messages that this rank was sending.
     pub(super) fn withdraw_all(&self) {
         for to in (0..self.world).filter(|&to| to != self.rank) {
             let (sent, _) = self.control().mail(self.rank, to).counts.begun();
@@ -128,7 +130,8 @@ impl Shared {
         }
     }
 
-    /// The message to or from this rank that a peer waits for and this rank has not called.
+    /// The message that a peer sends to or expects from this rank, and that this rank has not called: the
+    /// peer's sequence number and call.
     pub(super) fn unanswered(&self, peer: usize) -> Option<(u32, CallHeader)> {
         let (incoming, outgoing) =
             (self.control().mail(peer, self.rank), self.control().mail(self.rank, peer));
@@ -146,7 +149,7 @@ impl Shared {
     }
 }
 
-/// What a half shows of its call: a send-and-receive shows each side the half that concerns it.
+/// The header of one half of a call. Each peer of a send-and-receive sees only the half that concerns it.
 fn half(context: &OpContext, kind: OpKind, peer: usize) -> CallHeader {
     let mut call = context.call.clone();
     (call.kind, call.root) = (kind, peer);
@@ -209,7 +212,7 @@ impl<'a> Sender<'a> {
         taken == self.num_pieces() || (ready < self.num_pieces() && ready - taken < MAX_READY)
     }
 
-    /// Makes ready what it can; true when the receiver has taken all.
+    /// Makes as many pieces ready as possible. Returns true if the receiver has taken all pieces.
     fn step(&mut self, shared: &Shared) -> bool {
         loop {
             let (ready, taken) = self.progress();
@@ -220,8 +223,8 @@ impl<'a> Sender<'a> {
                 let start = ready as usize * PIECE_BYTES;
                 let piece = self.data.part(start..self.data.len_bytes.min(start + PIECE_BYTES));
                 let stage = piece_stage(shared, shared.rank, shared.latest_round(), ready);
-                // SAFETY: both are valid for the piece; the receiver has taken what lay there, and
-                // the half of the staging area is free of collective operations: all have arrived
+                // SAFETY: both are valid for the piece. The receiver has taken the piece that lay there
+                // before. No collective operation uses this half of the staging area: all ranks have arrived
                 // in the latest round, which used the other half.
                 unsafe { std::ptr::copy_nonoverlapping(piece.base, stage, piece.len_bytes) };
             }
@@ -237,8 +240,8 @@ struct Receiver<'a> {
     from: usize,
     data: Region,
     message: Message,
-    /// Where the sender's data lie, once both have met: the sender may announce its next message
-    /// as soon as this one is taken.
+    /// Where the sender's data lie. Copied from the mailbox when both have met, since the sender may announce
+    /// its next message as soon as this one is taken.
     place: Option<Place>,
 }
 
@@ -275,7 +278,7 @@ impl<'a> Receiver<'a> {
         ready > taken
     }
 
-    /// Takes what is ready; true when it has all.
+    /// Takes all pieces that are ready. Returns true if this rank has all pieces.
     fn step(&mut self, shared: &Shared, context: &OpContext) -> Result<bool, CollectiveError> {
         let place = self.place;
         let num_pieces = num_pieces(self.data.len_bytes, place.is_none());
@@ -296,14 +299,14 @@ impl<'a> Receiver<'a> {
                     (piece_stage(shared, self.from, round, taken), self.data.part(start..end))
                 }
             };
-            // SeqCst, as in `withdraw`: of the two sides, one at least sees what the other has set.
+            // SeqCst, as in `withdraw`: at least one of the two sides sees what the other has set.
             self.mail.is_reading.store(1, Ordering::SeqCst);
             let number = u64::from(self.message.number());
             let is_withdrawn = self.mail.withdrawn.load(Ordering::SeqCst) == WITHDRAWN + number;
             if !is_withdrawn {
-                // SAFETY: the sender keeps the piece as it is until it is taken or this rank has
-                // ceased to read; the receiving side is this rank's own; and they do not overlap,
-                // being of different ranks.
+                // SAFETY: the sender keeps the piece unchanged until it is taken or this rank has stopped
+                // reading. The receiving memory is this rank's own. The two do not overlap, since they belong
+                // to different ranks.
                 unsafe { std::ptr::copy_nonoverlapping(from, piece.base, piece.len_bytes) };
             }
             self.mail.is_reading.store(0, Ordering::SeqCst);
@@ -318,15 +321,16 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// An empty message is one empty piece, so that the sender learns that it was received.
+/// The number of pieces of a message. Without staging, the whole message is one piece, even if it is empty,
+/// so that the sender learns that it was received.
 fn num_pieces(len_bytes: usize, is_staged: bool) -> u32 {
     if is_staged { len_bytes.div_ceil(PIECE_BYTES) as u32 } else { 1 }
 }
 
-/// Where a piece of a message is staged by a rank whose latest round is `round`.
+/// The address at which `rank`, whose latest round is `round`, stages a piece of a message.
 fn piece_stage(shared: &Shared, rank: usize, round: u32, piece: u32) -> *mut u8 {
     let half = shared.stage(rank, round.wrapping_add(1));
-    // SAFETY: two pieces fill half a staging area.
+    // SAFETY: two pieces fill one half of a staging area.
     unsafe { half.add((piece % 2) as usize * PIECE_BYTES) }
 }
 

@@ -1,7 +1,8 @@
-//! Data that each rank fetches for itself from where they lie: everything that is not shared work.
+//! How each rank fetches data for itself from where they lie. Collective operations use this, except those
+//! whose work is divided into units, and all-gathers of memory that all ranks can reach.
 //!
-//! Steps: gate, copy, gate. Staged data go in pieces, a gate each, and need no last gate: a half of
-//! the staging area is written again only after all have arrived in the round after the one that
+//! Steps: gate, copy, gate. Staged data go in pieces with one gate per piece, and need no last gate: a half
+//! of the staging area is written again only after all ranks have arrived in the round after the one that
 //! used it.
 
 use std::ops::Range;
@@ -11,16 +12,17 @@ use super::state::{HALF_BYTES, Shared};
 use crate::CollectiveError;
 use crate::context::OpContext;
 
-/// How a rank's data are cut for those who fetch them.
+/// How a rank's data are divided among the ranks that fetch them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// All fetch the same.
+    /// All ranks fetch the same data.
     Whole,
-    /// Each rank fetches a block of its own.
+    /// Each rank fetches its own block.
     Blocks,
 }
 
-/// What can be fetched at a time.
+/// The part of every source rank's block that can be fetched now: all of it, or the current piece of staged
+/// data.
 pub(crate) struct Window<'a> {
     sources: &'a [*const u8],
     blocks: &'a [Range<usize>],
@@ -28,29 +30,30 @@ pub(crate) struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// What is there of a rank's block: where it lies, and which bytes of the block these are.
+    /// The available part of a rank's block: its address, and which bytes of the block it holds.
     pub(crate) fn of(&self, rank: usize) -> (*const u8, Range<usize>) {
         let len = self.blocks[rank].len();
         (self.sources[rank], self.range.start.min(len)..self.range.end.min(len))
     }
 
-    /// Where the same part of every rank's block lies, for blocks of one length.
+    /// The addresses of the available parts of all ranks' blocks, and which bytes these are. All blocks must
+    /// have the same length.
     pub(crate) fn of_all(&self) -> (&[*const u8], Range<usize>) {
         (self.sources, self.of(0).1)
     }
 
-    /// Copies what is there of a rank's block to where the whole block shall go.
+    /// Copies the available part of a rank's block to its place in the block at `to`.
     ///
     /// # Safety
     ///
-    /// `to` is valid for the whole block and belongs to this rank alone.
+    /// `to` is valid for the whole block, and only this rank uses it.
     pub(crate) unsafe fn copy(&self, rank: usize, to: *mut u8) {
         let (from, range) = self.of(rank);
         if range.is_empty() {
             return;
         }
-        // SAFETY: the source is valid for the range until this rank arrives again; a rank's own
-        // block may lie in place already, and then the copy is onto itself.
+        // SAFETY: the source is valid for the range until this rank arrives in another round. A rank's own
+        // block may already lie in place; then source and target are the same, and nothing is copied.
         unsafe {
             let to = to.add(range.start);
             if !std::ptr::eq(from, to) {
@@ -60,8 +63,8 @@ impl Window<'_> {
     }
 }
 
-/// Lets this rank fetch, by `take`, what is its own: `block` gives the bytes of a source rank's data
-/// that a destination rank wants.
+/// Lets this rank fetch its data: calls `take` with each window. `block(source, destination)` gives the
+/// bytes of the source rank's data that the destination rank wants.
 pub(crate) fn pull(
     shared: &Shared,
     context: &OpContext,
@@ -98,8 +101,8 @@ pub(crate) fn pull(
             for (slot, reader) in readers.enumerate() {
                 let whole = block(rank, reader);
                 let part = range.start.min(whole.len())..range.end.min(whole.len());
-                // SAFETY: the part lies within this rank's data, and fits its place in the staging
-                // area, which nobody reads any more: all have arrived in a later round.
+                // SAFETY: the part lies within this rank's data, and fits its place in the staging area,
+                // which nobody reads any longer: all ranks have arrived in a later round.
                 unsafe {
                     let from = context.call.send.base.add(whole.start + part.start);
                     let to = shared.stage(rank, round).add(slot * part_bytes);
@@ -125,7 +128,8 @@ pub(crate) fn pull(
         take(&Window { sources: &sources, blocks: &own, range });
         shared.done_with(round);
     }
-    // Whoever is read in place must not go on before all have read; the answer is the same everywhere.
+    // A rank whose data are read in place must not go on before all ranks have read them. All ranks compute
+    // the same answer here.
     let lies_in_place = |source: usize| {
         places[source].is_some() && (0..world).any(|to| !block(source, to).is_empty())
     };

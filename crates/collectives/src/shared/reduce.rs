@@ -1,7 +1,7 @@
 //! Reduce: the root gets the reduction of all ranks' data.
 //!
-//! As all-reduce, with one output: steps gate, units, gate; together the ranks read `world` times `S`
-//! bytes and write `S`. Order of summation: rank 0, 1, 2, ..., for each element.
+//! Like all-reduce, with one output. Steps: gate, units, gate. All ranks together read `world` times `S`
+//! bytes and write `S` bytes. Order of summation: rank 0, 1, 2, ..., for each element.
 
 use super::all_reduce;
 use super::state::Shared;

@@ -1,7 +1,7 @@
 //! Reduce-scatter: every rank reduces its own share of all ranks' data.
 //!
-//! Steps: gate, reduce, gate. Each rank reads `S` bytes (its share of every rank's) and writes its
-//! share, for a message of `S` bytes. Order of summation: rank 0, 1, 2, ..., for each element.
+//! Steps: gate, reduce, gate. For a message of `S` bytes, each rank reads `S` bytes (its share of every
+//! rank's data) and writes its share. Order of summation: rank 0, 1, 2, ..., for each element.
 
 use super::pull::{Cut, pull};
 use super::state::Shared;
@@ -20,8 +20,8 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
             return;
         }
         let elems = range.len() / call.dtype.size_bytes();
-        // SAFETY: every source is valid for the range and nobody writes to it; the receiving side is
-        // this rank's own, and either apart from its data or just this share of them.
+        // SAFETY: every source is valid for the range, and nobody writes to it. The receiving memory is this
+        // rank's own, and either lies apart from the rank's data or is exactly this share of them.
         unsafe { reduction.run(sources, &[call.recv.base.add(range.start)], elems) };
     })?;
     Ok(met.present_ns)

@@ -1,7 +1,7 @@
 //! One round of the shared state machine: arrive, meet, compare, and finish.
 //!
-//! Knows the order of events on a rank; what happens between the gates is the business of the file
-//! of each operation.
+//! This module knows the order of events on a rank. The file of each operation defines what happens between
+//! the gates.
 
 use std::sync::atomic::Ordering;
 
@@ -15,12 +15,12 @@ use crate::context::{OpContext, WaitPolicy};
 use crate::meet::{Met, ShowCalls, Shown, meet, shares};
 use crate::{CollectiveError, OpKind};
 
-/// A round in which all ranks have shown what they called.
+/// A round in which all ranks have shown their calls.
 pub(crate) struct Round {
     /// The round's number.
     pub(super) number: u32,
     pub(crate) present_ns: u64,
-    /// What each rank called, and as which of its operations.
+    /// Each rank's call, and the call's sequence number on that rank, in rank order.
     pub(crate) calls: Vec<CallHeader>,
     pub(crate) operations: Vec<u32>,
     /// Whether any rank's data must be staged.
@@ -37,7 +37,7 @@ impl Round {
 /// The ranks of a host, which show their calls in the shared block.
 struct Slots<'a> {
     shared: &'a Shared,
-    /// The number of the round in which they did, and whether any rank's data must be staged.
+    /// The number of that round, and whether any rank's data must be staged.
     round: (u32, bool),
 }
 
@@ -66,7 +66,7 @@ impl ShowCalls for Slots<'_> {
 }
 
 impl Shared {
-    /// Shows what this rank calls, waits until all others have done so, and compares. Moves nothing.
+    /// Shows this rank's call, waits until all others have shown theirs, and compares them. Moves no data.
     pub(super) fn meet(&self, context: &OpContext) -> Result<Round, CollectiveError> {
         let mut slots = Slots { shared: self, round: (0, false) };
         let Met { present_ns, calls, .. } = meet(&mut slots, context)?;
@@ -74,7 +74,7 @@ impl Shared {
         Ok(Round { number, present_ns, calls, operations: Vec::new(), is_anyone_staged })
     }
 
-    /// As [`Shared::meet`], without comparing.
+    /// Like [`Shared::meet`], but does not compare the calls.
     pub(crate) fn show(&self, context: &OpContext) -> Result<Round, CollectiveError> {
         let number = self.next_round();
         if let Some(blocks) = &context.call.blocks {
@@ -101,24 +101,25 @@ impl Shared {
         self.rounds.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// The number of the latest round that this rank arrived in.
+    /// The number of the latest round in which this rank has arrived.
     pub(super) fn latest_round(&self) -> u32 {
         self.rounds.load(Ordering::Relaxed)
     }
 
-    /// Arrives in `round` with what this rank called and where its data lie.
+    /// Arrives in `round`, after publishing this rank's call and where its data lie.
     pub(super) fn arrive(&self, context: &OpContext, round: u32) {
         let slot = self.control().slot(round, self.rank);
         slot.call.store(&context.call.header());
         let (send, recv) = (self.locate(&context.call.send), self.locate(&context.call.recv));
-        // Where peers write to the receiving side too, a rank works in place as a whole or not at all.
+        // In operations in which peers also write to the receiving side, either both sides of a rank are used
+        // in place or neither is.
         let is_shared_out =
             matches!(context.call.kind, OpKind::AllReduce | OpKind::Reduce | OpKind::AllGather);
         slot.send.store(send.filter(|_| recv.is_some() || !is_shared_out));
         slot.recv.store(recv.filter(|_| send.is_some()));
         slot.operation.store(context.seq, Ordering::Relaxed);
         slot.working.store(1, Ordering::Relaxed);
-        // Release: who sees the round here sees the rest of the slot, also before the gate opens.
+        // Release: a rank that sees this number also sees the rest of the slot, even before the gate opens.
         slot.seq.store(round, Ordering::Release);
         self.control().arrive(round, self.world);
     }
@@ -145,23 +146,23 @@ impl Shared {
         })
     }
 
-    /// Ends this rank's part of the round, and waits until all ranks have done theirs: from then on
-    /// nobody touches this rank's memory.
+    /// Ends this rank's part of the round, and waits until all ranks have done theirs. From then on nobody
+    /// touches this rank's memory.
     pub(super) fn finish(&self, context: &OpContext, round: u32) -> Result<(), CollectiveError> {
         self.done_with(round);
         self.control().complete_unit(round, self.world as u32);
         self.wait_done(context, round)
     }
 
-    /// This rank has done its part of the round.
+    /// Notes that this rank has done its part of the round.
     pub(super) fn done_with(&self, round: u32) {
-        // Release: whoever sees this finds this rank's hands off its memory.
+        // Release: a rank that sees this knows that this rank no longer touches its memory.
         self.control().slot(round, self.rank).working.store(0, Ordering::Release);
     }
 
-    /// After a failure between threads, waits until no other one works on this rank's memory, which
-    /// goes back to its owner now. Each of them is either about to see the failure too, or about to
-    /// finish; whoever has not arrived in this round never will.
+    /// After a failure between threads, waits until no other thread works on this rank's memory, which now
+    /// goes back to its owner. Each of the others is about to see the failure too, or about to finish. A rank
+    /// that has not arrived in this round never will.
     pub(super) fn outlast(&self) {
         let round = self.latest_round();
         self.done_with(round);
@@ -175,8 +176,8 @@ impl Shared {
     }
 
     pub(super) fn wait_done(&self, context: &OpContext, round: u32) -> Result<(), CollectiveError> {
-        // Threads that have arrived finish what they do, and their memory is borrowed until then; a
-        // process may die or be stopped in the middle of it.
+        // Threads that have arrived always finish their work, and memory must stay borrowed until then, so
+        // there is no limit. A process may die or be stopped in the middle of its work.
         let limit = match self.reach {
             Reach::Threads => std::time::Duration::MAX,
             Reach::Segments(_) => context.policy.limit,
@@ -202,7 +203,7 @@ impl Shared {
         }
     }
 
-    /// A rank that has not arrived because it waits for a message to or from this rank, which this
+    /// Finds a rank that has not arrived because it waits for a message to or from this rank, which this
     /// rank cannot answer while it waits here.
     fn who_waits_for_me_elsewhere(&self, round: u32) -> Option<Verdict> {
         let control = self.control();
@@ -224,7 +225,7 @@ impl Shared {
         (slot.seq.load(Ordering::Acquire) == next).then_some(slot)
     }
 
-    /// Address in this process of `len_bytes` bytes at `place` in memory of `rank`.
+    /// The address in this process of `len_bytes` bytes at `place` in the memory of `rank`.
     pub(super) fn resolve(
         &self,
         context: &OpContext,

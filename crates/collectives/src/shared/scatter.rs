@@ -15,7 +15,7 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
         false => 0..0,
     };
     pull(shared, context, &met, Cut::Blocks, block, |window| {
-        // SAFETY: the receiving side is this rank's own, and as long as its share.
+        // SAFETY: the receiving memory is this rank's own, and as long as its share.
         unsafe { window.copy(call.root, call.recv.base) };
     })?;
     Ok(met.present_ns)

@@ -1,15 +1,18 @@
-//! Where a rank's data lies, and how its peers reach it.
+//! Where a rank's data lie, and how its peers reach them.
+//!
+//! Input: addresses of this rank. Output: places that every rank can turn into its own addresses, and back.
+//! This module knows nothing of operations.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_memory::Mapping;
 
-/// A place that any rank of the group can turn into an address of its own.
+/// A place in memory that any rank of the group can turn into an address in its own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Index of the segment; unused between threads.
     pub(crate) segment: u64,
-    /// Offset into the rank's part of the segment in bytes; between threads the address itself.
+    /// Offset into the rank's part of the segment, in bytes; between threads, the address itself.
     pub(crate) offset: u64,
 }
 
@@ -20,7 +23,7 @@ impl Place {
     }
 }
 
-/// One shared mapping with an equal part for every rank.
+/// One shared mapping with a part of the same size for every rank.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) mapping: Arc<Mapping>,
@@ -37,14 +40,14 @@ impl Segment {
     }
 }
 
-/// What this rank can reach of its peers' memory.
+/// Which memory of its peers this rank can reach.
 #[derive(Debug)]
 pub(crate) enum Reach {
     /// All of it: the ranks are threads.
     Threads,
-    /// The segments that the group has shared; the first one is for staging. Segments stay mapped as long
-    /// as the group lives, because a peer may still use its own part. The memory of a part goes back to the
-    /// system with the buffer that lies there.
+    /// The segments that the group has shared; the first one is for staging. Segments stay mapped as long as
+    /// the group lives, because a peer may still use its own part. Dropping the buffer in a part returns the
+    /// part's memory to the system.
     Segments(Mutex<Vec<Segment>>),
 }
 
@@ -53,14 +56,14 @@ fn lock(segments: &Mutex<Vec<Segment>>) -> MutexGuard<'_, Vec<Segment>> {
 }
 
 impl Reach {
-    /// The place of `len_bytes` bytes at `base` in memory of `rank` (the caller's own), or `None`
-    /// if peers cannot reach them, so that they must be staged.
+    /// The place of the `len_bytes` bytes at `base` in the memory of `rank`, the caller's own rank. `None` if
+    /// peers cannot reach them, so that they must be staged.
     pub(crate) fn locate(&self, rank: usize, base: *mut u8, len_bytes: usize) -> Option<Place> {
         let address = base as usize;
         match self {
             Reach::Threads => Some(Place { segment: 0, offset: address as u64 }),
             Reach::Segments(segments) => {
-                // Skips the staging segment: nobody but the group itself has addresses in it.
+                // Skips the staging segment: only the group itself has addresses in it.
                 let segments = lock(segments);
                 segments.iter().enumerate().skip(1).find_map(|(index, segment)| {
                     let offset = address.checked_sub(segment.part(rank) as usize)?;
@@ -71,8 +74,8 @@ impl Reach {
         }
     }
 
-    /// Address in this process of `len_bytes` bytes at `place` in memory of `rank`, or `None` if
-    /// there is no such place.
+    /// The address in this process of `len_bytes` bytes at `place` in the memory of `rank`. `None` if there
+    /// is no such place.
     pub(crate) fn resolve(&self, rank: usize, place: Place, len_bytes: usize) -> Option<*mut u8> {
         match self {
             Reach::Threads => Some(place.offset as *mut u8),
@@ -99,7 +102,7 @@ impl Reach {
         lock(segments).iter().map(held).collect()
     }
 
-    /// Adds a segment; every rank adds the same ones in the same order.
+    /// Adds a segment. Every rank adds the same segments in the same order.
     pub(crate) fn add(&self, segment: Segment) {
         if let Reach::Segments(segments) = self {
             lock(segments).push(segment);

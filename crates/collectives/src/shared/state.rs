@@ -1,6 +1,6 @@
 //! One rank's view of the state that the ranks of a host share.
 //!
-//! Knows nothing of which operations there are.
+//! This module does not know which operations exist.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -10,10 +10,10 @@ use paceline_memory::Mapping;
 use super::control::Control;
 use super::segment::Reach;
 
-/// Staging area of each rank, in bytes.
+/// Size of each rank's staging area, in bytes.
 pub(crate) const STAGING_BYTES: usize = 512 << 10;
 
-/// What is staged at a time.
+/// Bytes that are staged at a time.
 pub(super) const HALF_BYTES: usize = STAGING_BYTES / 2;
 
 /// One rank's view of the shared state.

@@ -1,9 +1,9 @@
-//! What the state machine is made of: atomic words, words to sleep on, and the clock.
+//! The primitives of the state machine: atomic words, words to sleep on, and the clock.
 //!
-//! In a normal build these are the atomics of the standard library and the kernel's futex, valid when
-//! zeroed and usable between processes. Under `cfg(loom)` they are models, with which loom tries the
-//! orders in which the ranks may run and what each may see of the others' writes. Time stands still
-//! there, so no limit and no nap hides a wake-up that was lost.
+//! In a normal build these are the atomics of the standard library and the kernel's futex, valid when zeroed
+//! and usable between processes. Under `cfg(loom)` they are models. With them loom tries the orders in which
+//! the ranks may run, and the values that each rank may see of the others' writes. The clock stands still in
+//! these models, so a lost wake-up cannot be hidden by a time limit or a short sleep.
 
 pub(crate) use imp::{AtomicU32, AtomicU64, Word, before_looking_back, now_ns, spin_loop};
 pub(crate) use std::sync::atomic::Ordering;
@@ -20,8 +20,8 @@ mod imp {
 
     pub(crate) use hint::spin_loop;
 
-    /// How long to sleep at most before looking again: an alarm may be raised between a look at it
-    /// and the sleep.
+    /// The longest time to sleep before checking again: an alarm may be raised between the check and the
+    /// sleep.
     const NAP: Duration = Duration::from_millis(50);
 
     /// A word that ranks can sleep on until it changes.
@@ -30,16 +30,16 @@ mod imp {
     pub(crate) struct Word(AtomicU32);
 
     impl Word {
-        /// Sleeps unless the word is no longer `seen`. May end early, so the caller looks again.
+        /// Sleeps if the word still has the value `seen`. May end early, so the caller checks again.
         pub(crate) fn sleep(&self, seen: u32, at_most: Duration) {
             let nap = at_most.min(NAP);
             let timeout = futex::Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };
-            // Whatever ends the nap, the caller looks again.
+            // The result does not matter: the caller checks again in any case.
             let _ = futex::wait(&self.0, futex::Flags::empty(), seen, Some(&timeout));
         }
 
         pub(crate) fn wake(&self, at_most: u32) {
-            // Fails only for an address that is not mapped, which a reference is.
+            // Cannot fail: the call fails only for unmapped addresses, and a reference is always mapped.
             let _ = futex::wake(&self.0, futex::Flags::empty(), at_most);
         }
     }
@@ -52,8 +52,8 @@ mod imp {
         }
     }
 
-    /// Stands between a change and a look for those who must see it, both sequentially consistent,
-    /// which is enough here; see the model.
+    /// Called between a change and a check for ranks that must see the change. Both accesses are sequentially
+    /// consistent, which is enough here. The model below needs a fence.
     #[inline(always)]
     pub(crate) fn before_looking_back() {}
 }
@@ -71,20 +71,20 @@ mod imp {
     /// How sleep ends in a model.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub(crate) enum Sleep {
-        /// Only by being woken: a wake-up that gets lost is a deadlock, which loom reports.
+        /// Only by being woken: a lost wake-up is a deadlock, which loom reports.
         UntilWoken,
-        /// At any time, without being woken and without learning anything from who might have
-        /// woken it: what a rank sees it must have by the words alone.
+        /// At any time, without being woken. The sleeper then synchronizes with no other rank by waking up,
+        /// so everything that it sees must be ordered by the atomic words alone.
         AnyTime,
     }
 
     thread_local! {
-        /// Of the model that runs on this thread; its ranks are coroutines of the same thread.
+        /// The setting for the model that runs on this thread. Its ranks are coroutines of the same thread.
         pub(crate) static SLEEP: Cell<Sleep> = const { Cell::new(Sleep::UntilWoken) };
     }
 
-    /// The model of a futex: comparing with the word and falling asleep are one step for those who
-    /// wake others.
+    /// The model of a futex: comparing the word and falling asleep are one atomic step as seen by the ranks
+    /// that wake others.
     #[derive(Debug, Default)]
     pub(crate) struct Word {
         value: AtomicU32,
@@ -126,9 +126,8 @@ mod imp {
         }
     }
 
-    /// Loom takes sequentially consistent accesses for acquire and release only, and knows the
-    /// stronger order by fences alone; so the model has a fence where two such accesses follow each
-    /// other in the code.
+    /// Loom treats sequentially consistent accesses as acquire and release only, and models the stronger
+    /// order only for fences. So the model has a fence where two such accesses follow each other in the code.
     pub(crate) fn before_looking_back() {
         loom::sync::atomic::fence(super::Ordering::SeqCst);
     }

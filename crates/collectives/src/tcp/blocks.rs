@@ -1,16 +1,16 @@
-//! All-gather, gather, scatter and all-to-all: blocks that go straight from the rank that has them to
-//! the rank that wants them.
+//! All-gather, gather, scatter and all-to-all: blocks that go directly from the rank that has them to the
+//! rank that wants them.
 //!
-//! Steps: 1. For a whole of `S` bytes the busiest rank sends or receives `(n-1)/n S` (the root alone,
-//! for gather and scatter). Nothing is summed.
+//! Steps: 1. For a message of `S` bytes the busiest rank sends or receives `(n-1)/n S` (for gather and
+//! scatter, only the root). Nothing is summed.
 
 use super::inner::{Inner, explain};
 use crate::call::{CallHeader, Region, Shares};
 use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
-/// Exchanges the blocks of all connected ranks; `meanwhile` is called while they are on their way.
-/// `sent` has the elements that each rank sends to each, for an all-to-all.
+/// Exchanges the blocks of all connected ranks. `meanwhile` is called while the blocks are on their way. For
+/// an all-to-all, `sent[from][to]` is the number of elements that one rank sends to the other.
 pub(crate) fn run(
     inner: &mut Inner,
     context: &OpContext,
@@ -27,7 +27,7 @@ pub(crate) fn run(
         (to_all, from_all)
     });
     let share = |peer: usize| shares.bytes(peer, call.dtype);
-    // What this rank sends to a peer, and where it wants what comes from there.
+    // What this rank sends to a peer, and where it wants the data from that peer.
     let send = |peer: usize| match (call.kind, &columns) {
         (OpKind::AllToAll, Some((to_all, _))) => call.send.part(to_all.bytes(peer, call.dtype)),
         (OpKind::Scatter, _) if rank == root => call.send.part(share(peer)),
@@ -45,8 +45,8 @@ pub(crate) fn run(
     let peers: Vec<usize> = inner.mesh.peers().collect();
     for peer in peers {
         let (out, incoming) = (send(peer), recv(peer));
-        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared;
-        // blocks of different peers lie apart, and so does what is sent from what is received.
+        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. Blocks of
+        // different peers lie apart, and so do sent and received blocks.
         unsafe {
             inner.mesh.send(peer, out.base, out.len_bytes);
             inner.mesh.recv(peer, incoming.base, incoming.len_bytes);
@@ -54,7 +54,8 @@ pub(crate) fn run(
     }
     let (own, target) = (send(rank), recv(rank));
     if !std::ptr::eq(own.base, target.base) {
-        // SAFETY: a rank's own block is as long on both sides, which lie apart or are the same.
+        // SAFETY: a rank's own block has the same length on both sides, which lie apart: the case in which
+        // both are the same was excluded above.
         unsafe { std::ptr::copy_nonoverlapping(own.base, target.base, own.len_bytes) };
     }
     meanwhile()?;

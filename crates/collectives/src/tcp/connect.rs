@@ -1,4 +1,4 @@
-//! One connection between every two ranks: the higher rank connects to the lower rank.
+//! Makes one connection between every two ranks: the higher rank connects to the lower rank.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::cost::Algorithm;
 use crate::{CollectiveError, GroupOptions};
 
 impl Tcp {
-    /// Connects this rank to all for which `is_linked`.
+    /// Connects this rank to all ranks for which `is_linked` is true.
     pub(crate) fn connect(
         listener: &PeerListener,
         addresses: &[PeerAddress],

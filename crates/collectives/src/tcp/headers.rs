@@ -1,4 +1,4 @@
-//! How ranks show their calls over tcp: a header from every rank to every other.
+//! How ranks show each other their calls over TCP: every rank sends every other rank a header.
 
 use paceline_trace::now_ns;
 
@@ -9,7 +9,7 @@ use crate::context::OpContext;
 use crate::header::{Header, decode_rows, encode_words, read_call, read_calls};
 use crate::meet::{ShowCalls, Shown};
 
-/// The connections to all other ranks, by which headers go.
+/// The connections to all other ranks, over which headers are exchanged.
 pub(super) struct Headers<'a>(pub(super) &'a mut Inner);
 
 impl ShowCalls for Headers<'_> {
@@ -36,7 +36,8 @@ impl ShowCalls for Headers<'_> {
     }
 }
 
-/// What a peer called, or why the operation cannot go on. A conflict is passed on to all peers.
+/// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go
+/// on. A conflict is passed on to all peers.
 pub(crate) fn read(
     inner: &mut Inner,
     context: &OpContext,
@@ -46,8 +47,8 @@ pub(crate) fn read(
     read_call(context, peer, bytes, |bytes| inner.mesh.say_to_all(bytes))
 }
 
-/// Sends the same message to each of `peers` and receives one of the same length from each. The answer
-/// has room for all ranks, in rank order, and holds this rank's own message too.
+/// Sends the same message to each of `peers` and receives a message of the same length from each. The result
+/// has room for the messages of all ranks, in rank order, this rank's own message included.
 pub(crate) fn swap(
     inner: &mut Inner,
     context: &OpContext,
@@ -58,8 +59,7 @@ pub(crate) fn swap(
     answers[context.rank * message.len()..][..message.len()].copy_from_slice(message);
     for &peer in peers {
         let answer = &mut answers[peer * message.len()..][..message.len()];
-        // SAFETY: both outlive the wait below; after an error the mesh is cleared before they go,
-        // as the callers' caller does.
+        // SAFETY: both outlive the wait below. After an error the mesh is cleared before they are dropped.
         unsafe {
             inner.mesh.send(peer, message.as_ptr(), message.len());
             inner.mesh.recv(peer, answer.as_mut_ptr(), answer.len());

@@ -1,25 +1,25 @@
-//! The connections of a rank and the memory beside them, which every operation over tcp uses.
+//! The connections of a rank and its scratch memory, which every operation over TCP uses.
 //!
-//! Knows nothing of which operations there are.
+//! This module does not know which operations exist.
 
 use super::mesh::{Interruption, Mesh};
 use crate::CollectiveError;
 use crate::call::Region;
 use crate::context::OpContext;
 
-/// The connections, and memory that is used again by every operation.
+/// The connections, and memory that every operation reuses.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) mesh: Mesh,
     pub(crate) scratch: Scratch,
 }
 
-/// Memory for data that are on their way, aligned for every element type.
+/// Memory for data in transit, aligned for every element type.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch(Vec<[u64; 8]>);
 
 impl Scratch {
-    /// At least `len_bytes` bytes, with any contents, until the next call.
+    /// Returns `len_bytes` bytes with arbitrary contents, valid until the next call.
     pub(crate) fn get(&mut self, len_bytes: usize) -> Region {
         let lines = len_bytes.div_ceil(64);
         if self.0.len() < lines {
@@ -29,8 +29,8 @@ impl Scratch {
     }
 }
 
-/// Forgets what is posted after a failed operation. Calls that do not fit together have been named to
-/// all peers; otherwise they learn here that this rank gives up.
+/// Forgets all posted transfers after a failed operation. If calls did not match, all peers have been told
+/// already. After any other error, the peers learn here that this rank gives up.
 pub(crate) fn give_up(mesh: &mut Mesh, error: &CollectiveError) {
     match error {
         CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. } => mesh.clear(),

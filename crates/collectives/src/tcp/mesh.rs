@@ -1,9 +1,9 @@
-//! One connection to every other rank, and the bytes that are on their way through them.
+//! The *mesh*: one connection to every other rank, and the bytes in transit on these connections.
 //!
-//! Sends and receives are posted with the memory that they use, and move whenever somebody waits for
-//! any of them: all connections, in both directions at once, so that two ranks with much to say to
-//! each other never block. Each direction of a connection keeps its order. Knows nothing of what the
-//! bytes mean.
+//! Sends and receives are posted with the memory that they use. Whenever this rank waits for any of them,
+//! bytes move on all connections, in both directions at once, so two ranks that send each other much data
+//! never block each other. Each direction of a connection keeps its order. This module knows nothing of what
+//! the bytes mean.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -15,16 +15,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::context::WaitPolicy;
 
-/// How long a rank that gives up waits at most for its peers to notice.
+/// The longest time that a rank that gives up waits for its peers to notice.
 const GRACE_NS: u64 = 60_000_000;
 
-/// How long a dead rank's host may take to say so.
+/// How long the host of a dead rank may take to answer a byte with a reset.
 const PROBE_NS: u64 = 20_000_000;
 
-/// Pieces that one system call moves at most.
+/// The most pieces that one system call moves.
 const MAX_VECTOR: usize = 16;
 
-/// Memory that is on its way out or awaited.
+/// Posted memory: bytes to send, or room for bytes to receive.
 #[derive(Debug)]
 struct Piece {
     base: *mut u8,
@@ -41,6 +41,7 @@ struct Direction {
     moved_ns: u64,
 }
 
+/// A connection to one peer.
 #[derive(Debug)]
 struct Wire {
     stream: TcpStream,
@@ -48,19 +49,20 @@ struct Wire {
     incoming: Direction,
 }
 
-/// Connections by rank; there is none to this rank itself, nor to ranks that are reached otherwise.
+/// The connections of a rank.
 #[derive(Debug)]
 pub(crate) struct Mesh {
+    /// By rank; `None` for this rank itself, and for ranks that are reached in another way.
     wires: Vec<Option<Wire>>,
-    /// An operation has failed half-way, so peers may take what comes now for its data.
+    /// Whether an operation has failed half-way. Peers may then take any further bytes for its data.
     is_over: bool,
 }
 
-// SAFETY: the pieces point to memory that the operation under way has claimed or borrowed for as long
-// as it runs, and the mesh is used by the thread that executes it, one at a time.
+// SAFETY: the pieces point to memory that the running operation has claimed or borrowed for as long as it
+// runs. Only the thread that executes the operation uses the mesh, one thread at a time.
 unsafe impl Send for Mesh {}
 
-/// How far a connection must have got for something posted to be done.
+/// Identifies a posted transfer: it is done when its direction of the connection has moved `mark` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) peer: usize,
@@ -71,16 +73,16 @@ pub(crate) struct Ticket {
 /// Why waiting ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
-    /// The connection to this rank is gone, and so is the rank.
+    /// This rank has died.
     Lost(usize),
-    /// Another rank has given up, while these were still awaited.
+    /// Another rank has given up while these ranks were still awaited.
     GivenUp(Vec<usize>),
-    /// The time is over.
+    /// The time limit has passed.
     TimedOut,
 }
 
 impl Mesh {
-    /// Takes over connected streams. Errors when one cannot be set up.
+    /// Takes over connected streams. Errors if one of them cannot be configured.
     pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> std::io::Result<Self> {
         let wire = |stream: TcpStream| {
             stream.set_nodelay(true)?;
@@ -91,7 +93,7 @@ impl Mesh {
         Ok(Self { wires: wires.collect::<std::io::Result<_>>()?, is_over: false })
     }
 
-    /// The ranks that there are connections to.
+    /// The ranks to which this rank has connections.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone + '_ {
         self.wires.iter().enumerate().filter_map(|(peer, wire)| wire.as_ref().map(|_| peer))
     }
@@ -100,7 +102,7 @@ impl Mesh {
     ///
     /// # Safety
     ///
-    /// They stay valid and unchanged until the ticket is done or the mesh is cleared.
+    /// The bytes stay valid and unchanged until the ticket is done or the mesh is cleared.
     pub(crate) unsafe fn send(&mut self, peer: usize, base: *const u8, len_bytes: usize) -> Ticket {
         let direction = &mut self.wire(peer).out;
         let mark = direction.post(base.cast_mut(), len_bytes);
@@ -111,7 +113,7 @@ impl Mesh {
     ///
     /// # Safety
     ///
-    /// It stays valid, and belongs to this operation alone, until the ticket is done or the mesh is
+    /// The memory stays valid, and only this operation uses it, until the ticket is done or the mesh is
     /// cleared.
     pub(crate) unsafe fn recv(&mut self, peer: usize, base: *mut u8, len_bytes: usize) -> Ticket {
         let direction = &mut self.wire(peer).incoming;
@@ -123,7 +125,7 @@ impl Mesh {
         self.wires[peer].as_mut().expect("there is a connection to every peer that is asked for")
     }
 
-    /// Whether what the ticket stands for has moved completely.
+    /// Whether the posted transfer of this ticket is complete.
     pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
         let wire = self.wires[ticket.peer].as_ref().expect("tickets are of connected peers");
         let direction = if ticket.is_send { &wire.out } else { &wire.incoming };
@@ -139,7 +141,7 @@ impl Mesh {
         self.wait_until(policy, |mesh| tickets.iter().all(|&ticket| mesh.is_done(ticket)))
     }
 
-    /// Moves bytes until nothing is posted any more.
+    /// Moves bytes until all posted transfers are complete.
     pub(crate) fn wait_all(&mut self, policy: WaitPolicy) -> Result<(), Interruption> {
         self.wait_until(policy, |mesh| {
             let mut wires = mesh.wires.iter().flatten();
@@ -176,7 +178,7 @@ impl Mesh {
         }
     }
 
-    /// Moves what can be moved at once; whether anything was.
+    /// Moves the bytes that can move without waiting. Returns whether any moved.
     fn progress(&mut self) -> Result<bool, Interruption> {
         let mut has_moved = false;
         for peer in 0..self.wires.len() {
@@ -191,14 +193,15 @@ impl Mesh {
         Ok(has_moved)
     }
 
-    /// What to make of the end of the connection to `peer`: it has died, or only given up because of
-    /// another one. Who has given up has just stopped sending and still listens, for a moment; a
-    /// byte to one that is dead is answered with a reset.
+    /// Why the connection to `peer` has ended: some rank has died, or a rank has only given up because of
+    /// another one. A rank that has given up has stopped sending but still listens for a moment. A byte sent
+    /// to a dead rank is answered with a reset.
     fn why_gone(&self, peer: usize) -> Interruption {
         let mut ended: Vec<(usize, &Wire)> = Vec::new();
         let deadline = now_ns() + PROBE_NS;
         loop {
-            // One that dies closes its connections one after the other, and this one may not be the first.
+            // A dying rank closes its connections one after the other, so other connections of this rank may
+            // end only after this check has begun.
             for other in self.peers() {
                 let Some(wire) = self.wires[other].as_ref() else { continue };
                 if ended.iter().any(|(known, _)| *known == other) {
@@ -225,23 +228,23 @@ impl Mesh {
         Interruption::GivenUp(missing)
     }
 
-    /// Stops sending, so that all peers notice that this rank gives up, and stays a moment, so that
-    /// they see that it is not dead. What is posted is forgotten.
+    /// Stops sending, so that all peers notice that this rank gives up. Then waits a moment, so that the
+    /// peers see that this rank is not dead. Posted transfers are forgotten.
     pub(crate) fn give_up(&mut self) {
         self.clear();
         for wire in self.wires.iter().flatten() {
-            // A connection that is gone needs no end.
+            // An error is ignored: the connection has already ended.
             let _ = wire.stream.shutdown(std::net::Shutdown::Write);
         }
         let deadline = now_ns() + GRACE_NS;
         while now_ns() < deadline && !self.wires.iter().flatten().all(Wire::has_ended) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Those that noticed last may still be asking who is alive.
+        // The peers that noticed last may still be probing who is alive.
         std::thread::sleep(Duration::from_nanos(PROBE_NS));
     }
 
-    /// Sleeps until some connection can go on.
+    /// Sleeps until a connection can move posted bytes.
     fn sleep(&self, at_most: Duration) -> Result<(), Interruption> {
         let interest = |wire: &Wire| {
             let mut flags = PollFlags::empty();
@@ -257,12 +260,12 @@ impl Mesh {
         let limit = at_most.min(Duration::from_secs(1));
         let timeout =
             Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos() as _ };
-        // Whatever ends the sleep, the caller looks again.
+        // The result does not matter: the caller checks again in any case.
         let _ = poll(&mut fds, Some(&timeout));
         Ok(())
     }
 
-    /// The peers from which something is awaited, those that have been silent longest first.
+    /// The peers from which bytes are awaited. Those that have been silent longest come first.
     pub(crate) fn awaited(&self) -> Vec<usize> {
         let mut awaited: Vec<(u64, usize)> = self
             .peers()
@@ -275,8 +278,8 @@ impl Mesh {
         awaited.into_iter().map(|(_, peer)| peer).collect()
     }
 
-    /// Forgets what is posted: the memory is no longer used. The connections are good for nothing
-    /// but a last word afterwards.
+    /// Forgets all posted transfers, so that their memory is no longer used. Afterward the connections can
+    /// only carry a last message.
     pub(crate) fn clear(&mut self) {
         self.is_over = true;
         for wire in self.wires.iter_mut().flatten() {
@@ -285,18 +288,18 @@ impl Mesh {
         }
     }
 
-    /// Says goodbye to every peer, unless an operation has failed.
+    /// Sends every peer the message that this rank leaves, unless an operation has failed.
     pub(crate) fn say_goodbye(&mut self, word: &[u8]) {
         if !self.is_over {
             self.say_to_all(word);
         }
     }
 
-    /// Says a last word to every peer, as far as it can be said at once.
+    /// Sends a last message to every peer to which it can be sent without waiting.
     pub(crate) fn say_to_all(&mut self, word: &[u8]) {
         for wire in self.wires.iter_mut().flatten() {
             use std::io::Write;
-            // Half of something else is on its way there, which nothing sensible can follow.
+            // If another message has been sent only in part, the peer could not tell the two apart.
             if wire.out.moved_bytes == wire.out.posted_bytes {
                 let _ = wire.stream.write(word);
             }
@@ -318,7 +321,7 @@ impl Direction {
         self.moved_ns = now_ns();
         while let Some(piece) = self.pieces.front_mut() {
             if bytes < piece.len_bytes {
-                // SAFETY: the rest of the piece lies behind the part that has moved.
+                // SAFETY: the rest of the piece begins after the bytes that have moved.
                 piece.base = unsafe { piece.base.add(bytes) };
                 piece.len_bytes -= bytes;
                 return;
@@ -333,28 +336,29 @@ impl Wire {
     fn has(&self, flags: PollFlags) -> bool {
         let mut fds = [PollFd::new(&self.stream, flags)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An error means that nothing is known.
+        // An error counts as "not ready".
         poll(&mut fds, Some(&at_once)).is_ok_and(|num_ready| num_ready > 0)
     }
 
-    /// Whether nothing more will be sent from the other end.
+    /// Whether the other end has stopped sending.
     fn has_ended(&self) -> bool {
         self.has(PollFlags::RDHUP)
     }
 
-    /// Whether the other end no longer exists: asked about nothing, the system still reports that.
+    /// Whether the other end no longer exists: a poll for no events still reports errors and hang-ups.
     fn is_reset(&self) -> bool {
         self.has(PollFlags::empty())
     }
 
-    /// Whether bytes lie there to be read: the goodbye of a rank that has left in order.
+    /// Whether unread bytes have arrived while none are awaited: the last message of a rank that has left in
+    /// order.
     fn is_unread(&self) -> bool {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         let received = rustix::net::recv(&self.stream, &mut [0u8], flags);
         self.incoming.pieces.is_empty() && received.is_ok_and(|(received, _)| received > 0)
     }
 
-    /// One system call in one direction, if anything is posted there; whether bytes moved.
+    /// Makes one system call in one direction, if anything is posted there. Returns whether bytes moved.
     fn step(&mut self, is_send: bool) -> std::io::Result<bool> {
         let direction = if is_send { &mut self.out } else { &mut self.incoming };
         if direction.pieces.is_empty() {
@@ -381,7 +385,8 @@ impl Wire {
                 std::array::from_fn(|_| IoSliceMut::new(&mut []));
             let mut count = 0;
             for (slot, piece) in vector.iter_mut().zip(pieces) {
-                // SAFETY: posted memory is valid and this operation's alone until it has moved.
+                // SAFETY: posted memory is valid, and only this operation uses it, until its bytes have
+                // arrived.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(piece.base, piece.len_bytes) };
                 *slot = IoSliceMut::new(bytes);
                 count += 1;

@@ -1,11 +1,11 @@
 //! Ranks that are connected by sockets, wherever they are.
 //!
-//! Every operation begins with a header to and from every other rank, so all ranks see what all others
-//! called before they move data, and know when the last one arrived. A wire direction carries the data of one
-//! operation after the other, in order.
+//! Every operation begins with a header to and from every other rank. So all ranks see the calls of all
+//! others before they move data, and know when the last rank arrived. Each direction of a connection carries
+//! the data of one operation after the other, in order.
 //!
-//! This transport is for learning, small clusters and emulation; NCCL and MPI carry the bytes of
-//! large ones.
+//! Input: a call in its context. Output: the moment when all ranks had arrived, or an error. This transport
+//! is for learning, small clusters and emulation; large clusters use NCCL or MPI.
 
 pub(crate) mod blocks;
 mod connect;
@@ -27,18 +27,18 @@ use crate::header::Header;
 use crate::meet::meet;
 use crate::{CollectiveError, OpKind};
 
-/// One rank's connections and what it needs to use them.
+/// One rank's connections, and what it needs to use them.
 #[derive(Debug)]
 pub(crate) struct Tcp {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     host: String,
-    /// Messages from this size on go round a ring.
+    /// All-reduces of at least this many bytes use the ring.
     ring_from_bytes: AtomicU64,
     inner: Mutex<Inner>,
 }
 
-/// The size that no message has.
+/// A size that no message has, so that the ring is never used.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 impl Tcp {
@@ -46,7 +46,7 @@ impl Tcp {
         &self.host
     }
 
-    /// Sets the size in bytes from which an all-reduce goes round a ring; the same on every rank.
+    /// Sets the size in bytes from which an all-reduce uses the ring. Must be the same on every rank.
     pub(crate) fn set_ring_from(&self, bytes: u64) {
         self.ring_from_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -55,7 +55,7 @@ impl Tcp {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries a call out. Returns when the last rank arrived, as far as its header tells.
+    /// Carries a call out. Returns the moment when the last rank's header had arrived.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let inner = &mut *self.inner();
         let outcome = self.dispatch(inner, context);
@@ -65,7 +65,7 @@ impl Tcp {
         outcome
     }
 
-    /// Lets the peers know that this rank gives up in the middle of an operation.
+    /// Tells the peers that this rank gives up in the middle of an operation.
     pub(crate) fn abandon(&self) {
         self.inner().mesh.give_up();
     }

@@ -1,8 +1,8 @@
-//! Send, receive, and both at once: the data follow the sender's header at once; the receiver's
-//! header says what it expects.
+//! Send, receive, and both at once: the sender sends its header and the data at once; the receiver's header
+//! says what the receiver expects.
 //!
-//! Steps: 1, `S` bytes. A send is finished when the data have left this rank's memory and the
-//! receiver has asked for them, so that both sides know whether they fit together.
+//! Steps: 1, `S` bytes. A send is finished when the data have left this rank's memory and the receiver has
+//! called its receive. So both sides know whether their calls match.
 
 use paceline_trace::now_ns;
 
@@ -14,8 +14,8 @@ use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header};
 use crate::{CollectiveError, OpKind};
 
-/// Carries out those halves of the call whose other side is connected; `meanwhile` is called once
-/// they are on their way.
+/// Carries out the halves of the call whose peer is connected. `meanwhile` is called once they are on their
+/// way. Returns the moment when the last header arrived.
 pub(crate) fn run(
     inner: &mut Inner,
     context: &OpContext,
@@ -33,7 +33,7 @@ pub(crate) fn run(
         awaited.push((peer, if kind == OpKind::Send { OpKind::Recv } else { OpKind::Send }));
     }
     for (kind, peer, _, header) in &headers {
-        // SAFETY: headers and data outlive the operation, or the mesh is cleared before they go.
+        // SAFETY: headers and data outlive the operation, or the mesh is cleared before they are dropped.
         unsafe { inner.mesh.send(*peer, header.as_ptr(), HEADER_BYTES) };
         if let (OpKind::Send, Some((_, data))) = (kind, sending) {
             // SAFETY: as above.
@@ -45,7 +45,7 @@ pub(crate) fn run(
     // A peer may answer the two halves in either order.
     while let Some(&(peer, _)) = awaited.first() {
         let mut answer = [0u8; HEADER_BYTES];
-        // SAFETY: the answer outlives the wait, or the mesh is cleared before it goes.
+        // SAFETY: the answer outlives the wait, or the mesh is cleared before the answer is dropped.
         let ticket = unsafe { inner.mesh.recv(peer, answer.as_mut_ptr(), HEADER_BYTES) };
         wait(inner, context, ticket)?;
         present_ns = now_ns();
@@ -66,7 +66,7 @@ pub(crate) fn run(
             return Err(conflict(inner, context, peer, ours, operation, theirs));
         }
         if let (OpKind::Recv, Some((_, Region { base, len_bytes, .. }))) = (is_for, receiving) {
-            // SAFETY: the caller holds the memory until the operation is over or the mesh cleared.
+            // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
             let ticket = unsafe { inner.mesh.recv(peer, base, len_bytes) };
             wait(inner, context, ticket)?;
         }
@@ -75,7 +75,7 @@ pub(crate) fn run(
     Ok(present_ns)
 }
 
-/// The error for two calls that do not fit together, which all other ranks get to know too.
+/// The error for two calls that do not match. This rank also tells all other ranks about them.
 fn conflict(
     inner: &mut Inner,
     context: &OpContext,

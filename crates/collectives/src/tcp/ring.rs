@@ -1,13 +1,13 @@
-//! All-reduce round a ring (Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters
-//! of Workstations", 2009).
+//! All-reduce around a ring (Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
+//! Workstations", 2009).
 //!
-//! Steps: `2 (n-1)`, `2 (n-1)/n S` bytes sent per rank, to one neighbour only. In the first half of
-//! the steps each share travels round the ring and collects every rank's part; in the second half
-//! the sums travel on. Blocks are passed on as soon as they are done, so the steps overlap.
+//! Steps: `2 (n-1)`. Bytes: `2 (n-1)/n S` sent per rank, all to one neighbor. In the first half of the steps
+//! each share travels around the ring and collects every rank's contribution. In the second half the sums
+//! travel on to all ranks. Blocks are passed on as soon as they are complete, so the steps overlap.
 //!
-//! Order of summation: share `j` begins at rank `j` and ends at rank `j-1`, an order of its own for
-//! each share, so floating-point sums differ in their last bits from those of the other transports,
-//! and f16 and bf16 are rounded at every step.
+//! Order of summation: share `j` begins at rank `j` and ends at rank `j-1`. The order differs between shares,
+//! so floating-point sums differ in their last bits from those of the other transports. f16 and bf16 are
+//! rounded at every step.
 
 use super::inner::{Inner, explain};
 use super::mesh::Ticket;
@@ -16,7 +16,7 @@ use crate::call::Shares;
 use crate::context::OpContext;
 use crate::reduce::{ReduceOp, Reduction};
 
-/// Bytes that are passed on at a time.
+/// Bytes of a block, which is passed on at once.
 const BLOCK_BYTES: usize = 256 << 10;
 
 pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
@@ -31,7 +31,8 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), C
     let part = call.send.part(share(rank));
     // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
     unsafe { inner.mesh.send(next, part.base, part.len_bytes) };
-    // What comes, in order: which share, and whether it still has to be added to.
+    // What arrives, in order: the step, and the range of the share. In the first `n - 1` steps this rank adds
+    // its own contribution.
     let incoming = (0..2 * n - 2).map(|step| (step, share(rank + 2 * n - 1 - step)));
     let blocks: Vec<(usize, std::ops::Range<usize>)> = incoming
         .flat_map(|(step, range)| {
@@ -49,9 +50,9 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), C
             } else {
                 call.recv.part(range.clone())
             };
-            // SAFETY: as above; a slot is free again when its block has been added, two blocks ago,
-            // and a finished share replaces one that this rank has passed on long before: it has
-            // come all the way round.
+            // SAFETY: as above. A slot is free again, since its last block was added two blocks ago. A
+            // finished share replaces a partial share that this rank passed on long before: the share has
+            // traveled all the way around the ring since then.
             tickets.push(unsafe { inner.mesh.recv(previous, to.base, to.len_bytes) });
         }
         wait(inner, context, &tickets[index])?;
@@ -63,12 +64,12 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), C
             let op = if call.op == ReduceOp::Mean && !is_last { ReduceOp::Sum } else { call.op };
             let reduction = Reduction { dtype: call.dtype, op, ranks: n };
             let inputs = [slot.base.cast_const(), call.send.part(range.clone()).base.cast_const()];
-            // SAFETY: the block has arrived, and the result goes where this rank's part lay, or to
+            // SAFETY: the block has arrived, and the result replaces this rank's contribution, or goes to
             // memory apart from it.
             unsafe { reduction.run(&inputs, &[target.base], range.len() / size) };
         }
         if *step < 2 * n - 3 {
-            // SAFETY: as above; what is passed on stays as it is until it has come round.
+            // SAFETY: as above. The block stays unchanged until it has traveled around the ring.
             unsafe { inner.mesh.send(next, target.base, target.len_bytes) };
         }
     }

@@ -1,8 +1,9 @@
 //! All-reduce, broadcast, reduce and reduce-scatter, direct: every rank is responsible for a share.
 //!
-//! First each rank gets its share from those who have it: from all ranks, in blocks that it reduces
-//! in rank order as soon as all have arrived, or from the root alone. Then it sends the finished
-//! blocks to those who want them. The two phases overlap block by block.
+//! First each rank gets its share from the ranks that have it. In a reduction these are all ranks, and the
+//! rank reduces the share block by block, in rank order, as soon as a block has arrived from all of them. In
+//! a broadcast it is only the root. Then the rank sends the finished blocks to the ranks that want them. The
+//! two phases overlap block by block.
 //!
 //! | operation | steps | bytes sent by the busiest rank (S = message, n ranks) | order of summation |
 //! |---|---|---|---|
@@ -18,10 +19,10 @@ use crate::context::OpContext;
 use crate::reduce::Reduction;
 use crate::{CollectiveError, OpKind};
 
-/// Room for incoming blocks: a few of them from every peer stay in the second-level cache.
+/// Bytes for incoming blocks: few enough that a few blocks from every peer stay in the second-level cache.
 const ROOM_BYTES: usize = 1 << 20;
 
-/// Blocks that are awaited from every peer at a time.
+/// The number of blocks that are awaited from every peer at a time.
 const AHEAD: usize = 2;
 
 /// All-reduce, reduce and broadcast.
@@ -41,7 +42,7 @@ pub(super) fn run(inner: &mut Inner, context: &OpContext) -> Result<(), Collecti
     if has(rank) {
         for &peer in &peers {
             let part = call.send.part(share(peer));
-            // SAFETY: the caller holds the memory until the operation is over or the mesh cleared.
+            // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
             unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
         }
     }
@@ -50,7 +51,7 @@ pub(super) fn run(inner: &mut Inner, context: &OpContext) -> Result<(), Collecti
         let from = if rank == root { call.send } else { call.recv };
         let part = from.part(own);
         let ticket = (rank != root).then(|| {
-            // SAFETY: as above; the share comes from the root alone.
+            // SAFETY: as above; the share comes only from the root.
             unsafe { inner.mesh.recv(root, part.base, part.len_bytes) }
         });
         post_finished(inner, context, &peers, |peer| {
@@ -60,22 +61,22 @@ pub(super) fn run(inner: &mut Inner, context: &OpContext) -> Result<(), Collecti
             wait(inner, context, &[ticket])?;
         }
         for &peer in peers.iter().filter(|&&peer| wants(peer)) {
-            // SAFETY: as above; the share is complete, and nobody writes to it any more.
+            // SAFETY: as above; the share is complete, and nobody writes to it any longer.
             unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
         }
         if rank == root && !std::ptr::eq(call.send.base, call.recv.base) {
-            // SAFETY: the root's two sides are of one length and lie apart.
+            // SAFETY: the root's two sides have the same length and lie apart.
             unsafe {
                 std::ptr::copy_nonoverlapping(call.send.base, call.recv.base, call.send.len_bytes);
             }
         }
         return wait_all(inner, context);
     }
-    // The share of a reduce is finished in scratch memory, but for the root's own.
+    // In a reduce, each share is finished in scratch memory, except the root's share.
     let target = if wants(rank) { Some(call.recv.part(own.clone())) } else { None };
     let finished = |mesh: &mut Inner, block: Region| {
         for &peer in peers.iter().filter(|&&peer| wants(peer)) {
-            // SAFETY: as above; a finished block stays as it is until the operation is over.
+            // SAFETY: as above; a finished block stays unchanged until the operation is over.
             unsafe { mesh.mesh.send(peer, block.base, block.len_bytes) };
         }
     };
@@ -97,17 +98,17 @@ pub(super) fn reduce_scatter(
     let peers: Vec<usize> = inner.mesh.peers().collect();
     for peer in peers {
         let part = call.send.part(shares.bytes(peer, call.dtype));
-        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared; in
-        // place, this rank's result goes to its own share, which is sent to nobody.
+        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. If the
+        // operation works in place, this rank's result goes to its own share, which is sent to no peer.
         unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
     }
     let own = call.send.part(shares.bytes(context.rank, call.dtype));
     reduce_share(inner, context, own, Some(call.recv), |_| {}, |_, _| {})
 }
 
-/// Receives all peers' contributions to this rank's share block by block and reduces them with its
-/// own. `expect` is called once the last contribution has been posted for, `finished` with every
-/// block that is done.
+/// Receives all peers' contributions to this rank's share block by block and reduces them together with its
+/// own. `expect` is called after the last receive of a contribution has been posted. `finished` is called
+/// with every finished block.
 fn reduce_share(
     inner: &mut Inner,
     context: &OpContext,
@@ -139,8 +140,8 @@ fn reduce_share(
             let mut posted = Vec::with_capacity(peers.len());
             for (at, &peer) in peers.iter().enumerate() {
                 let part = slot(index, at);
-                // SAFETY: the scratch memory lives as long as the mesh, and the slot is free: the
-                // block that was there before has been reduced.
+                // SAFETY: the scratch memory lives as long as the mesh, and the slot is free: the block that
+                // was there before has been reduced.
                 posted.push(unsafe { inner.mesh.recv(peer, part.base, part.len_bytes) });
             }
             tickets.push(posted);
@@ -164,8 +165,8 @@ fn reduce_share(
             inputs[peer] = slot(index, at).base.cast_const();
         }
         let output = target.part(block(index));
-        // SAFETY: all inputs have arrived, blocks are multiples of the element size and aligned, and
-        // the output is the own input itself or lies apart from all of them.
+        // SAFETY: all inputs have arrived. Blocks are aligned, and their sizes are multiples of the element
+        // size. The output is this rank's own input or lies apart from all inputs.
         unsafe { reduction.run(&inputs[..context.world], &[output.base], output.len_bytes / size) };
         finished(inner, output);
         post(inner, &mut tickets);
@@ -173,7 +174,7 @@ fn reduce_share(
     wait_all(inner, context)
 }
 
-/// Posts for the finished shares of all peers.
+/// Posts the receives of the finished shares of all peers.
 fn post_finished(
     inner: &mut Inner,
     context: &OpContext,
@@ -182,9 +183,9 @@ fn post_finished(
 ) {
     for &peer in peers.iter().filter(|&&peer| peer != context.rank) {
         let part = part(peer);
-        // SAFETY: the caller holds the memory until the operation is over or the mesh cleared. What
-        // this rank still has to send of the same place has left by the time anything arrives
-        // there: it is what the peer makes the finished share of.
+        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. This rank
+        // may still have to send its contribution from the same place. But the peer needs that contribution
+        // to finish the share, so it has left by the time the finished share arrives.
         unsafe { inner.mesh.recv(peer, part.base, part.len_bytes) };
     }
 }

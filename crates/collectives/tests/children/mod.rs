@@ -1,7 +1,7 @@
-//! Ranks that are processes, started from the very test binary that waits for them.
+//! Ranks that are processes, started from the same test binary that waits for them.
 //!
-//! However a test ends, its processes end with it, and none is waited for without a limit. Knows
-//! nothing of what the ranks do.
+//! However a test ends, its processes end with it, and every wait has a limit. This module knows nothing of
+//! what the ranks do.
 #![allow(dead_code, reason = "not every test file uses all of it")]
 
 use std::ffi::OsString;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-/// When a process counts as hanging: eight ranks on two cores that others use too need minutes.
+/// After this time a process counts as hanging. Eight ranks on two busy cores need minutes.
 pub const HANGS: Duration = Duration::from_secs(600);
 
-/// Called first by the process of a rank: it ends with the test that has started it.
+/// Makes the process of a rank end with the test that has started it. Each rank calls this first.
 pub fn end_with_parent() {
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
 }
@@ -74,14 +74,14 @@ impl Children {
         }
     }
 
-    /// Waits for those of `ranks`, which must end well, and ends the others.
+    /// Waits for the processes of `ranks`, which must succeed, and ends the others.
     pub fn finish(&mut self, ranks: &[usize]) -> Vec<Output> {
         let outputs = self.finish_some(ranks);
         self.kill();
         outputs
     }
 
-    /// Waits for those of `ranks`, which must end well; the others go on.
+    /// Waits for the processes of `ranks`, which must succeed. The others go on.
     pub fn finish_some(&mut self, ranks: &[usize]) -> Vec<Output> {
         let deadline = Instant::now() + HANGS;
         let mut hanging = ranks.to_vec();
@@ -107,7 +107,7 @@ impl Children {
 
     fn kill(&mut self) {
         for child in &mut self.0 {
-            // It may have ended.
+            // The process may already have ended.
             let _ = child.kill();
         }
     }

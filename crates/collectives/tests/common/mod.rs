@@ -1,4 +1,4 @@
-//! What every transport must do, run by each of them.
+//! What every transport must do. The tests of each transport run this.
 
 use half::{bf16, f16};
 use paceline_collectives::{Group, ReduceElement, ReduceOp};
@@ -30,12 +30,12 @@ exact!(
     u8 => |x| x as u8,
 );
 
-/// The input of `rank` at `index`, so small that every result is exact in every type.
+/// The input of `rank` at `index`: small enough that every result is exact in every type.
 fn input(op: ReduceOp, world: usize, rank: usize, index: usize) -> i64 {
     let (r, i) = (rank as i64, index as i64);
     match op {
         ReduceOp::Sum | ReduceOp::Min | ReduceOp::Max => (r * 3 + i) % 5,
-        // Three ranks in fifteen double.
+        // Three ranks of fifteen contribute a factor of 2, the others 1.
         ReduceOp::Product => 1 + i64::from((r + i) % 5 == 0),
         // The sum is a multiple of the number of ranks.
         ReduceOp::Mean => {
@@ -56,7 +56,7 @@ fn expected(op: ReduceOp, world: usize, index: usize) -> i64 {
     }
 }
 
-/// What `rank` sends at `index` where nothing is computed.
+/// What `rank` sends at `index` in operations that only move data.
 fn sent(rank: usize, index: usize) -> i64 {
     ((rank * 31 + index * 7) % 100) as i64
 }
@@ -98,8 +98,8 @@ fn read<T: Element>(tensor: &Tensor) -> Vec<T> {
     tensor.read::<T>().unwrap().to_vec()
 }
 
-/// Every operation on every length with elements of one type: on slices, and on tensors that the
-/// peers may reach, blocking, asynchronous, in place and not.
+/// Every operation on every length with elements of one type: on slices and on tensors that peers can reach,
+/// blocking and asynchronous, in place and not in place.
 pub fn every_operation<T: Exact>(group: &Group) {
     let allocator = Allocator::new();
     let longest = LENGTHS.into_iter().max().unwrap();
@@ -177,7 +177,7 @@ fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
     let root = (len + 1) % world;
     let starts = starts(len, world);
     let (begin, end) = (starts[rank], starts[rank + 1]);
-    // What the whole holds when each rank's share comes from that rank.
+    // The contents of the whole if each rank's share comes from that rank.
     let owner = |i: usize| (0..world).rev().find(|&r| starts[r] <= i).unwrap();
     let by_owner = |i: usize| sent(owner(i), i);
     let by_root = |i: usize| sent(root, i);
@@ -216,7 +216,7 @@ fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
     group.scatter_async((rank == root).then_some(&data), &part, root).unwrap().wait().unwrap();
     check(&read::<T>(&part), "scatter", |i| by_root(begin + i));
 
-    // Rank r has the same number of elements for everybody: the length of its share.
+    // Rank r sends every rank the same number of elements: the length of its own share.
     let counts = vec![end - begin; world];
     let received_counts: Vec<usize> = (0..world).map(|r| starts[r + 1] - starts[r]).collect();
     let blocks = vector::<T>(world * (end - begin), |i| sent(rank, i));
@@ -260,7 +260,7 @@ fn pairs<T: Exact>(group: &Group, area: &Area, len: usize) {
     if rank < world - 1 {
         group.send_async(&data, rank + 1).unwrap().wait().unwrap();
     }
-    // Between the ends only, and both ways.
+    // Only between the first and the last rank, in both directions.
     if rank == 0 {
         group.send_slice(&own, world - 1).unwrap();
         group.recv_slice(&mut slice, world - 1).unwrap();
@@ -324,7 +324,7 @@ pub fn operations_keep_their_order(group: &Group) {
     }
 }
 
-/// Even and odd ranks form groups of their own, and these again; the whole group goes on meanwhile.
+/// Even and odd ranks form sub-groups, which divide again. The whole group is used meanwhile.
 pub fn groups_divide(group: &Group) {
     let (rank, world) = (group.rank(), group.world_size());
     let half = group.split(Some((rank % 2) as u32)).unwrap().unwrap();
@@ -336,14 +336,14 @@ pub fn groups_divide(group: &Group) {
     let mut all = [1i64];
     group.all_reduce_slice(&mut all, ReduceOp::Sum).unwrap();
     assert_eq!(all[0], world as i64);
-    // Only rank 0 of each half forms a group again.
+    // Only rank 0 of each half forms another group.
     let first = half.split((half.rank() == 0).then_some(7)).unwrap();
     assert_eq!(first.map(|group| group.world_size()), (half.rank() == 0).then_some(1));
     every_operation::<f32>(&half);
     group.barrier().unwrap();
 }
 
-/// Floating-point sums whose value depends on the order: equal bits mean an equal order.
+/// Floating-point sums that depend on the order of summation: equal bits mean an equal order.
 #[allow(dead_code, reason = "not every test file compares orders")]
 pub fn order_sensitive_sums(group: &Group) -> Vec<u32> {
     let x = |i: usize| ((i * 37 + group.rank() * 101) % 1009) as f32 * 0.1;

@@ -1,4 +1,4 @@
-//! Batch normalization (Ioffe and Szegedy, 2015), with ReLU on top if asked for:
+//! Batch normalization (Ioffe and Szegedy, 2015), optionally followed by ReLU:
 //! `y = (x - mean) / sqrt(variance + eps) * weight + bias`, channel by channel.
 //!
 //! Shapes: x, y and their gradients (n, h, w, c) or (n, c); weight, bias and running statistics (c).
@@ -37,7 +37,7 @@ pub struct BatchNorm {
     pub eps: f64,
     /// The weight of a batch in the running statistics.
     pub momentum: f64,
-    /// What follows the sum.
+    /// The activation that follows the normalization.
     pub activation: Activation,
 }
 
@@ -265,8 +265,8 @@ pub fn gradient_sums(
     }
 }
 
-/// Gradients of weight and bias from the [`gradient_sums`] of this share alone. Overwrites, or adds
-/// to what is there if `accumulate`.
+/// Gradients of weight and bias from the [`gradient_sums`] of only this share. Overwrites, or adds to the old
+/// values if `accumulate`.
 pub fn backward_weight(
     config: &BatchNorm,
     gradient_sums: &Tensor,
@@ -295,7 +295,7 @@ fn put<T: Real>(sums: &[f64], to: &mut [T], accumulate: bool) {
     }
 }
 
-/// Gradient of the input, from the [`gradient_sums`] of all shares that `moments` were computed from:
+/// Gradient of the input, from the [`gradient_sums`] of all shares from which `moments` were computed:
 /// `dx = weight / sqrt(variance + eps) * (dz - (sum of dz + x_hat * sum of dz x_hat) / count)`.
 /// Overwrites.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]

@@ -20,7 +20,7 @@ const ROWS_BYTES: usize = 24 << 10;
 /// Images and gradients of this size stay in the second-level cache (1 MB or more).
 const GROUP_BYTES: usize = 512 << 10;
 
-/// How channels are spread over registers.
+/// How channels are distributed over registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Columns {
     /// Number of channels without padding.
@@ -209,8 +209,8 @@ impl<'a> InputGradient<'a> {
         Ok(Self { conv, product })
     }
 
-    /// Writes `d_input` (n, h, w, c_in). `fill(n, grid)` writes the gradients of image `n` into a
-    /// grid of (h', w', c_out) that keeps what it does not write; it starts as zeros.
+    /// Writes `d_input` (n, h, w, c_in). `fill(n, grid)` writes the gradients of image `n` into a grid of
+    /// (h', w', c_out). The grid starts as zeros; elements that `fill` does not write keep their values.
     pub(crate) fn run(
         &self,
         compute: &Compute,

@@ -34,7 +34,7 @@ pub struct Conv2d {
     pub c_out: usize,
     /// Kernel height and width.
     pub kernel: (usize, usize),
-    /// Distance between neighbouring positions, in both directions.
+    /// Distance between neighboring positions, in both directions.
     pub stride: usize,
     /// Rows and columns of zeros around the image, on every side.
     pub padding: usize,
@@ -248,7 +248,7 @@ pub fn backward_input(
     }
 }
 
-/// How the output channels of a product are spread over vector registers at this level.
+/// How the output channels of a product are distributed over vector registers at this level.
 pub(crate) fn columns_for(compute: &Compute, channels: usize) -> Columns {
     Columns::new(compute.simd, channels)
 }

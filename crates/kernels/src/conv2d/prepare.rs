@@ -53,9 +53,9 @@ impl Reading {
         }
     }
 
-    /// Reading the input of a convolution. An input with few channels (grey or colour images) is laid
-    /// out as one run per position, which holds the whole patch: patches are small then, and the copies
-    /// are worth their time.
+    /// Reading the input of a convolution. An input with few channels (gray or color images) is laid out as
+    /// one run per position, which holds the whole patch. Patches are small then, and the longer runs save
+    /// more time than the copies take.
     pub(crate) fn input(conv: &Conv2d) -> Self {
         if is_narrow(conv) {
             let run = conv.kernel.0 * conv.kernel.1 * conv.c_in;

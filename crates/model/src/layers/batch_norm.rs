@@ -1,4 +1,4 @@
-//! Batch normalization, with ReLU on top if asked for.
+//! Batch normalization, optionally followed by ReLU.
 
 use paceline_kernels::batch_norm;
 use paceline_kernels::linear::Activation;
@@ -6,11 +6,11 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{BufferId, Context, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved, Which};
 
-/// (n, h, w, c) or (n, c), channel by channel. In training the statistics are those of the batch, or
-/// of all shares of the batch if [`Context::syncs_statistics`]; the running ones follow them. In
-/// evaluation they are the running ones.
+/// Normalizes (n, h, w, c) or (n, c), channel by channel. In training, the statistics are those of this
+/// rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and the running
+/// statistics are updated from them. In evaluation, the running statistics are used.
 ///
-/// An empty share leaves the running statistics alone, unless they are taken over all shares.
+/// An empty share does not change the running statistics, unless the statistics are computed over all shares.
 #[derive(Debug)]
 pub struct BatchNorm {
     config: batch_norm::BatchNorm,
@@ -33,7 +33,7 @@ impl BatchNorm {
         }
     }
 
-    /// The statistics to normalize with, as the kernels want them.
+    /// The statistics to normalize with, in the form that the kernels expect.
     fn moments(&self, cx: &mut Context, input: &Tensor) -> Result<Tensor> {
         let moments = cx.activation(DType::F64, [self.config.sums_len()])?;
         let (mean, var) = (cx.buffer(self.running_mean)?, cx.buffer(self.running_var)?);
@@ -83,7 +83,8 @@ impl Layer for BatchNorm {
             &sums,
         )?;
         if which != Which::Input && cx.trains(self.weight) {
-            // Of this share alone: like all gradients of parameters, they are added up elsewhere.
+            // These are the gradients of this share only. Like all gradients of parameters, the strategy
+            // averages them over the ranks.
             let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
             let accumulate = cx.accumulates(self.weight);
             batch_norm::backward_weight(&self.config, &sums, &dw, &db, accumulate)?;

@@ -5,7 +5,7 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
 
-/// (n, h, w, c_in) -> (n, h', w', c_out).
+/// Maps (n, h, w, c_in) to (n, h', w', c_out).
 #[derive(Debug)]
 pub struct Conv2d {
     geometry: conv2d::Conv2d,
@@ -14,7 +14,7 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// Registers weight (kh, kw, c_in, c_out) and bias (c_out).
+    /// Registers weight (kh, kw, c_in, c_out) and bias (c_out). Errors if the geometry is invalid.
     pub fn new(layout: &mut LayoutBuilder, geometry: conv2d::Conv2d) -> Result<Self> {
         geometry.check()?;
         let init = Init::fan_in(geometry.kernel.0 * geometry.kernel.1 * geometry.c_in);

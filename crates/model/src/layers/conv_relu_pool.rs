@@ -6,7 +6,7 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
 
-/// (n, h, w, c_in) -> (n, h'/2, w'/2, c_out).
+/// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out).
 #[derive(Debug)]
 pub struct ConvReluPool {
     geometry: Conv2d,
@@ -15,7 +15,7 @@ pub struct ConvReluPool {
 }
 
 impl ConvReluPool {
-    /// Registers weight (kh, kw, c_in, c_out) and bias (c_out).
+    /// Registers weight (kh, kw, c_in, c_out) and bias (c_out). Errors if the geometry is invalid.
     pub fn new(layout: &mut LayoutBuilder, geometry: Conv2d) -> Result<Self> {
         conv_relu_pool::check(&geometry)?;
         let init = Init::fan_in(geometry.kernel.0 * geometry.kernel.1 * geometry.c_in);

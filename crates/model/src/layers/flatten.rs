@@ -1,10 +1,10 @@
-//! Images as rows.
+//! Flattens images to rows.
 
 use paceline_memory::Tensor;
 
 use crate::{Context, Layer, Result, Saved, Which};
 
-/// (n, ...) -> (n, product of the rest). Moves nothing.
+/// Maps (n, ...) to (n, product of the other extents). Copies nothing.
 #[derive(Debug, Default)]
 pub struct Flatten;
 

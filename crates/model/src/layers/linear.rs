@@ -1,4 +1,4 @@
-//! The fully connected layer, with ReLU on top if asked for.
+//! The fully connected layer, optionally followed by ReLU.
 
 use paceline_kernels::elementwise;
 use paceline_kernels::linear::{self, Activation};
@@ -6,7 +6,7 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
 
-/// (n, inputs) -> (n, outputs).
+/// Maps (n, inputs) to (n, outputs).
 #[derive(Clone, Debug)]
 pub struct Linear {
     outputs: usize,
@@ -29,7 +29,7 @@ impl Linear {
         Self { outputs, activation, weight, bias }
     }
 
-    /// A layer with the parameters of another one, tied to it.
+    /// A layer that is tied to another layer: it uses the same parameters.
     pub fn tied_to(layout: &mut LayoutBuilder, other: &Linear, activation: Activation) -> Self {
         let (weight, bias) = (layout.tie(other.weight), layout.tie(other.bias));
         Self { outputs: other.outputs, activation, weight, bias }

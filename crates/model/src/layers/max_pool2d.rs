@@ -5,14 +5,14 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{Context, Layer, Result, Saved, Which};
 
-/// (n, h, w, c) -> (n, h', w', c).
+/// Maps (n, h, w, c) to (n, h', w', c).
 #[derive(Debug)]
 pub struct MaxPool2d {
     geometry: pool2d::MaxPool2d,
 }
 
 impl MaxPool2d {
-    /// A pool of this geometry.
+    /// A pool with this geometry. Errors if the geometry is invalid.
     pub fn new(geometry: pool2d::MaxPool2d) -> Result<Self> {
         geometry.check()?;
         Ok(Self { geometry })

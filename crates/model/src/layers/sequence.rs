@@ -1,4 +1,4 @@
-//! Layers one after the other.
+//! A sequence of layers, as one layer.
 
 use paceline_memory::Tensor;
 
@@ -11,7 +11,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Nothing yet: the identity.
+    /// An empty sequence, which is the identity.
     pub fn new() -> Self {
         Self::default()
     }
@@ -44,7 +44,8 @@ impl Layer for Sequence {
         let mut gradient = Some(d_output);
         for (at, layer) in self.layers.iter().enumerate().rev() {
             let Some(d_output) = gradient else { break };
-            // Only the first layer's input gradient can be left out: the others' carry on.
+            // Only the first layer can leave out its input gradient. The others' input gradients are needed
+            // by the layers before them.
             let which = match which {
                 Which::Weight if at > 0 => Which::Both,
                 which => which,
@@ -52,7 +53,7 @@ impl Layer for Sequence {
             if which == Which::Input {
                 gradient = layer.backward(cx, &mut saved.parts[at], d_output, which)?;
             } else {
-                // What the layer kept is freed as soon as it is done.
+                // What the layer saved is freed as soon as the layer is done.
                 let mut part = std::mem::take(&mut saved.parts[at]);
                 gradient = layer.backward(cx, &mut part, d_output, which)?;
             }

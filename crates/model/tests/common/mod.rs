@@ -25,7 +25,7 @@ pub fn cnn() -> Model {
     cnn_config().build(2).unwrap()
 }
 
-/// The same with batch normalization.
+/// The same network with batch normalization.
 pub fn cnn_with_batch_norm() -> Model {
     CnnConfig { batch_norm: true, ..cnn_config() }.build(2).unwrap()
 }
@@ -48,8 +48,7 @@ pub fn mlp() -> Model {
         .unwrap()
 }
 
-/// Every layer once at least, a sequence within the sequence included. Inputs (n, 9, 9, 2), outputs
-/// (n, 3).
+/// Every layer at least once, including a sequence within the sequence. Inputs (n, 9, 9, 2), outputs (n, 3).
 pub fn every_layer() -> Model {
     let mut layout = LayoutBuilder::new();
     let mut network = Sequence::new();
@@ -76,7 +75,7 @@ pub fn every_layer() -> Model {
     }
 }
 
-/// A tensor of numbers in -1..1 that look random, the same at every call.
+/// A tensor of pseudorandom numbers in -1..1, the same for every call with the same seed.
 pub fn numbers(allocator: &Allocator, shape: &[usize], seed: u64) -> Tensor {
     let tensor = allocator.tensor(DType::F64, shape, Category::Data).unwrap();
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

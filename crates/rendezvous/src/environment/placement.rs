@@ -1,4 +1,4 @@
-//! What a launcher says of a rank.
+//! The data that a launcher gives about a rank.
 
 use crate::Rendezvous;
 

@@ -5,17 +5,16 @@ use super::placement::{Launcher, Placement};
 use super::variables::{Variables, check_range};
 use crate::Rendezvous;
 
-/// Step numbers from here on do not belong to srun but to the batch script itself, to a shell in an
-/// allocation, and so on.
+/// The first special step number. Numbers from here on are not steps of srun but the batch script itself, a
+/// shell in an allocation, and so on.
 const FIRST_SPECIAL_STEP: usize = 0xffff_fff0;
 
-/// The first port for jobs. It lies below the ports that systems assign by themselves.
+/// The first port for jobs. It lies below the ports that systems assign automatically.
 const FIRST_PORT: u64 = 15_000;
-/// How many ports there are for jobs.
+/// The number of ports for jobs.
 const NUM_PORTS: u64 = 16_000;
 
-/// The placement within a step that srun started. The variables of a batch script alone make no
-/// placement.
+/// The placement within a step that srun started. `None` if only a batch script's variables are set.
 pub(super) fn placement(variables: &Variables<'_>) -> Result<Option<Placement>, EnvironmentError> {
     let is_step = variables.number("SLURM_STEP_ID")?.is_some_and(|step| step < FIRST_SPECIAL_STEP);
     if !is_step || variables.text("SLURM_PROCID").is_none() {
@@ -53,8 +52,8 @@ pub(super) fn job(variables: &Variables<'_>) -> Option<String> {
     Some(format!("{job}.{}", variables.text("SLURM_STEP_ID")?))
 }
 
-/// The rendezvous of a step on several hosts: the first host, at a port that follows from the numbers
-/// of job and step. So all ranks know the port, and two jobs seldom share one.
+/// The rendezvous of a step on several hosts: the first host, at a port computed from the job number and the
+/// step number. So all ranks know the port, and two jobs seldom share one.
 pub(super) fn rendezvous(
     variables: &Variables<'_>,
     secret: String,

@@ -72,9 +72,9 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, and checks that a PyTorch store answers. All keys begin with `round` and with the
-    /// number of times that this rank has joined it. After other hosts have joined or left, torchrun
-    /// makes the ranks meet again in the same round, and they find no keys of the time before.
+    /// Connects, and checks that a PyTorch store answers. All keys begin with `round` and with the number of
+    /// times that this rank has joined the round. After hosts have joined or left, torchrun makes the ranks
+    /// meet again in the same round; the number keeps them from finding keys of the meeting before.
     pub(crate) fn join(
         address: &Address,
         round: &str,
@@ -138,7 +138,7 @@ impl Connection {
         })
     }
 
-    /// Says that `rank` has come, and waits until all `world` ranks have said so, at most `limit`.
+    /// Reports that `rank` has come, and waits until all `world` ranks have reported, at most `limit`.
     pub(crate) fn arrive(
         &mut self,
         rank: usize,
@@ -174,7 +174,7 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
                 Err(error) => return Err(error),
             }
-            // The keys may come while the wait is being cancelled. Then the server sends both answers.
+            // The keys may come while the wait is being canceled. Then the server sends both answers.
             let [mut answer] = ask(socket, &[CANCEL_WAIT])?;
             let came = answer == STOP_WAITING;
             if came {

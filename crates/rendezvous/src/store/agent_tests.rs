@@ -1,4 +1,4 @@
-//! Torchrun's store, played by threads that speak its bytes.
+//! Tests the client of torchrun's store against threads that speak the store's protocol.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -50,7 +50,7 @@ fn query(op: u8, arguments: &[&[u8]]) -> Vec<u8> {
     [&[op], arguments.concat().as_slice()].concat()
 }
 
-/// What a connection begins with: VALIDATE, and which time this rank comes.
+/// How a connection begins: with VALIDATE, and with counting how often this rank has come.
 fn opening() -> Vec<(Vec<u8>, Vec<u8>)> {
     let attempts = query(4, &[&text("/paceline/run/0/2/attempts/1"), &[1, 0, 0, 0, 0, 0, 0, 0]]);
     vec![(vec![0, 0xce, 0xf7, 0x85, 0x3c], vec![]), (attempts, vec![1, 0, 0, 0, 0, 0, 0, 0])]
@@ -83,7 +83,7 @@ fn a_wait_that_took_too_long_is_called_off() {
     let key = text("/paceline/run/0/2/1/k");
     let wait = query(6, &[&1u64.to_le_bytes(), &key]);
     let mut script = opening();
-    // The key does not come; then it comes at the very moment at which the wait is called off.
+    // First the key does not come. Then it comes at the moment at which the wait is canceled.
     script.push((wait.clone(), vec![]));
     script.push((vec![12], vec![1]));
     script.push((wait, vec![]));
@@ -114,7 +114,7 @@ fn answers_of_another_program_are_errors() {
     let mut connection = join(&address);
     let outcome = connection.get("k", LIMIT);
     assert!(matches!(outcome, Err(Failed::Other(reason)) if reason.contains("unknown answer")));
-    // What comes next could be the rest of that, so nothing more is asked.
+    // Further bytes could belong to that answer, so the client sends no more queries.
     let outcome = connection.set("k", b"");
     assert!(matches!(outcome, Err(Failed::Other(reason)) if reason.contains("was lost")));
     server.join().unwrap();
@@ -122,7 +122,7 @@ fn answers_of_another_program_are_errors() {
 
 type Values = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
 
-/// A whole store, as far as ranks use it.
+/// A complete store, as far as ranks use it.
 fn fake_agent() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -175,7 +175,7 @@ fn serve(mut stream: TcpStream, values: &Values) -> Option<()> {
     }
 }
 
-/// Waits for keys until they are there or the wait is called off.
+/// Waits for keys until they are there or the wait is canceled.
 fn wait(stream: &mut TcpStream, keys: &[Vec<u8>], values: &Values) -> Vec<u8> {
     stream.set_read_timeout(Some(Duration::from_millis(3))).unwrap();
     let answer = loop {

@@ -23,7 +23,7 @@ pub(crate) struct Candidates {
 /// Why a request to the store failed.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// The time was over. Holds the missing ranks if the request waited for ranks.
+    /// The time limit has passed. Holds the missing ranks if the request waited for ranks.
     TimedOut(Vec<usize>),
     Other(String),
 }
@@ -36,7 +36,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Tries the candidates that `find` returns until rank 0 is there. Also returns the right secret.
+    /// Tries the candidates that `find` returns until rank 0 is there. Also returns the secret that was
+    /// accepted.
     pub(crate) fn join(
         find: impl Fn() -> Result<Candidates, String>,
         rank: usize,

@@ -94,7 +94,7 @@ impl Published {
     /// The addresses that this host can use, best first.
     pub(crate) fn reachable(&self) -> Vec<Address> {
         let is_same_host = !self.boot.is_empty() && self.boot == boot_id();
-        // A container of the same host may have a network of its own, so all addresses stay.
+        // A container of the same host may have its own network, so all addresses stay.
         let usable = |address: &&Address| is_same_host || matches!(address, Address::Tcp(..));
         self.addresses.iter().filter(usable).cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! Rank 0's side of a rendezvous where it hosts the store, and how the other ranks find it.
+//! Rank 0's side of a rendezvous in which it hosts the store, and how the other ranks find rank 0.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -1,18 +1,18 @@
 //! A small store of keys and values, through which ranks exchange addresses when they meet.
 //!
-//! Either rank 0 or torchrun's agent hosts the store. Every rank is a client, rank 0 too. To open the
-//! store is the rendezvous itself: the call returns when all ranks have come. The store knows nothing
-//! of groups or transports, nor what its keys mean.
+//! Either rank 0 or torchrun's agent hosts the store. Every rank is a client, including rank 0. Opening the
+//! store is the rendezvous itself: the call returns when all ranks have come. The store knows nothing of
+//! groups, of transports, or of what its keys mean.
 //!
 //! | rendezvous | how the server is found | who may join |
 //! |---|---|---|
 //! | local | an abstract Unix socket | the same user, with the secret |
-//! | tcp | rank 0's host and port | who has the secret |
-//! | file | addresses in a file | the same user, or who could read the secret in the file |
-//! | agent | torchrun's host and port | who can reach the port |
+//! | tcp | rank 0's host and port | anybody who has the secret |
+//! | file | addresses in a file | the same user, or anybody who can read the secret in the file |
+//! | agent | torchrun's host and port | anybody who can reach the port |
 //!
-//! Nothing is encrypted: over TCP, anybody who can read the network can read the secret and the values.
-//! The network between the hosts of a run is trusted not to be read.
+//! Nothing is encrypted: over TCP, anybody who can read the network can read the secret and the values. The
+//! store assumes that nobody reads the network between the hosts of a run.
 
 mod agent;
 #[cfg(test)]
@@ -45,9 +45,9 @@ use crate::{Rendezvous, RendezvousError, RendezvousPoint};
 /// The calls of one rank take turns: while one thread waits in [`Store::get`], this rank's other threads
 /// wait for it.
 ///
-/// Rank 0 answers the other ranks for as long as its process lives, also after its own handle is dropped.
-/// So that rank 0's process does not end too early, ranks should pass a barrier before the first of them
-/// leaves. A group of `paceline-collectives` does so when it is formed.
+/// Rank 0 answers the other ranks for as long as its process lives, even after its own handle is dropped.
+/// Ranks should pass a barrier before the first of them leaves, so that rank 0's process does not end too
+/// early. A group of `paceline-collectives` does this when it forms.
 pub struct Store {
     rank: usize,
     world_size: usize,
@@ -65,10 +65,10 @@ enum Backend {
 }
 
 impl Store {
-    /// Meets the other ranks, for at most `limit`. [`Store::get`] waits at most so long, too.
+    /// Meets the other ranks, for at most `limit`. [`Store::get`] has the same limit.
     ///
-    /// Returns when all ranks have come. Errors name the ranks that did not come, or say why this rank
-    /// may not join: another secret, another world size, a rank that is there already, a port in use.
+    /// Returns when all ranks have come. Errors name the ranks that did not come, or say why this rank may
+    /// not join: a different secret, a different world size, a rank that has already come, or a port in use.
     pub fn open(
         rendezvous: &Rendezvous,
         rank: usize,
@@ -181,13 +181,13 @@ impl Store {
         (0..self.world_size).map(of).collect()
     }
 
-    /// The run's secret, for connections that ranks open to each other afterwards.
+    /// The run's secret, for connections that ranks open to each other afterward.
     pub fn secret(&self) -> &str {
         &self.secret
     }
 
     fn lock(&self) -> MutexGuard<'_, Backend> {
-        // If a panic interrupted a question, the connection counts as lost.
+        // If a panic interrupted a request, the connection counts as lost.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -213,7 +213,7 @@ impl Store {
     }
 }
 
-/// Without the secret, which must not appear in a log.
+/// Leaves out the secret, which must not appear in a log.
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store")

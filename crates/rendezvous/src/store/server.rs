@@ -1,8 +1,8 @@
 //! The store's server, which rank 0 hosts unless torchrun's agent hosts one.
 //!
-//! One thread accepts connections until all ranks have come. Then the server stops listening, so that
-//! later connections, perhaps of the next run of the same name, cannot end up here. Every connection has
-//! a thread of its own, so that a slow stranger delays no rank. Knows nothing of what keys mean.
+//! One thread accepts connections until all ranks have come. Then the server stops listening, so that later
+//! connections, perhaps of the next run with the same name, cannot end up here. Every connection has its own
+//! thread, so that a slow stranger delays no rank. This module knows nothing of what keys mean.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,9 +22,9 @@ use crate::warning::warn;
 
 /// How long a new connection may take to say hello.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How many connections may be about to say hello. Further ones are refused at once.
+/// How many connections may be waiting to say hello. Further connections are refused at once.
 const MAX_STRANGERS: usize = 128;
-/// How many refused connections are reported. Further ones are only counted.
+/// How many refused connections are reported. Further refusals are only counted.
 const MAX_WARNINGS: usize = 16;
 /// The stack of a connection's thread, which does little.
 const STACK_BYTES: usize = 128 << 10;
@@ -46,7 +46,7 @@ struct Shared {
     changed: Condvar,
     num_strangers: AtomicUsize,
     num_warnings: AtomicUsize,
-    /// Shut down when no other rank is to come.
+    /// Shut down when no more ranks are expected.
     closing: UnixStream,
 }
 
@@ -175,8 +175,8 @@ impl Shared {
     }
 }
 
-/// The ranks to name when the time is over, four bytes each: those that never came. A rank that came and
-/// gave up is named only if every rank came at some time.
+/// The ranks to name after a time-out, four bytes each: those that never came. Ranks that came and gave up
+/// are named only if every rank came at some time.
 fn missing(state: &State) -> Vec<u8> {
     let bytes_of = |here: &[bool]| -> Vec<u8> {
         let ranks = here.iter().enumerate().filter(|(_, is_here)| !**is_here);
@@ -260,8 +260,8 @@ fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
     let verdict = {
         let mut state = shared.lock();
         if state.joined.iter().all(|&is_here| is_here) {
-            // It came while the listener was closing, so it belongs to another run and will try again
-            // there.
+            // The connection came while the listener was closing. So it belongs to another run, and will try
+            // again to reach that run.
             return None;
         }
         match (hello.verdict, state.joined.get_mut(rank)) {

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketType, bind, socket};
 use super::*;
 use crate::hello::say_hello;
 
-/// Reached only when something hangs.
+/// A limit that is reached only if something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(400);
 
@@ -35,7 +35,7 @@ fn ranks<T: Send>(
 /// What every store must do.
 pub(super) fn exercise(rendezvous: &Rendezvous) {
     let secrets = ranks(rendezvous, 8, |rank, store| {
-        // So that the others wait for a key that is not there yet.
+        // Delays this rank, so that the others wait for a key that is not there yet.
         if rank == 3 {
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -46,7 +46,7 @@ pub(super) fn exercise(rendezvous: &Rendezvous) {
         let back = store.add("sum", rank as i64 - 10).unwrap();
         assert!(back < 0);
         assert_eq!(store.add("counted", 1 << 40).unwrap() % (1 << 40), 0);
-        // The last rank to be counted says so, and by then every rank has added to the sum.
+        // The last rank to be counted sets the key. By then every rank has added to the sum.
         if store.add("number", 1).unwrap() == 8 {
             store.set("all", b"").unwrap();
         }
@@ -82,7 +82,7 @@ fn unused_port() -> u16 {
     port
 }
 
-/// Connects to where somebody is about to listen.
+/// Connects to an address at which a listener is about to start.
 fn connect_soon<S>(connect: impl Fn() -> std::io::Result<S>) -> S {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -151,7 +151,7 @@ fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meet");
     let rendezvous = Rendezvous::by_file(&path);
-    // Another run lives where the file points, as when its port was given out anew.
+    // Another run listens at the address in the file, as if the port had been assigned again.
     let other = local();
     let RendezvousPoint::Local { name } = other.point.clone() else { unreachable!() };
     std::thread::scope(|scope| {
@@ -199,7 +199,7 @@ fn who_may_not_join_is_told_why() {
             let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
             let deadline = Instant::now() + LIMIT;
             let first = Connection::join(|| find_host(&rendezvous), 1, 3, deadline).unwrap().0;
-            // Rank 1 is there now.
+            // Rank 1 has joined now.
             let error = |rendezvous: &Rendezvous, rank, world| {
                 Store::open(rendezvous, rank, world, LIMIT).unwrap_err().to_string()
             };
@@ -210,7 +210,7 @@ fn who_may_not_join_is_told_why() {
             assert!(message.contains("another world size than 4"), "{message}");
             let message = error(&rendezvous, 1, 3);
             assert!(message.contains("already come as rank 1"), "{message}");
-            // None of them did the others any harm.
+            // The refused ranks have not disturbed the others.
             Store::open(&rendezvous, 2, 3, LIMIT).unwrap();
             host.join().unwrap();
             drop(first);
@@ -274,7 +274,7 @@ fn a_port_in_use_is_said() {
     let rendezvous = Rendezvous::by_tcp("127.0.0.1", port, "s");
     let message = error(&rendezvous, 0, 2);
     assert!(message.contains("in use by another program"), "{message}");
-    // And to the others, whether that program echoes or hangs up.
+    // The other ranks get an error too, whether that program echoes or hangs up.
     let echo = std::thread::spawn(move || {
         for mut stream in listener.incoming().take(200).flatten() {
             let mut bytes = [0u8; 80];
@@ -288,12 +288,11 @@ fn a_port_in_use_is_said() {
     drop(echo);
 }
 
-/// Strangers of every kind at the place, while three ranks meet there.
+/// Strangers of every kind connect to the meeting place while three ranks meet there.
 fn with_strangers<S: Read + Write + Send>(rendezvous: &Rendezvous, connect: impl Fn() -> S + Sync) {
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(rendezvous, 0, 3, LIMIT).unwrap());
-        // Looked at one after the other, until each has said nothing for long, these would hold up the
-        // ranks beyond their limit.
+        // If the server waited for these silent connections one after the other, the ranks would time out.
         let slow: Vec<S> = (0..60).map(|_| connect()).collect();
         for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], b"pacelin2", b"x"] {
             let _ = connect().write_all(garbage);
@@ -324,7 +323,7 @@ fn strangers_do_no_harm() {
     });
 }
 
-/// One that knows the secret, but then speaks of lengths that nobody should allocate.
+/// A connection that knows the secret, but then announces lengths for which nobody should allocate memory.
 #[test]
 fn huge_lengths_end_the_connection_only() {
     let rendezvous = tcp();
@@ -332,7 +331,7 @@ fn huge_lengths_end_the_connection_only() {
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
         for header in [[0xff; 17], [0x7f; 17]] {
-            // Until rank 0 listens, and until it has noticed that the one before is gone.
+            // Tries until rank 0 listens and has noticed that the previous connection is gone.
             let mut stream = connect_soon(|| {
                 let stream = TcpStream::connect(("127.0.0.1", port))?;
                 let hello = say_hello(&stream, 1, 3, "right");
@@ -342,7 +341,7 @@ fn huge_lengths_end_the_connection_only() {
             let _ = stream.write_all(&header);
             assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "it hung up");
         }
-        // It hung up after it had noted that rank 1 was gone.
+        // The server hung up after it had noted that rank 1 was gone.
         let join = |rank| Store::open(&rendezvous, rank, 3, LIMIT).unwrap();
         let second = scope.spawn(move || join(2));
         join(1).set("key", b"value").unwrap();

@@ -19,16 +19,16 @@ use paceline_trace::SpanTrack;
 pub enum Net {
     Cnn,
     BatchNormCnn,
-    /// The first convolution and the hidden layer stay as they are.
+    /// The first convolution and the hidden layer are frozen.
     FrozenCnn,
     Mlp,
     /// Three hidden layers share their parameters.
     TiedMlp,
 }
 
-/// Those whose passes treat every sample on its own.
+/// Networks whose passes treat every sample independently.
 pub const NETS: [Net; 2] = [Net::Cnn, Net::Mlp];
-/// Likewise, but with parameters that have no gradient, or several.
+/// Networks whose passes do so too, but with parameters that have no gradient, or several contributions.
 pub const SPECIAL_NETS: [Net; 2] = [Net::FrozenCnn, Net::TiedMlp];
 
 impl Net {
@@ -63,8 +63,8 @@ impl Net {
         .unwrap()
     }
 
-    /// The share of one rank of the samples with these numbers. Their contents depend on their
-    /// numbers alone, so that every number of ranks sees the same batch.
+    /// This rank's share of the samples with these numbers. The contents of a sample depend only on its
+    /// number, so the batch is the same for every number of ranks.
     fn share(self, allocator: &Allocator, samples: Range<usize>, group: &Group) -> MicroBatch {
         let (rank, world_size) = (group.rank(), group.world_size());
         let (each, longer) = (samples.len() / world_size, samples.len() % world_size);
@@ -107,7 +107,7 @@ fn number(n: usize, at: usize) -> f32 {
     (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
-/// A communication hook of one's own: the sum on the way, the division at home.
+/// A user's own communication hook: sums over the ranks; each rank then divides.
 struct SumThenDivide;
 
 impl CommHook for SumThenDivide {
@@ -143,8 +143,8 @@ impl CommHook for SumThenDivide {
 
 pub type Make = fn() -> Box<dyn Strategy>;
 
-/// The strategies that give the same bits, `simple_ddp` first; the small buckets split both networks
-/// into several.
+/// The strategies that give the same bits, `simple_ddp` first. The small bucket sizes give both networks
+/// several buckets.
 pub const EXACT: [Make; 12] = [
     || Box::new(SimpleDdp),
     || Box::new(SimpleDdpGa),
@@ -201,7 +201,7 @@ impl Trainer {
         optim: Optim,
     ) -> Self {
         let compute = Compute::new(1, Allocator::new());
-        // Only rank 0's seed may count.
+        // The seeds differ, and only rank 0's seed may have an effect.
         let seed = 1 + group.rank() as u64;
         let options = ReplicaOptions::default();
         let replica = Replica::new(strategy.as_mut(), model, compute, group, seed, options);
@@ -222,7 +222,7 @@ impl Trainer {
         }
     }
 
-    /// A training step on a batch that is made of micro-batches of these sizes.
+    /// A training step on a batch with micro-batches of these sizes.
     #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn step(&mut self, micro_batches: &[usize]) -> Result<StepLoss> {
         let mut shares = Vec::new();
@@ -257,7 +257,7 @@ pub fn largest_difference<T: Copy + Into<f64>>(a: &[T], b: &[T]) -> f64 {
     a.iter().zip(b).fold(0.0, |most, (a, b)| ((*a).into() - (*b).into()).abs().max(most))
 }
 
-/// Runs `body` on a thread per rank; results in rank order.
+/// Runs `body` on a thread per rank. Returns the results in rank order.
 pub fn on_ranks<R: Send>(world_size: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let groups = Group::threads(world_size).into_iter();
