@@ -4,13 +4,16 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 
 use common::{
     Run, Running, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics,
     write_cifar10,
 };
 use paceline::metrics::table::TABLE;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use serde_json::Value;
 
 /// The digest of the final weights of a run with these flags, in its own folder.
@@ -402,14 +405,21 @@ fn by_hand(sandbox: &Sandbox, flags: &str, variables: &[(&str, &str)], world: us
     children.into_iter().rev().map(Running::end).collect()
 }
 
+/// A port that no other program is given as long as the socket is there, because the socket is bound to it. A rank
+/// can listen there all the same: both allow it, and this socket does not listen.
+fn held_port() -> (OwnedFd, String) {
+    let holder = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    set_socket_reuseaddr(&holder, true).unwrap();
+    bind(&holder, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = SocketAddr::try_from(getsockname(&holder).unwrap()).unwrap();
+    (holder, address.port().to_string())
+}
+
 #[test]
 fn ranks_started_by_hand() {
     let flags = format!("{TINY} --momentum 0.9");
     let expected = weights_of(&format!("{flags} --nproc 3"));
-    // Nothing listens on the port for the ranks: it is only a name, and as long as a listener holds it
-    // no launcher is given it.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port().to_string();
+    let (_holder, port) = held_port();
     let sandbox = Sandbox::new();
     let meet = format!("{flags} --init-method file://{}", sandbox.path("meet").display());
     for (flags, variables) in [
