@@ -85,7 +85,8 @@ fn rank_process() {
         }
         Err(_) => {
             let secret = if scenario == "imposter" && rank == 1 { "wrong" } else { "right" };
-            Rendezvous::by_port(number("MEET_PORT") as u16, secret)
+            // By a port, ranks with another secret would meet elsewhere.
+            Rendezvous::by_name(format!("paceline-test-{}", number("MEET_PORT")), secret)
         }
     };
     let mut options = GroupOptions::for_local_ranks(world);

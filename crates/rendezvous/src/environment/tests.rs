@@ -2,7 +2,7 @@
 
 use super::slurm::{first_host, tasks_of_node};
 use super::*;
-use crate::RendezvousPoint;
+use crate::{Rendezvous, RendezvousPoint};
 
 fn read(variables: &[(&str, &str)]) -> Result<Option<Placement>, EnvironmentError> {
     Placement::from_lookup(|name| {
@@ -90,7 +90,7 @@ fn our_ranks_meet_locally() {
         ("PACELINE_SECRET", "s"),
     ];
     assert_eq!(place(&ours), (Launcher::Paceline, (1, 2, 1, 2, Some(0))));
-    assert_eq!(point(&ours), by_user("4000"));
+    assert_eq!(point(&ours), Rendezvous::by_port(4000, "s").point);
     assert_eq!(read(&ours).unwrap().unwrap().rendezvous.unwrap().secret, "s");
 }
 
