@@ -272,7 +272,8 @@ fn runs_stand_side_by_side() {
     assert!(one.stdout.contains("Comparison of 1 run"), "{}", one.stdout);
     sandbox
         .train(
-            "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 1 --epochs 1",
+            "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 1 --epochs 1 \
+             --quiet",
         )
         .ok();
     // A folder of run folders means all of them.
@@ -285,14 +286,18 @@ fn runs_stand_side_by_side() {
     let (_, settings) = run.stdout.split_once("Settings that differ:").unwrap();
     let head = settings.trim_start().lines().next().unwrap();
     assert!(head.starts_with("run ") && head.contains("model"), "{head}");
-    assert!(!head.contains("seed") && !head.contains("warnings"), "{head}");
+    for other in ["seed", "warnings", "quiet", "stated", "resolved"] {
+        assert!(!head.contains(other), "{other:?} in {head}");
+    }
     for row in rows {
         let seconds = row["total_s"].as_f64().unwrap();
         // At 3600 an hour, a second costs 1.
         assert!(seconds > 0.0 && (row["cost"].as_f64().unwrap() - seconds).abs() < 1e-9, "{row}");
         assert!(row["samples_per_s"].as_f64().unwrap() > 0.0);
         // Only the first was profiled.
-        assert_eq!(row["traced_compute_pct"].is_number(), row["model"] == "cnn", "{row}");
+        for figure in ["traced_compute_pct", "traced_overhead_pct"] {
+            assert_eq!(row[figure].is_number(), row["model"] == "cnn", "{figure} of {row}");
+        }
     }
     let csv = fs::read_to_string(sandbox.path("out/compare.csv")).unwrap();
     assert_eq!(csv.lines().count(), 3);

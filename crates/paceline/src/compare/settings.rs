@@ -20,8 +20,11 @@ const NO_MATTER: [&str; 4] = ["json", "quiet", "warnings", "version"];
 pub(super) fn read(file: &Path) -> Settings {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let mut settings = Settings::new();
-    if let Ok(Value::Object(whole)) = serde_json::from_str::<Value>(&text) {
-        for (name, value) in whole.iter().filter(|(name, _)| !NO_MATTER.contains(&name.as_str())) {
+    if let Ok(mut config) = serde_json::from_str::<Value>(&text) {
+        // The resolved settings are all that matters; what was stated is among them.
+        let resolved = config.get_mut("resolved").map(Value::take).unwrap_or(config);
+        let whole = resolved.as_object().into_iter().flatten();
+        for (name, value) in whole.filter(|(name, _)| !NO_MATTER.contains(&name.as_str())) {
             flatten(name, value, &mut settings);
         }
     }

@@ -40,7 +40,7 @@ const TRACED: [(&str, &str); 4] = [
     ("traced_idle_pct", "idle_time_pctg"),
     ("traced_compute_pct", "compute_time_pctg"),
     ("traced_overlap_pct", "comm_comp_overlap_pctg"),
-    ("traced_overhead_pct", "comm_overhead_pct"),
+    ("traced_overhead_pct", "comm_overhead_pctg"),
 ];
 
 /// The mean over ranks of a column of a run's traces.
@@ -233,7 +233,21 @@ pub(super) fn for_console(table: &Table) -> String {
 
 #[cfg(test)]
 mod tests {
+    use paceline_analysis::hta::Kind;
+
     use super::*;
+
+    #[test]
+    fn every_traced_figure_is_a_column_of_the_analysis() {
+        let has = |kind, name| columns(kind).any(|column| column.name == name);
+        for (figure, column) in TRACED {
+            assert!(TABLE.iter().any(|of| of.name == figure), "{figure}");
+            assert!(
+                [Kind::Ddp, Kind::Sharding].into_iter().any(|kind| has(kind, column)),
+                "{column}"
+            );
+        }
+    }
 
     fn run(name: &str, strategy: &str, total_s: Option<f64>) -> Run {
         let summary = serde_json::json!({
