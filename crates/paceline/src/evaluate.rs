@@ -17,7 +17,7 @@ use crate::checkpoint::Checkpoint;
 use crate::choices::data::{DataConfig, RunNeeds};
 use crate::choices::models::ModelConfig;
 use crate::choices::registry::read;
-use crate::cli::EvaluateArgs;
+use crate::cli::evaluate::EvaluateArgs;
 use crate::environment::{self, Placement};
 use crate::metrics::console::evaluation_lines;
 use crate::outputs::{check_file, write_json};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::Result;
-use crate::cli::TrainCommand;
+use crate::cli::train::TrainCommand;
 use crate::environment::{self, Placement};
 use crate::run::flags::ALL;
 use crate::run::resolve::resolve;

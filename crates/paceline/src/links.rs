@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::bench::processes::rows_of;
 use crate::bench::result::bus_factor;
 use crate::choices::models::MODELS;
-use crate::cli::{CnnSizes, LinksArgs};
+use crate::cli::links::{CnnSizes, LinksArgs};
 use crate::run::named::TransportName;
 use crate::run::resolve::resolve;
 use crate::run::spec::RunSpec;

@@ -4,7 +4,8 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use paceline::cli::{BenchCommand, Cli, Command};
+use paceline::cli::studies::BenchCommand;
+use paceline::cli::{Cli, Command};
 use paceline::{
     analyze, bench, check, compare, environment, evaluate, experiment, launcher, links, sweep,
     trace,

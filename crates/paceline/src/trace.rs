@@ -6,7 +6,7 @@ use paceline_analysis::ranks::merge::{MergeError, Merged, merge};
 use paceline_analysis::ranks::{ClockSource, Clocks};
 use paceline_analysis::read::{ReadError, Select, Window, find};
 
-use crate::cli::{MergeArgs, TraceCommand};
+use crate::cli::trace::{MergeArgs, TraceCommand};
 use crate::outputs::check_file;
 use crate::text::plural;
 use crate::{Failure, Result};

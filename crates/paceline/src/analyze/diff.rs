@@ -12,7 +12,7 @@ use paceline_analysis::timeline::Timeline;
 use super::{notes, read_all, trace_folder};
 use crate::Result;
 use crate::bench::screen::say;
-use crate::cli::{DiffArgs, StepsName};
+use crate::cli::analyze::{DiffArgs, StepsName};
 use crate::outputs::check_folder;
 use crate::text::plural;
 

@@ -20,7 +20,7 @@ use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
 
 use crate::bench::screen::say;
-use crate::cli::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
+use crate::cli::analyze::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
 use crate::outputs::check_folder;
 use crate::text::plural;
 use crate::{Failure, Result};

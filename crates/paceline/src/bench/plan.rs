@@ -10,7 +10,7 @@ use super::operation::Operation;
 use super::screen::Screen;
 use super::series::Series;
 use super::sizes::{Step, parse_size, parse_size_mb, sweep};
-use crate::cli::{BenchArgs, SizeArgs};
+use crate::cli::bench::{BenchArgs, SizeArgs};
 use crate::comm::{self, CommConfig};
 use crate::environment::Placement;
 use crate::launcher::num_ranks;

@@ -13,7 +13,7 @@ use super::reporter::{Found, Reporter};
 use super::result::{BenchReport, num_failed};
 use super::screen::say;
 use super::{charts, compare, files};
-use crate::cli::BenchArgs;
+use crate::cli::bench::BenchArgs;
 use crate::connect::connect;
 use crate::environment::Placement;
 use crate::failure::EXIT_RUN;

@@ -13,7 +13,7 @@ use paceline_memory::DType;
 
 use crate::bench::exchange::{Exchange, buffers};
 use crate::bench::operation::Operation;
-use crate::cli::CheckArgs;
+use crate::cli::check::CheckArgs;
 use crate::comm::{self, CommConfig};
 use crate::connect::connect;
 use crate::environment::Placement;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgMatches, Args, FromArgMatches};
+use clap::Args;
 use paceline_collectives::{OpKind, ReduceOp};
 
 use super::named::parser;
@@ -11,7 +11,6 @@ use crate::bench::operation::{OPS, REDOPS};
 use crate::bench::screen::Style;
 use crate::run::flags::CommArgs;
 use crate::run::named::TransportName;
-use crate::sweep::presets::{STUDIES, Study};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,49 +22,6 @@ Examples:
   paceline bench scaling --nproc 1,2,4                how training speeds up with ranks
   paceline bench buckets --link 10gbit,50us           which bucket size hides most
 ";
-
-/// `paceline bench`: an operation, or a study. Not derived, because a derived command would require the
-/// operation even where a study is given.
-#[derive(Debug)]
-pub enum BenchCommand {
-    /// An operation and how to measure it.
-    Operation(Box<BenchArgs>),
-    /// A study of training, with the flags that were typed after its name.
-    Study(&'static Study, ArgMatches),
-}
-
-impl Args for BenchCommand {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        let study =
-            |study: &Study| (study.flags)(clap::Command::new(study.name)).about(study.about);
-        BenchArgs::augment_args(command)
-            .subcommands(STUDIES.iter().map(study))
-            .args_conflicts_with_subcommands(true)
-            .subcommand_negates_reqs(true)
-            .subcommand_help_heading("Studies of training")
-            .subcommand_value_name("STUDY")
-            .disable_help_subcommand(true)
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for BenchCommand {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let named = |name| STUDIES.iter().find(|study| study.name == name);
-        match matches.subcommand().and_then(|(name, typed)| Some((named(name)?, typed))) {
-            Some((study, typed)) => Ok(Self::Study(study, typed.clone())),
-            None => BenchArgs::from_arg_matches(matches).map(|args| Self::Operation(args.into())),
-        }
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
 
 /// Flags of `paceline bench`.
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::ModelFlags;
+use super::part::ModelFlags;
 use crate::choices::models::MODELS;
 
 const EXAMPLES: &str = "\

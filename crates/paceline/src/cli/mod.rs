@@ -1,16 +1,17 @@
 //! Defines the command line for `clap`. How the flags combine is decided in
 //! [`resolve`](crate::run::resolve).
 
-mod analyze;
-mod bench;
-mod check;
-mod evaluate;
-mod links;
+pub mod analyze;
+pub mod bench;
+pub mod check;
+pub mod evaluate;
+pub mod links;
 mod named;
-mod part;
-mod sweep;
-mod trace;
-mod train;
+pub mod part;
+pub mod studies;
+pub mod sweep;
+pub mod trace;
+pub mod train;
 
 use std::ffi::OsString;
 
@@ -18,17 +19,14 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::sweep::presets::predict::PredictArgs;
 
-pub use analyze::{
-    AnalyzeArgs, AnalyzeCommand, CompareRunsArgs, DiffArgs, KindName, SelectName, StepsName,
-};
-pub use bench::{BenchArgs, BenchCommand, SizeArgs};
-pub use check::CheckArgs;
-pub use evaluate::EvaluateArgs;
-pub use links::{CnnSizes, LinksArgs};
-pub use part::{ModelFlags, SweptFlags, TrainFlags};
-pub use sweep::{NOT_SWEPT, SweepArgs, swept};
-pub use trace::{MergeArgs, TraceCommand};
-pub use train::TrainCommand;
+use analyze::{AnalyzeArgs, CompareRunsArgs};
+use check::CheckArgs;
+use evaluate::EvaluateArgs;
+use links::LinksArgs;
+use studies::BenchCommand;
+use sweep::SweepArgs;
+use trace::TraceCommand;
+use train::TrainCommand;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -12,7 +12,7 @@ use paceline_analysis::report::{self, Report, Weight};
 use paceline_analysis::table::printable;
 
 use crate::bench::screen::say;
-use crate::cli::CompareRunsArgs;
+use crate::cli::analyze::CompareRunsArgs;
 use crate::outputs::check_folder;
 use crate::text::plural;
 use crate::{Failure, Result};

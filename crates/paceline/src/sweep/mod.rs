@@ -25,7 +25,7 @@ pub mod summary;
 use std::time::Duration;
 
 use crate::bench::screen::say;
-use crate::cli::SweepArgs;
+use crate::cli::sweep::SweepArgs;
 use crate::environment::Placement;
 use crate::outputs::check_folder;
 use crate::{Failure, Result, resources};

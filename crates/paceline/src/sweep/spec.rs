@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::cli::{NOT_SWEPT, swept};
+use crate::cli::sweep::{NOT_SWEPT, swept};
 use crate::run::config::TrainConfig;
 use crate::run::flags;
 use crate::run::resolve::resolve_inputs;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::bench::screen::say;
 use crate::choices::strategies::STRATEGIES;
-use crate::cli::TrainFlags;
+use crate::cli::part::TrainFlags;
 use crate::metrics::anatomy::Anatomy;
 use crate::sweep::rank;
 use crate::sweep::summary::RunSummary;

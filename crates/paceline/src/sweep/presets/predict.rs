@@ -26,7 +26,7 @@ use super::{
 };
 use crate::bench::screen::say;
 use crate::bench::sweep;
-use crate::cli::TrainFlags;
+use crate::cli::part::TrainFlags;
 use crate::environment::Placement;
 use crate::run::config::TrainConfig;
 use crate::sweep::spec;

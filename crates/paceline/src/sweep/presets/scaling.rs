@@ -17,7 +17,7 @@ use super::{
     Case, Setting, Spec, Study, StudyArgs, check, csv_of, measuring, run_all, usage, write_files,
 };
 use crate::bench::screen::say;
-use crate::cli::TrainFlags;
+use crate::cli::part::TrainFlags;
 use crate::sweep::spec;
 use crate::text::plural;
 use crate::{Result, launcher};
