@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let message = error.to_string();
     // torchrun reports the rank that failed first, not those that failed as a consequence.
     if error.is_consequence() {
-        write_consequence_file(&message);
+        write_consequence_file(&message, &error.culprits());
     } else {
         write_error_file(&message);
     }

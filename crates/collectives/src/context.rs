@@ -17,6 +17,39 @@ pub(crate) struct WaitPolicy {
     pub(crate) limit: Duration,
 }
 
+/// The longest sleep of a wait. A wait looks around as often as that, so it notices when it was suspended.
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// Time between two looks at the clock beyond which the process was suspended in between. A process that only has to
+/// share its core with others is back much sooner.
+const SUSPENDED: Duration = Duration::from_secs(1);
+
+/// How long a wait has lasted, without the time for which this process was suspended: by Ctrl-Z, a frozen control
+/// group, or a laptop that slept. While a whole run is suspended no rank can arrive, so that time does not count
+/// against the limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waited {
+    last_ns: u64,
+    total_ns: u64,
+}
+
+impl Waited {
+    /// A wait that begins now.
+    pub(crate) fn begin(now_ns: u64) -> Self {
+        Self { last_ns: now_ns, total_ns: 0 }
+    }
+
+    /// How long the wait has lasted. To be called at least every [`LONGEST_SLEEP`].
+    pub(crate) fn until(&mut self, now_ns: u64) -> Duration {
+        let gap_ns = now_ns.saturating_sub(self.last_ns);
+        self.last_ns = now_ns;
+        // Of a suspension counts what the wait meant to sleep.
+        let is_suspended = gap_ns > SUSPENDED.as_nanos() as u64;
+        self.total_ns += if is_suspended { LONGEST_SLEEP.as_nanos() as u64 } else { gap_ns };
+        Duration::from_nanos(self.total_ns)
+    }
+}
+
 /// One execution of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct OpContext<'a> {
@@ -63,7 +96,7 @@ impl OpContext<'_> {
         let cause = format!(
             "another rank stopped waiting in {op} #{seq}, where ranks {missing:?} are missing"
         );
-        CollectiveError::Broken { rank: self.first + self.rank, cause }
+        CollectiveError::Broken { rank: self.first + self.rank, cause, culprits: missing }
     }
 
     /// The error for two calls that do not match. If one of them is this rank's own, it comes first.
@@ -100,5 +133,23 @@ impl OpContext<'_> {
                 CollectiveError::Counts { rank, call, seq, reason }
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suspension_does_not_count_as_waiting() {
+        const MS: u64 = 1_000_000;
+        let mut waited = Waited::begin(5 * MS);
+        assert_eq!(waited.until(105 * MS), Duration::from_millis(100));
+        // A busy core.
+        assert_eq!(waited.until(1005 * MS), Duration::from_millis(1000));
+        // An hour in a closed laptop.
+        let opened = (1005 + 3_600_000) * MS;
+        assert_eq!(waited.until(opened), Duration::from_millis(1100));
+        assert_eq!(waited.until(opened + 50 * MS), Duration::from_millis(1150));
     }
 }

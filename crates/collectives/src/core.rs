@@ -29,7 +29,8 @@ pub(crate) struct Core {
     pub(crate) emulator: OnceLock<LinkEmulator>,
     flight_recorder: FlightRecorder,
     operations: AtomicU32,
-    broken: Mutex<Option<String>>,
+    /// The first error, in words, and the ranks that it is about.
+    broken: Mutex<Option<(String, Vec<usize>)>>,
     /// Whether the records have been written. The lock is held while they are.
     is_dumped: Mutex<bool>,
     records: Mutex<RecentRecords>,
@@ -66,8 +67,9 @@ impl Core {
         submitted_ns: u64,
         policy: WaitPolicy,
     ) -> Result<OpTimes, CollectiveError> {
-        if let Some(cause) = &*lock(&self.broken) {
-            return Err(CollectiveError::Broken { rank: self.rank, cause: cause.clone() });
+        if let Some((cause, culprits)) = &*lock(&self.broken) {
+            let (cause, culprits) = (cause.clone(), culprits.clone());
+            return Err(CollectiveError::Broken { rank: self.rank, cause, culprits });
         }
         let seq = self.operations.fetch_add(1, Ordering::Relaxed);
         let started_ns = now_ns();
@@ -98,7 +100,7 @@ impl Core {
                 lock(&self.records).end(*times);
                 self.flight_recorder.ends(call, seq, times);
             }
-            Err(error) => self.fail(error.to_string()),
+            Err(error) => self.fail(error),
         }
         outcome
     }
@@ -128,7 +130,7 @@ impl Core {
                 bytes: call.message_bytes(),
                 reason,
             };
-            self.fail(error.to_string());
+            self.fail(&error);
             self.engine.abandon();
             Err(error)
         })
@@ -157,10 +159,15 @@ impl Core {
 
     /// Marks the group as broken and writes the records to the dump folder. Writes them again if they have
     /// been written before, so that they include the operation that failed.
-    fn fail(&self, cause: String) {
+    pub(crate) fn fail(&self, error: &CollectiveError) {
+        // An error that tells of an earlier one is passed on as that one.
+        let cause = match error {
+            CollectiveError::Broken { cause, .. } => cause.clone(),
+            first => first.to_string(),
+        };
         *lock(&self.is_dumped) = false;
         self.dump(&cause);
-        lock(&self.broken).get_or_insert(cause);
+        lock(&self.broken).get_or_insert_with(|| (cause, error.culprits()));
     }
 
     pub(crate) fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {

@@ -77,6 +77,17 @@ pub enum CollectiveError {
         /// The panic's message.
         reason: String,
     },
+    /// The system refused a thread for asynchronous operations.
+    #[error(
+        "rank {rank}: the system refuses a thread for asynchronous operations ({reason}); allow more \
+         processes (ulimit -u, or pids.max of the control group)"
+    )]
+    NoThread {
+        /// The rank that reports.
+        rank: usize,
+        /// What the system says.
+        reason: String,
+    },
     /// The calls of two ranks do not match.
     #[error(
         "the ranks disagree: rank {rank} called {ours} as #{seq}, rank {peer} called {theirs} as \
@@ -159,6 +170,8 @@ pub enum CollectiveError {
         rank: usize,
         /// The first error.
         cause: String,
+        /// The ranks that the first error is about; see [`CollectiveError::culprits`].
+        culprits: Vec<usize>,
     },
     /// The ranks could not find each other.
     #[error(transparent)]
@@ -224,5 +237,19 @@ impl CollectiveError {
                 | CollectiveError::PeerLeft { .. }
                 | CollectiveError::Broken { .. }
         )
+    }
+
+    /// The ranks of the group that this error is about: those that have ended, and those that did not come. Empty if
+    /// it is about this rank itself.
+    pub fn culprits(&self) -> Vec<usize> {
+        match self {
+            CollectiveError::PeerLost { peer, .. } | CollectiveError::PeerLeft { peer, .. } => {
+                vec![*peer]
+            }
+            CollectiveError::TimedOut { missing, .. } => missing.clone(),
+            CollectiveError::Broken { culprits, .. } => culprits.clone(),
+            CollectiveError::Rendezvous(RendezvousError::Failed { missing, .. }) => missing.clone(),
+            _ => Vec::new(),
+        }
     }
 }

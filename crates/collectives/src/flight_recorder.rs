@@ -138,6 +138,8 @@ impl FlightRecorder {
             .and_then(|()| std::fs::rename(&partial, folder.join(&name)));
         // The folder may be gone or full. The error that is being reported matters more.
         if let Err(error) = written {
+            // Of what a full disk took of it, nothing stays.
+            let _ = std::fs::remove_file(&partial);
             self.say(format!("cannot write {}: {error}", folder.join(name).display()));
         }
     }

@@ -91,22 +91,32 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct Worker {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Started by the first operation that needs it.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Worker {
-    pub(crate) fn start(core: Arc<Core>, options: GroupOptions) -> Self {
+    pub(crate) fn new(core: Arc<Core>, options: GroupOptions) -> Self {
         let shared =
             Arc::new(Shared { core, state: Mutex::default(), changed: Condvar::new(), options });
-        let thread = {
-            let shared = shared.clone();
-            let name = format!("comm-{}", shared.core.rank);
-            // Without a communication thread the rank would hang later, so it panics now.
-            std::thread::Builder::new().name(name).spawn(move || shared.serve()).expect(
-                "the system has no room for one more thread, which asynchronous operations need",
-            )
-        };
-        Self { shared, thread: Some(thread) }
+        Self { shared, thread: Mutex::default() }
+    }
+
+    /// Starts the thread, unless it runs. Fails if the system refuses one more.
+    fn ensure_thread(&self) -> Result<(), CollectiveError> {
+        let mut thread = lock(&self.thread);
+        if thread.is_none() {
+            let shared = self.shared.clone();
+            let rank = shared.core.rank;
+            let builder = std::thread::Builder::new().name(format!("comm-{rank}"));
+            let started = builder.spawn(move || shared.serve());
+            let refused = |error: std::io::Error| CollectiveError::NoThread {
+                rank,
+                reason: error.to_string(),
+            };
+            *thread = Some(started.map_err(refused)?);
+        }
+        Ok(())
     }
 
     /// Runs a call and returns when it is finished; `claims` are held until then.
@@ -132,6 +142,14 @@ impl Worker {
     /// Queues a call; `claims` are held until it is finished.
     pub(crate) fn submit(&self, call: Call, claims: Vec<Claim>) -> Work {
         let state = Arc::new(WorkState::default());
+        if let Err(error) = self.ensure_thread() {
+            // The peers go on to this operation, so this rank cannot go on without it.
+            self.shared.core.fail(&error);
+            let outcome = Err(error);
+            release(claims, &outcome);
+            *lock(&state.outcome) = Some(outcome);
+            return Work { state };
+        }
         let job = Job { call, submitted_ns: now_ns(), claims, state: state.clone() };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
@@ -191,7 +209,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = lock(&self.thread).take() {
             // A panic of an operation becomes the error of its `Work`, so the thread itself does not panic.
             let _ = thread.join();
         }

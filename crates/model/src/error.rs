@@ -38,7 +38,10 @@ pub enum ModelError {
         /// The reason.
         reason: String,
     },
-    /// A weight file belongs to a different model.
+    /// A weight file cannot be written.
+    #[error("cannot be written: {0}")]
+    Write(#[from] std::io::Error),
+    /// A weight file belongs to another model.
     #[error("{}: {reason}", path.display())]
     OtherModel {
         /// The file.

@@ -4,6 +4,7 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::{AdamW, Sgd, adamw, sgd};
 use paceline_memory::{Allocator, Category, Tensor};
 
+use crate::storage::is_finite;
 use crate::{Result, Storage};
 
 /// An optimizer's kind and settings.
@@ -89,7 +90,17 @@ impl Optimizer {
         self.config.state_names().iter().copied().zip(&self.state)
     }
 
-    /// The settings.
+    /// The name of the first tensor of the state that has a value which is not finite, if there is one.
+    pub fn first_not_finite(&self) -> Result<Option<&'static str>> {
+        for (name, tensor) in self.state() {
+            if !is_finite(tensor)? {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Its settings.
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }

@@ -123,4 +123,27 @@ impl Storage {
         }
         Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
+
+    /// The name of the first parameter or buffer that has a value which is not finite, if there is one.
+    pub fn first_not_finite(&self) -> Result<Option<&str>> {
+        for (at, param) in self.layout.params().iter().enumerate() {
+            if !is_finite(&self.value(ParamId(at))?)? {
+                return Ok(Some(&param.name));
+            }
+        }
+        for (at, buffer) in self.layout.buffers().iter().enumerate() {
+            if !is_finite(&self.buffer(BufferId(at))?)? {
+                return Ok(Some(&buffer.name));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether all values of a tensor of floating-point numbers are finite.
+pub(crate) fn is_finite(tensor: &Tensor) -> Result<bool> {
+    Ok(match tensor.dtype() {
+        DType::F64 => tensor.read::<f64>()?.iter().all(|value| value.is_finite()),
+        _ => tensor.read::<f32>()?.iter().all(|value| value.is_finite()),
+    })
 }

@@ -7,13 +7,13 @@
 //! Input: storage and an optimizer, or a file. Output: a file, or restored storage. This module knows nothing
 //! of ranks or runs.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use paceline_memory::{DType, ReadGuard, Shape, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize_to_file};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo, TensorView};
 use sha2::{Digest, Sha256};
 
 use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
@@ -21,11 +21,18 @@ use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, R
 /// The metadata key of the digest.
 const DIGEST_KEY: &str = "sha256";
 
-/// Writes parameters, buffers, optimizer state and `metadata` to `path`, replacing an earlier file. The file
-/// appears either complete or not at all: it is written under another name in the same folder, forced to
-/// disk, and renamed.
-pub fn save(
-    path: &Path,
+/// Headers are padded so that the tensors begin at a multiple of this, in bytes.
+const HEADER_ALIGNMENT: usize = 8;
+
+/// Writes parameters, buffers, optimizer state and `metadata` to `out`, as a safetensors file: the length of the
+/// header (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple of 8 bytes), and the tensors
+/// in order of their names.
+///
+/// # Errors
+///
+/// If the memory of a tensor is in use, and if `out` fails.
+pub fn write(
+    out: &mut dyn Write,
     storage: &Storage,
     optimizer: &Optimizer,
     metadata: &BTreeMap<String, String>,
@@ -48,24 +55,20 @@ pub fn save(
     let mut metadata: HashMap<String, String> = metadata.clone().into_iter().collect();
     metadata.insert(DIGEST_KEY.into(), digest);
 
-    let mut partial = path.as_os_str().to_owned();
-    // Always the same name, so that files left by killed runs are overwritten and do not accumulate.
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let write = || -> std::result::Result<(), String> {
-        serialize_to_file(entries, Some(metadata), &partial).map_err(|e| e.to_string())?;
-        let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all());
-        sync(&partial).map_err(|e| e.to_string())?;
-        fs::rename(&partial, path).map_err(|e| e.to_string())?;
-        // The rename itself is on disk only after the folder has been synced. The parent of a bare file name
-        // is "".
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        sync(folder.unwrap_or(Path::new("."))).map_err(|e| e.to_string())
-    };
-    write().map_err(|reason| {
-        let _ = fs::remove_file(&partial);
-        ModelError::File { path: path.into(), reason: format!("cannot be written: {reason}") }
-    })
+    let mut end = 0;
+    let infos = entries.iter().map(|(name, Entry { dtype, shape, bytes })| {
+        let begin = end;
+        end += bytes.len();
+        let info = TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) };
+        (name.clone(), info)
+    });
+    let header = Metadata::new(Some(metadata), infos.collect()).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&header).map_err(io::Error::from)?;
+    header.resize(header.len().next_multiple_of(HEADER_ALIGNMENT), b' ');
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(&header)?;
+    entries.values().try_for_each(|entry| out.write_all(&entry.bytes))?;
+    Ok(())
 }
 
 /// One tensor that is being written to a file.
@@ -79,24 +82,6 @@ impl Entry {
     fn new(tensor: &Tensor) -> Result<Self> {
         let (dtype, shape) = (file_dtype(tensor.dtype()), tensor.dims().to_vec());
         Ok(Self { dtype, shape, bytes: tensor.as_bytes().read()? })
-    }
-}
-
-impl View for Entry {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
     }
 }
 
@@ -173,7 +158,7 @@ impl WeightFile {
         Ok(Self { path: path.into(), bytes, metadata })
     }
 
-    /// The metadata that was passed to [`save`], and the digest.
+    /// The metadata that [`write()`] was given, and the digest.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use paceline_kernels::Compute;
 use paceline_kernels::optimizer::{AdamW, Sgd};
 use paceline_memory::{Allocator, DType};
-use paceline_model::weights::{WeightFile, save};
+use paceline_model::weights::{WeightFile, write};
 use paceline_model::{
     BufferId, Init, LayoutBuilder, MlpConfig, ModelError, Optimizer, OptimizerConfig, Storage,
 };
@@ -57,8 +58,13 @@ impl Trainee {
         self.optimizer.step(&self.compute, &self.storage).unwrap();
     }
 
-    fn save(&self, path: &Path) -> Result<(), ModelError> {
-        save(path, &self.storage, &self.optimizer, &BTreeMap::new())
+    fn save(&self, path: &Path) {
+        self.save_with(path, &BTreeMap::new());
+    }
+
+    fn save_with(&self, path: &Path, metadata: &BTreeMap<String, String>) {
+        let mut file = fs::File::create(path).unwrap();
+        write(&mut file, &self.storage, &self.optimizer, metadata).unwrap();
     }
 }
 
@@ -68,16 +74,11 @@ fn saved(optimizer: OptimizerConfig) -> (TempDir, PathBuf) {
     let path = folder.path().join("weights.safetensors");
     let mut trainee = Trainee::new(&SMALL, optimizer, DType::F32, 1);
     trainee.step();
-    trainee.save(&path).unwrap();
+    trainee.save(&path);
     (folder, path)
 }
 
-fn names_in(folder: &TempDir) -> Vec<String> {
-    let entries = fs::read_dir(folder.path()).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-}
-
-/// The error message of a file that must be refused. Checks that the error concerns the file itself.
+/// The message of a file that must be refused, checked to be about the file itself.
 fn refusal(path: &Path) -> String {
     let error = WeightFile::open(path).unwrap_err();
     assert!(matches!(error, ModelError::File { .. }), "{error}");
@@ -95,7 +96,7 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
         first.step();
         first.step();
         let metadata = BTreeMap::from([("step".into(), "2".into()), ("note".into(), "ä\n".into())]);
-        save(&path, &first.storage, &first.optimizer, &metadata).unwrap();
+        first.save_with(&path, &metadata);
 
         // With a different number of ranks, storage has different padding. The file has no padding.
         let mut second = Trainee::new(&SMALL, config, DType::F32, 3);
@@ -131,42 +132,43 @@ fn a_model_is_read_whatever_optimizer_it_was_trained_with() {
 }
 
 #[test]
-fn a_file_is_replaced_as_a_whole() {
-    let (folder, path) = saved(SGD);
-    let mut trainee = Trainee::new(&SMALL, SGD, DType::F32, 1);
-    for _ in 0..3 {
-        trainee.step();
-        trainee.save(&path).unwrap();
-        let read = Trainee::new(&SMALL, SGD, DType::F32, 1);
-        WeightFile::open(&path).unwrap().restore(&read.storage, &read.optimizer).unwrap();
-        assert_eq!(read.storage.digest().unwrap(), trainee.storage.digest().unwrap());
+fn a_writer_that_fails_is_an_error() {
+    /// Takes so many bytes, and then is full.
+    struct Full(usize);
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = self.0.min(bytes.len());
+            self.0 -= taken;
+            if taken == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(taken) }
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
     }
-    assert_eq!(names_in(&folder), ["weights.safetensors"], "nothing is left beside it");
-}
-
-#[test]
-fn a_file_that_cannot_be_written_leaves_nothing_behind() {
-    let folder = TempDir::new().unwrap();
     let trainee = Trainee::new(&SMALL, SGD, DType::F32, 1);
-    let error = trainee.save(&folder.path().join("missing/weights")).unwrap_err().to_string();
-    assert!(error.contains("missing/weights: cannot be written"), "{error}");
-    // A folder with that name makes the last step, the rename, fail.
-    let occupied = folder.path().join("occupied");
-    fs::create_dir(&occupied).unwrap();
-    let error = trainee.save(&occupied).unwrap_err().to_string();
-    assert!(error.contains("occupied: cannot be written"), "{error}");
-    assert_eq!(names_in(&folder), ["occupied"]);
+    let write =
+        |out: &mut dyn Write| write(out, &trainee.storage, &trainee.optimizer, &BTreeMap::new());
+    let mut whole = Vec::new();
+    write(&mut whole).unwrap();
+    for room in 0..whole.len() {
+        let error = write(&mut Full(room)).unwrap_err();
+        assert!(matches!(error, ModelError::Write(_)), "{room} bytes: {error}");
+    }
+    write(&mut Full(whole.len())).unwrap();
 }
 
 #[test]
-fn a_bare_file_name_means_the_current_folder() {
-    let folder = TempDir::new().unwrap();
-    // This changes the folder of the whole process. The other tests here use absolute paths.
-    std::env::set_current_dir(folder.path()).unwrap();
-    let path = Path::new("weights.safetensors");
-    Trainee::new(&SMALL, SGD, DType::F32, 1).save(path).unwrap();
-    WeightFile::open(path).unwrap();
-    assert_eq!(names_in(&folder), ["weights.safetensors"]);
+fn what_is_not_finite_is_named() {
+    let mut trainee = Trainee::new(&SMALL, ADAMW, DType::F32, 1);
+    trainee.step();
+    assert_eq!(trainee.storage.first_not_finite().unwrap(), None);
+    assert_eq!(trainee.optimizer.first_not_finite().unwrap(), None);
+    let (_, tensor) = trainee.optimizer.state().nth(1).unwrap();
+    tensor.write::<f32>().unwrap()[3] = f32::INFINITY;
+    assert_eq!(trainee.optimizer.first_not_finite().unwrap(), Some("second_moment"));
+    let last = trainee.storage.layout().params().last().unwrap();
+    trainee.storage.values().slice(last.range()).unwrap().write::<f32>().unwrap()[0] = f32::NAN;
+    assert_eq!(trainee.storage.first_not_finite().unwrap(), Some(last.name.as_str()));
 }
 
 #[test]
@@ -302,7 +304,7 @@ fn buffers_come_back_and_are_checked() {
     let digest = first.storage.digest().unwrap();
     first.storage.buffers().write::<f32>().unwrap().copy_from_slice(&values);
     assert_eq!(first.storage.digest().unwrap(), digest, "the digest is of parameters");
-    first.save(&path).unwrap();
+    first.save(&path);
     let second = build(true);
     let restore = |to: &Trainee, path: &Path| {
         WeightFile::open(path).unwrap().restore(&to.storage, &to.optimizer)
@@ -317,7 +319,7 @@ fn buffers_come_back_and_are_checked() {
         error.ends_with("it has model.bn0.running_mean, which this run has no use for"),
         "{error}"
     );
-    build(false).save(&path).unwrap();
+    build(false).save(&path);
     let error = refusal(&build(true), &path);
     assert!(error.ends_with("it has no buffer bn0.running_mean, which this model has"), "{error}");
 }

@@ -89,13 +89,14 @@ fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -
 fn dump_when_ended(dumper: Dumper) -> Result<()> {
     let mut signals = Signals::new([SIGTERM])
         .map_err(|e| Failure::io("cannot listen for the signal to end", e))?;
-    std::thread::spawn(move || {
+    let listen = move || {
         if signals.forever().next().is_some() {
             dumper.dump("ended by the launcher");
             std::process::exit(EXIT_TERMINATED);
         }
-    });
-    Ok(())
+    };
+    let thread = std::thread::Builder::new().name("signals".into()).spawn(listen);
+    thread.map(drop).map_err(|e| Failure::io("cannot listen for the signal to end", e))
 }
 
 /// Makes a rank end at once when any of its threads panics. Otherwise the other ranks would wait for it
@@ -106,10 +107,12 @@ fn end_when_panicking(dumper: Dumper) {
         report(panic);
         let (cause, dumper) = (panic.to_string(), dumper.clone());
         let (sender, written) = channel();
-        std::thread::spawn(move || {
+        let dump = move || {
             dumper.dump(&cause);
             sender.send(())
-        });
+        };
+        // Refused a thread, the rank ends without its last words.
+        let _ = std::thread::Builder::new().spawn(dump);
         let _ = written.recv_timeout(LAST_WORDS);
         std::process::exit(EXIT_PANICKED);
     }));

@@ -47,6 +47,8 @@ pub struct Item {
     pub name: &'static str,
     /// Its published checksum.
     pub md5: &'static str,
+    /// More bytes than it has. What is longer is not the published file, and is not received to its end.
+    pub max_bytes: u64,
     /// The files that an archive is unpacked to, in the subfolder. Empty for a file that is not an
     /// archive.
     pub members: &'static [&'static str],
@@ -223,6 +225,7 @@ fn receive(
     let mut reader = body.into_reader();
     let mut hasher = Md5::new();
     let mut piece = vec![0; PIECE_BYTES];
+    let mut received: u64 = 0;
     loop {
         let count = match reader.read(&mut piece) {
             Ok(0) => break,
@@ -230,6 +233,13 @@ fn receive(
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(fail(&e)),
         };
+        received += count as u64;
+        if received > item.max_bytes {
+            return Err(format!(
+                "what {url} sends is not the published file: it is longer than {} bytes",
+                item.max_bytes
+            ));
+        }
         hasher.update(&piece[..count]);
         file.write_all(&piece[..count]).map_err(|e| format!("cannot write {}: {e}", item.name))?;
         bar.inc(count as u64);

@@ -1,10 +1,10 @@
 //! How a command fails: its message and its exit code.
 
-use std::process::ExitCode;
-
 use paceline_collectives::CollectiveError;
 use paceline_rendezvous::{Placement, RendezvousError, write_consequence_file, write_error_file};
 use paceline_strategies::StrategyError;
+
+use crate::streams;
 
 /// The reason why a command ended early.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +19,14 @@ pub enum Failure {
     /// This rank ended only because another rank failed. The other rank reports the cause.
     #[error("{0}")]
     Consequence(String),
+    /// This rank ended only because these ranks have ended, or did not come in time.
+    #[error("{message}")]
+    Missing {
+        /// What this rank has seen.
+        message: String,
+        /// The ranks that it is about.
+        ranks: Vec<usize>,
+    },
     /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.
     #[error("{0}")]
     Link(String),
@@ -34,23 +42,34 @@ pub const EXIT_CONSEQUENCE: u8 = 3;
 impl Failure {
     /// Reports the failure on standard error, and also to torchrun if that started this process. Returns
     /// the exit code.
-    pub fn report(self) -> ExitCode {
+    pub fn report(self) -> u8 {
         if matches!(self, Failure::Link(_)) && !is_first_rank() {
-            return ExitCode::from(EXIT_CONSEQUENCE);
+            return EXIT_CONSEQUENCE;
         }
         let (code, hint) = match &self {
             Failure::Usage(_) => (EXIT_USAGE, "\n\nFor all flags, try '--help'."),
             Failure::Run(_) | Failure::Link(_) => (EXIT_RUN, ""),
-            Failure::Consequence(_) => (EXIT_CONSEQUENCE, ""),
+            Failure::Consequence(_) | Failure::Missing { .. } => (EXIT_CONSEQUENCE, ""),
         };
-        eprintln!("error: {self}{hint}");
+        streams::stderr().line(&format!("error: {self}{hint}"));
         match &self {
             Failure::Usage(message) | Failure::Run(message) | Failure::Link(message) => {
                 write_error_file(message);
             }
-            Failure::Consequence(message) => write_consequence_file(message),
+            Failure::Consequence(message) => write_consequence_file(message, &[]),
+            Failure::Missing { message, ranks } => write_consequence_file(message, ranks),
         }
-        ExitCode::from(code)
+        code
+    }
+
+    /// A failure that is about other ranks, if any are known.
+    fn about(ranks: Vec<usize>, is_consequence: bool, error: &dyn std::fmt::Display) -> Self {
+        let message = error.to_string();
+        match (ranks.is_empty(), is_consequence) {
+            (false, _) => Failure::Missing { message, ranks },
+            (true, true) => Failure::Consequence(message),
+            (true, false) => Failure::Run(message),
+        }
     }
 
     /// A failure while doing something to a file or the system.
@@ -77,11 +96,19 @@ impl From<CollectiveError> for Failure {
     fn from(error: CollectiveError) -> Self {
         if let CollectiveError::Link { .. } = &error {
             Failure::Link(format!("{error}; pass a slower --link, or a faster --transport"))
-        } else if error.is_consequence() {
-            Failure::Consequence(error.to_string())
         } else {
-            Failure::Run(error.to_string())
+            Failure::about(error.culprits(), error.is_consequence(), &error)
         }
+    }
+}
+
+impl From<RendezvousError> for Failure {
+    fn from(error: RendezvousError) -> Self {
+        let missing = match &error {
+            RendezvousError::Failed { missing, .. } => missing.clone(),
+            _ => Vec::new(),
+        };
+        Failure::about(missing, false, &error)
     }
 }
 
@@ -99,7 +126,6 @@ failure_while_running!(
     paceline_kernels::KernelError,
     paceline_memory::MemoryError,
     paceline_model::ModelError,
-    RendezvousError,
     paceline_analysis::hta::AnalysisError,
     paceline_analysis::read::ReadError,
     paceline_analysis::report::ReportError

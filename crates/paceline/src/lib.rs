@@ -15,6 +15,7 @@ pub mod choices;
 pub mod cli;
 pub mod comm;
 pub mod compare;
+pub mod disk;
 pub mod download;
 pub mod environment;
 pub mod evaluate;
@@ -27,6 +28,7 @@ pub mod outputs;
 pub mod profile;
 pub mod resources;
 pub mod run;
+pub mod streams;
 pub mod sweep;
 pub mod trace;
 

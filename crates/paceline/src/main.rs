@@ -7,8 +7,8 @@ use clap::Parser;
 use paceline::cli::studies::BenchCommand;
 use paceline::cli::{Cli, Command};
 use paceline::{
-    analyze, bench, check, compare, environment, evaluate, experiment, launcher, links, sweep,
-    trace,
+    analyze, bench, check, compare, environment, evaluate, experiment, launcher, links, streams,
+    sweep, trace,
 };
 
 fn main() -> ExitCode {
@@ -32,9 +32,10 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::compare(&args),
         Command::Links(args) => links::links_command(&args),
         Command::Trace(command) => trace::trace(&command),
-        Command::Launch(args) => launcher::launch_command(args.nproc, &args.command),
+        Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
         Command::Guard => launcher::guard_groups(),
     };
-    outcome.map_or_else(|failure| failure.report(), ExitCode::from)
+    let code = outcome.unwrap_or_else(|failure| failure.report());
+    ExitCode::from(streams::finish(code))
 }

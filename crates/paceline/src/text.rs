@@ -1,14 +1,30 @@
 //! Numbers, words and tables as all commands print them.
 
-use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use paceline_analysis::table::{aligned, grouped};
 
-/// Prints a line on standard output. Errors are ignored: a reader that is gone, such as `head`, is no
-/// reason to stop.
+use crate::streams;
+
+/// Prints a line on standard output. A reader that is gone, such as `head`, is no reason to stop.
 pub fn say(text: &str) {
-    let mut stdout = std::io::stdout().lock();
-    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    streams::stdout().line(text);
+}
+
+/// The local date and time now, by a format of `strftime`.
+pub(crate) fn now(format: &str) -> String {
+    date(SystemTime::now(), format)
+}
+
+/// A moment in local time; as seconds since 1970 if no calendar has it.
+fn date(moment: SystemTime, format: &str) -> String {
+    match jiff::Timestamp::try_from(moment) {
+        Ok(time) => time.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string(),
+        Err(_) => {
+            let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
+            format!("{}s", since.as_secs())
+        }
+    }
 }
 
 /// Nanoseconds as milliseconds.
@@ -50,6 +66,14 @@ pub(crate) fn plain_table<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_that_is_far_off_is_no_reason_to_end() {
+        let after = |secs| UNIX_EPOCH + std::time::Duration::from_secs(secs);
+        // The year 30000.
+        assert_eq!(date(after(884_541_340_800), "%Y"), "884541340800s");
+        assert_eq!(date(after(1_700_000_000), "%Y"), "2023");
+    }
 
     #[test]
     fn thousands_are_separated() {

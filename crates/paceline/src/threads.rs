@@ -1,5 +1,8 @@
 //! Runs ranks as threads of this process.
 
+use std::io;
+use std::thread::ScopedJoinHandle;
+
 use paceline_collectives::{Group, GroupOptions};
 
 use crate::{Failure, Result};
@@ -22,13 +25,22 @@ pub(crate) fn run<T: Send>(
     };
     let outcomes: Vec<Result<T>> = std::thread::scope(|scope| {
         let run_rank = &run_rank;
-        let ranks: Vec<_> = Group::threads_with(world_size, options)
-            .into_iter()
-            .map(|group| scope.spawn(move || run_rank(group)))
-            .collect();
-        let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<T>>)| {
+        let start = |(rank, group): (usize, Group)| {
+            let thread = std::thread::Builder::new().name(format!("rank-{rank}"));
+            // A rank that is refused a thread leaves its group, so the others do not wait for it.
+            thread.spawn_scoped(scope, move || run_rank(group))
+        };
+        let groups = Group::threads_with(world_size, options).into_iter().enumerate();
+        let ranks: Vec<_> = groups.map(start).collect();
+        let join = |(rank, thread): (usize, io::Result<ScopedJoinHandle<'_, Result<T>>>)| {
             let panicked = |_| Err(Failure::Run(format!("rank {rank} panicked (see above)")));
-            thread.join().unwrap_or_else(panicked)
+            match thread {
+                Ok(thread) => thread.join().unwrap_or_else(panicked),
+                Err(error) => Err(Failure::Run(format!(
+                    "the system refuses a thread for rank {rank} ({error}); allow more processes (ulimit -u, \
+                     or pids.max of the control group)"
+                ))),
+            }
         };
         ranks.into_iter().enumerate().map(join).collect()
     });
@@ -42,7 +54,8 @@ pub(crate) fn run<T: Send>(
     }
     // The failure of the rank that failed by itself explains more than the failures that followed from
     // it.
-    let is_consequence = |failure: &Failure| matches!(failure, Failure::Consequence(_));
+    let is_consequence =
+        |failure: &Failure| matches!(failure, Failure::Consequence(_) | Failure::Missing { .. });
     match failures.into_iter().min_by_key(is_consequence) {
         Some(failure) => Err(failure),
         None => Ok(results.swap_remove(0)),

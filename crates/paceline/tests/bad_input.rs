@@ -378,7 +378,10 @@ fn with_checkpoint() -> (Sandbox, String) {
     let flags = format!("--nproc 1 --batch-size 100 {TINY}");
     sandbox.train(&format!("{flags} --epochs 1 --save saved --quiet")).ok();
     fs::remove_dir_all(sandbox.path("runs")).unwrap();
-    assert_eq!(sandbox.contents(), ["saved", "saved/checkpoint.safetensors"]);
+    assert_eq!(
+        sandbox.contents(),
+        ["saved", "saved/checkpoint.lock", "saved/checkpoint.safetensors"]
+    );
     (sandbox, flags)
 }
 
@@ -474,7 +477,8 @@ fn checkpoints_of_other_versions() {
         let version = version.map(|version| ("version".to_owned(), version.to_owned()));
         let metadata = BTreeMap::from_iter(version);
         let path = sandbox.path("saved/checkpoint.safetensors");
-        weights::save(&path, &storage, &optimizer, &metadata).unwrap();
+        let mut file = fs::File::create(path).unwrap();
+        weights::write(&mut file, &storage, &optimizer, &metadata).unwrap();
         let words = ["--resume saved", said, "this program reads version 3", "begin anew"];
         refused_in(&sandbox, &format!("{TINY_MLP} --resume saved"), &words);
     }

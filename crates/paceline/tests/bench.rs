@@ -197,7 +197,7 @@ fn ranks_of_another_launcher_measure_together() {
         let args = format!("-n 2 -- {binary} bench all_gather {SHORT} -b 8 -e 8 {more}");
         sandbox.launch(&args.split(' ').filter(|arg| !arg.is_empty()).collect::<Vec<_>>())
     };
-    let run = launch("--transport tcp -J run.json").ok();
+    let run = launch("--transport tcp -J run.json").ok().without_ranks();
     assert_eq!(rows(&run).len(), 1, "{}", run.stdout);
     assert_eq!(json(&sandbox.path("run.json"))["results"][0]["nproc"], 2);
     let nested = launch("--nproc 2");

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{Run, Sandbox, TINY, signal, wait_until};
+use common::{Run, Running, Sandbox, TINY, signal, wait_until};
 use rustix::process::Signal;
 
 // The ranks of these tests would run for many minutes, far longer than any wait here. So if a rank ends
@@ -152,6 +152,11 @@ fn ranks_are_told_their_place() {
     let script = "echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, \
                   at $MASTER_ADDR $MASTER_PORT, $1; echo aside >&2";
     let run = sandbox.launch(&["-n", "3", "--", "sh", "-c", script, "sh", "two words"]).ok();
+    for rank in 0..3 {
+        let line = format!("[rank {rank}] rank {rank} of 3");
+        assert!(run.stdout.contains(&line), "no {line:?} in {}", run.stdout);
+    }
+    let run = run.without_ranks();
     let lines: BTreeSet<&str> = run.stdout.lines().collect();
     let port = run.stdout.split_once("127.0.0.1 ").and_then(|(_, rest)| rest.split_once(','));
     let port = port.unwrap_or_else(|| panic!("{}", run.stdout)).0;
@@ -169,7 +174,7 @@ fn ranks_are_told_their_place() {
 #[test]
 fn two_ranks_without_a_number_or_one_on_a_single_core() {
     let num_ranks = std::thread::available_parallelism().map_or(1, usize::from).min(2);
-    let run = Sandbox::new().launch(&["--", "sh", "-c", "echo $WORLD_SIZE"]).ok();
+    let run = Sandbox::new().launch(&["--", "sh", "-c", "echo $WORLD_SIZE"]).ok().without_ranks();
     assert_eq!(run.stdout, format!("{num_ranks}\n").repeat(num_ranks));
 }
 
@@ -178,7 +183,7 @@ fn all_that_ranks_print_is_passed_on() {
     // The launcher once ended together with its last rank, and output that had not been passed on yet was
     // lost.
     let sandbox = Sandbox::new();
-    let run = sandbox.launch(&["-n", "4", "--", "seq", "20000"]).ok();
+    let run = sandbox.launch(&["-n", "4", "--", "seq", "20000"]).ok().without_ranks();
     assert_eq!(run.stdout.lines().count(), 4 * 20000);
     assert_eq!(run.stdout.lines().filter(|line| *line == "20000").count(), 4);
 }
@@ -497,7 +502,7 @@ fn training_works_under_the_launcher_of_any_program() {
         args.extend(TINY.split_whitespace().chain(more.iter().copied()));
         sandbox.launch(&args)
     };
-    let run = train(&[]).ok();
+    let run = train(&[]).ok().without_ranks();
     let expected = Sandbox::new().train(&format!("{TINY} --nproc 2")).ok();
     assert_eq!(run.weights(), expected.weights());
 
@@ -509,4 +514,95 @@ fn training_works_under_the_launcher_of_any_program() {
     let run = train(&["--nproc", "4"]);
     assert_eq!(run.code, Some(2), "{run:#?}");
     assert!(run.stderr.contains("--nproc 4 starts ranks of its own"), "{}", run.stderr);
+}
+
+#[test]
+fn the_output_of_each_rank_goes_to_a_file_of_its_own() {
+    let script = "printf 'half, '; printf 'then the rest\\r'; echo from $RANK; echo aside >&2";
+    for tee in [false, true] {
+        let sandbox = Sandbox::new();
+        let mut words = vec!["-n", "2", "--log-dir", "logs/here"];
+        words.extend(tee.then_some("--tee"));
+        words.extend(["--", "sh", "-c", script]);
+        let run = sandbox.launch(&words).ok();
+        assert_eq!(
+            sandbox.contents(),
+            ["logs", "logs/here", "logs/here/rank_0.log", "logs/here/rank_1.log"]
+        );
+        for rank in 0..2 {
+            let log = std::fs::read_to_string(sandbox.path(&format!("logs/here/rank_{rank}.log")))
+                .unwrap();
+            assert!(log.contains(&format!("half, then the rest\rfrom {rank}\n")), "{log:?}");
+            assert!(log.contains("aside\n"), "{log:?}");
+            let line = format!("[rank {rank}] from {rank}\n");
+            assert_eq!(run.stdout.contains(&line), tee, "{run:?}");
+            assert_eq!(run.stderr.contains(&format!("[rank {rank}] aside\n")), tee, "{run:?}");
+        }
+    }
+    let sandbox = Sandbox::new();
+    sandbox.launch(&["--tee", "--", "true"]).refused(&["--tee", "--log-dir"]);
+    sandbox.launch(&["--grace", "-1", "--", "true"]).refused(&["--grace -1", "at least 0"]);
+    sandbox.launch(&["--log-dir", "/proc/none", "--", "true"]).refused(&["--log-dir /proc/none"]);
+    assert_eq!(sandbox.contents(), [""; 0]);
+}
+
+#[test]
+fn the_first_rank_reads_what_the_launcher_is_given() {
+    let sandbox = Sandbox::new();
+    sandbox.write("input", b"a line\n");
+    let mut command = sandbox.paceline();
+    command.args(["launch", "-n", "2", "--", "sh", "-c", "read line; echo $RANK got $line"]);
+    command.stdin(std::fs::File::open(sandbox.path("input")).unwrap());
+    let run = Run::of(command).ok().without_ranks();
+    let lines: BTreeSet<&str> = run.stdout.lines().collect();
+    assert_eq!(lines, ["0 got a line", "1 got"].into());
+}
+
+/// Starts ranks that print for ever, into pipes that nobody reads.
+fn unread(sandbox: &Sandbox) -> Running {
+    let mut command = sandbox.paceline();
+    let script = "echo $$ > pid$RANK.part; mv pid$RANK.part pid$RANK; yes & yes >&2";
+    command.args(["launch", "-n", "2", "--grace", "1", "--", "sh", "-c", script]);
+    let mut running = Running::start(command);
+    running.wait_until("both ranks", || {
+        (0..2).all(|rank| sandbox.path(&format!("pid{rank}")).exists())
+    });
+    running
+}
+
+#[test]
+fn a_reader_that_is_stuck_keeps_nobody_from_ending() {
+    let sandbox = Sandbox::new();
+    let running = unread(&sandbox);
+    let pid = std::fs::read_to_string(sandbox.path("pid1")).unwrap();
+    signal(pid.trim().parse().unwrap(), Signal::KILL);
+    // Nothing is read before the launcher has ended.
+    assert_eq!(running.end_unread(), Some(137));
+
+    let sandbox = Sandbox::new();
+    let running = unread(&sandbox);
+    signal(running.id(), Signal::TERM);
+    assert_eq!(running.end_unread(), Some(143));
+}
+
+#[test]
+fn a_full_disk_is_no_success() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.paceline();
+    command.args(["links", "--model", "cnn"]);
+    command.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("cannot write to standard output"), "{stderr}");
+}
+
+#[test]
+fn without_a_folder_for_temporary_files_ranks_run_all_the_same() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.paceline();
+    command.args(["launch", "-n", "2", "--", "true"]).env("TMPDIR", "/proc/none");
+    let run = Run::of(command).ok();
+    assert!(run.stderr.contains("cannot make /proc/none/paceline-"), "{}", run.stderr);
+    assert!(run.stderr.contains("TMPDIR"), "{}", run.stderr);
 }

@@ -219,7 +219,7 @@ fn one_command_begins_and_goes_on() {
     assert_ne!(running.end().code, Some(0));
     sandbox.wait_until_deserted();
 
-    let rest = Run::of(under_a_launcher(&sandbox, &flags)).ok();
+    let rest = Run::of(under_a_launcher(&sandbox, &flags)).ok().without_ranks();
     assert_eq!(rest.line("Weights: sha256 "), weights);
     let resumed = rest.line("Resumed from saved: ");
     let epochs: u64 = resumed.split(' ').next().unwrap().parse().unwrap();
@@ -228,7 +228,8 @@ fn one_command_begins_and_goes_on() {
     assert_eq!(column(&sandbox, "lr"), column(&expected, "lr"));
 
     // Run again: there is nothing left to do, which is not an error.
-    let again = Run::of(under_a_launcher(&sandbox, &format!("{flags} --evaluate"))).ok();
+    let again = Run::of(under_a_launcher(&sandbox, &format!("{flags} --evaluate")));
+    let again = again.ok().without_ranks();
     assert_eq!(again.line("Resumed from saved: "), "all 100 epochs are complete already");
     assert_eq!(again.line("Weights: sha256 "), weights);
     assert!(again.line("Evaluation loss: ").ends_with(", over 50 samples"));
@@ -291,4 +292,66 @@ fn rank_0_decides_for_ranks_that_see_other_folders() {
     let [_, second] = together();
     assert_eq!(second.code, Some(2), "{second:#?}");
     assert!(second.stderr.contains("--resume auto (--save saved)"), "{second:#?}");
+}
+
+/// A run whose parameters are not finite after its second step: the loss and the gradients of the step were.
+const DIVERGES: &str = "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 1 \
+                        --batch-size 4 --steps-per-epoch 1 --nproc 2 --save saved";
+
+#[test]
+fn a_run_that_diverges_in_its_last_step_keeps_the_good_checkpoint() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{DIVERGES} --epochs 1")).ok();
+    let good = fs::read(sandbox.path("saved/checkpoint.safetensors")).unwrap();
+    let run = sandbox.train(&format!("{DIVERGES} --epochs 2 --lr 1e39 --resume auto"));
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    for words in ["after step 2", "is not finite", "no checkpoint is written", "--lr"] {
+        assert!(run.stderr.contains(words), "no {words:?} in {}", run.stderr);
+    }
+    assert_eq!(fs::read(sandbox.path("saved/checkpoint.safetensors")).unwrap(), good);
+    // Without a checkpoint to keep, it is an error too.
+    let unsaved = DIVERGES.replace(" --save saved", "");
+    let run = sandbox.train(&format!("{unsaved} --epochs 1 --lr 1e39"));
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("is not finite"), "{}", run.stderr);
+    sandbox.train(&format!("{DIVERGES} --epochs 2 --resume auto")).ok();
+}
+
+#[test]
+fn a_damaged_checkpoint_gives_way_to_the_one_before_it() {
+    let sandbox = Sandbox::new();
+    let flags =
+        format!("{TINY} --batch-size 16 --nproc 2 --save saved --save-every 2 --resume auto");
+    let whole = Sandbox::new();
+    let whole = whole.train(&format!("{flags} --steps 6")).ok().weights().to_owned();
+    sandbox.train(&format!("{flags} --steps 4")).ok();
+    let last = sandbox.path("saved/checkpoint.safetensors");
+    let mut bytes = fs::read(&last).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&last, bytes).unwrap();
+    let run = sandbox.train(&format!("{flags} --steps 6")).ok();
+    for words in ["do not match its digest", "checkpoint.previous.safetensors", "after step 2"] {
+        assert!(run.stderr.contains(words), "no {words:?} in {}", run.stderr);
+    }
+    assert_eq!(run.weights(), whole);
+}
+
+#[test]
+fn two_runs_do_not_save_to_one_folder() {
+    let sandbox = Sandbox::new();
+    let slow = format!("{TINY} --nproc 2 --save saved --link 1gbit,10ms");
+    let mut command = sandbox.paceline();
+    command.arg("train").args(slow.split_whitespace());
+    let mut first = Running::start(command);
+    let lock = sandbox.path("saved/checkpoint.lock");
+    first.wait_until("the first run's lock", || {
+        fs::read_to_string(&lock).is_ok_and(|text| text.ends_with('\n'))
+    });
+    let words = ["--save saved", "another run (process ", "runs/", "wait for its end"];
+    sandbox.train(&format!("{TINY} --nproc 2 --save saved")).refused(&words);
+    signal(first.id(), rustix::process::Signal::TERM);
+    first.end();
+    sandbox.wait_until_deserted();
+    sandbox.train(&format!("{TINY} --nproc 2 --save saved")).ok();
 }

@@ -288,8 +288,11 @@ fn a_resumed_run_ends_like_an_uninterrupted_one() {
         rest.line("Epoch 3/3: ");
         assert!(!rest.stdout.contains("Epoch 1/3"), "{}", rest.stdout);
         let saved = fs::read_dir(sandbox.path("saved")).unwrap();
-        let names: Vec<_> = saved.map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(names, ["checkpoint.safetensors"]);
+        let names: BTreeSet<_> =
+            saved.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let expected =
+            ["checkpoint.lock", "checkpoint.previous.safetensors", "checkpoint.safetensors"];
+        assert_eq!(names, expected.map(str::to_owned).into());
         // The new checkpoint stands at the end of the third epoch.
         let again = sandbox.train(&format!("{flags} --epochs 3 --resume saved"));
         again.refused(&["3 complete epochs already"]);

@@ -24,6 +24,8 @@ pub enum RendezvousError {
         place: String,
         /// Why they did not.
         reason: String,
+        /// The ranks that did not come in time, or ended meanwhile, as far as this rank can tell.
+        missing: Vec<usize>,
     },
     /// The kernel refused random numbers, so this rank has no secret.
     #[error("cannot make a secret: the kernel gave no random numbers: {0}")]

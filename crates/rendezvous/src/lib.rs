@@ -49,7 +49,8 @@ mod store;
 mod warning;
 
 pub use environment::{
-    EnvironmentError, Launcher, Placement, SECRET, write_consequence_file, write_error_file,
+    ERROR_FILE, EnvironmentError, Launcher, Placement, SECRET, read_culprits,
+    write_consequence_file, write_error_file,
 };
 pub use error::RendezvousError;
 pub use peers::{Network, PeerAddress, PeerListener};

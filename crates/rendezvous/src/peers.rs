@@ -59,6 +59,7 @@ impl PeerListener {
             world_size,
             place: "its own listener".into(),
             reason,
+            missing: Vec::new(),
         };
         let now = Instant::now();
         let secret = Rendezvous::fresh_secret()?;
@@ -95,8 +96,13 @@ impl PeerListener {
     ) -> Result<Vec<Option<OwnedFd>>, RendezvousError> {
         let deadline = deadline_after(limit);
         let world_size = addresses.len();
-        let fail =
-            |place: String, reason| RendezvousError::Failed { rank, world_size, place, reason };
+        let fail = |place: String, reason, missing| RendezvousError::Failed {
+            rank,
+            world_size,
+            place,
+            reason,
+            missing,
+        };
         let mut connections: Vec<Option<OwnedFd>> = (0..world_size).map(|_| None).collect();
         for &peer in connect_to {
             let PeerAddress { local, tcp, secret } = &addresses[peer];
@@ -110,7 +116,7 @@ impl PeerListener {
                 ),
             };
             let connected = connect_to_peer(&address, rank, world_size, secret, deadline);
-            connections[peer] = Some(connected.map_err(|reason| fail(place, reason))?);
+            connections[peer] = Some(connected.map_err(|reason| fail(place, reason, vec![peer]))?);
         }
         let listener = match network {
             Network::Local => Some(&self.local),
@@ -118,7 +124,7 @@ impl PeerListener {
         };
         if let Some(listener) = listener {
             self.accept_all(listener, accept_from, &mut connections, deadline)
-                .map_err(|reason| fail("its own listener".into(), reason))?;
+                .map_err(|(reason, missing)| fail("its own listener".into(), reason, missing))?;
         }
         Ok(connections)
     }
@@ -130,7 +136,8 @@ impl PeerListener {
         awaited: &[usize],
         connections: &mut [Option<OwnedFd>],
         deadline: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), (String, Vec<usize>)> {
+        let own = |error: &dyn std::fmt::Display| (error.to_string(), Vec::new());
         loop {
             let absent: Vec<usize> =
                 awaited.iter().copied().filter(|&rank| connections[rank].is_none()).collect();
@@ -138,16 +145,16 @@ impl PeerListener {
                 return Ok(());
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).map_err(|e| e.to_string())?;
+            let timeout = Timespec::try_from(left).map_err(|e| own(&e))?;
             let listening = listener.as_fd();
             let mut fds = [PollFd::new(&listening, PollFlags::IN)];
             match poll(&mut fds, Some(&timeout)) {
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.to_string()),
-                Ok(0) => return Err(format!("ranks {absent:?} did not come in time")),
+                Err(error) => return Err(own(&error)),
+                Ok(0) => return Err((format!("ranks {absent:?} did not come in time"), absent)),
                 Ok(_) => {}
             }
-            let (socket, who) = listener.accept().map_err(|e| e.to_string())?;
+            let (socket, who) = listener.accept().map_err(|e| own(&e))?;
             // A stranger is turned away and does not end the run.
             let Some(socket) = socket else {
                 warn(&format!("turned away {who}"));

@@ -28,7 +28,13 @@ impl HostRoute {
         world_size: usize,
     ) -> Result<Self, RendezvousError> {
         let place = rendezvous.place();
-        let fail = |reason| RendezvousError::Failed { rank, world_size, place, reason };
+        let fail = |reason| RendezvousError::Failed {
+            rank,
+            world_size,
+            place,
+            reason,
+            missing: Vec::new(),
+        };
         Self::find(rendezvous).map_err(fail)
     }
 

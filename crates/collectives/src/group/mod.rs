@@ -67,7 +67,7 @@ impl Group {
         let flight_recorder =
             FlightRecorder { rank, world, log, dump_folder, group: origin.name.clone() };
         let core = Arc::new(Core::new(rank, world, engine, flight_recorder));
-        let worker = Some(Worker::start(core.clone(), options.clone()));
+        let worker = Some(Worker::new(core.clone(), options.clone()));
         let num_splits = AtomicU32::new(0);
         Self { worker, core, transport, options, origin, ties, num_splits }
     }

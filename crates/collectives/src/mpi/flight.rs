@@ -5,15 +5,16 @@
 //! ranks. This module does not know which collective operations exist.
 
 use std::ffi::{c_int, c_void};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mpi_sys as ffi;
 use paceline_memory::DType;
+use paceline_trace::now_ns;
 
 use super::runtime::{Runtime, datatype};
 use crate::CollectiveError;
 use crate::call::Region;
-use crate::context::OpContext;
+use crate::context::{OpContext, Waited};
 
 /// The most elements of one transfer, since counts and displacements are C's `int`. In builds with
 /// assertions the limit is small, so that tests reach it.
@@ -202,7 +203,7 @@ impl Comm {
         context: &OpContext,
         flight: &mut Flight,
     ) -> Result<(), CollectiveError> {
-        let begin = Instant::now();
+        let mut wait = Waited::begin(now_ns());
         let mut nap = Duration::from_micros(20);
         loop {
             let mut at = 0;
@@ -221,7 +222,7 @@ impl Comm {
             if flight.requests.is_empty() {
                 return Ok(());
             }
-            let waited = begin.elapsed();
+            let waited = wait.until(now_ns());
             if waited > context.policy.limit {
                 let mut missing: Vec<usize> =
                     flight.requests.iter().filter_map(|(peer, _)| *peer).collect();

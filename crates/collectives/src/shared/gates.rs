@@ -19,7 +19,7 @@ use std::time::Duration;
 use super::fate::WaitError;
 use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now_ns, spin_loop};
 use crate::call::Verdict;
-use crate::context::WaitPolicy;
+use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
 
 /// A value on its own cache line, to avoid false sharing between ranks.
 #[repr(C, align(64))]
@@ -144,14 +144,8 @@ impl Gate {
         if self.is_open(seq) {
             return Ok(());
         }
-        let begin = now_ns();
-        let spin_ns = u64::try_from(policy.spin.as_nanos()).unwrap_or(u64::MAX);
-        let limit_ns = u64::try_from(policy.limit.as_nanos()).unwrap_or(u64::MAX);
-        loop {
-            let waited = now_ns() - begin;
-            if waited >= spin_ns {
-                break;
-            }
+        let mut waited = Waited::begin(now_ns());
+        while waited.until(now_ns()) < policy.spin {
             for _ in 0..32 {
                 if self.is_open(seq) {
                     return Ok(());
@@ -175,11 +169,11 @@ impl Gate {
             if self.is_closed() {
                 return Err(WaitError::GivenUp);
             }
-            let waited = now_ns() - begin;
-            if waited >= limit_ns {
+            let left = policy.limit.saturating_sub(waited.until(now_ns()));
+            if left.is_zero() {
                 return Err(WaitError::TimedOut);
             }
-            self.sleep(seq, Duration::from_nanos(limit_ns - waited));
+            self.sleep(seq, left.min(LONGEST_SLEEP));
         }
     }
 
@@ -270,13 +264,13 @@ impl Bell {
         stuck: impl Fn() -> Option<Verdict>,
         accuse: impl Fn(&Verdict),
     ) -> Result<(), WaitError> {
-        let begin = now_ns();
+        let mut wait = Waited::begin(now_ns());
         loop {
             let heard = self.0.load(Ordering::Acquire);
             if is_done() {
                 return Ok(());
             }
-            let waited = Duration::from_nanos(now_ns() - begin);
+            let waited = wait.until(now_ns());
             if waited < policy.spin {
                 spin_loop();
                 continue;
@@ -296,7 +290,7 @@ impl Bell {
             if left.is_zero() {
                 return Err(WaitError::TimedOut);
             }
-            self.0.sleep(heard, left);
+            self.0.sleep(heard, left.min(LONGEST_SLEEP));
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use paceline_trace::now_ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::context::WaitPolicy;
+use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
 
 /// The longest time that a rank that gives up waits for its peers to notice.
 const GRACE_NS: u64 = 60_000_000;
@@ -154,8 +154,8 @@ impl Mesh {
         policy: WaitPolicy,
         is_done: impl Fn(&Self) -> bool,
     ) -> Result<(), Interruption> {
-        let begin = now_ns();
-        let mut idle_since = begin;
+        let mut idle_since = now_ns();
+        let mut waited = Waited::begin(idle_since);
         loop {
             if is_done(self) {
                 return Ok(());
@@ -168,7 +168,7 @@ impl Mesh {
             if idle_since == 0 {
                 idle_since = now;
             }
-            let left = policy.limit.saturating_sub(Duration::from_nanos(now - begin));
+            let left = policy.limit.saturating_sub(waited.until(now));
             if left.is_zero() {
                 return Err(Interruption::TimedOut);
             }
@@ -257,7 +257,7 @@ impl Mesh {
             .filter(|(_, flags)| !flags.is_empty())
             .map(|(wire, flags)| PollFd::new(&wire.stream, flags))
             .collect();
-        let limit = at_most.min(Duration::from_secs(1));
+        let limit = at_most.min(LONGEST_SLEEP);
         let timeout =
             Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos() as _ };
         // The result does not matter: the caller checks again in any case.

@@ -171,7 +171,7 @@ fn new_report(plan: &Plan) -> BenchReport {
         std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     BenchReport {
         machine: resources::machine(),
-        date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
+        date: crate::text::now("%Y-%m-%d %H:%M:%S"),
         command: command.join(" "),
         link: plan.comm.link.map(|link| link.to_string()),
         memory_bandwidth_gb_s: None,

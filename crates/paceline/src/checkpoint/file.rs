@@ -1,7 +1,7 @@
 //! Writes, verifies and reads the file of a checkpoint, and compares it with a run.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -11,25 +11,31 @@ use paceline_model::weights::{self, WeightFile};
 use paceline_model::{Layout, Optimizer, OptimizerConfig, Storage};
 
 use super::Setting;
+use crate::disk::Disk;
 use crate::run::progress::{EpochSums, Progress};
 use crate::{Failure, Result};
 
 /// The file's name in its folder.
 const FILE: &str = "checkpoint.safetensors";
+/// The name of the checkpoint before it.
+const PREVIOUS: &str = "checkpoint.previous.safetensors";
 /// The version of the metadata. Version 2 supported complete epochs only.
 const VERSION: &str = "3";
 
 /// Writes the checkpoint of a run that stands at `progress`. A continuation must have the same
-/// `settings`.
-pub fn save(
+/// `settings`. The checkpoint before it is kept beside it.
+///
+/// # Errors
+///
+/// If a file cannot be written. Then an earlier checkpoint is still there, and it is complete.
+pub(super) fn save(
+    disk: &Disk,
     folder: &Path,
     settings: &[Setting],
     storage: &Storage,
     optimizer: &Optimizer,
     progress: &Progress,
 ) -> Result<()> {
-    fs::create_dir_all(folder)
-        .map_err(|e| Failure::io(format!("cannot make the folder {}", folder.display()), e))?;
     let Progress { position, steps, samples, epoch } = progress;
     let mut metadata = BTreeMap::from(
         [
@@ -49,14 +55,24 @@ pub fn save(
     for Setting { key, value, .. } in settings {
         metadata.insert((*key).to_owned(), value.clone());
     }
-    Ok(weights::save(&folder.join(FILE), storage, optimizer, &metadata)?)
+    let (file, previous) = (folder.join(FILE), folder.join(PREVIOUS));
+    let write = |out: &mut dyn Write| weights::write(out, storage, optimizer, &metadata);
+    disk.replace(&file, Some(&previous), write)
+        .map_err(|error| Failure::Run(format!("{}: {error}", file.display())))
+}
+
+/// Removes what a killed run may have left of a checkpoint that it was writing to `folder`.
+pub(super) fn remove_partial(disk: &Disk, folder: &Path) -> Result<()> {
+    let file = folder.join(FILE);
+    disk.remove_partial(&file)
+        .map_err(|e| Failure::io(format!("cannot clean up beside {}", file.display()), e))
 }
 
 /// Whether `folder` has a checkpoint. A file with the checkpoint's name is complete, because it gets this
 /// name by an atomic rename. If the system cannot tell, the answer is yes, so that opening the file
 /// reports why.
 pub fn is_in(folder: &Path) -> bool {
-    folder.join(FILE).try_exists().unwrap_or(true)
+    [FILE, PREVIOUS].iter().any(|name| folder.join(name).try_exists().unwrap_or(true))
 }
 
 /// A checkpoint in memory, whose digest has been verified.
@@ -68,10 +84,64 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the checkpoint in `folder`. Fails if there is none, if it is incomplete, or if another
+    /// Reads the last checkpoint in `folder`. Fails if there is none, if it is incomplete, or if another
     /// version of the format wrote it.
     pub fn open(folder: &Path) -> std::result::Result<Self, String> {
-        let file = WeightFile::open(&folder.join(FILE)).map_err(|e| e.to_string())?;
+        let file = WeightFile::open(&folder.join(FILE)).map_err(|e| {
+            let previous = Self::open_named(folder, PREVIOUS);
+            let other = previous.map_or_else(|_| String::new(), |previous| {
+                format!(
+                    "; the checkpoint before it, {PREVIOUS}, is complete (after step {}): --resume auto with \
+                     --save goes on from there",
+                    previous.progress.steps
+                )
+            });
+            format!("{e}{other}")
+        })?;
+        Self::of(file)
+    }
+
+    /// As [`Checkpoint::open`], but if the last checkpoint cannot be read, opens the one before it, and says so
+    /// in a text for the user.
+    pub fn open_last_good(folder: &Path) -> std::result::Result<(Self, Option<String>), String> {
+        let broken = match WeightFile::open(&folder.join(FILE)) {
+            Ok(file) => return Ok((Self::of(file)?, None)),
+            Err(error) => error.to_string(),
+        };
+        match Self::open_named(folder, PREVIOUS) {
+            Ok(previous) => {
+                let steps = previous.progress.steps;
+                let note =
+                    format!("{broken}; training goes on from {PREVIOUS}, after step {steps}");
+                Ok((previous, Some(note)))
+            }
+            Err(_) => Err(broken),
+        }
+    }
+
+    /// Opens the checkpoint in `folder` that has this digest: the last one, or the one before it. Returns `None` if
+    /// it is neither, and fails if there is none at all that can be read.
+    pub fn open_with_digest(
+        folder: &Path,
+        digest: &str,
+    ) -> std::result::Result<Option<Self>, String> {
+        let last = Self::open_named(folder, FILE);
+        let previous = || Self::open_named(folder, PREVIOUS);
+        match last {
+            Ok(last) if last.digest() == digest => Ok(Some(last)),
+            Ok(_) => Ok(previous().ok().filter(|previous| previous.digest() == digest)),
+            Err(reason) => match previous() {
+                Ok(previous) => Ok(Some(previous).filter(|of| of.digest() == digest)),
+                Err(_) => Err(reason),
+            },
+        }
+    }
+
+    fn open_named(folder: &Path, name: &str) -> std::result::Result<Self, String> {
+        Self::of(WeightFile::open(&folder.join(name)).map_err(|e| e.to_string())?)
+    }
+
+    fn of(file: WeightFile) -> std::result::Result<Self, String> {
         match file.metadata().get("version").map_or("none", String::as_str) {
             VERSION => {}
             other => {

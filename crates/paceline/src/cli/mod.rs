@@ -5,6 +5,7 @@ pub mod analyze;
 pub mod bench;
 pub mod check;
 pub mod evaluate;
+pub mod launch;
 pub mod links;
 mod named;
 pub mod part;
@@ -15,13 +16,14 @@ pub mod train;
 
 use std::ffi::OsString;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use crate::sweep::presets::predict::PredictArgs;
 
 use analyze::{AnalyzeArgs, CompareRunsArgs};
 use check::CheckArgs;
 use evaluate::EvaluateArgs;
+use launch::LaunchArgs;
 use links::LinksArgs;
 use studies::BenchCommand;
 use sweep::SweepArgs;
@@ -41,12 +43,6 @@ Examples:
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
   paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
   paceline compare runs/*                             runs side by side
-";
-
-const LAUNCH_EXAMPLES: &str = "\
-Examples:
-  paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
-  paceline launch -n 4 -- python train.py             PyTorch's env:// finds what it needs
 ";
 
 /// Distributed training that shows where every millisecond and megabyte goes.
@@ -96,16 +92,4 @@ pub enum Command {
     /// The process that kills the ranks' process groups when the launcher itself is killed
     #[command(name = "__guard", hide = true)]
     Guard,
-}
-
-/// Flags of `paceline launch`.
-#[derive(Debug, Args)]
-#[command(before_help = LAUNCH_EXAMPLES, allow_negative_numbers = true)]
-pub struct LaunchArgs {
-    /// Number of copies
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 2)]
-    pub nproc: usize,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub command: Vec<OsString>,
 }

@@ -60,10 +60,23 @@ static TWO: Source = Source {
     address: "https://example.org",
     subfolder: "raw",
     items: &[
-        Item { name: "a.gz", md5: "5d41402abc4b2a76b9719d911017c592", members: &[] }, // hello
-        Item { name: "b.gz", md5: "7d793037a0760186574b0282f2f435e7", members: &[] }, // world
+        Item {
+            name: "a.gz",
+            md5: "5d41402abc4b2a76b9719d911017c592",
+            max_bytes: MAX_BYTES,
+            members: &[],
+        }, // hello
+        Item {
+            name: "b.gz",
+            md5: "7d793037a0760186574b0282f2f435e7",
+            max_bytes: MAX_BYTES,
+            members: &[],
+        }, // world
     ],
 };
+
+/// More than any file here has.
+const MAX_BYTES: u64 = 1 << 16;
 
 fn hello_world() -> Vec<(&'static str, Vec<u8>)> {
     vec![("a.gz", b"hello".to_vec()), ("b.gz", b"world".to_vec())]
@@ -127,6 +140,12 @@ fn what_fails_leaves_nothing_and_says_what_to_do() {
     let wrong = Server::with(vec![("a.gz", b"hullo".to_vec()), ("b.gz", b"world".to_vec())], 0);
     refused(fetch(&wrong), &yourself);
     refused(fetch(&wrong), &["/data/a.gz sends is not the published file", "5d41402abc4b2a76b9"]);
+    let endless = vec![0; 4 * MAX_BYTES as usize];
+    let long = Server::with(vec![("a.gz", endless), ("b.gz", b"world".to_vec())], 0);
+    refused(
+        fetch(&long),
+        &["/data/a.gz sends is not the published file", "longer than 65536 bytes"],
+    );
     refused(fetch(&Server::with(Vec::new(), 0)), &["cannot fetch http://", "/data/a.gz", "404"]);
     refused(fetch(&Server::with(hello_world(), 2)), &["/data/a.gz"]);
     refused(
@@ -175,7 +194,12 @@ fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
 /// A source of one archive with these bytes.
 fn archived(bytes: &[u8]) -> Source {
     let md5: String = Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    let item = Item { name: "all.tar.gz", md5: md5.leak(), members: &["one.bin", "two.bin"] };
+    let item = Item {
+        name: "all.tar.gz",
+        md5: md5.leak(),
+        max_bytes: MAX_BYTES,
+        members: &["one.bin", "two.bin"],
+    };
     Source {
         address: "https://example.org",
         subfolder: "unpacked",

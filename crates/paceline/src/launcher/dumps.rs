@@ -1,4 +1,4 @@
-//! The folder to which ranks write their last operations when a run fails.
+//! The folder to which ranks write their last operations, and why they failed, when a run fails.
 
 use std::path::{Path, PathBuf};
 
@@ -6,50 +6,62 @@ use paceline_collectives::DUMP_FOLDER;
 use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
 
-use crate::{Failure, Result};
+use crate::{Result, streams};
 
-/// The extension of dump files.
+/// The extension of dumps.
 const EXTENSION: &str = "jsonl";
+/// How the name of a file ends that says why a rank failed.
+const ERROR_SUFFIX: &str = ".error.json";
 
-/// The folder for the dumps of a run.
+/// Where dumps of a run go.
 #[derive(Debug)]
 pub(super) struct Dumps {
-    folder: PathBuf,
+    /// `None` if no folder could be made.
+    folder: Option<PathBuf>,
     /// Whether the folder was made for this run, and is removed unless it is needed.
     is_ours: bool,
 }
 
 impl Dumps {
-    /// Chooses the folder: the one that the user named in the environment, or else `of_run`, or else a
-    /// new temporary folder.
+    /// The folder that the user has named, or that the run has, or a new one. If there is no place for a new one, the
+    /// run goes on without.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel gives no random numbers.
     pub(super) fn new(of_run: Option<&Path>) -> Result<Self> {
         let named = || std::env::var_os(DUMP_FOLDER).map(PathBuf::from);
         if let Some(folder) = named().or_else(|| of_run.map(Path::to_owned)) {
-            // A relative path would mean something else to a rank with another working folder.
+            // Ranks may run in a different folder.
             let folder = std::path::absolute(&folder).unwrap_or(folder);
-            return Ok(Self { folder, is_ours: false });
+            return Ok(Self { folder: Some(folder), is_ours: false });
         }
         let folder = std::env::temp_dir().join(format!("paceline-{}", Rendezvous::fresh_secret()?));
-        mkdir(&folder, Mode::RWXU).map_err(|e| {
-            Failure::io(format!("cannot make {} for reports of failures", folder.display()), e)
-        })?;
-        Ok(Self { folder, is_ours: true })
+        match mkdir(&folder, Mode::RWXU) {
+            Ok(()) => Ok(Self { folder: Some(folder), is_ours: true }),
+            Err(error) => {
+                streams::stderr().line(&format!(
+                    "paceline: cannot make {} ({error}): if ranks fail, their last operations are lost; set \
+                     TMPDIR, or {DUMP_FOLDER}, to a folder that you can write to",
+                    folder.display()
+                ));
+                Ok(Self { folder: None, is_ours: false })
+            }
+        }
     }
 
-    pub(super) fn folder(&self) -> &Path {
-        &self.folder
+    pub(super) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     /// The folder that is removed if the launcher itself is killed.
     pub(super) fn temporary(&self) -> Option<&Path> {
-        self.is_ours.then_some(self.folder.as_path())
+        self.folder().filter(|_| self.is_ours)
     }
 
     /// Whether a rank has written its operations.
     pub(super) fn has_any(&self) -> bool {
-        let entries = std::fs::read_dir(&self.folder).into_iter().flatten();
-        entries.filter_map(std::result::Result::ok).any(|entry| {
-            let path = entry.path();
+        self.files().any(|path| {
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
             name.contains("-rank") && path.extension().is_some_and(|end| end == EXTENSION)
         })
@@ -57,17 +69,32 @@ impl Dumps {
 
     /// Removes the folder after a run that ended well.
     pub(super) fn discard(self) {
-        if self.is_ours {
+        self.remove_errors();
+        if let Some(folder) = self.temporary() {
             // If this fails, an empty temporary folder is left, which does no harm.
-            let _ = std::fs::remove_dir_all(&self.folder);
+            let _ = std::fs::remove_dir_all(folder);
         }
     }
 
-    /// Removes the folder if nothing was written to it.
+    /// Removes the folder if no operations were written to it.
     pub(super) fn keep_if_any(self) {
-        if self.is_ours {
-            // This fails if the folder has files. Then the folder stays, as intended.
-            let _ = std::fs::remove_dir(&self.folder);
+        self.remove_errors();
+        if let Some(folder) = self.temporary() {
+            // This fails if the folder has files, and then the folder stays as intended.
+            let _ = std::fs::remove_dir(folder);
         }
+    }
+
+    /// Removes what ranks have said about their failure: it has been reported.
+    fn remove_errors(&self) {
+        let is_error = |path: &PathBuf| path.to_string_lossy().ends_with(ERROR_SUFFIX);
+        for path in self.files().filter(is_error) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let entries = self.folder().and_then(|folder| std::fs::read_dir(folder).ok());
+        entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
     }
 }

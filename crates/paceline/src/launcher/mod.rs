@@ -9,26 +9,40 @@
 //! asked the kernel to kill it when its parent dies. The processes that the ranks have started are killed
 //! by a guard process, which notices the launcher's death when the pipe between the two closes.
 
+mod blame;
 mod dumps;
 mod guard;
-mod ranks;
 mod relay;
+mod signals;
+mod start;
+mod watch;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use paceline_collectives::MAX_RANKS;
 use paceline_rendezvous::Rendezvous;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
+use crate::cli::launch::LaunchArgs;
 use crate::environment::Placement;
+use crate::outputs::check_folder;
 use crate::{Failure, Result, environment, resources};
 
 pub use guard::guard_groups;
-pub use ranks::{Ended, launch, launch_one_of_many};
+pub use watch::{Ended, launch, launch_one_of_many};
+
+/// How long ranks may take to end after a signal of the user's, by default.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// The program to start as ranks, and how.
 #[derive(Debug)]
@@ -45,6 +59,14 @@ pub struct Launch {
     /// The folder to which ranks write their last operations when the run fails. `None` means a new
     /// temporary folder, which is removed unless something was written to it.
     pub dump_folder: Option<PathBuf>,
+    /// The folder of a log file for each rank, `rank_N.log`, which gets both of its streams. It exists.
+    pub log_folder: Option<PathBuf>,
+    /// Whether output that goes to log files is printed too.
+    pub tee: bool,
+    /// Whether rank 0 reads our standard input.
+    pub inherits_stdin: bool,
+    /// How long ranks may take to end after a signal of the user's.
+    pub grace: Duration,
 }
 
 impl Launch {
@@ -56,7 +78,17 @@ impl Launch {
         variables: Vec<(&'static str, OsString)>,
     ) -> Result<Self> {
         let command = [own_program()?.into_os_string()].into_iter().chain(args).collect();
-        Ok(Self { command, num_ranks, variables, rank_0_owns_stdout: true, dump_folder: None })
+        Ok(Self {
+            command,
+            num_ranks,
+            variables,
+            rank_0_owns_stdout: true,
+            dump_folder: None,
+            log_folder: None,
+            tee: false,
+            inherits_stdin: false,
+            grace: DEFAULT_GRACE,
+        })
     }
 }
 
@@ -65,16 +97,31 @@ fn own_program() -> Result<PathBuf> {
     own_program.map_err(|e| Failure::io("cannot find the program to start ranks with", e))
 }
 
-/// Runs `paceline launch`: starts `nproc` ranks of `command`, and returns the code to exit with.
-pub fn launch_command(nproc: usize, command: &[OsString]) -> Result<u8> {
-    check_num_ranks("--nproc", nproc)?;
-    check_program(command)?;
+/// `paceline launch`.
+pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
+    check_num_ranks("--nproc", args.nproc)?;
+    check_program(&args.command)?;
+    let grace = Duration::try_from_secs_f64(args.grace)
+        .map_err(|_| Failure::Usage(format!("--grace {}: pass seconds, at least 0", args.grace)))?;
+    if args.tee && args.log_dir.is_none() {
+        return Err(Failure::Usage("--tee prints what --log-dir DIR keeps; pass that too".into()));
+    }
+    if let Some(folder) = &args.log_dir {
+        check_folder("--log-dir", folder, "pass a folder that you can write to")?;
+        std::fs::create_dir_all(folder)
+            .map_err(|e| Failure::io(format!("cannot make the folder {}", folder.display()), e))?;
+    }
     launch(&Launch {
-        command: command.to_vec(),
-        num_ranks: nproc,
+        command: args.command.clone(),
+        num_ranks: args.nproc,
         variables: Vec::new(),
         rank_0_owns_stdout: false,
         dump_folder: None,
+        log_folder: args.log_dir.clone(),
+        tee: args.tee,
+        // A process group of its own cannot read a terminal that another one has.
+        inherits_stdin: !std::io::stdin().is_terminal(),
+        grace,
     })
 }
 
@@ -135,22 +182,41 @@ pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
 }
 
 /// The environment variables that tell a rank its place in the group.
-fn rank_variables(rank: usize, world_size: usize, port: u16, secret: &str) -> Vec<(&str, String)> {
+fn rank_variables<'a>(
+    rank: usize,
+    world_size: usize,
+    port: &HeldPort,
+    secret: &'a str,
+) -> Vec<(&'a str, String)> {
     vec![
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", world_size.to_string()),
         ("LOCAL_RANK", rank.to_string()),
         ("LOCAL_WORLD_SIZE", world_size.to_string()),
         ("MASTER_ADDR", "127.0.0.1".into()),
-        ("MASTER_PORT", port.to_string()),
+        ("MASTER_PORT", port.number.to_string()),
         (environment::SECRET, secret.into()),
     ]
 }
 
-/// A port that is free now, and a fresh secret.
-fn rendezvous_point() -> Result<(u16, String)> {
-    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr());
-    let port = free.map_err(|e| Failure::io("no free port for MASTER_PORT", e))?.port();
+/// A port for `MASTER_PORT`, held so that no other program is given it. A program that allows addresses to be used
+/// again, as nearly all do, can listen there all the same, because this socket does not listen.
+struct HeldPort {
+    number: u16,
+    _socket: OwnedFd,
+}
+
+/// A port that is free, and a fresh secret.
+fn rendezvous_point() -> Result<(HeldPort, String)> {
+    let hold = || -> rustix::io::Result<HeldPort> {
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+        let address = SocketAddrV4::try_from(getsockname(&socket)?)?;
+        Ok(HeldPort { number: address.port(), _socket: socket })
+    };
+    let port = hold().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
     Ok((port, Rendezvous::fresh_secret()?))
 }
 

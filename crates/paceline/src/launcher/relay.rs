@@ -1,80 +1,81 @@
-//! Passes the ranks' output on, line by line, and remembers the last lines of each.
+//! Passes the ranks' output on, to the terminal and to files, and remembers the last lines of each rank.
+//!
+//! Nothing here waits for a reader, so a rank is never stopped by a terminal or a log collector that is.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How many of the last lines of each stream the launcher repeats when a rank fails.
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::streams::{self, Stream};
+
+/// How many lines of each stream of a failed rank the launcher repeats.
 const KEPT: usize = 10;
+/// A line without an end is passed on after this time, because it may be a question, or when it is this long.
+const PART: (Timespec, usize) = (Timespec { tv_sec: 0, tv_nsec: 100_000_000 }, 64 << 10);
 
 type Lines = Arc<Mutex<VecDeque<String>>>;
 
-/// The last lines of one rank. The two streams are kept apart, because they arrive in no particular
-/// order, and because much standard output must not displace the reason for a failure.
+/// The last lines of one rank, separately for each stream: the streams arrive in no particular order, and
+/// a lot of standard output must not displace the reason for a failure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastLines {
     stdout: Lines,
     stderr: Lines,
-    /// Number of relay threads that are writing a line at this moment.
-    writing: Arc<AtomicUsize>,
 }
 
-/// Where lines go.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum To {
-    /// Standard output, unchanged.
+/// Which stream of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
     Stdout,
-    /// Standard error, with the rank in front of each line.
-    Stderr { rank: usize },
+    Stderr,
+}
+
+/// Where the output of a rank goes.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    pub(super) rank: usize,
+    /// Whether it is printed.
+    pub(super) is_printed: bool,
+    /// Whether each line of standard output begins with the rank, as those of standard error do.
+    pub(super) has_prefix: bool,
+    /// The rank's log file.
+    pub(super) log: Option<Arc<Mutex<File>>>,
 }
 
 impl LastLines {
-    /// Starts a thread that passes on the lines of `from`.
-    pub(super) fn relay(&self, from: impl Read + Send + 'static, to: To) {
-        let keeper = match to {
-            To::Stdout => self.stdout.clone(),
-            To::Stderr { .. } => self.stderr.clone(),
+    /// Starts to pass on what is read from `from`.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses a thread.
+    pub(super) fn relay(
+        &self,
+        from: impl Read + AsFd + Send + 'static,
+        source: Source,
+        route: Route,
+    ) -> std::io::Result<()> {
+        let keeper = match source {
+            Source::Stdout => self.stdout.clone(),
+            Source::Stderr => self.stderr.clone(),
         };
-        let writing = self.writing.clone();
-        std::thread::spawn(move || {
-            let mut from = BufReader::new(from);
-            let mut line = Vec::new();
-            while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-                let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned();
-                writing.fetch_add(1, Ordering::SeqCst);
-                // Errors of writing are ignored, because a closed terminal must not stop the rank.
-                match to {
-                    To::Stdout => drop(writeln!(std::io::stdout().lock(), "{text}")),
-                    To::Stderr { rank } => {
-                        drop(writeln!(std::io::stderr().lock(), "[rank {rank}] {text}"));
-                    }
-                }
-                writing.fetch_sub(1, Ordering::SeqCst);
-                let mut kept = keeper.lock().unwrap_or_else(PoisonError::into_inner);
-                if kept.len() == KEPT {
-                    kept.pop_front();
-                }
-                kept.push_back(text);
-                line.clear();
-            }
-        });
+        let name = format!("relay-{}", route.rank);
+        let work = move || Relay { source, route, keeper, line: Vec::new() }.run(from);
+        std::thread::Builder::new().name(name).spawn(work).map(drop)
     }
 
-    /// Whether everything that the rank wrote has been passed on.
+    /// Whether everything that the rank wrote has been read.
     pub(super) fn is_drained(&self) -> bool {
-        // Each running relay thread holds a second reference, and drops it at the end of its input.
+        // Each running relay holds a second reference, and drops it at the end of its input.
         [&self.stdout, &self.stderr].iter().all(|lines| Arc::strong_count(lines) == 1)
     }
 
-    /// Whether a line is being passed on, to a reader that may be slow.
-    pub(super) fn is_writing(&self) -> bool {
-        self.writing.load(Ordering::SeqCst) > 0
-    }
-
-    /// The last lines, first those of standard output, then those of standard error. Waits at most 100 ms
-    /// for lines that were written but have not been passed on yet.
+    /// The last lines, those of standard error at the end. Waits a moment for lines that are written but
+    /// not read yet.
     pub(super) fn get(&self) -> Vec<String> {
         for _ in 0..20 {
             if self.is_drained() {
@@ -86,4 +87,86 @@ impl LastLines {
         let (stdout, stderr) = (get(&self.stdout), get(&self.stderr));
         stdout.into_iter().chain(stderr).collect()
     }
+}
+
+/// Passes on one stream of a rank.
+struct Relay {
+    source: Source,
+    route: Route,
+    keeper: Lines,
+    /// What has been read of the line that has no end yet.
+    line: Vec<u8>,
+}
+
+impl Relay {
+    fn run(mut self, mut from: impl Read + AsFd) {
+        let mut buffer = vec![0; 64 << 10];
+        // How much of the line has been passed on.
+        let mut passed = 0;
+        loop {
+            if self.line.len() > passed && !has_more(&from) {
+                self.pass(&self.line[passed..]);
+                passed = self.line.len();
+            }
+            let read = match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            // A carriage return ends a line too: a progress bar draws it again and again.
+            for piece in buffer[..read].split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+                self.line.extend_from_slice(piece);
+                let has_end = matches!(piece.last(), Some(b'\n' | b'\r'));
+                if has_end || self.line.len() > PART.1 {
+                    self.pass(&self.line[passed..]);
+                    self.keep();
+                    passed = 0;
+                }
+            }
+        }
+        if !self.line.is_empty() {
+            self.line.push(b'\n');
+            self.pass(&self.line[passed..]);
+            self.keep();
+        }
+    }
+
+    /// Passes on a line, or a part of one.
+    fn pass(&self, piece: &[u8]) {
+        let Route { rank, is_printed, has_prefix, log } = &self.route;
+        if let Some(log) = log {
+            // A log that cannot be written is no reason to stop the rank; the launcher has checked that it can be.
+            let _ = log.lock().unwrap_or_else(PoisonError::into_inner).write_all(piece);
+        }
+        if *is_printed {
+            let to: &Stream = match self.source {
+                Source::Stdout => streams::stdout(),
+                Source::Stderr => streams::stderr(),
+            };
+            let prefix = match self.source {
+                Source::Stdout if !has_prefix => String::new(),
+                _ => format!("[rank {rank}] "),
+            };
+            to.piece(*rank, &prefix, piece);
+        }
+    }
+
+    /// Remembers the line, and begins a new one.
+    fn keep(&mut self) {
+        if self.line.last() != Some(&b'\r') {
+            let text = String::from_utf8_lossy(&self.line).trim_end_matches('\n').to_owned();
+            let mut kept = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.len() == KEPT {
+                kept.pop_front();
+            }
+            kept.push_back(text);
+        }
+        self.line.clear();
+    }
+}
+
+/// Whether more can be read, or the end, within the time after which a part of a line is passed on.
+fn has_more(from: &impl AsFd) -> bool {
+    poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&PART.0)).is_ok_and(|ready| ready > 0)
 }

@@ -1,7 +1,7 @@
 //! What a run prints on the console. A view of the run's events.
 
 use std::cmp::Ordering;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,6 +12,7 @@ use super::facts::Facts;
 use crate::Result;
 use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
+use crate::streams::{self, Terminal};
 use crate::text::{plural, thousands};
 
 /// Without a terminal, a line is printed after this many batches.
@@ -33,15 +34,15 @@ impl<'a> Console<'a> {
             let style = ProgressStyle::with_template(
                 "{prefix} [{bar:30}] {pos}/{len} batches, {per_sec}, {msg}",
             );
-            ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout())
+            let target = ProgressDrawTarget::term_like(Box::new(Terminal));
+            ProgressBar::with_draw_target(None, target)
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
         Self { config, folder: folder.to_owned(), bar }
     }
 
     fn say(&self, text: impl AsRef<str>) {
-        // A reader that is gone, such as `head`, is no reason to stop training.
-        let print = || drop(writeln!(std::io::stdout(), "{}", text.as_ref()));
+        let print = || streams::stdout().line(text.as_ref());
         match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),

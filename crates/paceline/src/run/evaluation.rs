@@ -9,9 +9,9 @@ use paceline_collectives::ReduceOp;
 use paceline_data::{Dataset, Loader, LoaderConfig, Order, Sampler};
 use paceline_strategies::{Replica, Strategy};
 
-use crate::Result;
 use crate::run::batches::share_of;
 use crate::run::progress::EpochSums;
+use crate::{Failure, Result};
 
 /// Evaluates the whole data set in batches of `global_batch` samples. All ranks call this together. Each
 /// takes its share of every batch, so each sample is counted once. No parameter changes.
@@ -34,6 +34,16 @@ pub fn evaluate(
         sums[2] += share.targets.dims()[0] as f64;
     }
     group.all_reduce_slice(&mut sums, ReduceOp::Sum)?;
+    if !sums[0].is_finite() {
+        // All ranks have the same sums, so all end together, and rank 0 says why.
+        let problem = format!("the loss over the test set is not finite ({})", sums[0]);
+        return Err(match rank {
+            0 => Failure::Run(format!(
+                "{problem}, so these weights are of no use: go on from an earlier checkpoint, with a lower --lr"
+            )),
+            _ => Failure::Consequence(problem),
+        });
+    }
     let [loss, correct, count] = sums;
     Ok(EpochSums { loss, correct, count })
 }

@@ -29,7 +29,7 @@ pub fn create(config: &TrainConfig) -> Result<PathBuf> {
 /// Makes `runs/<time>-<model>-<what>/` and returns its path. A folder that exists is never touched: a
 /// number is added to the name instead.
 pub fn create_named(model: &str, what: &str) -> Result<PathBuf> {
-    let time = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S");
+    let time = crate::text::now("%Y%m%d-%H%M%S");
     let (runs, name) = (runs(), format!("{time}-{model}-{what}"));
     let fail = |e: std::io::Error| {
         Failure::Usage(format!("the run folder {}/{name}: {e}", runs.display()))

@@ -15,6 +15,7 @@ use super::schedule::Schedule;
 use super::spec::RunSpec;
 use super::strategy::{self, StrategyConfig};
 use super::{resume, shards};
+use crate::checkpoint::Folder;
 use crate::choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use crate::choices::models::{MODELS, ModelConfig};
 use crate::choices::optimizers::{OPTIMIZERS, OptimizerSettings};
@@ -180,7 +181,7 @@ pub fn resolve_inputs(
         return Ok((config, data));
     }
     check_memory(&config, &built, data.train.as_ref())?;
-    resume::check(&config, &built, data.train.len())?;
+    config.warnings.extend(resume::check(&config, &built, data.train.len())?);
     Ok((config, data))
 }
 
@@ -343,6 +344,7 @@ fn check_outputs(config: &TrainConfig) -> Result<()> {
     check_folder("the run folder", &runs, "start from a folder that you can write to")?;
     if let Some(folder) = &config.save {
         check_folder("--save", folder, "pass a folder that you can write to")?;
+        Folder::check(folder)?;
     }
     if let Some(file) = &config.json {
         check_file("--json", file)?;

@@ -4,14 +4,12 @@
 //! This file knows what the flags ask for, and which settings a continuation must share. [`checkpoint`]
 //! knows what a checkpoint is.
 
-use std::path::Path;
-
 use paceline_collectives::Group;
 use paceline_model::{Layout, Model, Optimizer, Storage};
 use paceline_strategies::Replica;
 
 use super::named::Course;
-use crate::checkpoint::{self, Checkpoint, Setting};
+use crate::checkpoint::{self, Checkpoint, Folder, Setting};
 use crate::choices::data::DataConfig;
 use crate::run::config::TrainConfig;
 use crate::run::origin::Resume;
@@ -19,14 +17,11 @@ use crate::run::progress::Progress;
 use crate::{Failure, Result};
 
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
-/// say. Changes nothing.
-pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<()> {
+/// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
+pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Option<String>> {
     match &config.resume {
-        Some(resume) if is_given(resume) => {
-            open(resume, config, &model.layout, num_samples)?;
-            Ok(())
-        }
-        _ => Ok(()),
+        Some(resume) if is_given(resume) => Ok(open(resume, config, &model.layout, num_samples)?.1),
+        _ => Ok(None),
     }
 }
 
@@ -44,16 +39,20 @@ pub fn begin(
     let Some(resume) = &config.resume else { return Ok(Progress::default()) };
     let Replica { group, model, storage, .. } = replica;
     let is_first = group.rank() == 0;
-    let open = || open(resume, config, &model.layout, num_samples);
-    let first = if is_first && is_given(resume) { Some(open()?) } else { None };
+    let first = match is_first && is_given(resume) {
+        true => Some(open(resume, config, &model.layout, num_samples)?.0),
+        false => None,
+    };
     let found = first.as_ref().map(|checkpoint| checkpoint.digest().to_owned());
     let Some(digest) = group.broadcast_object(Some(&found), 0)? else {
         return Ok(Progress::default());
     };
-    let checkpoint = first.map_or_else(open, Ok)?;
-    if checkpoint.digest() != digest {
-        return Err(another(group, &resume.flag()));
-    }
+    let checkpoint = match first {
+        Some(checkpoint) => checkpoint,
+        None => Checkpoint::open_with_digest(resume.folder(), &digest)
+            .map_err(|reason| Failure::Usage(format!("{}: {reason}", resume.flag())))?
+            .ok_or_else(|| another(group, &resume.flag()))?,
+    };
     checkpoint.restore(storage, optimizer)?;
     Ok(checkpoint.progress())
 }
@@ -87,15 +86,20 @@ fn is_given(resume: &Resume) -> bool {
     }
 }
 
-/// Opens a checkpoint, and checks that it is complete and belongs to this run.
+/// Opens a checkpoint, and checks that it is complete and belongs to this run. Returns it with what the user has to
+/// know about it.
 fn open(
     resume: &Resume,
     config: &TrainConfig,
     layout: &Layout,
     num_samples: usize,
-) -> Result<Checkpoint> {
+) -> Result<(Checkpoint, Option<String>)> {
     let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
-    let checkpoint = Checkpoint::open(resume.folder()).map_err(refuse)?;
+    let opened = match resume {
+        Resume::From(folder) => Checkpoint::open(folder).map(|checkpoint| (checkpoint, None)),
+        Resume::IfThere(folder) => Checkpoint::open_last_good(folder),
+    };
+    let (checkpoint, note) = opened.map_err(refuse)?;
     let settings = settings(config, num_samples);
     checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
     let Progress { position, steps, .. } = checkpoint.progress();
@@ -113,7 +117,7 @@ fn open(
             ),
         }));
     }
-    Ok(checkpoint)
+    Ok((checkpoint, note.map(|note| format!("{}: {note}", resume.flag()))))
 }
 
 /// The settings that must be the same for a run, with `num_samples` training samples, to continue as if
@@ -157,14 +161,14 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     settings
 }
 
-/// Writes the checkpoint of a run with `num_samples` training samples that stands at `progress`.
+/// Writes the checkpoint of a run that stands at `progress`, with so many training samples.
 pub fn save(
-    folder: &Path,
+    folder: &Folder,
     config: &TrainConfig,
     num_samples: usize,
     storage: &Storage,
     optimizer: &Optimizer,
     progress: &Progress,
 ) -> Result<()> {
-    checkpoint::save(folder, &settings(config, num_samples), storage, optimizer, progress)
+    folder.save(&settings(config, num_samples), storage, optimizer, progress)
 }

@@ -81,6 +81,28 @@ impl Stepper {
         Ok(join.next(&self.replica, own, &mut self.track)?)
     }
 
+    /// Fails if a parameter, a running statistic or the optimizer's state is not finite after `steps` steps. The
+    /// update can overflow although loss and gradients were finite. The replicas are equal at this point, so all
+    /// ranks fail together, and rank 0 says why.
+    pub fn check_finite(&self, steps: u64) -> Result<()> {
+        let Self { replica, optimizer, .. } = self;
+        let found = match replica.storage.first_not_finite()? {
+            Some(name) => name.to_owned(),
+            None => match optimizer.first_not_finite()? {
+                Some(name) => format!("the optimizer's {name}"),
+                None => return Ok(()),
+            },
+        };
+        let problem = format!("after step {steps}, {found} is not finite");
+        Err(match replica.group.rank() {
+            0 => Failure::Run(format!(
+                "{problem}; no checkpoint is written, and an earlier one stays as it is: lower --lr, or look \
+                 at the data"
+            )),
+            _ => Failure::Consequence(problem),
+        })
+    }
+
     /// Fails if the loss or the norm is not finite. If all ranks know the same loss and norm, all stop
     /// together, before the optimizer has changed a parameter, and tell each other whose loss it was.
     /// `step` is the number of the step, counted from 1.

@@ -15,6 +15,8 @@ use paceline_model::Optimizer;
 use paceline_strategies::Replica;
 use paceline_trace::{SpanTrack, now_ns};
 
+use crate::checkpoint::Folder;
+use crate::disk::Disk;
 use crate::metrics::event::{Event, Listeners, StepDone};
 use crate::metrics::facts::{Facts, Outcome};
 use crate::metrics::meter::Meter;
@@ -44,6 +46,12 @@ pub fn run_rank(
     folder: Option<&Path>,
 ) -> Result<()> {
     let begin = Instant::now();
+    let saves = match &config.save {
+        Some(path) if group.rank() == 0 => {
+            Some(Folder::take(path, Disk::default(), &this_run(folder))?)
+        }
+        _ => None,
+    };
     let mut listeners = metrics::listeners(config, folder)?;
     let placements = group.gather_object(&placement_line(group.rank(), local_rank), 0)?;
     let placements = placements.unwrap_or_default();
@@ -78,8 +86,9 @@ pub fn run_rank(
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
-    let mut trainer = Trainer { config, num_samples, stepper, listeners, test };
+    let mut trainer = Trainer { config, num_samples, stepper, listeners, test, saves };
     let trained = trainer.train(stream, progress)?;
+    trainer.stepper.check_finite(progress.steps + trained.num_steps)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     let steps = progress.steps + trained.num_steps;
     let evaluated = evaluation.map(|sums| Evaluation {
@@ -94,6 +103,14 @@ pub fn run_rank(
         trainer.listeners.tell(Event::Evaluated(evaluation))?;
     }
     trainer.finish(begin, trained, evaluated)
+}
+
+/// This run in words, for another one that wants to save to the same folder.
+fn this_run(folder: Option<&Path>) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let folder = folder.map_or_else(String::new, |folder| format!(", {}", folder.display()));
+    let since = crate::text::now("%Y-%m-%d %H:%M:%S");
+    format!("another run (process {} on {host}{folder}, started {since})", std::process::id())
 }
 
 /// The result of training on this rank.
@@ -116,6 +133,8 @@ struct Trainer<'a> {
     listeners: Listeners<'a>,
     /// The test set, if the run evaluates.
     test: Option<Arc<dyn Dataset>>,
+    /// On rank 0: where checkpoints go, if the run saves.
+    saves: Option<Folder>,
 }
 
 impl Trainer<'_> {
@@ -209,10 +228,13 @@ impl Trainer<'_> {
 
     /// Writes a checkpoint, if the run saves. The replicas must be equal.
     fn save(&mut self, progress: &Progress) -> Result<()> {
-        let Some(folder) = &self.config.save else { return Ok(()) };
+        if self.config.save.is_none() {
+            return Ok(());
+        }
         let begin = Instant::now();
+        self.stepper.check_finite(progress.steps)?;
         let Stepper { replica, optimizer, .. } = &self.stepper;
-        if replica.group.rank() == 0 {
+        if let Some(folder) = &self.saves {
             let (config, storage) = (self.config, &replica.storage);
             resume::save(folder, config, self.num_samples, storage, optimizer, progress)?;
         }

@@ -54,7 +54,7 @@ pub fn make(
             continue;
         }
         let Case { name, spec, .. } = &cases[case];
-        let started = jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%.3f%:z").to_string();
+        let started = crate::text::now("%Y-%m-%dT%H:%M:%S%.3f%:z");
         let begin = Instant::now();
         let runs = keep_in.map_or_else(|| runner.scratch.path.join("runs"), Path::to_owned);
         let ending = match runner.train(name, spec, &runs)? {

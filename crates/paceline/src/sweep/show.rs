@@ -120,7 +120,7 @@ impl Report {
         };
         Self {
             machine: resources::machine(),
-            date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
+            date: crate::text::now("%Y-%m-%d %H:%M:%S"),
             command: super::command_line(),
             rounds,
             ranked_by: figure.name,

@@ -169,6 +169,19 @@ impl Running {
         }
     }
 
+    /// Waits for its end, without reading anything of what it prints. Returns its exit code.
+    #[track_caller]
+    pub fn end_unread(mut self) -> Option<i32> {
+        let child = self.0.as_mut().unwrap();
+        let mut code = None;
+        wait_until("an end without a reader", || {
+            let status = child.try_wait().unwrap();
+            code = status.and_then(|status| status.code());
+            status.is_some()
+        });
+        code
+    }
+
     /// Waits for its end.
     pub fn end(mut self) -> Run {
         Run::wait(self.0.take().unwrap())
@@ -239,6 +252,17 @@ impl Run {
         for word in words {
             assert!(flat.contains(word), "no {word:?} in: {}", self.stderr);
         }
+        self
+    }
+
+    /// As it would be without the rank that `paceline launch` puts in front of each line of standard output.
+    pub fn without_ranks(mut self) -> Self {
+        let line = |line: &str| {
+            let (_, rest) =
+                line.strip_prefix("[rank ").and_then(|rest| rest.split_once("] ")).unwrap();
+            format!("{rest}\n")
+        };
+        self.stdout = self.stdout.lines().map(line).collect();
         self
     }
 

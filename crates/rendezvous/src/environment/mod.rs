@@ -17,7 +17,7 @@ use self::variables::Variables;
 use crate::Rendezvous;
 
 pub use self::error::EnvironmentError;
-pub use self::error_file::{write_consequence_file, write_error_file};
+pub use self::error_file::{ERROR_FILE, read_culprits, write_consequence_file, write_error_file};
 pub use self::placement::{Launcher, Placement};
 pub use self::variables::SECRET;
 

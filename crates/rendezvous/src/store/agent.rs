@@ -99,7 +99,7 @@ impl Connection {
         let mut connection = Self { socket: Some(socket), prefix };
         let attempt = connection.add(&format!("attempts/{rank}"), 1);
         let attempt = attempt.map_err(|failed| match failed {
-            Failed::Other(reason) => {
+            Failed::Other(reason) | Failed::NoHost(reason) => {
                 format!("the program that answers there is not a PyTorch store: {reason}")
             }
             Failed::TimedOut(_) => "the program that listens there does not answer".into(),

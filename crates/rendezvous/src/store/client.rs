@@ -25,6 +25,8 @@ pub(crate) struct Candidates {
 pub(crate) enum Failed {
     /// The time limit has passed. Holds the missing ranks if the request waited for ranks.
     TimedOut(Vec<usize>),
+    /// Rank 0, which hosts the store, has ended or did not come in time. Holds the reason.
+    NoHost(String),
     Other(String),
 }
 
@@ -43,7 +45,7 @@ impl Connection {
         rank: usize,
         world: usize,
         deadline: Instant,
-    ) -> Result<(Self, String), String> {
+    ) -> Result<(Self, String), Failed> {
         let mut pause = Duration::from_millis(1);
         loop {
             let reason = match find() {
@@ -55,12 +57,13 @@ impl Connection {
                         "the server there belongs to another run".into()
                     }
                     Err(Refusal::NotYet(reason)) => reason,
-                    Err(refusal) => return Err(refusal.reason(rank, world)),
+                    Err(refusal) => return Err(Failed::Other(refusal.reason(rank, world))),
                 },
                 Err(reason) => reason,
             };
             if Instant::now() + pause >= deadline {
-                return Err(format!("rank 0 did not come in time ({reason})"));
+                let reason = format!("rank 0 did not come in time ({reason})");
+                return Err(Failed::NoHost(reason));
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(50));
@@ -83,7 +86,7 @@ impl Connection {
                 io::ErrorKind::UnexpectedEof
                 | io::ErrorKind::ConnectionReset
                 | io::ErrorKind::BrokenPipe => {
-                    Failed::Other("rank 0, which hosts it, ended".into())
+                    Failed::NoHost("rank 0, which hosts it, ended".into())
                 }
                 _ => Failed::Other(format!("the store does not answer: {error}")),
             })?;

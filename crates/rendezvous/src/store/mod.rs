@@ -79,11 +79,10 @@ impl Store {
             return Err(RendezvousError::NoSuchRank { rank, world_size });
         }
         let place = rendezvous.place();
-        let wrap =
-            |reason| RendezvousError::Failed { rank, world_size, place: place.clone(), reason };
+        let wrap = |failed: Failed| failed.error(rank, world_size, place.clone());
         if rendezvous.secret.len() > SECRET_BYTES {
             let reason = format!("the secret is longer than {} bytes", SECRET_BYTES);
-            return Err(wrap(reason));
+            return Err(wrap(Failed::Other(reason)));
         }
         let limit = limit.min(MAX_LIMIT);
         let deadline = deadline_after(limit);
@@ -91,13 +90,14 @@ impl Store {
         let (backend, secret) = match &rendezvous.point {
             RendezvousPoint::Agent { host, port, round } => {
                 let address = Address::Tcp(host.clone(), *port);
-                let (connection, secret) = agent::meet(&address, round, rank, world_size, deadline)
-                    .map_err(|failed| wrap(failed.reason()))?;
+                let (connection, secret) =
+                    agent::meet(&address, round, rank, world_size, deadline).map_err(wrap)?;
                 (Backend::Agent(connection), secret)
             }
             _ => {
                 if rank == 0 {
-                    host = Some(Host::start(rendezvous, world_size, deadline).map_err(wrap)?);
+                    let started = Host::start(rendezvous, world_size, deadline);
+                    host = Some(started.map_err(|reason| wrap(Failed::Other(reason)))?);
                 }
                 let find = || match &host {
                     Some(host) => Ok(host.candidates()),
@@ -107,7 +107,7 @@ impl Store {
                     Connection::join(find, rank, world_size, deadline).map_err(wrap)?;
                 let left = deadline.saturating_duration_since(Instant::now());
                 let arrived = connection.request(&Request::Arrive { limit: left }, left);
-                arrived.map_err(|failed| wrap(failed.reason()))?;
+                arrived.map_err(wrap)?;
                 (Backend::Own(connection), secret)
             }
         };
@@ -177,7 +177,17 @@ impl Store {
         value: &T,
     ) -> Result<Vec<T>, RendezvousError> {
         self.set(&format!("{name}/{}", self.rank), &postcard::to_stdvec(value)?)?;
-        let of = |peer| Ok(postcard::from_bytes(&self.get(&format!("{name}/{peer}"))?)?);
+        let of = |peer| {
+            let value = self.get(&format!("{name}/{peer}")).map_err(|mut error| {
+                if let RendezvousError::Failed { missing, .. } = &mut error
+                    && missing.is_empty()
+                {
+                    missing.push(peer);
+                }
+                error
+            });
+            Ok(postcard::from_bytes(&value?)?)
+        };
         (0..self.world_size).map(of).collect()
     }
 
@@ -199,17 +209,20 @@ impl Store {
     }
 
     fn error(&self, action: &str, key: &str, failed: Failed) -> RendezvousError {
-        self.fail(match failed {
+        let failed = match failed {
             Failed::TimedOut(_) => {
-                format!("nobody has set the key {key:?} within {:?}", self.limit)
+                Failed::Other(format!("nobody has set the key {key:?} within {:?}", self.limit))
             }
-            Failed::Other(reason) => format!("cannot {action} the key {key:?}: {reason}"),
-        })
+            Failed::Other(reason) => {
+                Failed::Other(format!("cannot {action} the key {key:?}: {reason}"))
+            }
+            no_host => no_host,
+        };
+        failed.error(self.rank, self.world_size, self.place.clone())
     }
 
     fn fail(&self, reason: String) -> RendezvousError {
-        let (rank, world_size, place) = (self.rank, self.world_size, self.place.clone());
-        RendezvousError::Failed { rank, world_size, place, reason }
+        Failed::Other(reason).error(self.rank, self.world_size, self.place.clone())
     }
 }
 
@@ -225,12 +238,16 @@ impl std::fmt::Debug for Store {
 }
 
 impl Failed {
-    /// The reason in words, for a rendezvous that failed.
-    fn reason(self) -> String {
-        match self {
-            Failed::TimedOut(ranks) if ranks.is_empty() => "not all ranks came in time".into(),
-            Failed::TimedOut(ranks) => format!("ranks {ranks:?} did not come in time"),
-            Failed::Other(reason) => reason,
-        }
+    /// The error of a rank that did not meet the others at `place`.
+    fn error(self, rank: usize, world_size: usize, place: String) -> RendezvousError {
+        let (reason, missing) = match self {
+            Failed::TimedOut(ranks) if ranks.is_empty() => {
+                ("not all ranks came in time".into(), ranks)
+            }
+            Failed::TimedOut(ranks) => (format!("ranks {ranks:?} did not come in time"), ranks),
+            Failed::NoHost(reason) => (reason, vec![0]),
+            Failed::Other(reason) => (reason, Vec::new()),
+        };
+        RendezvousError::Failed { rank, world_size, place, reason, missing }
     }
 }

@@ -18,6 +18,7 @@ static SOURCE: Source = Source {
     items: &[Item {
         name: "cifar-10-binary.tar.gz",
         md5: "c32a1d4ab5d03f1284b67883e8d87530",
+        max_bytes: 171_000_000,
         members: &[
             "data_batch_1.bin",
             "data_batch_2.bin",

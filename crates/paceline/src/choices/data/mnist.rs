@@ -19,21 +19,25 @@ static SOURCE: Source = Source {
         Item {
             name: "train-images-idx3-ubyte.gz",
             md5: "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            max_bytes: 10_000_000,
             members: &[],
         },
         Item {
             name: "train-labels-idx1-ubyte.gz",
             md5: "d53e105ee54ea40749a09fcbcd1e9432",
+            max_bytes: 30_000,
             members: &[],
         },
         Item {
             name: "t10k-images-idx3-ubyte.gz",
             md5: "9fb629c4189551a2d022fa330f9573f3",
+            max_bytes: 1_700_000,
             members: &[],
         },
         Item {
             name: "t10k-labels-idx1-ubyte.gz",
             md5: "ec29112dd5afa0611ce80d1b7f02629c",
+            max_bytes: 5_000,
             members: &[],
         },
     ],

@@ -127,7 +127,7 @@ impl Setting {
     fn new(study: &StudyArgs, config: &TrainConfig, params: u64) -> Self {
         Self {
             machine: resources::machine(),
-            date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
+            date: crate::text::now("%Y-%m-%d %H:%M:%S"),
             command: command_line(),
             cores: resources::num_cores(),
             rounds: study.rounds,

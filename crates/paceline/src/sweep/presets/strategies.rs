@@ -161,7 +161,7 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     let rows: Vec<Row> = rows.collect();
     let report = Report {
         machine: resources::machine(),
-        date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
+        date: crate::text::now("%Y-%m-%d %H:%M:%S"),
         command: command_line(),
         settings,
         price_per_hour,

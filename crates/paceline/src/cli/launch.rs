@@ -1,0 +1,39 @@
+//! Flags of `paceline launch`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
+  paceline launch -n 4 -- python train.py             PyTorch's env:// finds what it needs
+";
+
+/// Flags of `paceline launch`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct LaunchArgs {
+    /// How many copies
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        aliases = ["nproc-per-node", "nproc_per_node"]
+    )]
+    pub nproc: usize,
+    /// Write the output of each rank to DIR/rank_N.log instead of printing it
+    #[arg(long, value_name = "DIR", alias = "log_dir")]
+    pub log_dir: Option<PathBuf>,
+    /// Print what goes to --log-dir too
+    #[arg(long)]
+    pub tee: bool,
+    /// How long the ranks may take to end after Ctrl-C or SIGTERM; a second one ends them at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub grace: f64,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}

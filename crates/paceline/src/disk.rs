@@ -1,0 +1,312 @@
+//! File operations whose failure must not lose what is already on the disk: checkpoints, the records of a
+//! run, the results of a sweep.
+//!
+//! Every operation goes through a [`Disk`]. The disk of a program is the real one. The disk of a test fails
+//! at one chosen operation, or stops there for good, as the disk of a killed process does. So a test can
+//! interrupt a save at each of its operations, one after the other. This module does not know what the files
+//! hold.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+
+#[cfg(test)]
+pub mod faults;
+
+/// Bytes that are collected before they are written.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// The file system, or in a test a file system that fails at a chosen operation.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    #[cfg(test)]
+    faults: Option<std::sync::Arc<faults::Faults>>,
+}
+
+/// What is about to be done to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Making a folder.
+    Folder,
+    /// Making a file.
+    Create,
+    /// Writing bytes to a file.
+    Write,
+    /// Forcing a file, or the entries of a folder, to the disk.
+    Sync,
+    /// Giving a file a name.
+    Link,
+    /// Giving a file another name, which it may take from a second file.
+    Rename,
+    /// Removing a file.
+    Remove,
+}
+
+impl Disk {
+    /// Makes a folder, and those above it, where there are none.
+    pub fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Folder)?;
+        fs::create_dir_all(path)
+    }
+
+    /// Makes a file for writing. A file that is there already loses its contents.
+    pub fn create(&self, path: &Path) -> io::Result<DiskFile> {
+        self.enter(Operation::Create)?;
+        let file = File::create(path)?;
+        Ok(DiskFile { file: Raw { file, disk: self.clone() } })
+    }
+
+    /// Replaces the file at `path` by what `write` writes, or makes it. Whatever happens meanwhile, a complete file
+    /// is there: the earlier one, or the new one. If `kept` is given, the earlier file keeps that name; there is a
+    /// moment at which it has only that name.
+    ///
+    /// While the new file is written it has no name, so a process that is killed leaves nothing behind. Only file
+    /// systems that have no nameless files see `<path>.partial`. Its mode is that of any new file of this process.
+    pub fn replace<E: From<io::Error>>(
+        &self,
+        path: &Path,
+        kept: Option<&Path>,
+        write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let partial = partial(path);
+        let outcome = self.write_new(path, &partial, write).and_then(|()| {
+            if let Some(kept) = kept
+                && path.try_exists()?
+            {
+                self.rename(path, kept)?;
+            }
+            self.rename(&partial, path)?;
+            // The names are on the disk only when the folder is.
+            Ok(self.sync_folder(folder_of(path))?)
+        });
+        if outcome.is_err() {
+            // The error that is reported is the first one.
+            let _ = self.remove(&partial);
+        }
+        outcome
+    }
+
+    /// Removes what a killed process may have left of the file at `path`.
+    pub fn remove_partial(&self, path: &Path) -> io::Result<()> {
+        match self.remove(&partial(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Writes a new file that is complete, on the disk, and named `partial`.
+    fn write_new<E: From<io::Error>>(
+        &self,
+        path: &Path,
+        partial: &Path,
+        write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.enter(Operation::Create)?;
+        let mode = Mode::from_raw_mode(0o666);
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let (file, has_name) = match open(folder_of(path), flags, mode) {
+            Ok(file) => (File::from(file), false),
+            // Some file systems have no files without a name.
+            Err(_) => {
+                let options =
+                    OpenOptions::new().write(true).create(true).truncate(true).open(partial);
+                (options?, true)
+            }
+        };
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, Raw { file, disk: self.clone() });
+        write(&mut out)?;
+        let Raw { file, .. } = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        self.enter(Operation::Sync)?;
+        file.sync_all()?;
+        if !has_name {
+            // What an earlier process has left under this name is of no use.
+            self.remove(partial).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
+            self.enter(Operation::Link)?;
+            let nameless =
+                format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&file.as_fd()));
+            linkat(CWD, nameless, CWD, partial, AtFlags::SYMLINK_FOLLOW)
+                .map_err(io::Error::from)?;
+        }
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.enter(Operation::Rename)?;
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Remove)?;
+        fs::remove_file(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Sync)?;
+        File::open(path)?.sync_all()
+    }
+
+    /// Fails in a test in which this operation is to fail.
+    fn enter(&self, operation: Operation) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(faults) = &self.faults {
+            return faults.enter(operation);
+        }
+        let _ = operation;
+        Ok(())
+    }
+}
+
+/// A file that is being written. Every call writes to the disk; the caller collects small pieces.
+#[derive(Debug)]
+pub struct DiskFile {
+    file: Raw,
+}
+
+impl Write for DiskFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+#[derive(Debug)]
+struct Raw {
+    file: File,
+    disk: Disk,
+}
+
+impl Write for Raw {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        #[cfg(test)]
+        if let Some(faults) = &self.disk.faults
+            && let Some(part) = faults.cut(bytes)
+        {
+            // A full disk takes a part of what it is given, and refuses the rest.
+            return self.file.write(part);
+        }
+        self.disk.enter(Operation::Write)?;
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// The name of a file that is not complete.
+fn partial(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// The folder of a file. A bare file name has the parent "".
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::faults::Fault;
+    use super::*;
+
+    fn put(disk: &Disk, path: &Path, kept: Option<&Path>, text: &str) -> io::Result<()> {
+        disk.replace(path, kept, |out| {
+            // More than the buffer holds, so that several writes happen.
+            let lines = BUFFER_BYTES / text.len() + 2;
+            (0..lines).try_for_each(|_| out.write_all(text.as_bytes()))
+        })
+    }
+
+    /// The file's first word, if all of the file is of that word.
+    fn word(path: &Path) -> Option<String> {
+        let text = fs::read_to_string(path).ok()?;
+        let word = text.split_inclusive('\n').next()?.to_owned();
+        assert_eq!(text, word.repeat(BUFFER_BYTES / word.len() + 2), "{}", path.display());
+        Some(word.trim().to_owned())
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_the_earlier_one_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, kept) = (folder.path().join("file"), folder.path().join("before"));
+        let disk = Disk::default();
+        for (text, now, before) in
+            [("a\n", "a", None), ("b\n", "b", Some("a")), ("c\n", "c", Some("b"))]
+        {
+            put(&disk, &path, Some(&kept), text).unwrap();
+            assert_eq!(word(&path).as_deref(), Some(now));
+            assert_eq!(word(&kept).as_deref(), before);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_bare_file_name_means_the_current_folder() {
+        assert_eq!(folder_of(Path::new("file")), Path::new("."));
+        assert_eq!(folder_of(Path::new("a/file")), Path::new("a"));
+        assert_eq!(folder_of(Path::new("/file")), Path::new("/"));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error_and_nothing_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        put(&Disk::default(), &folder.path().join("missing/file"), None, "a\n").unwrap_err();
+        // A folder of that name refuses the last operation, the rename.
+        let occupied = folder.path().join("occupied");
+        fs::create_dir(&occupied).unwrap();
+        put(&Disk::default(), &occupied, None, "a\n").unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_mode_is_that_of_any_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (replaced, plain) = (folder.path().join("replaced"), folder.path().join("plain"));
+        put(&Disk::default(), &replaced, None, "a\n").unwrap();
+        fs::write(&plain, b"a").unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode(&replaced), mode(&plain));
+    }
+
+    #[test]
+    fn a_fault_at_any_operation_leaves_a_complete_file() {
+        for fault in [Fault::Fails, Fault::Cuts, Fault::Stops] {
+            let mut at = 0;
+            loop {
+                let folder = tempfile::tempdir().unwrap();
+                let (path, kept) = (folder.path().join("file"), folder.path().join("before"));
+                put(&Disk::default(), &path, Some(&kept), "old\n").unwrap();
+                let disk = Disk::with_fault(fault, at);
+                let outcome = put(&disk, &path, Some(&kept), "new\n");
+                let found = (word(&path), word(&kept));
+                let found = (found.0.as_deref(), found.1.as_deref());
+                let new = (Some("new"), Some("old"));
+                if !disk.has_failed() {
+                    outcome.unwrap();
+                    assert_eq!(found, new);
+                    assert!(at >= 7, "create, 2 writes, sync, link, 2 renames, sync: {at}");
+                    break;
+                }
+                let states = [(Some("old"), None), (None, Some("old")), new];
+                assert!(states.contains(&found), "{fault:?} at {at}: {found:?}");
+                if fault != Fault::Stops && outcome.is_err() {
+                    let left = fs::read_dir(folder.path()).unwrap().count();
+                    assert!(left <= 2, "{fault:?} at {at} left a partial file");
+                }
+                at += 1;
+            }
+        }
+    }
+}

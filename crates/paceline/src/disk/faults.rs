@@ -1,0 +1,73 @@
+//! Disks that fail, for tests.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::{Disk, Operation};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// One operation fails; the next ones succeed.
+    Fails,
+    /// One write stores only half of its bytes, and the next operation fails. Other operations just fail.
+    Cuts,
+    /// One operation fails, and all after it: the process has been killed.
+    Stops,
+}
+
+/// A fault that waits for its operation.
+#[derive(Debug)]
+pub struct Faults {
+    fault: Fault,
+    at: usize,
+    count: AtomicUsize,
+    is_cut: AtomicBool,
+    has_failed: AtomicBool,
+}
+
+impl Disk {
+    /// A disk on which the operation of this number, counted from 0, goes wrong.
+    pub fn with_fault(fault: Fault, at: usize) -> Self {
+        let faults = Faults {
+            fault,
+            at,
+            count: AtomicUsize::new(0),
+            is_cut: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+        };
+        Self { faults: Some(Arc::new(faults)) }
+    }
+
+    /// Whether the fault has happened.
+    pub fn has_failed(&self) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.has_failed.load(Ordering::Relaxed))
+    }
+}
+
+impl Faults {
+    /// Counts an operation, and fails if it is its turn.
+    pub fn enter(&self, operation: Operation) -> io::Result<()> {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        let is_over = self.fault == Fault::Stops && count > self.at;
+        if count == self.at || is_over || self.is_cut.swap(false, Ordering::Relaxed) {
+            self.has_failed.store(true, Ordering::Relaxed);
+            let reason = format!("no space left for {operation:?} (injected)");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, reason));
+        }
+        Ok(())
+    }
+
+    /// The part of `bytes` that a write stores whose turn it is to be cut.
+    pub fn cut<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let is_turn = self.fault == Fault::Cuts && self.count.load(Ordering::Relaxed) == self.at;
+        if !is_turn || bytes.len() < 2 {
+            return None;
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.is_cut.store(true, Ordering::Relaxed);
+        self.has_failed.store(true, Ordering::Relaxed);
+        Some(&bytes[..bytes.len() / 2])
+    }
+}

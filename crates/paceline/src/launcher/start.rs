@@ -1,0 +1,145 @@
+//! Starting a rank: a process in a process group of its own, whose output is passed on and whose end is
+//! reported.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use paceline_collectives::DUMP_FOLDER;
+use paceline_rendezvous::ERROR_FILE;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use super::Launch;
+use super::blame::End;
+use super::relay::{LastLines, Route, Source};
+use super::watch::Event;
+
+/// A rank that was started.
+#[derive(Debug)]
+pub(super) struct Rank {
+    /// Its process, and its process group.
+    pub(super) group: Pid,
+    pub(super) last_lines: LastLines,
+    pub(super) ended: Option<End>,
+    /// Where it says why it has failed.
+    pub(super) error_file: Option<PathBuf>,
+    /// The last signal by which the launcher has asked it to end.
+    pub(super) asked: Option<Signal>,
+}
+
+impl Rank {
+    pub(super) fn new(group: Pid, error_file: Option<PathBuf>) -> Self {
+        let last_lines = LastLines::default();
+        Self { group, last_lines, ended: None, error_file, asked: None }
+    }
+}
+
+/// What all ranks of a launch have in common.
+#[derive(Debug)]
+pub(super) struct Common<'a> {
+    pub(super) launch: &'a Launch,
+    /// This program, which becomes the rank's program.
+    pub(super) own_program: &'a Path,
+    /// Where ranks write their last operations, and why they failed. `None` if no folder could be made.
+    pub(super) dump_folder: Option<&'a Path>,
+    pub(super) events: &'a Sender<Event>,
+}
+
+impl Common<'_> {
+    /// Starts a rank, with the variables that tell it its place.
+    pub(super) fn start(&self, rank: usize, variables: &[(&str, String)]) -> io::Result<Rank> {
+        let Self { launch, own_program, dump_folder, events } = self;
+        let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
+        let log = match &launch.log_folder {
+            Some(folder) => {
+                let file = File::create(folder.join(format!("rank_{rank}.log")))?;
+                Some(Arc::new(Mutex::new(file)))
+            }
+            None => None,
+        };
+        let mut command = Command::new(own_program);
+        // If torchrun has started this process, the new ranks must not use torchrun's store or files.
+        for name in
+            ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK", ERROR_FILE]
+        {
+            command.env_remove(name);
+        }
+        let error_file = dump_folder.map(|folder| folder.join(format!("rank_{rank}.error.json")));
+        if let (Some(folder), Some(file)) = (dump_folder, &error_file) {
+            // An earlier run with the same folder may have left one.
+            let _ = std::fs::remove_file(file);
+            command.env(DUMP_FOLDER, folder).env(ERROR_FILE, file);
+        }
+        let child = command
+            .arg("__rank")
+            .arg(std::process::id().to_string())
+            .arg("--")
+            .args(&launch.command)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .envs(launch.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(if launch.inherits_stdin && rank == 0 {
+                Stdio::inherit()
+            } else {
+                Stdio::null()
+            })
+            .stdout(if owns_stdout { Stdio::inherit() } else { Stdio::piped() })
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let started = Rank::new(Pid::from_child(&child), error_file);
+        let route = Route {
+            rank,
+            is_printed: launch.log_folder.is_none() || launch.tee,
+            has_prefix: !launch.rank_0_owns_stdout,
+            log,
+        };
+        attend(&started, child, rank, &route, events)?;
+        Ok(started)
+    }
+}
+
+/// Starts the threads that pass on the output of a rank and wait for its end. If one is refused, the rank is killed.
+fn attend(
+    started: &Rank,
+    mut child: Child,
+    rank: usize,
+    route: &Route,
+    events: &Sender<Event>,
+) -> io::Result<()> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let relays = || {
+        let lines = &started.last_lines;
+        stdout.map_or(Ok(()), |from| lines.relay(from, Source::Stdout, route.clone()))?;
+        stderr.map_or(Ok(()), |from| lines.relay(from, Source::Stderr, route.clone()))
+    };
+    let events = events.clone();
+    let child = Arc::new(Mutex::new(child));
+    let waited = child.clone();
+    let outcome = relays().and_then(|()| {
+        let wait = std::thread::Builder::new().name(format!("wait-{rank}"));
+        wait.spawn(move || wait_for(rank, &waited, &events)).map(drop)
+    });
+    outcome.inspect_err(|_| {
+        let _ = kill_process_group(started.group, Signal::KILL);
+        let _ = child.lock().map(|mut child| child.wait());
+    })
+}
+
+/// Waits until a rank ends, then kills the processes that it has left in its group.
+fn wait_for(rank: usize, child: &Mutex<Child>, events: &Sender<Event>) {
+    let Ok(mut child) = child.lock() else { return };
+    let pid = Pid::from_child(&child);
+    // Waits without reaping: until the rank is reaped, no other group can get its number.
+    let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+    let at = Instant::now();
+    let _ = kill_process_group(pid, Signal::KILL);
+    if let Ok(status) = child.wait() {
+        // No one receives this event once the launcher has decided to end.
+        let _ = events.send(Event::Ended { rank, status, at });
+    }
+}

@@ -1,0 +1,260 @@
+//! Watching the ranks of a launch, and ending them together.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process_group};
+use signal_hook::consts::SIGTSTP;
+
+use super::blame::{self, Cause, End};
+use super::dumps::Dumps;
+use super::guard::Guard;
+use super::start::{Common, Rank};
+use super::{Launch, own_program, rank_variables, rendezvous_point, signals};
+use crate::{Failure, Result, streams};
+
+/// After the first failure, how long the other ranks may take to notice it and to end by themselves.
+const GRACE: Duration = Duration::from_millis(200);
+/// How long ranks may take to end after SIGTERM.
+const POLITE_WAIT: Duration = Duration::from_millis(300);
+/// How long the kernel may take to end ranks after SIGKILL.
+const KILL_WAIT: Duration = Duration::from_millis(200);
+/// How long processes that the ranks have left behind may keep their output open.
+const OUTPUT_WAIT: Duration = Duration::from_secs(1);
+
+/// How a launch ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// The code to exit with.
+    pub code: u8,
+    /// The signal that asked this process to end, if one came, however the ranks ended.
+    pub signal: Option<i32>,
+}
+
+/// What the launcher is told.
+#[derive(Debug)]
+pub(super) enum Event {
+    Ended { rank: usize, status: ExitStatus, at: Instant },
+    Signal(i32),
+}
+
+/// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others,
+/// reports the failure on standard error, and returns the code to exit with.
+pub fn launch(launch: &Launch) -> Result<u8> {
+    Ok(launch_one_of_many(launch)?.code)
+}
+
+/// Like [`launch`], for a command that starts several launches. The result tells apart ranks that failed,
+/// after which the command may continue, from a signal, after which it has to end.
+pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
+    let own_program = own_program()?;
+    let (port, secret) = rendezvous_point()?;
+    let (sender, events) = channel();
+    streams::never_wait();
+    signals::forward(sender.clone())?;
+    let mut guard = Guard::start(&own_program)?;
+    let dumps = Dumps::new(launch.dump_folder.as_deref())?;
+    if let Some(folder) = dumps.temporary() {
+        guard.watch_folder(folder)?;
+    }
+    let begin = Instant::now();
+    let common =
+        Common { launch, own_program: &own_program, dump_folder: dumps.folder(), events: &sender };
+    let mut watch = Watch { ranks: Vec::new(), events, begin, dumps: &dumps, grace: launch.grace };
+    for rank in 0..launch.num_ranks {
+        let variables = rank_variables(rank, launch.num_ranks, &port, &secret);
+        let started = common
+            .start(rank, &variables)
+            .map_err(|e| Failure::io(format!("cannot start rank {rank}"), e))
+            .and_then(|started| {
+                let group = started.group.as_raw_nonzero().get().unsigned_abs();
+                watch.ranks.push(started);
+                guard.watch(group)
+            });
+        if let Err(failure) = started {
+            watch.stop();
+            dumps.discard();
+            guard.dismiss();
+            return Err(failure);
+        }
+    }
+    let code = watch.until_all_have_ended();
+    if code == 0 {
+        dumps.discard();
+    } else {
+        dumps.keep_if_any();
+    }
+    guard.dismiss();
+    Ok(Ended { code, signal: signals::last() })
+}
+
+/// The ranks of a launch, and what is heard of them.
+struct Watch<'a> {
+    ranks: Vec<Rank>,
+    events: Receiver<Event>,
+    begin: Instant,
+    dumps: &'a Dumps,
+    /// How long ranks may take to end after a signal of the user's.
+    grace: Duration,
+}
+
+impl Watch<'_> {
+    /// Returns the code to exit with.
+    fn until_all_have_ended(&mut self) -> u8 {
+        while self.is_any_running() {
+            let Ok(event) = self.events.recv() else { break };
+            match event {
+                Event::Signal(SIGTSTP) => self.pause(),
+                Event::Signal(signal) => return self.end_by(signal),
+                Event::Ended { rank, status, at } => {
+                    self.ended(rank, status, at);
+                    if !status.success() {
+                        return self.fail(at);
+                    }
+                }
+            }
+        }
+        self.drain();
+        0
+    }
+
+    /// Ends all ranks after one has failed at this moment, and reports why.
+    fn fail(&mut self, at: Instant) -> u8 {
+        self.await_ends(at + GRACE);
+        let activities: Vec<_> =
+            self.ranks.iter().map(|rank| blame::activity(rank.group)).collect();
+        self.stop();
+        // What the other ranks say about the failure comes before the launcher's message.
+        self.drain();
+        let cause = blame::cause(&self.ranks, &activities);
+        self.report(&cause);
+        cause.code
+    }
+
+    /// The user asks the ranks to end. They may end what they are about, such as a step and its checkpoint. A second
+    /// signal ends them at once.
+    fn end_by(&mut self, signal: i32) -> u8 {
+        self.send(Signal::TERM);
+        let deadline = Instant::now() + self.grace;
+        let is_asked_again = self.await_ends(deadline);
+        if self.is_any_running() {
+            self.stop();
+        }
+        self.drain();
+        let dumped = if self.dumps.has_any() { place_of(self.dumps) } else { String::new() };
+        let how = if is_asked_again { ", twice" } else { "" };
+        say(&format!("{}{how}; all ranks were stopped{dumped}", signals::name(signal)));
+        128 + signal as u8
+    }
+
+    /// Ctrl-Z: the ranks stop with this process, and go on with it.
+    fn pause(&self) {
+        let signal = |signal| {
+            for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
+                let _ = kill_process_group(rank.group, signal);
+            }
+        };
+        signal(Signal::STOP);
+        signals::stop_here();
+        signal(Signal::CONT);
+    }
+
+    fn is_any_running(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.ended.is_none())
+    }
+
+    fn ended(&mut self, rank: usize, status: ExitStatus, at: Instant) {
+        // A rank that only SIGTERM was sent to, and that something else has killed, ended by itself: this process was
+        // late to hear of it.
+        let was_asked = self.ranks[rank].asked.is_some_and(|asked| {
+            let signal = status.signal();
+            signal.is_none() || signal == Some(asked.as_raw()) || asked == Signal::KILL
+        });
+        self.ranks[rank].ended = Some(End { status, at, was_asked });
+    }
+
+    /// Sends a signal to all ranks that still run.
+    fn send(&mut self, signal: Signal) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
+            // A group that has just ended is no error.
+            let _ = kill_process_group(rank.group, signal);
+            rank.asked = Some(signal);
+        }
+    }
+
+    /// Ends all ranks that still run: with SIGTERM, and a moment later with SIGKILL.
+    fn stop(&mut self) {
+        // What ended before now did so by itself.
+        while let Ok(event) = self.events.try_recv() {
+            if let Event::Ended { rank, status, at } = event {
+                self.ended(rank, status, at);
+            }
+        }
+        for (signal, wait) in [(Signal::TERM, POLITE_WAIT), (Signal::KILL, KILL_WAIT)] {
+            self.send(signal);
+            // A rank that SIGSTOP has stopped takes no other signal before it goes on.
+            self.await_ends(Instant::now() + wait);
+        }
+    }
+
+    /// Records which ranks end, until all have ended or `deadline` has passed. Returns early, with true, if the user
+    /// asks again.
+    fn await_ends(&mut self, deadline: Instant) -> bool {
+        while self.is_any_running() {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Ended { rank, status, at }) => self.ended(rank, status, at),
+                Ok(Event::Signal(SIGTSTP)) => {}
+                Ok(Event::Signal(_)) => return true,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        false
+    }
+
+    /// Waits until all that the ranks have written is read. A process that has left its group may keep a rank's
+    /// output open; it is not waited for.
+    fn drain(&self) {
+        let deadline = Instant::now() + OUTPUT_WAIT;
+        while Instant::now() < deadline
+            && !self.ranks.iter().all(|rank| rank.last_lines.is_drained())
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn report(&self, cause: &Cause) {
+        let Cause { rank, what, .. } = cause;
+        let rank = &self.ranks[*rank];
+        let at = rank.ended.filter(|end| !end.was_asked).map_or_else(Instant::now, |end| end.at);
+        let after = at.saturating_duration_since(self.begin).as_secs_f64();
+        let pid = rank.group.as_raw_nonzero();
+        let mut text = format!(
+            "rank {} (process {pid}) {what} after {after:.1} s; all ranks were stopped",
+            cause.rank
+        );
+        if self.dumps.has_any() {
+            text += &place_of(self.dumps);
+        }
+        let lines = rank.last_lines.get();
+        if !lines.is_empty() {
+            text.push_str("; its last lines:");
+            for line in lines {
+                text.push_str("\n    ");
+                text.push_str(&line);
+            }
+        }
+        say(&text);
+    }
+}
+
+/// Where the last operations are, for the end of a message.
+fn place_of(dumps: &Dumps) -> String {
+    let folder = dumps.folder().unwrap_or("".as_ref());
+    format!("; their last operations are in {}", folder.display())
+}
+
+fn say(text: &str) {
+    streams::stderr().line(&format!("paceline: {text}"));
+}
