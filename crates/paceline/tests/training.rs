@@ -444,6 +444,15 @@ fn ranks_started_by_hand() {
 }
 
 #[test]
+fn the_names_that_other_launchers_and_scripts_have_are_accepted() {
+    let expected = weights_of(&format!("{TINY} --nproc 3 --transport thread"));
+    for nproc in ["--nproc-per-node", "--nproc_per_node=3"] {
+        let nproc = if nproc.contains('=') { nproc.to_owned() } else { format!("{nproc} 3") };
+        assert_eq!(weights_of(&format!("{TINY} {nproc} --backend thread")), expected);
+    }
+}
+
+#[test]
 fn an_epoch_that_asks_for_more_steps_than_there_are_is_warned_about() {
     let run = Sandbox::new().train(&format!("{TINY} --nproc 2 --steps-per-epoch 900")).ok();
     assert!(run.stderr.starts_with("warning: --steps-per-epoch 900: "), "{}", run.stderr);

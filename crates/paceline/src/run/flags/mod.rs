@@ -34,13 +34,19 @@ pub struct RunFlags {
     pub freeze: Vec<String>,
 
     /// Ranks on this host [default: 2, or the number of cores if smaller]
-    #[arg(long, value_name = "N", help_heading = "Ranks")]
+    // With torchrun's names for it.
+    #[arg(
+        long,
+        value_name = "N",
+        aliases = ["nproc-per-node", "nproc_per_node"],
+        help_heading = "Ranks"
+    )]
     pub nproc: Option<usize>,
     /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,
     /// How the ranks reach each other
-    #[arg(long, value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
+    #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
     /// Where to compute
     #[arg(long, value_enum, default_value_t = Device::Cpu, help_heading = "Ranks")]
