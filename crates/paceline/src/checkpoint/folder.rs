@@ -68,11 +68,6 @@ impl Folder {
     ) -> Result<()> {
         file::save(&self.disk, &self.path, settings, storage, optimizer, progress)
     }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 fn open(folder: &Path) -> std::io::Result<File> {

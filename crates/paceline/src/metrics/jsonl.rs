@@ -1,9 +1,8 @@
 //! `metrics.jsonl`: one line with a JSON object per step and per evaluation, as rank 0 saw them. A view
 //! of the table of figures.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -12,12 +11,14 @@ use serde_json::Value;
 use super::event::{Event, Listener};
 use super::figure::Figure;
 use super::table::TABLE;
+use crate::disk::{Disk, DiskFile};
 use crate::{Failure, Result};
 
 /// The open file.
 #[derive(Debug)]
 pub struct MetricsFile {
-    file: BufWriter<File>,
+    path: PathBuf,
+    file: BufWriter<DiskFile>,
 }
 
 /// A line: names and values, in the order of the table.
@@ -42,18 +43,21 @@ impl Serialize for Line {
 
 impl MetricsFile {
     /// Makes the file in a run folder.
-    pub fn create(folder: &Path) -> Result<Self> {
+    pub fn create(disk: &Disk, folder: &Path) -> Result<Self> {
         let path = folder.join("metrics.jsonl");
-        let file = File::create(&path)
+        let file = disk
+            .create(&path)
             .map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))?;
-        Ok(Self { file: BufWriter::new(file) })
+        Ok(Self { path, file: BufWriter::new(file) })
     }
 
     /// Adds a line, and flushes it, so that programs that follow the file see it at once.
     fn add(&mut self, line: &Line) -> Result<()> {
-        let fail = |e: &dyn std::fmt::Display| Failure::io("cannot write metrics.jsonl", e);
-        serde_json::to_writer(&mut self.file, line).map_err(|e| fail(&e))?;
-        self.file.write_all(b"\n").and_then(|()| self.file.flush()).map_err(|e| fail(&e))
+        let added = serde_json::to_writer(&mut self.file, line)
+            .map_err(std::io::Error::from)
+            .and_then(|()| self.file.write_all(b"\n"))
+            .and_then(|()| self.file.flush());
+        added.map_err(|e| Failure::io(format!("cannot write {}", self.path.display()), e))
     }
 }
 
@@ -65,6 +69,38 @@ impl Listener for MetricsFile {
                 self.add(&Line::new(|figure| figure.of_evaluation(evaluation)))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::faults::Fault;
+
+    #[test]
+    fn after_a_fault_all_lines_but_the_last_are_whole() {
+        for fault in [Fault::Fails, Fault::Cuts, Fault::Stops] {
+            for at in 0..5 {
+                let folder = tempfile::tempdir().unwrap();
+                let disk = Disk::with_fault(fault, at);
+                let write = || {
+                    let mut file = MetricsFile::create(&disk, folder.path())?;
+                    (0..3).try_for_each(|step| file.add(&Line(vec![("step", step.into())])))
+                };
+                let outcome = write();
+                assert_eq!(outcome.is_err(), disk.has_failed(), "{fault:?} at {at}");
+                if let Err(error) = outcome {
+                    let text = error.to_string();
+                    assert!(text.contains("metrics.jsonl: no space left"), "{text}");
+                }
+                let text = std::fs::read_to_string(folder.path().join("metrics.jsonl"));
+                let text = text.unwrap_or_default();
+                let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+                for (step, line) in whole.enumerate() {
+                    assert_eq!(line, format!("{{\"step\":{step}}}\n"), "{fault:?} at {at}");
+                }
+            }
         }
     }
 }

@@ -38,6 +38,7 @@ use std::path::Path;
 pub use rank_report::TOTAL;
 
 use crate::Result;
+use crate::disk::Disk;
 use crate::run::config::TrainConfig;
 use event::Listeners;
 
@@ -46,9 +47,10 @@ use event::Listeners;
 /// with the results.
 pub fn listeners<'a>(config: &'a TrainConfig, folder: Option<&Path>) -> Result<Listeners<'a>> {
     let mut listeners = Listeners::default();
-    listeners.add(summary::SummaryFile::new(folder, config.json.as_deref()));
+    let disk = Disk::default();
+    listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
-    listeners.add(jsonl::MetricsFile::create(folder)?);
+    listeners.add(jsonl::MetricsFile::create(&disk, folder)?);
     if config.tensorboard {
         let folder = folder.join("tensorboard");
         listeners.add(tensorboard::TensorBoard::create(&folder)?);

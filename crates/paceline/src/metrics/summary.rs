@@ -1,5 +1,6 @@
 //! `summary.json`: the results of a run. A view of the table of figures.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::ser::SerializeMap;
@@ -8,8 +9,9 @@ use serde::{Serialize, Serializer};
 use super::event::{Event, Listener};
 use super::facts::Facts;
 use super::table::TABLE;
-use crate::Result;
+use crate::disk::Disk;
 use crate::outputs::write_json;
+use crate::{Failure, Result};
 
 /// All figures of a run; null if no step was measured.
 struct Summary<'a>(&'a Facts<'a>);
@@ -28,20 +30,34 @@ impl Serialize for Summary<'_> {
 /// `summary.json`, and the copy that `--json` asks for.
 #[derive(Debug)]
 pub struct SummaryFile {
-    files: Vec<PathBuf>,
+    disk: Disk,
+    /// The file in the run folder.
+    own: Option<PathBuf>,
+    copy: Option<PathBuf>,
 }
 
 impl SummaryFile {
     /// Writes the summary to the run folder, if there is one, and to `copy`, if that is given.
-    pub fn new(folder: Option<&Path>, copy: Option<&Path>) -> Self {
-        let file = folder.map(|folder| folder.join("summary.json"));
-        Self { files: file.into_iter().chain(copy.map(Path::to_owned)).collect() }
+    pub fn new(disk: Disk, folder: Option<&Path>, copy: Option<&Path>) -> Self {
+        let own = folder.map(|folder| folder.join("summary.json"));
+        Self { disk, own, copy: copy.map(Path::to_owned) }
     }
 }
 
 impl Listener for SummaryFile {
     fn on(&mut self, event: &Event) -> Result<()> {
         let Event::Ended(facts) = event else { return Ok(()) };
-        self.files.iter().try_for_each(|file| write_json(file, &Summary(facts)))
+        let summary = Summary(facts);
+        if let Some(own) = &self.own {
+            // A run with a summary is complete, so the file is complete or not there.
+            let write = |out: &mut dyn Write| -> std::io::Result<()> {
+                serde_json::to_writer_pretty(&mut *out, &summary)?;
+                out.write_all(b"\n")
+            };
+            self.disk
+                .replace(own, None, write)
+                .map_err(|e| Failure::io(format!("cannot write {}", own.display()), e))?;
+        }
+        self.copy.as_ref().map_or(Ok(()), |copy| write_json(copy, &summary))
     }
 }
