@@ -99,21 +99,35 @@ impl OpContext<'_> {
         CollectiveError::Broken { rank: self.first + self.rank, cause, culprits: missing }
     }
 
-    /// The error for two calls that do not match. If one of them is this rank's own, it comes first.
+    /// The error for two calls that do not match.
     pub(crate) fn conflict(&self, verdict: &Verdict) -> CollectiveError {
-        let own = usize::from(verdict.ranks[1] == self.rank);
+        let calls = verdict.calls.map(|call| call.describe());
+        self.conflicting(verdict.ranks, verdict.operations, calls)
+    }
+
+    /// The error for two calls, in words, that do not match. If one of them is this rank's own, it comes first.
+    pub(crate) fn conflicting(
+        &self,
+        ranks: [usize; 2],
+        operations: [u32; 2],
+        calls: [String; 2],
+    ) -> CollectiveError {
+        let own = usize::from(ranks[1] == self.rank);
+        let [first, second] = calls;
+        let (ours, theirs) = if own == 0 { (first, second) } else { (second, first) };
         CollectiveError::Mismatch {
-            rank: self.first + verdict.ranks[own],
-            peer: self.first + verdict.ranks[1 - own],
-            seq: verdict.operations[own],
-            peer_seq: verdict.operations[1 - own],
-            ours: verdict.calls[own].describe(),
-            theirs: verdict.calls[1 - own].describe(),
+            rank: self.first + ranks[own],
+            peer: self.first + ranks[1 - own],
+            seq: operations[own],
+            peer_seq: operations[1 - own],
+            ours,
+            theirs,
         }
     }
 
     /// The error for collective calls that do not match. `called` gives each rank's call and the call's
     /// sequence number on that rank.
+    #[cold]
     pub(crate) fn disagreement(
         &self,
         found: Disagreement,

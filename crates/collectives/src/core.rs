@@ -157,6 +157,14 @@ impl Core {
         }
     }
 
+    /// Removes the records that have been written to the dump folder, if any.
+    pub(crate) fn withdraw(&self) {
+        let mut is_dumped = lock(&self.is_dumped);
+        if std::mem::take(&mut *is_dumped) {
+            self.flight_recorder.withdraw();
+        }
+    }
+
     /// Marks the group as broken and writes the records to the dump folder. Writes them again if they have
     /// been written before, so that they include the operation that failed.
     pub(crate) fn fail(&self, error: &CollectiveError) {

@@ -111,7 +111,7 @@ impl FlightRecorder {
         if self.log >= CommLog::Info {
             self.say(format!("rank {} {} failed: {cause}", self.rank, self.group));
         }
-        let Some(folder) = &self.dump_folder else { return };
+        let Some(path) = self.path() else { return };
         let head = Head {
             rank: self.rank,
             world_size: self.world,
@@ -130,18 +130,30 @@ impl FlightRecorder {
             let _ = write!(text, "\n{}", serde_json::to_string(&line).unwrap_or_default());
         }
         text.push('\n');
-        let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), self.rank);
         // Another thread may be ending the process. Writing and then renaming leaves either a complete
         // file or the one from before.
-        let partial = folder.join(format!("{name}.{}", std::process::id()));
-        let written = std::fs::write(&partial, text)
-            .and_then(|()| std::fs::rename(&partial, folder.join(&name)));
+        let partial = path.with_added_extension(std::process::id().to_string());
+        let written =
+            std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, &path));
         // The folder may be gone or full. The error that is being reported matters more.
         if let Err(error) = written {
             // Of what a full disk took of it, nothing stays.
             let _ = std::fs::remove_file(&partial);
-            self.say(format!("cannot write {}: {error}", folder.join(name).display()));
+            self.say(format!("cannot write {}: {error}", path.display()));
         }
+    }
+
+    /// Removes the records from the dump folder.
+    pub(crate) fn withdraw(&self) {
+        if let Some(path) = self.path() {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// The file of the records, if there is a dump folder.
+    fn path(&self) -> Option<PathBuf> {
+        let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), self.rank);
+        Some(self.dump_folder.as_ref()?.join(name))
     }
 
     fn say(&self, line: String) {

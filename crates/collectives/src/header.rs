@@ -88,21 +88,16 @@ impl Header {
 }
 
 /// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go
-/// on. If the header reports a conflict, `relay` gets its bytes, to pass them on to ranks that do not know
-/// of the conflict yet.
+/// on.
 pub(crate) fn read_call(
     context: &OpContext,
     peer: usize,
     bytes: &[u8],
-    relay: impl FnOnce(&[u8]),
 ) -> Result<(u32, CallHeader), CollectiveError> {
     match Header::decode(bytes.try_into().expect("a header's bytes")) {
         Some(Header::Call { operation, call }) => Ok((operation, call)),
         Some(Header::Leaves) => Err(context.left(peer)),
-        Some(Header::Conflict(verdict)) => {
-            relay(bytes);
-            Err(context.conflict(&verdict))
-        }
+        Some(Header::Conflict(verdict)) => Err(context.conflict(&verdict)),
         // Strangers are refused when ranks connect, so only a peer with corrupted memory can send this.
         None => Err(context.lost(peer)),
     }
@@ -113,11 +108,10 @@ pub(crate) fn read_calls(
     context: &OpContext,
     headers: &[u8],
     present_ns: u64,
-    mut relay: impl FnMut(&[u8]),
 ) -> Result<Shown, CollectiveError> {
     let (mut calls, mut operations) = (Vec::new(), Vec::new());
     for (peer, bytes) in headers.chunks_exact(HEADER_BYTES).enumerate() {
-        let (operation, call) = read_call(context, peer, bytes, &mut relay)?;
+        let (operation, call) = read_call(context, peer, bytes)?;
         calls.push(call);
         operations.push(operation);
     }

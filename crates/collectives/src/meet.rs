@@ -5,7 +5,7 @@
 //! other ranks is up to the transport, which implements [`ShowCalls`].
 
 use crate::CollectiveError;
-use crate::call::{CallHeader, Disagreement, Shares, Verdict, agree, blocks_agree};
+use crate::call::{CallHeader, Shares, agree, blocks_agree};
 use crate::context::OpContext;
 
 /// What all ranks have shown, in rank order.
@@ -52,10 +52,6 @@ pub(crate) trait ShowCalls {
         context: &OpContext,
         own: &[u64],
     ) -> Result<Vec<Vec<u64>>, CollectiveError>;
-
-    /// Tells ranks that wait for this one in another operation why it does not come. Does nothing by
-    /// default: other transports notice in other ways.
-    fn tell_conflict(&mut self, _verdict: &Verdict) {}
 }
 
 /// Shows every rank what this one calls, waits until all others have done so, and compares.
@@ -80,26 +76,6 @@ pub(crate) fn meet(
     }
     match outcome {
         Ok(()) => Ok(Met { present_ns, calls, sent }),
-        Err(found) => Err(disagreement(ranks, context, found, &calls, &operations)),
+        Err(found) => Err(context.disagreement(found, |rank| (calls[rank], operations[rank]))),
     }
-}
-
-/// The error after the ranks have found a disagreement.
-#[cold]
-fn disagreement(
-    ranks: &mut impl ShowCalls,
-    context: &OpContext,
-    found: Disagreement,
-    calls: &[CallHeader],
-    operations: &[u32],
-) -> CollectiveError {
-    if let Disagreement::Calls(a, b) = &found {
-        let pair = [*a, *b];
-        ranks.tell_conflict(&Verdict {
-            ranks: pair,
-            operations: pair.map(|rank| operations[rank]),
-            calls: pair.map(|rank| calls[rank]),
-        });
-    }
-    context.disagreement(found, |rank| (calls[rank], operations[rank]))
 }

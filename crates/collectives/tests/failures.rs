@@ -17,6 +17,8 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 const WORLD: usize = 3;
 /// The rank that dies or is stopped.
 const VICTIM: usize = 1;
+/// A rank that is stopped while the victim dies.
+const STRAGGLER: usize = 2;
 /// A limit that no test reaches.
 const NEVER: Duration = Duration::from_secs(3600);
 /// The limit of operations where a rank is stopped; the ranks must meet within it too.
@@ -133,13 +135,28 @@ fn rank_process() {
                 kill_process(getpid(), Signal::KILL).unwrap();
             }
             let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
-            say_if(names_lost(&error, 1201, 4000));
+            names_lost(&error, 1201, 4000);
             is_broken(&group);
         }
         "dies inside" => {
             let (error, seq) = work_until_error(&group);
-            say_if(names_lost(&error, seq, 4 * MANY));
+            names_lost(&error, seq, 4 * MANY);
             is_broken(&group);
+        }
+        "dies beside a straggler" => {
+            group.barrier().unwrap();
+            match rank {
+                VICTIM => loop {
+                    std::thread::park();
+                },
+                STRAGGLER => {
+                    println!("ready");
+                    kill_process(getpid(), Signal::STOP).unwrap();
+                }
+                _ => {}
+            }
+            let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
+            names_lost(&error, 2, 4000);
         }
         "is stopped before" => {
             group.barrier().unwrap();
@@ -152,10 +169,9 @@ fn rank_process() {
                 }
             }
             let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
-            let names = names_stopped(&error, 2, 4000);
             // Nobody has all it needs of a victim that does not arrive.
-            assert!(names || matches!(error, CollectiveError::PeerLost { .. }), "{error}");
-            say_if(names);
+            assert!(names_stopped(&error, 2, 4000), "{error}");
+            say_if(true);
             is_broken(&group);
         }
         "is stopped inside" => {
@@ -190,28 +206,13 @@ fn say_if(names_victim: bool) {
     println!("{}", if names_victim { NAMES } else { "" });
 }
 
-fn is_over_tcp() -> bool {
-    std::env::var("TRANSPORT").unwrap() == "tcp"
-}
-
-/// Whether the error of a rank says that the victim has died. Over TCP a rank may instead see first
-/// that the other survivor gives up. Then it names those whom it still awaits: the victim or, where
-/// it has all it needs of it, nobody.
-fn names_lost(error: &CollectiveError, at: u32, size: usize) -> bool {
-    match error {
-        CollectiveError::PeerLost { peer: VICTIM, op: "all_reduce", seq, bytes, .. } => {
-            assert_eq!((*seq, *bytes), (at, size), "{error}");
-            true
-        }
-        CollectiveError::Broken { cause, .. } if is_over_tcp() => {
-            let missing = missing_in(cause, at);
-            assert!(missing.iter().all(|rank| *rank == VICTIM), "{error}");
-            false
-        }
-        // Or that one was gone before this one could look.
-        CollectiveError::PeerLost { peer, .. } if is_over_tcp() && *peer != VICTIM => false,
-        _ => panic!("{error}"),
-    }
+/// Checks that the error of a rank says that the victim has died.
+fn names_lost(error: &CollectiveError, at: u32, size: usize) {
+    let CollectiveError::PeerLost { peer: VICTIM, op: "all_reduce", seq, bytes, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!((*seq, *bytes), (at, size), "{error}");
+    say_if(true);
 }
 
 /// The ranks that another rank's end has left missing in all-reduce number `at`.
@@ -232,8 +233,6 @@ fn names_stopped(error: &CollectiveError, at: u32, size: usize) -> bool {
         }
         // Another rank's time was over first.
         CollectiveError::Broken { cause, .. } => missing_in(cause, at).contains(&VICTIM),
-        // It was over, and that rank gone, before this one could look.
-        CollectiveError::PeerLost { peer, .. } if is_over_tcp() && *peer != VICTIM => false,
         _ => panic!("{error}"),
     }
 }
@@ -258,7 +257,7 @@ impl Run {
         kill_process(Pid::from_child(self.ranks.rank(VICTIM)), signal).unwrap();
     }
 
-    /// Waits for the survivors, one of which at least must name the victim.
+    /// Waits for the survivors. At least one must name the victim.
     fn victim_is_named(&mut self) {
         let outputs = self.ranks.finish(&SURVIVORS);
         assert!(outputs.iter().any(|output| output.stdout.contains(NAMES)), "{outputs:?}");
@@ -352,6 +351,20 @@ fn a_rank_that_dies_inside_of_an_operation_is_named() {
             run.victim_is_named();
             run.check_dumps(&SURVIVORS, "all_reduce");
         }
+    }
+}
+
+/// The straggler looks at its connections only after the other survivor has ended.
+#[test]
+fn a_straggler_blames_the_rank_that_died_and_not_the_one_that_noticed_it_first() {
+    for transport in ["shm", "tcp"] {
+        let mut run = Run::start("dies beside a straggler", transport);
+        run.ranks.wait_ready(STRAGGLER);
+        run.signal_victim(Signal::KILL);
+        run.ranks.finish_some(&[0]);
+        let straggler = Pid::from_child(run.ranks.rank(STRAGGLER));
+        kill_process(straggler, Signal::CONT).unwrap();
+        run.victim_is_named();
     }
 }
 

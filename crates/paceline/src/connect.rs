@@ -5,17 +5,13 @@ use std::time::Duration;
 
 use paceline_collectives::{Dumper, Group};
 use paceline_rendezvous::{HostRoute, Placement, Rendezvous};
-use signal_hook::consts::SIGTERM;
-use signal_hook::iterator::Signals;
 
 #[cfg(not(feature = "mpi"))]
 use crate::comm;
 use crate::comm::CommConfig;
 use crate::run::named::TransportName;
+use crate::run::stop::{self, StopRequest};
 use crate::{Failure, Result, resources};
-
-/// The exit code of a process that SIGTERM ended, by the convention of shells.
-const EXIT_TERMINATED: i32 = 128 + SIGTERM;
 
 /// The exit code of a Rust program that panics.
 const EXIT_PANICKED: i32 = 101;
@@ -26,13 +22,14 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Meets the other ranks and forms the group. If `pinned_threads` is given, this rank first gets that
 /// many cores of its own. From then on, SIGTERM makes this rank write its last operations to the dump
-/// folder before it ends.
+/// folder before it ends, or before it asks for the end of the run if there is a request for that.
 pub(crate) fn connect(
     transport: TransportName,
     comm: &CommConfig,
     rendezvous: &Rendezvous,
     place: &Placement,
     pinned_threads: Option<usize>,
+    request: Option<StopRequest>,
 ) -> Result<Group> {
     let (rank, world) = (place.rank, place.world_size);
     // The options depend on the cores of all ranks together, so they are made before pinning. Pinning
@@ -60,7 +57,7 @@ pub(crate) fn connect(
         #[cfg(not(feature = "mpi"))]
         TransportName::Mpi => return Err(Failure::Usage(comm::WITHOUT_MPI.into())),
     };
-    dump_when_ended(group.dumper())?;
+    stop::listen(Some(group.dumper()), request)?;
     end_when_panicking(group.dumper());
     Ok(group)
 }
@@ -82,21 +79,6 @@ fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -
                 .into(),
         )
     })
-}
-
-/// Waits for SIGTERM, with which launchers end ranks, in a thread of its own, because the main thread may
-/// be blocked in an operation that no rank will finish.
-fn dump_when_ended(dumper: Dumper) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM])
-        .map_err(|e| Failure::io("cannot listen for the signal to end", e))?;
-    let listen = move || {
-        if signals.forever().next().is_some() {
-            dumper.dump("ended by the launcher");
-            std::process::exit(EXIT_TERMINATED);
-        }
-    };
-    let thread = std::thread::Builder::new().name("signals".into()).spawn(listen);
-    thread.map(drop).map_err(|e| Failure::io("cannot listen for the signal to end", e))
 }
 
 /// Makes a rank end at once when any of its threads panics. Otherwise the other ranks would wait for it

@@ -87,7 +87,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
         drop((test, checkpoint));
         return ranks.launch(vec![(environment::EVALUATION, "1".into())], None);
     }
-    ranks.run(placement, |group, _| {
+    ranks.run(placement, None, |group, _| {
         let is_first = group.rank() == 0;
         if is_first {
             let model = config.model.name();

@@ -7,6 +7,7 @@ use crate::cli::train::TrainCommand;
 use crate::environment::{self, Placement};
 use crate::run::flags::ALL;
 use crate::run::resolve::resolve;
+use crate::run::stop::StopRequest;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
 
@@ -34,13 +35,15 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
         return ranks.launch(variables, Some(folder));
     }
     let given = placement.as_ref().and_then(|placement| placement.run_folder.clone());
-    ranks.run(placement.as_ref(), |group, local_rank| {
+    let stop = StopRequest::default();
+    ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
         let folder = match (group.rank(), &given) {
             (0, Some(folder)) => Some(PathBuf::from(folder)),
             (0, None) => Some(folder::create(&config)?),
             _ => None,
         };
-        trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref())
+        let data = data.clone();
+        trainer::run_rank(&config, data, group, local_rank, folder.as_deref(), &stop)
     })?;
     Ok(0)
 }

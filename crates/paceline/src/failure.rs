@@ -27,6 +27,14 @@ pub enum Failure {
         /// The ranks that it is about.
         ranks: Vec<usize>,
     },
+    /// A signal has asked this run to end, and it has ended in order.
+    #[error("{}", message.as_deref().unwrap_or("the run was asked to end"))]
+    Stopped {
+        /// The signal.
+        signal: i32,
+        /// What the user has to know, on the rank that reports it.
+        message: Option<String>,
+    },
     /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.
     #[error("{0}")]
     Link(String),
@@ -50,14 +58,22 @@ impl Failure {
             Failure::Usage(_) => (EXIT_USAGE, "\n\nFor all flags, try '--help'."),
             Failure::Run(_) | Failure::Link(_) => (EXIT_RUN, ""),
             Failure::Consequence(_) | Failure::Missing { .. } => (EXIT_CONSEQUENCE, ""),
+            Failure::Stopped { signal, .. } => (128 + *signal as u8, ""),
         };
-        streams::stderr().line(&format!("error: {self}{hint}"));
+        match &self {
+            Failure::Stopped { message: None, .. } => {}
+            Failure::Stopped { message: Some(message), .. } => {
+                streams::stderr().line(&format!("paceline: {message}"));
+            }
+            failure => streams::stderr().line(&format!("error: {failure}{hint}")),
+        }
         match &self {
             Failure::Usage(message) | Failure::Run(message) | Failure::Link(message) => {
                 write_error_file(message);
             }
             Failure::Consequence(message) => write_consequence_file(message, &[]),
             Failure::Missing { message, ranks } => write_consequence_file(message, ranks),
+            Failure::Stopped { .. } => {}
         }
         code
     }

@@ -261,7 +261,7 @@ fn signals_to_the_launcher_end_all_ranks() {
         signal(launcher.pid(), sent);
         let run = launcher.end();
         assert_eq!(run.code, Some(code), "{run:#?}");
-        assert!(run.stderr.contains(&format!("{name}; all ranks were stopped")), "{run:#?}");
+        assert!(run.stderr.contains(&format!("{name}; all ranks have ended")), "{run:#?}");
         launcher.left_nothing();
         assert_eq!(sandbox.contents(), [""; 0]);
     }

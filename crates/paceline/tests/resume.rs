@@ -7,6 +7,7 @@ use std::fs;
 use std::process::Command;
 
 use common::{Run, Running, Sandbox, TINY, TINY_MLP, metrics, signal, write_cifar10};
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// Every step's value of `key`, over all run folders of the sandbox in order of their steps.
@@ -94,6 +95,34 @@ fn interrupt_at_every_step(flags: &str, total: u64) {
         let steps = if step == 1 { "1 step are".into() } else { format!("{step} steps are") };
         assert!(resumed.contains(&steps), "{resumed}");
         assert!(resumed.ends_with("; no sample is repeated or skipped"), "{resumed}");
+    }
+}
+
+#[test]
+fn a_run_that_is_asked_to_end_saves_and_goes_on_with_the_same_bits() {
+    let flags = format!("{TINY_MLP} --batch-size 4 --steps-per-epoch 20 --save saved");
+    for more in ["--nproc 1", "--nproc 2", "--nproc 2 --transport thread --strategy local_sgd"] {
+        let sandbox = Sandbox::new();
+        let mut command = sandbox.paceline();
+        let endless = format!("train {flags} {more} --epochs 1000000");
+        command.args(endless.split_whitespace());
+        let mut run = Running::start(command);
+        run.wait_until("a first epoch", || sandbox.path("saved/checkpoint.safetensors").exists());
+        signal(run.id(), Signal::TERM);
+        let run = run.end();
+        assert_eq!(run.code, Some(143), "{more}: {run:#?}");
+        let (_, rest) = run.stderr.split_once("checkpoint after step ").expect(&run.stderr);
+        let (steps, rest) = rest.split_once(' ').unwrap();
+        assert!(rest.starts_with("in saved: add --resume auto"), "{}", run.stderr);
+        // What a rank writes when it is told to end is withdrawn.
+        let dumps = |name: &String| name.contains("-rank");
+        assert!(!sandbox.contents().iter().any(dumps), "{:?}", sandbox.contents());
+
+        let flags = format!("{flags} {more} --steps {}", steps.parse::<u64>().unwrap() + 3);
+        let rest = sandbox.train(&format!("{flags} --resume auto")).ok();
+        assert!(rest.line("Resumed from saved: ").contains(&format!("{steps} steps are complete")));
+        let whole = Sandbox::new().train(&flags).ok();
+        assert_eq!(rest.weights(), whole.weights(), "{more}: stopped after step {steps}");
     }
 }
 

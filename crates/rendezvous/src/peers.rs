@@ -82,10 +82,10 @@ impl PeerListener {
         &self.address
     }
 
-    /// Connects `rank` to other ranks: accepts connections from the ranks in `accept_from`, and connects to
-    /// the ranks in `connect_to`. `addresses` has an entry for every rank, in rank order, and so has the
-    /// result. Takes at most `limit`.
-    pub fn connect(
+    /// Makes `N` connections from `rank` to each of several other ranks: accepts connections from the ranks in
+    /// `accept_from`, and connects to the ranks in `connect_to`. Both sides have the `N` connections in the same order.
+    /// `addresses` has an entry for every rank, in rank order, and so has the result. Takes at most `limit`.
+    pub fn connect<const N: usize>(
         &self,
         network: Network,
         addresses: &[PeerAddress],
@@ -93,7 +93,7 @@ impl PeerListener {
         accept_from: &[usize],
         connect_to: &[usize],
         limit: Duration,
-    ) -> Result<Vec<Option<OwnedFd>>, RendezvousError> {
+    ) -> Result<Vec<Option<[OwnedFd; N]>>, RendezvousError> {
         let deadline = deadline_after(limit);
         let world_size = addresses.len();
         let fail = |place: String, reason, missing| RendezvousError::Failed {
@@ -103,7 +103,7 @@ impl PeerListener {
             reason,
             missing,
         };
-        let mut connections: Vec<Option<OwnedFd>> = (0..world_size).map(|_| None).collect();
+        let mut connections: Vec<Vec<OwnedFd>> = (0..world_size).map(|_| Vec::new()).collect();
         for &peer in connect_to {
             let PeerAddress { local, tcp, secret } = &addresses[peer];
             let (address, place) = match network {
@@ -115,32 +115,37 @@ impl PeerListener {
                     format!("the listener of rank {peer}, {}:{}", tcp.0, tcp.1),
                 ),
             };
-            let connected = connect_to_peer(&address, rank, world_size, secret, deadline);
-            connections[peer] = Some(connected.map_err(|reason| fail(place, reason, vec![peer]))?);
+            for _ in 0..N {
+                let connected = connect_to_peer(&address, rank, world_size, secret, deadline);
+                let connected =
+                    connected.map_err(|reason| fail(place.clone(), reason, vec![peer]))?;
+                connections[peer].push(connected);
+            }
         }
         let listener = match network {
             Network::Local => Some(&self.local),
             Network::Tcp => self.tcp.as_ref(),
         };
         if let Some(listener) = listener {
-            self.accept_all(listener, accept_from, &mut connections, deadline)
+            self.accept_all(listener, accept_from, N, &mut connections, deadline)
                 .map_err(|(reason, missing)| fail("its own listener".into(), reason, missing))?;
         }
-        Ok(connections)
+        Ok(connections.into_iter().map(|sockets| sockets.try_into().ok()).collect())
     }
 
-    /// Accepts connections until all ranks in `awaited` have connected.
+    /// Accepts connections until all ranks in `awaited` have connected `times` times.
     fn accept_all(
         &self,
         listener: &Listener,
         awaited: &[usize],
-        connections: &mut [Option<OwnedFd>],
+        times: usize,
+        connections: &mut [Vec<OwnedFd>],
         deadline: Instant,
     ) -> Result<(), (String, Vec<usize>)> {
         let own = |error: &dyn std::fmt::Display| (error.to_string(), Vec::new());
         loop {
             let absent: Vec<usize> =
-                awaited.iter().copied().filter(|&rank| connections[rank].is_none()).collect();
+                awaited.iter().copied().filter(|&rank| connections[rank].len() < times).collect();
             if absent.is_empty() {
                 return Ok(());
             }
@@ -176,7 +181,7 @@ impl PeerListener {
             };
             if answer_hello(&socket, verdict, hello_deadline).is_ok() && verdict == Verdict::Welcome
             {
-                connections[hello.rank] = Some(socket);
+                connections[hello.rank].push(socket);
             } else {
                 warn(&format!("turned away {who}: {verdict:?}"));
             }

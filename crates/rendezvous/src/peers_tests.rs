@@ -36,7 +36,7 @@ fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
         let addresses = listeners.each_ref().map(|listener| listener.address().clone());
         let connect = |rank: usize, accept_from: &[usize], connect_to: &[usize]| {
             let limit = Duration::MAX;
-            listeners[rank].connect(network, &addresses, rank, accept_from, connect_to, limit)
+            listeners[rank].connect::<2>(network, &addresses, rank, accept_from, connect_to, limit)
         };
         let connections = std::thread::scope(|scope| {
             let first = scope.spawn(|| connect(0, &[1], &[]));
@@ -59,7 +59,7 @@ fn a_rank_with_another_secret_is_told_so_and_the_absent_rank_is_named() {
         let connect = |rank: usize, accept_from: &'static [usize], to: &'static [usize]| {
             let (listener, addresses) = (&listeners[rank], &addresses);
             scope.spawn(move || {
-                listener.connect(Network::Tcp, addresses, rank, accept_from, to, limit)
+                listener.connect::<1>(Network::Tcp, addresses, rank, accept_from, to, limit)
             })
         };
         [connect(0, &[1], &[]), connect(1, &[], &[0])]
@@ -100,8 +100,10 @@ fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) 
         ((0..rank).collect(), (rank + 1..WORLD).collect());
     let connections =
         listener.connect(Network::Tcp, addresses, rank, &higher, &lower, LIMIT).unwrap();
-    let mut streams: Vec<Option<TcpStream>> =
-        connections.into_iter().map(|socket| socket.map(TcpStream::from)).collect();
+    let mut streams: Vec<Option<TcpStream>> = connections
+        .into_iter()
+        .map(|socket| socket.map(|[socket]| TcpStream::from(socket)))
+        .collect();
     for stream in streams.iter_mut().flatten() {
         stream.write_all(&[rank as u8]).unwrap();
     }

@@ -64,7 +64,10 @@ pub struct Replica {
     pub group: Group,
     /// Options of the training step.
     pub options: ReplicaOptions,
-    /// The sums of loss and correct samples over the batch: f64 (2).
+    /// Whether this rank asks all ranks to stop after the next step. The ranks learn of it with the loss, so all of them
+    /// stop after the same step.
+    pub asks_to_stop: bool,
+    /// The sums over the batch of loss and correct samples, and the number of ranks that ask to stop: f64 (3).
     pub(crate) sums: Tensor,
     /// Which gradients the step has written.
     pub(crate) books: GradientBooks,
@@ -108,7 +111,7 @@ impl Replica {
         options: ReplicaOptions,
     ) -> Result<Self> {
         let storage = strategy.backing(&model, &compute, &group)?;
-        let sums = shared_tensor(&group, &compute.allocator, DType::F64, 2)?;
+        let sums = shared_tensor(&group, &compute.allocator, DType::F64, 3)?;
         storage.initialize(seed)?;
         group.broadcast(storage.values(), 0)?;
         let books = GradientBooks::new(&model.layout);
@@ -118,6 +121,7 @@ impl Replica {
             compute,
             group,
             options,
+            asks_to_stop: false,
             sums,
             books,
             num_samples: 0,

@@ -43,7 +43,7 @@ fn step<S: Strategy + ?Sized>(
 ) -> Result<(StepLoss, LeftOut)> {
     let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
     let scale = replica.group.world_size() as f64 / count as f64;
-    let mut local = [0.0; 2];
+    let mut local = [0.0, 0.0, f64::from(u8::from(replica.asks_to_stop))];
     let mut pending = None;
     let is_shared = strategy.shares_loss();
     if replica.options.broadcast_buffers && is_shared {
@@ -66,7 +66,8 @@ fn step<S: Strategy + ?Sized>(
     let count = if is_shared { count } else { own_samples(micro_batches) };
     // If the loss is not shared, this rank may have had no sample.
     let loss = sums[0] / count.max(1) as f64;
-    Ok((StepLoss { loss, correct: sums[1], count, is_shared, local_sum: local[0] }, left_out))
+    let (correct, stops) = (sums[1], sums[2] > 0.0);
+    Ok((StepLoss { loss, correct, count, is_shared, local_sum: local[0], stops }, left_out))
 }
 
 /// The number of samples of this rank.
@@ -81,7 +82,7 @@ fn pass<S: Strategy + ?Sized>(
     books: &mut GradientBooks,
     batch: &MicroBatch,
     scale: f64,
-    local: &mut [f64; 2],
+    local: &mut [f64; 3],
 ) -> Result<Option<Work>> {
     let Replica { model, storage, compute, group, sums, .. } = hooks.replica;
     let (is_last, is_shared) = (hooks.is_last, hooks.is_shared);

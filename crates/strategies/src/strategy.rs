@@ -47,6 +47,9 @@ pub struct StepLoss {
     pub is_shared: bool,
     /// Sum of the losses of this rank's samples.
     pub local_sum: f64,
+    /// Whether any rank has asked to stop after this step; see [`Replica::asks_to_stop`]. If the loss is not shared, only
+    /// whether this rank has.
+    pub stops: bool,
 }
 
 /// A way to keep replicas equal.

@@ -143,6 +143,11 @@ impl Dumper {
     pub fn dump(&self, cause: &str) {
         self.0.dump(cause);
     }
+
+    /// Removes what [`Dumper::dump`] has written: the group has ended in order after all.
+    pub fn withdraw(&self) {
+        self.0.withdraw();
+    }
 }
 
 impl Drop for Group {

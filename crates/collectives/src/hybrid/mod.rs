@@ -31,7 +31,7 @@ impl Hybrid {
         let inner = &mut *self.tcp.inner();
         let outcome = self.dispatch(inner, context);
         if let Err(error) = &outcome {
-            give_up(&mut inner.mesh, error);
+            give_up(&mut inner.mesh, context.rank, error);
         }
         outcome
     }

@@ -6,9 +6,9 @@ use paceline_trace::now_ns;
 use super::state::Hybrid;
 use crate::call::{Call, Region};
 use crate::context::OpContext;
-use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words};
+use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call};
 use crate::meet::{ShowCalls, Shown};
-use crate::tcp::headers::{read, swap};
+use crate::tcp::headers::swap;
 use crate::tcp::inner::Inner;
 use crate::{CollectiveError, OpKind};
 
@@ -35,7 +35,7 @@ impl ShowCalls for Rails<'_> {
             let on_rail = hybrid.on_rail(node);
             let there = &headers[on_rail * message.len()..][..message.len()];
             for bytes in there.chunks_exact(HEADER_BYTES) {
-                let (operation, call) = read(inner, context, on_rail, bytes)?;
+                let (operation, call) = read_call(context, on_rail, bytes)?;
                 calls.push(call);
                 operations.push(operation);
             }

@@ -10,7 +10,7 @@ use super::inner::Inner;
 use crate::CollectiveError;
 use crate::call::{CallHeader, Region, Verdict};
 use crate::context::OpContext;
-use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call, read_calls};
+use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_calls};
 use crate::meet::{ShowCalls, Shown};
 
 /// What exchanging headers needs: the communicator, and memory.
@@ -23,7 +23,7 @@ impl ShowCalls for Headers<'_> {
     fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
         let own = Header::Call { operation: context.seq, call: context.call.header() }.encode();
         let headers = swap(self.comm, self.inner, context, &own)?;
-        read_calls(context, headers, now_ns(), |_| {})
+        read_calls(context, headers, now_ns())
     }
 
     fn show_blocks(
@@ -34,16 +34,6 @@ impl ShowCalls for Headers<'_> {
         let rows = swap(self.comm, self.inner, context, &encode_words(own))?;
         Ok(decode_rows(rows, own.len()))
     }
-}
-
-/// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go
-/// on.
-pub(super) fn read(
-    context: &OpContext,
-    peer: usize,
-    bytes: &[u8],
-) -> Result<(u32, CallHeader), CollectiveError> {
-    read_call(context, peer, bytes, |_| {})
 }
 
 /// Sends the same message to every peer and receives a message of the same length from each. Returns the

@@ -11,7 +11,7 @@ use super::headers;
 use super::inner::{Inner, copy_region, room, stage};
 use crate::call::{Call, CallHeader};
 use crate::context::OpContext;
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::{HEADER_BYTES, Header, read_call};
 use crate::{CollectiveError, OpKind};
 
 /// The sending or the receiving half of a call: its kind, the peer, and the header that the peer sees.
@@ -92,7 +92,7 @@ fn hear(
             std::slice::from_raw_parts(answer.base, HEADER_BYTES)
         };
         present_ns = now_ns();
-        let (operation, theirs) = headers::read(context, peer, bytes)?;
+        let (operation, theirs) = read_call(context, peer, bytes)?;
         let other_side =
             |half: &Half| if half.kind == OpKind::Send { OpKind::Recv } else { OpKind::Send };
         let is_answered =

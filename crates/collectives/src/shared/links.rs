@@ -55,7 +55,7 @@ impl Links {
         let (from, to) = if rank == 0 { (&others[..], &[][..]) } else { (&[][..], &[0][..]) };
         let sockets = listener.connect(Network::Local, addresses, rank, from, to, limit)?;
         let streams: Vec<UnixStream> =
-            sockets.into_iter().flatten().map(UnixStream::from).collect();
+            sockets.into_iter().flatten().map(|[socket]| UnixStream::from(socket)).collect();
         let links = Self { rank, world, streams };
         for stream in &links.streams {
             stream.set_read_timeout(Some(limit)).map_err(|e| links.fail(e.to_string()))?;

@@ -1,7 +1,7 @@
-//! Makes one connection between every two ranks: the higher rank connects to the lower rank.
+//! Makes two connections between every two ranks, for data and for last words: the higher rank connects to the lower
+//! rank.
 
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
 use paceline_rendezvous::{Network, PeerAddress, PeerListener};
@@ -29,8 +29,7 @@ impl Tcp {
         let (lower, higher) = (linked(0..rank), linked(rank + 1..world));
         let limit = options.timeout;
         let sockets = listener.connect(Network::Tcp, addresses, rank, &higher, &lower, limit)?;
-        let streams =
-            sockets.into_iter().map(|socket: Option<OwnedFd>| socket.map(TcpStream::from));
+        let streams = sockets.into_iter().map(|pair| pair.map(|pair| pair.map(TcpStream::from)));
         let mesh = Mesh::new(streams.collect()).map_err(|error| CollectiveError::Setup {
             rank,
             world_size: world,

@@ -4,9 +4,8 @@ use paceline_trace::now_ns;
 
 use super::inner::{Inner, explain};
 use crate::CollectiveError;
-use crate::call::{CallHeader, Verdict};
 use crate::context::OpContext;
-use crate::header::{Header, decode_rows, encode_words, read_call, read_calls};
+use crate::header::{Header, decode_rows, encode_words, read_calls};
 use crate::meet::{ShowCalls, Shown};
 
 /// The connections to all other ranks, over which headers are exchanged.
@@ -18,7 +17,7 @@ impl ShowCalls for Headers<'_> {
         let peers: Vec<usize> = self.0.mesh.peers().collect();
         let headers = swap(self.0, context, &peers, &own)?;
         let present_ns = now_ns();
-        read_calls(context, &headers, present_ns, |bytes| self.0.mesh.say_to_all(bytes))
+        read_calls(context, &headers, present_ns)
     }
 
     fn show_blocks(
@@ -30,21 +29,6 @@ impl ShowCalls for Headers<'_> {
         let rows = swap(self.0, context, &peers, &encode_words(own))?;
         Ok(decode_rows(&rows, own.len()))
     }
-
-    fn tell_conflict(&mut self, verdict: &Verdict) {
-        self.0.mesh.say_to_all(&Header::Conflict(*verdict).encode());
-    }
-}
-
-/// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go
-/// on. A conflict is passed on to all peers.
-pub(crate) fn read(
-    inner: &mut Inner,
-    context: &OpContext,
-    peer: usize,
-    bytes: &[u8],
-) -> Result<(u32, CallHeader), CollectiveError> {
-    read_call(context, peer, bytes, |bytes| inner.mesh.say_to_all(bytes))
 }
 
 /// Sends the same message to each of `peers` and receives a message of the same length from each. The result

@@ -2,6 +2,7 @@
 //!
 //! This module does not know which operations exist.
 
+use super::last_words::LastWords;
 use super::mesh::{Interruption, Mesh};
 use crate::CollectiveError;
 use crate::call::Region;
@@ -29,20 +30,34 @@ impl Scratch {
     }
 }
 
-/// Forgets all posted transfers after a failed operation. If calls did not match, all peers have been told
-/// already. After any other error, the peers learn here that this rank gives up.
-pub(crate) fn give_up(mesh: &mut Mesh, error: &CollectiveError) {
-    match error {
-        CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. } => mesh.clear(),
-        _ => mesh.give_up(),
-    }
+/// Forgets all posted transfers after a failed operation, and tells all peers why this rank gives up.
+pub(crate) fn give_up(mesh: &mut Mesh, rank: usize, error: &CollectiveError) {
+    let words = match error.clone() {
+        // Every rank finds this by itself.
+        CollectiveError::Counts { .. } => return mesh.clear(),
+        CollectiveError::Mismatch { rank, peer, seq, peer_seq, ours, theirs } => {
+            let (ranks, operations, calls) = ([rank, peer], [seq, peer_seq], [ours, theirs]);
+            LastWords::Conflict { ranks, operations, calls }
+        }
+        CollectiveError::PeerLost { peer, .. } => LastWords::Lost(peer),
+        error => match error.culprits() {
+            // The fault is this rank's own.
+            ranks if ranks.is_empty() => LastWords::Missing(vec![rank]),
+            ranks => LastWords::Missing(ranks),
+        },
+    };
+    mesh.give_up(&words);
 }
 
 /// The error for an interrupted operation.
 pub(crate) fn explain(mesh: &Mesh, context: &OpContext, why: Interruption) -> CollectiveError {
     match why {
         Interruption::Lost(peer) => context.lost(peer),
+        Interruption::Left(peer) => context.left(peer),
         Interruption::GivenUp(missing) => context.given_up(missing),
+        Interruption::Conflict { ranks, operations, calls } => {
+            context.conflicting(ranks, operations, calls)
+        }
         Interruption::TimedOut => context.timed_out(mesh.awaited()),
     }
 }

@@ -8,18 +8,17 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_trace::now_ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::last_words::{Heard, LastWords};
 use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
 
-/// The longest time that a rank that gives up waits for its peers to notice.
-const GRACE_NS: u64 = 60_000_000;
-
-/// How long the host of a dead rank may take to answer a byte with a reset.
-const PROBE_NS: u64 = 20_000_000;
+/// How long the last words of a rank may take after its connection for data has ended. Both connections end together
+/// unless the network holds one of them back.
+const WORDS_LIMIT: Duration = Duration::from_millis(500);
 
 /// The most pieces that one system call moves.
 const MAX_VECTOR: usize = 16;
@@ -41,10 +40,12 @@ struct Direction {
     moved_ns: u64,
 }
 
-/// A connection to one peer.
+/// The connection to one peer.
 #[derive(Debug)]
 struct Wire {
     stream: TcpStream,
+    /// A second connection, for last words.
+    words: TcpStream,
     out: Direction,
     incoming: Direction,
 }
@@ -75,21 +76,29 @@ pub(crate) struct Ticket {
 pub(crate) enum Interruption {
     /// This rank has died.
     Lost(usize),
-    /// Another rank has given up while these ranks were still awaited.
+    /// This rank has left the group in order.
+    Left(usize),
+    /// Another rank has given up because it has waited in vain for these ranks.
     GivenUp(Vec<usize>),
+    /// The calls of two ranks, in words, do not match.
+    Conflict { ranks: [usize; 2], operations: [u32; 2], calls: [String; 2] },
     /// The time limit has passed.
     TimedOut,
 }
 
 impl Mesh {
-    /// Takes over connected streams. Errors if one of them cannot be configured.
-    pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> std::io::Result<Self> {
-        let wire = |stream: TcpStream| {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            Ok(Wire { stream, out: Direction::default(), incoming: Direction::default() })
+    /// Takes over two connected streams for each peer: one for data, one for last words. Errors if one of them cannot
+    /// be configured.
+    pub(crate) fn new(streams: Vec<Option<[TcpStream; 2]>>) -> std::io::Result<Self> {
+        let wire = |[stream, words]: [TcpStream; 2]| {
+            for stream in [&stream, &words] {
+                stream.set_nodelay(true)?;
+                stream.set_nonblocking(true)?;
+            }
+            let (out, incoming) = Default::default();
+            Ok(Wire { stream, words, out, incoming })
         };
-        let wires = streams.into_iter().map(|stream| stream.map(wire).transpose());
+        let wires = streams.into_iter().map(|streams| streams.map(wire).transpose());
         Ok(Self { wires: wires.collect::<std::io::Result<_>>()?, is_over: false })
     }
 
@@ -193,55 +202,34 @@ impl Mesh {
         Ok(has_moved)
     }
 
-    /// Why the connection to `peer` has ended: some rank has died, or a rank has only given up because of
-    /// another one. A rank that has given up has stopped sending but still listens for a moment. A byte sent
-    /// to a dead rank is answered with a reset.
+    /// Why the connection to `peer` has ended, by its last words. A rank without last words has died.
     fn why_gone(&self, peer: usize) -> Interruption {
-        let mut ended: Vec<(usize, &Wire)> = Vec::new();
-        let deadline = now_ns() + PROBE_NS;
+        let wire = self.wires[peer].as_ref().expect("only connected peers can be gone");
+        let begin = Instant::now();
         loop {
-            // A dying rank closes its connections one after the other, so other connections of this rank may
-            // end only after this check has begun.
-            for other in self.peers() {
-                let Some(wire) = self.wires[other].as_ref() else { continue };
-                if ended.iter().any(|(known, _)| *known == other) {
-                    continue;
+            match LastWords::of(&wire.words) {
+                Heard::Words(LastWords::Leaves) => return Interruption::Left(peer),
+                Heard::Words(LastWords::Lost(rank)) => return Interruption::Lost(rank),
+                Heard::Words(LastWords::Missing(ranks)) => return Interruption::GivenUp(ranks),
+                Heard::Words(LastWords::Conflict { ranks, operations, calls }) => {
+                    return Interruption::Conflict { ranks, operations, calls };
                 }
-                if other == peer || (wire.has_ended() && !wire.is_unread()) {
-                    // The operation is over, so one byte more or less does not matter.
-                    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
-                    let _ = rustix::net::send(&wire.stream, &[0], flags);
-                    ended.push((other, wire));
+                Heard::Nothing if begin.elapsed() < WORDS_LIMIT => {
+                    std::thread::sleep(Duration::from_millis(1));
                 }
+                Heard::Nothing | Heard::End => return Interruption::Lost(peer),
             }
-            let is_dead = |(_, wire): &&(usize, &Wire)| wire.is_reset();
-            if let Some((dead, _)) = ended.iter().find(is_dead) {
-                return Interruption::Lost(*dead);
-            }
-            if now_ns() >= deadline {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
         }
-        let mut missing = self.awaited();
-        missing.retain(|rank| !ended.iter().any(|(other, _)| other == rank));
-        Interruption::GivenUp(missing)
     }
 
-    /// Stops sending, so that all peers notice that this rank gives up. Then waits a moment, so that the
-    /// peers see that this rank is not dead. Posted transfers are forgotten.
-    pub(crate) fn give_up(&mut self) {
+    /// Tells all peers why this rank gives up, and stops sending. Posted transfers are forgotten.
+    pub(crate) fn give_up(&mut self, words: &LastWords) {
         self.clear();
         for wire in self.wires.iter().flatten() {
+            words.say_to(&wire.words);
             // An error is ignored: the connection has already ended.
             let _ = wire.stream.shutdown(std::net::Shutdown::Write);
         }
-        let deadline = now_ns() + GRACE_NS;
-        while now_ns() < deadline && !self.wires.iter().flatten().all(Wire::has_ended) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        // The peers that noticed last may still be probing who is alive.
-        std::thread::sleep(Duration::from_nanos(PROBE_NS));
     }
 
     /// Sleeps until a connection can move posted bytes.
@@ -278,8 +266,7 @@ impl Mesh {
         awaited.into_iter().map(|(_, peer)| peer).collect()
     }
 
-    /// Forgets all posted transfers, so that their memory is no longer used. Afterward the connections can
-    /// only carry a last message.
+    /// Forgets all posted transfers, so that their memory is no longer used. Afterwards this rank can only give up.
     pub(crate) fn clear(&mut self) {
         self.is_over = true;
         for wire in self.wires.iter_mut().flatten() {
@@ -288,20 +275,18 @@ impl Mesh {
         }
     }
 
-    /// Sends every peer the message that this rank leaves, unless an operation has failed.
-    pub(crate) fn say_goodbye(&mut self, word: &[u8]) {
-        if !self.is_over {
-            self.say_to_all(word);
+    /// Tells every peer that this rank leaves, unless an operation has failed. `header` is for peers that wait for a
+    /// header of this rank.
+    pub(crate) fn say_goodbye(&mut self, header: &[u8]) {
+        if self.is_over {
+            return;
         }
-    }
-
-    /// Sends a last message to every peer to which it can be sent without waiting.
-    pub(crate) fn say_to_all(&mut self, word: &[u8]) {
         for wire in self.wires.iter_mut().flatten() {
-            use std::io::Write;
-            // If another message has been sent only in part, the peer could not tell the two apart.
+            LastWords::Leaves.say_to(&wire.words);
+            // A peer could not tell the header from the rest of a message that has been sent only in part.
             if wire.out.moved_bytes == wire.out.posted_bytes {
-                let _ = wire.stream.write(word);
+                use std::io::Write;
+                let _ = wire.stream.write(header);
             }
         }
     }
@@ -333,31 +318,6 @@ impl Direction {
 }
 
 impl Wire {
-    fn has(&self, flags: PollFlags) -> bool {
-        let mut fds = [PollFd::new(&self.stream, flags)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An error counts as "not ready".
-        poll(&mut fds, Some(&at_once)).is_ok_and(|num_ready| num_ready > 0)
-    }
-
-    /// Whether the other end has stopped sending.
-    fn has_ended(&self) -> bool {
-        self.has(PollFlags::RDHUP)
-    }
-
-    /// Whether the other end no longer exists: a poll for no events still reports errors and hang-ups.
-    fn is_reset(&self) -> bool {
-        self.has(PollFlags::empty())
-    }
-
-    /// Whether unread bytes have arrived while none are awaited: the last message of a rank that has left in
-    /// order.
-    fn is_unread(&self) -> bool {
-        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-        let received = rustix::net::recv(&self.stream, &mut [0u8], flags);
-        self.incoming.pieces.is_empty() && received.is_ok_and(|(received, _)| received > 0)
-    }
-
     /// Makes one system call in one direction, if anything is posted there. Returns whether bytes moved.
     fn step(&mut self, is_send: bool) -> std::io::Result<bool> {
         let direction = if is_send { &mut self.out } else { &mut self.incoming };

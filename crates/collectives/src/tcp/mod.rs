@@ -11,6 +11,7 @@ pub(crate) mod blocks;
 mod connect;
 pub(crate) mod headers;
 pub(crate) mod inner;
+mod last_words;
 pub(crate) mod mesh;
 pub(crate) mod point_to_point;
 mod ring;
@@ -21,6 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headers::Headers;
 use inner::{Inner, give_up};
+use last_words::LastWords;
 
 use crate::context::OpContext;
 use crate::header::Header;
@@ -60,14 +62,14 @@ impl Tcp {
         let inner = &mut *self.inner();
         let outcome = self.dispatch(inner, context);
         if let Err(error) = &outcome {
-            give_up(&mut inner.mesh, error);
+            give_up(&mut inner.mesh, self.rank, error);
         }
         outcome
     }
 
-    /// Tells the peers that this rank gives up in the middle of an operation.
+    /// Tells the peers that this rank gives up in the middle of an operation, by a fault of its own.
     pub(crate) fn abandon(&self) {
-        self.inner().mesh.give_up();
+        self.inner().mesh.give_up(&LastWords::Missing(vec![self.rank]));
     }
 
     fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {

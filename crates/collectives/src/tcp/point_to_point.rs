@@ -6,12 +6,11 @@
 
 use paceline_trace::now_ns;
 
-use super::headers::read;
 use super::inner::{Inner, explain};
 use super::mesh::Ticket;
 use crate::call::{Call, CallHeader, Region, Verdict};
 use crate::context::OpContext;
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::{HEADER_BYTES, Header, read_call};
 use crate::{CollectiveError, OpKind};
 
 /// Carries out the halves of the call whose peer is connected. `meanwhile` is called once they are on their
@@ -49,11 +48,11 @@ pub(crate) fn run(
         let ticket = unsafe { inner.mesh.recv(peer, answer.as_mut_ptr(), HEADER_BYTES) };
         wait(inner, context, ticket)?;
         present_ns = now_ns();
-        let (operation, theirs) = read(inner, context, peer, &answer)?;
+        let (operation, theirs) = read_call(context, peer, &answer)?;
         let is_answer =
             |(from, kind): &(usize, OpKind)| *from == peer && theirs.kind() == Some(*kind);
         let Some(at) = awaited.iter().position(is_answer) else {
-            return Err(conflict(inner, context, peer, context.call.header(), operation, theirs));
+            return Err(conflict(context, peer, context.call.header(), operation, theirs));
         };
         let (_, their_kind) = awaited.remove(at);
         let is_for = if their_kind == OpKind::Recv { OpKind::Send } else { OpKind::Recv };
@@ -63,7 +62,7 @@ pub(crate) fn run(
             if is_for == OpKind::Send { (&ours, &theirs) } else { (&theirs, &ours) };
         let dtype = |call: &CallHeader| (call.signature >> 8) as u8;
         if dtype(sender) != dtype(receiver) || sender.send_count != receiver.recv_count {
-            return Err(conflict(inner, context, peer, ours, operation, theirs));
+            return Err(conflict(context, peer, ours, operation, theirs));
         }
         if let (OpKind::Recv, Some((_, Region { base, len_bytes, .. }))) = (is_for, receiving) {
             // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
@@ -75,23 +74,19 @@ pub(crate) fn run(
     Ok(present_ns)
 }
 
-/// The error for two calls that do not match. This rank also tells all other ranks about them.
+/// The error for two calls that do not match.
 fn conflict(
-    inner: &mut Inner,
     context: &OpContext,
     peer: usize,
     ours: CallHeader,
     operation: u32,
     theirs: CallHeader,
 ) -> CollectiveError {
-    let verdict = Verdict {
+    context.conflict(&Verdict {
         ranks: [context.rank, peer],
         operations: [context.seq, operation],
         calls: [ours, theirs],
-    };
-    inner.mesh.clear();
-    inner.mesh.say_to_all(&Header::Conflict(verdict).encode());
-    context.conflict(&verdict)
+    })
 }
 
 fn wait(inner: &mut Inner, context: &OpContext, ticket: Ticket) -> Result<(), CollectiveError> {

@@ -36,7 +36,7 @@ pub fn bench(args: &BenchArgs, placement: Option<Placement>) -> Result<u8> {
 fn join(plan: &Plan, transport: TransportName, placement: &Placement) -> Result<Group> {
     let place = &placement.place;
     let threads = plan.pin_cores.then_some(1);
-    connect(transport, &plan.comm, place.rendezvous()?, place, threads)
+    connect(transport, &plan.comm, place.rendezvous()?, place, threads, None)
 }
 
 /// Runs as a rank that this command has started as a process.

@@ -106,7 +106,7 @@ fn resolve(args: &CheckArgs, placement: Option<&Placement>) -> Result<(usize, Tr
 fn as_rank(placement: &Placement, transport: TransportName, comm: &CommConfig) -> Result<u8> {
     let place = &placement.place;
     let begin = Instant::now();
-    let group = match connect(transport, comm, place.rendezvous()?, place, None) {
+    let group = match connect(transport, comm, place.rendezvous()?, place, None, None) {
         Ok(group) => group,
         Err(failure) => {
             Answers::of(place.rank).add(Verdict::Fail, "group", &failure.to_string());

@@ -137,15 +137,19 @@ impl Watch<'_> {
     /// signal ends them at once.
     fn end_by(&mut self, signal: i32) -> u8 {
         self.send(Signal::TERM);
+        let (name, grace) = (signals::name(signal), self.grace.as_secs_f64());
+        say(&format!("{name}: the ranks have {grace} s to end; a second signal ends them at once"));
         let deadline = Instant::now() + self.grace;
         let is_asked_again = self.await_ends(deadline);
-        if self.is_any_running() {
+        let must_be_stopped = self.is_any_running();
+        if must_be_stopped {
             self.stop();
         }
         self.drain();
         let dumped = if self.dumps.has_any() { place_of(self.dumps) } else { String::new() };
         let how = if is_asked_again { ", twice" } else { "" };
-        say(&format!("{}{how}; all ranks were stopped{dumped}", signals::name(signal)));
+        let ended = if must_be_stopped { "were stopped" } else { "have ended" };
+        say(&format!("{name}{how}; all ranks {ended}{dumped}"));
         128 + signal as u8
     }
 

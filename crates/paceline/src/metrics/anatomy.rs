@@ -202,7 +202,14 @@ pub(super) mod tests {
     /// A report with a step for each wait.
     pub fn report(waits_ms: &[u64]) -> RankReport {
         let mut steps = StepLog::default();
-        let loss = StepLoss { loss: 1.0, correct: 0.0, count: 1, is_shared: true, local_sum: 1.0 };
+        let loss = StepLoss {
+            loss: 1.0,
+            correct: 0.0,
+            count: 1,
+            is_shared: true,
+            local_sum: 1.0,
+            stops: false,
+        };
         for (number, wait) in waits_ms.iter().enumerate() {
             let times = StepTimes {
                 step: 10_000_000,

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     fn loss(count: usize, is_shared: bool) -> StepLoss {
-        StepLoss { loss: 1.0, correct: 0.0, count, is_shared, local_sum: 1.0 }
+        StepLoss { loss: 1.0, correct: 0.0, count, is_shared, local_sum: 1.0, stops: false }
     }
 
     fn log(walls_ms: &[(u64, u64)]) -> StepLog {

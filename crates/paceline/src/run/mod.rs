@@ -7,7 +7,7 @@
 //! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
 //! ([`step`]), evaluates ([`evaluation`]) and saves. The position of a run is a value of its own
 //! ([`progress`]). Checkpoints have it, too, so that a run can continue where another one stopped
-//! ([`resume`]). The files that a run writes go to its [`folder`].
+//! ([`resume`]). A signal ends a run after a step ([`stop`]). The files that a run writes go to its [`folder`].
 //!
 //! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.
 
@@ -29,5 +29,6 @@ pub mod shards;
 pub mod spec;
 pub mod spec_file;
 pub mod step;
+pub mod stop;
 pub mod strategy;
 pub mod trainer;

@@ -103,7 +103,14 @@ mod tests {
 
     #[test]
     fn an_epoch_ends_with_its_last_batch() {
-        let loss = StepLoss { loss: 0.5, correct: 3.0, count: 4, is_shared: true, local_sum: 2.0 };
+        let loss = StepLoss {
+            loss: 0.5,
+            correct: 3.0,
+            count: 4,
+            is_shared: true,
+            local_sum: 2.0,
+            stops: false,
+        };
         let mut progress = Progress::default();
         // Five batches, two to a step: the last step has one.
         assert_eq!(progress.advance(2, 5, 8, &loss), None);

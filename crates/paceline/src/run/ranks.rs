@@ -16,6 +16,7 @@ use crate::connect::connect;
 use crate::environment::Placement;
 use crate::launcher::{self, Launch};
 use crate::run::named::TransportName;
+use crate::run::stop::{self, StopRequest};
 use crate::{Result, resources, threads};
 
 /// How ranks that another launcher started meet.
@@ -52,16 +53,21 @@ impl Ranks<'_> {
     }
 
     /// Calls `rank` with the group and the local rank. If this process is a rank, that is one call. If
-    /// all ranks are threads of this process, every thread makes one call.
+    /// all ranks are threads of this process, every thread makes one call. If `rank` looks at a `request`, the first signal
+    /// to end becomes that request.
     pub fn run(
         &self,
         placement: Option<&Placement>,
+        request: Option<StopRequest>,
         rank: impl Fn(Group, usize) -> Result<()> + Sync,
     ) -> Result<()> {
         let pin = |local_rank| match self.pin_cores {
             true => resources::pin(local_rank, self.threads),
             false => Ok(()),
         };
+        if placement.is_none() && request.is_some() {
+            stop::listen(None, request.clone())?;
+        }
         match placement {
             Some(placement) => {
                 let place = &placement.place;
@@ -70,7 +76,8 @@ impl Ranks<'_> {
                     InitMethod::Environment => place.rendezvous()?.clone(),
                 };
                 let pinned = self.pin_cores.then_some(self.threads);
-                let group = connect(self.transport, self.comm, &rendezvous, place, pinned)?;
+                let group =
+                    connect(self.transport, self.comm, &rendezvous, place, pinned, request)?;
                 rank(group, place.local_rank)
             }
             None if self.world_size == 1 => {

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_collectives::Group;
+use paceline_collectives::{Group, ReduceOp};
 use paceline_data::Dataset;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Optimizer;
-use paceline_strategies::Replica;
+use paceline_strategies::{Replica, StepLoss};
 use paceline_trace::{SpanTrack, now_ns};
+use signal_hook::consts::SIGTERM;
 
 use crate::checkpoint::Folder;
 use crate::disk::Disk;
@@ -30,6 +31,7 @@ use crate::run::open_data::OpenData;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::run::resume;
 use crate::run::step::{StepOutcome, Stepper};
+use crate::run::stop::StopRequest;
 use crate::text::placement_line;
 use crate::{Failure, Result, metrics};
 
@@ -37,13 +39,15 @@ use crate::{Failure, Result, metrics};
 /// parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
 
-/// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`.
+/// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`. All ranks end after the same step if one
+/// of them is asked to `stop`.
 pub fn run_rank(
     config: &TrainConfig,
     data: OpenData,
     group: Group,
     local_rank: usize,
     folder: Option<&Path>,
+    stop: &StopRequest,
 ) -> Result<()> {
     let begin = Instant::now();
     let saves = match &config.save {
@@ -86,8 +90,11 @@ pub fn run_rank(
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
-    let mut trainer = Trainer { config, num_samples, stepper, listeners, test, saves };
+    let mut trainer = Trainer { config, num_samples, stepper, listeners, test, saves, stop };
     let trained = trainer.train(stream, progress)?;
+    if trained.is_stopped {
+        return Err(trainer.stopped_after(progress.steps + trained.num_steps));
+    }
     trainer.stepper.check_finite(progress.steps + trained.num_steps)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     let steps = progress.steps + trained.num_steps;
@@ -123,6 +130,8 @@ struct Trained {
     /// The last epoch and its sums. If the run ended within an epoch, the sums of the part that was
     /// trained.
     last: Option<(u64, EpochSums)>,
+    /// Whether the run has ended early because somebody asked for it.
+    is_stopped: bool,
 }
 
 struct Trainer<'a> {
@@ -135,6 +144,7 @@ struct Trainer<'a> {
     test: Option<Arc<dyn Dataset>>,
     /// On rank 0: where checkpoints go, if the run saves.
     saves: Option<Folder>,
+    stop: &'a StopRequest,
 }
 
 impl Trainer<'_> {
@@ -146,13 +156,14 @@ impl Trainer<'_> {
         let mut steps = StepLog::new(total_steps);
         let mut last = None;
         let mut made = 0;
-        while progress.steps < total_steps {
+        let mut is_stopped = false;
+        while progress.steps < total_steps && !is_stopped {
             let epoch = progress.position.epoch;
             let epoch_begin = Instant::now();
             let num_batches = config.steps_per_epoch;
             self.listeners.tell(Event::EpochBegun { epoch, num_batches })?;
             let mut ended = None;
-            while ended.is_none() && progress.steps < total_steps {
+            while ended.is_none() && progress.steps < total_steps && !is_stopped {
                 let group = &self.stepper.replica.group;
                 self.listeners.tell(Event::StepBegun { number: made, group })?;
                 // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any
@@ -165,6 +176,7 @@ impl Trainer<'_> {
                 let shares = stream.step(epoch, num_batches)?;
                 let data_ns = now_ns() - asked_ns;
 
+                self.stepper.replica.asks_to_stop = self.stop.signal().is_some();
                 let lr = config.lr(progress.steps);
                 let Some(outcome) = self.stepper.step(shares, lr)? else {
                     return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
@@ -175,6 +187,9 @@ impl Trainer<'_> {
                 let batches = progress.position.batch + num_batches;
                 ended = progress.advance(num_batches, config.steps_per_epoch, samples, &loss);
                 made += 1;
+                // After the last step there is nothing left to stop.
+                is_stopped =
+                    self.agree_to_stop(&loss, ended.is_some())? && progress.steps < total_steps;
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
                 let times = meter.times(whole, data_ns, &self.stepper.track, counts);
@@ -197,12 +212,12 @@ impl Trainer<'_> {
                     records: meter.records(),
                     group: &self.stepper.replica.group,
                 }))?;
-                if self.evaluates_after(progress.steps) {
+                if self.evaluates_after(progress.steps) && !is_stopped {
                     self.evaluate_midway(progress.steps, epoch)?;
                 }
                 // At the end of an epoch, the code below settles and saves.
                 let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
-                if is_due && ended.is_none() && progress.steps < total_steps {
+                if is_due && ended.is_none() && progress.steps < total_steps && !is_stopped {
                     self.stepper.settle()?;
                     self.save(&progress)?;
                 }
@@ -213,12 +228,41 @@ impl Trainer<'_> {
             self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
             last = Some((epoch, sums));
             let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
-            if is_due || progress.steps == total_steps {
+            if is_due || progress.steps == total_steps || is_stopped {
                 self.save(&progress)?;
             }
         }
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
-        Ok(Trained { steps, meter, num_steps: made, last })
+        Ok(Trained { steps, meter, num_steps: made, last, is_stopped })
+    }
+
+    /// Whether all ranks stop after this step. They know it with the loss. Ranks that do not share the loss ask each other
+    /// at the end of the epoch.
+    fn agree_to_stop(&self, loss: &StepLoss, is_epoch_ended: bool) -> Result<bool> {
+        if loss.is_shared {
+            return Ok(loss.stops);
+        }
+        if !is_epoch_ended {
+            return Ok(false);
+        }
+        let mut votes = [f64::from(u8::from(loss.stops))];
+        self.stepper.replica.group.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
+        Ok(votes[0] > 0.0)
+    }
+
+    /// How the run ends after it was asked to stop: in order, with a word about the checkpoint.
+    fn stopped_after(&self, steps: u64) -> Failure {
+        let group = &self.stepper.replica.group;
+        group.dumper().withdraw();
+        let signal = self.stop.signal().unwrap_or(SIGTERM);
+        let message = (group.rank() == 0).then(|| match &self.config.save {
+            Some(folder) => format!(
+                "checkpoint after step {steps} in {}: add --resume auto to go on from there",
+                folder.display()
+            ),
+            None => format!("ended after step {steps}; nothing is kept without --save"),
+        });
+        Failure::Stopped { signal, message }
     }
 
     /// Whether `--eval-every` asks for an evaluation after `steps` steps.
@@ -274,7 +318,7 @@ impl Trainer<'_> {
     ) -> Result<()> {
         let Replica { compute, group, model, storage, .. } = &self.stepper.replica;
         let digest = storage.digest()?;
-        let Trained { steps, meter, num_steps, last } = trained;
+        let Trained { steps, meter, num_steps, last, .. } = trained;
         let mut report =
             RankReport::new(steps, meter, &compute.allocator, &self.stepper.track, digest);
         self.listeners.add_to(&mut report);

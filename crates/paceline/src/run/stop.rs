@@ -1,0 +1,50 @@
+//! The request that a run ends early, by SIGTERM or Ctrl-C: the run ends its step, saves, and exits.
+//!
+//! The first signal is a request, which the training loop looks at before each step. The second signal ends the process
+//! at once. This file does not know how the ranks agree on the step after which they end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use paceline_collectives::Dumper;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::{Failure, Result};
+
+/// Whether a signal has asked this process to end. All clones are the same request.
+#[derive(Clone, Debug, Default)]
+pub struct StopRequest(Arc<AtomicI32>);
+
+impl StopRequest {
+    /// The signal that asks this process to end, if one has come.
+    pub fn signal(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|&signal| signal != 0)
+    }
+
+    fn ask(&self, signal: i32) {
+        self.0.store(signal, Ordering::Relaxed);
+    }
+}
+
+/// Waits for the signals by which users and launchers end a process, in a thread of its own, because the main thread may
+/// be blocked in an operation that no rank will finish. At the first signal `dumper` writes the last operations of this
+/// rank. Without a `request`, the first signal ends the process, and Ctrl-C has its usual effect.
+pub(crate) fn listen(dumper: Option<Dumper>, request: Option<StopRequest>) -> Result<()> {
+    let failed = |e: std::io::Error| Failure::io("cannot listen for the signal to end", e);
+    let signals: &[i32] = if request.is_some() { &[SIGTERM, SIGINT] } else { &[SIGTERM] };
+    let mut signals = Signals::new(signals).map_err(failed)?;
+    let listen = move || {
+        for signal in signals.forever() {
+            if let Some(dumper) = &dumper {
+                dumper.dump("ended by the launcher");
+            }
+            match &request {
+                Some(request) if request.signal().is_none() => request.ask(signal),
+                _ => std::process::exit(128 + signal),
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("signals".into()).spawn(listen);
+    thread.map(drop).map_err(failed)
+}
