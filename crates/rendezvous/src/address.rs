@@ -7,10 +7,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 
+use crate::deadline::Deadline;
 use crate::socket::is_same_user;
 
 /// How long to wait for an address that is in use. The run that uses it may be about to end.
@@ -74,7 +75,7 @@ pub(crate) enum Address {
 
 impl Address {
     /// Connects. A local socket must belong to the same user as this process.
-    pub(crate) fn connect(&self, deadline: Instant) -> io::Result<OwnedFd> {
+    pub(crate) fn connect(&self, deadline: &Deadline) -> io::Result<OwnedFd> {
         match self {
             Address::Local(name) => {
                 let stream = UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?;
@@ -98,9 +99,8 @@ impl Address {
     }
 }
 
-fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let limit = left.clamp(Duration::from_millis(1), CONNECT_LIMIT);
+fn connect_tcp(address: SocketAddr, deadline: &Deadline) -> io::Result<OwnedFd> {
+    let limit = deadline.left().clamp(Duration::from_millis(1), CONNECT_LIMIT);
     let stream = TcpStream::connect_timeout(&address, limit)?;
     // Within one host, a socket that connects to a port on which nobody listens can end up connected to
     // itself.
@@ -118,7 +118,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// Listens at an abstract Unix socket of this host.
-pub(crate) fn listen_locally(name: &str, deadline: Instant) -> Result<Listener, String> {
+pub(crate) fn listen_locally(name: &str, deadline: &Deadline) -> Result<Listener, String> {
     let in_use = "another process of this host listens there already (another run with the same \
                  name or MASTER_PORT?)";
     let bind = || UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?);
@@ -131,7 +131,7 @@ pub(crate) fn listen_locally(name: &str, deadline: Instant) -> Result<Listener, 
 pub(crate) fn listen_by_tcp(
     host: &str,
     port: u16,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> Result<(Listener, SocketAddr), String> {
     // This host may have a name that only other hosts can resolve.
     let addresses = resolve(host, port).unwrap_or_default();
@@ -172,20 +172,20 @@ pub(crate) fn listen_by_tcp(
 /// address stays in use.
 fn while_in_use<T>(
     bind: impl Fn() -> io::Result<T>,
-    deadline: Instant,
+    deadline: &Deadline,
     in_use: &str,
 ) -> Result<T, String> {
-    let deadline = deadline.min(Instant::now() + IN_USE_LIMIT);
+    let deadline = Deadline::after(deadline.left().min(IN_USE_LIMIT));
     loop {
         match bind() {
             Ok(listener) => return Ok(listener),
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                 return Err(format!("cannot listen there: {error}"));
             }
-            Err(_) if Instant::now() >= deadline => {
+            Err(_) if deadline.has_passed() => {
                 return Err(format!("cannot listen there: {in_use}"));
             }
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            Err(_) => deadline.pause(Duration::from_millis(20)),
         }
     }
 }

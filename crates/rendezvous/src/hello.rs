@@ -7,8 +7,9 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::deadline::Deadline;
 use crate::socket::{receive, transmit};
 
 /// Length of the secret in a hello, in bytes. A shorter secret is padded with zeros.
@@ -80,15 +81,15 @@ pub(crate) fn say_hello(
     world: usize,
     secret: &str,
 ) -> Result<(), Refusal> {
-    let deadline = Instant::now() + ANSWER_LIMIT;
+    let deadline = Deadline::after(ANSWER_LIMIT);
     let mut hello = Vec::with_capacity(HELLO_BYTES);
     hello.extend_from_slice(&MAGIC);
     hello.extend_from_slice(&(rank as u32).to_le_bytes());
     hello.extend_from_slice(&(world as u32).to_le_bytes());
     hello.extend_from_slice(&padded(secret));
     let mut answer = [0; ANSWER_BYTES];
-    transmit(&socket, &hello, deadline)
-        .and_then(|()| receive(&socket, &mut answer, Some(deadline)))
+    transmit(&socket, &hello, &deadline)
+        .and_then(|()| receive(&socket, &mut answer, Some(&deadline)))
         .map_err(|error| Refusal::NotYet(format!("what listens there does not answer: {error}")))?;
     let verdict = Verdict::ALL.get(usize::from(answer[8]));
     match verdict.filter(|_| answer[..8] == ANSWER_MAGIC) {
@@ -103,7 +104,7 @@ pub(crate) fn read_hello(
     socket: impl AsFd,
     world: usize,
     secret: &str,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> io::Result<Hello> {
     let mut hello = [0u8; HELLO_BYTES];
     // The magic number is checked first, so that a stranger with a shorter message is refused before
@@ -131,7 +132,7 @@ pub(crate) fn read_hello(
 pub(crate) fn answer_hello(
     socket: impl AsFd,
     verdict: Verdict,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> io::Result<()> {
     let mut answer = ANSWER_MAGIC.to_vec();
     answer.push(verdict as u8);

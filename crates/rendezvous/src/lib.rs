@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod deadline;
 mod environment;
 mod error;
 mod hello;

@@ -5,14 +5,15 @@
 //! sockets. This module knows nothing of what the connections are used for.
 
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
+use crate::deadline::Deadline;
 use crate::hello::{Refusal, Verdict, answer_hello, read_hello, say_hello};
-use crate::socket::deadline_after;
+use crate::socket::poll_until;
 use crate::warning::warn;
 use crate::{Rendezvous, RendezvousError};
 
@@ -61,14 +62,14 @@ impl PeerListener {
             reason,
             missing: Vec::new(),
         };
-        let now = Instant::now();
+        let now = Deadline::after(Duration::ZERO);
         let secret = Rendezvous::fresh_secret()?;
         let name = format!("paceline-{}", Rendezvous::fresh_secret()?);
-        let local = listen_locally(&name, now).map_err(fail)?;
+        let local = listen_locally(&name, &now).map_err(fail)?;
         let mut address = PeerAddress { local: name, secret, ..PeerAddress::default() };
         let tcp = match host {
             Some(host) => {
-                let (listener, own) = listen_by_tcp(host, 0, now).map_err(fail)?;
+                let (listener, own) = listen_by_tcp(host, 0, &now).map_err(fail)?;
                 address.tcp = (host.to_owned(), own.port());
                 Some(listener)
             }
@@ -94,7 +95,7 @@ impl PeerListener {
         connect_to: &[usize],
         limit: Duration,
     ) -> Result<Vec<Option<[OwnedFd; N]>>, RendezvousError> {
-        let deadline = deadline_after(limit);
+        let deadline = Deadline::after(limit);
         let world_size = addresses.len();
         let fail = |place: String, reason, missing| RendezvousError::Failed {
             rank,
@@ -116,7 +117,7 @@ impl PeerListener {
                 ),
             };
             for _ in 0..N {
-                let connected = connect_to_peer(&address, rank, world_size, secret, deadline);
+                let connected = connect_to_peer(&address, rank, world_size, secret, &deadline);
                 let connected =
                     connected.map_err(|reason| fail(place.clone(), reason, vec![peer]))?;
                 connections[peer].push(connected);
@@ -127,7 +128,7 @@ impl PeerListener {
             Network::Tcp => self.tcp.as_ref(),
         };
         if let Some(listener) = listener {
-            self.accept_all(listener, accept_from, N, &mut connections, deadline)
+            self.accept_all(listener, accept_from, N, &mut connections, &deadline)
                 .map_err(|(reason, missing)| fail("its own listener".into(), reason, missing))?;
         }
         Ok(connections.into_iter().map(|sockets| sockets.try_into().ok()).collect())
@@ -140,7 +141,7 @@ impl PeerListener {
         awaited: &[usize],
         times: usize,
         connections: &mut [Vec<OwnedFd>],
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<(), (String, Vec<usize>)> {
         let own = |error: &dyn std::fmt::Display| (error.to_string(), Vec::new());
         loop {
@@ -149,14 +150,15 @@ impl PeerListener {
             if absent.is_empty() {
                 return Ok(());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).map_err(|e| own(&e))?;
             let listening = listener.as_fd();
             let mut fds = [PollFd::new(&listening, PollFlags::IN)];
-            match poll(&mut fds, Some(&timeout)) {
+            match poll_until(&mut fds, Some(deadline)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(own(&error)),
-                Ok(0) => return Err((format!("ranks {absent:?} did not come in time"), absent)),
+                Ok(0) if deadline.has_passed() => {
+                    return Err((format!("ranks {absent:?} did not come in time"), absent));
+                }
+                Ok(0) => continue,
                 Ok(_) => {}
             }
             let (socket, who) = listener.accept().map_err(|e| own(&e))?;
@@ -165,9 +167,9 @@ impl PeerListener {
                 warn(&format!("turned away {who}"));
                 continue;
             };
-            let hello_deadline = Instant::now() + HELLO_LIMIT;
+            let hello_deadline = Deadline::after(HELLO_LIMIT);
             let world_size = connections.len();
-            let hello = match read_hello(&socket, world_size, &self.address.secret, hello_deadline)
+            let hello = match read_hello(&socket, world_size, &self.address.secret, &hello_deadline)
             {
                 Ok(hello) => hello,
                 Err(error) => {
@@ -179,7 +181,8 @@ impl PeerListener {
                 Verdict::Welcome if !absent.contains(&hello.rank) => Verdict::RankTaken,
                 verdict => verdict,
             };
-            if answer_hello(&socket, verdict, hello_deadline).is_ok() && verdict == Verdict::Welcome
+            if answer_hello(&socket, verdict, &hello_deadline).is_ok()
+                && verdict == Verdict::Welcome
             {
                 connections[hello.rank].push(socket);
             } else {
@@ -196,7 +199,7 @@ fn connect_to_peer(
     rank: usize,
     world_size: usize,
     secret: &str,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> Result<OwnedFd, String> {
     loop {
         let refused = match address.connect(deadline).map_err(Refusal::not_yet) {
@@ -208,8 +211,8 @@ fn connect_to_peer(
         };
         match refused {
             // The peer's queue of connections may be full, or its answer slow.
-            Refusal::NotYet(_) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
+            Refusal::NotYet(_) if !deadline.has_passed() => {
+                deadline.pause(Duration::from_millis(5));
             }
             refused => return Err(refused.reason(rank, world_size)),
         }

@@ -5,26 +5,18 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_peercred};
 
-/// The longest time limit: an `Instant` further away may not exist.
-pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
-
-/// The moment at which a time limit that begins now ends. Limits longer than [`MAX_LIMIT`] are shortened to
-/// it.
-pub(crate) fn deadline_after(limit: Duration) -> Instant {
-    Instant::now() + limit.min(MAX_LIMIT)
-}
+use crate::deadline::Deadline;
 
 /// Fills `bytes` from the socket. Without a deadline, waits as long as necessary.
 pub(crate) fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],
-    deadline: Option<Instant>,
+    deadline: Option<&Deadline>,
 ) -> io::Result<()> {
     let socket = socket.as_fd();
     let mut done = 0;
@@ -41,7 +33,7 @@ pub(crate) fn receive(
 }
 
 /// Writes all of `bytes` to the socket before the deadline.
-pub(crate) fn transmit(socket: impl AsFd, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+pub(crate) fn transmit(socket: impl AsFd, bytes: &[u8], deadline: &Deadline) -> io::Result<()> {
     let socket = socket.as_fd();
     let mut done = 0;
     while done < bytes.len() {
@@ -55,15 +47,26 @@ pub(crate) fn transmit(socket: impl AsFd, bytes: &[u8], deadline: Instant) -> io
     Ok(())
 }
 
-fn wait(socket: BorrowedFd<'_>, flags: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    // A limit too long for the kernel's type is treated as no limit.
-    let limit = left.and_then(|left| Timespec::try_from(left).ok());
-    match poll(&mut [PollFd::from_borrowed_fd(socket, flags)], limit.as_ref()) {
-        Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+fn wait(socket: BorrowedFd<'_>, flags: PollFlags, deadline: Option<&Deadline>) -> io::Result<()> {
+    if deadline.is_some_and(Deadline::has_passed) {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    match poll_until(&mut [PollFd::from_borrowed_fd(socket, flags)], deadline) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Polls until something is ready, or for a piece of the time that is left. Returns the number of ready sockets.
+pub(crate) fn poll_until(
+    fds: &mut [PollFd<'_>],
+    deadline: Option<&Deadline>,
+) -> rustix::io::Result<usize> {
+    let Some(deadline) = deadline else { return poll(fds, None) };
+    deadline.sleep(|limit| {
+        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos() as _ };
+        poll(fds, Some(&limit))
+    })
 }
 
 /// Whether the process at the other end of a Unix socket belongs to the same user as this one.

@@ -8,11 +8,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::client::Failed;
 use crate::Rendezvous;
 use crate::address::Address;
+use crate::deadline::Deadline;
 use crate::socket::{receive, transmit};
 
 /// The longest value. PyTorch's server closes the connection if a value is longer.
@@ -47,9 +48,8 @@ pub(crate) fn meet(
     round: &str,
     rank: usize,
     world: usize,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> Result<(Connection, String), Failed> {
-    let left = || deadline.saturating_duration_since(Instant::now());
     let mut store =
         Connection::join(address, round, rank, world, deadline).map_err(Failed::Other)?;
     if rank == 0 {
@@ -57,8 +57,8 @@ pub(crate) fn meet(
             Rendezvous::fresh_secret().map_err(|error| Failed::Other(error.to_string()))?;
         store.set(SECRET_KEY, secret.as_bytes())?;
     }
-    store.arrive(rank, world, left())?;
-    let secret = store.get(SECRET_KEY, left().max(ANSWER_LIMIT))?;
+    store.arrive(rank, world, deadline.left())?;
+    let secret = store.get(SECRET_KEY, deadline.left().max(ANSWER_LIMIT))?;
     let secret = String::from_utf8(secret);
     Ok((store, secret.map_err(|_| Failed::Other("the secret there is not text".into()))?))
 }
@@ -80,20 +80,20 @@ impl Connection {
         round: &str,
         rank: usize,
         world: usize,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Self, String> {
         let socket = loop {
             match address.connect(deadline) {
                 Ok(socket) => break socket,
-                Err(error) if Instant::now() >= deadline => {
+                Err(error) if deadline.has_passed() => {
                     return Err(format!("torchrun's agent cannot be reached: {error}"));
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                Err(_) => deadline.pause(Duration::from_millis(20)),
             }
         };
         let mut hello = vec![VALIDATE];
         hello.extend_from_slice(&MAGIC.to_le_bytes());
-        transmit(&socket, &hello, Instant::now() + ANSWER_LIMIT)
+        transmit(&socket, &hello, &Deadline::after(ANSWER_LIMIT))
             .map_err(|error| format!("torchrun's agent does not listen: {error}"))?;
         let prefix = format!("/paceline/{round}/{world}/");
         let mut connection = Self { socket: Some(socket), prefix };
@@ -112,7 +112,7 @@ impl Connection {
         let mut query = self.query(SET, key);
         query.extend_from_slice(&(value.len() as u64).to_le_bytes());
         query.extend_from_slice(value);
-        self.exchange(|socket| transmit(socket, &query, Instant::now() + ANSWER_LIMIT))
+        self.exchange(|socket| transmit(socket, &query, &Deadline::after(ANSWER_LIMIT)))
     }
 
     pub(crate) fn add(&mut self, key: &str, amount: i64) -> Result<i64, Failed> {
@@ -133,7 +133,7 @@ impl Connection {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a value is too long"));
             }
             let mut value = vec![0; len as usize];
-            receive(socket, &mut value, Some(Instant::now() + ANSWER_LIMIT))?;
+            receive(socket, &mut value, Some(&Deadline::after(ANSWER_LIMIT)))?;
             Ok(value)
         })
     }
@@ -166,9 +166,9 @@ impl Connection {
     fn wait(&mut self, keys: &[String], limit: Duration) -> Result<bool, Failed> {
         let query = self.key_list(WAIT, keys);
         self.exchange(|socket| {
-            transmit(socket, &query, Instant::now() + ANSWER_LIMIT)?;
+            transmit(socket, &query, &Deadline::after(ANSWER_LIMIT))?;
             let mut answer = [0u8];
-            match receive(socket, &mut answer, Instant::now().checked_add(limit)) {
+            match receive(socket, &mut answer, Some(&Deadline::after(limit))) {
                 Ok(()) if answer == [STOP_WAITING] => return Ok(true),
                 Ok(()) => return Err(unexpected()),
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
@@ -224,7 +224,7 @@ impl Connection {
 
 /// Sends a query and reads an answer of `N` bytes.
 fn ask<const N: usize>(socket: &OwnedFd, query: &[u8]) -> io::Result<[u8; N]> {
-    let deadline = Instant::now() + ANSWER_LIMIT;
+    let deadline = &Deadline::after(ANSWER_LIMIT);
     let mut answer = [0u8; N];
     transmit(socket, query, deadline)?;
     receive(socket, &mut answer, Some(deadline))?;

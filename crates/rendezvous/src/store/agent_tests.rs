@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
@@ -13,6 +13,7 @@ use super::agent::Connection;
 use super::client::Failed;
 use crate::Rendezvous;
 use crate::address::Address;
+use crate::deadline::Deadline;
 
 /// Reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -57,7 +58,7 @@ fn opening() -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 fn join(address: &Address) -> Connection {
-    Connection::join(address, "run/0", 1, 2, Instant::now() + LIMIT).unwrap()
+    Connection::join(address, "run/0", 1, 2, &Deadline::after(LIMIT)).unwrap()
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn answers_of_another_program_are_errors() {
     let (listener, port) = listen();
     let closing = Address::Tcp("127.0.0.1".into(), port);
     let hang_up = std::thread::spawn(move || drop(listener.accept().unwrap()));
-    let error = Connection::join(&closing, "r", 0, 1, Instant::now() + LIMIT).unwrap_err();
+    let error = Connection::join(&closing, "r", 0, 1, &Deadline::after(LIMIT)).unwrap_err();
     assert!(error.contains("is not a PyTorch store"), "{error}");
     hang_up.join().unwrap();
 

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::wire::{Answer, Request, read_answer, send_request};
 use crate::address::Address;
+use crate::deadline::Deadline;
 use crate::hello::{Refusal, Verdict, say_hello};
 
 /// How much longer than the server's own limit this side waits for an answer.
@@ -44,7 +45,7 @@ impl Connection {
         find: impl Fn() -> Result<Candidates, String>,
         rank: usize,
         world: usize,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<(Self, String), Failed> {
         let mut pause = Duration::from_millis(1);
         loop {
@@ -61,11 +62,11 @@ impl Connection {
                 },
                 Err(reason) => reason,
             };
-            if Instant::now() + pause >= deadline {
+            if deadline.left() <= pause {
                 let reason = format!("rank 0 did not come in time ({reason})");
                 return Err(Failed::NoHost(reason));
             }
-            std::thread::sleep(pause);
+            deadline.pause(pause);
             pause = (pause * 2).min(Duration::from_millis(50));
         }
     }
@@ -79,9 +80,9 @@ impl Connection {
         let socket = self.socket.take().ok_or_else(|| {
             Failed::Other("the connection to the store was lost by an earlier error".into())
         })?;
-        let deadline = Instant::now() + limit + GRACE;
-        let answer = send_request(&socket, request, deadline)
-            .and_then(|()| read_answer(&socket, deadline))
+        let deadline = Deadline::after(limit.saturating_add(GRACE));
+        let answer = send_request(&socket, request, &deadline)
+            .and_then(|()| read_answer(&socket, &deadline))
             .map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof
                 | io::ErrorKind::ConnectionReset
@@ -106,7 +107,7 @@ impl Connection {
 }
 
 impl Candidates {
-    fn try_all(&self, rank: usize, world: usize, deadline: Instant) -> Result<OwnedFd, Refusal> {
+    fn try_all(&self, rank: usize, world: usize, deadline: &Deadline) -> Result<OwnedFd, Refusal> {
         let mut last = Refusal::NotYet("it has no address that this host can use".into());
         for address in &self.addresses {
             let tried = address.connect(deadline).map_err(Refusal::not_yet).and_then(|socket| {

@@ -1,12 +1,12 @@
 //! Rank 0's side of a rendezvous in which it hosts the store, and how the other ranks find rank 0.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use super::client::Candidates;
 use super::file::{Published, boot_id, own_hosts};
 use super::server::Server;
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
+use crate::deadline::Deadline;
 use crate::warning::warn;
 use crate::{Rendezvous, RendezvousPoint};
 
@@ -24,7 +24,7 @@ impl Host {
     pub(crate) fn start(
         rendezvous: &Rendezvous,
         world: usize,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Self, String> {
         let serve = |listeners: Vec<Listener>, secret: &str| {
             Server::start(listeners, world, secret).map_err(|e| format!("rank 0 cannot serve: {e}"))

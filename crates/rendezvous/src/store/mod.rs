@@ -26,7 +26,7 @@ mod tests;
 mod wire;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,8 +36,9 @@ use self::host::{Host, find_host};
 use self::server::Server;
 use self::wire::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Request};
 use crate::address::Address;
+use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::SECRET_BYTES;
-use crate::socket::{MAX_LIMIT, deadline_after};
+
 use crate::{Rendezvous, RendezvousError, RendezvousPoint};
 
 /// A rank's handle on the run's store.
@@ -85,18 +86,18 @@ impl Store {
             return Err(wrap(Failed::Other(reason)));
         }
         let limit = limit.min(MAX_LIMIT);
-        let deadline = deadline_after(limit);
+        let deadline = Deadline::after(limit);
         let mut host = None;
         let (backend, secret) = match &rendezvous.point {
             RendezvousPoint::Agent { host, port, round } => {
                 let address = Address::Tcp(host.clone(), *port);
                 let (connection, secret) =
-                    agent::meet(&address, round, rank, world_size, deadline).map_err(wrap)?;
+                    agent::meet(&address, round, rank, world_size, &deadline).map_err(wrap)?;
                 (Backend::Agent(connection), secret)
             }
             _ => {
                 if rank == 0 {
-                    let started = Host::start(rendezvous, world_size, deadline);
+                    let started = Host::start(rendezvous, world_size, &deadline);
                     host = Some(started.map_err(|reason| wrap(Failed::Other(reason)))?);
                 }
                 let find = || match &host {
@@ -104,8 +105,8 @@ impl Store {
                     None => find_host(rendezvous),
                 };
                 let (mut connection, secret) =
-                    Connection::join(find, rank, world_size, deadline).map_err(wrap)?;
-                let left = deadline.saturating_duration_since(Instant::now());
+                    Connection::join(find, rank, world_size, &deadline).map_err(wrap)?;
+                let left = deadline.left();
                 let arrived = connection.request(&Request::Arrive { limit: left }, left);
                 arrived.map_err(wrap)?;
                 (Backend::Own(connection), secret)

@@ -11,12 +11,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::wire::{Answer, MESSAGE_LIMIT, Request, read_request, send_answer};
+use super::wire::{Answer, Request, read_request, send_answer};
 use crate::address::Listener;
+use crate::deadline::Deadline;
 use crate::hello::{Verdict, answer_hello, read_hello};
 use crate::warning::warn;
 
@@ -109,19 +110,17 @@ impl Shared {
 
     /// Waits until `ready` returns a value, at most `limit`.
     fn wait_for<T>(&self, limit: Duration, ready: impl Fn(&State) -> Option<T>) -> Option<T> {
-        let deadline = Instant::now().checked_add(limit);
+        let deadline = Deadline::after(limit);
         let mut state = self.lock();
         loop {
             let found = ready(&state);
             if found.is_some() {
                 return found;
             }
-            let now = Instant::now();
-            let left = deadline.map_or(MESSAGE_LIMIT, |end| end.saturating_duration_since(now));
-            if left.is_zero() {
+            if deadline.has_passed() {
                 return None;
             }
-            let waited = self.changed.wait_timeout(state, left);
+            let waited = deadline.sleep(|limit| self.changed.wait_timeout(state, limit));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -243,7 +242,7 @@ fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
 
 /// Reads the hello of a new connection and answers it. Returns the rank, or `None` if it may not join.
 fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
-    let deadline = Instant::now() + HELLO_LIMIT;
+    let deadline = &Deadline::after(HELLO_LIMIT);
     let hello = match read_hello(socket, shared.world, &shared.secret, deadline) {
         Ok(hello) => hello,
         Err(error) => {

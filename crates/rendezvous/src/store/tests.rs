@@ -84,11 +84,11 @@ fn unused_port() -> u16 {
 
 /// Connects to an address at which a listener is about to start.
 fn connect_soon<S>(connect: impl Fn() -> std::io::Result<S>) -> S {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::after(LIMIT);
     loop {
         match connect() {
             Ok(stream) => return stream,
-            Err(error) => assert!(Instant::now() < deadline, "nobody listens: {error}"),
+            Err(error) => assert!(!deadline.has_passed(), "nobody listens: {error}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -197,8 +197,8 @@ fn who_may_not_join_is_told_why() {
     for rendezvous in [local(), tcp()] {
         std::thread::scope(|scope| {
             let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
-            let deadline = Instant::now() + LIMIT;
-            let first = Connection::join(|| find_host(&rendezvous), 1, 3, deadline).unwrap().0;
+            let deadline = Deadline::after(LIMIT);
+            let first = Connection::join(|| find_host(&rendezvous), 1, 3, &deadline).unwrap().0;
             // Rank 1 has joined now.
             let error = |rendezvous: &Rendezvous, rank, world| {
                 Store::open(rendezvous, rank, world, LIMIT).unwrap_err().to_string()

@@ -5,8 +5,9 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::deadline::Deadline;
 use crate::socket::{receive, transmit};
 
 /// The longest key.
@@ -60,7 +61,7 @@ pub(crate) enum Answer {
 pub(crate) fn send_request(
     socket: impl AsFd,
     request: &Request,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> io::Result<()> {
     let millis = |limit: &Duration| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
     let (op, key, value, number) = match request {
@@ -84,8 +85,8 @@ pub(crate) fn read_request(socket: impl AsFd) -> io::Result<Request> {
     let mut header = [0u8; HEADER_BYTES];
     let (first, rest) = header.split_at_mut(1);
     receive(&socket, first, None)?;
-    let deadline = Some(Instant::now() + MESSAGE_LIMIT);
-    receive(&socket, rest, deadline)?;
+    let deadline = &Deadline::after(MESSAGE_LIMIT);
+    receive(&socket, rest, Some(deadline))?;
     let [op, k0, k1, k2, k3, v0, v1, v2, v3, number @ ..] = header;
     let key = read_part(&socket, [k0, k1, k2, k3], MAX_KEY_BYTES, deadline)?;
     let value = read_part(&socket, [v0, v1, v2, v3], MAX_VALUE_BYTES, deadline)?;
@@ -111,16 +112,16 @@ pub(crate) fn send_answer(socket: impl AsFd, answer: &Answer) -> io::Result<()> 
     bytes.push(status);
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     bytes.extend_from_slice(payload);
-    transmit(socket, &bytes, Instant::now() + MESSAGE_LIMIT)
+    transmit(socket, &bytes, &Deadline::after(MESSAGE_LIMIT))
 }
 
-pub(crate) fn read_answer(socket: impl AsFd, deadline: Instant) -> io::Result<Answer> {
+pub(crate) fn read_answer(socket: impl AsFd, deadline: &Deadline) -> io::Result<Answer> {
     let mut header = [0u8; 5];
     receive(&socket, &mut header, Some(deadline))?;
     let [status, len @ ..] = header;
     // The answer has begun, so this side waits for its end even if the request used up all the time.
-    let deadline = deadline.max(Instant::now() + MESSAGE_LIMIT);
-    let payload = read_part(&socket, len, MAX_VALUE_BYTES, Some(deadline))?;
+    deadline.extend_to(MESSAGE_LIMIT);
+    let payload = read_part(&socket, len, MAX_VALUE_BYTES, deadline)?;
     match status {
         0 => Ok(Answer::Done(payload)),
         1 => Ok(Answer::TimedOut(payload)),
@@ -133,14 +134,14 @@ fn read_part(
     socket: impl AsFd,
     len: [u8; 4],
     max_bytes: usize,
-    deadline: Option<Instant>,
+    deadline: &Deadline,
 ) -> io::Result<Vec<u8>> {
     let len = u32::from_le_bytes(len) as usize;
     if len > max_bytes {
         return Err(invalid("a key or value is too long"));
     }
     let mut bytes = vec![0; len];
-    receive(socket, &mut bytes, deadline)?;
+    receive(socket, &mut bytes, Some(deadline))?;
     Ok(bytes)
 }
 

@@ -1,0 +1,87 @@
+//! Time limits that do not count the time for which this process was suspended: by Ctrl-Z, a frozen control group, or a
+//! scheduler. While a whole run is suspended no rank can come.
+//!
+//! Every wait sleeps in short pieces. If a piece lasts much longer than it was meant to, the process was suspended, and the
+//! deadline moves by that time.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// The longest time limit: an `Instant` further away may not exist.
+pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// The longest piece of a sleep.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// How much longer than meant a sleep lasts if the process was suspended. A process that only has to share its core with
+/// others is back much sooner.
+const SUSPENDED: Duration = Duration::from_secs(1);
+
+/// The moment at which a time limit ends.
+#[derive(Debug)]
+pub(crate) struct Deadline(Cell<Instant>);
+
+impl Deadline {
+    /// The end of a time limit that begins now. Limits longer than [`MAX_LIMIT`] are shortened to it.
+    pub(crate) fn after(limit: Duration) -> Self {
+        Self(Cell::new(Instant::now() + limit.min(MAX_LIMIT)))
+    }
+
+    /// The time that is left.
+    pub(crate) fn left(&self) -> Duration {
+        self.0.get().saturating_duration_since(Instant::now())
+    }
+
+    /// Whether the time limit has passed.
+    pub(crate) fn has_passed(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// Moves the deadline so that at least `limit` is left.
+    pub(crate) fn extend_to(&self, limit: Duration) {
+        self.0.set(self.0.get().max(Instant::now() + limit));
+    }
+
+    /// Lets `sleep` sleep, at most for the time that it is given: a short piece of what is left.
+    pub(crate) fn sleep<T>(&self, sleep: impl FnOnce(Duration) -> T) -> T {
+        let meant = self.left().min(LONGEST_SLEEP);
+        let begin = Instant::now();
+        let outcome = sleep(meant);
+        let overslept = begin.elapsed().saturating_sub(meant);
+        if overslept > SUSPENDED {
+            self.0.set(self.0.get() + overslept);
+        }
+        outcome
+    }
+
+    /// Sleeps for `pause`, or for what is left if that is less.
+    pub(crate) fn pause(&self, pause: Duration) {
+        self.sleep(|meant| std::thread::sleep(meant.min(pause)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suspension_moves_the_deadline_and_a_busy_core_does_not() {
+        let deadline = Deadline::after(Duration::from_secs(3600));
+        deadline.sleep(|meant| std::thread::sleep(meant / 2));
+        assert!(deadline.left() <= Duration::from_secs(3600));
+        let before = deadline.0.get();
+        let suspended = LONGEST_SLEEP + SUSPENDED + Duration::from_millis(50);
+        deadline.sleep(|_| std::thread::sleep(suspended));
+        let moved = deadline.0.get() - before;
+        assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
+    }
+
+    #[test]
+    fn a_limit_may_be_longer_than_any_clock() {
+        let deadline = Deadline::after(Duration::MAX);
+        assert!(!deadline.has_passed());
+        deadline.extend_to(Duration::from_secs(1));
+        assert!(deadline.left() > Duration::from_secs(3600));
+        assert!(Deadline::after(Duration::ZERO).has_passed());
+    }
+}
