@@ -236,6 +236,7 @@ impl CollectiveError {
             CollectiveError::PeerLost { .. }
                 | CollectiveError::PeerLeft { .. }
                 | CollectiveError::Broken { .. }
+                | CollectiveError::Rendezvous(RendezvousError::Overtaken { .. })
         )
     }
 

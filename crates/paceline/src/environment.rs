@@ -3,13 +3,13 @@
 //!
 //! The place itself is read by `paceline_rendezvous::Placement`, whichever launcher started the ranks.
 
-use paceline_rendezvous::EnvironmentError;
 pub use paceline_rendezvous::SECRET;
+use paceline_rendezvous::{EnvironmentError, Launcher};
 
 use crate::run::named::TransportName;
 use crate::{Failure, Result};
 
-/// The variable that carries the run folder.
+/// The variable that carries the run folder. It is empty on a host without rank 0, which has none.
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
 /// The variable that marks the ranks of `paceline evaluate`.
 pub const EVALUATION: &str = "PACELINE_EVALUATION";
@@ -27,9 +27,23 @@ pub struct Placement {
     pub is_of_evaluation: bool,
     /// Whether `paceline check` started this rank.
     pub is_of_check: bool,
+    /// Whether this process is not a rank, but the launcher of the ranks of one host of several. Then the place is
+    /// that of its first rank.
+    pub is_launcher: bool,
 }
 
 impl Placement {
+    /// The placement of a launcher whose first rank will have this place.
+    pub fn of_launcher(place: paceline_rendezvous::Placement) -> Self {
+        Self {
+            place,
+            run_folder: None,
+            is_of_evaluation: false,
+            is_of_check: false,
+            is_launcher: true,
+        }
+    }
+
     /// Whether `paceline train` started this rank. If so, its flags have been checked already and its
     /// warnings printed. `paceline launch` does not count: for a training run it is like any other
     /// launcher.
@@ -37,21 +51,39 @@ impl Placement {
         self.run_folder.is_some()
     }
 
-    /// Whether the command that this rank runs also started it. Then `--nproc` is the number of ranks
-    /// that the command started.
+    /// Whether the command that this rank runs also started it, or will. Then `--nproc` is the number of
+    /// ranks that the command starts on this host.
     pub fn is_ours(&self) -> bool {
-        self.is_of_train() || self.is_of_evaluation
+        self.is_of_train() || self.is_of_evaluation || self.is_launcher
     }
 
     /// The transport that is used if no flag names one.
     pub fn default_transport(&self) -> TransportName {
-        if self.place.is_one_host() { TransportName::Shm } else { TransportName::Tcp }
+        // Our launcher gives every host the same number of ranks, in order, as hybrid needs it. Others may not.
+        let is_regular = self.place.launcher == Launcher::Paceline;
+        match self.place.is_one_host() {
+            true => TransportName::Shm,
+            false if is_regular && self.place.local_world_size > 1 => TransportName::Hybrid,
+            false => TransportName::Tcp,
+        }
+    }
+
+    /// The transport of a run that was asked for `transport`; `is_stated` says whether by a flag or a file. Under our
+    /// own launcher a run chooses for itself.
+    pub fn transport_of_run(&self, transport: TransportName, is_stated: bool) -> TransportName {
+        let chooses = !is_stated && self.place.launcher == Launcher::Paceline;
+        if chooses { self.default_transport() } else { transport }
     }
 
     /// Checks that this rank, which a launcher has started as a process, can use a transport.
     pub fn check_transport(&self, transport: Option<TransportName>) -> Result<()> {
         let place = &self.place;
         match transport {
+            Some(TransportName::Thread) if !place.is_one_host() => Err(Failure::Usage(
+                "--transport thread runs all ranks in one process, but they are on several hosts; leave it \
+                 out, or use --transport tcp or hybrid"
+                    .into(),
+            )),
             Some(TransportName::Thread) => Err(Failure::Usage(
                 "--transport thread runs all ranks in one process, but a launcher has started this \
                  one as a rank of several; use --transport shm"
@@ -76,6 +108,7 @@ pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Placemen
         run_folder: variable(RUN_FOLDER),
         is_of_evaluation: variable(EVALUATION).is_some(),
         is_of_check: variable(CHECK).is_some(),
+        is_launcher: false,
     }))
 }
 

@@ -122,7 +122,10 @@ fn resolve(
 ) -> Result<(RunFlags, EvaluationConfig, Arc<dyn Dataset>)> {
     let spec = with_one_name(spec)?;
     let settings = spec.parse()?;
-    let args: RunFlags = read(&settings)?;
+    let mut args: RunFlags = read(&settings)?;
+    if let Some(placement) = placement {
+        args.transport = placement.transport_of_run(args.transport, spec.has("transport"));
+    }
     check_choices(&args, &spec)?;
     let model = ModelConfig::resolve(&args.model, args.freeze.clone(), &settings)?;
     let world_size = config::resolve_world_size(&args, placement)?;

@@ -1,38 +1,63 @@
 //! `paceline train`: from the command line to running ranks.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use crate::Result;
+use paceline_collectives::MAX_RANKS;
+use paceline_rendezvous::{HostRoute, Placement as Place};
+
+use crate::cli::start::StartFlags;
 use crate::cli::train::TrainCommand;
 use crate::environment::{self, Placement};
+use crate::launcher::{self, Hosts, Launch};
+use crate::run::config::TrainConfig;
 use crate::run::flags::ALL;
+use crate::run::named::TransportName;
+use crate::run::origin::Resume;
+use crate::run::ranks::InitMethod;
 use crate::run::resolve::resolve;
+use crate::run::spec::RunSpec;
 use crate::run::stop::StopRequest;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
+use crate::{Failure, Result, checkpoint, resources};
 
 /// Runs `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
 pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8> {
     let (spec, notes) = command.spec()?;
+    let start = &command.start;
+    let is_of_train = placement.as_ref().is_some_and(Placement::is_of_train);
+    // The launcher has read these flags before it started this rank.
+    let hosts = if is_of_train { None } else { check_start(start, &spec, placement.as_ref())? };
     if spec.get("ddp-choice").is_some_and(|choice| choice == [ALL]) {
         return strategies::compare(&spec, placement);
     }
+    let placement = match &hosts {
+        Some(hosts) => Some(hosts.place(num_local_ranks(hosts, &spec)?)),
+        None => placement,
+    };
     let (mut config, data) = resolve(&spec, placement.as_ref())?;
+    let restarts = start.max_restarts > 0 && placement.as_ref().is_none_or(|p| p.is_launcher);
+    if restarts {
+        check_restarts(&config)?;
+    }
+    if let (Some(hosts), Some(placement)) = (&hosts, &placement) {
+        check_route(&config, hosts, &placement.place)?;
+    }
     config.warnings.splice(..0, notes);
     let was_said = |placement: &Placement| placement.is_of_train() || placement.place.rank > 0;
     if !placement.as_ref().is_some_and(was_said) {
+        launcher::warn_of_meeting_point(start);
         for warning in &config.warnings {
             eprintln!("warning: {warning}");
         }
     }
     let ranks = config.ranks();
-    if ranks.are_launched(placement.as_ref()) {
+    if restarts || ranks.are_launched(placement.as_ref()) {
         // Each rank opens the data itself.
         drop(data);
-        let folder = folder::create(&config)?;
-        let variables = vec![(environment::RUN_FOLDER, folder.clone().into_os_string())];
-        return ranks.launch(variables, Some(folder));
+        return launch(&config, start.max_restarts, hosts.as_ref());
     }
     let given = placement.as_ref().and_then(|placement| placement.run_folder.clone());
     let stop = StopRequest::default();
@@ -46,4 +71,129 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
         trainer::run_rank(&config, data, group, local_rank, folder.as_deref(), &stop)
     })?;
     Ok(0)
+}
+
+/// Checks the flags about restarts and hosts, as far as they do not depend on the run.
+fn check_start(
+    start: &StartFlags,
+    spec: &RunSpec,
+    placement: Option<&Placement>,
+) -> Result<Option<Hosts>> {
+    let given = [
+        ("--max-restarts", start.max_restarts > 0),
+        ("--nnodes", start.nnodes.is_some_and(|count| count != 1)),
+    ];
+    let given = given.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
+    if let (Some(flag), Some(placement)) = (given, placement) {
+        return usage(format!(
+            "{flag} is about ranks that this command starts, but RANK and WORLD_SIZE say that another launcher \
+             has started this one of {}; pass it to that launcher, or unset RANK and WORLD_SIZE",
+            placement.place.world_size
+        ));
+    }
+    if let Some(flag) = given
+        && spec.get("ddp-choice").is_some_and(|choice| choice == [ALL])
+    {
+        return usage(format!(
+            "{flag} does not apply to --ddp-choice all, which makes several runs; leave it out, or name one \
+             strategy"
+        ));
+    }
+    if start.max_restarts > 0 && !spec.has("save") {
+        return usage(
+            "--max-restarts goes on from the last checkpoint, and without --save there is none; pass --save DIR \
+             too"
+                .into(),
+        );
+    }
+    Hosts::resolve(start)
+}
+
+/// The number of ranks of each host.
+fn num_local_ranks(hosts: &Hosts, spec: &RunSpec) -> Result<usize> {
+    let nproc = spec.number("nproc").unwrap_or_else(|| resources::num_cores().min(2));
+    launcher::check_num_ranks("--nproc", nproc)?;
+    if hosts.count * nproc > MAX_RANKS {
+        return usage(format!(
+            "--nnodes {}, each with {nproc} ranks: a run can have up to {MAX_RANKS} ranks on all hosts \
+             together; lower --nproc or --nnodes",
+            hosts.count
+        ));
+    }
+    Ok(nproc)
+}
+
+/// Checks that a run can be restarted.
+fn check_restarts(config: &TrainConfig) -> Result<()> {
+    if config.transport == TransportName::Thread {
+        return usage(
+            "--max-restarts starts processes again, and --transport thread has none; use --transport shm".into(),
+        );
+    }
+    let Some(save) = &config.save else { return Ok(()) };
+    let is_continued = config.resume.as_ref().is_some_and(|resume| resume.folder() == save);
+    if checkpoint::is_in(save) && !is_continued {
+        return usage(format!(
+            "--max-restarts: --save {0} holds a checkpoint already, which a restart would take for one of \
+             this run; pass --resume auto to go on from it, or another folder",
+            save.display()
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that the ranks of this host can tell the others an address at which these reach them.
+fn check_route(config: &TrainConfig, hosts: &Hosts, place: &Place) -> Result<()> {
+    if config.comm.host.is_some() || config.init_method != InitMethod::Environment {
+        return Ok(());
+    }
+    let route = HostRoute::to(place.rendezvous()?, place.rank, place.world_size)
+        .map_err(|error| Failure::Usage(format!("--master-addr {}: {error}", hosts.address)))?;
+    if !route.own.is_loopback() {
+        return Ok(());
+    }
+    usage(format!(
+        "--master-addr {} is {} on this host, an address that no other host can reach it by; pass --host \
+         ADDRESS too, the address of this host for the others",
+        hosts.address, route.rendezvous
+    ))
+}
+
+/// Launches the ranks of this host; launches them again when one fails, at most `max_restarts` times.
+fn launch(config: &TrainConfig, max_restarts: usize, hosts: Option<&Hosts>) -> Result<u8> {
+    let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
+    launcher::launch_with_restarts(max_restarts, |restart| {
+        let continued = if restart > 0 { continued(config) } else { None };
+        let config = continued.as_ref().unwrap_or(config);
+        let args: Vec<OsString> = match &continued {
+            Some(config) => std::iter::once("train".into()).chain(config.spec.words()).collect(),
+            None => std::env::args_os().skip(1).collect(),
+        };
+        // Each attempt has a run folder of its own, as every run that goes on where another one stopped.
+        let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
+        let folder = if has_first { Some(folder::create(config)?) } else { None };
+        let variable = folder.clone().unwrap_or_default().into_os_string();
+        let variables = vec![(environment::RUN_FOLDER, variable)];
+        let launch = Launch::of_own_program(args, local_ranks, variables)?;
+        Ok(Launch { dump_folder: folder, hosts: hosts.cloned(), ..launch })
+    })
+}
+
+/// The configuration of a restart, which goes on from the last checkpoint that this run has saved. `None` if it
+/// begins where the first attempt began: at the checkpoint of another run, since this one has saved none yet.
+fn continued(config: &TrainConfig) -> Option<TrainConfig> {
+    let save = config.save.clone()?;
+    let begins_elsewhere =
+        config.resume.as_ref().is_some_and(|resume| resume.folder() != save.as_path());
+    if begins_elsewhere && !checkpoint::is_in(&save) {
+        return None;
+    }
+    let mut continued = config.clone();
+    continued.spec = config.spec.with("resume", "auto");
+    continued.resume = Some(Resume::IfThere(save));
+    Some(continued)
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
 }

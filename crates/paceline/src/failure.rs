@@ -52,6 +52,7 @@ impl Failure {
     /// the exit code.
     pub fn report(self) -> u8 {
         if matches!(self, Failure::Link(_)) && !is_first_rank() {
+            write_consequence_file(&self.to_string(), &[]);
             return EXIT_CONSEQUENCE;
         }
         let (code, hint) = match &self {
@@ -124,7 +125,8 @@ impl From<RendezvousError> for Failure {
             RendezvousError::Failed { missing, .. } => missing.clone(),
             _ => Vec::new(),
         };
-        Failure::about(missing, false, &error)
+        let is_consequence = matches!(error, RendezvousError::Overtaken { .. });
+        Failure::about(missing, is_consequence, &error)
     }
 }
 

@@ -481,6 +481,7 @@ fn help_opens_with_examples() {
       paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar --download
       paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
       paceline train --save ckpt --steps 200              then: --resume ckpt --steps 400
+      paceline train --save ckpt --save-every 50 --max-restarts 3    starts again after a failure
       paceline train --config runs/20260131-120000-cnn-ddp/config.json --lr 0.02    a run again, changed
       paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
 

@@ -27,6 +27,21 @@ pub enum RendezvousError {
         /// The ranks that did not come in time, or ended meanwhile, as far as this rank can tell.
         missing: Vec<usize>,
     },
+    /// A rank has been started again by its launcher, so the attempt that this rank belongs to is over.
+    #[error(
+        "rank {rank} of {world_size} waits for the others at {place} in vain: rank {ahead} has come for a later \
+         attempt of the run, so this one is over"
+    )]
+    Overtaken {
+        /// The rank that reports.
+        rank: usize,
+        /// How many ranks were to meet.
+        world_size: usize,
+        /// Where they were to meet.
+        place: String,
+        /// The rank that has come for a later attempt.
+        ahead: usize,
+    },
     /// The kernel refused random numbers, so this rank has no secret.
     #[error("cannot make a secret: the kernel gave no random numbers: {0}")]
     NoRandomNumbers(String),

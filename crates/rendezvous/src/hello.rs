@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
+use crate::rendezvous::next_secret;
 use crate::socket::{receive, transmit};
 
 /// Length of the secret in a hello, in bytes. A shorter secret is padded with zeros.
@@ -17,6 +18,8 @@ pub(crate) const SECRET_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"pacelin2";
 const ANSWER_MAGIC: [u8; 8] = *b"2nilecap";
+/// How many attempts ahead of the listener a rank can be to be recognized.
+const MAX_AHEAD: usize = 64;
 const HELLO_BYTES: usize = 8 + 4 + 4 + SECRET_BYTES;
 const ANSWER_BYTES: usize = 8 + 1;
 
@@ -31,18 +34,35 @@ pub(crate) enum Verdict {
     WrongSecret,
     WrongWorld,
     RankTaken,
+    /// The listener belongs to an earlier attempt of the run, which is over.
+    Overtaken,
 }
 
 impl Verdict {
-    const ALL: [Self; 4] = [Self::Welcome, Self::WrongSecret, Self::WrongWorld, Self::RankTaken];
+    const ALL: [Self; 5] =
+        [Self::Welcome, Self::WrongSecret, Self::WrongWorld, Self::RankTaken, Self::Overtaken];
 }
 
 /// Which rank the other side says it is, and whether it may join.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
     /// [`Verdict::Welcome`], unless the secret or the world size differs.
     pub(crate) verdict: Verdict,
+    /// The secret that it presents.
+    secret: [u8; SECRET_BYTES],
+}
+
+impl Hello {
+    /// Whether the rank belongs to a later attempt of the run than the listener, whose secret is `secret`.
+    pub(crate) fn is_of_later_attempt(&self, secret: &str) -> bool {
+        let mut later = secret.to_owned();
+        self.verdict == Verdict::WrongSecret
+            && (0..MAX_AHEAD).any(|_| {
+                later = next_secret(&later);
+                differs(&self.secret, &padded(&later)) == 0
+            })
+    }
 }
 
 /// Why a connection was not made.
@@ -64,10 +84,15 @@ impl Refusal {
         match self {
             Self::NotYet(reason) => reason,
             Self::Final(Verdict::WrongSecret) => {
-                "the listener there belongs to another run (its secret differs)".into()
+                "the listener there belongs to another run, or to another attempt of this one (its secret \
+                 differs)"
+                    .into()
             }
             Self::Final(Verdict::WrongWorld) => {
-                format!("the listener there expects another world size than {world}")
+                format!(
+                    "the listener there expects another world size than {world}; every host needs the same \
+                     WORLD_SIZE (with paceline as the launcher: the same --nnodes and --nproc)"
+                )
             }
             Self::Final(_) => format!("another process has already come as rank {rank}"),
         }
@@ -94,6 +119,9 @@ pub(crate) fn say_hello(
     let verdict = Verdict::ALL.get(usize::from(answer[8]));
     match verdict.filter(|_| answer[..8] == ANSWER_MAGIC) {
         Some(Verdict::Welcome) => Ok(()),
+        Some(Verdict::Overtaken) => {
+            Err(Refusal::NotYet("the ranks there belong to an earlier attempt of this run".into()))
+        }
         Some(&refusal) => Err(Refusal::Final(refusal)),
         None => Err(Refusal::NotYet("what listens there is another program".into())),
     }
@@ -118,14 +146,18 @@ pub(crate) fn read_hello(
     }
     receive(&socket, &mut hello[8..], Some(deadline))?;
     let number = |at: usize| hello[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | *b as usize);
-    // Every byte is compared, so that the time taken reveals nothing about the secret.
-    let differs = hello[16..].iter().zip(padded(secret)).fold(0, |acc, (a, b)| acc | (a ^ b));
-    let verdict = match (std::hint::black_box(differs), number(12)) {
+    let offered = std::array::from_fn(|at| hello[16 + at]);
+    let verdict = match (differs(&offered, &padded(secret)), number(12)) {
         (0, their_world) if their_world == world => Verdict::Welcome,
         (0, _) => Verdict::WrongWorld,
         _ => Verdict::WrongSecret,
     };
-    Ok(Hello { rank: number(8), verdict })
+    Ok(Hello { rank: number(8), verdict, secret: offered })
+}
+
+/// Zero if two secrets are the same. Every byte is compared, so that the time taken reveals nothing about them.
+fn differs(one: &[u8; SECRET_BYTES], other: &[u8; SECRET_BYTES]) -> u8 {
+    std::hint::black_box(one.iter().zip(other).fold(0, |acc, (a, b)| acc | (a ^ b)))
 }
 
 /// Sends the verdict.

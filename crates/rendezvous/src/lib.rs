@@ -55,6 +55,6 @@ pub use environment::{
 };
 pub use error::RendezvousError;
 pub use peers::{Network, PeerAddress, PeerListener};
-pub use rendezvous::{Rendezvous, RendezvousPoint};
+pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;
 pub use store::Store;

@@ -10,6 +10,9 @@ use sha2::{Digest, Sha256};
 
 use crate::RendezvousError;
 
+/// The longest secret, in bytes.
+pub const MAX_SECRET_BYTES: usize = crate::hello::SECRET_BYTES;
+
 /// Random bytes in a new secret.
 const SECRET_RANDOM_BYTES: usize = 16;
 
@@ -48,7 +51,7 @@ pub enum RendezvousPoint {
 pub struct Rendezvous {
     /// The place.
     pub point: RendezvousPoint,
-    /// The secret that every rank must present, at most 64 bytes. A rendezvous through a file or at an agent
+    /// The secret that every rank must present, at most [`MAX_SECRET_BYTES`]. A rendezvous through a file or at an agent
     /// makes its own secret and ignores this one.
     pub secret: String,
 }
@@ -101,6 +104,15 @@ impl Rendezvous {
         secret_from(|bytes| getrandom(bytes, GetRandomFlags::empty()))
     }
 
+    /// The secret with which the ranks of a restart meet, made of the secret of the first attempt. Ranks of different
+    /// attempts therefore never meet, not even at the same port.
+    ///
+    /// Each attempt's secret follows from that of the attempt before. So ranks that wait for others recognize those of
+    /// a later attempt, and stop waiting.
+    pub fn secret_of_restart(secret: &str, restart: usize) -> String {
+        (0..restart).fold(secret.to_owned(), |secret, _| next_secret(&secret))
+    }
+
     /// The place, for messages.
     pub(crate) fn place(&self) -> String {
         match &self.point {
@@ -117,8 +129,16 @@ impl Rendezvous {
 /// The first 64 bits of the secret's SHA-256, as hexadecimal text. Names of sockets are public (`/proc/net/unix`),
 /// and from the hash nobody learns the secret.
 fn hash(secret: &str) -> String {
-    let digest = Sha256::digest(secret.as_bytes());
-    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(secret.as_bytes())[..8])
+}
+
+/// The secret of the attempt after the one with this secret.
+pub(crate) fn next_secret(secret: &str) -> String {
+    hex(&Sha256::digest(format!("{secret}/restart")))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A secret from a source of random bytes, which may fill only a part of the slice per call.
@@ -135,7 +155,7 @@ fn secret_from(
             Err(error) => return Err(RendezvousError::NoRandomNumbers(error.to_string())),
         }
     }
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }
 
 /// Leaves out the secret, which must not appear in a log.
@@ -166,6 +186,16 @@ mod tests {
         let RendezvousPoint::Local { name } = a.point else { panic!("{a:?}") };
         // `printf a | sha256sum` begins with these digits.
         assert!(name.ends_with("-29500-ca978112ca1bbdca"), "{name}");
+    }
+
+    #[test]
+    fn each_attempt_has_a_secret_of_its_own() {
+        let of = |secret, restart| Rendezvous::secret_of_restart(secret, restart);
+        assert_eq!(of("a", 0), "a");
+        assert_ne!(of("a", 1), of("a", 2));
+        assert_ne!(of("a", 1), of("b", 1));
+        assert_eq!(of("a", 1), of("a", 1));
+        assert!(of("a", 1).len() <= crate::hello::SECRET_BYTES);
     }
 
     #[test]

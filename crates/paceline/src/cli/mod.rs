@@ -9,6 +9,7 @@ pub mod launch;
 pub mod links;
 mod named;
 pub mod part;
+pub mod start;
 pub mod studies;
 pub mod sweep;
 pub mod trace;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
+use super::start::StartFlags;
 use crate::Result;
 use crate::run::flags;
 use crate::run::spec::RunSpec;
@@ -17,6 +18,7 @@ Examples:
   paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar --download
   paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
   paceline train --save ckpt --steps 200              then: --resume ckpt --steps 400
+  paceline train --save ckpt --save-every 50 --max-restarts 3    starts again after a failure
   paceline train --config runs/20260131-120000-cnn-ddp/config.json --lr 0.02    a run again, changed
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
 ";
@@ -26,6 +28,8 @@ Examples:
 pub struct TrainCommand {
     typed: std::result::Result<RunSpec, String>,
     config: Option<PathBuf>,
+    /// How ranks are started.
+    pub start: StartFlags,
 }
 
 impl TrainCommand {
@@ -49,7 +53,8 @@ impl Args for TrainCommand {
             .help_heading("Configuration")
             .help("Begin with the settings of this TOML or JSON file, such as the config.json of a run");
         // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
-        command.before_help(EXAMPLES).allow_negative_numbers(true).arg(config).args(flags::all())
+        let command = command.before_help(EXAMPLES).allow_negative_numbers(true).arg(config);
+        StartFlags::augment_args(command.args(flags::all()))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -60,7 +65,8 @@ impl Args for TrainCommand {
 impl FromArgMatches for TrainCommand {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
         let typed = RunSpec::typed(matches).map_err(|failure| failure.to_string());
-        Ok(Self { typed, config: matches.get_one("config").cloned() })
+        let start = StartFlags::from_arg_matches(matches)?;
+        Ok(Self { typed, config: matches.get_one("config").cloned(), start })
     }
 
     fn update_from_arg_matches(

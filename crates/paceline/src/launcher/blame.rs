@@ -23,10 +23,28 @@ pub(super) struct End {
     pub(super) was_asked: bool,
 }
 
+/// The place of a launcher's ranks among those of all hosts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// The number of this host's first rank. The others follow it.
+    pub(super) first: usize,
+    /// The number of ranks on all hosts.
+    pub(super) world: usize,
+}
+
+impl Place {
+    /// The number on this host that a rank would have. `None` if the ranks of this host come after it.
+    pub(super) fn local(self, rank: usize) -> Option<usize> {
+        rank.checked_sub(self.first)
+    }
+}
+
 /// The rank that a failure is about.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cause {
-    pub(super) rank: usize,
+    /// Its number among the ranks of all hosts. If it is on another host, and the ranks of this host name several or
+    /// none, these are all that they name.
+    pub(super) ranks: Vec<usize>,
     /// What happened to it, for the message.
     pub(super) what: String,
     /// The code to exit with.
@@ -46,47 +64,65 @@ pub(super) fn activity(pid: Pid) -> &'static str {
     }
 }
 
-/// The cause of a failure, once all ranks have ended. `activities` says what each rank did when the failure was
-/// noticed.
-pub(super) fn cause(ranks: &[Rank], activities: &[&str]) -> Cause {
+/// The cause of a failure, once all ranks have ended. `activities` says what each rank of this host did when the
+/// failure was noticed.
+pub(super) fn cause(ranks: &[Rank], place: Place, activities: &[&str]) -> Cause {
+    let Place { first, world } = place;
     let by_itself = |rank: &Rank| {
         let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
         (end.status.code() != Some(i32::from(EXIT_CONSEQUENCE))).then_some(end.at)
     };
-    let first = (0..ranks.len()).filter_map(|rank| Some((by_itself(&ranks[rank])?, rank))).min();
-    if let Some((_, rank)) = first {
-        return ended(rank, ranks);
+    let earliest = (0..ranks.len()).filter_map(|at| Some((by_itself(&ranks[at])?, at))).min();
+    if let Some((_, local)) = earliest {
+        return ended(local, first, ranks);
     }
     // All that ended by themselves say that others were the cause.
-    let mut votes = vec![0; ranks.len()];
+    let mut votes = vec![0; world];
     for rank in ranks {
         let culprits = rank.error_file.as_deref().map(read_culprits).unwrap_or_default();
-        culprits.into_iter().filter(|&rank| rank < ranks.len()).for_each(|rank| votes[rank] += 1);
+        culprits.into_iter().filter(|&rank| rank < world).for_each(|rank| votes[rank] += 1);
     }
-    let has_complained = |rank: usize| ranks[rank].ended.is_some_and(|end| !end.was_asked);
+    let here = |rank: usize| place.local(rank).filter(|&local| local < ranks.len());
+    let has_complained = |rank: usize| {
+        here(rank).is_some_and(|local| ranks[local].ended.is_some_and(|end| !end.was_asked))
+    };
     // A rank that says itself that others are missing is not the one that is missing.
-    let most = (0..ranks.len()).filter(|&rank| votes[rank] > 0);
+    let most = (0..world).filter(|&rank| votes[rank] > 0);
     let most =
         most.max_by_key(|&rank| (!has_complained(rank), votes[rank], std::cmp::Reverse(rank)));
     if let Some(rank) = most {
-        if ranks[rank].ended.is_some_and(|end| !end.was_asked && end.status.success()) {
+        let Some(local) = here(rank) else {
+            let most = votes[rank];
+            let ranks = (0..world).filter(|&rank| votes[rank] == most && here(rank).is_none());
+            let what = "ended or did not answer".to_owned();
+            return Cause { ranks: ranks.collect(), what, code: EXIT_CONSEQUENCE };
+        };
+        if ranks[local].ended.is_some_and(|end| !end.was_asked && end.status.success()) {
             let what = "ended with code 0 while others still needed it".to_owned();
-            return Cause { rank, what, code: EXIT_RUN };
+            return Cause { ranks: vec![rank], what, code: EXIT_RUN };
         }
         if !has_complained(rank) {
-            return Cause { rank, what: activities[rank].to_owned(), code: EXIT_RUN };
+            let what = activities[local].to_owned();
+            return Cause { ranks: vec![rank], what, code: EXIT_RUN };
         }
     }
+    let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());
+    if world > ranks.len() && ranks.iter().any(has_said_why) {
+        // The ranks of this host say that they are not the cause. Without a word of theirs, the exit code may be that
+        // of a program which means something else by it.
+        return Cause { ranks: Vec::new(), what: "failed".into(), code: EXIT_CONSEQUENCE };
+    }
     let failed =
-        |rank: &usize| Some((ranks[*rank].ended.filter(|end| !end.status.success())?.at, *rank));
-    let first = (0..ranks.len()).filter_map(|rank| failed(&rank)).min();
-    ended(first.map_or(0, |(_, rank)| rank), ranks)
+        |local: &usize| Some((ranks[*local].ended.filter(|end| !end.status.success())?.at, *local));
+    let earliest = (0..ranks.len()).filter_map(|local| failed(&local)).min();
+    ended(earliest.map_or(0, |(_, local)| local), first, ranks)
 }
 
-/// A rank that has ended, as a cause.
-fn ended(rank: usize, ranks: &[Rank]) -> Cause {
-    let Some(End { status, .. }) = ranks[rank].ended else {
-        return Cause { rank, what: "did not end".to_owned(), code: EXIT_RUN };
+/// A rank of this host that has ended, as a cause.
+fn ended(local: usize, first: usize, ranks: &[Rank]) -> Cause {
+    let number = vec![first + local];
+    let Some(End { status, .. }) = ranks[local].ended else {
+        return Cause { ranks: number, what: "did not end".to_owned(), code: EXIT_RUN };
     };
     let (what, code) = match (status.code(), status.signal()) {
         (Some(code), _) => (format!("exited with code {code}"), code as u8),
@@ -95,7 +131,7 @@ fn ended(rank: usize, ranks: &[Rank]) -> Cause {
         }
         (None, None) => (format!("ended ({status})"), EXIT_RUN),
     };
-    Cause { rank, what, code }
+    Cause { ranks: number, what, code }
 }
 
 #[cfg(test)]
@@ -135,9 +171,15 @@ mod tests {
         }
 
         fn cause(&self) -> (usize, String, u8) {
-            let activities = vec!["is stopped"; self.ranks.len()];
-            let Cause { rank, what, code } = cause(&self.ranks, &activities);
+            let Cause { ranks, what, code } = self.cause_among(0, self.ranks.len());
+            let [rank] = ranks[..] else { panic!("{ranks:?}") };
             (rank, what, code)
+        }
+
+        /// As the ranks from `first` on, of `world` on all hosts.
+        fn cause_among(&self, first: usize, world: usize) -> Cause {
+            let activities = vec!["is stopped"; self.ranks.len()];
+            cause(&self.ranks, Place { first, world }, &activities)
         }
     }
 
@@ -193,5 +235,51 @@ mod tests {
     fn without_any_word_of_the_ranks_the_first_one_is_named() {
         let ranks = Ranks::new(2).ends(0, 20, CONSEQUENCE, false).ends(1, 10, CONSEQUENCE, false);
         assert_eq!(ranks.cause(), (1, "exited with code 3".into(), 3));
+    }
+
+    /// The two ranks of a host that both end as a consequence.
+    fn both_complain() -> Ranks {
+        Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 11, CONSEQUENCE, false)
+    }
+
+    #[test]
+    fn a_rank_of_another_host_is_named_by_its_number_among_all() {
+        let what = "ended or did not answer".to_owned();
+        let expected =
+            |ranks: &[usize]| Cause { ranks: ranks.to_vec(), what: what.clone(), code: 3 };
+        // This host has ranks 2 and 3 of 6. Rank 2 has only seen that rank 3 ended.
+        let ranks = both_complain().blames(0, &[3]).blames(1, &[5]);
+        assert_eq!(ranks.cause_among(2, 6), expected(&[5]));
+        let ranks = both_complain().blames(0, &[0]).blames(1, &[2]);
+        assert_eq!(ranks.cause_among(2, 6), expected(&[0]));
+        // Each knows only the rank that it has waited for.
+        let ranks = both_complain().blames(0, &[4]).blames(1, &[5]);
+        assert_eq!(ranks.cause_among(2, 6), expected(&[4, 5]));
+    }
+
+    #[test]
+    fn a_rank_of_this_host_is_found_by_its_number_among_all() {
+        let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 900, KILLED, true);
+        let cause = ranks.blames(0, &[5]).cause_among(4, 6);
+        assert_eq!(cause, Cause { ranks: vec![5], what: "is stopped".into(), code: 1 });
+        let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 20, KILLED, false);
+        let cause = ranks.cause_among(4, 6);
+        assert_eq!(
+            cause,
+            Cause { ranks: vec![5], what: "was killed by SIGKILL".into(), code: 137 }
+        );
+    }
+
+    #[test]
+    fn a_failure_elsewhere_of_which_nobody_knows_the_rank_is_not_blamed_on_this_host() {
+        let nobody = Cause { ranks: Vec::new(), what: "failed".into(), code: 3 };
+        assert_eq!(both_complain().blames(0, &[]).cause_among(2, 6), nobody);
+        assert_eq!(both_complain().blames(0, &[3]).cause_among(2, 6), nobody);
+    }
+
+    #[test]
+    fn a_program_that_exits_with_code_3_without_a_word_is_named() {
+        let cause = both_complain().cause_among(2, 6);
+        assert_eq!(cause, Cause { ranks: vec![2], what: "exited with code 3".into(), code: 3 });
     }
 }

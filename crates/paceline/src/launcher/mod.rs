@@ -8,11 +8,16 @@
 //! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
 //! asked the kernel to kill it when its parent dies. The processes that the ranks have started are killed
 //! by a guard process, which notices the launcher's death when the pipe between the two closes.
+//!
+//! A run on several hosts has a launcher on each, which starts the ranks of its host. The launchers do not talk to each
+//! other: when a rank fails, the ranks of the other hosts notice, and each launcher ends its own.
 
 mod blame;
 mod dumps;
 mod guard;
+mod hosts;
 mod relay;
+mod restarts;
 mod signals;
 mod start;
 mod watch;
@@ -34,11 +39,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::cli::launch::LaunchArgs;
+use crate::cli::start::StartFlags;
 use crate::environment::Placement;
 use crate::outputs::check_folder;
 use crate::{Failure, Result, environment, resources};
 
 pub use guard::guard_groups;
+pub use hosts::{Hosts, ignores_meeting_point};
+pub use restarts::{Restarts, launch_with_restarts};
 pub use watch::{Ended, launch, launch_one_of_many};
 
 /// How long ranks may take to end after a signal of the user's, by default.
@@ -49,8 +57,12 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 pub struct Launch {
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// The number of ranks to start.
+    /// The number of ranks to start on this host.
     pub num_ranks: usize,
+    /// The hosts, if there are several.
+    pub hosts: Option<Hosts>,
+    /// Which attempt this is.
+    pub restarts: Restarts,
     /// Additional environment variables for every rank.
     pub variables: Vec<(&'static str, OsString)>,
     /// Whether rank 0 writes to our standard output itself, so that it can draw on a terminal. The
@@ -81,6 +93,8 @@ impl Launch {
         Ok(Self {
             command,
             num_ranks,
+            hosts: None,
+            restarts: Restarts::default(),
             variables,
             rank_0_owns_stdout: true,
             dump_folder: None,
@@ -89,6 +103,16 @@ impl Launch {
             inherits_stdin: false,
             grace: DEFAULT_GRACE,
         })
+    }
+
+    /// The number of this host's first rank. The others follow it.
+    fn first_rank(&self) -> usize {
+        self.hosts.as_ref().map_or(0, |hosts| hosts.own * self.num_ranks)
+    }
+
+    /// The number of ranks on all hosts. Every host has as many as this one.
+    fn world_size(&self) -> usize {
+        self.hosts.as_ref().map_or(1, |hosts| hosts.count) * self.num_ranks
     }
 }
 
@@ -100,6 +124,7 @@ fn own_program() -> Result<PathBuf> {
 /// `paceline launch`.
 pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     check_num_ranks("--nproc", args.nproc)?;
+    let hosts = Hosts::resolve(&args.start)?;
     check_program(&args.command)?;
     let grace = Duration::try_from_secs_f64(args.grace)
         .map_err(|_| Failure::Usage(format!("--grace {}: pass seconds, at least 0", args.grace)))?;
@@ -111,9 +136,12 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
         std::fs::create_dir_all(folder)
             .map_err(|e| Failure::io(format!("cannot make the folder {}", folder.display()), e))?;
     }
-    launch(&Launch {
+    warn_of_meeting_point(&args.start);
+    let attempt = || Launch {
         command: args.command.clone(),
         num_ranks: args.nproc,
+        hosts: hosts.clone(),
+        restarts: Restarts::default(),
         variables: Vec::new(),
         rank_0_owns_stdout: false,
         dump_folder: None,
@@ -122,7 +150,19 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
         // A process group of its own cannot read a terminal that another one has.
         inherits_stdin: !std::io::stdin().is_terminal(),
         grace,
-    })
+    };
+    // Every attempt is the same.
+    launch_with_restarts(args.start.max_restarts, |_| Ok(attempt()))
+}
+
+/// Says which flags have no effect on a single host.
+pub fn warn_of_meeting_point(flags: &StartFlags) {
+    if ignores_meeting_point(flags) {
+        eprintln!(
+            "warning: --nnodes 1: the ranks meet on this host at a port that the launcher chooses; \
+             --master-addr and --master-port have no effect"
+        );
+    }
 }
 
 /// Checks that the program exists where `exec` will look for it. The launcher checks this once, so that a
@@ -181,22 +221,50 @@ pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
     )))
 }
 
-/// The environment variables that tell a rank its place in the group.
-fn rank_variables<'a>(
-    rank: usize,
-    world_size: usize,
-    port: &HeldPort,
-    secret: &'a str,
-) -> Vec<(&'a str, String)> {
-    vec![
-        ("RANK", rank.to_string()),
-        ("WORLD_SIZE", world_size.to_string()),
-        ("LOCAL_RANK", rank.to_string()),
-        ("LOCAL_WORLD_SIZE", world_size.to_string()),
-        ("MASTER_ADDR", "127.0.0.1".into()),
-        ("MASTER_PORT", port.number.to_string()),
-        (environment::SECRET, secret.into()),
-    ]
+/// Where the ranks of an attempt meet.
+struct MeetingPoint {
+    address: String,
+    port: u16,
+    secret: String,
+    /// Kept for as long as the ranks run.
+    _held: Option<HeldPort>,
+}
+
+impl MeetingPoint {
+    /// Where the user says, if there are several hosts. Otherwise at a port that is free, with a fresh secret.
+    fn new(launch: &Launch) -> Result<Self> {
+        if let Some(Hosts { address, port, secret, .. }) = &launch.hosts {
+            let secret = Rendezvous::secret_of_restart(secret, launch.restarts.made);
+            return Ok(Self { address: address.clone(), port: *port, secret, _held: None });
+        }
+        let held = HeldPort::new().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
+        let (address, port) = (Ipv4Addr::LOCALHOST.to_string(), held.number);
+        Ok(Self { address, port, secret: Rendezvous::fresh_secret()?, _held: Some(held) })
+    }
+}
+
+/// The environment variables that tell a rank its place in the group, by the names that torchrun gives them.
+fn rank_variables(
+    launch: &Launch,
+    local: usize,
+    point: &MeetingPoint,
+) -> Vec<(&'static str, String)> {
+    let mut variables = vec![
+        ("RANK", (launch.first_rank() + local).to_string()),
+        ("WORLD_SIZE", launch.world_size().to_string()),
+        ("LOCAL_RANK", local.to_string()),
+        ("LOCAL_WORLD_SIZE", launch.num_ranks.to_string()),
+        ("MASTER_ADDR", point.address.clone()),
+        ("MASTER_PORT", point.port.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", launch.restarts.made.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", launch.restarts.max.to_string()),
+        (environment::SECRET, point.secret.clone()),
+    ];
+    if let Some(hosts) = &launch.hosts {
+        variables.push(("GROUP_RANK", hosts.own.to_string()));
+        variables.push(("GROUP_WORLD_SIZE", hosts.count.to_string()));
+    }
+    variables
 }
 
 /// A port for `MASTER_PORT`, held so that no other program is given it. A program that allows addresses to be used
@@ -206,18 +274,16 @@ struct HeldPort {
     _socket: OwnedFd,
 }
 
-/// A port that is free, and a fresh secret.
-fn rendezvous_point() -> Result<(HeldPort, String)> {
-    let hold = || -> rustix::io::Result<HeldPort> {
+impl HeldPort {
+    /// A port that is free.
+    fn new() -> rustix::io::Result<Self> {
         let socket =
             socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         set_socket_reuseaddr(&socket, true)?;
         bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
         let address = SocketAddrV4::try_from(getsockname(&socket)?)?;
-        Ok(HeldPort { number: address.port(), _socket: socket })
-    };
-    let port = hold().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
-    Ok((port, Rendezvous::fresh_secret()?))
+        Ok(Self { number: address.port(), _socket: socket })
+    }
 }
 
 /// `paceline __rank`: asks to be killed when the launcher dies, then becomes the rank's program.

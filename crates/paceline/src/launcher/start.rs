@@ -2,7 +2,7 @@
 //! reported.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,10 +14,10 @@ use paceline_collectives::DUMP_FOLDER;
 use paceline_rendezvous::ERROR_FILE;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::Launch;
 use super::blame::End;
 use super::relay::{LastLines, Route, Source};
 use super::watch::Event;
+use super::{Launch, Restarts};
 
 /// A rank that was started.
 #[derive(Debug)]
@@ -51,22 +51,24 @@ pub(super) struct Common<'a> {
 }
 
 impl Common<'_> {
-    /// Starts a rank, with the variables that tell it its place.
-    pub(super) fn start(&self, rank: usize, variables: &[(&str, String)]) -> io::Result<Rank> {
+    /// Starts a rank, given its number on this host and the variables that tell it its place.
+    pub(super) fn start(&self, local: usize, variables: &[(&str, String)]) -> io::Result<Rank> {
         let Self { launch, own_program, dump_folder, events } = self;
+        let rank = launch.first_rank() + local;
         let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
         let log = match &launch.log_folder {
-            Some(folder) => {
-                let file = File::create(folder.join(format!("rank_{rank}.log")))?;
-                Some(Arc::new(Mutex::new(file)))
-            }
+            Some(folder) => Some(Arc::new(Mutex::new(log_file(folder, rank, launch.restarts)?))),
             None => None,
         };
         let mut command = Command::new(own_program);
         // If torchrun has started this process, the new ranks must not use torchrun's store or files.
-        for name in
-            ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK", ERROR_FILE]
-        {
+        for name in [
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_USE_AGENT_STORE",
+            "GROUP_RANK",
+            "GROUP_WORLD_SIZE",
+            ERROR_FILE,
+        ] {
             command.env_remove(name);
         }
         let error_file = dump_folder.map(|folder| folder.join(format!("rank_{rank}.error.json")));
@@ -98,16 +100,27 @@ impl Common<'_> {
             has_prefix: !launch.rank_0_owns_stdout,
             log,
         };
-        attend(&started, child, rank, &route, events)?;
+        attend(&started, child, local, &route, events)?;
         Ok(started)
     }
+}
+
+/// The log file of a rank: a new one, or after a restart the one of the attempts before, with a line that says so.
+fn log_file(folder: &Path, rank: usize, restarts: Restarts) -> io::Result<File> {
+    let path = folder.join(format!("rank_{rank}.log"));
+    if restarts.made == 0 {
+        return File::create(path);
+    }
+    let mut file = File::options().append(true).create(true).open(path)?;
+    writeln!(file, "paceline: restart {} of {}", restarts.made, restarts.max)?;
+    Ok(file)
 }
 
 /// Starts the threads that pass on the output of a rank and wait for its end. If one is refused, the rank is killed.
 fn attend(
     started: &Rank,
     mut child: Child,
-    rank: usize,
+    local: usize,
     route: &Route,
     events: &Sender<Event>,
 ) -> io::Result<()> {
@@ -121,8 +134,8 @@ fn attend(
     let child = Arc::new(Mutex::new(child));
     let waited = child.clone();
     let outcome = relays().and_then(|()| {
-        let wait = std::thread::Builder::new().name(format!("wait-{rank}"));
-        wait.spawn(move || wait_for(rank, &waited, &events)).map(drop)
+        let wait = std::thread::Builder::new().name(format!("wait-{}", route.rank));
+        wait.spawn(move || wait_for(local, &waited, &events)).map(drop)
     });
     outcome.inspect_err(|_| {
         let _ = kill_process_group(started.group, Signal::KILL);
@@ -131,7 +144,7 @@ fn attend(
 }
 
 /// Waits until a rank ends, then kills the processes that it has left in its group.
-fn wait_for(rank: usize, child: &Mutex<Child>, events: &Sender<Event>) {
+fn wait_for(local: usize, child: &Mutex<Child>, events: &Sender<Event>) {
     let Ok(mut child) = child.lock() else { return };
     let pid = Pid::from_child(&child);
     // Waits without reaping: until the rank is reaped, no other group can get its number.
@@ -140,6 +153,6 @@ fn wait_for(rank: usize, child: &Mutex<Child>, events: &Sender<Event>) {
     let _ = kill_process_group(pid, Signal::KILL);
     if let Ok(status) = child.wait() {
         // No one receives this event once the launcher has decided to end.
-        let _ = events.send(Event::Ended { rank, status, at });
+        let _ = events.send(Event::Ended { local, status, at });
     }
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process_group};
 use signal_hook::consts::SIGTSTP;
 
-use super::blame::{self, Cause, End};
+use super::blame::{self, Cause, End, Place};
 use super::dumps::Dumps;
 use super::guard::Guard;
 use super::start::{Common, Rank};
-use super::{Launch, own_program, rank_variables, rendezvous_point, signals};
+use super::{Launch, MeetingPoint, own_program, rank_variables, signals};
 use crate::{Failure, Result, streams};
 
 /// After the first failure, how long the other ranks may take to notice it and to end by themselves.
@@ -31,12 +31,14 @@ pub struct Ended {
     pub code: u8,
     /// The signal that asked this process to end, if one came, however the ranks ended.
     pub signal: Option<i32>,
+    /// Whether all ranks have ended. A rank that waits for a device may not, even after SIGKILL.
+    pub have_all_ended: bool,
 }
 
-/// What the launcher is told.
+/// What the launcher is told. A rank has its number on this host here.
 #[derive(Debug)]
 pub(super) enum Event {
-    Ended { rank: usize, status: ExitStatus, at: Instant },
+    Ended { local: usize, status: ExitStatus, at: Instant },
     Signal(i32),
 }
 
@@ -50,7 +52,7 @@ pub fn launch(launch: &Launch) -> Result<u8> {
 /// after which the command may continue, from a signal, after which it has to end.
 pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
-    let (port, secret) = rendezvous_point()?;
+    let point = MeetingPoint::new(launch)?;
     let (sender, events) = channel();
     streams::never_wait();
     signals::forward(sender.clone())?;
@@ -62,12 +64,14 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let begin = Instant::now();
     let common =
         Common { launch, own_program: &own_program, dump_folder: dumps.folder(), events: &sender };
-    let mut watch = Watch { ranks: Vec::new(), events, begin, dumps: &dumps, grace: launch.grace };
-    for rank in 0..launch.num_ranks {
-        let variables = rank_variables(rank, launch.num_ranks, &port, &secret);
+    let place = Place { first: launch.first_rank(), world: launch.world_size() };
+    let mut watch =
+        Watch { ranks: Vec::new(), place, events, begin, dumps: &dumps, grace: launch.grace };
+    for local in 0..launch.num_ranks {
+        let variables = rank_variables(launch, local, &point);
         let started = common
-            .start(rank, &variables)
-            .map_err(|e| Failure::io(format!("cannot start rank {rank}"), e))
+            .start(local, &variables)
+            .map_err(|e| Failure::io(format!("cannot start rank {}", place.first + local), e))
             .and_then(|started| {
                 let group = started.group.as_raw_nonzero().get().unsigned_abs();
                 watch.ranks.push(started);
@@ -81,18 +85,20 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
         }
     }
     let code = watch.until_all_have_ended();
+    let have_all_ended = !watch.is_any_running();
     if code == 0 {
         dumps.discard();
     } else {
         dumps.keep_if_any();
     }
     guard.dismiss();
-    Ok(Ended { code, signal: signals::last() })
+    Ok(Ended { code, signal: signals::last(), have_all_ended })
 }
 
 /// The ranks of a launch, and what is heard of them.
 struct Watch<'a> {
     ranks: Vec<Rank>,
+    place: Place,
     events: Receiver<Event>,
     begin: Instant,
     dumps: &'a Dumps,
@@ -108,8 +114,8 @@ impl Watch<'_> {
             match event {
                 Event::Signal(SIGTSTP) => self.pause(),
                 Event::Signal(signal) => return self.end_by(signal),
-                Event::Ended { rank, status, at } => {
-                    self.ended(rank, status, at);
+                Event::Ended { local, status, at } => {
+                    self.ended(local, status, at);
                     if !status.success() {
                         return self.fail(at);
                     }
@@ -128,7 +134,7 @@ impl Watch<'_> {
         self.stop();
         // What the other ranks say about the failure comes before the launcher's message.
         self.drain();
-        let cause = blame::cause(&self.ranks, &activities);
+        let cause = blame::cause(&self.ranks, self.place, &activities);
         self.report(&cause);
         cause.code
     }
@@ -169,14 +175,14 @@ impl Watch<'_> {
         self.ranks.iter().any(|rank| rank.ended.is_none())
     }
 
-    fn ended(&mut self, rank: usize, status: ExitStatus, at: Instant) {
+    fn ended(&mut self, local: usize, status: ExitStatus, at: Instant) {
         // A rank that only SIGTERM was sent to, and that something else has killed, ended by itself: this process was
         // late to hear of it.
-        let was_asked = self.ranks[rank].asked.is_some_and(|asked| {
+        let was_asked = self.ranks[local].asked.is_some_and(|asked| {
             let signal = status.signal();
             signal.is_none() || signal == Some(asked.as_raw()) || asked == Signal::KILL
         });
-        self.ranks[rank].ended = Some(End { status, at, was_asked });
+        self.ranks[local].ended = Some(End { status, at, was_asked });
     }
 
     /// Sends a signal to all ranks that still run.
@@ -192,8 +198,8 @@ impl Watch<'_> {
     fn stop(&mut self) {
         // What ended before now did so by itself.
         while let Ok(event) = self.events.try_recv() {
-            if let Event::Ended { rank, status, at } = event {
-                self.ended(rank, status, at);
+            if let Event::Ended { local, status, at } = event {
+                self.ended(local, status, at);
             }
         }
         for (signal, wait) in [(Signal::TERM, POLITE_WAIT), (Signal::KILL, KILL_WAIT)] {
@@ -208,7 +214,7 @@ impl Watch<'_> {
     fn await_ends(&mut self, deadline: Instant) -> bool {
         while self.is_any_running() {
             match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Event::Ended { rank, status, at }) => self.ended(rank, status, at),
+                Ok(Event::Ended { local, status, at }) => self.ended(local, status, at),
                 Ok(Event::Signal(SIGTSTP)) => {}
                 Ok(Event::Signal(_)) => return true,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
@@ -229,19 +235,26 @@ impl Watch<'_> {
     }
 
     fn report(&self, cause: &Cause) {
-        let Cause { rank, what, .. } = cause;
-        let rank = &self.ranks[*rank];
-        let at = rank.ended.filter(|end| !end.was_asked).map_or_else(Instant::now, |end| end.at);
+        let here = match cause.ranks[..] {
+            [rank] => self.place.local(rank).and_then(|local| self.ranks.get(local)),
+            _ => None,
+        };
+        let at = here.and_then(|rank| rank.ended).filter(|end| !end.was_asked);
+        let at = at.map_or_else(Instant::now, |end| end.at);
         let after = at.saturating_duration_since(self.begin).as_secs_f64();
-        let pid = rank.group.as_raw_nonzero();
-        let mut text = format!(
-            "rank {} (process {pid}) {what} after {after:.1} s; all ranks were stopped",
-            cause.rank
-        );
+        let numbers: Vec<String> = cause.ranks.iter().map(usize::to_string).collect();
+        let numbers = numbers.join(" or ");
+        let who = match here {
+            Some(rank) => format!("rank {numbers} (process {})", rank.group.as_raw_nonzero()),
+            None if numbers.is_empty() => "a rank on another host".into(),
+            None => format!("rank {numbers}, on another host,"),
+        };
+        let stopped = if here.is_some() { "all ranks" } else { "all ranks of this host" };
+        let mut text = format!("{who} {} after {after:.1} s; {stopped} were stopped", cause.what);
         if self.dumps.has_any() {
             text += &place_of(self.dumps);
         }
-        let lines = rank.last_lines.get();
+        let lines = here.map(|rank| rank.last_lines.get()).unwrap_or_default();
         if !lines.is_empty() {
             text.push_str("; its last lines:");
             for line in lines {
@@ -259,6 +272,7 @@ fn place_of(dumps: &Dumps) -> String {
     format!("; their last operations are in {}", folder.display())
 }
 
-fn say(text: &str) {
+/// Writes a line of the launcher's own.
+pub(super) fn say(text: &str) {
     streams::stderr().line(&format!("paceline: {text}"));
 }

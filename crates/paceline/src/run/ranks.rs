@@ -49,7 +49,10 @@ pub struct Ranks<'a> {
 impl Ranks<'_> {
     /// Whether this process is not a rank but has to launch the ranks.
     pub fn are_launched(&self, placement: Option<&Placement>) -> bool {
-        placement.is_none() && self.world_size > 1 && self.transport != TransportName::Thread
+        match placement {
+            Some(placement) => placement.is_launcher,
+            None => self.world_size > 1 && self.transport != TransportName::Thread,
+        }
     }
 
     /// Calls `rank` with the group and the local rank. If this process is a rank, that is one call. If

@@ -45,7 +45,10 @@ pub fn resolve_inputs(
 ) -> Result<(TrainConfig, OpenData)> {
     let spec = with_one_name(spec)?;
     let settings = spec.parse()?;
-    let flags: RunFlags = read(&settings)?;
+    let mut flags: RunFlags = read(&settings)?;
+    if let Some(placement) = placement {
+        flags.transport = placement.transport_of_run(flags.transport, spec.has("transport"));
+    }
     check_choices(&flags, &spec)?;
     let model = ModelConfig::resolve(&flags.model, flags.freeze.clone(), &settings)?;
     let world_size = resolve_world_size(&flags, placement)?;
@@ -180,7 +183,8 @@ pub fn resolve_inputs(
         // fail now, because other ranks may have allocated their memory already.
         return Ok((config, data));
     }
-    check_memory(&config, &built, data.train.as_ref())?;
+    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
+    check_memory(&config, local_ranks, &built, data.train.as_ref())?;
     config.warnings.extend(resume::check(&config, &built, data.train.len())?);
     Ok((config, data))
 }
@@ -309,8 +313,13 @@ fn check_drift(
     Ok(())
 }
 
-/// Fails if the run does not fit into memory, so that it does not fail half-way.
-fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> Result<()> {
+/// Fails if the ranks of this host do not fit into its memory, so that the run does not fail half-way.
+fn check_memory(
+    config: &TrainConfig,
+    local_ranks: usize,
+    model: &Model,
+    dataset: &dyn Dataset,
+) -> Result<()> {
     let Some(available) = resources::available_bytes() else { return Ok(()) };
     let elem = size_of::<f32>() as f64;
     let copies = 2.0 + config.optimizer.config().state_names().len() as f64;
@@ -319,7 +328,7 @@ fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> R
     let inputs = (inputs * dataset.input_shape().iter().product::<usize>()) as f64 * elem;
     let activations = inputs + config.batch_size as f64 * model.activation_elems as f64 * elem;
     let data = config.data.resident_bytes(dataset);
-    let needed = (state + activations + data) * config.world_size as f64;
+    let needed = (state + activations + data) * local_ranks as f64;
     if needed <= available as f64 {
         return Ok(());
     }
@@ -328,7 +337,7 @@ fn check_memory(config: &TrainConfig, model: &Model, dataset: &dyn Dataset) -> R
         "not enough memory: {} ranks need about {} ({} each for {} parameters with gradients and \
          optimizer state, {} for activations of {} samples), and {} are available; use a smaller \
          model, a smaller batch, or fewer ranks",
-        config.world_size,
+        local_ranks,
         gb(needed),
         gb(state),
         model.layout.num_params(),

@@ -4,6 +4,7 @@
 //! Nothing here knows what the binary should print.
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub mod marked;
 pub mod traces;
 
 use std::ffi::OsStr;
@@ -54,6 +55,7 @@ impl Sandbox {
     pub fn paceline(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
         let launchers = [
+            "GROUP_",
             "LOCAL_",
             "MASTER_",
             "PACELINE_",

@@ -102,7 +102,10 @@ impl Connection {
             Failed::Other(reason) | Failed::NoHost(reason) => {
                 format!("the program that answers there is not a PyTorch store: {reason}")
             }
-            Failed::TimedOut(_) => "the program that listens there does not answer".into(),
+            // Only a store of ours knows attempts.
+            Failed::TimedOut(_) | Failed::Overtaken(_) => {
+                "the program that listens there does not answer".into()
+            }
         })?;
         connection.prefix += &format!("{attempt}/");
         Ok(connection)

@@ -28,6 +28,8 @@ pub(crate) enum Failed {
     TimedOut(Vec<usize>),
     /// Rank 0, which hosts the store, has ended or did not come in time. Holds the reason.
     NoHost(String),
+    /// This rank has come for a later attempt of the run.
+    Overtaken(usize),
     Other(String),
 }
 
@@ -99,6 +101,7 @@ impl Connection {
                 let ranks = ranks.iter().map(|rank| u32::from_le_bytes(*rank) as usize);
                 Err(Failed::TimedOut(ranks.collect()))
             }
+            Answer::Overtaken(ahead) => Err(Failed::Overtaken(ahead as usize)),
             Answer::Refused(reason) => {
                 Err(Failed::Other(String::from_utf8_lossy(&reason).into_owned()))
             }

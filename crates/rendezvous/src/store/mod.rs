@@ -247,6 +247,9 @@ impl Failed {
             }
             Failed::TimedOut(ranks) => (format!("ranks {ranks:?} did not come in time"), ranks),
             Failed::NoHost(reason) => (reason, vec![0]),
+            Failed::Overtaken(ahead) => {
+                return RendezvousError::Overtaken { rank, world_size, place, ahead };
+            }
             Failed::Other(reason) => (reason, Vec::new()),
         };
         RendezvousError::Failed { rank, world_size, place, reason, missing }

@@ -37,6 +37,8 @@ struct State {
     joined: Vec<bool>,
     /// Which ranks have been here at some time.
     seen: Vec<bool>,
+    /// A rank that has come for a later attempt of the run.
+    ahead: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -148,11 +150,14 @@ impl Shared {
             }
             Request::Add { key, amount } => self.add(key, amount),
             Request::Arrive { limit } => {
-                let all = |state: &State| state.joined.iter().all(|&is_here| is_here).then_some(());
-                if self.wait_for(limit, all).is_some() {
-                    return Answer::Done(Vec::new());
-                }
-                Answer::TimedOut(missing(&self.lock()))
+                let settled = |state: &State| {
+                    if state.joined.iter().all(|&is_here| is_here) {
+                        return Some(Answer::Done(Vec::new()));
+                    }
+                    state.ahead.map(|rank| Answer::Overtaken(rank as u32))
+                };
+                let answer = self.wait_for(limit, settled);
+                answer.unwrap_or_else(|| Answer::TimedOut(missing(&self.lock())))
             }
         }
     }
@@ -256,6 +261,7 @@ fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
         }
     };
     let rank = hello.rank;
+    let is_ahead = hello.is_of_later_attempt(&shared.secret);
     let verdict = {
         let mut state = shared.lock();
         if state.joined.iter().all(|&is_here| is_here) {
@@ -270,6 +276,10 @@ fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
                 Verdict::Welcome
             }
             (Verdict::Welcome, _) => Verdict::RankTaken,
+            (_, Some(_)) if is_ahead => {
+                state.ahead = Some(rank);
+                Verdict::Overtaken
+            }
             (refusal, _) => refusal,
         }
     };
@@ -278,8 +288,11 @@ fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
         let why = match verdict {
             Verdict::WrongSecret => "its secret differs",
             Verdict::WrongWorld => "it expects another world size",
+            Verdict::Overtaken => "it belongs to a later attempt of this run",
             _ => "that rank is here already, or beyond the world size",
         };
+        // Those that wait for it look again.
+        shared.changed.notify_all();
         shared.refuse(&format!("{who} as rank {rank}"), why);
         return None;
     }

@@ -219,6 +219,41 @@ fn who_may_not_join_is_told_why() {
 }
 
 #[test]
+fn ranks_of_a_later_attempt_end_an_earlier_one_and_meet_in_their_own() {
+    let tcp = tcp();
+    let of_attempt = |restart| {
+        let secret = Rendezvous::secret_of_restart(&tcp.secret, restart);
+        Rendezvous { secret, ..tcp.clone() }
+    };
+    let [first, second, third] = [0, 1, 2].map(of_attempt);
+    let open = |rank, rendezvous| move || Store::open(rendezvous, rank, 2, LIMIT).map(drop);
+    std::thread::scope(|scope| {
+        // Rank 1 is on a host that has started it twice again.
+        let ahead = scope.spawn(open(1, &third));
+        let error = open(0, &first)().unwrap_err();
+        assert!(matches!(error, RendezvousError::Overtaken { rank: 0, ahead: 1, .. }), "{error}");
+        // The next attempt is behind, too.
+        open(0, &second)().unwrap_err();
+        open(0, &third)().unwrap();
+        ahead.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_of_an_earlier_attempt_is_turned_away_and_disturbs_nobody() {
+    let first = tcp();
+    let secret = Rendezvous::secret_of_restart(&first.secret, 1);
+    let second = Rendezvous { secret, ..first.clone() };
+    std::thread::scope(|scope| {
+        let host = scope.spawn(|| Store::open(&second, 0, 2, LIMIT).map(drop));
+        let message = Store::open(&first, 1, 2, LIMIT).unwrap_err().to_string();
+        assert!(message.contains("another attempt of this one"), "{message}");
+        Store::open(&second, 1, 2, LIMIT).unwrap();
+        host.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn who_does_not_come_is_named() {
     for rendezvous in [local(), tcp()] {
         // Long enough for both to come within the limit of the other.

@@ -56,6 +56,8 @@ pub(crate) enum Answer {
     TimedOut(Vec<u8>),
     /// The request cannot be done. Holds the reason.
     Refused(Vec<u8>),
+    /// This rank has come for a later attempt of the run, so the others wait in vain.
+    Overtaken(u32),
 }
 
 pub(crate) fn send_request(
@@ -104,9 +106,10 @@ pub(crate) fn read_request(socket: impl AsFd) -> io::Result<Request> {
 
 pub(crate) fn send_answer(socket: impl AsFd, answer: &Answer) -> io::Result<()> {
     let (status, payload) = match answer {
-        Answer::Done(payload) => (0u8, payload),
-        Answer::TimedOut(payload) => (1, payload),
-        Answer::Refused(payload) => (2, payload),
+        Answer::Done(payload) => (0u8, payload.as_slice()),
+        Answer::TimedOut(payload) => (1, payload.as_slice()),
+        Answer::Refused(payload) => (2, payload.as_slice()),
+        Answer::Overtaken(ahead) => (3, &ahead.to_le_bytes()[..]),
     };
     let mut bytes = Vec::with_capacity(5 + payload.len());
     bytes.push(status);
@@ -126,6 +129,10 @@ pub(crate) fn read_answer(socket: impl AsFd, deadline: &Deadline) -> io::Result<
         0 => Ok(Answer::Done(payload)),
         1 => Ok(Answer::TimedOut(payload)),
         2 => Ok(Answer::Refused(payload)),
+        3 => {
+            let ahead = payload.try_into().map_err(|_| invalid("an answer without a rank"))?;
+            Ok(Answer::Overtaken(u32::from_le_bytes(ahead)))
+        }
         _ => Err(invalid("an unknown answer")),
     }
 }

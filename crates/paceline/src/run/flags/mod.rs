@@ -45,7 +45,7 @@ pub struct RunFlags {
     /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,
-    /// How the ranks reach each other
+    /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
     /// Where to compute
