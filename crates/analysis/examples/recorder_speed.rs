@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::create_dir(&folder)?;
     let path = folder.join("worker_0.1.pt.trace.json.gz");
     let begin = now_ns();
-    let written = kineto::write_file(&path, &header(), &[&track]);
+    let written = std::fs::File::create(&path)
+        .and_then(|mut file| kineto::write_compressed(&mut file, &header(), &[&track]));
     let seconds = (now_ns() - begin) as f64 / 1e9;
     let bytes = path.metadata().map(|file| file.len());
     std::fs::remove_dir_all(&folder)?;

@@ -29,10 +29,13 @@ fn merged(folder: &Path, traces: &[Value]) -> Result<(Merged, Value), MergeError
 
 fn merge_folder(folder: &Path) -> Result<(Merged, Value), MergeError> {
     let window = find(&[folder.to_owned()], Select::Latest).unwrap().remove(0);
-    let out = folder.join("merged.json.gz");
-    let merged = merge(&window.files, &out)?;
+    let mut out = Vec::new();
+    let merged = merge(&window.files, true, &mut out);
+    // A trace that cannot be used is found before the first byte is written.
+    assert!(merged.is_ok() || out.is_empty(), "{} bytes", out.len());
+    let merged = merged?;
     let mut text = String::new();
-    GzDecoder::new(fs::File::open(&out).unwrap()).read_to_string(&mut text).unwrap();
+    GzDecoder::new(&out[..]).read_to_string(&mut text).unwrap();
     let mut trace = serde_json::from_str(&text).unwrap();
     take_numbers(&text, &mut trace);
     Ok((merged, trace))
@@ -261,7 +264,7 @@ fn a_rank_without_a_clock_is_brought_in_by_its_collectives() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_named_and_leaves_nothing() {
+fn a_file_that_cannot_be_read_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("rank_0").join("worker_0.1.pt.trace.json.gz");
     fs::create_dir(path.parent().unwrap()).unwrap();
@@ -275,7 +278,6 @@ fn a_file_that_cannot_be_read_is_named_and_leaves_nothing() {
         if *named == path),
         "{error}"
     );
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]
@@ -285,7 +287,6 @@ fn traces_without_events_or_with_times_of_no_use_are_refused() {
         let error = merged(folder.path(), &[text]).unwrap_err();
         assert!(matches!(error, MergeError::NoEvents { .. }), "{error}");
         assert!(error.to_string().contains("worker_0.1.pt.trace.json: no events"), "{error}");
-        assert!(!folder.path().join("merged.json.gz").exists());
     }
     let folder = tempfile::tempdir().unwrap();
     let long = x("op", "cpu_op", json!(7), 9e15, 9.2e15);

@@ -61,7 +61,8 @@ fn a_recorded_run_is_found_and_read_whole() {
         let folder = dir.path().join(format!("rank_{rank}"));
         std::fs::create_dir(&folder).expect("folder");
         let path = folder.join(format!("worker_{rank}.1700000000000.pt.trace.json.gz"));
-        kineto::write_file(&path, &header(rank), &tracks).expect("written");
+        let mut file = std::fs::File::create(path).expect("file");
+        kineto::write_compressed(&mut file, &header(rank), &tracks).expect("written");
     }
     let windows = find(&[PathBuf::from(dir.path())], Select::Latest).expect("both ranks");
     assert_eq!(windows[0].files.iter().map(|file| file.rank).collect::<Vec<_>>(), [0, 1]);

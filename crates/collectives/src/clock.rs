@@ -206,7 +206,7 @@ mod tests {
     fn the_sequence_of_the_group_stays_the_same_on_every_rank() {
         let link = Link { bytes_per_s: 1e6, latency_s: 0.2 };
         let seqs = std::thread::scope(|scope| {
-            let groups = Group::threads_with(3, GroupOptions::for_local_ranks(3));
+            let groups = Group::threads_with(3, GroupOptions::for_local_ranks(3)).unwrap();
             let ranks = groups.into_iter().map(|group| {
                 scope.spawn(move || {
                     // If the link delayed the messages, this would take half a minute.

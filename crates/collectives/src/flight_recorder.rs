@@ -5,8 +5,9 @@
 //! nothing of how operations work.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -130,15 +131,8 @@ impl FlightRecorder {
             let _ = write!(text, "\n{}", serde_json::to_string(&line).unwrap_or_default());
         }
         text.push('\n');
-        // Another thread may be ending the process. Writing and then renaming leaves either a complete
-        // file or the one from before.
-        let partial = path.with_added_extension(std::process::id().to_string());
-        let written =
-            std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, &path));
         // The folder may be gone or full. The error that is being reported matters more.
-        if let Err(error) = written {
-            // Of what a full disk took of it, nothing stays.
-            let _ = std::fs::remove_file(&partial);
+        if let Err(error) = replace(&path, |file| file.write_all(text.as_bytes())) {
             self.say(format!("cannot write {}: {error}", path.display()));
         }
     }
@@ -159,5 +153,44 @@ impl FlightRecorder {
     fn say(&self, line: String) {
         // A closed standard error must not stop the communication.
         let _ = writeln!(std::io::stderr().lock(), "comm: {line}");
+    }
+}
+
+/// Replaces a file by what `write` writes, or leaves the one from before: another thread may be ending the process.
+fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(format!(".{}", std::process::id()));
+    let partial = PathBuf::from(partial);
+    let written = File::create(&partial)
+        .and_then(|mut file| write(&mut file))
+        .and_then(|()| std::fs::rename(&partial, path));
+    if written.is_err() {
+        // Of what a full disk took of it, nothing stays.
+        let _ = std::fs::remove_file(&partial);
+    }
+    written
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_that_is_cut_off_leaves_the_one_from_before_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("world-rank0.jsonl");
+        replace(&path, |file| file.write_all(b"before\n")).unwrap();
+        let cut = |file: &mut File| {
+            file.write_all(b"aft")?;
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        assert_eq!(replace(&path, cut).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "before\n");
+        // A folder of that name refuses the last operation.
+        let occupied = folder.path().join("world-rank1.jsonl");
+        std::fs::create_dir(&occupied).unwrap();
+        replace(&occupied, |file| file.write_all(b"after\n")).unwrap_err();
+        replace(&folder.path().join("gone/world-rank2.jsonl"), |_| Ok(())).unwrap_err();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

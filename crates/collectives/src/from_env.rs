@@ -81,7 +81,7 @@ impl Group {
     fn alone(options: Option<GroupOptions>) -> Result<Self, CollectiveError> {
         let mut options = options.unwrap_or_else(|| GroupOptions::for_local_ranks(1));
         let link = options.link.take();
-        let group = Self::threads_with(1, options).remove(0);
+        let group = Self::threads_with(1, options)?.remove(0);
         group.emulate_if_asked(link)
     }
 

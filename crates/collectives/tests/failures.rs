@@ -295,7 +295,7 @@ fn conflicts_are_named_by_every_thread() {
         options.timeout = NEVER;
         limit::within_limit(move || {
             std::thread::scope(|scope| {
-                for group in Group::threads_with(WORLD, options) {
+                for group in Group::threads_with(WORLD, options).unwrap() {
                     scope.spawn(move || {
                         // Processes have met once before, in a barrier.
                         group.barrier().unwrap();

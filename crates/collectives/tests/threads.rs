@@ -177,7 +177,8 @@ fn messages_that_do_not_fit_are_named_though_another_rank_has_left() {
 fn the_time_limit_names_who_is_missing() {
     let timeout = Duration::from_millis(50);
     let groups =
-        Group::threads_with(3, GroupOptions { timeout, ..GroupOptions::for_local_ranks(3) });
+        Group::threads_with(3, GroupOptions { timeout, ..GroupOptions::for_local_ranks(3) })
+            .unwrap();
     let error = groups[0].barrier().unwrap_err();
     let CollectiveError::TimedOut { missing, op: "barrier", .. } = &error else {
         panic!("{error}");
@@ -207,7 +208,7 @@ fn an_emulated_link_takes_its_time() {
 fn a_link_that_cannot_be_is_refused() {
     for (bytes_per_s, latency_s) in [(0.0, 1e-6), (-1.0, 0.0), (f64::NAN, 0.0), (1e9, -1.0)] {
         let link = Link { bytes_per_s, latency_s };
-        let error = Group::single().emulate(link).unwrap_err();
+        let error = Group::single().unwrap().emulate(link).unwrap_err();
         assert!(matches!(error, CollectiveError::ImpossibleLink { .. }), "{error}");
     }
 }
@@ -220,7 +221,7 @@ fn no_time_limit_is_too_long() {
     for options in [options, spinning] {
         limit::within_limit(|| {
             std::thread::scope(|scope| {
-                for group in Group::threads_with(2, options) {
+                for group in Group::threads_with(2, options).unwrap() {
                     scope.spawn(move || {
                         let (rank, other) = (group.rank(), 1 - group.rank());
                         let (data, mut got) = ([rank as f32; 3], [9.0; 3]);
@@ -244,7 +245,7 @@ fn a_link_that_is_too_fast_is_refused() {
 
 #[test]
 fn roots_must_exist() {
-    let group = Group::single();
+    let group = Group::single().unwrap();
     let labels = Allocator::new().tensor(DType::I64, [3], Category::Data).unwrap();
     assert!(matches!(group.broadcast(&labels, 1), Err(CollectiveError::NoSuchRank { .. })));
 }

@@ -178,7 +178,9 @@ pub enum DataError {
         message: String,
     },
     /// The loader's thread could not be started.
-    #[error("cannot start the loader thread: {0}")]
+    #[error(
+        "the system refuses a thread for the loader ({0}); allow more processes (ulimit -u, or pids.max of the control group)"
+    )]
     Thread(#[source] io::Error),
     /// The loader's thread panicked outside of the data set's `read`.
     #[error("the loader thread panicked: {message}")]

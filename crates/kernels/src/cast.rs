@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn what_fits_comes_back_and_the_rest_is_rounded() {
-        let compute = Compute::new(1, Allocator::new());
+        let compute = Compute::new(1, Allocator::new()).unwrap();
         let tensor = |dtype| compute.allocator.tensor(dtype, [6], Category::Communication).unwrap();
         let x = tensor(DType::F32);
         let there_and_back = |dtype| {

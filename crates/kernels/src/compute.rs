@@ -7,7 +7,7 @@ use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor, WriteGuar
 use paceline_trace::{Event, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
-use crate::SimdLevel;
+use crate::{KernelError, SimdLevel};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
@@ -27,15 +27,16 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Computes with `num_threads` threads and the best vector instructions of this processor.
-    pub fn new(num_threads: usize, allocator: Allocator) -> Self {
-        Self {
+    /// Computes with `num_threads` threads and the best vector instructions of this processor. Errors if the system
+    /// refuses the threads.
+    pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self, KernelError> {
+        Ok(Self {
             simd: SimdLevel::detect(),
-            threads: Threads::new(num_threads),
+            threads: Threads::new(num_threads)?,
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),
-        }
+        })
     }
 
     /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
@@ -127,17 +128,17 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// `num_threads` threads. Panics if the system cannot start them: fewer threads would silently
+    /// `num_threads` threads. Errors if the system cannot start all of them: fewer threads would silently
     /// change results and times.
-    pub fn new(num_threads: usize) -> Self {
+    pub fn new(num_threads: usize) -> Result<Self, KernelError> {
         let build = || {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(num_threads)
                 .thread_name(|index| format!("compute-{index}"))
                 .build()
-                .unwrap_or_else(|e| panic!("no room for {num_threads} threads: {e}"))
+                .map_err(|e| KernelError::NoThreads { num_threads, reason: e.to_string() })
         };
-        Self { pool: (num_threads > 1).then(build), tracks: Vec::new() }
+        Ok(Self { pool: (num_threads > 1).then(build).transpose()?, tracks: Vec::new() })
     }
 
     /// The number of threads.

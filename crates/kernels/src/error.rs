@@ -53,6 +53,17 @@ pub enum KernelError {
         /// The number of elements.
         len: usize,
     },
+    /// The system refused threads to compute with.
+    #[error(
+        "the system refuses {num_threads} threads to compute with ({reason}); allow more processes (ulimit -u, or \
+         pids.max of the control group), or use fewer threads"
+    )]
+    NoThreads {
+        /// The number of threads that were asked for.
+        num_threads: usize,
+        /// What the system says.
+        reason: String,
+    },
     /// A tensor or buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] MemoryError),

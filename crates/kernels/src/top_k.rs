@@ -146,7 +146,7 @@ mod tests {
     }
 
     fn case() -> Case {
-        Case { compute: Compute::new(1, Allocator::new()) }
+        Case { compute: Compute::new(1, Allocator::new()).unwrap() }
     }
 
     #[test]

@@ -25,7 +25,9 @@ fn wide(elems: &[f32]) -> Vec<f64> {
 fn computes() -> Vec<Compute> {
     let levels = SimdLevel::available().into_iter();
     let computes = levels.flat_map(|level| {
-        [1, 3].map(|threads| Compute::new(threads, Allocator::new()).with_simd(level).unwrap())
+        [1, 3].map(|threads| {
+            Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap()
+        })
     });
     computes.collect()
 }
@@ -247,7 +249,7 @@ fn statistics_far_from_zero_keep_their_digits() {
 #[test]
 fn running_statistics_follow_mean_and_unbiased_variance() {
     let case = Case::new(&[5, 3], Activation::None, 2.0);
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new()).unwrap();
     let outcome = run(&compute, &case, DType::F32, &[5]);
     let [_, _, _, _, mean, var] = &outcome.tensors;
     for c in 0..3 {
@@ -259,7 +261,7 @@ fn running_statistics_follow_mean_and_unbiased_variance() {
 
 #[test]
 fn no_values_and_a_single_one_leave_running_statistics_alone() {
-    let compute = Compute::new(3, Allocator::new());
+    let compute = Compute::new(3, Allocator::new()).unwrap();
     for count in [0, 1] {
         let case = Case::new(&[count, 4], Activation::Relu, 2.0);
         let outcome = run(&compute, &case, DType::F32, &[count]);
@@ -322,7 +324,7 @@ fn a_not_a_number_gets_through() {
 
 #[test]
 fn wrong_shapes_are_explained() {
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new()).unwrap();
     let config = BatchNorm::new(3, Activation::None);
     let x = tensor(&compute, DType::F32, [2, 4], &[0.0; 8]);
     let sums = tensor(&compute, DType::F64, [7], &[0.0; 7]);

@@ -42,7 +42,8 @@ fn computes() -> Vec<Compute> {
     let mut computes = Vec::new();
     for level in SimdLevel::available() {
         for threads in [1, 3] {
-            let compute = Compute::new(threads, Allocator::new()).with_simd(level).unwrap();
+            let compute =
+                Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap();
             computes.push(compute);
         }
     }
@@ -252,7 +253,7 @@ fn optimizers_give_the_same_bits_at_every_level_and_place() {
 
 #[test]
 fn wrong_shapes_are_explained() {
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new()).unwrap();
     let a = &compute.allocator;
     let (x, w) = (tensor(a, [2, 3], &[0.0; 6]), tensor(a, [4, 5], &[0.0; 20]));
     let y = tensor(a, [2, 4], &[0.0; 8]);

@@ -21,7 +21,9 @@ fn tensor<T: Element>(dtype: DType, elems: &[T]) -> Tensor {
 }
 
 fn computes() -> Vec<Compute> {
-    let with = |(level, threads)| Compute::new(threads, Allocator::new()).with_simd(level).unwrap();
+    let with = |(level, threads)| {
+        Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap()
+    };
     let levels = SimdLevel::available().into_iter();
     levels.flat_map(|level| [1, 2, 3].map(|threads| (level, threads))).map(with).collect()
 }
@@ -56,7 +58,7 @@ fn sums_of_squares() {
 
 #[test]
 fn squares_that_f32_cannot_hold() {
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new()).unwrap();
     let sum = |elems: &[f32]| norm::sum_of_squares(&compute, &tensor(DType::F32, elems)).unwrap();
     assert_eq!(sum(&[1e30, 0.0]), f64::from(1e30f32).powi(2));
     assert!(sum(&[1e-30]) > 0.0);
@@ -83,7 +85,7 @@ fn scaling() {
 
 #[test]
 fn integers_are_refused() {
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new()).unwrap();
     let numbers = tensor(DType::I64, &[1i64, 2]);
     let error = norm::sum_of_squares(&compute, &numbers).unwrap_err().to_string();
     assert!(error.contains("sum of squares") && error.contains("i64"), "{error}");

@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 
-use crate::{DType, Shape};
+use crate::{Category, DType, Shape};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The host has no memory left for this request.
-    #[error("out of memory: could not allocate {bytes} bytes")]
+    #[error("out of memory: could not allocate {bytes} bytes for {category}")]
     OutOfMemory {
         /// Size of the request in bytes.
         bytes: usize,
+        /// What the memory was to be used for.
+        category: Category,
     },
     /// The range is in use in a way that excludes the new use.
     #[error("bytes {}..{} are claimed for {holder}, so they cannot be used for {wanted}", range.start, range.end)]

@@ -27,7 +27,7 @@ pub fn worst_error(
     input_shape: &[usize],
     seed: u64,
 ) -> Result<f64> {
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new())?;
     let allocator = &compute.allocator;
     let storage = Storage::host(Arc::new(layout.clone()), DType::F64, allocator)?;
     storage.initialize(seed)?;

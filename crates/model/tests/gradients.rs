@@ -122,7 +122,7 @@ fn whole_networks() {
 /// Compares `scale` times the finite differences of the loss with its gradient.
 fn check_loss(loss: Loss, output: &Tensor, target: &Tensor, scale: f64) {
     const STEP: f64 = 1e-6;
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new()).unwrap();
     let storage_of_nothing = LayoutBuilder::new().finish(1).into();
     let storage = Storage::host(storage_of_nothing, DType::F64, &compute.allocator).unwrap();
     let cx = Context::evaluation(&compute, &storage);

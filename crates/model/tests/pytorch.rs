@@ -51,7 +51,7 @@ struct Setup {
 
 impl Setup {
     fn all() -> Vec<Self> {
-        let compute = || Compute::new(1, Allocator::new());
+        let compute = || Compute::new(1, Allocator::new()).unwrap();
         // Both sides sum up to a few hundred products of numbers of size one in f64. The different orders of
         // summation cause differences of about 1e-14.
         let mut setups = vec![Self { dtype: DType::F64, compute: compute(), tolerance: 1e-12 }];

@@ -14,7 +14,7 @@ const BATCH: usize = 4;
 /// one thread, because the scratch memory of several threads depends on how much they overlap.
 fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor) {
     let allocator = Allocator::new();
-    let compute = Compute::new(1, allocator.clone());
+    let compute = Compute::new(1, allocator.clone()).unwrap();
     let storage = Storage::host(model.layout.clone(), DType::F32, &allocator).unwrap();
     storage.initialize(1).unwrap();
     let adamw = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };

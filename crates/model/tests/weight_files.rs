@@ -40,7 +40,7 @@ struct Trainee {
 
 impl Trainee {
     fn new(model: &MlpConfig, optimizer: OptimizerConfig, dtype: DType, world_size: usize) -> Self {
-        let compute = Compute::new(1, Allocator::new());
+        let compute = Compute::new(1, Allocator::new()).unwrap();
         let layout = model.build(world_size).unwrap().layout;
         let storage = Storage::host(layout, dtype, &compute.allocator).unwrap();
         storage.initialize(7).unwrap();
@@ -290,7 +290,7 @@ fn buffers_come_back_and_are_checked() {
             layout.buffer("running_mean", [3], 0.0);
             layout.buffer("running_var", [3], 1.0);
         }
-        let compute = Compute::new(1, Allocator::new());
+        let compute = Compute::new(1, Allocator::new()).unwrap();
         let layout = std::sync::Arc::new(layout.finish(1));
         let storage = Storage::host(layout, DType::F32, &compute.allocator).unwrap();
         storage.initialize(1).unwrap();

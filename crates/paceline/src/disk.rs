@@ -1,5 +1,5 @@
-//! File operations whose failure must not lose what is already on the disk: checkpoints, the records of a
-//! run, the results of a sweep.
+//! The operations by which this program writes files: checkpoints, the files of a run, traces, the records of a sweep,
+//! reports and tables.
 //!
 //! Every operation goes through a [`Disk`]. The disk of a program is the real one. The disk of a test fails
 //! at one chosen operation, or stops there for good, as the disk of a killed process does. So a test can
@@ -7,8 +7,8 @@
 //! hold.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
-use std::os::fd::AsFd;
+use std::io::{self, BufWriter, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
@@ -52,6 +52,26 @@ impl Disk {
         fs::create_dir_all(path)
     }
 
+    /// Makes a folder. Fails if there is something of that name.
+    pub fn create_new_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Folder)?;
+        fs::create_dir(path)
+    }
+
+    /// Removes an empty folder.
+    pub fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Remove)?;
+        fs::remove_dir(path)
+    }
+
+    /// Opens a file for reading and writing, with what it holds, or makes it.
+    pub fn open_or_create(&self, path: &Path) -> io::Result<DiskFile> {
+        self.enter(Operation::Create)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        Ok(DiskFile { file: Raw { file, disk: self.clone() } })
+    }
+
     /// Makes a file for writing. A file that is there already loses its contents.
     pub fn create(&self, path: &Path) -> io::Result<DiskFile> {
         self.enter(Operation::Create)?;
@@ -65,14 +85,14 @@ impl Disk {
     ///
     /// While the new file is written it has no name, so a process that is killed leaves nothing behind. Only file
     /// systems that have no nameless files see `<path>.partial`. Its mode is that of any new file of this process.
-    pub fn replace<E: From<io::Error>>(
+    pub fn replace<T, E: From<io::Error>>(
         &self,
         path: &Path,
         kept: Option<&Path>,
-        write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
-    ) -> Result<(), E> {
+        write: impl FnOnce(&mut (dyn Write + Send)) -> Result<T, E>,
+    ) -> Result<T, E> {
         let partial = partial(path);
-        let outcome = self.write_new(path, &partial, write).and_then(|()| {
+        let outcome = self.write_new(path, &partial, write).and_then(|written| {
             if let Some(kept) = kept
                 && path.try_exists()?
             {
@@ -80,7 +100,8 @@ impl Disk {
             }
             self.rename(&partial, path)?;
             // The names are on the disk only when the folder is.
-            Ok(self.sync_folder(folder_of(path))?)
+            self.sync_folder(folder_of(path))?;
+            Ok(written)
         });
         if outcome.is_err() {
             // The error that is reported is the first one.
@@ -98,12 +119,12 @@ impl Disk {
     }
 
     /// Writes a new file that is complete, on the disk, and named `partial`.
-    fn write_new<E: From<io::Error>>(
+    fn write_new<T, E: From<io::Error>>(
         &self,
         path: &Path,
         partial: &Path,
-        write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
-    ) -> Result<(), E> {
+        write: impl FnOnce(&mut (dyn Write + Send)) -> Result<T, E>,
+    ) -> Result<T, E> {
         self.enter(Operation::Create)?;
         let mode = Mode::from_raw_mode(0o666);
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
@@ -117,7 +138,7 @@ impl Disk {
             }
         };
         let mut out = BufWriter::with_capacity(BUFFER_BYTES, Raw { file, disk: self.clone() });
-        write(&mut out)?;
+        let written = write(&mut out)?;
         let Raw { file, .. } = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         self.enter(Operation::Sync)?;
         file.sync_all()?;
@@ -133,15 +154,17 @@ impl Disk {
             linkat(CWD, nameless, CWD, partial, AtFlags::SYMLINK_FOLLOW)
                 .map_err(io::Error::from)?;
         }
-        Ok(())
+        Ok(written)
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+    /// Gives a file or a folder another name.
+    pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.enter(Operation::Rename)?;
         fs::rename(from, to)
     }
 
-    fn remove(&self, path: &Path) -> io::Result<()> {
+    /// Removes a file.
+    pub fn remove(&self, path: &Path) -> io::Result<()> {
         self.enter(Operation::Remove)?;
         fs::remove_file(path)
     }
@@ -166,6 +189,27 @@ impl Disk {
 #[derive(Debug)]
 pub struct DiskFile {
     file: Raw,
+}
+
+impl DiskFile {
+    /// Removes what the file holds.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.file.disk.enter(Operation::Write)?;
+        self.file.file.set_len(0)?;
+        self.file.file.rewind()
+    }
+}
+
+impl Read for DiskFile {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.file.file.read(bytes)
+    }
+}
+
+impl AsFd for DiskFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.file.as_fd()
+    }
 }
 
 impl Write for DiskFile {
@@ -218,7 +262,7 @@ fn folder_of(path: &Path) -> &Path {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::faults::Fault;
+    use super::faults::{Fault, at_each_operation};
     use super::*;
 
     fn put(disk: &Disk, path: &Path, kept: Option<&Path>, text: &str) -> io::Result<()> {
@@ -282,31 +326,28 @@ mod tests {
 
     #[test]
     fn a_fault_at_any_operation_leaves_a_complete_file() {
-        for fault in [Fault::Fails, Fault::Cuts, Fault::Stops] {
-            let mut at = 0;
-            loop {
-                let folder = tempfile::tempdir().unwrap();
-                let (path, kept) = (folder.path().join("file"), folder.path().join("before"));
-                put(&Disk::default(), &path, Some(&kept), "old\n").unwrap();
-                let disk = Disk::with_fault(fault, at);
-                let outcome = put(&disk, &path, Some(&kept), "new\n");
-                let found = (word(&path), word(&kept));
-                let found = (found.0.as_deref(), found.1.as_deref());
-                let new = (Some("new"), Some("old"));
-                if !disk.has_failed() {
-                    outcome.unwrap();
-                    assert_eq!(found, new);
-                    assert!(at >= 7, "create, 2 writes, sync, link, 2 renames, sync: {at}");
-                    break;
-                }
-                let states = [(Some("old"), None), (None, Some("old")), new];
-                assert!(states.contains(&found), "{fault:?} at {at}: {found:?}");
-                if fault != Fault::Stops && outcome.is_err() {
-                    let left = fs::read_dir(folder.path()).unwrap().count();
-                    assert!(left <= 2, "{fault:?} at {at} left a partial file");
-                }
-                at += 1;
+        let num_operations = at_each_operation(|disk, fault| {
+            let folder = tempfile::tempdir().unwrap();
+            let (path, kept) = (folder.path().join("file"), folder.path().join("before"));
+            put(&Disk::default(), &path, Some(&kept), "old\n").unwrap();
+            let outcome = put(disk, &path, Some(&kept), "new\n");
+            let found = (word(&path), word(&kept));
+            let found = (found.0.as_deref(), found.1.as_deref());
+            let new = (Some("new"), Some("old"));
+            if !disk.has_failed() {
+                outcome.unwrap();
+                assert_eq!(found, new);
+                return;
             }
-        }
+            let states = [(Some("old"), None), (None, Some("old")), new];
+            assert!(states.contains(&found), "{found:?}");
+            if fault != Fault::Stops {
+                assert!(
+                    fs::read_dir(folder.path()).unwrap().count() <= 2,
+                    "a partial file is left"
+                );
+            }
+        });
+        assert!(num_operations >= 7, "create, 2 writes, sync, link, 2 renames, sync");
     }
 }

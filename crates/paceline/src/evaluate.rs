@@ -18,6 +18,7 @@ use crate::choices::data::{DataConfig, RunNeeds};
 use crate::choices::models::ModelConfig;
 use crate::choices::registry::read;
 use crate::cli::evaluate::EvaluateArgs;
+use crate::disk::Disk;
 use crate::environment::{self, Placement};
 use crate::metrics::console::evaluation_lines;
 use crate::outputs::{check_file, write_json};
@@ -110,7 +111,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             loss: sums.mean_loss(),
             accuracy: sums.accuracy(),
         };
-        write_json(file, &found)
+        write_json(&Disk::default(), file, &found)
     })?;
     Ok(0)
 }
@@ -177,7 +178,7 @@ fn evaluate_rank(
     test: Arc<dyn Dataset>,
     group: Group,
 ) -> Result<EpochSums> {
-    let compute = Compute::new(threads, Allocator::new());
+    let compute = Compute::new(threads, Allocator::new())?;
     let model = config.model.build(test.as_ref(), group.world_size())?;
     // No gradient is ever computed, so any strategy without state serves.
     let mut strategy = SimpleDdp;

@@ -8,6 +8,7 @@ use paceline_rendezvous::{HostRoute, Placement as Place};
 
 use crate::cli::start::StartFlags;
 use crate::cli::train::TrainCommand;
+use crate::disk::Disk;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Hosts, Launch};
 use crate::run::config::TrainConfig;
@@ -18,6 +19,7 @@ use crate::run::ranks::InitMethod;
 use crate::run::resolve::resolve;
 use crate::run::spec::RunSpec;
 use crate::run::stop::StopRequest;
+use crate::run::trainer::Host;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
 use crate::{Failure, Result, checkpoint, resources};
@@ -60,15 +62,15 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
         return launch(&config, start.max_restarts, hosts.as_ref());
     }
     let given = placement.as_ref().and_then(|placement| placement.run_folder.clone());
-    let stop = StopRequest::default();
+    let (disk, stop) = (Disk::default(), StopRequest::default());
     ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
         let folder = match (group.rank(), &given) {
             (0, Some(folder)) => Some(PathBuf::from(folder)),
-            (0, None) => Some(folder::create(&config)?),
+            (0, None) => Some(folder::create(&disk, &folder::runs(), &config)?),
             _ => None,
         };
-        let data = data.clone();
-        trainer::run_rank(&config, data, group, local_rank, folder.as_deref(), &stop)
+        let host = Host { disk: disk.clone(), stop: stop.clone(), ..Host::default() };
+        trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
     })?;
     Ok(0)
 }
@@ -171,7 +173,11 @@ fn launch(config: &TrainConfig, max_restarts: usize, hosts: Option<&Hosts>) -> R
         };
         // Each attempt has a run folder of its own, as every run that goes on where another one stopped.
         let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
-        let folder = if has_first { Some(folder::create(config)?) } else { None };
+        let folder = if has_first {
+            Some(folder::create(&Disk::default(), &folder::runs(), config)?)
+        } else {
+            None
+        };
         let variable = folder.clone().unwrap_or_default().into_os_string();
         let variables = vec![(environment::RUN_FOLDER, variable)];
         let launch = Launch::of_own_program(args, local_ranks, variables)?;

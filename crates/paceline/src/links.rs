@@ -17,8 +17,7 @@ use crate::cli::links::{CnnSizes, LinksArgs};
 use crate::run::named::TransportName;
 use crate::run::resolve::resolve;
 use crate::run::spec::RunSpec;
-use crate::run::stop::StopRequest;
-use crate::run::trainer;
+use crate::run::trainer::{self, Host};
 use crate::text::{hundredths, plain_table, say, thousands};
 use crate::{Failure, Result, launcher};
 
@@ -145,7 +144,7 @@ fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<Model
     let file = memfd_create("summary", MemfdFlags::CLOEXEC)
         .map_err(|e| Failure::io("no memory for a summary", e))?;
     config.json = Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
-    trainer::run_rank(&config, data, Group::single(), 0, None, &StopRequest::default())?;
+    trainer::run_rank(&config, data, Group::single()?, 0, None, Host::default())?;
     #[derive(Deserialize)]
     struct Summary {
         params: u64,

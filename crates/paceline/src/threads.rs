@@ -23,6 +23,7 @@ pub(crate) fn run<T: Send>(
         }
         rank(group)
     };
+    let groups = Group::threads_with(world_size, options)?;
     let outcomes: Vec<Result<T>> = std::thread::scope(|scope| {
         let run_rank = &run_rank;
         let start = |(rank, group): (usize, Group)| {
@@ -30,8 +31,7 @@ pub(crate) fn run<T: Send>(
             // A rank that is refused a thread leaves its group, so the others do not wait for it.
             thread.spawn_scoped(scope, move || run_rank(group))
         };
-        let groups = Group::threads_with(world_size, options).into_iter().enumerate();
-        let ranks: Vec<_> = groups.map(start).collect();
+        let ranks: Vec<_> = groups.into_iter().enumerate().map(start).collect();
         let join = |(rank, thread): (usize, io::Result<ScopedJoinHandle<'_, Result<T>>>)| {
             let panicked = |_| Err(Failure::Run(format!("rank {rank} panicked (see above)")));
             match thread {

@@ -1,5 +1,6 @@
 //! `paceline trace`: works with trace files in other ways than analyzing them.
 
+use std::io::Write;
 use std::path::Path;
 
 use paceline_analysis::ranks::merge::{MergeError, Merged, merge};
@@ -7,7 +8,8 @@ use paceline_analysis::ranks::{ClockSource, Clocks};
 use paceline_analysis::read::{ReadError, Select, Window, find};
 
 use crate::cli::trace::{MergeArgs, TraceCommand};
-use crate::outputs::check_file;
+use crate::disk::Disk;
+use crate::outputs::{check_file, write_whole};
 use crate::text::plural;
 use crate::{Failure, Result};
 
@@ -43,10 +45,13 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
             "{output} is one of the traces to be merged; name another --output"
         )));
     }
-    let merged = merge(&window.files, &args.output).map_err(|error| match error {
-        MergeError::Read(error) => unreadable(error),
-        error => Failure::Run(error.to_string()),
-    })?;
+    let is_compressed = args.output.extension().is_some_and(|extension| extension == "gz");
+    let write = |out: &mut (dyn Write + Send)| merge(&window.files, is_compressed, out);
+    let merged =
+        write_whole(&Disk::default(), &args.output, write).map_err(|error| match error {
+            MergeError::Write(error) => Failure::io(format!("cannot write {output}"), error),
+            error => Failure::Run(error.to_string()),
+        })?;
     print!("{}", told(&window, &merged));
     println!("Written: {output} (open it in ui.perfetto.dev)");
     Ok(0)

@@ -65,7 +65,7 @@ fn a_peer_that_leaves_is_an_error_of_the_next_step() {
 #[test]
 fn one_rank_strategies_refuse_more() {
     on_ranks(2, |group| {
-        let compute = Compute::new(1, Allocator::new());
+        let compute = Compute::new(1, Allocator::new()).unwrap();
         let (model, options) = (Net::Mlp.build(2), ReplicaOptions::default());
         let error = Replica::new(&mut Single, model, compute, group, 1, options).unwrap_err();
         assert_eq!(error.to_string(), "strategy single works with one rank only, not 2");
@@ -74,10 +74,11 @@ fn one_rank_strategies_refuse_more() {
 
 #[test]
 fn a_gradient_must_be_announced_exactly_once() {
-    let compute = Compute::new(1, Allocator::new());
+    let compute = Compute::new(1, Allocator::new()).unwrap();
     let mut ddp = Ddp::new(1 << 20);
     let (model, options) = (Net::Mlp.build(1), ReplicaOptions::default());
-    let replica = Replica::new(&mut ddp, model, compute, Group::single(), 1, options).unwrap();
+    let replica =
+        Replica::new(&mut ddp, model, compute, Group::single().unwrap(), 1, options).unwrap();
     let mut track = SpanTrack::with_capacity(10);
     let last = ParamId(replica.model.layout.params().len() - 1);
     ddp.gradient_ready(&replica, &mut track, last).unwrap();

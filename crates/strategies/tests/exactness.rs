@@ -109,7 +109,7 @@ impl Strategy for Peculiar {
 #[test]
 fn blocks_of_steps_ask_the_strategy_inside_them() {
     let strategy = Box::new(Alternating::new(Box::new(Peculiar), 2).unwrap());
-    let mut trainer = Trainer::new(Net::Mlp, Group::single(), strategy);
+    let mut trainer = Trainer::new(Net::Mlp, Group::single().unwrap(), strategy);
     trainer.step(&[4]).unwrap();
     let (inputs, targets) = Net::Mlp.batch(&trainer.replica.compute.allocator, 0..4);
     let batch = MicroBatch { inputs, targets, global_count: 4 };

@@ -78,7 +78,7 @@ fn split_batches() -> Vec<Vec<usize>> {
 fn all_strategies_end_with_the_weights_of_one_process() {
     for net in NETS {
         let single = train(net, SINGLE, 1, &whole_batches());
-        let untrained = Trainer::new(net, Group::single(), SINGLE()).weights();
+        let untrained = Trainer::new(net, Group::single().unwrap(), SINGLE()).weights();
         assert!(largest_difference(&single.weights, &untrained) > 0.01, "nothing was learned");
         for world_size in [2, 3, 4] {
             train_all(net, world_size, &whole_batches(), &single);

@@ -70,7 +70,7 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
 
 /// The same on one process, which has the samples of all ranks in each step.
 fn alone(net: Net, micro_batches: usize) -> Outcome {
-    let mut trainer = Trainer::new(net, Group::single(), Box::new(Single));
+    let mut trainer = Trainer::new(net, Group::single().unwrap(), Box::new(Single));
     let allocator = trainer.replica.compute.allocator.clone();
     let all: Vec<Vec<Range<usize>>> = (0..BATCHES.len()).map(samples).collect();
     let num_steps = all.iter().map(Vec::len).max().unwrap();

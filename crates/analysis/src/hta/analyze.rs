@@ -46,9 +46,16 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
     let mut is_sharding = false;
     for some in timelines.chunks(at_once) {
         let analysed: Vec<_> = thread::scope(|scope| {
-            let start = |&(rank, timeline)| scope.spawn(move || of_rank(rank, timeline, options));
+            let start = |&(rank, timeline)| {
+                let work = move || of_rank(rank, timeline, options);
+                // A rank that is refused a thread is analysed on this one: that takes longer and changes nothing else.
+                thread::Builder::new().spawn_scoped(scope, work).map_err(|_| Box::new(work()))
+            };
             let threads: Vec<_> = some.iter().map(start).collect();
-            threads.into_iter().map(ScopedJoinHandle::join).collect()
+            threads
+                .into_iter()
+                .map(|rank| rank.map_or_else(|done| Ok(*done), ScopedJoinHandle::join))
+                .collect()
         });
         for rank in analysed {
             let rank = rank.unwrap_or_else(|panic| resume_unwind(panic))?;

@@ -1,6 +1,6 @@
 //! Writes the trace file of one rank in the format of PyTorch's profiler (its Kineto library).
 //!
-//! Input: the tracks of a [`Recorder`](paceline_trace::Recorder) and a [`Header`]. Output: a file that
+//! Input: the tracks of a [`Recorder`](paceline_trace::Recorder) and a [`Header`]. Output: the contents of a file that
 //! Perfetto, `chrome://tracing` and Holistic Trace Analysis open. These tools look for the streams of a
 //! device. The computation of a rank is therefore written as kernels of stream 7, each launched when it
 //! began. Its communication is written as kernels of stream 20, launched when they were submitted and named
@@ -11,11 +11,9 @@ pub(crate) mod compress;
 mod events;
 pub(crate) mod text;
 
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
 
-use compress::Compressor;
+use compress::compressed;
 use events::Events;
 use paceline_trace::{Span, Track};
 
@@ -42,23 +40,14 @@ pub struct Header {
     pub steps: Vec<(u64, Span)>,
 }
 
-/// Writes a compressed trace file and returns how many events it has. The file is first written under another
-/// name and renamed when it is complete. Memory does not grow with the number of events.
-pub fn write_file(path: &Path, header: &Header, tracks: &[&Track]) -> io::Result<u64> {
-    let partial = path.with_extension("partial");
-    let written = Compressor::start(File::create(&partial)?).and_then(|mut file| {
-        let count = write(&mut file, header, tracks)?;
-        file.finish()?;
-        Ok(count)
-    });
-    match written {
-        Ok(count) => std::fs::rename(&partial, path).map(|()| count),
-        Err(error) => {
-            // The error that is being reported matters more.
-            let _ = std::fs::remove_file(&partial);
-            Err(error)
-        }
-    }
+/// Writes the compressed JSON of a trace and returns how many events it has. Memory does not grow with the number of
+/// events.
+pub fn write_compressed(
+    out: &mut (dyn Write + Send),
+    header: &Header,
+    tracks: &[&Track],
+) -> io::Result<u64> {
+    compressed(out, |mut text| write(&mut text, header, tracks))
 }
 
 /// Writes the JSON of a trace and returns how many events it has.

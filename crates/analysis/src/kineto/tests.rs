@@ -114,21 +114,30 @@ fn a_trace_has_the_form_that_tools_read() {
 }
 
 #[test]
-fn a_file_appears_when_it_is_complete() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("worker_1.5.pt.trace.json.gz");
+fn a_compressed_trace_is_read_back() {
+    let mut bytes = Vec::new();
     let recorder = recorder();
-    write_file(&path, &header(), &tracks(&recorder)).unwrap();
+    write_compressed(&mut bytes, &header(), &tracks(&recorder)).unwrap();
     let mut text = String::new();
-    let file = File::open(&path).unwrap();
-    flate2::read::GzDecoder::new(file).read_to_string(&mut text).unwrap();
+    flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text).unwrap();
     serde_json::from_str::<Value>(&text).unwrap();
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn a_folder_that_is_gone_is_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("none/worker_1.5.pt.trace.json.gz");
-    assert!(write_file(&path, &header(), &[]).is_err());
+fn what_the_writer_says_is_the_error() {
+    struct Full;
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::Error::new(io::ErrorKind::StorageFull, "the disk is full"))
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let error = write_compressed(&mut Full, &header(), &[]).unwrap_err();
+    assert_eq!(error.to_string(), "the disk is full");
+    // More chunks than wait for the thread, so that the thread ends while more is written.
+    let long = |out: &mut dyn Write| (0..100).try_for_each(|_| out.write_all(&[7; 1 << 18]));
+    let error = compressed::<(), io::Error>(&mut Full, long).unwrap_err();
+    assert_eq!(error.to_string(), "the disk is full");
 }

@@ -1,16 +1,13 @@
-//! Line charts, each axis logarithmic or linear, as PNG and SVG files.
+//! Line charts, each axis logarithmic or linear, as PNG and SVG.
 //!
-//! A title, two axes with units and named series of points go in. A file comes out. This module does not know
-//! what was measured. The same drawing code serves both formats. The text of a PNG is drawn with a font that
+//! A title, two axes with units and named series of points go in. The contents of a file come out. This module
+//! knows neither what was measured nor where the file goes. The same drawing code serves both formats. The text of a PNG is drawn with a font that
 //! the program contains, so a chart looks the same on a machine without fonts.
 
 mod axis;
 mod chart;
 mod draw;
 mod line;
-
-use std::io::BufWriter;
-use std::path::Path;
 
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
@@ -25,7 +22,7 @@ const OVERSAMPLING: u32 = 3;
 
 pub(crate) static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans.ttf");
 
-/// Why a chart could not be written.
+/// Why a chart could not be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// No series has a point that the axes can show.
@@ -33,14 +30,6 @@ pub enum PlotError {
     Empty {
         /// The chart's title.
         title: String,
-    },
-    /// The file could not be written.
-    #[error("cannot write {path}: {reason}")]
-    File {
-        /// The file.
-        path: String,
-        /// What the system or the encoder says.
-        reason: String,
     },
     /// The drawing library failed.
     #[error("cannot draw the chart \"{title}\": {reason}")]
@@ -53,8 +42,8 @@ pub enum PlotError {
 }
 
 impl LineChart {
-    /// Writes the chart as an SVG. The only font name in it is the generic `sans-serif`.
-    pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
+    /// The chart as an SVG. The only font name in it is the generic `sans-serif`.
+    pub fn svg(&self) -> Result<String, PlotError> {
         self.prepare()?;
         let large = (SIZE.0 * OVERSAMPLING, SIZE.1 * OVERSAMPLING);
         let mut text = String::new();
@@ -66,12 +55,11 @@ impl LineChart {
         }
         // The view box keeps the coordinates; only the size at which the chart is shown changes.
         let size = |(width, height): (u32, u32)| format!("width=\"{width}\" height=\"{height}\"");
-        let text = text.replacen(&size(large), &size(SIZE), 1);
-        std::fs::write(path, text).map_err(|error| unwritable(path, error))
+        Ok(text.replacen(&size(large), &size(SIZE), 1))
     }
 
-    /// Writes the chart as a PNG.
-    pub fn write_png(&self, path: &Path) -> Result<(), PlotError> {
+    /// The chart as a PNG.
+    pub fn png(&self) -> Result<Vec<u8>, PlotError> {
         self.prepare()?;
         let large = (SIZE.0 * OVERSAMPLING, SIZE.1 * OVERSAMPLING);
         let mut pixels = vec![0; 3 * (large.0 * large.1) as usize];
@@ -81,13 +69,14 @@ impl LineChart {
             draw::chart(&area, self, medium).map_err(|error| self.failed(error))?;
             area.present().map_err(|error| self.failed(error))?;
         }
-        let file = std::fs::File::create(path).map_err(|error| unwritable(path, error))?;
-        let mut encoder = png::Encoder::new(BufWriter::new(file), SIZE.0, SIZE.1);
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, SIZE.0, SIZE.1);
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_depth(png::BitDepth::Eight);
-        let mut writer = encoder.write_header().map_err(|error| unwritable(path, error))?;
-        writer.write_image_data(&averaged(&pixels)).map_err(|error| unwritable(path, error))?;
-        writer.finish().map_err(|error| unwritable(path, error))
+        let mut writer = encoder.write_header().map_err(|error| self.failed(error))?;
+        writer.write_image_data(&averaged(&pixels)).map_err(|error| self.failed(error))?;
+        writer.finish().map_err(|error| self.failed(error))?;
+        Ok(bytes)
     }
 
     /// Checks that there is something to draw, and registers the font.
@@ -102,10 +91,6 @@ impl LineChart {
     fn failed(&self, reason: impl std::fmt::Display) -> PlotError {
         PlotError::Draw { title: self.title.clone(), reason: reason.to_string() }
     }
-}
-
-fn unwritable(path: &Path, reason: impl std::fmt::Display) -> PlotError {
-    PlotError::File { path: path.display().to_string(), reason: reason.to_string() }
 }
 
 /// Scales the drawing down: each pixel of the chart is the mean of a square of drawn pixels, [`OVERSAMPLING`]
@@ -151,10 +136,7 @@ mod tests {
 
     #[test]
     fn an_svg_holds_its_texts_and_names_no_particular_font() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.svg");
-        chart(vec![(1e3, 12.0), (1e6, 900.0), (1e9, 8e5)]).write_svg(&path).unwrap();
-        let text = std::fs::read_to_string(path).unwrap();
+        let text = chart(vec![(1e3, 12.0), (1e6, 900.0), (1e9, 8e5)]).svg().unwrap();
         for part in ["Time &amp; size", "first", "Size", "1 KB", "100 MB", "10 ms", "Time (us)"] {
             let found = text.contains(part);
             assert_eq!(found, part != "Time (us)", "{part}: ticks carry the unit");
@@ -166,11 +148,8 @@ mod tests {
 
     #[test]
     fn a_png_has_its_size_and_is_not_blank() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.png");
-        chart(vec![(8.0, 3.0), (8.0, 3.0)]).write_png(&path).unwrap();
-        let file = std::io::BufReader::new(std::fs::File::open(path).unwrap());
-        let mut reader = png::Decoder::new(file).read_info().unwrap();
+        let bytes = chart(vec![(8.0, 3.0), (8.0, 3.0)]).png().unwrap();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         let frame = reader.next_frame(&mut pixels).unwrap();
         assert_eq!((frame.width, frame.height), SIZE);
@@ -180,11 +159,8 @@ mod tests {
 
     #[test]
     fn a_chart_without_a_point_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.png");
-        let error = chart(vec![(0.0, 3.0), (2.0, f64::NAN)]).write_png(&path).unwrap_err();
+        let error = chart(vec![(0.0, 3.0), (2.0, f64::NAN)]).png().unwrap_err();
         assert!(error.to_string().contains("no point"), "{error}");
-        assert!(!path.exists());
     }
 
     #[test]
@@ -201,18 +177,9 @@ mod tests {
         chart.series[0].ranges = vec![(1.0, 4.0, 9.0), (1.0, 0.0, 2.0)];
         let ends: Vec<_> = chart.drawable_ranges(&chart.series[0]).collect();
         assert_eq!(ends, [[(1.0, 4.0), (1.0, 9.0)]], "zero has no place on this axis");
-        let folder = tempfile::tempdir().unwrap();
-        let (with, without) = (folder.path().join("with.svg"), folder.path().join("without.svg"));
-        chart.write_svg(&with).unwrap();
+        let lines = |chart: &LineChart| chart.svg().unwrap().matches("<polyline").count();
+        let with = lines(&chart);
         chart.series[0].ranges.clear();
-        chart.write_svg(&without).unwrap();
-        let lines = |path| std::fs::read_to_string(path).unwrap().matches("<polyline").count();
-        assert!(lines(&with) >= lines(&without) + 3, "a bar and its two ends");
-    }
-
-    #[test]
-    fn a_folder_that_is_not_there_is_named() {
-        let error = chart(vec![(1.0, 1.0)]).write_svg(Path::new("/nowhere/a.svg")).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write /nowhere/a.svg: "), "{error}");
+        assert!(with >= lines(&chart) + 3, "a bar and its two ends");
     }
 }

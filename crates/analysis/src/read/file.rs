@@ -50,11 +50,15 @@ pub(crate) fn with_json<T>(
         thread::scope(|scope| {
             let (sender, receiver) = sync_channel(CHUNKS);
             let (spent, spare) = sync_channel(CHUNKS + 2);
-            scope.spawn(move || unpack(&mut decoder, &sender, &spare));
+            let work = move || unpack(&mut decoder, &sender, &spare);
+            thread::Builder::new().spawn_scoped(scope, work)?;
             // The receiver is dropped before the scope ends. That stops the thread, even before the end of
             // the file.
-            read(&mut Chunks { receiver, spent, chunk: Cursor::default() })
+            Ok(read(&mut Chunks { receiver, spent, chunk: Cursor::default() }))
         })
+        .map_err(|e: io::Error| {
+            io(io::Error::new(e.kind(), format!("no thread to unpack it: {e}")))
+        })?
     } else {
         read(&mut file)
     };

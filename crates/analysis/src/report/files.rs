@@ -1,11 +1,9 @@
-//! Writes a report as files in all formats.
+//! A report in all formats.
 //!
-//! A [`Report`] and a folder go in. The paths of the files come out. The content of all files is complete
-//! before the first file is written. This file does not know what was measured.
+//! A [`Report`] goes in. The contents of files come out. This file knows neither what was measured nor where the files
+//! go.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::ser::SerializeMap;
@@ -14,59 +12,25 @@ use super::{Body, Figure, Report, html};
 use crate::plot::PlotError;
 use crate::table::{counted, plain_markdown};
 
-/// Why a report could not be written.
+/// Why a report could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A chart could not be drawn.
     #[error(transparent)]
     Chart(#[from] PlotError),
-    /// A file could not be written.
-    #[error("cannot write {path}: {reason}")]
-    File {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system says.
-        reason: String,
-    },
+    /// A part of the report has no form in JSON.
+    #[error("cannot write the report as JSON: {0}")]
+    Json(#[from] serde_json::Error),
 }
 
 /// The most rows of a table in the Markdown summary, which is meant to be read in an issue.
 const MARKDOWN_ROWS: usize = 12;
 
-/// Writes `<name>.csv`, `.html`, `.json` and `.md` into `folder`, which is created if it does not exist. An
-/// existing file is replaced atomically. Returns the paths of the files.
-pub fn write(report: &Report, folder: &Path, name: &str) -> Result<Vec<PathBuf>, ReportError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |e: &dyn std::fmt::Display| ReportError::File { path, reason: e.to_string() }
-    };
+/// The report as `csv`, `html`, `json` and `md`: the endings of the files, and their contents.
+pub fn files(report: &Report) -> Result<[(&'static str, String); 4], ReportError> {
     let csv = report.table(&report.csv_table).map(|table| table.csv()).unwrap_or_default();
-    let json = serde_json::to_string_pretty(&Json(report)).map_err(|e| failed(folder)(&e))? + "\n";
-    let all =
-        [("csv", csv), ("html", html::page(report)?), ("json", json), ("md", report.markdown())];
-    std::fs::create_dir_all(folder).map_err(|e| failed(folder)(&e))?;
-    let mut paths = Vec::new();
-    for (ending, text) in all {
-        let path = folder.join(format!("{name}.{ending}"));
-        replace(&path, &text).map_err(|e| failed(&path)(&e))?;
-        paths.push(path);
-    }
-    Ok(paths)
-}
-
-/// Replaces a file atomically: whoever opens it meanwhile sees either the old text or the new one.
-fn replace(path: &Path, text: &str) -> std::io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let written = std::fs::File::create(&beside)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .and_then(|()| std::fs::rename(&beside, path));
-    if written.is_err() {
-        // Leave no half-written file behind.
-        let _ = std::fs::remove_file(&beside);
-    }
-    written
+    let json = serde_json::to_string_pretty(&Json(report))? + "\n";
+    Ok([("csv", csv), ("html", html::page(report)?), ("json", json), ("md", report.markdown())])
 }
 
 /// The JSON form.

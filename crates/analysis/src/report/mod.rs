@@ -17,7 +17,7 @@ pub mod panels;
 mod files;
 mod html;
 
-pub use files::{ReportError, write};
+pub use files::{ReportError, files};
 
 use crate::table::{Cell, Column, Table};
 use chart::{Bar, Bars, Donuts, Lanes, Lines, Stack, Stacked};

@@ -27,13 +27,19 @@ impl Group {
     /// cannot be allocated.
     pub fn threads(world_size: usize) -> Vec<Self> {
         Self::threads_with(world_size, GroupOptions::for_local_ranks(world_size))
+            .expect("memory for the shared state of a group")
     }
 
     /// Like [`Group::threads`], with options. [`GroupOptions::link`] is ignored: to emulate a link, every
-    /// rank calls [`Group::emulate`].
-    pub fn threads_with(world_size: usize, options: GroupOptions) -> Vec<Self> {
+    /// rank calls [`Group::emulate`]. Errors if memory for the group's shared state cannot be allocated.
+    ///
+    /// Panics if `world_size` is zero or above [`MAX_RANKS`].
+    pub fn threads_with(
+        world_size: usize,
+        options: GroupOptions,
+    ) -> Result<Vec<Self>, CollectiveError> {
         assert!((1..=MAX_RANKS).contains(&world_size), "1 to {MAX_RANKS} ranks");
-        let memory = Arc::new(Control::create(0).expect("memory for the shared state of a group"));
+        let memory = Arc::new(Control::create(0)?);
         let hub = Arc::new(Hub::default());
         let rank = |rank| {
             let (memory, ties) = (memory.clone(), Ties::Threads(hub.clone()));
@@ -49,12 +55,12 @@ impl Group {
                 Origin::world(),
             )
         };
-        (0..world_size).map(rank).collect()
+        Ok((0..world_size).map(rank).collect())
     }
 
-    /// A group of one.
-    pub fn single() -> Self {
-        Self::threads(1).remove(0)
+    /// A group of one. Errors if memory for its state cannot be allocated.
+    pub fn single() -> Result<Self, CollectiveError> {
+        Ok(Self::threads_with(1, GroupOptions::for_local_ranks(1))?.remove(0))
     }
 
     /// Meets the other processes of this host and forms a group with them that shares memory.

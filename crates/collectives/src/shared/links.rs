@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use paceline_memory::{Mapping, MemoryError};
+use paceline_memory::Mapping;
 use paceline_rendezvous::{Network, PeerAddress, PeerListener};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -138,7 +138,7 @@ impl Links {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        file.ok_or_else(|| MemoryError::OutOfMemory { bytes: len_bytes }.into())
+        file.ok_or_else(|| self.fail(format!("rank 0 could not share {len_bytes} bytes")))
     }
 
     fn fail(&self, reason: String) -> CollectiveError {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use paceline_analysis::hta::{self, Options, StepChoice};
 use paceline_analysis::read::{self, Select};
+use paceline_analysis::report::Report;
 use paceline_analysis::report::panels::{self, About};
-use paceline_analysis::report::{self, Report};
 use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
 
@@ -13,7 +13,8 @@ use super::{notes, read_all, trace_folder};
 use crate::Result;
 use crate::bench::screen::say;
 use crate::cli::analyze::{DiffArgs, StepsName};
-use crate::outputs::check_folder;
+use crate::disk::Disk;
+use crate::outputs::{check_folder, write_report};
 use crate::text::plural;
 
 /// The name of the report's files.
@@ -42,7 +43,7 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
         notes: Vec::new(),
     };
     let report = panels::of_diff(&diff, about);
-    report::write(&report, &output, NAME)?;
+    write_report(&Disk::default(), &output, NAME, &report)?;
     say(&console(&report));
     say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.display()));
     Ok(0)

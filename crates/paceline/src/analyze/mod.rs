@@ -15,13 +15,14 @@ use paceline_analysis::hta::{self, Analysis, Kind, Options};
 use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
 use paceline_analysis::report::panels::{self, About};
-use paceline_analysis::report::{self, Note, Report, Weight};
+use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
 
 use crate::bench::screen::say;
 use crate::cli::analyze::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
-use crate::outputs::check_folder;
+use crate::disk::Disk;
+use crate::outputs::{check_folder, write_report};
 use crate::text::plural;
 use crate::{Failure, Result};
 
@@ -66,7 +67,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
             Select::Latest => root,
             Select::All => root.join(output::of_window(window)),
         };
-        report::write(&report, &folder, NAME)?;
+        write_report(&Disk::default(), &folder, NAME, &report)?;
         say(&console(&analysis, &report));
         folders.push(folder);
     }
@@ -238,19 +239,22 @@ fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
     }
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..num_threads {
-            scope.spawn(|| {
-                while let Some((at, file)) = {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    files.get(at).map(|file| (at, file))
-                } {
-                    let read = open(file);
-                    // If a reader panics, the command ends anyway when its thread is joined.
-                    done.lock().unwrap_or_else(|e| e.into_inner()).push((at, read));
-                }
-            });
+    let work = || {
+        while let Some((at, file)) = {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            files.get(at).map(|file| (at, file))
+        } {
+            let read = open(file);
+            // If a reader panics, the command ends anyway when its thread is joined.
+            done.lock().unwrap_or_else(|e| e.into_inner()).push((at, read));
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..num_threads {
+            // Without the thread, the others read its files: that takes longer and changes nothing else.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
     let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
     done.sort_by_key(|(at, _)| *at);

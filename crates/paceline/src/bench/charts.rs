@@ -9,13 +9,19 @@ use paceline_analysis::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, 
 use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
 use super::series::Series;
 use crate::Result;
+use crate::disk::Disk;
 use crate::outputs::write_charts;
 use crate::text::plural;
 
 /// Writes `time.png`, `time.svg`, `busbw.png` and `busbw.svg` into `folder`, and returns their paths.
-pub fn write(report: &BenchReport, compared: &[Series], folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn write(
+    disk: &Disk,
+    report: &BenchReport,
+    compared: &[Series],
+    folder: &Path,
+) -> Result<Vec<PathBuf>> {
     let charts = [("time", time(report, compared)), ("busbw", busbw(report, compared))];
-    write_charts(folder, &charts.map(|(name, chart)| (name.to_owned(), chart)))
+    write_charts(disk, folder, &charts.map(|(name, chart)| (name.to_owned(), chart)))
 }
 
 /// The chart of times.
@@ -199,7 +205,7 @@ mod tests {
         let (report, compared) = realistic();
         let folder = tempfile::tempdir().unwrap();
         let into = folder.path().join("charts");
-        for path in write(&report, &compared, &into).unwrap() {
+        for path in write(&Disk::default(), &report, &compared, &into).unwrap() {
             assert!(std::fs::metadata(&path).unwrap().len() > 1000, "{}", path.display());
         }
         assert_eq!(std::fs::read_dir(into).unwrap().count(), 4);

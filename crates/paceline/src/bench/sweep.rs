@@ -1,8 +1,6 @@
 //! `paceline bench`, from the command line to the files that it writes. Runs one configuration after the
 //! other, each with its own ranks, and collects the rows of all of them in one report.
 
-use std::path::Path;
-
 use paceline_collectives::Group;
 
 use super::configuration::Configuration;
@@ -15,8 +13,10 @@ use super::screen::say;
 use super::{charts, compare, files};
 use crate::cli::bench::BenchArgs;
 use crate::connect::connect;
+use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::failure::EXIT_RUN;
+use crate::outputs::write_bytes;
 use crate::run::named::TransportName;
 use crate::{Failure, Result, resources, threads};
 
@@ -186,19 +186,16 @@ fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
     if report.rows.is_empty() {
         return Err(Failure::Run("nothing was measured; the reasons are above".into()));
     }
-    let write = |file: &Path, text: String| {
-        let failed = |e| Failure::io(format!("cannot write {}", file.display()), e);
-        std::fs::write(file, text).map_err(failed)
-    };
+    let disk = Disk::default();
     if let Some(file) = &plan.json {
-        write(file, files::json(report))?;
+        write_bytes(&disk, file, files::json(report).as_bytes())?;
     }
     if let Some(file) = &plan.csv {
         let text = files::csv(&report.rows).map_err(|e| Failure::io("cannot make CSV", e))?;
-        write(file, text)?;
+        write_bytes(&disk, file, text.as_bytes())?;
     }
     if let Some(folder) = &plan.charts {
-        for file in charts::write(report, &plan.compared, folder)? {
+        for file in charts::write(&disk, report, &plan.compared, folder)? {
             say(&format!("# chart: {}", file.display()));
         }
     }

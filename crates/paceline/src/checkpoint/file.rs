@@ -56,7 +56,7 @@ pub(super) fn save(
         metadata.insert((*key).to_owned(), value.clone());
     }
     let (file, previous) = (folder.join(FILE), folder.join(PREVIOUS));
-    let write = |out: &mut dyn Write| weights::write(out, storage, optimizer, &metadata);
+    let write = |out: &mut (dyn Write + Send)| weights::write(out, storage, optimizer, &metadata);
     disk.replace(&file, Some(&previous), write)
         .map_err(|error| Failure::Run(format!("{}: {error}", file.display())))
 }

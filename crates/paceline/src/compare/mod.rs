@@ -8,12 +8,13 @@ mod load;
 mod settings;
 mod table;
 
-use paceline_analysis::report::{self, Report, Weight};
+use paceline_analysis::report::{Report, Weight};
 use paceline_analysis::table::printable;
 
 use crate::bench::screen::say;
 use crate::cli::analyze::CompareRunsArgs;
-use crate::outputs::check_folder;
+use crate::disk::Disk;
+use crate::outputs::{check_folder, write_report};
 use crate::text::plural;
 use crate::{Failure, Result};
 
@@ -57,7 +58,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         eprintln!("warning: {}", printable(&warning));
         report.note(Weight::Warning, warning);
     }
-    report::write(&report, &args.output, NAME)?;
+    write_report(&Disk::default(), &args.output, NAME, &report)?;
     say(&console(&runs, &report));
     let folder = args.output.display();
     say(&format!("Report: {folder}/{NAME}.html, and .csv, .json, .md beside it"));

@@ -46,6 +46,33 @@ impl Disk {
     }
 }
 
+/// Calls `trial` with a disk on which the first operation goes wrong, then the second, and so on, until a trial
+/// reaches no fault: for each kind of fault. Returns how many operations the trial has. A panic names the fault.
+pub fn at_each_operation(mut trial: impl FnMut(&Disk, Fault)) -> usize {
+    /// Says which trial has panicked.
+    struct Named(Fault, usize);
+    impl Drop for Named {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("in the trial in which operation {} goes wrong: {:?}", self.1, self.0);
+            }
+        }
+    }
+    let mut num_operations = 0;
+    for fault in [Fault::Fails, Fault::Cuts, Fault::Stops] {
+        for at in 0.. {
+            let disk = Disk::with_fault(fault, at);
+            let _named = Named(fault, at);
+            trial(&disk, fault);
+            if !disk.has_failed() {
+                num_operations = at;
+                break;
+            }
+        }
+    }
+    num_operations
+}
+
 impl Faults {
     /// Counts an operation, and fails if it is its turn.
     pub fn enter(&self, operation: Operation) -> io::Result<()> {

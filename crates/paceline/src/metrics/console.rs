@@ -116,6 +116,7 @@ impl<'a> Console<'a> {
             self.say(scaling_block(facts));
         }
         self.say(summary_block(facts));
+        facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
         self.say(format!("Run folder: {}/", self.folder.display()));
         if let Some(profile) = &self.config.profile {
             let folder = profile.folder.display();

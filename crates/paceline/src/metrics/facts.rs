@@ -102,6 +102,15 @@ impl<'a> Facts<'a> {
         self.reports.iter().filter_map(|report| report.trace.as_deref()).collect()
     }
 
+    /// What was to be written and could not be, by rank.
+    pub fn missing_files(&self) -> Vec<String> {
+        let of_rank = |(rank, report): (usize, &RankReport)| {
+            let missing = report.missing_files.iter();
+            missing.map(move |what| format!("rank {rank}: {what}")).collect::<Vec<_>>()
+        };
+        self.reports.iter().enumerate().flat_map(of_rank).collect()
+    }
+
     /// The largest value of any rank.
     pub fn max(&self, part: impl Fn(&RankReport) -> u64) -> u64 {
         self.reports.iter().map(part).max().unwrap_or(0)

@@ -76,31 +76,28 @@ impl Listener for MetricsFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::faults::Fault;
+    use crate::disk::faults::at_each_operation;
 
     #[test]
     fn after_a_fault_all_lines_but_the_last_are_whole() {
-        for fault in [Fault::Fails, Fault::Cuts, Fault::Stops] {
-            for at in 0..5 {
-                let folder = tempfile::tempdir().unwrap();
-                let disk = Disk::with_fault(fault, at);
-                let write = || {
-                    let mut file = MetricsFile::create(&disk, folder.path())?;
-                    (0..3).try_for_each(|step| file.add(&Line(vec![("step", step.into())])))
-                };
-                let outcome = write();
-                assert_eq!(outcome.is_err(), disk.has_failed(), "{fault:?} at {at}");
-                if let Err(error) = outcome {
-                    let text = error.to_string();
-                    assert!(text.contains("metrics.jsonl: no space left"), "{text}");
-                }
-                let text = std::fs::read_to_string(folder.path().join("metrics.jsonl"));
-                let text = text.unwrap_or_default();
-                let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-                for (step, line) in whole.enumerate() {
-                    assert_eq!(line, format!("{{\"step\":{step}}}\n"), "{fault:?} at {at}");
-                }
+        at_each_operation(|disk, _| {
+            let folder = tempfile::tempdir().unwrap();
+            let write = || {
+                let mut file = MetricsFile::create(disk, folder.path())?;
+                (0..3).try_for_each(|step| file.add(&Line(vec![("step", step.into())])))
+            };
+            let outcome = write();
+            assert_eq!(outcome.is_err(), disk.has_failed());
+            if let Err(error) = outcome {
+                let text = error.to_string();
+                assert!(text.contains("metrics.jsonl: no space left"), "{text}");
             }
-        }
+            let text = std::fs::read_to_string(folder.path().join("metrics.jsonl"));
+            let text = text.unwrap_or_default();
+            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            for (step, line) in whole.enumerate() {
+                assert_eq!(line, format!("{{\"step\":{step}}}\n"));
+            }
+        });
     }
 }

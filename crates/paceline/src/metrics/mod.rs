@@ -45,15 +45,18 @@ use event::Listeners;
 /// The views of a run. Only rank 0 has a run folder. Without a folder, there is still the view that
 /// writes the summary to the file of `--json`, and on rank 0 only, because only rank 0 gets the event
 /// with the results.
-pub fn listeners<'a>(config: &'a TrainConfig, folder: Option<&Path>) -> Result<Listeners<'a>> {
+pub fn listeners<'a>(
+    disk: &Disk,
+    config: &'a TrainConfig,
+    folder: Option<&Path>,
+) -> Result<Listeners<'a>> {
     let mut listeners = Listeners::default();
-    let disk = Disk::default();
     listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
-    listeners.add(jsonl::MetricsFile::create(&disk, folder)?);
+    listeners.add(jsonl::MetricsFile::create(disk, folder)?);
     if config.tensorboard {
         let folder = folder.join("tensorboard");
-        listeners.add(tensorboard::TensorBoard::create(&folder)?);
+        listeners.add(tensorboard::TensorBoard::create(disk, &folder)?);
     }
     if !config.quiet {
         listeners.add(console::Console::new(config, folder));

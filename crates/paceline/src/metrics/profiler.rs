@@ -1,9 +1,10 @@
 //! The profiler: records a window of steps and writes the trace file of this rank.
 //!
 //! Right after the last step of the window every rank writes its file, and no rank continues before all
-//! have. Takes the contents of the recorder's tracks, the spans of each step and the records of its
+//! have. A file that cannot be written is reported, and the run goes on. Takes the contents of the recorder's tracks, the spans of each step and the records of its
 //! operations. This file does not know what is done with the traces.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,9 +15,10 @@ use paceline_memory::Allocator;
 use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
 
 use super::event::{Event, Listener, StepDone};
-use super::rank_report::RankReport;
+use super::rank_report::{RankReport, do_without};
+use crate::disk::Disk;
 use crate::profile::ProfileConfig;
-use crate::{Failure, Result, resources};
+use crate::{Result, resources};
 
 /// Room for events per recorded step, by track: several times the number that a step of the largest model
 /// here records.
@@ -40,8 +42,11 @@ pub struct Profiler {
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
+    disk: Disk,
     /// The file, once it is written.
     trace: Option<PathBuf>,
+    /// Why there is no file.
+    missing: Option<String>,
 }
 
 impl Listener for Profiler {
@@ -57,12 +62,18 @@ impl Listener for Profiler {
     fn add_to(&self, report: &mut RankReport) {
         report.dropped_spans += self.recorder.dropped();
         report.trace.clone_from(&self.trace);
+        report.missing_files.extend(self.missing.clone());
     }
 }
 
 impl Profiler {
     /// A profiler of this rank, and a `Compute` that records its kernels for the profiler.
-    pub fn new(config: &ProfileConfig, compute: Compute, allocator: &Allocator) -> (Self, Compute) {
+    pub fn new(
+        disk: &Disk,
+        config: &ProfileConfig,
+        compute: Compute,
+        allocator: &Allocator,
+    ) -> (Self, Compute) {
         // With a single thread there are no worker threads to record.
         let num_threads = Some(compute.threads.count()).filter(|count| *count > 1).unwrap_or(0);
         let per_step = MAIN_EVENTS + KERNEL_EVENTS + COMMUNICATION_EVENTS + LOADER_EVENTS;
@@ -87,7 +98,9 @@ impl Profiler {
             recorder,
             steps: Vec::with_capacity(config.active.min(MAX_EVENTS) as usize),
             clock_at_begin: ClockOffset::default(),
+            disk: disk.clone(),
             trace: None,
+            missing: None,
         };
         (profiler, compute.recorded(kernels, threads))
     }
@@ -141,7 +154,8 @@ impl Profiler {
 
     /// Writes what was recorded if the run ends before the window does.
     fn finish(&mut self, group: &Group) -> Result<()> {
-        if self.steps.is_empty() || self.trace.is_some() { Ok(()) } else { self.write(group) }
+        let is_over = self.trace.is_some() || self.missing.is_some();
+        if self.steps.is_empty() || is_over { Ok(()) } else { self.write(group) }
     }
 
     fn write(&mut self, group: &Group) -> Result<()> {
@@ -157,10 +171,15 @@ impl Profiler {
         let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
         let header = self.header(group, run_id[0], clock_at_end);
         let tracks: Vec<&Track> = self.recorder.tracks().iter().map(AsRef::as_ref).collect();
-        std::fs::create_dir_all(&folder)
-            .and_then(|()| kineto::write_file(&path, &header, &tracks))
-            .map_err(|e| Failure::io(format!("cannot write the trace {}", path.display()), e))?;
-        self.trace = Some(path);
+        let write = |out: &mut (dyn Write + Send)| kineto::write_compressed(out, &header, &tracks);
+        let written = self.disk.create_folder(&folder);
+        match written.and_then(|()| self.disk.replace(&path, None, write)) {
+            Ok(_) => self.trace = Some(path),
+            Err(error) => {
+                let what = format!("the trace {}", path.display());
+                self.missing = Some(do_without(&what, &error));
+            }
+        }
         // A rank that continued before the others would measure how long they write.
         group.barrier()?;
         Ok(())

@@ -1,6 +1,7 @@
 //! The report of a rank when training has ended. Rank 0 gathers these reports once.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 use paceline_memory::{Allocator, Category};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::meter::Meter;
 use super::readiness::AlikeSteps;
 use super::steps::StepLog;
-use crate::resources;
+use crate::{resources, streams};
 
 /// The key of the sum of all categories, beside the categories.
 pub const TOTAL: &str = "total";
@@ -30,8 +31,18 @@ pub struct RankReport {
     pub dropped_spans: u64,
     /// The trace that was written.
     pub trace: Option<PathBuf>,
+    /// What was to be written and could not be, in words. The run could do without.
+    pub missing_files: Vec<String>,
     /// Digest of this rank's parameters.
     pub weights_sha256: String,
+}
+
+/// Warns that something could not be written that the run can do without. `what` names it with its file. Returns what is
+/// missing and why, in words, for the report of the rank.
+pub fn do_without(what: &str, error: &io::Error) -> String {
+    let missing = format!("{what}: {error}");
+    streams::stderr().line(&format!("warning: cannot write {missing}; the run goes on without"));
+    missing
 }
 
 impl RankReport {
@@ -55,6 +66,7 @@ impl RankReport {
             resident_bytes: resources::resident_bytes().unwrap_or(0),
             dropped_spans,
             trace: None,
+            missing_files: Vec::new(),
             weights_sha256,
         }
     }

@@ -1,6 +1,5 @@
 //! `summary.json`: the results of a run. A view of the table of figures.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::ser::SerializeMap;
@@ -9,9 +8,9 @@ use serde::{Serialize, Serializer};
 use super::event::{Event, Listener};
 use super::facts::Facts;
 use super::table::TABLE;
+use crate::Result;
 use crate::disk::Disk;
 use crate::outputs::write_json;
-use crate::{Failure, Result};
 
 /// All figures of a run; null if no step was measured.
 struct Summary<'a>(&'a Facts<'a>);
@@ -50,14 +49,8 @@ impl Listener for SummaryFile {
         let summary = Summary(facts);
         if let Some(own) = &self.own {
             // A run with a summary is complete, so the file is complete or not there.
-            let write = |out: &mut dyn Write| -> std::io::Result<()> {
-                serde_json::to_writer_pretty(&mut *out, &summary)?;
-                out.write_all(b"\n")
-            };
-            self.disk
-                .replace(own, None, write)
-                .map_err(|e| Failure::io(format!("cannot write {}", own.display()), e))?;
+            write_json(&self.disk, own, &summary)?;
         }
-        self.copy.as_ref().map_or(Ok(()), |copy| write_json(copy, &summary))
+        self.copy.as_ref().map_or(Ok(()), |copy| write_json(&self.disk, copy, &summary))
     }
 }

@@ -230,6 +230,8 @@ pub static TABLE: &[Figure] = &[
         "The operations and gradients of a step one by one, the buckets, and the slowest rank.").console(),
     run("advice", plain("advice"), Same, |f| json!(f.advice), "What the anatomy means for the user.").console(),
     run("traces", plain("traces"), Same, |f| json!(f.traces()), "The trace of each rank, if the run was profiled."),
+    run("missing_files", plain("not written"), Same, |f| json!(f.missing_files()),
+        "Traces and curves of TensorBoard that could not be written, with the reason. The run went on without them.").console(),
 
     // Figures that a comparison adds to the summaries.
     compared("cost", ("cost", "", 5), First, "The price of an hour times `total_s` in hours.").first(),

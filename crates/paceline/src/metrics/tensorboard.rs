@@ -4,16 +4,17 @@
 //! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Its curves are a view of the
 //! table of figures.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
-use super::event::{self, Listener};
+use super::event::{self as run, Listener};
 use super::figure::{Figure, Source};
+use super::rank_report::{RankReport, do_without};
 use super::table::TABLE;
+use crate::disk::{Disk, DiskFile};
 use crate::{Failure, Result};
 
 /// The version in the first record of an event file.
@@ -60,59 +61,70 @@ struct Value {
 /// An open event file.
 #[derive(Debug)]
 pub struct TensorBoard {
-    file: BufWriter<File>,
+    path: PathBuf,
+    /// `None` after a write has failed: TensorBoard reads up to a record that is not whole, and nothing behind it.
+    file: Option<DiskFile>,
+    /// Why the file ends early.
+    missing: Option<String>,
 }
 
 impl Listener for TensorBoard {
-    fn on(&mut self, event: &event::Event) -> Result<()> {
+    fn on(&mut self, event: &run::Event) -> Result<()> {
         match event {
-            event::Event::Step(step) => self.add(step.steps, |figure| figure.of_step(step)),
-            event::Event::Evaluated(evaluation) if !evaluation.is_repeated => {
+            run::Event::Step(step) => self.add(step.steps, |figure| figure.of_step(step)),
+            run::Event::Evaluated(evaluation) if !evaluation.is_repeated => {
                 // The curve of the epochs has a point per step already.
                 let value = |figure: &Figure| match figure.source {
                     Source::Position(_) => None,
                     _ => figure.of_evaluation(evaluation),
                 };
-                self.add(evaluation.steps, value)
+                self.add(evaluation.steps, value);
             }
-            event::Event::Saved { steps, took } => {
+            run::Event::Saved { steps, took } => {
                 let value = |figure: &Figure| match figure.source {
                     Source::Save(of) => Some(of(*took).into()),
                     _ => None,
                 };
-                self.add(*steps, value)
+                self.add(*steps, value);
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(())
+    }
+
+    fn add_to(&self, report: &mut RankReport) {
+        report.missing_files.extend(self.missing.clone());
     }
 }
 
 impl TensorBoard {
     /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in `folder`, which is created, too.
-    pub fn create(folder: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written at the start of the run, when nothing is lost yet. If a later write fails, the run
+    /// goes on, and its report says that the file ends early.
+    pub fn create(disk: &Disk, folder: &Path) -> Result<Self> {
         let uname = rustix::system::uname();
         // TensorBoard requires only "tfevents" in the name. The name of a host need not be a valid part
         // of a file name.
         let host = uname.nodename().to_string_lossy().replace('/', "_");
         let seconds = now().as_secs();
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
-        fs::create_dir_all(folder)
-            .and_then(|()| File::create(&path))
-            .and_then(|file| {
-                let mut events = Self { file: BufWriter::new(file) };
-                events.write(0, What::FileVersion(FILE_VERSION.to_owned()))?;
-                Ok(events)
-            })
-            .map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))
+        let create = || {
+            disk.create_folder(folder)?;
+            let mut file = disk.create(&path)?;
+            file.write_all(&event(0, What::FileVersion(FILE_VERSION.to_owned())))?;
+            Ok(file)
+        };
+        let file: std::io::Result<DiskFile> = create();
+        let file = file.map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))?;
+        Ok(Self { path, file: Some(file), missing: None })
     }
 
-    /// Adds a point to each curve that has a value at this step, and flushes it, so that programs that
-    /// follow the file see it at once.
-    fn add(
-        &mut self,
-        step: u64,
-        value: impl Fn(&Figure) -> Option<serde_json::Value>,
-    ) -> Result<()> {
+    /// Adds a point to each curve that has a value at this step. Programs that follow the file see the point at once.
+    fn add(&mut self, step: u64, value: impl Fn(&Figure) -> Option<serde_json::Value>) {
+        let Some(file) = &mut self.file else { return };
         let point = |figure: &Figure| {
             let (tag, value) = (figure.curve?.to_owned(), value(figure)?);
             // Scalars of this format are always f32. A value that JSON cannot represent is written as
@@ -121,15 +133,18 @@ impl TensorBoard {
             Some(Value { tag, simple_value })
         };
         let summary = Summary { value: TABLE.iter().filter_map(point).collect() };
-        self.write(step as i64, What::Summary(summary))
-            .map_err(|e| Failure::io("cannot write TensorBoard's event file", e))
+        if let Err(error) = file.write_all(&event(step as i64, What::Summary(summary))) {
+            let what = format!("the curves from step {step} on to {}", self.path.display());
+            self.missing = Some(do_without(&what, &error));
+            self.file = None;
+        }
     }
+}
 
-    fn write(&mut self, step: i64, what: What) -> std::io::Result<()> {
-        let event = Event { wall_time: now().as_secs_f64(), step, what: Some(what) };
-        self.file.write_all(&record(&event.encode_to_vec()))?;
-        self.file.flush()
-    }
+/// An event of this moment, as a record.
+fn event(step: i64, what: What) -> Vec<u8> {
+    let event = Event { wall_time: now().as_secs_f64(), step, what: Some(what) };
+    record(&event.encode_to_vec())
 }
 
 fn now() -> std::time::Duration {
@@ -157,6 +172,7 @@ fn masked_crc32c(data: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::faults::at_each_operation;
 
     #[test]
     fn a_record_is_what_tensorboard_writes() {
@@ -169,6 +185,51 @@ mod tests {
         let expected = b"\x18\0\0\0\0\0\0\0\xa3\x7fK\"\
             \t\0\0\0\0\0J\x93@\x1a\rbrain.Event:2e\xb8\xd3\xfb";
         assert_eq!(record(&event.encode_to_vec()), expected);
+    }
+
+    /// The number of whole records at the start of a file. Whatever is behind them is part of one record.
+    fn whole_records(mut bytes: &[u8]) -> usize {
+        let mut count = 0;
+        while let Some(len) = bytes.first_chunk().map(|len| u64::from_le_bytes(*len) as usize) {
+            let Some(whole) = bytes.get(..len + 16) else { break };
+            assert_eq!(record(&whole[12..12 + len]), whole, "a record that is not whole");
+            bytes = &bytes[len + 16..];
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn after_a_fault_nothing_follows_a_record_that_is_not_whole() {
+        let num_operations = at_each_operation(|disk, _| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut events = match TensorBoard::create(disk, folder.path()) {
+                Ok(events) => events,
+                Err(error) => {
+                    assert!(error.to_string().contains("tfevents"), "{error}");
+                    assert!(error.to_string().contains("no space left"), "{error}");
+                    return;
+                }
+            };
+            for step in 0..3 {
+                events.add(step, |_| Some(1.into()));
+            }
+            let mut report = RankReport::default();
+            events.add_to(&mut report);
+            let bytes = std::fs::read(&events.path).unwrap();
+            let lost = match &report.missing_files[..] {
+                [] => 0,
+                [what] => {
+                    let (_, step) = what.split_once("the curves from step ").expect(what);
+                    assert!(what.contains("no space left"), "{what}");
+                    3 - step[..1].parse::<usize>().unwrap()
+                }
+                all => panic!("{all:?}"),
+            };
+            assert_eq!(lost > 0, disk.has_failed());
+            assert_eq!(whole_records(&bytes), 1 + 3 - lost);
+        });
+        assert_eq!(num_operations, 2 + 4, "folder, file, and a write for each record");
     }
 
     #[test]

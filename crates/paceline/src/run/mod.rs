@@ -32,3 +32,6 @@ pub mod step;
 pub mod stop;
 pub mod strategy;
 pub mod trainer;
+
+#[cfg(test)]
+mod shortage_tests;

@@ -85,7 +85,7 @@ impl Ranks<'_> {
             }
             None if self.world_size == 1 => {
                 pin(0)?;
-                rank(Group::single(), 0)
+                rank(Group::single()?, 0)
             }
             None => threads::run(self.world_size, self.comm.options(self.world_size), |group| {
                 let local_rank = group.rank();

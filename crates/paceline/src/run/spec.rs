@@ -24,6 +24,7 @@ use clap::parser::ValueSource;
 use serde_json::{Map, Value};
 
 use super::flags;
+use crate::disk::Disk;
 use crate::outputs::write_json;
 use crate::{Failure, Result};
 
@@ -125,8 +126,8 @@ impl RunSpec {
     }
 
     /// Writes the specification to a file that can be read again.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        write_json(path, &self.to_json())
+    pub fn write(&self, disk: &Disk, path: &Path) -> Result<()> {
+        write_json(disk, path, &self.to_json())
     }
 
     /// The specification as a table.

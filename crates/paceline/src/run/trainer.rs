@@ -39,33 +39,43 @@ use crate::{Failure, Result, metrics};
 /// parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
 
+/// What a rank takes from its host. A test passes a disk or memory that fails.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// Where files go.
+    pub disk: Disk,
+    /// Where memory comes from.
+    pub allocator: Allocator,
+    /// Whether the run is to end early.
+    pub stop: StopRequest,
+}
+
 /// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`. All ranks end after the same step if one
-/// of them is asked to `stop`.
+/// of them is asked to stop.
 pub fn run_rank(
     config: &TrainConfig,
     data: OpenData,
     group: Group,
     local_rank: usize,
     folder: Option<&Path>,
-    stop: &StopRequest,
+    Host { disk, allocator, stop }: Host,
 ) -> Result<()> {
     let begin = Instant::now();
     let saves = match &config.save {
         Some(path) if group.rank() == 0 => {
-            Some(Folder::take(path, Disk::default(), &this_run(folder))?)
+            Some(Folder::take(path, disk.clone(), &this_run(folder))?)
         }
         _ => None,
     };
-    let mut listeners = metrics::listeners(config, folder)?;
+    let mut listeners = metrics::listeners(&disk, config, folder)?;
     let placements = group.gather_object(&placement_line(group.rank(), local_rank), 0)?;
     let placements = placements.unwrap_or_default();
     listeners.tell(Event::Placed { group: &group, placements: &placements })?;
 
-    let allocator = Allocator::new();
-    let compute = Compute::new(config.threads, allocator.clone());
+    let compute = Compute::new(config.threads, allocator.clone())?;
     let (loader_track, compute) = match &config.profile {
         Some(profile) => {
-            let (profiler, compute) = Profiler::new(profile, compute, &allocator);
+            let (profiler, compute) = Profiler::new(&disk, profile, compute, &allocator);
             let track = profiler.loader();
             listeners.add(profiler);
             (Some(track), compute)
@@ -144,7 +154,7 @@ struct Trainer<'a> {
     test: Option<Arc<dyn Dataset>>,
     /// On rank 0: where checkpoints go, if the run saves.
     saves: Option<Folder>,
-    stop: &'a StopRequest,
+    stop: StopRequest,
 }
 
 impl Trainer<'_> {

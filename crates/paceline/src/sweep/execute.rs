@@ -21,6 +21,7 @@ use super::plan::{self, Case};
 use super::resume::{Ending, Ledger, Record};
 use super::spec::{self, Spec};
 use super::summary::RunSummary;
+use crate::disk::Disk;
 use crate::run::folder::RUNS_VARIABLE;
 use crate::{Failure, Result};
 
@@ -47,7 +48,7 @@ pub fn make(
     let order = plan::order(cases.len(), rounds).into_iter().enumerate();
     let left: Vec<_> = order.filter(|(at, (_, case))| !ledger.is_settled(*at, *case)).collect();
     let folder = ledger.folder().map(Path::to_owned);
-    let runner = Runner::new(left.len(), limit, folder.as_deref())?;
+    let runner = Runner::new(ledger.disk(), left.len(), limit, folder.as_deref())?;
     for (position, (round, case)) in left {
         if ledger.is_settled(position, case) {
             // The case has failed in an earlier round.
@@ -65,7 +66,7 @@ pub fn make(
         let seconds = begin.elapsed().as_secs_f64();
         if let Some(folder) = &folder {
             let kept = folder.join("runs").join(format!("{case:03}-{}.{}", slug(name), round + 1));
-            keep(&runs, &kept).map_err(|e| Failure::io(kept.display(), e))?;
+            keep(ledger.disk(), &runs, &kept).map_err(|e| Failure::io(kept.display(), e))?;
         }
         let name = name.clone();
         ledger.add(Record { position, round, case, name, started, seconds, ending })?;
@@ -76,13 +77,13 @@ pub fn make(
 
 /// Moves the run folder inside `runs` to `kept`, and replaces a folder that a killed sweep has left
 /// there.
-fn keep(runs: &Path, kept: &Path) -> std::io::Result<()> {
+fn keep(disk: &Disk, runs: &Path, kept: &Path) -> std::io::Result<()> {
     // A run that fails at once makes no run folder.
     let Ok(mut made) = std::fs::read_dir(runs) else { return Ok(()) };
     let Some(made) = made.next() else { return Ok(()) };
     let _ = std::fs::remove_dir_all(kept);
-    kept.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-    std::fs::rename(made?.path(), kept)
+    kept.parent().map_or(Ok(()), |folder| disk.create_folder(folder))?;
+    disk.rename(&made?.path(), kept)
 }
 
 /// A form of `name` that can be part of a path.
@@ -95,6 +96,7 @@ fn slug(name: &str) -> String {
 /// Starts runs.
 #[derive(Debug)]
 struct Runner {
+    disk: Disk,
     program: PathBuf,
     scratch: Scratch,
     limit: Duration,
@@ -106,7 +108,7 @@ struct Runner {
 impl Runner {
     /// A runner for at most `num_runs` runs, each of which may take `limit`. Scratch files go to a folder
     /// inside `folder`, or among the system's temporary files, and are removed.
-    fn new(num_runs: usize, limit: Duration, folder: Option<&Path>) -> Result<Self> {
+    fn new(disk: &Disk, num_runs: usize, limit: Duration, folder: Option<&Path>) -> Result<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::io("cannot find the program to start runs with", e))?;
         let asked_to_end = Arc::new(AtomicUsize::new(0));
@@ -119,7 +121,8 @@ impl Runner {
         let progress =
             ProgressBar::with_draw_target(Some(num_runs as u64), ProgressDrawTarget::stderr())
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Ok(Self { program, scratch: Scratch::new(folder)?, limit, asked_to_end, progress })
+        let (disk, scratch) = (disk.clone(), Scratch::new(folder)?);
+        Ok(Self { disk, program, scratch, limit, asked_to_end, progress })
     }
 
     /// Makes one run, with its run folder in `runs`. `what` describes it for the progress bar. The inner
@@ -140,23 +143,28 @@ impl Runner {
             .arg(std::process::id().to_string())
             .arg("--")
             .arg(&self.program)
-            .args(spec::arguments(spec, &file)?)
+            .args(spec::arguments(&self.disk, spec, &file)?)
             .env(RUNS_VARIABLE, runs)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|e| Failure::io("cannot start a run", e))?;
-        let said = child.stderr.take().map(|mut pipe| {
-            std::thread::spawn(move || {
+        let reader = child.stderr.take().map(|mut pipe| {
+            let thread = std::thread::Builder::new().name("errors".into());
+            thread.spawn(move || {
                 let mut bytes = Vec::new();
                 // Text that was read before an error is still worth showing.
                 let _ = pipe.read_to_end(&mut bytes);
                 String::from_utf8_lossy(&bytes).into_owned()
             })
         });
+        let reader = reader.transpose().map_err(|e| {
+            stop(&mut child);
+            Failure::io("cannot start a run: the system refuses a thread that reads its errors", e)
+        })?;
         let ended = self.watch(&mut child)?;
-        let said = said.and_then(|reader| reader.join().ok()).unwrap_or_default();
+        let said = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
         Ok(match ended {
             Some(status) if status.success() => {
                 let summary = RunSummary::read(&file).map_err(|e| format!("{shown}: {e}"));

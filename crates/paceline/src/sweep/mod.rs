@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use crate::bench::screen::say;
 use crate::cli::sweep::SweepArgs;
+use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::outputs::check_folder;
 use crate::{Failure, Result, resources};
@@ -46,7 +47,8 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let vary = args.vary.iter().map(|text| Vary::parse(text)).collect::<Result<Vec<_>>>()?;
     let (cases, warnings) = plan::cases(&args.train.0, &vary)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
-    let mut ledger = Ledger::open(&args.output, &settings(args, &vary))?;
+    let disk = Disk::default();
+    let mut ledger = Ledger::open(&disk, &args.output, &settings(args, &vary))?;
     for warning in warnings {
         eprintln!("warning: {warning}");
     }
@@ -56,7 +58,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     }
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
     let report = show::Report::new(&vary, &cases, args.rounds, ranking, &ledger);
-    report.write(&args.output)?;
+    report.write(&disk, &args.output)?;
     say(&report.text());
     say(&format!(
         "Files: {0}/sweep.csv, .json, .svg, .png; run folders: {0}/runs",

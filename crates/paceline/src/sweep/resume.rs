@@ -13,13 +13,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::summary::RunSummary;
+use crate::disk::Disk;
+use crate::outputs::write_json;
 use crate::{Failure, Result};
 
 const SETTINGS: &str = "sweep-settings.json";
@@ -61,6 +62,7 @@ pub struct Record {
 /// All finished runs.
 #[derive(Debug, Default)]
 pub struct Ledger {
+    disk: Disk,
     /// The folder with the records, and the lock on it; `None` if the records are kept in memory only.
     folder: Option<(PathBuf, File)>,
     records: Vec<Record>,
@@ -69,16 +71,18 @@ pub struct Ledger {
 impl Ledger {
     /// Opens the folder of a sweep with these settings, or makes it. Fails if another sweep uses the
     /// folder.
-    pub fn open(folder: &Path, settings: &Settings) -> Result<Self> {
+    pub fn open(disk: &Disk, folder: &Path, settings: &Settings) -> Result<Self> {
         let failed = |e: std::io::Error| Failure::io(folder.display(), e);
         let usage =
             |text: String| Err(Failure::Usage(format!("--output {}: {text}", folder.display())));
-        fs::create_dir_all(folder).map_err(failed)?;
+        disk.create_folder(folder).map_err(failed)?;
         let lock = File::open(folder).map_err(failed)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return usage("another sweep is at work in this folder; wait for its end".into());
         }
         let file = folder.join(SETTINGS);
+        // What a killed sweep has left of a file that was not complete.
+        disk.remove_partial(&file).map_err(failed)?;
         match fs::read(&file) {
             Ok(bytes) => {
                 let before: Settings =
@@ -93,13 +97,15 @@ impl Ledger {
             Err(_) if fs::read_dir(folder).map_err(failed)?.next().is_some() => {
                 return usage("this folder is not empty, and no sweep has made it".into());
             }
-            Err(_) => write_durably(&file, settings)?,
+            Err(_) => write_json(disk, &file, settings)?,
         }
-        let mut ledger = Self { folder: Some((folder.to_owned(), lock)), records: Vec::new() };
-        fs::create_dir_all(folder.join(RECORDS)).map_err(failed)?;
+        let held = Some((folder.to_owned(), lock));
+        let mut ledger = Self { disk: disk.clone(), folder: held, records: Vec::new() };
+        disk.create_folder(&folder.join(RECORDS)).map_err(failed)?;
         for entry in fs::read_dir(folder.join(RECORDS)).map_err(failed)? {
             let file = entry.map_err(failed)?.path();
-            // A record that was being written when the sweep was killed has another extension.
+            // A record that was being written when the sweep was killed has another extension. The run is made again, and
+            // its record takes the place of this one.
             if file.extension().is_some_and(|extension| extension == "json") {
                 let bytes = fs::read(&file).map_err(failed)?;
                 let record = serde_json::from_slice(&bytes);
@@ -108,6 +114,11 @@ impl Ledger {
         }
         ledger.records.sort_by_key(|record| record.position);
         Ok(ledger)
+    }
+
+    /// The disk to which the records are written.
+    pub fn disk(&self) -> &Disk {
+        &self.disk
     }
 
     /// The folder, if there is one.
@@ -130,7 +141,7 @@ impl Ledger {
     pub fn add(&mut self, record: Record) -> Result<()> {
         if let Some((folder, _)) = &self.folder {
             let name = format!("{:05}.json", record.position);
-            write_durably(&folder.join(RECORDS).join(name), &record)?;
+            write_json(&self.disk, &folder.join(RECORDS).join(name), &record)?;
         }
         self.records.push(record);
         Ok(())
@@ -160,23 +171,10 @@ fn differences(before: &Settings, now: &Settings) -> Option<String> {
     (!words.is_empty()).then(|| words.join("; "))
 }
 
-/// Writes a file atomically and durably: after a power failure the file is complete, or is not there.
-fn write_durably(file: &Path, value: &impl Serialize) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let partial = file.with_extension("partial");
-        let mut out = File::create(&partial)?;
-        serde_json::to_writer_pretty(&mut out, value)?;
-        out.write_all(b"\n")?;
-        out.sync_all()?;
-        fs::rename(&partial, file)?;
-        file.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
-    };
-    write().map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::faults::at_each_operation;
 
     fn settings(rounds: usize) -> Settings {
         [("--rounds".to_owned(), rounds.to_string()), ("--lr".to_owned(), "0.1".to_owned())].into()
@@ -193,13 +191,13 @@ mod tests {
         let path = folder.path().join("a/b");
         let done = record(0, Ending::Summary(serde_json::json!({"steps": 3}).into()));
         let failed = record(1, Ending::Failure("not finite".into()));
-        let mut ledger = Ledger::open(&path, &settings(3)).unwrap();
+        let mut ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
         ledger.add(done.clone()).unwrap();
         ledger.add(failed.clone()).unwrap();
         // A kill in the middle of writing leaves this behind.
-        fs::write(path.join(RECORDS).join("00002.partial"), b"{").unwrap();
+        fs::write(path.join(RECORDS).join("00002.json.partial"), b"{").unwrap();
         drop(ledger);
-        let ledger = Ledger::open(&path, &settings(3)).unwrap();
+        let ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
         assert_eq!(ledger.records(), [done, failed]);
         assert!(ledger.is_settled(0, 0) && !ledger.is_settled(2, 2));
         assert!(ledger.is_settled(7, 1), "a case that has failed is not run again");
@@ -210,20 +208,57 @@ mod tests {
     #[test]
     fn another_sweep_is_refused_with_what_differs() {
         let folder = tempfile::tempdir().unwrap();
-        let refused = |settings: &Settings| match Ledger::open(folder.path(), settings) {
-            Err(Failure::Usage(text)) => text,
-            other => panic!("{other:?}"),
-        };
-        drop(Ledger::open(folder.path(), &settings(3)).unwrap());
+        let refused =
+            |settings: &Settings| match Ledger::open(&Disk::default(), folder.path(), settings) {
+                Err(Failure::Usage(text)) => text,
+                other => panic!("{other:?}"),
+            };
+        drop(Ledger::open(&Disk::default(), folder.path(), &settings(3)).unwrap());
         let text = refused(&settings(4));
         assert!(text.contains("--rounds: 3 there, 4 here;") && !text.contains("--lr"), "{text}");
         let mut fewer = settings(3);
         fewer.remove("--lr");
         assert!(refused(&fewer).contains("--lr: 0.1 there, none here"));
-        let held = Ledger::open(folder.path(), &settings(3)).unwrap();
+        let held = Ledger::open(&Disk::default(), folder.path(), &settings(3)).unwrap();
         assert!(refused(&settings(3)).contains("another sweep is at work"));
         drop(held);
         fs::remove_file(folder.path().join(SETTINGS)).unwrap();
         assert!(refused(&settings(3)).contains("not empty"));
+    }
+
+    #[test]
+    fn after_a_fault_at_any_operation_the_sweep_continues() {
+        let done = || Ending::Summary(serde_json::json!({"steps": 3}).into());
+        let num_operations = at_each_operation(|disk, _| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("sweep");
+            let make = |disk: &Disk| {
+                let mut ledger = Ledger::open(disk, &path, &settings(3))?;
+                let from = ledger.records().len();
+                (from..3).try_for_each(|position| ledger.add(record(position, done())))?;
+                Ok::<usize, Failure>(from)
+            };
+            let outcome = make(disk);
+            assert_eq!(outcome.is_err(), disk.has_failed());
+            if let Err(error) = outcome {
+                let text = error.to_string();
+                assert!(text.contains(&path.display().to_string()), "{text}");
+                assert!(text.contains("no space left"), "{text}");
+            }
+            // The next command goes on with the first run that has no record, and finds the others as they were.
+            let records = fs::read_dir(path.join(RECORDS));
+            let is_record =
+                |entry: &fs::DirEntry| entry.path().extension().is_some_and(|of| of == "json");
+            let kept =
+                records.map_or(0, |all| all.filter(|of| is_record(of.as_ref().unwrap())).count());
+            assert_eq!(make(&Disk::default()).unwrap(), kept);
+            let ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
+            let expected: Vec<Record> = (0..3).map(|position| record(position, done())).collect();
+            assert_eq!(ledger.records(), expected);
+            let left =
+                fs::read_dir(&path).unwrap().chain(fs::read_dir(path.join(RECORDS)).unwrap());
+            assert_eq!(left.count(), 2 + 3, "a partial file is left");
+        });
+        assert!(num_operations > 4 * 5, "{num_operations} operations");
     }
 }

@@ -11,9 +11,10 @@ use super::plan::{Case, Vary};
 use super::rank::{self, Spread};
 use super::resume::Ledger;
 use super::summary::RunSummary;
+use crate::disk::Disk;
 use crate::metrics::figure::{Better, Figure};
 use crate::metrics::table::TABLE;
-use crate::outputs::{write_charts, write_json};
+use crate::outputs::{write_bytes, write_charts, write_json};
 use crate::{Failure, Result, resources};
 
 /// The figures that sweeps report, in the order of the table of figures.
@@ -224,14 +225,12 @@ impl Report {
     }
 
     /// Writes all files into `folder`.
-    pub fn write(&self, folder: &Path) -> Result<()> {
-        write_json(&folder.join("sweep.json"), self)?;
-        let file = folder.join("sweep.csv");
-        std::fs::write(&file, self.csv())
-            .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
+    pub fn write(&self, disk: &Disk, folder: &Path) -> Result<()> {
+        write_json(disk, &folder.join("sweep.json"), self)?;
+        write_bytes(disk, &folder.join("sweep.csv"), self.csv().as_bytes())?;
         // If no run has finished, there is nothing to draw, and the table says so.
         if self.rows.iter().any(|row| row.place.is_some()) {
-            write_charts(folder, &[("sweep".to_owned(), self.chart())])?;
+            write_charts(disk, folder, &[("sweep".to_owned(), self.chart())])?;
         }
         Ok(())
     }

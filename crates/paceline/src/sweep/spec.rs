@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use crate::cli::sweep::{NOT_SWEPT, swept};
+use crate::disk::Disk;
 use crate::run::config::TrainConfig;
 use crate::run::flags;
 use crate::run::resolve::resolve_inputs;
@@ -32,9 +33,9 @@ pub fn settings(spec: &Spec) -> Vec<(String, String)> {
 
 /// The arguments of `paceline` that start this run and write its summary to a file. This writes the run's
 /// specification to a file beside the summary.
-pub fn arguments(spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
+pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
     let file = summary.with_file_name(spec::FILE_NAME);
-    spec.write(&file)?;
+    spec.write(disk, &file)?;
     let flag = |name: &str, value: &Path| {
         let mut word = OsString::from(format!("--{name}="));
         word.push(value);

@@ -219,11 +219,16 @@ fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<Shared>)
                     continue;
                 }
             };
-            let served = shared.clone();
-            if shared.num_strangers.fetch_add(1, Ordering::Relaxed) >= MAX_STRANGERS
-                || thread("store-peer", move || serve(socket, &who, &served)).is_err()
-            {
+            if shared.num_strangers.fetch_add(1, Ordering::Relaxed) >= MAX_STRANGERS {
                 shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let (served, named) = (shared.clone(), who.clone());
+            if let Err(error) = thread("store-peer", move || serve(socket, &named, &served)) {
+                shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
+                // A rank tries again until its time is up. Its error cannot say why nobody answers.
+                let fix = "allow more processes (ulimit -u, or pids.max of the control group)";
+                shared.refuse(&who, format!("the system refuses a thread ({error}); {fix}"));
             }
         }
     }

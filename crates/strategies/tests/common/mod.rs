@@ -200,7 +200,7 @@ impl Trainer {
         mut strategy: Box<dyn Strategy>,
         optim: Optim,
     ) -> Self {
-        let compute = Compute::new(1, Allocator::new());
+        let compute = Compute::new(1, Allocator::new()).unwrap();
         // The seeds differ, and only rank 0's seed may have an effect.
         let seed = 1 + group.rank() as u64;
         let options = ReplicaOptions::default();

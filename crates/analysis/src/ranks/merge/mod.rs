@@ -1,6 +1,6 @@
 //! Merges the traces of all ranks into one file on one time line.
 //!
-//! Input: trace files, one per rank. Output: a file that Perfetto opens without an import error. Each rank
+//! Input: trace files, one per rank. Output: the contents of a file that Perfetto opens without an import error. Each rank
 //! gets processes of its own, which are named after it. Its times are converted to the clock of the lowest
 //! rank. Numbers that link events are made distinct between ranks. Arrows (flow events) lead through the
 //! ranks of each collective, in the order in which they arrived.
@@ -17,14 +17,13 @@ mod layout;
 mod write;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::PathBuf;
 
 use super::clock::{Clocks, align};
 use super::meetings::meet;
 use crate::hta::{AnalysisError, check_times};
-use crate::kineto::compress::Compressor;
+use crate::kineto::compress::compressed;
 use crate::read::{self, ReadError, TraceFile};
 use crate::steps;
 use crate::timeline::{LaneId, TimeRange, Timeline};
@@ -47,13 +46,8 @@ pub enum MergeError {
         path: PathBuf,
     },
     /// The merged file cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The merged file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] io::Error),
 }
 
 /// The result of a merge.
@@ -95,11 +89,13 @@ impl LeftOut {
     }
 }
 
-/// Merges the traces of some ranks into `out`, compressed if its name ends in `.gz`.
-///
-/// The file is first written under another name and renamed when it is complete. It replaces an existing
-/// file.
-pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
+/// Merges the traces of some ranks, and writes the merged trace to `out`, compressed or not. Nothing is written before
+/// all traces have been read once.
+pub fn merge(
+    files: &[TraceFile],
+    is_compressed: bool,
+    out: &mut (dyn Write + Send),
+) -> Result<Merged, MergeError> {
     let mut skeletons = Vec::with_capacity(files.len());
     let mut oddities = BTreeMap::new();
     for file in files {
@@ -128,45 +124,16 @@ pub fn merge(files: &[TraceFile], out: &Path) -> Result<Merged, MergeError> {
     let base_ns = base_ns(&skeletons, &clocks).map(|base_ns| base_ns.saturating_add(zero_ns));
     let num_joined = arrows.iter().flatten().filter(|arrow| arrow.is_start).count();
     let num_split = layouts.iter().map(Layout::num_split).sum();
-    let io = |source| MergeError::Write { path: out.to_owned(), source };
-    let partial = partial(out);
     let all = |sink: &mut dyn Write| -> Result<(u64, LeftOut), MergeError> {
-        let mut writer = Writer::begin(sink, &clocks, base_ns, zero_ns).map_err(io)?;
+        let mut writer = Writer::begin(sink, &clocks, base_ns, zero_ns)?;
         for (place, file) in files.iter().enumerate() {
-            writer.rank(&file.path, place, &layouts[place], &arrows[place])?.map_err(io)?;
+            writer.rank(&file.path, place, &layouts[place], &arrows[place])??;
         }
-        writer.end().map_err(io)
+        Ok(writer.end()?)
     };
-    let written = File::create(&partial).map_err(io).and_then(|file| {
-        if out.extension().is_some_and(|extension| extension == "gz") {
-            let mut sink = Compressor::start(file).map_err(io)?;
-            let counts = all(&mut sink)?;
-            sink.finish().map_err(io)?;
-            Ok(counts)
-        } else {
-            let mut sink = BufWriter::with_capacity(1 << 18, file);
-            let counts = all(&mut sink)?;
-            sink.flush().map_err(io)?;
-            Ok(counts)
-        }
-    });
-    let counts = written.and_then(|counts| {
-        std::fs::rename(&partial, out).map_err(io)?;
-        Ok(counts)
-    });
-    let (num_events, left_out) = counts.inspect_err(|_| {
-        // The error that is being reported matters more.
-        let _ = std::fs::remove_file(&partial);
-    })?;
+    let (num_events, left_out) = if is_compressed { compressed(out, all)? } else { all(out)? };
     let apart = super::apart(&skeletons);
     Ok(Merged { num_events, num_joined, left_out, oddities, apart, num_split, clocks })
-}
-
-/// The path of the file until it is complete.
-fn partial(out: &Path) -> PathBuf {
-    let mut name = out.as_os_str().to_owned();
-    name.push(".partial");
-    name.into()
 }
 
 /// Reduces a trace to what clocks and collectives need: collectives, steps, and the first and the last event.

@@ -1,5 +1,7 @@
 //! Reports of a made-up analysis in which everything occurs.
 
+use std::path::Path;
+
 use super::*;
 use crate::hta::*;
 use crate::report::{Body, Note, Weight};
@@ -274,18 +276,23 @@ fn report(kind: Kind) -> Report {
 
 #[test]
 fn every_format_is_written_and_nothing_else() {
-    let folder = tempfile::tempdir().unwrap();
     for (kind, name) in [(Kind::Ddp, "ddp"), (Kind::Sharding, "sharding")] {
-        crate::report::write(&report(kind), &folder.path().join(name), "summary").unwrap();
-        let files = std::fs::read_dir(folder.path().join(name)).unwrap();
-        let mut files: Vec<_> =
-            files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-        files.sort();
-        assert_eq!(files, ["summary.csv", "summary.html", "summary.json", "summary.md"]);
+        let files = crate::report::files(&report(kind)).unwrap();
+        let has_begun: [fn(&str) -> bool; 4] = [
+            |csv| csv.contains(','),
+            |html| html.starts_with("<!doctype html>"),
+            |json| json.starts_with('{') && json.ends_with("}\n"),
+            |md| md.starts_with("## "),
+        ];
+        for ((ending, text), has_begun) in files.iter().zip(has_begun) {
+            assert!(has_begun(text), "{ending}: {text:.40}");
+        }
+        assert_eq!(files.each_ref().map(|(ending, _)| *ending), ["csv", "html", "json", "md"]);
         // Keeps the reports for a person to look at.
         if let Some(out) = std::env::var_os("REPORT_OUT") {
-            let out = std::path::Path::new(&out).join(name);
-            crate::report::write(&report(kind), &out, "summary").unwrap();
+            for (ending, text) in files {
+                std::fs::write(Path::new(&out).join(format!("{name}.{ending}")), text).unwrap();
+            }
         }
     }
 }
@@ -297,10 +304,8 @@ fn a_page_of_many_ranks_stays_small() {
     let mut across = across();
     across.ranks = (0..300).collect();
     let report = of_analysis(&analysis, Some(&across), &[], About::default());
-    let folder = tempfile::tempdir().unwrap();
-    crate::report::write(&report, folder.path(), "x").unwrap();
-    let page = std::fs::metadata(folder.path().join("x.html")).unwrap().len();
-    assert!(page < 2_000_000, "{page} bytes");
+    let [_, (_, page), ..] = crate::report::files(&report).unwrap();
+    assert!(page.len() < 2_000_000, "{} bytes", page.len());
     assert_eq!(report.table("summary").unwrap().rows.len(), 300);
     assert!(report.notes.iter().any(|note| note.text.contains("first 48 of 300 ranks")));
     let path = report.sections.iter().flat_map(|s| &s.panels).find(|panel| panel.id == "path");
@@ -374,13 +379,7 @@ fn a_run_of_which_nothing_is_known_has_a_report_too() {
     }
     for kind in [Kind::Ddp, Kind::Sharding] {
         analysis.kind = kind;
-        let folder = tempfile::tempdir().unwrap();
-        crate::report::write(
-            &of_analysis(&analysis, None, &[], About::default()),
-            folder.path(),
-            "x",
-        )
-        .unwrap();
+        crate::report::files(&of_analysis(&analysis, None, &[], About::default())).unwrap();
     }
 }
 
@@ -505,10 +504,8 @@ impl<'de> serde::Deserialize<'de> for Unique {
 #[test]
 fn no_object_of_the_json_repeats_a_key() {
     assert!(serde_json::from_str::<Unique>(r#"{"a": 1, "b": [{"c": 1, "c": null}]}"#).is_err());
-    let folder = tempfile::tempdir().unwrap();
     for kind in [Kind::Ddp, Kind::Sharding] {
-        crate::report::write(&report(kind), folder.path(), "x").unwrap();
-        let json = std::fs::read_to_string(folder.path().join("x.json")).unwrap();
+        let [_, _, (_, json), _] = crate::report::files(&report(kind)).unwrap();
         serde_json::from_str::<Unique>(&json).unwrap();
     }
 }

@@ -27,8 +27,9 @@ use super::spec::{self, Spec};
 use super::summary::RunSummary;
 use super::{command_line, execute, refuse_ranks, run_limit, usage};
 use crate::bench::screen::say;
+use crate::disk::Disk;
 use crate::environment::Placement;
-use crate::outputs::{check_file, check_folder, write_charts, write_json};
+use crate::outputs::{check_file, check_folder, write_bytes, write_charts, write_json};
 use crate::run::config::TrainConfig;
 use crate::text::plural;
 use crate::{Failure, Result, resources};
@@ -245,15 +246,15 @@ fn write_files(
     csv: &str,
     charts: &[(String, LineChart)],
 ) -> Result<()> {
+    let disk = Disk::default();
     if let Some(file) = &study.json {
-        write_json(file, report)?;
+        write_json(&disk, file, report)?;
     }
     if let Some(file) = &study.csv {
-        std::fs::write(file, csv)
-            .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
+        write_bytes(&disk, file, csv.as_bytes())?;
     }
     if let Some(folder) = &study.charts {
-        for file in write_charts(folder, charts)? {
+        for file in write_charts(&disk, folder, charts)? {
             say(&format!("Chart: {}", file.display()));
         }
     }

@@ -10,6 +10,7 @@ use super::{Shown, table_of};
 use crate::bench::screen::say;
 use crate::choices::registry::read;
 use crate::choices::strategies::{STRATEGIES, StrategyChoice, Synchronises};
+use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder, write_json};
 use crate::run::flags::RunFlags;
@@ -136,7 +137,8 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
         eprintln!("warning: {warning}");
     }
 
-    let folder = folder::create_named(config.model.name(), "all")?;
+    let disk = Disk::default();
+    let folder = folder::create_named(&disk, &folder::runs(), config.model.name(), "all")?;
     let absolute = std::path::absolute(&folder)
         .map_err(|e| Failure::io("the run folder has no absolute path", e))?;
     let mut ledger = Ledger::default();
@@ -168,9 +170,9 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
         runs: rows,
         left_out,
     };
-    write_json(&folder.join("comparison.json"), &report)?;
+    write_json(&disk, &folder.join("comparison.json"), &report)?;
     if let Some(file) = &args.json {
-        write_json(file, &report)?;
+        write_json(&disk, file, &report)?;
     }
     if !args.quiet {
         say(&text(&report));

@@ -38,7 +38,7 @@ pub struct Costs {
 /// Measures how long it takes to compress the gradients of `layout`.
 pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot time compression: {e}"));
-    let compute = Compute::new(config.threads, Allocator::new());
+    let compute = Compute::new(config.threads, Allocator::new())?;
     let len = layout.trained_len();
     let count = (len as f64 * TopK::DEFAULT_K).ceil() as usize;
     let tensor = |dtype, len| {
