@@ -93,9 +93,14 @@ impl OpContext<'_> {
     pub(crate) fn given_up(&self, mut missing: Vec<usize>) -> CollectiveError {
         missing.iter_mut().for_each(|rank| *rank += self.first);
         let (op, seq) = (self.call.kind.name(), self.seq);
-        let cause = format!(
-            "another rank stopped waiting in {op} #{seq}, where ranks {missing:?} are missing"
-        );
+        let cause = match missing.is_empty() {
+            true => format!(
+                "another rank stopped waiting in {op} #{seq}; its own error says for which ranks"
+            ),
+            false => format!(
+                "another rank stopped waiting in {op} #{seq}, where ranks {missing:?} are missing"
+            ),
+        };
         CollectiveError::Broken { rank: self.first + self.rank, cause, culprits: missing }
     }
 

@@ -176,6 +176,18 @@ pub enum CollectiveError {
     /// The ranks could not find each other.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
+    /// The first rank of this host passed no memory on: it has ended, or it waits for ranks of other hosts.
+    #[error(
+        "rank {rank} of the {world_size} ranks of this host: rank 0 of this host passed no shared memory on: {reason}"
+    )]
+    NoMemory {
+        /// The rank within this host that reports.
+        rank: usize,
+        /// Ranks of this host.
+        world_size: usize,
+        /// What was seen instead.
+        reason: String,
+    },
     /// The ranks have met, but could not set up what they share.
     #[error("rank {rank} of {world_size} could not set up {what}: {reason}")]
     Setup {
@@ -236,6 +248,7 @@ impl CollectiveError {
             CollectiveError::PeerLost { .. }
                 | CollectiveError::PeerLeft { .. }
                 | CollectiveError::Broken { .. }
+                | CollectiveError::NoMemory { .. }
                 | CollectiveError::Rendezvous(RendezvousError::Overtaken { .. })
         )
     }

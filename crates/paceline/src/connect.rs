@@ -71,8 +71,10 @@ fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -
     if place.is_one_host() {
         return Ok("127.0.0.1".into());
     }
-    let route = HostRoute::to(rendezvous, place.rank, place.world_size);
-    let own = route.ok().map(|route| route.own).filter(|ip| !ip.is_loopback());
+    let route = HostRoute::to(rendezvous, place.rank, place.world_size).map_err(|error| {
+        Failure::Usage(format!("{error}; set MASTER_ADDR to an address that this host can reach"))
+    })?;
+    let own = Some(route.own).filter(|ip| !ip.is_loopback());
     own.map(|ip| ip.to_string()).ok_or_else(|| {
         Failure::Usage(
             "cannot tell by which address the other hosts reach this one; pass --host ADDRESS"

@@ -59,7 +59,7 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     if restarts || ranks.are_launched(placement.as_ref()) {
         // Each rank opens the data itself.
         drop(data);
-        return launch(&config, start.max_restarts, hosts.as_ref());
+        return launch(&config, start, hosts.as_ref());
     }
     let given = placement.as_ref().and_then(|placement| placement.run_folder.clone());
     let (disk, stop) = (Disk::default(), StopRequest::default());
@@ -161,10 +161,10 @@ fn check_route(config: &TrainConfig, hosts: &Hosts, place: &Place) -> Result<()>
     ))
 }
 
-/// Launches the ranks of this host; launches them again when one fails, at most `max_restarts` times.
-fn launch(config: &TrainConfig, max_restarts: usize, hosts: Option<&Hosts>) -> Result<u8> {
+/// Launches the ranks of this host; launches them again when one fails, as often as `start` allows.
+fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
-    launcher::launch_with_restarts(max_restarts, |restart| {
+    launcher::launch_with_restarts(start.max_restarts, |restart| {
         let continued = if restart > 0 { continued(config) } else { None };
         let config = continued.as_ref().unwrap_or(config);
         let args: Vec<OsString> = match &continued {
@@ -181,7 +181,8 @@ fn launch(config: &TrainConfig, max_restarts: usize, hosts: Option<&Hosts>) -> R
         let variable = folder.clone().unwrap_or_default().into_os_string();
         let variables = vec![(environment::RUN_FOLDER, variable)];
         let launch = Launch::of_own_program(args, local_ranks, variables)?;
-        Ok(Launch { dump_folder: folder, hosts: hosts.cloned(), ..launch })
+        let (grace, hosts) = (start.grace(), hosts.cloned());
+        Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
     })
 }
 

@@ -18,7 +18,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 const SUSPENDED: Duration = Duration::from_secs(1);
 
 /// The moment at which a time limit ends.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Deadline(Cell<Instant>);
 
 impl Deadline {

@@ -7,7 +7,6 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::rendezvous::next_secret;
@@ -22,10 +21,6 @@ const ANSWER_MAGIC: [u8; 8] = *b"2nilecap";
 const MAX_AHEAD: usize = 64;
 const HELLO_BYTES: usize = 8 + 4 + 4 + SECRET_BYTES;
 const ANSWER_BYTES: usize = 8 + 1;
-
-/// How long the answer may take. The listener handles a new connection at once, but its process may have to
-/// wait for a core.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The verdict on a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,21 +95,24 @@ impl Refusal {
 }
 
 /// Says hello and waits for the verdict.
+///
+/// The deadline should be that of the whole rendezvous. A rank that gives up earlier may have been welcomed by an
+/// answer that the network has delayed, and then it is refused when it comes again.
 pub(crate) fn say_hello(
     socket: impl AsFd,
     rank: usize,
     world: usize,
     secret: &str,
+    deadline: &Deadline,
 ) -> Result<(), Refusal> {
-    let deadline = Deadline::after(ANSWER_LIMIT);
     let mut hello = Vec::with_capacity(HELLO_BYTES);
     hello.extend_from_slice(&MAGIC);
     hello.extend_from_slice(&(rank as u32).to_le_bytes());
     hello.extend_from_slice(&(world as u32).to_le_bytes());
     hello.extend_from_slice(&padded(secret));
     let mut answer = [0; ANSWER_BYTES];
-    transmit(&socket, &hello, &deadline)
-        .and_then(|()| receive(&socket, &mut answer, Some(&deadline)))
+    transmit(&socket, &hello, deadline)
+        .and_then(|()| receive(&socket, &mut answer, Some(deadline)))
         .map_err(|error| Refusal::NotYet(format!("what listens there does not answer: {error}")))?;
     let verdict = Verdict::ALL.get(usize::from(answer[8]));
     match verdict.filter(|_| answer[..8] == ANSWER_MAGIC) {

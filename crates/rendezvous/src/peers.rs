@@ -20,6 +20,9 @@ use crate::{Rendezvous, RendezvousError};
 /// How long a stranger may take to say hello before the next connection is handled.
 const HELLO_LIMIT: Duration = Duration::from_millis(500);
 
+/// The stack of a thread that connects to one peer.
+const STACK_BYTES: usize = 128 << 10;
+
 /// Where a rank can be reached. A field is empty if the rank does not listen there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PeerAddress {
@@ -83,29 +86,25 @@ impl PeerListener {
         &self.address
     }
 
-    /// Makes `N` connections from `rank` to each of several other ranks: accepts connections from the ranks in
-    /// `accept_from`, and connects to the ranks in `connect_to`. Both sides have the `N` connections in the same order.
-    /// `addresses` has an entry for every rank, in rank order, and so has the result. Takes at most `limit`.
+    /// Makes `N` connections between `rank` and each of its `peers`: connects to the lower ranks, and accepts the higher
+    /// ones. Both sides have the `N` connections in the same order. `addresses` has an entry for every rank, in rank
+    /// order, and so has the result. Takes at most `limit`. If some ranks cannot be reached, `farewell` gets the
+    /// connections to each of the others, to tell it which ranks are missing.
     pub fn connect<const N: usize>(
         &self,
         network: Network,
         addresses: &[PeerAddress],
         rank: usize,
-        accept_from: &[usize],
-        connect_to: &[usize],
+        peers: &[usize],
         limit: Duration,
+        farewell: impl Fn(&[OwnedFd; N], &[usize]),
     ) -> Result<Vec<Option<[OwnedFd; N]>>, RendezvousError> {
         let deadline = Deadline::after(limit);
         let world_size = addresses.len();
-        let fail = |place: String, reason, missing| RendezvousError::Failed {
-            rank,
-            world_size,
-            place,
-            reason,
-            missing,
-        };
+        let (lower, higher): (Vec<usize>, Vec<usize>) =
+            peers.iter().partition(|&&peer| peer < rank);
         let mut connections: Vec<Vec<OwnedFd>> = (0..world_size).map(|_| Vec::new()).collect();
-        for &peer in connect_to {
+        let reach = |peer: usize, deadline: &Deadline| -> Result<Vec<OwnedFd>, Missed> {
             let PeerAddress { local, tcp, secret } = &addresses[peer];
             let (address, place) = match network {
                 Network::Local => {
@@ -116,22 +115,65 @@ impl PeerListener {
                     format!("the listener of rank {peer}, {}:{}", tcp.0, tcp.1),
                 ),
             };
-            for _ in 0..N {
-                let connected = connect_to_peer(&address, rank, world_size, secret, &deadline);
-                let connected =
-                    connected.map_err(|reason| fail(place.clone(), reason, vec![peer]))?;
-                connections[peer].push(connected);
-            }
-        }
+            let connect = |_| connect_to_peer(&address, rank, world_size, secret, deadline);
+            let connected: Result<Vec<OwnedFd>, String> = (0..N).map(connect).collect();
+            connected.map_err(|reason| Missed { place, reason, missing: vec![peer] })
+        };
         let listener = match network {
             Network::Local => Some(&self.local),
             Network::Tcp => self.tcp.as_ref(),
         };
-        if let Some(listener) = listener {
-            self.accept_all(listener, accept_from, N, &mut connections, &deadline)
-                .map_err(|(reason, missing)| fail("its own listener".into(), reason, missing))?;
+        // A listener of this host answers at once or never. Over a network, a rank that waits for an unreachable
+        // peer must still be there for the others, or they would report this rank as missing.
+        let (in_turn, at_once) = match network {
+            Network::Local => (lower, Vec::new()),
+            Network::Tcp => (Vec::new(), lower),
+        };
+        let mut missed = Vec::new();
+        for peer in in_turn {
+            match reach(peer, &deadline) {
+                Ok(sockets) => connections[peer] = sockets,
+                Err(unreached) => missed.push(unreached),
+            }
         }
-        Ok(connections.into_iter().map(|sockets| sockets.try_into().ok()).collect())
+        std::thread::scope(|scope| {
+            let reach = &reach;
+            let start = |&peer: &usize| {
+                let builder = std::thread::Builder::new().stack_size(STACK_BYTES);
+                let deadline = deadline.clone();
+                let body = move || reach(peer, &deadline);
+                (peer, builder.name("connect".into()).spawn_scoped(scope, body))
+            };
+            let threads: Vec<_> = at_once.iter().map(start).collect();
+            let accepted = listener.map_or(Ok(()), |listener| {
+                self.accept_all(listener, &higher, N, &mut connections, &deadline)
+            });
+            for (peer, thread) in threads {
+                match thread.map(|thread| thread.join()) {
+                    Ok(Ok(Ok(sockets))) => connections[peer] = sockets,
+                    Ok(Ok(Err(unreached))) => missed.push(unreached),
+                    Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                    Err(error) => missed.push(Missed {
+                        place: format!("the listener of rank {peer}"),
+                        reason: format!("the system refuses a thread: {error}"),
+                        missing: Vec::new(),
+                    }),
+                }
+            }
+            missed.extend(accepted.err());
+        });
+        let connections: Vec<Option<[OwnedFd; N]>> =
+            connections.into_iter().map(|sockets| sockets.try_into().ok()).collect();
+        let mut missed = missed.into_iter();
+        let Some(Missed { place, mut reason, mut missing }) = missed.next() else {
+            return Ok(connections);
+        };
+        for other in missed {
+            missing.extend(other.missing);
+            reason += &format!("; {}: {}", other.place, other.reason);
+        }
+        connections.iter().flatten().for_each(|sockets| farewell(sockets, &missing));
+        Err(RendezvousError::Failed { rank, world_size, place, reason, missing })
     }
 
     /// Accepts connections until all ranks in `awaited` have connected `times` times.
@@ -142,8 +184,9 @@ impl PeerListener {
         times: usize,
         connections: &mut [Vec<OwnedFd>],
         deadline: &Deadline,
-    ) -> Result<(), (String, Vec<usize>)> {
-        let own = |error: &dyn std::fmt::Display| (error.to_string(), Vec::new());
+    ) -> Result<(), Missed> {
+        let missed = |reason, missing| Missed { place: "its own listener".into(), reason, missing };
+        let own = |error: &dyn std::fmt::Display| missed(error.to_string(), Vec::new());
         loop {
             let absent: Vec<usize> =
                 awaited.iter().copied().filter(|&rank| connections[rank].len() < times).collect();
@@ -156,7 +199,8 @@ impl PeerListener {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(own(&error)),
                 Ok(0) if deadline.has_passed() => {
-                    return Err((format!("ranks {absent:?} did not come in time"), absent));
+                    let reason = format!("ranks {absent:?} did not come in time");
+                    return Err(missed(reason, absent));
                 }
                 Ok(0) => continue,
                 Ok(_) => {}
@@ -192,6 +236,13 @@ impl PeerListener {
     }
 }
 
+/// Why this rank is not connected to some of the others.
+struct Missed {
+    place: String,
+    reason: String,
+    missing: Vec<usize>,
+}
+
 /// Connects to a peer and presents its secret. The peer began to listen before it published its address, so
 /// after a refusal that may be temporary this tries again until the deadline.
 fn connect_to_peer(
@@ -203,7 +254,7 @@ fn connect_to_peer(
 ) -> Result<OwnedFd, String> {
     loop {
         let refused = match address.connect(deadline).map_err(Refusal::not_yet) {
-            Ok(socket) => match say_hello(&socket, rank, world_size, secret) {
+            Ok(socket) => match say_hello(&socket, rank, world_size, secret, deadline) {
                 Ok(()) => return Ok(socket),
                 Err(refused) => refused,
             },

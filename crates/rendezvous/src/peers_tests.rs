@@ -34,13 +34,13 @@ fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
     let connect_by = |network| {
         let listeners = pair();
         let addresses = listeners.each_ref().map(|listener| listener.address().clone());
-        let connect = |rank: usize, accept_from: &[usize], connect_to: &[usize]| {
-            let limit = Duration::MAX;
-            listeners[rank].connect::<2>(network, &addresses, rank, accept_from, connect_to, limit)
+        let connect = |rank: usize| {
+            let (limit, peers) = (Duration::MAX, [1 - rank]);
+            listeners[rank].connect::<2>(network, &addresses, rank, &peers, limit, |_, _| {})
         };
         let connections = std::thread::scope(|scope| {
-            let first = scope.spawn(|| connect(0, &[1], &[]));
-            let second = scope.spawn(|| connect(1, &[], &[0]));
+            let first = scope.spawn(|| connect(0));
+            let second = scope.spawn(|| connect(1));
             [first, second].map(|rank| rank.join().unwrap().unwrap())
         });
         assert!(connections[0][1].is_some() && connections[1][0].is_some(), "{network:?}");
@@ -56,14 +56,14 @@ fn a_rank_with_another_secret_is_told_so_and_the_absent_rank_is_named() {
     // Long enough for both to come within the limit of the other.
     let limit = Duration::from_secs(3);
     let errors = std::thread::scope(|scope| {
-        let connect = |rank: usize, accept_from: &'static [usize], to: &'static [usize]| {
+        let connect = |rank: usize| {
             let (listener, addresses) = (&listeners[rank], &addresses);
             scope.spawn(move || {
-                listener.connect::<1>(Network::Tcp, addresses, rank, accept_from, to, limit)
+                let peers = [1 - rank];
+                listener.connect::<1>(Network::Tcp, addresses, rank, &peers, limit, |_, _| {})
             })
         };
-        [connect(0, &[1], &[]), connect(1, &[], &[0])]
-            .map(|rank| rank.join().unwrap().unwrap_err().to_string())
+        [connect(0), connect(1)].map(|rank| rank.join().unwrap().unwrap_err().to_string())
     });
     assert!(errors[0].contains("ranks [1] did not come in time"), "{}", errors[0]);
     assert!(errors[1].contains("its secret differs"), "{}", errors[1]);
@@ -96,10 +96,9 @@ fn is_turned_away(mut stranger: TcpStream) -> bool {
 /// Connects every rank to all others: lower ranks accept, higher ranks connect. Then every rank sends
 /// its number to all others.
 fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) {
-    let (lower, higher): (Vec<usize>, Vec<usize>) =
-        ((0..rank).collect(), (rank + 1..WORLD).collect());
+    let peers: Vec<usize> = (0..WORLD).filter(|&peer| peer != rank).collect();
     let connections =
-        listener.connect(Network::Tcp, addresses, rank, &higher, &lower, LIMIT).unwrap();
+        listener.connect(Network::Tcp, addresses, rank, &peers, LIMIT, |_, _| {}).unwrap();
     let mut streams: Vec<Option<TcpStream>> = connections
         .into_iter()
         .map(|socket| socket.map(|[socket]| TcpStream::from(socket)))

@@ -203,7 +203,14 @@ impl Group {
         let (memory, reach) = links.share_control()?;
         let shared = Shared::new(local_rank, local_world, memory, reach);
         let is_remote = |peer: usize| peer / local_world != node;
-        let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote)?;
+        let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote);
+        let tcp = tcp.inspect_err(|error| {
+            let missing = error.culprits();
+            if !missing.is_empty() {
+                // Ranks of this host that are connected wait for this one.
+                shared.control().tell_beyond(&missing);
+            }
+        })?;
         let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
         let ties = Ties::Host { links, monitor: None };
         let transport = Transport::Hybrid;

@@ -9,6 +9,7 @@
 //!
 //! Input: a call in its context. Output: the moment when all ranks had arrived, or an error.
 
+mod blame;
 mod copies;
 mod rails;
 mod reductions;
@@ -30,10 +31,10 @@ impl Hybrid {
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let inner = &mut *self.tcp.inner();
         let outcome = self.dispatch(inner, context);
-        if let Err(error) = &outcome {
-            give_up(&mut inner.mesh, context.rank, error);
-        }
-        outcome
+        outcome.map_err(|error| {
+            let (error, alive) = give_up(&mut inner.mesh, context, error);
+            self.blame(context, error, &alive)
+        })
     }
 
     fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {

@@ -152,6 +152,8 @@ struct Alarms {
 pub(crate) struct Control {
     gates: Gates,
     alarms: Line<Alarms>,
+    /// A bit for each rank of another host for which a rank of this host has waited in vain.
+    beyond: Line<AtomicU64>,
     /// Taken by the rank that writes the verdict.
     accuser: Line<AtomicU32>,
     verdict: VerdictWords,
@@ -270,6 +272,20 @@ impl Control {
         if error == WaitError::TimedOut {
             self.raise(GIVEN_UP);
         }
+    }
+
+    /// Tells the ranks of this host that ranks of other hosts are missing, and that this rank no longer waits.
+    pub(crate) fn tell_beyond(&self, missing: &[usize]) {
+        let bits = missing.iter().fold(0, |bits, rank| bits | 1 << rank);
+        // Release: a rank that sees the alarm sees these ranks too.
+        self.beyond.0.fetch_or(bits, Ordering::Release);
+        self.raise(GIVEN_UP);
+    }
+
+    /// The ranks of other hosts that a rank of this host has reported as missing.
+    pub(crate) fn beyond(&self) -> Vec<usize> {
+        let bits = self.beyond.0.load(Ordering::Acquire);
+        (0..MAX_RANKS).filter(|rank| bits & 1 << rank != 0).collect()
     }
 
     fn raise(&self, alarm: u32) {

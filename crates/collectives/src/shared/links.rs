@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use paceline_memory::Mapping;
 use paceline_rendezvous::{Network, PeerAddress, PeerListener};
+use paceline_trace::now_ns;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -28,6 +30,7 @@ use super::control::Control;
 use super::segment::{Reach, Segment};
 use super::state::STAGING_BYTES;
 use crate::CollectiveError;
+use crate::context::{LONGEST_SLEEP, Waited};
 
 /// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share
 /// one.
@@ -40,6 +43,8 @@ pub(crate) struct Links {
     rank: usize,
     world: usize,
     streams: Vec<UnixStream>,
+    /// How long to wait for a message.
+    limit: Duration,
 }
 
 impl Links {
@@ -51,14 +56,14 @@ impl Links {
         limit: Duration,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
-        let others: Vec<usize> = (1..world).collect();
-        let (from, to) = if rank == 0 { (&others[..], &[][..]) } else { (&[][..], &[0][..]) };
-        let sockets = listener.connect(Network::Local, addresses, rank, from, to, limit)?;
+        let peers: Vec<usize> = if rank == 0 { (1..world).collect() } else { vec![0] };
+        let sockets =
+            listener.connect(Network::Local, addresses, rank, &peers, limit, |_, _| {})?;
         let streams: Vec<UnixStream> =
             sockets.into_iter().flatten().map(|[socket]| UnixStream::from(socket)).collect();
-        let links = Self { rank, world, streams };
+        let links = Self { rank, world, streams, limit };
         for stream in &links.streams {
-            stream.set_read_timeout(Some(limit)).map_err(|e| links.fail(e.to_string()))?;
+            stream.set_read_timeout(Some(LONGEST_SLEEP)).map_err(|e| links.fail(e.to_string()))?;
         }
         Ok(links)
     }
@@ -119,15 +124,21 @@ impl Links {
         let mut message = [0u8; 8];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received = recvmsg(
-            stream,
-            &mut [IoSliceMut::new(&mut message)],
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL,
-        )
-        .map_err(|e| self.fail(format!("no memory came from rank 0: {e}")))?;
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+        let mut waited = Waited::begin(now_ns());
+        let received = loop {
+            let mut parts = [IoSliceMut::new(&mut message)];
+            match recvmsg(stream, &mut parts, &mut ancillary, flags) {
+                Ok(received) => break received,
+                Err(Errno::AGAIN | Errno::INTR) if waited.until(now_ns()) < self.limit => {}
+                Err(Errno::AGAIN | Errno::INTR) => {
+                    return Err(self.nothing_came("it did not come in time".into()));
+                }
+                Err(error) => return Err(self.nothing_came(error.to_string())),
+            }
+        };
         if received.bytes == 0 {
-            return Err(self.fail("rank 0 ended before it passed its memory on".into()));
+            return Err(self.nothing_came("it has ended".into()));
         }
         if u64::from_le_bytes(message) != len_bytes as u64 {
             let theirs = u64::from_le_bytes(message);
@@ -139,6 +150,10 @@ impl Links {
             _ => None,
         });
         file.ok_or_else(|| self.fail(format!("rank 0 could not share {len_bytes} bytes")))
+    }
+
+    fn nothing_came(&self, reason: String) -> CollectiveError {
+        CollectiveError::NoMemory { rank: self.rank, world_size: self.world, reason }
     }
 
     fn fail(&self, reason: String) -> CollectiveError {
@@ -199,7 +214,7 @@ fn watch(mut streams: Vec<(usize, UnixStream)>, lost: &dyn Fn(usize), closing: &
         let mut fds: Vec<PollFd> =
             streams.iter().map(|(_, stream)| PollFd::new(stream, PollFlags::RDHUP)).collect();
         match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             Err(_) => return,
             Ok(_) => {}
         }

@@ -2,11 +2,13 @@
 //! rank.
 
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
 use paceline_rendezvous::{Network, PeerAddress, PeerListener};
 
 use super::inner::{Inner, Scratch};
+use super::last_words::LastWords;
 use super::mesh::Mesh;
 use super::{NEVER, Tcp};
 use crate::cost::Algorithm;
@@ -23,12 +25,13 @@ impl Tcp {
         is_linked: impl Fn(usize) -> bool,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
-        let linked = |range: std::ops::Range<usize>| -> Vec<usize> {
-            range.filter(|&peer| is_linked(peer)).collect()
+        let peers: Vec<usize> =
+            (0..world).filter(|&peer| peer != rank && is_linked(peer)).collect();
+        let farewell = |[_, words]: &[OwnedFd; 2], missing: &[usize]| {
+            LastWords::Missing(missing.to_vec()).say_to(words);
         };
-        let (lower, higher) = (linked(0..rank), linked(rank + 1..world));
         let limit = options.timeout;
-        let sockets = listener.connect(Network::Tcp, addresses, rank, &higher, &lower, limit)?;
+        let sockets = listener.connect(Network::Tcp, addresses, rank, &peers, limit, farewell)?;
         let streams = sockets.into_iter().map(|pair| pair.map(|pair| pair.map(TcpStream::from)));
         let mesh = Mesh::new(streams.collect()).map_err(|error| CollectiveError::Setup {
             rank,

@@ -30,11 +30,19 @@ impl Scratch {
     }
 }
 
-/// Forgets all posted transfers after a failed operation, and tells all peers why this rank gives up.
-pub(crate) fn give_up(mesh: &mut Mesh, rank: usize, error: &CollectiveError) {
-    let words = match error.clone() {
+/// Forgets all posted transfers after a failed operation, and tells all peers why this rank gives up. Returns the error
+/// to report, and which of the ranks that it is about are alive.
+///
+/// After a time-out, peers that have given up as well are not the ones that cannot be reached. They have waited for
+/// somebody else, perhaps for a rank from which this one already had all it needed, and their last words say for whom.
+pub(crate) fn give_up(
+    mesh: &mut Mesh,
+    context: &OpContext,
+    error: CollectiveError,
+) -> (CollectiveError, Vec<usize>) {
+    mesh.give_up(&match error.clone() {
         // Every rank finds this by itself.
-        CollectiveError::Counts { .. } => return mesh.clear(),
+        CollectiveError::Counts { .. } => return (error, Vec::new()),
         CollectiveError::Mismatch { rank, peer, seq, peer_seq, ours, theirs } => {
             let (ranks, operations, calls) = ([rank, peer], [seq, peer_seq], [ours, theirs]);
             LastWords::Conflict { ranks, operations, calls }
@@ -42,11 +50,32 @@ pub(crate) fn give_up(mesh: &mut Mesh, rank: usize, error: &CollectiveError) {
         CollectiveError::PeerLost { peer, .. } => LastWords::Lost(peer),
         error => match error.culprits() {
             // The fault is this rank's own.
-            ranks if ranks.is_empty() => LastWords::Missing(vec![rank]),
+            ranks if ranks.is_empty() => LastWords::Missing(vec![context.rank]),
             ranks => LastWords::Missing(ranks),
         },
+    });
+    let CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited } = error else {
+        return (error, Vec::new());
     };
-    mesh.give_up(&words);
+    let heard = mesh.hear(&missing);
+    let alive: Vec<usize> = heard.iter().map(|(peer, _)| *peer).collect();
+    let had_missing = !missing.is_empty();
+    let mut named: Vec<usize> = missing;
+    for (_, words) in &heard {
+        match words {
+            LastWords::Missing(ranks) => named.extend(ranks),
+            LastWords::Lost(peer) => named.push(*peer),
+            LastWords::Leaves | LastWords::Conflict { .. } => {}
+        }
+    }
+    named.retain(|peer| *peer != context.rank && !alive.contains(peer));
+    named.sort_unstable();
+    named.dedup();
+    let error = match had_missing && named.is_empty() {
+        true => context.given_up(named),
+        false => CollectiveError::TimedOut { rank, missing: named, op, seq, bytes, waited },
+    };
+    (error, alive)
 }
 
 /// The error for an interrupted operation.

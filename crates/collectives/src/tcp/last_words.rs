@@ -5,11 +5,10 @@
 //! second connection is always empty, so the words always fit, and the peer's host keeps them. A rank whose connections end
 //! without words has died. This module knows nothing of operations.
 
-use std::io::Write;
-use std::net::TcpStream;
+use std::os::fd::AsFd;
 
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, SendFlags};
 use serde::{Deserialize, Serialize};
 
 /// Room for the words: two calls in words, or a number for each rank.
@@ -39,14 +38,14 @@ pub(super) enum Heard {
 
 impl LastWords {
     /// Says the words to a peer. A peer that is gone does not hear them.
-    pub(super) fn say_to(&self, mut peer: &TcpStream) {
+    pub(super) fn say_to(&self, peer: impl AsFd) {
         if let Ok(bytes) = postcard::to_allocvec(self) {
-            let _ = peer.write_all(&bytes);
+            let _ = rustix::net::send(peer, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }
 
     /// What a peer has said so far. Does not wait, and can be asked again.
-    pub(super) fn of(peer: &TcpStream) -> Heard {
+    pub(super) fn of(peer: impl AsFd) -> Heard {
         let mut bytes = [0; MAX_BYTES];
         match rustix::net::recv(peer, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((0, _)) => Heard::End,
@@ -62,7 +61,8 @@ impl LastWords {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
 

@@ -20,6 +20,9 @@ use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
 /// unless the network holds one of them back.
 const WORDS_LIMIT: Duration = Duration::from_millis(500);
 
+/// How much later than this rank its peers may notice that an operation takes too long.
+const HEARSAY_LIMIT: Duration = Duration::from_millis(120);
+
 /// The most pieces that one system call moves.
 const MAX_VECTOR: usize = 16;
 
@@ -232,6 +235,23 @@ impl Mesh {
         }
     }
 
+    /// What these peers have said, those that have said anything. They may notice a moment later than this rank that an
+    /// operation has failed.
+    pub(crate) fn hear(&self, peers: &[usize]) -> Vec<(usize, LastWords)> {
+        let begin = Instant::now();
+        loop {
+            let of = |&peer: &usize| match LastWords::of(&self.wires[peer].as_ref()?.words) {
+                Heard::Words(words) => Some((peer, words)),
+                Heard::Nothing | Heard::End => None,
+            };
+            let heard: Vec<_> = peers.iter().filter_map(of).collect();
+            if heard.len() == peers.len() || begin.elapsed() > HEARSAY_LIMIT {
+                return heard;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sleeps until a connection can move posted bytes.
     fn sleep(&self, at_most: Duration) -> Result<(), Interruption> {
         let interest = |wire: &Wire| {
@@ -253,13 +273,16 @@ impl Mesh {
         Ok(())
     }
 
-    /// The peers from which bytes are awaited. Those that have been silent longest come first.
+    /// The peers from which bytes are awaited, or which do not take the bytes that they are sent. Those on whose
+    /// connection nothing has moved for the longest time come first.
     pub(crate) fn awaited(&self) -> Vec<usize> {
         let mut awaited: Vec<(u64, usize)> = self
             .peers()
             .filter_map(|peer| {
                 let wire = self.wires[peer].as_ref()?;
-                (!wire.incoming.pieces.is_empty()).then_some((wire.incoming.moved_ns, peer))
+                let directions = [&wire.incoming, &wire.out].into_iter();
+                let waiting = directions.filter(|direction| !direction.pieces.is_empty());
+                waiting.map(|direction| (direction.moved_ns, peer)).min()
             })
             .collect();
         awaited.sort_unstable();

@@ -61,10 +61,7 @@ impl Tcp {
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let inner = &mut *self.inner();
         let outcome = self.dispatch(inner, context);
-        if let Err(error) = &outcome {
-            give_up(&mut inner.mesh, self.rank, error);
-        }
-        outcome
+        outcome.map_err(|error| give_up(&mut inner.mesh, context, error).0)
     }
 
     /// Tells the peers that this rank gives up in the middle of an operation, by a fault of its own.

@@ -36,9 +36,6 @@ pub struct LaunchArgs {
     /// Print what goes to --log-dir too
     #[arg(long)]
     pub tee: bool,
-    /// How long the ranks may take to end after Ctrl-C or SIGTERM; a second one ends them at once
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
-    pub grace: f64,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,

@@ -1,7 +1,12 @@
 //! Flags about how ranks are started, which `paceline launch` and `paceline train` have in common. They have torchrun's
 //! names. They are no settings of a run: a configuration file does not hold them.
 
+use std::time::Duration;
+
 use clap::Args;
+
+/// How long ranks may take to end after a signal of the user's, by default.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// Flags about restarts and hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
@@ -12,6 +17,10 @@ pub struct StartFlags {
     /// the folder of --save
     #[arg(long, value_name = "N", default_value_t = 0, alias = "max_restarts")]
     pub max_restarts: usize,
+    /// How long the ranks may take to end after Ctrl-C or SIGTERM; a second one ends them at once. paceline train ends
+    /// its step and saves a checkpoint in that time, if there is --save [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub grace: Option<Duration>,
     /// Number of hosts. Start the same command on each, with its own --node-rank. Set PACELINE_SECRET to the same
     /// random text on all of them, so that nobody else can join [default: 1]
     #[arg(long, value_name = "N")]
@@ -25,4 +34,16 @@ pub struct StartFlags {
     /// A free port of host 0, where the ranks meet
     #[arg(long, value_name = "PORT", alias = "master_port")]
     pub master_port: Option<usize>,
+}
+
+impl StartFlags {
+    /// How long ranks may take to end after a signal of the user's.
+    pub fn grace(&self) -> Duration {
+        self.grace.unwrap_or(DEFAULT_GRACE)
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or("pass seconds, at least 0")
 }

@@ -49,9 +49,6 @@ pub use hosts::{Hosts, ignores_meeting_point};
 pub use restarts::{Restarts, launch_with_restarts};
 pub use watch::{Ended, launch, launch_one_of_many};
 
-/// How long ranks may take to end after a signal of the user's, by default.
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-
 /// The program to start as ranks, and how.
 #[derive(Debug)]
 pub struct Launch {
@@ -101,7 +98,7 @@ impl Launch {
             log_folder: None,
             tee: false,
             inherits_stdin: false,
-            grace: DEFAULT_GRACE,
+            grace: StartFlags::default().grace(),
         })
     }
 
@@ -126,8 +123,6 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     check_num_ranks("--nproc", args.nproc)?;
     let hosts = Hosts::resolve(&args.start)?;
     check_program(&args.command)?;
-    let grace = Duration::try_from_secs_f64(args.grace)
-        .map_err(|_| Failure::Usage(format!("--grace {}: pass seconds, at least 0", args.grace)))?;
     if args.tee && args.log_dir.is_none() {
         return Err(Failure::Usage("--tee prints what --log-dir DIR keeps; pass that too".into()));
     }
@@ -149,7 +144,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
         tee: args.tee,
         // A process group of its own cannot read a terminal that another one has.
         inherits_stdin: !std::io::stdin().is_terminal(),
-        grace,
+        grace: args.start.grace(),
     };
     // Every attempt is the same.
     launch_with_restarts(args.start.max_restarts, |_| Ok(attempt()))

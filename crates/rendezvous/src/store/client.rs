@@ -9,6 +9,9 @@ use crate::address::Address;
 use crate::deadline::Deadline;
 use crate::hello::{Refusal, Verdict, say_hello};
 
+/// How long one of several candidates may take to answer a hello. Whoever listens there may be a stranger.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
 /// How much longer than the server's own limit this side waits for an answer.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -26,7 +29,7 @@ pub(crate) struct Candidates {
 pub(crate) enum Failed {
     /// The time limit has passed. Holds the missing ranks if the request waited for ranks.
     TimedOut(Vec<usize>),
-    /// Rank 0, which hosts the store, has ended or did not come in time. Holds the reason.
+    /// Rank 0, which hosts the store, has ended, cannot be reached, or did not come in time. Holds the reason.
     NoHost(String),
     /// This rank has come for a later attempt of the run.
     Overtaken(usize),
@@ -91,6 +94,11 @@ impl Connection {
                 | io::ErrorKind::BrokenPipe => {
                     Failed::NoHost("rank 0, which hosts it, ended".into())
                 }
+                io::ErrorKind::TimedOut
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable => {
+                    Failed::NoHost(format!("rank 0, which hosts it, does not answer: {error}"))
+                }
                 _ => Failed::Other(format!("the store does not answer: {error}")),
             })?;
         self.socket = Some(socket);
@@ -113,8 +121,12 @@ impl Candidates {
     fn try_all(&self, rank: usize, world: usize, deadline: &Deadline) -> Result<OwnedFd, Refusal> {
         let mut last = Refusal::NotYet("it has no address that this host can use".into());
         for address in &self.addresses {
+            let answer_deadline = match self.addresses.len() {
+                1 => deadline.clone(),
+                _ => Deadline::after(deadline.left().min(ANSWER_LIMIT)),
+            };
             let tried = address.connect(deadline).map_err(Refusal::not_yet).and_then(|socket| {
-                say_hello(&socket, rank, world, &self.secret)?;
+                say_hello(&socket, rank, world, &self.secret, &answer_deadline)?;
                 Ok(socket)
             });
             match tried {

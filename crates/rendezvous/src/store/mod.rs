@@ -57,7 +57,7 @@ pub struct Store {
     secret: String,
     connection: Mutex<Backend>,
     /// On rank 0, the server that it hosts.
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 enum Backend {
@@ -108,7 +108,12 @@ impl Store {
                     Connection::join(find, rank, world_size, &deadline).map_err(wrap)?;
                 let left = deadline.left();
                 let arrived = connection.request(&Request::Arrive { limit: left }, left);
-                arrived.map_err(wrap)?;
+                arrived.map_err(|failed| {
+                    if let Some(host) = &host {
+                        host.server.give_up();
+                    }
+                    wrap(failed)
+                })?;
                 (Backend::Own(connection), secret)
             }
         };
@@ -118,7 +123,7 @@ impl Store {
             server.stop_listening();
         }
         let connection = Mutex::new(backend);
-        Ok(Self { rank, world_size, place, limit, secret, connection, _server: server })
+        Ok(Self { rank, world_size, place, limit, secret, connection, server })
     }
 
     /// Sets a key of at most 1 KiB to a value of at most 16 MiB (8 MiB in an agent's store).
@@ -184,6 +189,9 @@ impl Store {
                     && missing.is_empty()
                 {
                     missing.push(peer);
+                }
+                if let Some(server) = &self.server {
+                    server.give_up();
                 }
                 error
             });

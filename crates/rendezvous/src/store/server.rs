@@ -27,6 +27,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 const MAX_STRANGERS: usize = 128;
 /// How many refused connections are reported. Further refusals are only counted.
 const MAX_WARNINGS: usize = 16;
+/// How long rank 0 waits for its last answers to leave when the rendezvous has failed.
+const LAST_ANSWERS: Duration = Duration::from_millis(50);
 /// The stack of a connection's thread, which does little.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -39,6 +41,8 @@ struct State {
     seen: Vec<bool>,
     /// A rank that has come for a later attempt of the run.
     ahead: Option<usize>,
+    /// Whether rank 0 has given up. Nobody waits any longer.
+    is_over: bool,
 }
 
 #[derive(Debug)]
@@ -94,6 +98,16 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Ends all waits, because rank 0 has waited in vain and its process is about to end. The other ranks learn now
+    /// which ranks are missing. Otherwise they would report rank 0 as the rank that has ended.
+    pub(crate) fn give_up(&self) {
+        self.shared.lock().is_over = true;
+        self.shared.changed.notify_all();
+        std::thread::sleep(LAST_ANSWERS);
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop_listening();
@@ -119,7 +133,7 @@ impl Shared {
             if found.is_some() {
                 return found;
             }
-            if deadline.has_passed() {
+            if state.is_over || deadline.has_passed() {
                 return None;
             }
             let waited = deadline.sleep(|limit| self.changed.wait_timeout(state, limit));

@@ -369,7 +369,7 @@ fn huge_lengths_end_the_connection_only() {
             // Tries until rank 0 listens and has noticed that the previous connection is gone.
             let mut stream = connect_soon(|| {
                 let stream = TcpStream::connect(("127.0.0.1", port))?;
-                let hello = say_hello(&stream, 1, 3, "right");
+                let hello = say_hello(&stream, 1, 3, "right", &Deadline::after(LIMIT));
                 hello.map_err(|refused| std::io::Error::other(refused.reason(1, 3)))?;
                 Ok(stream)
             });
