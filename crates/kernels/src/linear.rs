@@ -1,4 +1,4 @@
-//! The fully connected layer: `y = x w^T + b`, optionally followed by ReLU.
+//! The fully connected layer: `y = x w^T + b`, optionally without `b`, and optionally followed by ReLU.
 //!
 //! Shapes: x (m, k), w (n, k), b (n), y (m, n).
 
@@ -28,13 +28,15 @@ pub fn forward(
     compute: &Compute,
     input: &Tensor,
     weight: &Tensor,
-    bias: &Tensor,
+    bias: Option<&Tensor>,
     activation: Activation,
     output: &Tensor,
 ) -> Result<()> {
     let _time = compute.time("linear_forward", [input, weight]);
     let (m, n, k) = sizes("input", input, weight)?;
-    expect_shape(OP, "bias", bias.shape(), [n])?;
+    if let Some(bias) = bias {
+        expect_shape(OP, "bias", bias.shape(), [n])?;
+    }
     expect_shape(OP, "output", output.shape(), [m, n])?;
     let with_relu = activation == Activation::Relu;
     match input.dtype() {
@@ -45,11 +47,14 @@ pub fn forward(
             // which saves more time than transposing the small result takes.
             let mut turned = compute.scratch(m * n)?;
             matmul(compute, w, x.transposed(), &mut turned, false);
-            let bias = bias.read::<f32>()?;
+            let bias = bias.map(Tensor::read::<f32>).transpose()?;
+            // One row of zeros costs less than a second form of the loop below.
+            let zeros = if bias.is_none() { vec![0.0; n] } else { Vec::new() };
+            let bias = bias.as_deref().unwrap_or(&zeros);
             let mut y = output.write::<f32>()?;
             let items = batches(compute, &mut y, n, m);
             compute.threads.for_each(items, |(first, y)| {
-                elementwise::turn_add_bias(compute.simd, &turned, m, first, &bias, with_relu, y);
+                elementwise::turn_add_bias(compute.simd, &turned, m, first, bias, with_relu, y);
                 Ok(())
             })
         }
@@ -58,9 +63,9 @@ pub fn forward(
             let mut y = output.write::<f64>()?;
             let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
             matmul(compute, x, w.transposed(), &mut y, false);
-            let bias = bias.read::<f64>()?;
+            let bias = bias.map(Tensor::read::<f64>).transpose()?;
             for (at, y) in y.iter_mut().enumerate() {
-                let sum = *y + bias[at % n];
+                let sum = *y + bias.as_ref().map_or(0.0, |bias| bias[at % n]);
                 let is_cut = with_relu && !(sum > 0.0 || sum.is_nan());
                 *y = if is_cut { 0.0 } else { sum };
             }
@@ -78,19 +83,23 @@ pub fn backward_weight(
     input: &Tensor,
     d_output: &Tensor,
     d_weight: &Tensor,
-    d_bias: &Tensor,
+    d_bias: Option<&Tensor>,
     accumulate: bool,
 ) -> Result<()> {
     let _time = compute.time("linear_backward_weight", [input, d_output]);
     let (m, n, k) = sizes("input", input, d_weight)?;
     expect_shape(OP, "d_output", d_output.shape(), [m, n])?;
-    expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
+    if let Some(d_bias) = d_bias {
+        expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
+    }
     macro_rules! product {
         ($real:ty, $add_rows:expr) => {{
             let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
             let (a, b) = (Matrix::new(&dy, m, n).transposed(), Matrix::new(&x, m, k));
             matmul(compute, a, b, &mut d_weight.write::<$real>()?, accumulate);
-            $add_rows(&dy, &mut d_bias.write::<$real>()?)
+            if let Some(d_bias) = d_bias {
+                $add_rows(&dy, &mut d_bias.write::<$real>()?)
+            }
         }};
     }
     match input.dtype() {

@@ -201,10 +201,12 @@ fn linear_and_its_gradients() {
             reference::matmul((m, n, k), |i, p| x[i * k + p], |p, j| w[j * k + p], &mut y, false);
             let linear: Vec<f32> = y.iter().enumerate().map(|(i, y)| y + b[i % n]).collect();
             let cut: Vec<f32> = linear.iter().map(|y| y.max(0.0)).collect();
-            let yt = tensor(a, [m, n], &y);
-            linear::forward(&compute, &xt, &wt, &bt, Activation::None, &yt).unwrap();
+            let yt = tensor(a, [m, n], &linear);
+            linear::forward(&compute, &xt, &wt, None, Activation::None, &yt).unwrap();
+            assert_close(&yt, &y, &what);
+            linear::forward(&compute, &xt, &wt, Some(&bt), Activation::None, &yt).unwrap();
             assert_close(&yt, &linear, &what);
-            linear::forward(&compute, &xt, &wt, &bt, Activation::Relu, &yt).unwrap();
+            linear::forward(&compute, &xt, &wt, Some(&bt), Activation::Relu, &yt).unwrap();
             assert_close(&yt, &cut, &what);
 
             let (mut dw, mut db) = (numbers(5, n * k), numbers(6, n));
@@ -213,7 +215,7 @@ fn linear_and_its_gradients() {
             for (i, dy) in dy.iter().enumerate() {
                 db[i % n] += dy;
             }
-            linear::backward_weight(&compute, &xt, &dyt, &dwt, &dbt, true).unwrap();
+            linear::backward_weight(&compute, &xt, &dyt, &dwt, Some(&dbt), true).unwrap();
             assert_close(&dwt, &dw, &what);
             assert_close(&dbt, &db, &what);
 
@@ -257,7 +259,7 @@ fn wrong_shapes_are_explained() {
     let a = &compute.allocator;
     let (x, w) = (tensor(a, [2, 3], &[0.0; 6]), tensor(a, [4, 5], &[0.0; 20]));
     let y = tensor(a, [2, 4], &[0.0; 8]);
-    let error = linear::forward(&compute, &x, &w, &y, Activation::None, &y).unwrap_err();
+    let error = linear::forward(&compute, &x, &w, Some(&y), Activation::None, &y).unwrap_err();
     assert_eq!(error.to_string(), "linear: input must have shape [2, 5], got [2, 3]");
     let conv = Conv2d { padding: 3, ..Conv2d::same3x3(6, 6, 1, 1) };
     assert!(conv.check().unwrap_err().to_string().contains("padding is not smaller"));

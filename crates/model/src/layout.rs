@@ -37,6 +37,11 @@ pub enum Init {
         /// The largest absolute value.
         bound: f64,
     },
+    /// Normal around zero.
+    Normal {
+        /// The standard deviation.
+        std: f64,
+    },
     /// The same value everywhere.
     Constant(f64),
 }
@@ -241,6 +246,11 @@ impl Layout {
         rng.set_stream(id.0 as u64);
         (0..param.shape.num_elems()).map(move |_| match param.init {
             Init::Uniform { bound } => (rng.random::<f64>() * 2.0 - 1.0) * bound,
+            Init::Normal { std } => {
+                // By Box and Muller. One minus a number in [0, 1) is never zero.
+                let (radius, turn) = (1.0 - rng.random::<f64>(), rng.random::<f64>());
+                std * (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * turn).cos()
+            }
             Init::Constant(value) => value,
         })
     }
@@ -424,5 +434,19 @@ mod tests {
         assert_ne!(draw(a, 1), draw(b, 1));
         assert!(draw(a, 1).iter().all(|x| x.abs() <= 0.2));
         assert!(draw(a, 1).iter().sum::<f64>().abs() < 20.0);
+    }
+
+    #[test]
+    fn normal_values_have_the_moments_of_a_normal_distribution() {
+        let mut builder = LayoutBuilder::new();
+        builder.unit("a");
+        let a = builder.param("weight", [20_000], Init::Normal { std: 0.5 });
+        let values: Vec<f64> = builder.finish(1).initial_values(a, 1).map(|x| x / 0.5).collect();
+        let moment = |power| values.iter().map(|x| x.powi(power)).sum::<f64>() / 20_000.0;
+        // The seed is fixed. The bounds are five standard errors: sqrt(1, 2, 15, 96 / 20,000) times five.
+        assert!(moment(1).abs() < 0.036, "{}", moment(1));
+        assert!((moment(2) - 1.0).abs() < 0.05, "{}", moment(2));
+        assert!(moment(3).abs() < 0.14, "{}", moment(3));
+        assert!((moment(4) - 3.0).abs() < 0.35, "{}", moment(4));
     }
 }

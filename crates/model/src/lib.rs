@@ -11,34 +11,33 @@
 //!
 //! ```
 //! use paceline_memory::{Category, Tensor};
-//! use paceline_model::{Context, Layer, LayoutBuilder, Result, Saved, Which, gradcheck};
+//! use paceline_model::{Context, Layer, LayoutBuilder, Result, Saved, gradcheck};
 //!
 //! /// y = x^2, element by element (f64 only).
 //! struct Square;
 //!
 //! impl Layer for Square {
 //!     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-//!         let output = cx.activation(input.dtype(), input.shape())?;
+//!         let output = cx.activation(input.shape())?;
 //!         for (y, x) in output.write::<f64>()?.iter_mut().zip(input.read::<f64>()?.iter()) {
 //!             *y = x * x;
 //!         }
 //!         Ok((output, Saved::of([input])))
 //!     }
 //!
-//!     fn backward(
+//!     fn backward_input(
 //!         &self,
 //!         cx: &mut Context,
 //!         saved: &mut Saved,
-//!         d_output: Tensor,
-//!         _which: Which,
-//!     ) -> Result<Option<Tensor>> {
+//!         d_output: &Tensor,
+//!     ) -> Result<Tensor> {
 //!         let [input] = saved.tensors()?;
-//!         let d_input = cx.activation(input.dtype(), input.shape())?;
+//!         let d_input = cx.activation(input.shape())?;
 //!         let (x, dy) = (input.read::<f64>()?, d_output.read::<f64>()?);
 //!         for (i, dx) in d_input.write::<f64>()?.iter_mut().enumerate() {
 //!             *dx = 2.0 * x[i] * dy[i];
 //!         }
-//!         Ok(Some(d_input))
+//!         Ok(d_input)
 //!     }
 //! }
 //!
@@ -67,7 +66,7 @@ mod storage;
 pub use books::GradientBooks;
 pub use cnn::CnnConfig;
 pub use error::ModelError;
-pub use layer::{Context, Layer, Mode, PassHooks, Saved, Which};
+pub use layer::{Context, Layer, Mode, PassHooks, Saved};
 pub use layout::{BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit};
 pub use loss::Loss;
 pub use mlp::MlpConfig;

@@ -29,7 +29,7 @@ impl Loss {
         target: &Tensor,
         scale: f64,
     ) -> Result<(LossSums, Tensor)> {
-        let gradient = cx.activation(output.dtype(), output.shape())?;
+        let gradient = cx.activation(output.shape())?;
         let name = match self {
             Loss::CrossEntropy => "cross_entropy",
             Loss::Mse => "mse",

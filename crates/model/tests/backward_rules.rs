@@ -4,12 +4,24 @@
 mod common;
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, DType, Tensor};
-use paceline_model::{Context, GradientBooks, MlpConfig, Model, ParamId, Storage, Which};
+use paceline_model::layers::{Checkpointed, Sequence};
+use paceline_model::{
+    Context, GradientBooks, Layer, MlpConfig, Model, ParamId, Result, Saved, Storage,
+};
 
 use common::{cnn, cnn_with_batch_norm, every_layer, mlp, numbers};
+
+/// A part of a backward pass.
+#[derive(Clone, Copy)]
+enum Part {
+    Both,
+    Input,
+    Weight,
+}
 
 /// A model with storage, an input and a gradient of its output.
 struct Bench {
@@ -55,7 +67,7 @@ impl Bench {
 
     /// Runs one forward pass, then one backward pass for each of `parts` with what it saved. Returns the last
     /// input gradient, and every announced parameter with its gradient at the time of the announcement.
-    fn run(&self, accumulate: bool, parts: &[Which]) -> (Option<Vec<f64>>, Vec<Announced>) {
+    fn run(&self, accumulate: bool, parts: &[Part]) -> (Option<Vec<f64>>, Vec<Announced>) {
         let mut announced = Vec::new();
         let mut ready = |id: ParamId| {
             announced.push((id, self.gradient(id)));
@@ -69,10 +81,21 @@ impl Bench {
         let network = &self.model.network;
         let (_, mut saved) = network.forward(&mut cx, self.input.clone()).unwrap();
         let mut d_input = None;
-        for &which in parts {
+        for part in parts {
             let d_output = self.d_output.clone();
-            let gradient = network.backward(&mut cx, &mut saved, d_output, which).unwrap();
-            d_input = gradient.map(|tensor| tensor.read::<f64>().unwrap().to_vec());
+            let gradient = match part {
+                Part::Both => {
+                    network.backward(&mut cx, std::mem::take(&mut saved), d_output, true).unwrap()
+                }
+                Part::Input => {
+                    Some(network.backward_input(&mut cx, &mut saved, &d_output).unwrap())
+                }
+                Part::Weight => {
+                    network.backward_weight(&mut cx, &mut saved, &d_output).unwrap();
+                    None
+                }
+            };
+            d_input = gradient.map(|tensor| tensor.read::<f64>().unwrap().to_vec()).or(d_input);
         }
         (d_input, announced)
     }
@@ -85,25 +108,85 @@ fn the_two_halves_of_a_backward_pass_give_what_both_gives() {
     for bench in Bench::all() {
         // Elements that are not overwritten stay NaN, which equals nothing.
         bench.fill_gradients(f64::NAN);
-        let (d_input, _) = bench.run(false, &[Which::Both]);
+        let (d_input, _) = bench.run(false, &[Part::Both]);
         let gradients = bench.gradients();
         assert!(d_input.is_some());
 
         bench.fill_gradients(7.0);
-        let (of_input_alone, announced) = bench.run(false, &[Which::Input]);
+        let (of_input_alone, announced) = bench.run(false, &[Part::Input]);
         assert_eq!(of_input_alone, d_input);
         assert!(announced.is_empty(), "there is nothing to announce");
         assert!(bench.gradients().iter().flatten().all(|x| *x == 7.0), "gradients are touched");
 
-        let (none, announced) = bench.run(false, &[Which::Weight]);
-        assert_eq!(none, None, "the first layer can do without");
+        let (none, announced) = bench.run(false, &[Part::Weight]);
+        assert_eq!(none, None);
         assert_eq!(bench.gradients(), gradients);
         assert_eq!(announced.len(), gradients.len());
 
-        // First the gradient of the input, then those of the parameters, from the same saved tensors.
-        bench.fill_gradients(7.0);
-        bench.run(false, &[Which::Input, Which::Weight]);
-        assert_eq!(bench.gradients(), gradients);
+        // One after the other, from the same saved tensors.
+        for order in [[Part::Input, Part::Weight], [Part::Weight, Part::Input]] {
+            bench.fill_gradients(7.0);
+            let (of_input, _) = bench.run(false, &order);
+            assert_eq!(of_input, d_input);
+            assert_eq!(bench.gradients(), gradients);
+        }
+    }
+}
+
+/// The identity, which counts how often its input gradient is asked for.
+struct Counting<'a>(&'a AtomicUsize);
+
+impl Layer for Counting<'_> {
+    fn forward(&self, _cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        Ok((input, Saved::default()))
+    }
+
+    fn backward_input(
+        &self,
+        _cx: &mut Context,
+        _saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(d_output.clone())
+    }
+}
+
+#[test]
+fn no_half_of_a_backward_pass_repeats_work_of_the_other() {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let mut model = mlp();
+    let mut network = Sequence::new();
+    (0..3).for_each(|_| network.push(Counting(&CALLS)));
+    model.network = Box::new(network);
+    let bench = Bench::new(model, &[4, 6], &[4, 6]);
+    for (parts, calls) in [
+        (&[Part::Both][..], 3),
+        // The first layer can do without.
+        (&[Part::Weight], 2),
+        (&[Part::Weight, Part::Input], 3),
+        (&[Part::Input, Part::Weight], 3),
+    ] {
+        CALLS.store(0, Ordering::Relaxed);
+        bench.run(false, parts);
+        assert_eq!(CALLS.load(Ordering::Relaxed), calls);
+    }
+}
+
+#[test]
+fn a_checkpointed_model_gives_the_same_bits_and_leaves_statistics_alone() {
+    for (at, plain) in Bench::all().into_iter().enumerate() {
+        let mut bench = Bench::all().into_iter().nth(at).unwrap();
+        let network = std::mem::replace(&mut bench.model.network, Box::new(Sequence::new()));
+        bench.model.network = Box::new(Checkpointed(network));
+        for parts in [&[Part::Both][..], &[Part::Input, Part::Weight]] {
+            let (d_input, announced) = plain.run(false, parts);
+            let (again, announced_again) = bench.run(false, parts);
+            assert_eq!(again, d_input);
+            assert_eq!(announced_again, announced);
+            let buffers = |bench: &Bench| bench.storage.buffers().read::<f64>().unwrap().to_vec();
+            assert_eq!(buffers(&bench), buffers(&plain), "running statistics");
+        }
     }
 }
 
@@ -111,9 +194,9 @@ fn the_two_halves_of_a_backward_pass_give_what_both_gives() {
 fn accumulation_adds_to_what_is_there() {
     for bench in Bench::all() {
         bench.fill_gradients(f64::NAN);
-        bench.run(false, &[Which::Both]);
+        bench.run(false, &[Part::Both]);
         let once = bench.gradients();
-        bench.run(true, &[Which::Both]);
+        bench.run(true, &[Part::Both]);
         for (twice, once) in bench.gradients().concat().iter().zip(once.concat()) {
             // A sum that starts from the result of the first pass rounds differently from twice that result:
             // these are f64 sums of a few hundred products of numbers below one.
@@ -126,7 +209,7 @@ fn accumulation_adds_to_what_is_there() {
 fn gradients_are_announced_once_and_final_from_the_last_to_the_first() {
     for bench in Bench::all() {
         for accumulate in [false, true] {
-            let (_, announced) = bench.run(accumulate, &[Which::Both]);
+            let (_, announced) = bench.run(accumulate, &[Part::Both]);
             let order: Vec<usize> = announced.iter().map(|(id, _)| id.0).collect();
             let last_to_first: Vec<usize> = (0..bench.model.layout.params().len()).rev().collect();
             assert_eq!(order, last_to_first);
@@ -145,7 +228,7 @@ fn a_tied_gradient_is_announced_once_after_its_last_use() {
     // Three pairs of parameters: of the first hidden layer, of the three tied layers, and of the output.
     assert_eq!(bench.model.layout.params().len(), 6);
     bench.fill_gradients(f64::NAN);
-    let (_, announced) = bench.run(false, &[Which::Both]);
+    let (_, announced) = bench.run(false, &[Part::Both]);
     assert_eq!(announced.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [5, 4, 3, 2, 1, 0]);
     for (id, when_announced) in announced {
         assert_eq!(bench.gradient(id), when_announced, "parameter {}", id.0);
@@ -155,11 +238,11 @@ fn a_tied_gradient_is_announced_once_after_its_last_use() {
 #[test]
 fn frozen_parameters_have_no_gradient_and_change_nothing_for_the_others() {
     let whole = Bench::new(cnn(), &[3, 9, 8, 2], &[3, 5]);
-    whole.run(false, &[Which::Both]);
+    whole.run(false, &[Part::Both]);
     let mut model = cnn();
     model.freeze(&["conv0".into(), "fc0".into()]).unwrap();
     let frozen = Bench::new(model, &[3, 9, 8, 2], &[3, 5]);
-    let (_, announced) = frozen.run(false, &[Which::Both]);
+    let (_, announced) = frozen.run(false, &[Part::Both]);
     let trained: Vec<ParamId> = frozen.model.layout.trained().map(|(id, _)| id).collect();
     assert_eq!(trained.len(), 4);
     assert_eq!(announced.iter().rev().map(|(id, _)| *id).collect::<Vec<_>>(), trained);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Result, Storage, Which};
+use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Result, Storage};
 
 use common::{cnn_with_batch_norm, numbers};
 
@@ -110,8 +110,8 @@ fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     let mut books = GradientBooks::new(&model.layout);
     let mut hooks = Share(meeting);
     let mut cx = Context::training(&compute, &storage, &mut books, &mut hooks);
-    let (output, mut saved) = model.network.forward(&mut cx, input).unwrap();
-    let d_input = model.network.backward(&mut cx, &mut saved, d_output, Which::Both).unwrap();
+    let (output, saved) = model.network.forward(&mut cx, input).unwrap();
+    let d_input = model.network.backward(&mut cx, saved, d_output, true).unwrap();
     let values = |tensor: &Tensor| tensor.read::<f64>().unwrap().to_vec();
     Outcome {
         output: values(&output),

@@ -8,9 +8,11 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::pool2d;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{
-    BatchNorm, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence,
+    BatchNorm, Checkpointed, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence,
 };
-use paceline_model::{Context, Layer, Layout, LayoutBuilder, Loss, MlpConfig, Storage, gradcheck};
+use paceline_model::{
+    Context, Init, Layer, Layout, LayoutBuilder, Loss, MlpConfig, Storage, gradcheck,
+};
 
 use common::{cnn, cnn_with_batch_norm, conv, every_layer, mlp, numbers};
 
@@ -72,7 +74,20 @@ fn linear_with_and_without_relu() {
         layout.unit("fc");
         let layer = Linear::new(&mut layout, 7, 5, activation);
         check(&layer, &layout.finish(1), &[4, 7], &format!("{activation:?}"));
+        let mut layout = LayoutBuilder::new();
+        layout.unit("fc");
+        let init = Init::Normal { std: 0.4 };
+        let layer = Linear::without_bias(&mut layout, 7, 5, activation, init);
+        check(&layer, &layout.finish(1), &[4, 7], &format!("{activation:?}, without bias"));
     }
+}
+
+#[test]
+fn a_checkpointed_layer() {
+    let mut layout = LayoutBuilder::new();
+    layout.unit("fc");
+    let layer = Checkpointed(Linear::new(&mut layout, 7, 5, Activation::Relu));
+    check(&layer, &layout.finish(1), &[4, 7], "checkpointed");
 }
 
 #[test]

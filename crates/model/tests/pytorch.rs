@@ -10,7 +10,7 @@ use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{BatchNorm, Conv2d, ConvReluPool, Linear, MaxPool2d, Relu};
 use paceline_model::{
     BufferId, CnnConfig, Context, GradientBooks, Init, Layer, LayoutBuilder, Loss, MlpConfig,
-    Model, Optimizer, OptimizerConfig, ParamId, Result, Storage, Which,
+    Model, Optimizer, OptimizerConfig, ParamId, Result, Storage,
 };
 use safetensors::SafeTensors;
 
@@ -110,10 +110,10 @@ impl Setup {
         let mut books = GradientBooks::new(storage.layout());
         let mut cx = Context::training(&self.compute, &storage, &mut books, &mut ready);
         let input = self.load(&format!("{case}.input"));
-        let (output, mut saved) = layer.forward(&mut cx, input).unwrap();
+        let (output, saved) = layer.forward(&mut cx, input).unwrap();
         self.assert_tensor(&output, &format!("{case}.output"));
         let d_output = self.load(&format!("{case}.d_output"));
-        let d_input = layer.backward(&mut cx, &mut saved, d_output, Which::Both).unwrap().unwrap();
+        let d_input = layer.backward(&mut cx, saved, d_output, true).unwrap().unwrap();
         self.assert_tensor(&d_input, &format!("{case}.d_input"));
         for (at, param) in storage.layout().params().iter().enumerate() {
             let d_param = param.name.replace('.', ".d_");
@@ -150,12 +150,12 @@ impl Setup {
         let mut ready = |_| Ok(());
         let mut books = GradientBooks::new(storage.layout());
         let mut cx = Context::training(&self.compute, &storage, &mut books, &mut ready);
-        let (output, mut saved) = model.network.forward(&mut cx, inputs).unwrap();
+        let (output, saved) = model.network.forward(&mut cx, inputs).unwrap();
         let loss = model.loss.differentiate(&cx, &output, &targets, 1.0 / batch);
         let (sums, d_output) = loss.unwrap();
         let (_, want) = stored(&format!("{case}.loss"));
         self.assert_close(&[sums.loss / batch], &want, case);
-        model.network.backward(&mut cx, &mut saved, d_output, Which::Weight).unwrap();
+        model.network.backward(&mut cx, saved, d_output, false).unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
             let grad = storage.grad(ParamId(at)).unwrap();
             self.assert_tensor(&grad, &format!("{case}.grad.{}", param.name));

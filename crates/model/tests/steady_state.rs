@@ -5,7 +5,7 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    CnnConfig, Context, GradientBooks, MlpConfig, Model, Optimizer, OptimizerConfig, Storage, Which,
+    CnnConfig, Context, GradientBooks, MlpConfig, Model, Optimizer, OptimizerConfig, Storage,
 };
 
 const BATCH: usize = 4;
@@ -28,11 +28,11 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
         let mut ready = |_| Ok(());
         let mut books = GradientBooks::new(storage.layout());
         let mut cx = Context::training(&compute, &storage, &mut books, &mut ready);
-        let (output, mut saved) = model.network.forward(&mut cx, inputs.clone()).unwrap();
+        let (output, saved) = model.network.forward(&mut cx, inputs.clone()).unwrap();
         let scale = 1.0 / BATCH as f64;
         let (_, d_output) = model.loss.differentiate(&cx, &output, &targets, scale).unwrap();
         drop(output);
-        model.network.backward(&mut cx, &mut saved, d_output, Which::Weight).unwrap();
+        model.network.backward(&mut cx, saved, d_output, false).unwrap();
         optimizer.step(&compute, &storage).unwrap();
     };
     step();

@@ -6,7 +6,7 @@
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_memory::Tensor;
-use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Which};
+use paceline_model::{Context, GradientBooks, ParamId, PassHooks};
 use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::replica::LeftOut;
@@ -88,7 +88,7 @@ fn pass<S: Strategy + ?Sized>(
     let (is_last, is_shared) = (hooks.is_last, hooks.is_shared);
     let begin = now_ns();
     let mut cx = Context::training(compute, storage, books, hooks);
-    let (output, mut saved) = model.network.forward(&mut cx, batch.inputs.clone())?;
+    let (output, saved) = model.network.forward(&mut cx, batch.inputs.clone())?;
     let (loss, d_output) = model.loss.differentiate(&cx, &output, &batch.targets, scale)?;
     drop(output);
     local[0] += loss.loss;
@@ -102,7 +102,7 @@ fn pass<S: Strategy + ?Sized>(
         }
     }
     let middle = now_ns();
-    model.network.backward(&mut cx, &mut saved, d_output, Which::Weight)?;
+    model.network.backward(&mut cx, saved, d_output, false)?;
     let end = now_ns();
     hooks.track.push(span::FORWARD, Span { start_ns: begin, end_ns: middle });
     hooks.track.push(span::BACKWARD, Span { start_ns: middle, end_ns: end });

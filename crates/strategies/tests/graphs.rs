@@ -10,7 +10,7 @@ use paceline_collectives::Group;
 use paceline_kernels::linear::Activation;
 use paceline_memory::Tensor;
 use paceline_model::layers::{Linear, Sequence};
-use paceline_model::{Context, Layer, LayoutBuilder, Loss, Model, Result, Saved, Which};
+use paceline_model::{Context, Layer, LayoutBuilder, Loss, Model, Result, Saved};
 use paceline_strategies::{FlatDdp, NoSync, ReplicaOptions, SimpleDdp, Single, StrategyError};
 
 use common::{EXACT, Make, Net, Optim, Trainer, largest_difference, on_ranks};
@@ -42,16 +42,27 @@ impl Layer for Sometimes {
         Ok((output, saved))
     }
 
-    fn backward(
+    fn backward_weight(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: Tensor,
-        which: Which,
-    ) -> Result<Option<Tensor>> {
+        d_output: &Tensor,
+    ) -> Result<()> {
         match saved.parts.first_mut() {
-            Some(part) => self.inner.backward(cx, part, d_output, which),
-            None => Ok(Some(d_output)),
+            Some(part) => self.inner.backward_weight(cx, part, d_output),
+            None => Ok(()),
+        }
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        match saved.parts.first_mut() {
+            Some(part) => self.inner.backward_input(cx, part, d_output),
+            None => Ok(d_output.clone()),
         }
     }
 }

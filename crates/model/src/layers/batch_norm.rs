@@ -4,7 +4,7 @@ use paceline_kernels::batch_norm;
 use paceline_kernels::linear::Activation;
 use paceline_memory::{DType, Tensor};
 
-use crate::{BufferId, Context, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved, Which};
+use crate::{BufferId, Context, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved};
 
 /// Normalizes (n, h, w, c) or (n, c), channel by channel. In training, the statistics are those of this
 /// rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and the running
@@ -35,43 +35,33 @@ impl BatchNorm {
 
     /// The statistics to normalize with, in the form that the kernels expect.
     fn moments(&self, cx: &mut Context, input: &Tensor) -> Result<Tensor> {
-        let moments = cx.activation(DType::F64, [self.config.sums_len()])?;
+        let moments = cx.scratch(DType::F64, [self.config.sums_len()])?;
         let (mean, var) = (cx.buffer(self.running_mean)?, cx.buffer(self.running_var)?);
         match cx.mode() {
             Mode::Evaluate => batch_norm::running_moments(&self.config, &mean, &var, &moments)?,
             Mode::Train => {
-                let sums = cx.activation(DType::F64, [self.config.sums_len()])?;
+                let sums = cx.scratch(DType::F64, [self.config.sums_len()])?;
                 batch_norm::sums(cx.compute, &self.config, input, &sums)?;
                 if cx.syncs_statistics() {
                     cx.sum_over_ranks(&sums)?;
                 }
                 batch_norm::moments(&self.config, &sums, &moments)?;
-                batch_norm::update_running(&self.config, &moments, &mean, &var)?;
+                if cx.updates_statistics() {
+                    batch_norm::update_running(&self.config, &moments, &mean, &var)?;
+                }
             }
         }
         Ok(moments)
     }
-}
 
-impl Layer for BatchNorm {
-    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let moments = self.moments(cx, &input)?;
-        let output = cx.activation(input.dtype(), input.shape())?;
-        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
-        batch_norm::normalize(cx.compute, &self.config, &input, &moments, &weight, &bias, &output)?;
-        Ok((output, Saved::of([input, moments])))
-    }
-
-    fn backward(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: Tensor,
-        which: Which,
-    ) -> Result<Option<Tensor>> {
+    /// The sums over this share from which both halves of the backward pass begin; the first one computes them.
+    fn gradient_sums(&self, cx: &Context, saved: &mut Saved, d_output: &Tensor) -> Result<Tensor> {
+        if let [sums] = saved.kept() {
+            return Ok(sums.clone());
+        }
         let [input, moments] = saved.tensors()?;
         let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
-        let sums = cx.activation(DType::F64, [self.config.gradient_sums_len()])?;
+        let sums = cx.scratch(DType::F64, [self.config.gradient_sums_len()])?;
         batch_norm::gradient_sums(
             cx.compute,
             &self.config,
@@ -79,25 +69,59 @@ impl Layer for BatchNorm {
             moments,
             &weight,
             &bias,
-            &d_output,
+            d_output,
             &sums,
         )?;
-        if which != Which::Input && cx.trains(self.weight) {
-            // These are the gradients of this share only. Like all gradients of parameters, the strategy
-            // averages them over the ranks.
-            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-            let accumulate = cx.accumulates(self.weight);
-            batch_norm::backward_weight(&self.config, &sums, &dw, &db, accumulate)?;
-            cx.gradient_ready(self.bias)?;
-            cx.gradient_ready(self.weight)?;
+        saved.keep(sums.clone());
+        Ok(sums)
+    }
+}
+
+impl Layer for BatchNorm {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let moments = self.moments(cx, &input)?;
+        let output = cx.activation(input.shape())?;
+        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
+        batch_norm::normalize(cx.compute, &self.config, &input, &moments, &weight, &bias, &output)?;
+        Ok((output, Saved::of([input, moments])))
+    }
+
+    fn backward_weight(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<()> {
+        if !cx.trains(self.weight) {
+            return Ok(());
         }
-        if which == Which::Weight {
-            return Ok(None);
-        }
+        // These are the gradients of this share only. Like all gradients of parameters, the strategy
+        // averages them over the ranks.
+        let sums = self.gradient_sums(cx, saved, d_output)?;
+        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+        let accumulate = cx.accumulates(self.weight);
+        batch_norm::backward_weight(&self.config, &sums, &dw, &db, accumulate)?;
+        cx.gradient_ready(self.bias)?;
+        cx.gradient_ready(self.weight)
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let mut sums = self.gradient_sums(cx, saved, d_output)?;
         if cx.syncs_statistics() {
+            // The other half may come later, and needs the sums of this share.
+            let own = sums;
+            sums = cx.scratch(own.dtype(), own.shape())?;
+            sums.write::<f64>()?.copy_from_slice(&own.read::<f64>()?);
             cx.sum_over_ranks(&sums)?;
         }
-        let d_input = cx.activation(input.dtype(), input.shape())?;
+        let [input, moments] = saved.tensors()?;
+        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
+        let d_input = cx.activation(input.shape())?;
         batch_norm::backward_input(
             cx.compute,
             &self.config,
@@ -105,10 +129,10 @@ impl Layer for BatchNorm {
             moments,
             &weight,
             &bias,
-            &d_output,
+            d_output,
             &sums,
             &d_input,
         )?;
-        Ok(Some(d_input))
+        Ok(d_input)
     }
 }

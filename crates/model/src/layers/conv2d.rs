@@ -3,7 +3,7 @@
 use paceline_kernels::conv2d;
 use paceline_memory::Tensor;
 
-use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
+use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
 /// Maps (n, h, w, c_in) to (n, h', w', c_out).
 #[derive(Debug)]
@@ -27,41 +27,39 @@ impl Conv2d {
 impl Layer for Conv2d {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let batch = input.dims()[0];
-        let output = cx.activation(input.dtype(), self.geometry.output_shape(batch))?;
+        let output = cx.activation(self.geometry.output_shape(batch))?;
         let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
         conv2d::forward(cx.compute, &self.geometry, &input, &weight, &bias, &output)?;
         Ok((output, Saved::of([input])))
     }
 
-    fn backward(
+    fn backward_weight(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: Tensor,
-        which: Which,
-    ) -> Result<Option<Tensor>> {
+        d_output: &Tensor,
+    ) -> Result<()> {
+        if !cx.trains(self.weight) {
+            return Ok(());
+        }
         let [input] = saved.tensors()?;
-        if which != Which::Input && cx.trains(self.weight) {
-            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-            let accumulate = cx.accumulates(self.weight);
-            conv2d::backward_weight(
-                cx.compute,
-                &self.geometry,
-                input,
-                &d_output,
-                &dw,
-                &db,
-                accumulate,
-            )?;
-            cx.gradient_ready(self.bias)?;
-            cx.gradient_ready(self.weight)?;
-        }
-        if which == Which::Weight {
-            return Ok(None);
-        }
-        let d_input = cx.activation(input.dtype(), input.shape())?;
+        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+        let accumulate = cx.accumulates(self.weight);
+        conv2d::backward_weight(cx.compute, &self.geometry, input, d_output, &dw, &db, accumulate)?;
+        cx.gradient_ready(self.bias)?;
+        cx.gradient_ready(self.weight)
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let [input] = saved.tensors()?;
+        let d_input = cx.activation(input.shape())?;
         let weight = cx.param(self.weight)?;
-        conv2d::backward_input(cx.compute, &self.geometry, &weight, &d_output, &d_input)?;
-        Ok(Some(d_input))
+        conv2d::backward_input(cx.compute, &self.geometry, &weight, d_output, &d_input)?;
+        Ok(d_input)
     }
 }

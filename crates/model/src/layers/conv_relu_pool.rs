@@ -4,7 +4,7 @@ use paceline_kernels::conv_relu_pool;
 use paceline_kernels::conv2d::Conv2d;
 use paceline_memory::{DType, Tensor};
 
-use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
+use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
 /// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out).
 #[derive(Debug)]
@@ -28,8 +28,8 @@ impl ConvReluPool {
 impl Layer for ConvReluPool {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let shape = conv_relu_pool::output_shape(&self.geometry, input.dims()[0]);
-        let output = cx.activation(input.dtype(), shape)?;
-        let winners = cx.activation(DType::U8, shape)?;
+        let output = cx.activation(shape)?;
+        let winners = cx.scratch(DType::U8, shape)?;
         let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
         conv_relu_pool::forward(
             cx.compute,
@@ -43,42 +43,48 @@ impl Layer for ConvReluPool {
         Ok((output, Saved::of([input, winners])))
     }
 
-    fn backward(
+    fn backward_weight(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: Tensor,
-        which: Which,
-    ) -> Result<Option<Tensor>> {
+        d_output: &Tensor,
+    ) -> Result<()> {
+        if !cx.trains(self.weight) {
+            return Ok(());
+        }
         let [input, winners] = saved.tensors()?;
-        if which != Which::Input && cx.trains(self.weight) {
-            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-            conv_relu_pool::backward_weight(
-                cx.compute,
-                &self.geometry,
-                input,
-                winners,
-                &d_output,
-                &dw,
-                &db,
-                cx.accumulates(self.weight),
-            )?;
-            cx.gradient_ready(self.bias)?;
-            cx.gradient_ready(self.weight)?;
-        }
-        if which == Which::Weight {
-            return Ok(None);
-        }
-        let d_input = cx.activation(input.dtype(), input.shape())?;
+        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+        conv_relu_pool::backward_weight(
+            cx.compute,
+            &self.geometry,
+            input,
+            winners,
+            d_output,
+            &dw,
+            &db,
+            cx.accumulates(self.weight),
+        )?;
+        cx.gradient_ready(self.bias)?;
+        cx.gradient_ready(self.weight)
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let [input, winners] = saved.tensors()?;
+        let d_input = cx.activation(input.shape())?;
         let weight = cx.param(self.weight)?;
         conv_relu_pool::backward_input(
             cx.compute,
             &self.geometry,
             &weight,
             winners,
-            &d_output,
+            d_output,
             &d_input,
         )?;
-        Ok(Some(d_input))
+        Ok(d_input)
     }
 }

@@ -2,7 +2,7 @@
 
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved, Which};
+use crate::{Context, Layer, Result, Saved};
 
 /// Maps (n, ...) to (n, product of the other extents). Copies nothing.
 #[derive(Debug, Default)]
@@ -14,14 +14,13 @@ impl Layer for Flatten {
         Ok((input.view([batch, rest])?, Saved::of([input])))
     }
 
-    fn backward(
+    fn backward_input(
         &self,
         _cx: &mut Context,
         saved: &mut Saved,
-        d_output: Tensor,
-        _which: Which,
-    ) -> Result<Option<Tensor>> {
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
         let [input] = saved.tensors()?;
-        Ok(Some(d_output.view(input.shape())?))
+        Ok(d_output.view(input.shape())?)
     }
 }

@@ -4,15 +4,15 @@ use paceline_kernels::elementwise;
 use paceline_kernels::linear::{self, Activation};
 use paceline_memory::Tensor;
 
-use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved, Which};
+use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Maps (n, inputs) to (n, outputs).
+/// Maps (n, inputs) to (n, outputs), with a bias or without.
 #[derive(Clone, Debug)]
 pub struct Linear {
     outputs: usize,
     activation: Activation,
     weight: ParamId,
-    bias: ParamId,
+    bias: Option<ParamId>,
 }
 
 impl Linear {
@@ -25,59 +25,85 @@ impl Linear {
     ) -> Self {
         let init = Init::fan_in(inputs);
         let weight = layout.param("weight", [outputs, inputs], init);
-        let bias = layout.param("bias", [outputs], init);
+        let bias = Some(layout.param("bias", [outputs], init));
         Self { outputs, activation, weight, bias }
+    }
+
+    /// Registers weight (outputs, inputs) with these initial values, and no bias.
+    pub fn without_bias(
+        layout: &mut LayoutBuilder,
+        inputs: usize,
+        outputs: usize,
+        activation: Activation,
+        init: Init,
+    ) -> Self {
+        let weight = layout.param("weight", [outputs, inputs], init);
+        Self { outputs, activation, weight, bias: None }
     }
 
     /// A layer that is tied to another layer: it uses the same parameters.
     pub fn tied_to(layout: &mut LayoutBuilder, other: &Linear, activation: Activation) -> Self {
-        let (weight, bias) = (layout.tie(other.weight), layout.tie(other.bias));
+        let weight = layout.tie(other.weight);
+        let bias = other.bias.map(|bias| layout.tie(bias));
         Self { outputs: other.outputs, activation, weight, bias }
+    }
+
+    /// The gradient of the sum before the activation. Both halves of the backward pass need it; the first one computes it.
+    fn d_sum(&self, cx: &Context, saved: &mut Saved, d_output: &Tensor) -> Result<Tensor> {
+        if self.activation == Activation::None {
+            return Ok(d_output.clone());
+        }
+        if let [d_sum] = saved.kept() {
+            return Ok(d_sum.clone());
+        }
+        let [_, output] = saved.tensors()?;
+        let d_sum = cx.activation(output.shape())?;
+        elementwise::relu_backward(cx.compute, output, d_output, &d_sum)?;
+        saved.keep(d_sum.clone());
+        Ok(d_sum)
     }
 }
 
 impl Layer for Linear {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let output = cx.activation(input.dtype(), [input.dims()[0], self.outputs])?;
-        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
-        linear::forward(cx.compute, &input, &weight, &bias, self.activation, &output)?;
+        let output = cx.activation([input.dims()[0], self.outputs])?;
+        let weight = cx.param(self.weight)?;
+        let bias = self.bias.map(|bias| cx.param(bias)).transpose()?;
+        linear::forward(cx.compute, &input, &weight, bias.as_ref(), self.activation, &output)?;
         Ok((output.clone(), Saved::of([input, output])))
     }
 
-    fn backward(
+    fn backward_weight(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: Tensor,
-        which: Which,
-    ) -> Result<Option<Tensor>> {
-        let [input, output] = saved.tensors()?;
-        let d_sum = match self.activation {
-            Activation::None => d_output,
-            Activation::Relu => {
-                let d_sum = cx.activation(output.dtype(), output.shape())?;
-                elementwise::relu_backward(cx.compute, output, &d_output, &d_sum)?;
-                d_sum
-            }
-        };
-        if which != Which::Input && cx.trains(self.weight) {
-            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-            linear::backward_weight(
-                cx.compute,
-                input,
-                &d_sum,
-                &dw,
-                &db,
-                cx.accumulates(self.weight),
-            )?;
-            cx.gradient_ready(self.bias)?;
-            cx.gradient_ready(self.weight)?;
+        d_output: &Tensor,
+    ) -> Result<()> {
+        if !cx.trains(self.weight) {
+            return Ok(());
         }
-        if which == Which::Weight {
-            return Ok(None);
+        let d_sum = self.d_sum(cx, saved, d_output)?;
+        let [input, _] = saved.tensors()?;
+        let dw = cx.grad(self.weight)?;
+        let db = self.bias.map(|bias| cx.grad(bias)).transpose()?;
+        let accumulate = cx.accumulates(self.weight);
+        linear::backward_weight(cx.compute, input, &d_sum, &dw, db.as_ref(), accumulate)?;
+        if let Some(bias) = self.bias {
+            cx.gradient_ready(bias)?;
         }
-        let d_input = cx.activation(input.dtype(), input.shape())?;
+        cx.gradient_ready(self.weight)
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let d_sum = self.d_sum(cx, saved, d_output)?;
+        let [input, _] = saved.tensors()?;
+        let d_input = cx.activation(input.shape())?;
         linear::backward_input(cx.compute, &cx.param(self.weight)?, &d_sum, &d_input)?;
-        Ok(Some(d_input))
+        Ok(d_input)
     }
 }

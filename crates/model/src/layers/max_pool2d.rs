@@ -3,7 +3,7 @@
 use paceline_kernels::pool2d;
 use paceline_memory::{DType, Tensor};
 
-use crate::{Context, Layer, Result, Saved, Which};
+use crate::{Context, Layer, Result, Saved};
 
 /// Maps (n, h, w, c) to (n, h', w', c).
 #[derive(Debug)]
@@ -22,25 +22,23 @@ impl MaxPool2d {
 impl Layer for MaxPool2d {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let shape = self.geometry.output_shape(input.dims()[0]);
-        let output = cx.activation(input.dtype(), shape)?;
-        let winners = cx.activation(DType::U8, shape)?;
+        let output = cx.activation(shape)?;
+        let winners = cx.scratch(DType::U8, shape)?;
         let _time = cx.compute.time("max_pool2d_forward", [&input]);
         pool2d::forward(&self.geometry, &input, &output, &winners)?;
         Ok((output, Saved::of([winners])))
     }
 
-    fn backward(
+    fn backward_input(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: Tensor,
-        _which: Which,
-    ) -> Result<Option<Tensor>> {
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
         let [winners] = saved.tensors()?;
-        let shape = self.geometry.input_shape(d_output.dims()[0]);
-        let d_input = cx.activation(d_output.dtype(), shape)?;
-        let _time = cx.compute.time("max_pool2d_backward", [&d_output]);
-        pool2d::backward(&self.geometry, winners, &d_output, &d_input)?;
-        Ok(Some(d_input))
+        let d_input = cx.activation(self.geometry.input_shape(d_output.dims()[0]))?;
+        let _time = cx.compute.time("max_pool2d_backward", [d_output]);
+        pool2d::backward(&self.geometry, winners, d_output, &d_input)?;
+        Ok(d_input)
     }
 }

@@ -3,7 +3,7 @@
 use paceline_kernels::elementwise;
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved, Which};
+use crate::{Context, Layer, Result, Saved};
 
 /// `max(0, x)`, element by element.
 #[derive(Debug, Default)]
@@ -11,21 +11,20 @@ pub struct Relu;
 
 impl Layer for Relu {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let output = cx.activation(input.dtype(), input.shape())?;
+        let output = cx.activation(input.shape())?;
         elementwise::relu(cx.compute, &input, &output)?;
         Ok((output.clone(), Saved::of([output])))
     }
 
-    fn backward(
+    fn backward_input(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: Tensor,
-        _which: Which,
-    ) -> Result<Option<Tensor>> {
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
         let [output] = saved.tensors()?;
-        let d_input = cx.activation(output.dtype(), output.shape())?;
-        elementwise::relu_backward(cx.compute, output, &d_output, &d_input)?;
-        Ok(Some(d_input))
+        let d_input = cx.activation(output.shape())?;
+        elementwise::relu_backward(cx.compute, output, d_output, &d_input)?;
+        Ok(d_input)
     }
 }

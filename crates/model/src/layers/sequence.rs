@@ -2,7 +2,7 @@
 
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved, Which};
+use crate::{Context, Layer, Result, Saved};
 
 /// Each layer's output is the next one's input.
 #[derive(Default)]
@@ -20,6 +20,30 @@ impl Sequence {
     pub fn push(&mut self, layer: impl Layer + 'static) {
         self.layers.push(Box::new(layer));
     }
+
+    /// The gradient of the output of layer `at`. The first half of the backward pass computes it and keeps it for the
+    /// second half, so that neither repeats work of the other.
+    fn d_output_of(
+        &self,
+        at: usize,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        // The kept gradients are those of the last layers, the last layer's first.
+        if saved.kept().is_empty() {
+            saved.keep(d_output.clone());
+        }
+        let last = self.layers.len() - 1;
+        while saved.kept().len() <= last - at {
+            let next = last + 1 - saved.kept().len();
+            let d_output = saved.kept()[last - next].clone();
+            let d_input =
+                self.layers[next].backward_input(cx, &mut saved.parts[next], &d_output)?;
+            saved.keep(d_input);
+        }
+        Ok(saved.kept()[last - at].clone())
+    }
 }
 
 impl Layer for Sequence {
@@ -34,30 +58,46 @@ impl Layer for Sequence {
         Ok((value, saved))
     }
 
-    fn backward(
+    fn backward_weight(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<()> {
+        for at in (0..self.layers.len()).rev() {
+            let d_output = self.d_output_of(at, cx, saved, d_output)?;
+            self.layers[at].backward_weight(cx, &mut saved.parts[at], &d_output)?;
+        }
+        Ok(())
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let Some(first) = self.layers.first() else { return Ok(d_output.clone()) };
+        let d_output = self.d_output_of(0, cx, saved, d_output)?;
+        first.backward_input(cx, &mut saved.parts[0], &d_output)
+    }
+
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: Saved,
         d_output: Tensor,
-        which: Which,
+        wants_input: bool,
     ) -> Result<Option<Tensor>> {
-        let mut gradient = Some(d_output);
-        for (at, layer) in self.layers.iter().enumerate().rev() {
-            let Some(d_output) = gradient else { break };
-            // Only the first layer can leave out its input gradient. The others' input gradients are needed
-            // by the layers before them.
-            let which = match which {
-                Which::Weight if at > 0 => Which::Both,
-                which => which,
-            };
-            if which == Which::Input {
-                gradient = layer.backward(cx, &mut saved.parts[at], d_output, which)?;
-            } else {
-                // What the layer saved is freed as soon as the layer is done.
-                let mut part = std::mem::take(&mut saved.parts[at]);
-                gradient = layer.backward(cx, &mut part, d_output, which)?;
+        let mut gradient = d_output;
+        // What a layer saved is freed as soon as the layer is done.
+        for (at, part) in saved.parts.into_iter().enumerate().rev() {
+            // Only the first layer can leave out the gradient of its input. The layers before the others need theirs.
+            match self.layers[at].backward(cx, part, gradient, wants_input || at > 0)? {
+                Some(d_input) => gradient = d_input,
+                None => return Ok(None),
             }
         }
-        Ok(gradient)
+        Ok(Some(gradient))
     }
 }
