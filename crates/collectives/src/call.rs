@@ -230,8 +230,13 @@ pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
             Some(other) => Err(Disagreement::Calls(0, other)),
             None => Ok(()),
         };
-    let sent = calls.iter().map(|call| call.send_count).sum::<u64>();
-    let received = calls.iter().map(|call| call.recv_count).sum::<u64>();
+    let sum = |count: fn(&CallHeader) -> u64| calls.iter().map(count).try_fold(0, u64::checked_add);
+    let (Some(sent), Some(received)) = (sum(|call| call.send_count), sum(|call| call.recv_count))
+    else {
+        // Only a peer with corrupted memory says this. Sums that wrap could look right.
+        let reason = "all ranks together send or receive more elements than any memory has";
+        return Err(Disagreement::Counts(reason.into()));
+    };
     let adds_up = |verb: &str, sum: u64, rank: usize, has: u64| {
         if sum == has {
             return Ok(());

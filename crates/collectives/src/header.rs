@@ -2,7 +2,7 @@
 //! they leave the group. Every transport except shared memory uses it.
 
 use crate::CollectiveError;
-use crate::call::{CallHeader, Verdict};
+use crate::call::{CallHeader, MAX_RANKS, Verdict};
 use crate::context::OpContext;
 use crate::meet::Shown;
 
@@ -97,9 +97,11 @@ pub(crate) fn read_call(
     match Header::decode(bytes.try_into().expect("a header's bytes")) {
         Some(Header::Call { operation, call }) => Ok((operation, call)),
         Some(Header::Leaves) => Err(context.left(peer)),
-        Some(Header::Conflict(verdict)) => Err(context.conflict(&verdict)),
+        Some(Header::Conflict(verdict)) if verdict.ranks.iter().all(|rank| *rank < MAX_RANKS) => {
+            Err(context.conflict(&verdict))
+        }
         // Strangers are refused when ranks connect, so only a peer with corrupted memory can send this.
-        None => Err(context.lost(peer)),
+        Some(Header::Conflict(_)) | None => Err(context.lost(peer)),
     }
 }
 

@@ -190,6 +190,8 @@ mod engine;
 mod error;
 mod flight_recorder;
 mod from_env;
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod header;
 mod hybrid;

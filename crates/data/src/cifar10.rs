@@ -44,15 +44,25 @@ impl Cifar10 {
             if let Err(source) = file.read_to_end(&mut records) {
                 return Err(DataError::Read { path, source });
             }
-            let found = records.len() - start;
-            if found == 0 || !found.is_multiple_of(RECORD) {
-                return Err(DataError::RecordSize { path, record_bytes: RECORD, found });
-            }
-            files::check_labels(&path, records[start..].chunks_exact(RECORD).map(|r| r[0]))?;
+            check(&path, &records[start..])?;
         }
-        let values = std::array::from_fn(|c| files::normalised(MEAN[c], STD[c]));
-        Ok(Self { records, values })
+        Ok(Self::of(records))
     }
+
+    /// The data set of these records, which have been checked.
+    pub(crate) fn of(records: Vec<u8>) -> Self {
+        let values = std::array::from_fn(|c| files::normalised(MEAN[c], STD[c]));
+        Self { records, values }
+    }
+}
+
+/// Checks the bytes of one file.
+pub(crate) fn check(path: &Path, file: &[u8]) -> Result<(), DataError> {
+    let found = file.len();
+    if found == 0 || !found.is_multiple_of(RECORD) {
+        return Err(DataError::RecordSize { path: path.into(), record_bytes: RECORD, found });
+    }
+    files::check_labels(path, file.chunks_exact(RECORD).map(|record| record[0]))
 }
 
 impl Dataset for Cifar10 {

@@ -1,10 +1,9 @@
 //! The IDX format of the MNIST files: a magic number, extents, and bytes, either plain or compressed with
 //! gzip.
 //!
-//! Input: an open file and the extents that its items must have. Output: the items. This module knows nothing
+//! Input: the bytes of a file and the extents that its items must have. Output: the items. This module knows nothing
 //! of what the items mean.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 
@@ -27,7 +26,7 @@ pub(crate) struct Idx {
 
 /// Reads a file of unsigned bytes. The contents decide whether the file is compressed, not its name: browsers
 /// and tools sometimes unpack files without renaming them, and sometimes rename files without unpacking them.
-pub(crate) fn read(path: PathBuf, file: File, item_shape: &[usize]) -> Result<Idx, DataError> {
+pub(crate) fn read(path: PathBuf, file: impl Read, item_shape: &[usize]) -> Result<Idx, DataError> {
     let mut reader = BufReader::new(file);
     match reader.fill_buf() {
         Ok(start) if start.starts_with(&GZIP_MAGIC) => {

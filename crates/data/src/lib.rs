@@ -57,6 +57,8 @@ mod cifar10;
 mod dataset;
 mod error;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 mod idx;
 mod loader;
 mod mnist;

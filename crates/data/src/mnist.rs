@@ -38,6 +38,11 @@ impl Mnist {
         };
         let images = read("images-idx3", &[SIDE, SIDE])?;
         let labels = read("labels-idx1", &[])?;
+        Self::of(images, labels)
+    }
+
+    /// The data set of these two files.
+    pub(crate) fn of(images: Idx, labels: Idx) -> Result<Self, DataError> {
         if images.count != labels.count {
             return Err(DataError::Counts {
                 images: images.path,

@@ -48,6 +48,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gradcheck;
 pub mod layers;
 pub mod weights;

@@ -13,13 +13,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use paceline_memory::{DType, ReadGuard, Shape, Tensor};
-use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo, TensorView};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, TensorView};
 use sha2::{Digest, Sha256};
 
 use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
 
 /// The metadata key of the digest.
-const DIGEST_KEY: &str = "sha256";
+pub(crate) const DIGEST_KEY: &str = "sha256";
 
 /// Headers are padded so that the tensors begin at a multiple of this, in bytes.
 const HEADER_ALIGNMENT: usize = 8;
@@ -99,7 +99,7 @@ fn file_dtype(dtype: DType) -> Dtype {
 
 /// The digest of a file. It covers the metadata, except the digest itself, and the tensors, in order of their
 /// names. Each field is preceded by its length, so that the boundary between two fields is unambiguous.
-fn digest<'a>(
+pub(crate) fn digest<'a>(
     metadata: &BTreeMap<String, String>,
     tensors: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> String {
@@ -117,6 +117,24 @@ fn digest<'a>(
         add(bytes);
     }
     hex(&hasher.finalize())
+}
+
+/// The header and the tensors of a safetensors file.
+pub(crate) fn parse(
+    bytes: &[u8],
+) -> std::result::Result<(Metadata, SafeTensors<'_>), SafeTensorError> {
+    // safetensors 0.8 adds the length of the header to the end of the last tensor without a check, so the ends are
+    // checked first. If the header cannot be read here, safetensors says why.
+    let len = bytes.first_chunk().map_or(0, |len| u64::from_le_bytes(*len));
+    let end = usize::try_from(len).ok().and_then(|len| len.checked_add(8));
+    let header = end.and_then(|end| bytes.get(8..end)).unwrap_or_default();
+    if let Ok(header) = serde_json::from_slice::<Metadata>(header)
+        && header.tensors().values().any(|info| info.data_offsets.1 > bytes.len())
+    {
+        return Err(SafeTensorError::MetadataIncompleteBuffer);
+    }
+    let (_, header) = SafeTensors::read_metadata(bytes)?;
+    Ok((header, SafeTensors::deserialize(bytes)?))
 }
 
 fn is_param(layout: &Layout, name: &str) -> bool {
@@ -141,11 +159,17 @@ impl WeightFile {
     pub fn open(path: &Path) -> Result<Self> {
         let fail = |reason: String| ModelError::File { path: path.into(), reason };
         let bytes = fs::read(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
+        Self::from_bytes(path, bytes)
+    }
+
+    /// Verifies the contents of a file. Errors if they are not a safetensors file, or do not match their own
+    /// digest. `path` is for error messages.
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self> {
+        let fail = |reason: String| ModelError::File { path: path.into(), reason };
         let corrupt = |e: &dyn std::fmt::Display| fail(format!("is corrupt: {e}"));
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| corrupt(&e))?;
+        let (header, tensors) = parse(&bytes).map_err(|e| corrupt(&e))?;
         let metadata: BTreeMap<String, String> =
             header.metadata().clone().unwrap_or_default().into_iter().collect();
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| corrupt(&e))?;
         let mut by_name: Vec<_> =
             tensors.iter().map(|(name, tensor)| (name, tensor.data())).collect();
         by_name.sort_unstable_by_key(|(name, _)| *name);

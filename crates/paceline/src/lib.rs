@@ -20,6 +20,8 @@ pub mod download;
 pub mod environment;
 pub mod evaluate;
 pub mod experiment;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod insight;
 pub mod launcher;
 pub mod links;

@@ -58,3 +58,5 @@ pub use peers::{Network, PeerAddress, PeerListener};
 pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;
 pub use store::Store;
+#[doc(hidden)]
+pub use store::fuzzing;

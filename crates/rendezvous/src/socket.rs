@@ -12,6 +12,9 @@ use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_peercred};
 
 use crate::deadline::Deadline;
 
+/// The memory that is taken for a message before its first byte has come.
+const FIRST_BYTES: usize = 64 << 10;
+
 /// Fills `bytes` from the socket. Without a deadline, waits as long as necessary.
 pub(crate) fn receive(
     socket: impl AsFd,
@@ -30,6 +33,21 @@ pub(crate) fn receive(
         }
     }
     Ok(())
+}
+
+/// Reads `len` bytes. Memory grows with the bytes that come, because `len` is what the other side says.
+pub(crate) fn receive_vec(
+    socket: impl AsFd,
+    len: usize,
+    deadline: &Deadline,
+) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while bytes.len() < len {
+        let done = bytes.len();
+        bytes.resize(len.min(done.saturating_mul(2).max(FIRST_BYTES)), 0);
+        receive(&socket, &mut bytes[done..], Some(deadline))?;
+    }
+    Ok(bytes)
 }
 
 /// Writes all of `bytes` to the socket before the deadline.
@@ -72,4 +90,37 @@ pub(crate) fn poll_until(
 /// Whether the process at the other end of a Unix socket belongs to the same user as this one.
 pub(crate) fn is_same_user(socket: impl AsFd) -> bool {
     socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_length_that_does_not_come_takes_no_memory() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let deadline = &Deadline::after(std::time::Duration::from_secs(60));
+        transmit(&one, &[7; 100], deadline).unwrap();
+        assert_eq!(receive_vec(&other, 100, deadline).unwrap(), [7; 100]);
+        transmit(&one, &[7; 100], deadline).unwrap();
+        drop(one);
+        // More than any machine has, so an allocation of it would fail.
+        let error = receive_vec(&other, 1 << 60, deadline).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_long_message_comes_whole() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let deadline = &Deadline::after(std::time::Duration::from_secs(60));
+        let message: Vec<u8> = (0..1 << 20).map(|at| (at % 251) as u8).collect();
+        std::thread::scope(|scope| {
+            let own = deadline.clone();
+            let (one, message) = (&one, &message);
+            scope.spawn(move || transmit(one, message, &own).unwrap());
+            assert!(receive_vec(&other, message.len(), deadline).unwrap() == *message);
+        });
+    }
 }

@@ -36,6 +36,19 @@ pub(super) fn save(
     optimizer: &Optimizer,
     progress: &Progress,
 ) -> Result<()> {
+    let metadata = metadata(settings, optimizer, progress);
+    let (file, previous) = (folder.join(FILE), folder.join(PREVIOUS));
+    let write = |out: &mut (dyn Write + Send)| weights::write(out, storage, optimizer, &metadata);
+    disk.replace(&file, Some(&previous), write)
+        .map_err(|error| Failure::Run(format!("{}: {error}", file.display())))
+}
+
+/// What a checkpoint says about its run, besides the tensors.
+pub(crate) fn metadata(
+    settings: &[Setting],
+    optimizer: &Optimizer,
+    progress: &Progress,
+) -> BTreeMap<String, String> {
     let Progress { position, steps, samples, epoch } = progress;
     let mut metadata = BTreeMap::from(
         [
@@ -55,10 +68,7 @@ pub(super) fn save(
     for Setting { key, value, .. } in settings {
         metadata.insert((*key).to_owned(), value.clone());
     }
-    let (file, previous) = (folder.join(FILE), folder.join(PREVIOUS));
-    let write = |out: &mut (dyn Write + Send)| weights::write(out, storage, optimizer, &metadata);
-    disk.replace(&file, Some(&previous), write)
-        .map_err(|error| Failure::Run(format!("{}: {error}", file.display())))
+    metadata
 }
 
 /// Removes what a killed run may have left of a checkpoint that it was writing to `folder`.
@@ -141,7 +151,7 @@ impl Checkpoint {
         Self::of(WeightFile::open(&folder.join(name)).map_err(|e| e.to_string())?)
     }
 
-    fn of(file: WeightFile) -> std::result::Result<Self, String> {
+    pub(crate) fn of(file: WeightFile) -> std::result::Result<Self, String> {
         match file.metadata().get("version").map_or("none", String::as_str) {
             VERSION => {}
             other => {
@@ -200,6 +210,11 @@ impl Checkpoint {
     /// The progress of the run when it wrote the checkpoint.
     pub fn progress(&self) -> Progress {
         self.progress
+    }
+
+    /// Optimizer steps that the optimizer's state has seen.
+    pub(crate) fn optimizer_steps(&self) -> u64 {
+        self.optimizer_steps
     }
 
     /// The digest of metadata and tensors.

@@ -13,6 +13,7 @@ mod file;
 mod folder;
 mod setting;
 
+pub(crate) use file::metadata;
 pub use file::{Checkpoint, is_in};
 pub use folder::Folder;
 pub use setting::Setting;

@@ -121,8 +121,23 @@ impl RunSpec {
 
     /// Checks each value separately, and fills in the defaults that do not depend on other settings.
     pub fn parse(&self) -> Result<ArgMatches> {
+        if let Some(problem) = self.flag_in_list() {
+            return Err(Failure::Usage(problem));
+        }
         let words = std::iter::once("paceline train".into()).chain(self.words());
         flags::command().try_get_matches_from(words).map_err(|e| Failure::Usage(message(&e)))
+    }
+
+    /// Says which value of a list begins with a dash, if one does. As a word of its own it would be another flag.
+    pub(super) fn flag_in_list(&self) -> Option<String> {
+        let is_flag = |value: &&String| value.starts_with('-') && value.parse::<f64>().is_err();
+        let lists = self.stated.iter().filter(|(_, values)| values.len() > 1);
+        let mut found = lists.filter_map(|(key, values)| Some((key, values.iter().find(is_flag)?)));
+        found.next().map(|(key, value)| {
+            format!(
+                "--{key}: a value of a list cannot begin with a dash, as {value} does; leave it out"
+            )
+        })
     }
 
     /// Writes the specification to a file that can be read again.

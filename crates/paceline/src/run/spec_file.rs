@@ -53,13 +53,18 @@ struct Entry {
 impl SpecFile {
     /// Reads a file: JSON if its name ends in `.json`, otherwise TOML.
     pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Failure::Usage(format!("--config {}: {e}", path.display())))?;
+        Self::parse(path, &text)
+    }
+
+    /// Reads the text of a file: JSON if its name ends in `.json`, otherwise TOML.
+    pub fn parse(path: &Path, text: &str) -> Result<Self> {
         let fail = |Problem { line, words }: Problem| {
             Failure::Usage(format!("{}:{line}: {words}", path.display()))
         };
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| Failure::Usage(format!("--config {}: {e}", path.display())))?;
         let is_json = path.extension().is_some_and(|extension| extension == "json");
-        let entries = if is_json { json(&text) } else { toml(&text) }.map_err(fail)?;
+        let entries = if is_json { json(text) } else { toml(text) }.map_err(fail)?;
         let known = flags::all();
         let (mut spec, mut lines) = (RunSpec::default(), BTreeMap::new());
         for Entry { key, value, line } in entries {
@@ -68,6 +73,9 @@ impl SpecFile {
             let normal = key.replace('_', "-");
             let flag = known.iter().find(|flag| flags::key(flag) == normal);
             let flag = flag.ok_or_else(|| at(unknown(&key, &known)))?;
+            if lines.contains_key(&normal) {
+                return Err(at(format!("{normal} is stated twice; leave one of the two out")));
+            }
             let values = values(flag, &key, &value).map_err(at)?;
             spec = spec.with_values(&normal, values);
             check(&spec, &normal).map_err(|problem| at(format!("{key} = {value}: {problem}")))?;
@@ -192,6 +200,12 @@ fn toml_value(value: toml::de::DeValue<'_>) -> Option<Value> {
     match value {
         DeValue::String(text) => Some(Value::String(text.into_owned())),
         DeValue::Boolean(value) => Some(Value::Bool(value)),
+        // The text of the number lacks its prefix: 0x10 is 16.
+        DeValue::Integer(number) if number.radix() != 10 => {
+            let digits = number.as_str().replace('_', "");
+            let value = u64::from_str_radix(&digits, number.radix()).map(Value::from);
+            Some(value.unwrap_or_else(|_| Value::String(number.to_string())))
+        }
         DeValue::Integer(number) => number_value(number.as_str()),
         DeValue::Float(number) => number_value(number.as_str()),
         DeValue::Array(values) => {
@@ -330,7 +344,11 @@ fn is_special_number(text: &str) -> bool {
 /// Checks one key of a specification without the others.
 fn check(spec: &RunSpec, key: &str) -> std::result::Result<(), String> {
     let alone = spec.get(key).map(|values| RunSpec::default().with_values(key, values));
-    let words = std::iter::once("x".into()).chain(alone.unwrap_or_default().words());
+    let alone = alone.unwrap_or_default();
+    if let Some(problem) = alone.flag_in_list() {
+        return Err(problem);
+    }
+    let words = std::iter::once("x".into()).chain(alone.words());
     match flags::command().try_get_matches_from(words) {
         // Other keys that it requires are checked when all keys are parsed together.
         Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => {

@@ -14,7 +14,7 @@ use super::client::Failed;
 use crate::Rendezvous;
 use crate::address::Address;
 use crate::deadline::Deadline;
-use crate::socket::{receive, transmit};
+use crate::socket::{receive, receive_vec, transmit};
 
 /// The longest value. PyTorch's server closes the connection if a value is longer.
 pub(crate) const MAX_VALUE_BYTES: usize = 8 << 20;
@@ -96,7 +96,7 @@ impl Connection {
         transmit(&socket, &hello, &Deadline::after(ANSWER_LIMIT))
             .map_err(|error| format!("torchrun's agent does not listen: {error}"))?;
         let prefix = format!("/paceline/{round}/{world}/");
-        let mut connection = Self { socket: Some(socket), prefix };
+        let mut connection = Self::over(socket, prefix);
         let attempt = connection.add(&format!("attempts/{rank}"), 1);
         let attempt = attempt.map_err(|failed| match failed {
             Failed::Other(reason) | Failed::NoHost(reason) => {
@@ -109,6 +109,11 @@ impl Connection {
         })?;
         connection.prefix += &format!("{attempt}/");
         Ok(connection)
+    }
+
+    /// A connection to a store that has answered the greeting. All keys begin with `prefix`.
+    pub(crate) fn over(socket: OwnedFd, prefix: String) -> Self {
+        Self { socket: Some(socket), prefix }
     }
 
     pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<(), Failed> {
@@ -135,9 +140,7 @@ impl Connection {
             if len > MAX_VALUE_BYTES as u64 {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a value is too long"));
             }
-            let mut value = vec![0; len as usize];
-            receive(socket, &mut value, Some(&Deadline::after(ANSWER_LIMIT)))?;
-            Ok(value)
+            receive_vec(socket, len as usize, &Deadline::after(ANSWER_LIMIT))
         })
     }
 

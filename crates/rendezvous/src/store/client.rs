@@ -56,7 +56,7 @@ impl Connection {
         loop {
             let reason = match find() {
                 Ok(candidates) => match candidates.try_all(rank, world, deadline) {
-                    Ok(socket) => return Ok((Self { socket: Some(socket) }, candidates.secret)),
+                    Ok(socket) => return Ok((Self::over(socket), candidates.secret)),
                     Err(Refusal::Final(Verdict::WrongSecret | Verdict::WrongWorld))
                         if candidates.may_be_stale =>
                     {
@@ -74,6 +74,11 @@ impl Connection {
             deadline.pause(pause);
             pause = (pause * 2).min(Duration::from_millis(50));
         }
+    }
+
+    /// A connection on which the server has accepted this rank's hello.
+    pub(crate) fn over(socket: OwnedFd) -> Self {
+        Self { socket: Some(socket) }
     }
 
     /// Sends a request and waits for the answer. The server may take `limit` for it.

@@ -28,14 +28,7 @@ impl Published {
     /// Writes the file: readable only by this user, and visible only when complete. Replaces a file of
     /// an earlier run.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
-        let mut text = format!("{FIRST_LINE}\nsecret {}\nboot {}\n", self.secret, self.boot);
-        for address in &self.addresses {
-            text += &match address {
-                Address::Local(name) => format!("local {name}\n"),
-                Address::Tcp(host, port) => format!("tcp {port} {host}\n"),
-            };
-        }
-        text += "end\n";
+        let text = self.to_text();
         let mut partial = path.as_os_str().to_owned();
         partial.push(format!(".{}", std::process::id()));
         let write = || {
@@ -47,6 +40,18 @@ impl Published {
         write().inspect_err(|_| {
             let _ = std::fs::remove_file(&partial);
         })
+    }
+
+    /// The contents of the file.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = format!("{FIRST_LINE}\nsecret {}\nboot {}\n", self.secret, self.boot);
+        for address in &self.addresses {
+            text += &match address {
+                Address::Local(name) => format!("local {name}\n"),
+                Address::Tcp(host, port) => format!("tcp {port} {host}\n"),
+            };
+        }
+        text + "end\n"
     }
 
     /// Reads the file. The error says what is wrong with it now; a later attempt may succeed.
@@ -68,8 +73,10 @@ impl Published {
         Self::parse(&text).ok_or_else(|| "the file there is not a rendezvous file".into())
     }
 
-    fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines();
+    /// The contents of a file. `None` if the text is no rendezvous file.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        // `str::lines` would take a carriage return off the end of a secret.
+        let mut lines = text.split('\n');
         if lines.next() != Some(FIRST_LINE) {
             return None;
         }

@@ -19,6 +19,7 @@ mod agent;
 mod agent_tests;
 mod client;
 mod file;
+pub mod fuzzing;
 mod host;
 mod server;
 #[cfg(test)]

@@ -46,7 +46,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Shared {
     world: usize,
     secret: String,
     state: Mutex<State>,
@@ -70,18 +70,8 @@ impl Server {
         for listener in &listeners {
             listener.set_nonblocking()?;
         }
-        let (closing, closed) = UnixStream::pair()?;
-        let (joined, seen) = (vec![false; world], vec![false; world]);
-        let state = Mutex::new(State { joined, seen, ..State::default() });
-        let shared = Arc::new(Shared {
-            world,
-            secret: secret.to_owned(),
-            state,
-            changed: Condvar::new(),
-            num_strangers: 0.into(),
-            num_warnings: 0.into(),
-            closing,
-        });
+        let (shared, closed) = Shared::new(world, secret)?;
+        let shared = Arc::new(shared);
         let accepting = {
             let shared = shared.clone();
             thread("store", move || accept_all(&listeners, &closed, &shared))?
@@ -115,6 +105,28 @@ impl Drop for Server {
 }
 
 impl Shared {
+    /// The state of a server that nobody has joined yet, and a socket that becomes readable when no more ranks are
+    /// expected.
+    pub(crate) fn new(world: usize, secret: &str) -> io::Result<(Self, UnixStream)> {
+        let (closing, closed) = UnixStream::pair()?;
+        let (joined, seen) = (vec![false; world], vec![false; world]);
+        let shared = Self {
+            world,
+            secret: secret.to_owned(),
+            state: Mutex::new(State { joined, seen, ..State::default() }),
+            changed: Condvar::new(),
+            num_strangers: 0.into(),
+            num_warnings: 0.into(),
+            closing,
+        };
+        Ok((shared, closed))
+    }
+
+    /// Reports no refused connections.
+    pub(crate) fn be_silent(&self) {
+        self.num_warnings.store(MAX_WARNINGS, Ordering::Relaxed);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is consistent between any two statements, so a panic elsewhere does no harm.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -151,7 +163,7 @@ impl Shared {
         }
     }
 
-    fn answer(&self, request: Request) -> Answer {
+    pub(crate) fn answer(&self, request: Request) -> Answer {
         match request {
             Request::Set { key, value } => {
                 self.lock().values.insert(key, value);
@@ -265,7 +277,7 @@ fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
 }
 
 /// Reads the hello of a new connection and answers it. Returns the rank, or `None` if it may not join.
-fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
+pub(crate) fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
     let deadline = &Deadline::after(HELLO_LIMIT);
     let hello = match read_hello(socket, shared.world, &shared.secret, deadline) {
         Ok(hello) => hello,

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::socket::{receive, transmit};
+use crate::socket::{receive, receive_vec, transmit};
 
 /// The longest key.
 pub(crate) const MAX_KEY_BYTES: usize = 1 << 10;
@@ -26,7 +26,7 @@ const ADD: u8 = 2;
 const ARRIVE: u8 = 3;
 
 /// A rank's request.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Set {
         key: String,
@@ -48,7 +48,7 @@ pub(crate) enum Request {
 }
 
 /// The store's answer.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// Done. Holds the value of a get, or the sum of an add.
     Done(Vec<u8>),
@@ -147,9 +147,7 @@ fn read_part(
     if len > max_bytes {
         return Err(invalid("a key or value is too long"));
     }
-    let mut bytes = vec![0; len];
-    receive(socket, &mut bytes, Some(deadline))?;
-    Ok(bytes)
+    receive_vec(socket, len, deadline)
 }
 
 fn invalid(what: &str) -> io::Error {

@@ -1,0 +1,179 @@
+"""Gives the readers of what comes from outside arbitrary bytes, and records the outcome of each target.
+
+    python3 bench/fuzz.py --minutes 10 --keep            # every target, one after the other
+    python3 bench/fuzz.py store_wire hello --minutes 1
+
+The targets are in fuzz/fuzz_targets. They are built with stable Rust and libFuzzer, which needs a C++ compiler; the
+compiler's own pass counts which code an input reaches. A target starts from the kept inputs in
+crates/*/tests/corpus/<target>, which `cargo test` replays, and runs on one thread at a low priority. With --keep, the
+inputs that reach code that no kept input reaches are stored there, at most --most in all.
+
+results/fuzz.json has an entry for each target, which a later run of that target replaces. Exits with 1 if an input
+broke something. That input is left in fuzz/found, and should be added to the kept inputs as `found-...` together with
+the fix, and with a line in fuzz/faults.json.
+"""
+import argparse
+import datetime
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import ROOT, Record, commit, machine
+
+FUZZ = ROOT / "fuzz"
+# Named, so that build scripts and macros are built without the flags below.
+PLATFORM = "x86_64-unknown-linux-gnu"
+# What libFuzzer needs to know of an execution, from the pass that LLVM has for it, and Rust's own checks.
+FLAGS = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cdebug-assertions",
+    "-Ccodegen-units=1",
+]
+# Kept inputs are small, and bugs in these formats are too.
+MAX_BYTES = 4096
+
+
+def main() -> None:
+    names = sorted(path.stem for path in (FUZZ / "fuzz_targets").glob("*.rs"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"{', '.join(names)}; all if none is named")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--keep", action="store_true", help="store inputs that reach new code")
+    parser.add_argument("--most", type=int, default=60, help="the most kept inputs of a target")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "fuzz.json")
+    args = parser.parse_args()
+    if unknown := sorted(set(args.targets) - set(names)):
+        parser.error(f"there is no target {unknown[0]}; pass one of {', '.join(names)}")
+
+    found = 0
+    for name in args.targets or names:
+        record = fuzz(name, args.minutes, args.most if args.keep else 0)
+        print(json.dumps(record, indent=2), flush=True)
+        store(args.out, record)
+        found += len(record["findings"])
+    if found:
+        sys.exit(f"{found} inputs broke something, see {FUZZ.relative_to(ROOT)}/found")
+
+
+def fuzz(name: str, minutes: float, most: int) -> Record:
+    """Builds and runs a target, and keeps at most `most` inputs."""
+    [kept] = ROOT.glob(f"crates/*/tests/corpus/{name}")
+    with tempfile.TemporaryDirectory() as work:
+        new, small, broken = (Path(work, part) for part in ("new", "small", "broken"))
+        for folder in (new, small, broken):
+            folder.mkdir()
+        program = build(name, Path(work))
+        began_s, began, version_fuzzed, before = time.monotonic(), now(), commit(), len(list(kept.iterdir()))
+        log = run(
+            program,
+            f"-max_total_time={round(minutes * 60)}",
+            f"-max_len={MAX_BYTES}",
+            f"-artifact_prefix={broken}/",
+            "-timeout=10",
+            "-rss_limit_mb=1024",
+            "-print_final_stats=1",
+            new,
+            kept,
+        )
+        seconds = round(time.monotonic() - began_s)
+        stats = dict(re.findall(r"^stat::(\w+):\s+(\d+)", log, re.MULTILINE))
+        findings = sorted(broken.iterdir())
+        if "number_of_executed_units" not in stats and not findings:
+            sys.exit(f"{name}: the fuzzer did not run:\n{log[-3000:]}")
+        if findings:
+            print(f"{name}: {findings[0].name}\n{log[-3000:]}", file=sys.stderr)
+        for path in findings:
+            (FUZZ / "found").mkdir(exist_ok=True)
+            shutil.copy(path, FUZZ / "found" / f"{name}-{path.name}")
+        if most and not findings:
+            run(program, "-set_cover_merge=1", f"-max_len={MAX_BYTES}", small, kept, new)
+            keep(small, kept, most)
+        coverage = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)/", log)
+        counters = re.search(r"\((\d+) inline 8-bit counters\)", log)
+        return {
+            "target": name,
+            "date": began,
+            "commit": version_fuzzed,
+            "machine": machine(),
+            "compiler": version("rustc", "--version"),
+            "fuzzer": f"libFuzzer of libfuzzer-sys {locked('libfuzzer-sys')}",
+            "threads": 1,
+            "seconds": seconds,
+            "executions": int(stats.get("number_of_executed_units", 0)),
+            "executions_per_s": int(stats.get("average_exec_per_sec", 0)),
+            "counters": int(counters[1]) if counters else 0,
+            "counters_reached": int(coverage[-1][0]) if coverage else 0,
+            "features_reached": int(coverage[-1][1]) if coverage else 0,
+            "peak_rss_mb": int(stats.get("peak_rss_mb", 0)),
+            "corpus_at_the_end": int(coverage[-1][2]) if coverage else 0,
+            "kept_inputs_before": before,
+            "kept_inputs": len(list(kept.iterdir())),
+            "findings": [path.name for path in findings],
+            "faults_fixed": json.loads((FUZZ / "faults.json").read_text()).get(name, []),
+        }
+
+
+def build(name: str, folder: Path) -> Path:
+    """Builds a target. The program is copied, so that it stays the same while others are built."""
+    environment = os.environ | {"RUSTFLAGS": " ".join(FLAGS)}
+    command = ["cargo", "build", "--release", "--locked", "--target", PLATFORM, "--bin", name]
+    subprocess.run(command, cwd=FUZZ, env=environment, check=True)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", FUZZ / "target"))
+    return Path(shutil.copy(target / PLATFORM / "release" / name, folder))
+
+
+def run(program: Path, *words: str | Path) -> str:
+    """Runs the fuzzer, which adds new inputs to the first folder, and returns its output."""
+    command = ["nice", "-n", "10", program, *words]
+    return subprocess.run(command, cwd=program.parent, text=True, errors="replace", capture_output=True).stderr
+
+
+def keep(small: Path, kept: Path, most: int) -> None:
+    """Stores inputs of `small` that are not in `kept`."""
+    known = [path.read_bytes() for path in kept.iterdir()]
+    inputs = {path.read_bytes() for path in small.iterdir()}.difference(known)
+    ordered = sorted(inputs, key=lambda data: (len(data), data))
+    room = max(most - len(known), 0)
+    # The same number of inputs of every size, because most inputs are short, and short inputs test little.
+    chosen = ordered[:: math.ceil(len(ordered) / room) or 1] if room else []
+    for data in chosen:
+        (kept / f"fuzz-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
+
+
+def store(out: Path, record: Record) -> None:
+    """Replaces the entry of the target in the file of results."""
+    entries = json.loads(out.read_text())["targets"] if out.exists() else []
+    entries = [entry for entry in entries if entry["target"] != record["target"]] + [record]
+    entries.sort(key=lambda entry: entry["target"])
+    what = "arbitrary bytes given to the readers of what comes from outside (fuzz/fuzz_targets)"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"what": what, "targets": entries}, indent=2) + "\n")
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def version(*command: str) -> str:
+    return subprocess.run(command, text=True, capture_output=True).stdout.strip()
+
+
+def locked(package: str) -> str:
+    found = re.search(rf'name = "{package}"\nversion = "([^"]+)"', (FUZZ / "Cargo.lock").read_text())
+    return found[1] if found else "unknown"
+
+
+if __name__ == "__main__":
+    main()

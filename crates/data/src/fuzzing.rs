@@ -1,0 +1,88 @@
+//! What must hold for any bytes that stand in the file of a data set.
+//!
+//! Input: bytes. Output: whether one of the readers accepts them, and otherwise the last reader's message. A panic
+//! is a fault of the reader. The fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this;
+//! nothing else does.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::cifar10::{self, Cifar10};
+use crate::idx::{self, Idx};
+use crate::mnist::Mnist;
+use crate::{Dataset, TargetMut};
+
+/// The items that the bytes are read as: labels, small images, and the images of MNIST.
+const ITEM_SHAPES: [&[usize]; 3] = [&[], &[2, 3], &[28, 28]];
+
+/// The most bytes that are compressed again, because that takes time.
+const MAX_COMPRESSED: usize = 4 << 10;
+
+/// Reads the bytes as each kind of file. What a reader accepts must be the same when it is written again, plain or
+/// compressed, and every sample must be readable.
+pub fn idx(bytes: &[u8]) -> Result<(), String> {
+    let mut outcome = as_cifar(bytes);
+    for shape in ITEM_SHAPES {
+        match idx::read(PathBuf::from("file"), bytes, shape) {
+            Ok(read) => {
+                is_sound(&read, shape);
+                outcome = Ok(());
+            }
+            Err(error) => {
+                let message = error.to_string();
+                assert!(message.len() > 10, "a message is a sentence: {message}");
+                outcome = outcome.map_err(|_| message);
+            }
+        }
+    }
+    outcome
+}
+
+fn is_sound(read: &Idx, shape: &[usize]) {
+    let item_len: usize = shape.iter().product();
+    assert_eq!(read.data.len(), read.count * item_len);
+    let plain = written(read, shape);
+    let mut files = vec![plain];
+    if files[0].len() <= MAX_COMPRESSED {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(&files[0]).expect("memory takes every write");
+        files.push(encoder.finish().expect("memory takes every write"));
+    }
+    for file in files {
+        let again = idx::read(PathBuf::from("file"), file.as_slice(), shape);
+        let again = again.expect("what was written can be read");
+        assert_eq!((again.count, &again.data), (read.count, &read.data));
+    }
+    if shape == [28, 28] {
+        let copy = |data: &[u8]| Idx { path: "file".into(), count: read.count, data: data.into() };
+        let dataset = Mnist::of(copy(&read.data), copy(&vec![0; read.count]));
+        read_all(&dataset.expect("images and labels of one number"));
+    }
+}
+
+fn written(read: &Idx, shape: &[usize]) -> Vec<u8> {
+    let mut words = vec![0x0801 + shape.len() as u32, read.count as u32];
+    words.extend(shape.iter().map(|extent| *extent as u32));
+    let header = words.iter().flat_map(|word| word.to_be_bytes());
+    header.chain(read.data.iter().copied()).collect()
+}
+
+fn as_cifar(bytes: &[u8]) -> Result<(), String> {
+    cifar10::check("file".as_ref(), bytes).map_err(|error| error.to_string())?;
+    read_all(&Cifar10::of(bytes.to_vec()));
+    Ok(())
+}
+
+/// Reads the first and the last sample.
+fn read_all(dataset: &dyn Dataset) {
+    let mut input = vec![0.0; dataset.input_shape().iter().product()];
+    for index in [0, dataset.len() - 1] {
+        let mut class = -1;
+        dataset.read(0, index, &mut input, TargetMut::Class(&mut class));
+        assert!((0..10).contains(&class), "sample {index} has the class {class}");
+        assert!(input.iter().all(|value| value.abs() < 4.0), "normalized pixels are small");
+    }
+}

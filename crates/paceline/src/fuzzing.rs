@@ -1,0 +1,148 @@
+//! What must hold for any bytes that stand in a checkpoint or in a configuration file.
+//!
+//! Input: bytes. Output: whether they are accepted, and otherwise the message. A panic is a fault of the reader. The
+//! fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this; nothing else does.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use paceline_kernels::optimizer::AdamW;
+use paceline_memory::{Allocator, DType};
+use paceline_model::fuzzing::{signed, small_layout};
+use paceline_model::weights::{self, WeightFile};
+use paceline_model::{Optimizer, OptimizerConfig, Storage};
+
+use crate::checkpoint::{self, Checkpoint, Setting};
+use crate::run::resolve::resolve_inputs;
+use crate::run::spec::RunSpec;
+use crate::run::spec_file::SpecFile;
+
+/// Reads the bytes as a checkpoint of a small model, as they are and with the right digest. What is accepted is the
+/// same when it is written again.
+pub fn checkpoint(bytes: &[u8]) -> Result<(), String> {
+    let outcome = read_checkpoint(bytes);
+    if let Some(signed) = signed(bytes) {
+        let again = read_checkpoint(&signed);
+        assert!(outcome.is_err() || again == Ok(()), "{again:?} with the digest that it has");
+    }
+    outcome
+}
+
+fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
+    let open = |bytes: Vec<u8>| {
+        let file = WeightFile::from_bytes(Path::new("file"), bytes);
+        Checkpoint::of(file.map_err(|error| error.to_string())?)
+    };
+    let opened = open(bytes.to_vec()).map_err(sentence)?;
+    let settings = [Setting::of_flag("--seed", 42, "the samples would come in another order")];
+    let layout = Arc::new(small_layout());
+    let allocator = Allocator::new();
+    let storage = Storage::host(layout.clone(), DType::F32, &allocator).expect("a small model");
+    let config = OptimizerConfig::AdamW(AdamW {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: 0.0,
+    });
+    let mut optimizer = Optimizer::new(config, &storage, &allocator).expect("a small model");
+    let progress = opened.progress();
+    progress.last_epoch();
+    opened.check(&layout, &config, &settings).map_err(sentence)?;
+    opened.restore(&storage, &mut optimizer).expect("a checkpoint that fits");
+
+    let metadata = checkpoint::metadata(&settings, &optimizer, &progress);
+    let mut again = Vec::new();
+    weights::write(&mut again, &storage, &optimizer, &metadata).expect("memory takes every write");
+    let again = open(again).expect("what was written can be read");
+    again.check(&layout, &config, &settings).expect("the same model");
+    // Compared as text, because a loss may be no number.
+    assert_eq!(format!("{:?}", again.progress()), format!("{progress:?}"));
+    assert_eq!(optimizer.steps(), again.optimizer_steps());
+    Ok(())
+}
+
+/// Reads the bytes as a configuration in TOML and in JSON. What is accepted is the same when it is written again, states
+/// nothing but its keys, and resolves like the `config.json` of its own run.
+pub fn configuration(bytes: &[u8]) -> Result<(), String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let as_toml = parse("file.toml", text);
+    // The other reader has no integers beyond i64, which a seed may be.
+    if let (Ok(spec), Ok(table)) = (&as_toml, text.parse()) {
+        has_numbers_of(spec, &table);
+    }
+    match (as_toml, parse("file.json", text)) {
+        (Ok(spec), _) | (_, Ok(spec)) => is_sound(&spec),
+        (Err(as_toml), Err(as_json)) => {
+            let is_json = text.trim_start().starts_with('{');
+            Err(if is_json { as_json } else { as_toml })
+        }
+    }
+}
+
+fn parse(name: &str, text: &str) -> Result<RunSpec, String> {
+    let file = SpecFile::parse(Path::new(name), text);
+    file.map(|file| file.spec).map_err(|error| sentence(error.to_string()))
+}
+
+fn is_sound(spec: &RunSpec) -> Result<(), String> {
+    let matches = spec.parse().expect("a file is accepted only if its keys go together");
+    assert_eq!(RunSpec::typed(&matches).expect("texts"), *spec, "flags that nobody has stated");
+    let table = spec.to_json();
+    let json = serde_json::to_string(&table).expect("plain data");
+    assert_eq!(parse("again.json", &json).as_ref(), Ok(spec));
+    // TOML has no numbers beyond i64.
+    if let Ok(toml) = toml::to_string(&table) {
+        assert_eq!(parse("again.toml", &toml).as_ref(), Ok(spec), "{toml}");
+    }
+    let resolved = |spec: &RunSpec| match resolve_inputs(spec, None) {
+        Ok((config, _)) => Ok(config.to_json()),
+        Err(error) => Err(sentence(error.to_string())),
+    };
+    let config = resolved(&affordable(spec))?;
+    let stated = parse("config.json", &config.to_string()).expect("the file of a run folder");
+    assert_eq!(resolved(&stated).as_ref(), Ok(&config));
+    Ok(())
+}
+
+/// Checks the numbers, of which a specification has the digits, against those of the crate that reads TOML.
+fn has_numbers_of(spec: &RunSpec, table: &toml::Table) {
+    for (key, value) in table.iter().filter(|(key, _)| *key != "version") {
+        let stated = spec.get(&key.replace('_', "-")).and_then(<[String]>::first);
+        match (value, stated) {
+            (toml::Value::Integer(number), Some(digits)) => {
+                // JSON has a zero with a sign, and TOML has none.
+                let is_zero = *number == 0 && digits.parse() == Ok(0.0);
+                assert!(is_zero || digits.parse() == Ok(*number), "{key} = {number} is {digits}");
+            }
+            (toml::Value::Float(number), Some(digits)) => {
+                let same = |digits: f64| digits == *number || digits.is_nan() && number.is_nan();
+                assert!(digits.parse().is_ok_and(same), "{key} = {number} is {digits}");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The specification without what would read files, use the network, or take long.
+fn affordable(spec: &RunSpec) -> RunSpec {
+    let spec = spec.without(&["data", "data-dir", "download", "mirror", "resume"]);
+    let is_large = |values: &[String]| {
+        values.iter().any(|value| value.parse::<u64>().is_ok_and(|extent| extent > 32))
+    };
+    let spec = match spec.get("image") {
+        Some(extents) if is_large(extents) => spec.without(&["image"]),
+        _ => spec,
+    };
+    let makes_images = spec.get("model").is_none_or(|model| model == ["cnn"]);
+    let samples = spec.number("samples");
+    if makes_images && samples.is_none_or(|samples| samples > 64) {
+        return spec.with("samples", 8);
+    }
+    spec
+}
+
+fn sentence(message: String) -> String {
+    assert!(message.contains(' '), "a message is a sentence: {message}");
+    message
+}

@@ -1,0 +1,187 @@
+//! What must hold for any bytes that come where ranks meet: at the store's server, at its clients, in a rendezvous
+//! file, and in a hello.
+//!
+//! Input: bytes. Output: whether a reader accepts them, and otherwise its message. A panic is a fault of the reader.
+//! The bytes come from a socket, so they pass through the same code as those of a real connection; the other end is
+//! closed behind them, so nothing waits. The fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`)
+//! call this; nothing else does.
+
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::file::Published;
+use super::server::{Shared, admit};
+use super::wire::{Request, read_answer, read_request, send_answer, send_request};
+use super::{Backend, Store, agent, client};
+use crate::PeerAddress;
+use crate::deadline::Deadline;
+use crate::hello::{Verdict, answer_hello, read_hello, say_hello};
+use crate::socket::{receive, transmit};
+
+const WORLD: usize = 4;
+const SECRET: &str = "a secret";
+/// Bytes of a hello.
+const HELLO_BYTES: usize = 80;
+/// Never reached, since nothing waits.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Reads the bytes as requests to our server, as answers of our server and of torchrun's, and as a rendezvous file.
+pub fn store_wire(bytes: &[u8]) -> Result<(), String> {
+    let own = |socket| Backend::Own(client::Connection::over(socket));
+    let torchrun = |socket| Backend::Agent(agent::Connection::over(socket, "/prefix/".into()));
+    answer(bytes);
+    let outcomes = [
+        requests(bytes),
+        answers_to_store(bytes, own),
+        answers_to_store(bytes, torchrun),
+        arrival_at_agent(bytes),
+        rendezvous_file(bytes),
+    ];
+    first_accepted(outcomes)
+}
+
+/// Reads the bytes as the hello of a rank, and as the answer to one.
+pub fn hello(bytes: &[u8]) -> Result<(), String> {
+    first_accepted([hello_of_rank(bytes), answer_to_hello(bytes)])
+}
+
+fn first_accepted<const N: usize>(outcomes: [Result<(), String>; N]) -> Result<(), String> {
+    let mut messages = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(()) => return Ok(()),
+            Err(message) => messages.push(message),
+        }
+    }
+    assert!(messages.iter().all(|message| message.contains(' ')), "no sentences: {messages:?}");
+    Err(messages.swap_remove(0))
+}
+
+/// Two ends of a connection. At the second one, `bytes` come, and then the end.
+fn connection_with(bytes: &[u8]) -> (OwnedFd, OwnedFd) {
+    let (from, to) = UnixStream::pair().expect("a pair of sockets");
+    transmit(&from, bytes, &deadline()).expect("the bytes fit into the buffer of a socket");
+    from.shutdown(Shutdown::Write).expect("a connection");
+    (from.into(), to.into())
+}
+
+fn deadline() -> Deadline {
+    Deadline::after(LIMIT)
+}
+
+/// A server answers every request. Each request and each answer is the same at the other end of a connection.
+fn requests(bytes: &[u8]) -> Result<(), String> {
+    let (client, server) = connection_with(bytes);
+    let (one, other) = UnixStream::pair().expect("a pair of sockets");
+    let (shared, _closed) = Shared::new(WORLD, SECRET).expect("a pair of sockets");
+    let mut outcome = Err("no bytes came".to_owned());
+    loop {
+        let request = match read_request(&server) {
+            Ok(request) => request,
+            // A request counts, even if rubbish follows it.
+            Err(error) => return outcome.map_err(|_| error.to_string()),
+        };
+        outcome = Ok(());
+        send_request(&one, &request, &deadline()).expect("a request of a socket's length");
+        let again = read_request(&other).expect("a request that was written");
+        assert_eq!(again, request);
+        let answer = shared.answer(match request {
+            Request::Get { key, .. } => Request::Get { key, limit: Duration::ZERO },
+            Request::Arrive { .. } => Request::Arrive { limit: Duration::ZERO },
+            request => request,
+        });
+        send_answer(&server, &answer).expect("an answer of a socket's length");
+        assert_eq!(read_answer(&client, &deadline()).expect("an answer that was written"), answer);
+    }
+}
+
+/// An answer is the same when it is written again.
+fn answer(bytes: &[u8]) {
+    let (_server, client) = connection_with(bytes);
+    let Ok(answer) = read_answer(&client, &deadline()) else { return };
+    let (one, other) = UnixStream::pair().expect("a pair of sockets");
+    send_answer(&one, &answer).expect("an answer of a socket's length");
+    assert_eq!(read_answer(&other, &deadline()).expect("an answer that was written"), answer);
+}
+
+/// A rank takes the bytes for the answers to its calls, one after the other.
+fn answers_to_store(bytes: &[u8], backend: fn(OwnedFd) -> Backend) -> Result<(), String> {
+    let (_server, client) = connection_with(bytes);
+    let store = Store {
+        rank: 0,
+        world_size: 2,
+        place: "a store".into(),
+        limit: LIMIT,
+        secret: SECRET.into(),
+        connection: Mutex::new(backend(client)),
+        server: None,
+    };
+    let calls = || {
+        store.set("key", b"value")?;
+        store.add("counter", 1)?;
+        store.get("key")?;
+        store.exchange("addresses", &PeerAddress::default())
+    };
+    let addresses = calls().map_err(|error| error.to_string())?;
+    for address in addresses {
+        let written = postcard::to_stdvec(&address).expect("an address is plain data");
+        let again: PeerAddress = postcard::from_bytes(&written).expect("an address");
+        assert_eq!(format!("{again:?}"), format!("{address:?}"));
+    }
+    Ok(())
+}
+
+/// A rank reports to torchrun's store that it has come, and asks for the secret.
+fn arrival_at_agent(bytes: &[u8]) -> Result<(), String> {
+    let (_server, client) = connection_with(bytes);
+    let mut connection = agent::Connection::over(client, String::new());
+    let secret = connection.arrive(0, WORLD, LIMIT).and_then(|()| connection.get("secret", LIMIT));
+    secret.map(|_| ()).map_err(|failed| failed.error(0, WORLD, "a store".into()).to_string())
+}
+
+/// A rendezvous file is the same when it is written again.
+fn rendezvous_file(bytes: &[u8]) -> Result<(), String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let published = Published::parse(text).ok_or("this is no rendezvous file")?;
+    assert_eq!(Published::parse(&published.to_text()).as_ref(), Some(&published));
+    published.reachable();
+    Ok(())
+}
+
+/// A hello that is welcome is the one that the rank would send.
+fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
+    let (client, server) = connection_with(bytes);
+    let outcome = read_hello(&server, WORLD, SECRET, &deadline());
+    let hello = outcome.map_err(|error| error.to_string())?;
+    answer_hello(&server, hello.verdict, &deadline()).expect("a short answer");
+    receive(&client, &mut [0; 9], Some(&deadline())).expect("the answer");
+
+    let (_client, server) = connection_with(bytes);
+    let (shared, _closed) = Shared::new(WORLD, SECRET).expect("a pair of sockets");
+    shared.be_silent();
+    let Some(rank) = admit(&server, "somebody", &shared) else {
+        let is_beyond = hello.verdict == Verdict::Welcome && hello.rank >= WORLD;
+        assert!(is_beyond || hello.verdict != Verdict::Welcome, "rank {} was refused", hello.rank);
+        return Err(format!("rank {} may not join: {:?}", hello.rank, hello.verdict));
+    };
+    assert!(
+        rank == hello.rank && rank < WORLD && hello.verdict == Verdict::Welcome,
+        "{rank}, {}",
+        hello.rank
+    );
+    let (one, other) = UnixStream::pair().expect("a pair of sockets");
+    answer_hello(&other, Verdict::Welcome, &deadline()).expect("a short answer");
+    say_hello(&one, rank, WORLD, SECRET, &deadline()).expect("a welcome");
+    let mut said = [0; HELLO_BYTES];
+    receive(&other, &mut said, Some(&deadline())).expect("the hello");
+    assert_eq!(said, bytes[..HELLO_BYTES]);
+    Ok(())
+}
+
+fn answer_to_hello(bytes: &[u8]) -> Result<(), String> {
+    let (_listener, client) = connection_with(bytes);
+    say_hello(&client, 1, WORLD, SECRET, &deadline()).map_err(|refusal| refusal.reason(1, WORLD))
+}

@@ -1,0 +1,386 @@
+"""Writes the hand-made inputs of the fuzzer to the crates' folders tests/corpus. Run it after a format has changed.
+
+Files named `valid-...` must be accepted, files named `refused-...` must be refused with a message.
+"""
+import gzip
+import hashlib
+import json
+import math
+import struct
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def write(crate: str, target: str, inputs: dict[str, bytes]) -> None:
+    folder = ROOT / "crates" / crate / "tests" / "corpus" / target
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in inputs.items():
+        (folder / name).write_bytes(data)
+
+
+def idx_files() -> dict[str, bytes]:
+    def file(extents: list[int], data: bytes) -> bytes:
+        return struct.pack(f">I{len(extents)}I", 0x0800 + len(extents), *extents) + data
+
+    labels = file([4], bytes([0, 9, 3, 7]))
+    small = file([2, 2, 3], bytes(range(12)))
+    images = file([1, 28, 28], bytes(i * 7 % 256 for i in range(784)))
+    record = bytes([7]) + bytes(i % 256 for i in range(3 * 1024))
+    packed = gzip.compress(labels, mtime=0)
+    return {
+        "valid-labels": labels,
+        "valid-images": images,
+        "valid-small-images": small,
+        "valid-labels.gz": packed,
+        "valid-images.gz": gzip.compress(images, mtime=0),
+        "valid-two-gzip-members": gzip.compress(labels[:6], mtime=0) + gzip.compress(labels[6:], mtime=0),
+        "valid-cifar-record": record,
+        "refused-empty": b"",
+        "refused-cut-header": labels[:7],
+        "refused-cut-items": labels[:-1],
+        "refused-one-byte-more": labels + b"\0",
+        "refused-no-items": file([0], b""),
+        "refused-swapped-magic": struct.pack("<I", 0x0801) + labels[4:],
+        "refused-most-items": file([0xFFFFFFFF], b"\1"),
+        "refused-most-images": file([0xFFFFFFFF, 28, 28], b"\1" * 784),
+        "refused-largest-extents": file([0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF], b""),
+        "refused-gzip-cut": packed[:-5],
+        "refused-gzip-wrong-sum": packed[:-8] + bytes(4) + packed[-4:],
+        "refused-gzip-bomb": gzip.compress(file([0xFFFFFFFF], bytes(2_000_000)), mtime=0),
+        "refused-cifar-label-10": bytes([10]) + record[1:],
+        "refused-cifar-cut": record[:-1],
+    }
+
+
+def stores() -> dict[str, bytes]:
+    SET, GET, ADD, ARRIVE = range(4)
+
+    def request(op: int, key: bytes = b"", value: bytes = b"", number: int = 0) -> bytes:
+        return struct.pack("<BIIq", op, len(key), len(value), number) + key + value
+
+    def done(payload: bytes, status: int = 0) -> bytes:
+        return struct.pack("<BI", status, len(payload)) + payload
+
+    def text(value: bytes) -> bytes:
+        return bytes([len(value)]) + value
+
+    def address(local: bytes, host: bytes, port: int, secret: bytes) -> bytes:
+        # As postcard writes it: lengths and numbers in 7 bits per byte, the least significant ones first.
+        return text(local) + text(host) + bytes([port & 127 | 128, port >> 7 & 127 | 128, port >> 14]) + text(secret)
+
+    addresses = [address(b"paceline-1", b"::1", 29500, b"s1"), address(b"", b"node-2", 4242, b"s2")]
+    values = [b"value", *addresses]
+    # No request and no answer of ours begins like this.
+    counter = b"\x7f" * 8
+    agent = counter + b"".join(b"\0" + struct.pack("<Q", len(v)) + v for v in values)
+    run = (
+        request(SET, b"address/0", b"here"),
+        request(GET, b"address/0", number=1000),
+        request(ADD, b"counter", number=-5),
+        request(ADD, b"counter", number=7),
+        request(ADD, b"address/0", number=1),
+        request(GET, b"missing", number=60_000),
+        request(ARRIVE, number=60_000),
+    )
+    file = "paceline rendezvous 2\nsecret s3\nboot b-1\nlocal paceline-abc\ntcp 7 ::1\ntcp 29500 node-1\nend\n"
+    return {
+        "valid-requests": b"".join(run),
+        "valid-request-largest-sum": run[0] + request(ADD, b"n", number=2**63 - 1) + request(ADD, b"n", number=1),
+        "valid-request-longest-wait": request(GET, b"k", number=2**63 - 1),
+        "valid-request-longest-key": request(SET, b"k" * 1024, b"v"),
+        "valid-request-negative-wait": request(ARRIVE, number=-(2**63)),
+        "valid-request-then-rubbish": run[0] + b"\xff" * 20,
+        "valid-answers": b"".join(map(done, [b"", b"5", b"value", b"", *addresses])),
+        "valid-answers-of-agent": agent,
+        "valid-arrival-at-agent": b"\0\0" + struct.pack("<Q", 2) + b"s4",
+        "valid-rendezvous-file": file.encode(),
+        "refused-empty": b"",
+        "refused-request-cut-header": run[0][:9],
+        "refused-request-cut-value": run[0][:-1],
+        "refused-request-unknown": request(4, b"k"),
+        "refused-request-key-no-text": request(GET, b"\xff\xfe"),
+        "refused-request-long-key": struct.pack("<BIIq", SET, 1025, 0, 0) + b"k" * 1025,
+        "refused-request-longest-lengths": struct.pack("<BIIq", SET, 2**32 - 1, 2**32 - 1, 0) + b"k",
+        "refused-request-value-that-does-not-come": struct.pack("<BIIq", SET, 1, 16 << 20, 0) + b"kv",
+        "refused-answer-value-that-does-not-come": struct.pack("<BI", 0, 16 << 20) + b"v",
+        "refused-answer-longest-length": struct.pack("<BI", 0, 2**32 - 1) + b"v",
+        "refused-answer-unknown": done(b"value", 3),
+        "refused-answer-missing-ranks": done(struct.pack("<II", 1, 2**32 - 1) + b"\1", 1),
+        "refused-answer-no-text": done(b"\xff\xfe", 2),
+        "refused-agent-value-that-does-not-come": counter + struct.pack("<BQ", 0, 8 << 20) + b"v",
+        "refused-agent-longest-value": counter + struct.pack("<BQ", 0, 2**64 - 1) + b"v",
+        "refused-rendezvous-file-without-end": file[:-4].encode(),
+        "refused-rendezvous-file-port": file.replace("29500", "65536").encode(),
+        "refused-rendezvous-file-version": file.replace("2\n", "1\n", 1).encode(),
+    }
+
+
+def hellos() -> dict[str, bytes]:
+    def hello(rank: int, world: int = 4, secret: bytes = b"a secret", magic: bytes = b"pacelin2") -> bytes:
+        return magic + struct.pack("<II", rank, world) + secret.ljust(64, b"\0")
+
+    def answer(verdict: int, magic: bytes = b"2nilecap") -> bytes:
+        return magic + bytes([verdict])
+
+    return {
+        "valid-first-rank": hello(0),
+        "valid-last-rank": hello(3),
+        "valid-more-follows": hello(1) + b"more",
+        "valid-answer-welcome": answer(0),
+        "refused-empty": b"",
+        "refused-cut": hello(0)[:-1],
+        "refused-rank-beyond": hello(4),
+        "refused-largest-rank": hello(2**32 - 1),
+        "refused-other-world": hello(0, world=5),
+        "refused-largest-world": hello(0, world=2**32 - 1),
+        "refused-other-secret": hello(0, secret=b"a secreT"),
+        "refused-longer-secret": hello(0, secret=b"a secret" * 8),
+        "refused-echo-of-answer": hello(7, magic=b"2nilecap"),
+        "refused-http": b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: something-that-is-longer\r\n\r\n",
+        "refused-answer-wrong-secret": answer(1),
+        "refused-answer-wrong-world": answer(2),
+        "refused-answer-rank-taken": answer(3),
+        "refused-answer-unknown": answer(4),
+        "refused-answer-echo": answer(0, magic=b"pacelin2"),
+    }
+
+
+def headers() -> dict[str, bytes]:
+    kinds = (
+        "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all send recv send_recv barrier"
+    ).split()
+
+    def call(kind: str, send: int, recv: int, dtype: int = 0, op: int = 0, root: int = 0, overlap: int = 0) -> list[int]:
+        return [kinds.index(kind) | dtype << 8 | op << 16 | root << 32, send, recv, overlap]
+
+    def header(tag: int, words: list[int]) -> bytes:
+        words = [int.from_bytes(b"pace", "little") | tag << 32, *words]
+        return struct.pack("<11Q", *words, *[0] * (11 - len(words)))
+
+    def ranks(*calls: list[int], rows: list[list[int]] = [], operation: int = 5) -> bytes:
+        headers = b"".join(header(1, [0, operation, *call]) for call in calls)
+        counts = b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows)
+        return bytes([len(calls) - 1]) + headers + counts
+
+    reduce = call("all_reduce", 100, 100)
+    conflict = header(3, [1 << 32, 5 | 6 << 32, *reduce, *call("barrier", 0, 0)])
+    gathered = call("all_gather", 3, 10)
+    half = 1 << 63
+    return {
+        "valid-all-reduce": ranks(reduce, reduce, reduce),
+        "valid-all-reduce-in-place": ranks(*[call("all_reduce", 100, 100, overlap=1)] * 4),
+        "valid-one-rank": ranks(call("all_reduce", 7, 7, dtype=6)),
+        "valid-all-gather": ranks(gathered, call("all_gather", 0, 10), call("all_gather", 7, 10)),
+        "valid-reduce-scatter": ranks(call("reduce_scatter", 10, 4, op=1), call("reduce_scatter", 10, 6, op=1)),
+        "valid-reduce-scatter-in-place": ranks(
+            call("reduce_scatter", 10, 4, overlap=1), call("reduce_scatter", 10, 6, overlap=5)
+        ),
+        "valid-broadcast": ranks(call("broadcast", 8, 8, root=0), call("broadcast", 0, 8, root=0)),
+        "valid-reduce": ranks(call("reduce", 8, 0, root=1), call("reduce", 8, 8, root=1)),
+        "valid-gather": ranks(call("gather", 2, 5), call("gather", 3, 0)),
+        "valid-scatter": ranks(call("scatter", 5, 2), call("scatter", 0, 3)),
+        "valid-all-to-all": ranks(
+            call("all_to_all", 3, 5), call("all_to_all", 6, 4), rows=[[1, 2, 1, 4], [4, 2, 2, 2]]
+        ),
+        "valid-barrier": ranks(*[call("barrier", 0, 0)] * 8),
+        "refused-empty": b"",
+        "refused-peer-lost": ranks(reduce, reduce)[:-1],
+        "refused-other-program": b"\1" + header(1, [0, 5, *reduce]) + b"GET / HTTP/1.1\r\n".ljust(88, b"x"),
+        "refused-unknown-tag": b"\1" + header(1, [0, 5, *reduce]) + header(4, []),
+        "refused-peer-leaves": b"\1" + header(1, [0, 5, *reduce]) + header(2, []),
+        "refused-conflict": b"\1" + header(1, [0, 5, *reduce]) + conflict,
+        "refused-conflict-of-no-ranks": b"\1" + header(1, [0, 5, *reduce]) + header(3, [2**64 - 1] * 10),
+        "refused-other-operation": ranks(reduce, call("barrier", 0, 0)),
+        "refused-other-type": ranks(reduce, call("all_reduce", 100, 100, dtype=1)),
+        "refused-other-length": ranks(reduce, call("all_reduce", 99, 99)),
+        "refused-unknown-operation": ranks(reduce, [255, 1, 1, 0]),
+        "refused-counts": ranks(gathered, call("all_gather", 8, 10)),
+        "refused-other-place": ranks(call("all_gather", 5, 10, overlap=1), call("all_gather", 5, 10, overlap=1)),
+        # The peers' counts add up to the right sum only without their highest bit.
+        "refused-counts-that-wrap": ranks(
+            gathered, call("all_gather", half, 10), call("all_gather", half, 10), call("all_gather", 7, 10)
+        ),
+        "refused-counts-that-wrap-in-place": ranks(
+            call("all_reduce", 100, 100),
+            *[call("all_reduce", 100, half, overlap=1)] * 2,
+        ),
+        "refused-blocks": ranks(
+            call("all_to_all", 3, 5), call("all_to_all", 6, 4), rows=[[1, 2, 1, 4], [4, 2, 3, 1]]
+        ),
+        "refused-rows-cut": ranks(call("all_to_all", 3, 5), call("all_to_all", 6, 4), rows=[[1, 2, 1, 4]]),
+    }
+
+
+def signed_file(metadata: dict[str, str], tensors: dict[str, tuple[str, list[int], bytes]], sign: bool = True) -> bytes:
+    """A safetensors file. Its digest covers metadata and tensors, each field after its length."""
+    digest = hashlib.sha256()
+    fields = [part.encode() for item in sorted(metadata.items()) for part in item]
+    fields += [part for name in sorted(tensors) for part in (name.encode(), tensors[name][2])]
+    for field in fields:
+        digest.update(struct.pack("<Q", len(field)) + field)
+    entries: dict[str, object] = {"__metadata__": metadata | ({"sha256": digest.hexdigest()} if sign else {})}
+    at = 0
+    for name, (dtype, shape, data) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + b"".join(data for _, _, data in tensors.values())
+
+
+def tensors_of(states: list[str]) -> dict[str, tuple[str, list[int], bytes]]:
+    """The tensors of the model in crates/model/src/fuzzing.rs."""
+
+    def values(shape: list[int], first: float) -> tuple[str, list[int], bytes]:
+        count = math.prod(shape)
+        return "F32", shape, struct.pack(f"<{count}f", *(first + at for at in range(count)))
+
+    tensors = {"model.fc0.bias": values([2], 0.5), "model.fc0.mean": values([2], -1), "model.fc0.weight": values([2, 3], 7)}
+    for state in states:
+        tensors[f"optimizer.{state}.fc0.bias"] = values([2], 0)
+        tensors[f"optimizer.{state}.fc0.weight"] = values([2, 3], math.inf)
+    return tensors
+
+
+def weight_files() -> dict[str, bytes]:
+    sgd, adamw = tensors_of(["velocity"]), tensors_of(["first_moment", "second_moment"])
+    good = signed_file({"steps": "3"}, sgd)
+
+    def raw(header: str, data: bytes = b"") -> bytes:
+        return struct.pack("<Q", len(header)) + header.encode() + data
+
+    def tensor(name: str, shape: list[int], begin: int, end: int, dtype: str = "U8") -> str:
+        return f'"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}'
+
+    # The largest tensor whose bits can be counted has fewer than 2^61 bytes.
+    part, header_len = 1 << 60, 2000
+    wrap = ",".join(tensor(str(at), [part], at * part, (at + 1) * part) for at in range(15))
+    last = 2**64 - 8 - header_len - 15 * part
+    wrap = f"{{{wrap},{tensor('15', [last], 15 * part, 15 * part + last)}}}".ljust(header_len)
+    return {
+        "valid-sgd": good,
+        "valid-adamw": signed_file({}, adamw),
+        "valid-not-a-number": signed_file({}, sgd | {"model.fc0.bias": ("F32", [2], b"\xff" * 8)}),
+        "valid-other-order": signed_file({"a": "\u00e4", "b": ""}, dict(reversed(sgd.items()))),
+        "refused-empty": b"",
+        "refused-without-digest": signed_file({}, sgd, sign=False),
+        "refused-changed-value": good[:-1] + b"\1",
+        "refused-cut": good[:-1],
+        "refused-one-byte-more": good + b"\0",
+        "refused-longest-header": struct.pack("<Q", 2**64 - 1) + b"{}",
+        "refused-header-that-does-not-come": struct.pack("<Q", 99_999_999) + b"{}",
+        "refused-no-optimizer-state": signed_file({}, tensors_of([])),
+        "refused-other-shape": signed_file({}, sgd | {"model.fc0.bias": ("F32", [1, 2], bytes(8))}),
+        "refused-other-type": signed_file({}, sgd | {"model.fc0.bias": ("F64", [2], bytes(16))}),
+        "refused-other-name": signed_file({}, sgd | {"model.fc1.bias": ("F32", [2], bytes(8))}),
+        "refused-unknown-type": raw("{" + tensor("a", [1], 0, 1, "X9") + "}", b"a"),
+        "refused-offsets-beyond-the-end": raw("{" + tensor("a", [1 << 40], 0, 1 << 40) + "}", b"a"),
+        "refused-largest-shape": raw("{" + tensor("a", [2**64 - 1, 2**64 - 1], 0, 1) + "}", b"a"),
+        "refused-offsets-backwards": raw("{" + tensor("a", [1], 1, 0) + "}", b"a"),
+        "refused-deep-json": raw("[" * 3000),
+        "refused-two-metadata": raw('{"__metadata__":{},"__metadata__":{}}'),
+        # The offsets, the header and its length together have 2^64 bytes.
+        "refused-offsets-that-wrap": raw(wrap),
+    }
+
+
+def checkpoints() -> dict[str, bytes]:
+    tensors = tensors_of(["first_moment", "second_moment"])
+    progress = {
+        "version": "3",
+        "epochs": "1",
+        "batches": "7",
+        "steps": "27",
+        "samples-trained": "1728",
+        "epoch-loss": "12.5",
+        "epoch-correct": "64.0",
+        "epoch-samples": "448.0",
+        "optimizer-steps": "27",
+        "seed": "42",
+    }
+
+    def file(**changed: str) -> bytes:
+        return signed_file(progress | {key.replace("_", "-"): value for key, value in changed.items()}, tensors)
+
+    largest = str(2**64 - 1)
+    return {
+        "valid-checkpoint": file(),
+        "valid-loss-is-no-number": file(epoch_loss="NaN", epoch_correct="-inf"),
+        "valid-largest-numbers": file(epochs=largest, batches=largest, steps=largest, optimizer_steps=largest),
+        "valid-more-metadata": file(later_setting="\u00e4 \\ \" \n"),
+        "refused-empty": b"",
+        "refused-not-signed": signed_file(progress, tensors, sign=False),
+        "refused-changed": file()[:-1] + b"\1",
+        "refused-version-2": file(version="2"),
+        "refused-without-version": signed_file({"seed": "42"}, tensors),
+        "refused-other-seed": file(seed="43"),
+        "refused-steps-too-large": file(steps=str(2**64)),
+        "refused-negative-steps": file(steps="-1"),
+        "refused-loss-is-text": file(epoch_loss="much"),
+        "refused-other-optimizer": signed_file(progress, tensors_of(["velocity"])),
+    }
+
+
+def configurations() -> dict[str, bytes]:
+    run = {"model": "mlp", "hidden-dim": 64, "num-layers": 2, "strategy": "ddp", "lr": 0.01, "quiet": True}
+    resolved = {"version": 1, "stated": run, "resolved": {"model": {"name": "mlp"}, "lr": 0.5}}
+    lines = """# A run
+model = "cnn"
+channels = [4, 8]
+batch_norm = true
+batch-size = 0x10
+lr = 5e-2
+lr-schedule = "cosine"
+min-lr = 0.000_1
+epochs = 1
+nproc = 2
+freeze = ["conv0"]
+evaluate = true
+"""
+    return {
+        "valid-empty": b"",
+        "valid-toml": lines.replace("0x10", "16").encode(),
+        "valid-other-bases": lines.encode() + b"warmup-steps = 0b1_0\nseed = 0o17\n",
+        "valid-json": json.dumps(run).encode(),
+        "valid-config-of-a-run": json.dumps(resolved, indent=2).encode(),
+        "valid-every-rank-its-samples": b"nproc = 2\nrank-samples = [6, 2]\nbatch-size = 1\n",
+        "valid-switch-off": b"batch-norm = false\ndata = \"synthetic\"\nsamples = 64\nimage = [12, 12, 3]\n",
+        "valid-numbers-as-text": b"lr = \"0.50\"\nseed = \"7\"\n",
+        "valid-link": b"transport = \"tcp\"\n",
+        "refused-unknown-key": b"modell = \"cnn\"\n",
+        "refused-two-keys": b"seed = 1\nseed = 2\n",
+        "refused-two-names-of-a-key": b"batch_size = 1\nbatch-size = 2\n",
+        "refused-no-value": b"seed = \n",
+        "refused-table": b"[seed]\nvalue = 1\n",
+        "refused-date": b"seed = 2026-01-01\n",
+        "refused-empty-list": b"channels = []\n",
+        "refused-null": b"{\"seed\": null}",
+        "refused-list-of-lists": b"{\"channels\": [[1]]}",
+        "refused-no-table": b"[1, 2]",
+        "refused-version-2": b"{\"version\": 2, \"stated\": {}}",
+        "refused-seed-too-large": b"seed = 18446744073709551616\n",
+        "refused-negative": b"epochs = -1\n",
+        "refused-largest-layers": b"model = \"mlp\"\nnum-layers = 18446744073709551615\n",
+        "refused-largest-width": b"model = \"mlp\"\nhidden-dim = 18446744073709551615\n",
+        "refused-largest-batch": b"model = \"mlp\"\nbatch-size = 18446744073709551615\n",
+        "refused-rate-is-no-number": b"lr = nan\n",
+        "refused-rate-is-infinite": b"lr = inf\n",
+        "refused-deep": b"seed = " + b"[" * 2000,
+        "refused-deep-json": b"[" * 2000,
+        "refused-no-text": b"seed = \"\xff\"\n",
+        # Were they passed on as words, each would be a flag of its own.
+        "refused-flag-in-a-list": b"freeze = [\"conv0\", \"--quiet\"]\n",
+        "refused-flag-in-a-list-of-numbers": b"channels = [4, \"--seed=7\"]\n",
+        "refused-end-of-flags-in-a-list": b"freeze = [\"conv0\", \"--\"]\n",
+    }
+
+
+if __name__ == "__main__":
+    write("paceline", "checkpoint", checkpoints())
+    write("paceline", "configuration", configurations())
+    write("model", "safetensors", weight_files())
+    write("collectives", "tcp_header", headers())
+    write("rendezvous", "store_wire", stores())
+    write("rendezvous", "hello", hellos())
+    write("data", "idx", idx_files())
