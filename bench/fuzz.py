@@ -41,8 +41,11 @@ FLAGS = [
     "-Cdebug-assertions",
     "-Ccodegen-units=1",
 ]
-# Kept inputs are small, and bugs in these formats are too.
-MAX_BYTES = 4096
+# Kept inputs are small, and bugs in these formats are too. A trace needs some room for a few events.
+MAX_BYTES = {"traces": 16384}
+MAX_BYTES_OF_OTHERS = 4096
+# Larger inputs that the fuzzer finds are not worth their place in the repository.
+MAX_KEPT_BYTES = {"traces": 1024}
 
 
 def main() -> None:
@@ -70,6 +73,9 @@ def main() -> None:
 def fuzz(name: str, minutes: float, most: int) -> Record:
     """Builds and runs a target, and keeps at most `most` inputs."""
     [kept] = ROOT.glob(f"crates/*/tests/corpus/{name}")
+    max_len = f"-max_len={MAX_BYTES.get(name, MAX_BYTES_OF_OTHERS)}"
+    dictionary = FUZZ / "fuzz_targets" / f"{name}.dict"
+    words = [f"-dict={dictionary}"] if dictionary.exists() else []
     with tempfile.TemporaryDirectory() as work:
         new, small, broken = (Path(work, part) for part in ("new", "small", "broken"))
         for folder in (new, small, broken):
@@ -79,7 +85,8 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
         log = run(
             program,
             f"-max_total_time={round(minutes * 60)}",
-            f"-max_len={MAX_BYTES}",
+            max_len,
+            *words,
             f"-artifact_prefix={broken}/",
             "-timeout=10",
             "-rss_limit_mb=1024",
@@ -98,8 +105,8 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
             (FUZZ / "found").mkdir(exist_ok=True)
             shutil.copy(path, FUZZ / "found" / f"{name}-{path.name}")
         if most and not findings:
-            run(program, "-set_cover_merge=1", f"-max_len={MAX_BYTES}", small, kept, new)
-            keep(small, kept, most)
+            run(program, "-set_cover_merge=1", max_len, small, kept, new)
+            keep(small, kept, most, MAX_KEPT_BYTES.get(name, MAX_BYTES_OF_OTHERS))
         coverage = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)/", log)
         counters = re.search(r"\((\d+) inline 8-bit counters\)", log)
         return {
@@ -140,11 +147,11 @@ def run(program: Path, *words: str | Path) -> str:
     return subprocess.run(command, cwd=program.parent, text=True, errors="replace", capture_output=True).stderr
 
 
-def keep(small: Path, kept: Path, most: int) -> None:
-    """Stores inputs of `small` that are not in `kept`."""
+def keep(small: Path, kept: Path, most: int, max_bytes: int) -> None:
+    """Stores inputs of `small` that are not in `kept`, and not longer than `max_bytes`."""
     known = [path.read_bytes() for path in kept.iterdir()]
     inputs = {path.read_bytes() for path in small.iterdir()}.difference(known)
-    ordered = sorted(inputs, key=lambda data: (len(data), data))
+    ordered = sorted((data for data in inputs if len(data) <= max_bytes), key=lambda data: (len(data), data))
     room = max(most - len(known), 0)
     # The same number of inputs of every size, because most inputs are short, and short inputs test little.
     chosen = ordered[:: math.ceil(len(ordered) / room) or 1] if room else []

@@ -243,7 +243,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
 }
 
 fn kept() -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/traces");
     let mut paths: Vec<_> = fs::read_dir(folder)
         .expect("the corpus")
         .map(|entry| entry.expect("an entry").path())
