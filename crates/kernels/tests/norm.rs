@@ -1,7 +1,9 @@
 //! Norms and scaling against the plain implementation. Also checks that neither threads nor vector
 //! instructions change a bit.
 
-use paceline_kernels::{Compute, SimdLevel, norm, reference};
+use paceline_kernels::norm::Rows;
+use paceline_kernels::norm::tree::RowTree;
+use paceline_kernels::{Compute, KernelError, SimdLevel, norm, reference};
 use paceline_memory::{Allocator, Category, DType, Element, Tensor};
 
 /// Numbers between -1 and 1 over many orders of magnitude.
@@ -28,8 +30,69 @@ fn computes() -> Vec<Compute> {
     levels.flat_map(|level| [1, 2, 3].map(|threads| (level, threads))).map(with).collect()
 }
 
-/// Lengths around the sizes of lanes and blocks, and of several blocks.
-const LENGTHS: [usize; 9] = [0, 1, 15, 16, 17, 4095, 4096, 4097, 40_003];
+/// Lengths around the sizes of rows, runs and blocks, and of several blocks.
+const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 511, 513, 4095, 4096, 4097, 40_003];
+
+/// The sum of the squares of a tensor that is one parameter.
+fn sum_of_squares(compute: &Compute, tensor: &Tensor) -> Result<f64, KernelError> {
+    let rows = Rows::new(std::iter::once(0..tensor.num_elems()));
+    Ok(norm::squares(compute, tensor, &rows, 0..rows.count())?.total())
+}
+
+/// The sum over rows as a tree, by its definition.
+fn naive(rows: &[[f64; 16]]) -> [f64; 16] {
+    match rows {
+        [] => [0.0; 16],
+        [row] => *row,
+        rows => {
+            let (left, right) = rows.split_at(rows.len().next_power_of_two() / 2);
+            let (left, right) = (naive(left), naive(right));
+            std::array::from_fn(|lane| left[lane] + right[lane])
+        }
+    }
+}
+
+#[test]
+fn the_sum_is_a_tree_over_the_rows_of_all_parameters_however_they_are_divided_and_padded() {
+    // Parameters that end within a row, within a run of rows and within a block, with gaps between them.
+    let lens = [5, 16, 4096, 700, 9001, 33];
+    let numbers = numbers(lens.iter().sum());
+    let mut rows: Vec<[f64; 16]> = Vec::new();
+    let mut from = 0;
+    for len in lens {
+        for row in numbers[from..from + len].chunks(16) {
+            let of = |lane: usize| row.get(lane).map_or(0.0, |x| *x as f32 as f64);
+            rows.push(std::array::from_fn(|lane| of(lane) * of(lane)));
+        }
+        from += len;
+    }
+    let expected: f64 = naive(&rows).iter().sum();
+    for gap in [16, 160] {
+        let mut elems = vec![f32::NAN; 30_000];
+        let (mut places, mut at, mut from) = (Vec::new(), gap, 0);
+        for len in lens {
+            for (to, x) in elems[at..].iter_mut().zip(&numbers[from..from + len]) {
+                *to = *x as f32;
+            }
+            places.push(at..at + len);
+            (at, from) = ((at + len).next_multiple_of(16) + gap, from + len);
+        }
+        let (tensor, rows) = (tensor(DType::F32, &elems), Rows::new(places));
+        for compute in computes() {
+            let part = |range| norm::squares(&compute, &tensor, &rows, range).unwrap();
+            let whole = part(0..rows.count());
+            assert_eq!(whole.total().to_bits(), expected.to_bits(), "gap {gap}");
+            for bounds in [[1, 2], [31, 300], [256, 512], [260, 700], [0, 866]] {
+                let [first, second] = bounds.map(|bound: usize| bound.min(rows.count()));
+                let mut joined = RowTree::default();
+                for range in [0..first, first..second, second..rows.count()] {
+                    part(range).nodes().iter().for_each(|node| joined.push(*node));
+                }
+                assert_eq!(joined, whole, "gap {gap}, parts end at {first} and {second}");
+            }
+        }
+    }
+}
 
 /// For f64 sums of 40,000 positive numbers in two orders, each with a relative error below 40,000 times
 /// 1.1e-16.
@@ -47,7 +110,7 @@ fn sums_of_squares() {
         for (tensor, expected) in cases {
             let sums: Vec<f64> = computes()
                 .iter()
-                .map(|compute| norm::sum_of_squares(compute, &tensor).unwrap())
+                .map(|compute| sum_of_squares(compute, &tensor).unwrap())
                 .collect();
             let off = (sums[0] - expected).abs();
             assert!(off <= TOLERANCE * expected, "{len}: {} and {expected}", sums[0]);
@@ -59,7 +122,7 @@ fn sums_of_squares() {
 #[test]
 fn squares_that_f32_cannot_hold() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let sum = |elems: &[f32]| norm::sum_of_squares(&compute, &tensor(DType::F32, elems)).unwrap();
+    let sum = |elems: &[f32]| sum_of_squares(&compute, &tensor(DType::F32, elems)).unwrap();
     assert_eq!(sum(&[1e30, 0.0]), f64::from(1e30f32).powi(2));
     assert!(sum(&[1e-30]) > 0.0);
     assert!(sum(&[1.0, f32::NAN]).is_nan());
@@ -87,7 +150,7 @@ fn scaling() {
 fn integers_are_refused() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let numbers = tensor(DType::I64, &[1i64, 2]);
-    let error = norm::sum_of_squares(&compute, &numbers).unwrap_err().to_string();
+    let error = sum_of_squares(&compute, &numbers).unwrap_err().to_string();
     assert!(error.contains("sum of squares") && error.contains("i64"), "{error}");
     assert!(norm::scale(&compute, &numbers, 2.0).is_err());
 }

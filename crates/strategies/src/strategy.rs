@@ -96,7 +96,10 @@ pub trait Strategy: Send {
     /// The norm of all gradients of the last step together, the same on every rank. The default assumes that
     /// every rank holds all gradients, equal to those of the others.
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
-        Ok(norm::sum_of_squares(&replica.compute, replica.storage.grads())?.sqrt())
+        let rows = norm::Rows::new(replica.model.layout.trained().map(|(_, param)| param.range()));
+        let all = 0..rows.count();
+        let tree = norm::squares(&replica.compute, replica.storage.grads(), &rows, all)?;
+        Ok(tree.total().sqrt())
     }
 
     /// Updates the parameters from the gradients of the last step. By default every rank updates all

@@ -1,0 +1,195 @@
+//! The norm of gradients, and scaling, for gradient clipping.
+//!
+//! The squares are summed as a tree over rows of 16 elements ([`tree`]), in f64. The rows are those of the parameters
+//! without padding, so the sum does not depend on how storage is padded, nor on which rank computes which part. Neither
+//! the number of threads nor the vector instructions change a bit of it.
+
+pub mod tree;
+
+use std::ops::Range;
+
+use paceline_memory::{Category, DType, Tensor};
+
+use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
+use crate::compute::batches;
+use crate::simd::multiversion;
+use crate::{Compute, KernelError, Real, Result};
+
+/// Rows of a block, a node of the tree that one thread computes.
+const BLOCK_ROWS: usize = 1 << BLOCK_LEVEL;
+const BLOCK_LEVEL: u32 = 8;
+
+/// Rows that are squared and added without looking at where they lie.
+const RUN_ROWS: usize = 1 << RUN_LEVEL;
+const RUN_LEVEL: u32 = 5;
+
+/// Where rows lie in a flat tensor: the parameters one after the other, each in rows of 16 elements, of which the last
+/// one may be shorter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// The first row of each parameter, and its elements in the tensor.
+    pieces: Vec<(usize, Range<usize>)>,
+    count: usize,
+}
+
+impl Rows {
+    /// The rows of parameters that have these elements in the tensor.
+    pub fn new(parameters: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let mut rows = Self::default();
+        for elems in parameters {
+            let first = rows.count;
+            rows.count += elems.len().div_ceil(ROW_ELEMS);
+            rows.pieces.push((first, elems));
+        }
+        rows
+    }
+
+    /// The number of rows.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The elements of the rows in `range` that lie in one piece, from the first of them on.
+    fn run(&self, range: &Range<usize>) -> Range<usize> {
+        let at = self.pieces.partition_point(|(first, _)| *first <= range.start) - 1;
+        let (first, elems) = &self.pieces[at];
+        let start = elems.start + (range.start - first) * ROW_ELEMS;
+        start..elems.end.min(start + range.len() * ROW_ELEMS)
+    }
+}
+
+/// The sum of the squares of the rows in `range`. f32 and f64, squared and summed in f64.
+pub fn squares(
+    compute: &Compute,
+    tensor: &Tensor,
+    rows: &Rows,
+    range: Range<usize>,
+) -> Result<RowTree> {
+    let _time = compute.time("squares", [tensor]);
+    match tensor.dtype() {
+        DType::F32 => of_range(compute, &tensor.read::<f32>()?, rows, range, |x, sum| {
+            run_f32(compute.simd, x, sum);
+        }),
+        DType::F64 => of_range(compute, &tensor.read::<f64>()?, rows, range, run_body::<f64>),
+        dtype => Err(KernelError::DType { op: "sum of squares", dtype }),
+    }
+}
+
+/// The whole blocks of the range are divided among the threads. The rows before and after them come one by one.
+fn of_range<T: Real>(
+    compute: &Compute,
+    x: &[T],
+    rows: &Rows,
+    range: Range<usize>,
+    run: impl Fn(&[T], &mut Lanes) + Send + Sync,
+) -> Result<RowTree> {
+    let blocks = range.start.div_ceil(BLOCK_ROWS)..range.end / BLOCK_ROWS;
+    let mut tree = RowTree::default();
+    if blocks.is_empty() {
+        push_rows(&mut tree, x, rows, range, &run);
+        return Ok(tree);
+    }
+    push_rows(&mut tree, x, rows, range.start..blocks.start * BLOCK_ROWS, &run);
+    let sums =
+        compute.allocator.tensor(DType::F64, [blocks.len(), ROW_ELEMS], Category::Workspace)?;
+    let mut sums = sums.write::<f64>()?;
+    let items = batches(compute, &mut sums, ROW_ELEMS, blocks.len());
+    compute.threads.for_each(items, |(first, sums)| {
+        for (at, sum) in sums.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().enumerate() {
+            let block = blocks.start + first + at;
+            let mut tree = RowTree::default();
+            let range = block * BLOCK_ROWS..(block + 1) * BLOCK_ROWS;
+            push_rows(&mut tree, x, rows, range, &run);
+            *sum = tree.nodes()[0].sum;
+        }
+        Ok::<(), KernelError>(())
+    })?;
+    for (index, sum) in blocks.clone().zip(sums.as_chunks::<ROW_ELEMS>().0) {
+        tree.push(Node { level: BLOCK_LEVEL, index, sum: *sum });
+    }
+    push_rows(&mut tree, x, rows, blocks.end * BLOCK_ROWS..range.end, &run);
+    Ok(tree)
+}
+
+/// Adds the rows in `range` to the tree.
+fn push_rows<T: Real>(
+    tree: &mut RowTree,
+    x: &[T],
+    rows: &Rows,
+    mut range: Range<usize>,
+    run: impl Fn(&[T], &mut Lanes),
+) {
+    while !range.is_empty() {
+        let elems = rows.run(&range);
+        let mut sum = [0.0; ROW_ELEMS];
+        let (level, num_rows) =
+            if range.start.is_multiple_of(RUN_ROWS) && elems.len() >= RUN_ROWS * ROW_ELEMS {
+                run(&x[elems.start..elems.start + RUN_ROWS * ROW_ELEMS], &mut sum);
+                (RUN_LEVEL, RUN_ROWS)
+            } else {
+                let len = elems.len().min(ROW_ELEMS);
+                for (sum, x) in sum.iter_mut().zip(&x[elems.start..elems.start + len]) {
+                    *sum = x.to_f64() * x.to_f64();
+                }
+                (0, 1)
+            };
+        tree.push(Node { level, index: range.start >> level, sum });
+        range.start += num_rows;
+    }
+}
+
+multiversion! {
+    fn run_f32(x: &[f32], sum: &mut Lanes) = run_body
+}
+
+/// The sum of the squares of [`RUN_ROWS`] whole rows.
+#[inline(always)]
+fn run_body<T: Real>(x: &[T], sum: &mut Lanes) {
+    let (rows, _) = x.as_chunks::<ROW_ELEMS>();
+    let mut quarters = [[0.0; ROW_ELEMS]; 4];
+    for (sum, rows) in quarters.iter_mut().zip(rows.as_chunks::<8>().0) {
+        let [a, b, c, d, e, f, g, h] = rows;
+        let pair = |left: &[T; ROW_ELEMS], right: &[T; ROW_ELEMS]| -> Lanes {
+            std::array::from_fn(|lane| {
+                let (left, right) = (left[lane].to_f64(), right[lane].to_f64());
+                left * left + right * right
+            })
+        };
+        *sum = added(&added(&pair(a, b), &pair(c, d)), &added(&pair(e, f), &pair(g, h)));
+    }
+    let [a, b, c, d] = &quarters;
+    *sum = added(&added(a, b), &added(c, d));
+}
+
+/// `x = factor * x`, in place. f32, with the factor rounded to f32, and f64.
+pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
+    let _time = compute.time("scale", [tensor]);
+    match tensor.dtype() {
+        DType::F32 => {
+            let mut x = tensor.write::<f32>()?;
+            let len = x.len();
+            let items = batches(compute, &mut x, 1, len);
+            compute.threads.for_each(items, |(_, x)| {
+                scale_f32(compute.simd, x, factor);
+                Ok(())
+            })
+        }
+        DType::F64 => {
+            scale_body::<f64>(&mut tensor.write()?, factor);
+            Ok(())
+        }
+        dtype => Err(KernelError::DType { op: "scale", dtype }),
+    }
+}
+
+multiversion! {
+    fn scale_f32(x: &mut [f32], factor: f64) = scale_body
+}
+
+#[inline(always)]
+fn scale_body<T: Real>(x: &mut [T], factor: f64) {
+    let factor = T::from_f64(factor);
+    for x in x {
+        *x = factor * *x;
+    }
+}
