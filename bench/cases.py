@@ -7,7 +7,6 @@ unless the fault comes by chance; such cases are tried several times. Prints a t
 exit code is 1 if a case of the new build does not end as it should. Only the standard library is needed.
 """
 import argparse
-import datetime
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, aligned, commit, machine
+from common import Record, aligned, program, provenance
 from faults import ranks_of, wait_for_ranks
 
 HANGS_S = 20.0
@@ -213,25 +212,24 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME")
     parser.add_argument("--out", type=Path, default=Path("results/cases.json"), metavar="FILE")
     arguments = parser.parse_args()
-    for program in (arguments.old, arguments.new):
-        if not program.is_file():
-            parser.error(f"{program}: no such file")
+    builds = {
+        "old": program(parser, "--old", arguments.old),
+        "new": program(parser, "--new", arguments.new),
+    }
     os.umask(0o022)
     record: Record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "commit": commit(),
+        **provenance(),
         "cases": {},
     }
     rows, is_good = [["case", "old", "new"]], True
     for name in arguments.cases:
         case, times, wanted = CASES[name]
         outcomes = {}
-        for build, program in (("old", arguments.old), ("new", arguments.new)):
+        for build, binary in builds.items():
             found: Counter[str] = Counter()
             for _ in range(times):
                 with tempfile.TemporaryDirectory(prefix="cases_") as folder:
-                    found[case(Case(Path(os.path.abspath(program)), Path(folder)))] += 1
+                    found[case(Case(binary, Path(folder)))] += 1
             outcomes[build] = dict(found.most_common())
         record["cases"][name] = {"wanted": wanted, **outcomes}
         is_good &= list(outcomes["new"]) == [wanted]

@@ -1,4 +1,6 @@
 """Shared code of the benchmark scripts: running a program, describing the machine and the commit, printing a table."""
+import argparse
+import datetime
 import os
 import platform
 import signal
@@ -62,6 +64,19 @@ def commit(folder: Path = ROOT) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def provenance() -> Record:
+    """When, where and from which commit results are made: the first entries of a file of results."""
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"date": date, "machine": machine(), "commit": commit()}
+
+
+def program(parser: argparse.ArgumentParser, flag: str, path: Path) -> Path:
+    """The absolute path of a program that a flag names. Ends the script if it is not there."""
+    if not path.is_file():
+        parser.error(f"{flag} {path}: no such file; `cargo build --release` makes it")
+    return Path(os.path.abspath(path))
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> str:

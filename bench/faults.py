@@ -17,7 +17,6 @@ Prints a line for each part and for each trial that was not good, and writes all
 code is 1 if a trial was not good. Only the standard library is needed.
 """
 import argparse
-import datetime
 import json
 import os
 import random
@@ -30,7 +29,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, commit, machine
+from common import Record, program, provenance
 
 HANGS_S = 30.0
 # How soon after the signal the launcher must have ended.
@@ -175,13 +174,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/faults.json"), metavar="FILE")
     arguments = parser.parse_args()
-    if not arguments.paceline.is_file():
-        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
-    binary = Path(os.path.abspath(arguments.paceline))
+    binary = program(parser, "--paceline", arguments.paceline)
     record: Record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "commit": commit(),
+        **provenance(),
         "seed": arguments.seed,
         "parts": {},
     }

@@ -23,7 +23,6 @@ Prints a line for each case and for each trial that was not good, and writes all
 exit code is 1 if a trial was not good. Only the standard library and iproute2 are needed.
 """
 import argparse
-import datetime
 import json
 import os
 import random
@@ -36,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from common import Record, commit, machine
+from common import Record, program, provenance
 from faults import NAMED, ended, start, wait_for_ranks
 from hosts import Network, Route
 
@@ -344,13 +343,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/network.json"), metavar="FILE")
     arguments = parser.parse_args()
-    if not arguments.paceline.is_file():
-        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
-    binary = Path(os.path.abspath(arguments.paceline))
+    binary = program(parser, "--paceline", arguments.paceline)
     record: Record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "commit": commit(),
+        **provenance(),
         "seed": arguments.seed,
         "time_limit_s": LIMIT_S,
         "parts": {},

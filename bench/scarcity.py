@@ -24,7 +24,6 @@ code is 1 if a trial was not good. Only the standard library is needed.
 """
 import argparse
 import collections
-import datetime
 import json
 import os
 import resource
@@ -35,7 +34,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from common import Record, commit, machine
+from common import Record, program, provenance
 
 HANGS_S = 60.0
 # A user with no processes of their own.
@@ -141,13 +140,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="limits per part and command (default: 40)")
     parser.add_argument("--out", type=Path, default=Path("results/scarcity.json"), metavar="FILE")
     arguments = parser.parse_args()
-    if not arguments.paceline.is_file():
-        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
-    binary = Path(os.path.abspath(arguments.paceline))
+    binary = program(parser, "--paceline", arguments.paceline)
     record: Record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "commit": commit(),
+        **provenance(),
         "parts": {},
     }
     folder = tempfile.TemporaryDirectory(prefix="scarcity_traces_")

@@ -19,7 +19,6 @@ weights differ, if a launcher ended by itself, or if a fault that needs no resta
 and iproute2 are needed.
 """
 import argparse
-import datetime
 import json
 import os
 import random
@@ -35,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, aligned, commit, machine
+from common import Record, aligned, program, provenance
 from faults import ranks_of
 from hosts import Network, Route
 
@@ -322,10 +321,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/soak.json"), metavar="FILE")
     arguments = parser.parse_args()
-    if not arguments.paceline.is_file():
-        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
-    binary = Path(os.path.abspath(arguments.paceline))
-    built_from = commit()
+    binary = program(parser, "--paceline", arguments.paceline)
+    origin = provenance()
     chance = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory(prefix="soak_") as name, Network(NUM_HOSTS, arguments.seed) as network:
         folder = Path(name)
@@ -358,9 +355,7 @@ def main() -> int:
         rows.append([fault, str(times), str(sum(event.get("restarts", 0) for event in of)), f"{longest:.1f} s"])
     is_good = disturbed == undisturbed and codes == [143] * NUM_HOSTS and all(event.get("good") for event in events)
     record: Record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "commit": built_from,
+        **origin,
         "seed": arguments.seed,
         "seconds": arguments.seconds,
         "good": is_good,
