@@ -22,25 +22,31 @@
 //! | all-to-all | 2 + 1 | `(88 + 16 n) (n-1) + (n-1)/n S` |
 //! | send, recv, send-recv | 1 | `88 + S` |
 //! | barrier | 1 | `88 (n-1)` |
+//!
+//! An emulated link joins every two ranks, so its operations cost this much whatever transport is beneath.
+//! [`Cost::between_hosts`] is what `hybrid` itself sends, where ranks of one host share memory.
 
 use std::str::FromStr;
 use std::time::Duration;
 
+use paceline_memory::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::OpKind;
 use crate::header::HEADER_BYTES;
+use crate::hybrid::plan::is_slice_whole;
+use crate::reduce::tree;
 
 /// How an operation is carried out between processes that do not share memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// Every rank exchanges data with all others at once and reduces in rank order. It takes two steps and
-    /// gives the same bits as shared memory.
+    /// Every rank exchanges data with all others at once and reduces its share as the tree over all ranks. It
+    /// takes two steps and gives the same bits as shared memory.
     #[default]
     Direct,
     /// Neighbors pass on partial results in `2 (n-1)` steps. Each rank talks to only two others. Each share
-    /// is summed in a different order of ranks, so floating-point sums differ from those of
+    /// is summed in an order of its own, so floating-point sums differ from those of
     /// [`Algorithm::Direct`] in their last bits.
     Ring,
     /// The faster of the two: as measured for a few sizes when the group forms, or, on an emulated link, as
@@ -126,6 +132,53 @@ impl Cost {
             OpKind::Barrier => (0, 0),
         };
         Self { steps: (header_steps + steps) as u32, bytes: header_bytes.saturating_add(bytes) }
+    }
+
+    /// What a reduction over `hybrid` sends between hosts, through the busiest rank in its busier direction.
+    /// `None` if the operation does not reduce. Zero for a single host.
+    ///
+    /// Ranks of a rail show each other the calls of their hosts, `88 k` bytes for each other host. With
+    /// `S/k` bytes for a rail of `h` hosts, a host then sends and receives `p (h-1)/h S/k` bytes of partial
+    /// sums, and in an all-reduce or a reduce `(h-1)/h S/k` bytes of results. `p` is the largest number of
+    /// nodes that a host has in the tree of the sum: 1 if `k` is a power of two. If one rank can own a slice in
+    /// 512 KiB, it receives `p (h-1) S/k` bytes instead. 16-bit floats count as f32 in
+    /// partial sums.
+    pub fn between_hosts(
+        kind: OpKind,
+        hosts: usize,
+        ranks_per_host: usize,
+        bytes: u64,
+        dtype: DType,
+    ) -> Option<Self> {
+        if !kind.reduces() {
+            return None;
+        }
+        if hosts < 2 {
+            return Some(Self { steps: 0, bytes: 0 });
+        }
+        let (world, local) = (hosts * ranks_per_host, ranks_per_host);
+        let num_nodes = |host: usize| tree::nodes(world, host * local..(host + 1) * local).len();
+        let num_nodes = (0..hosts).map(num_nodes).max().unwrap_or(1) as u64;
+        let others = hosts as u64 - 1;
+        let share = (u128::from(bytes) * u128::from(others)).div_ceil(world as u128) as u64;
+        let is_wider = matches!(dtype, DType::F16 | DType::BF16);
+        let width = 1 + u64::from(is_wider);
+        let partial = share.saturating_mul(num_nodes).saturating_mul(width);
+        let slice = bytes.div_ceil(local as u64);
+        let is_whole =
+            kind != OpKind::ReduceScatter && is_slice_whole(hosts, slice.saturating_mul(width));
+        let (steps, results) = match kind {
+            OpKind::ReduceScatter => (1, 0),
+            _ => (2, share),
+        };
+        let header = (HEADER_BYTES * local) as u64 * others;
+        // The owner of a whole slice sends the results in the other direction.
+        let payload = match is_whole {
+            true => num_nodes * width * slice * others,
+            false => partial.saturating_add(results),
+        };
+        let bytes = header.saturating_add(payload);
+        Some(Self { steps: 1 + steps, bytes })
     }
 }
 

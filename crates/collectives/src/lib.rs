@@ -96,15 +96,18 @@
 //!
 //! | operation | steps | bytes |
 //! |---|---|---|
-//! | all-reduce | `2 (h-1)`, overlapping in chunks | `S` from each host to the next, and back |
-//! | reduce, reduce-scatter | `h-1`, overlapping in chunks, and 1 | `S` from each host to the next; then each rank's part from the last host |
+//! | all-reduce | 2, overlapping in blocks | `(p + 1) (h-1)/h S/k` out of and into each rank |
+//! | reduce | 2, overlapping in blocks | `p (h-1)/h S/k` out of and into each rank, and `(h-1)/h S/k` into each of the root's host |
+//! | reduce-scatter | 1 | `p (h-1)/h S/k` out of and into each rank |
 //! | broadcast | 1 | `S` from the root's host to each other |
 //! | all-gather | 1 | each rank's share once to each other host |
 //! | gather, scatter, all-to-all, send, recv, send-recv | 1 | each block straight from rank to rank |
 //! | barrier | the headers | 0 |
 //!
-//! In the reductions of `hybrid`, 16-bit floats travel to the next host as f32, which takes twice as many
-//! bytes.
+//! In the reductions of `hybrid`, a host sends `p` partial sums: one for each node that its ranks have in the
+//! tree of the sum. `p` is 1 if `k` is a power of two, and at most `2 log2(k)` otherwise (2 for 3 or 6
+//! ranks, 3 for 5 or 7). Partial sums of 16-bit floats travel as f32, which takes twice as many bytes. [`Cost::between_hosts`]
+//! computes the bytes.
 //!
 //! [`Group::gather_object`], [`Group::all_gather_object`] and [`Group::broadcast_object`] exchange objects
 //! that can be serialized.
@@ -113,9 +116,13 @@
 //!
 //! | transport | order of summation of an element | same bits |
 //! |---|---|---|
-//! | `thread`, `shm`, `tcp` (direct), `hybrid` | rank 0, 1, 2, ... | as each other |
+//! | `thread`, `shm`, `tcp` (direct), `hybrid` | a balanced tree over ranks 0, 1, 2, ... | as each other |
 //! | `tcp` with [`Algorithm::Ring`] | share `j` of `n`: rank `j`, `j+1`, ..., `j-1` | in every run with `n` ranks, not those of the others |
 //! | `mpi` | chosen by the library | as far as the library promises |
+//!
+//! The left half of the tree has the largest power of two below `n` ranks: `(x0 + x1) + x2`, `(x0 + x1) + (x2 + x3)`,
+//! `((x0 + x1) + (x2 + x3)) + x4`, and so on. So a group of `n` ranks, each of which holds the sum of ranks
+//! `2 i` and `2 i + 1` of a group of `2 n`, gives the same bits as that group.
 //!
 //! Each row describes the complete reduction. f16 and bf16 are summed in f32 and rounded once (the ring
 //! rounds at every step), and a mean is the sum divided once. Operations that only move data give the

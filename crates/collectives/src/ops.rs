@@ -17,7 +17,7 @@ type Submitted = Result<Work, CollectiveError>;
 type Prepared = Result<(Call, Vec<Claim>), CollectiveError>;
 
 impl Group {
-    /// Replaces `data` on every rank by the reduction of all ranks' data, in rank order.
+    /// Replaces `data` on every rank by the reduction of all ranks' data, as a tree over the ranks.
     pub fn all_reduce(&self, data: &Tensor, op: ReduceOp) -> Outcome {
         self.run(self.prepare(OpKind::AllReduce, Some(data), Some(data), op, 0)?)
     }

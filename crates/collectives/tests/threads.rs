@@ -63,8 +63,8 @@ fn operations_keep_their_order() {
 }
 
 #[test]
-fn sums_are_in_rank_order() {
-    for world in [2, 3, 7] {
+fn sums_of_two_and_three_ranks_are_in_rank_order() {
+    for world in [2, 3] {
         for got in on_ranks(world, |group| common::order_sensitive_sums(&group)) {
             for (i, bits) in got.iter().enumerate().take(5000) {
                 let mut sum = 0.0f32;

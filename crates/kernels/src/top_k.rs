@@ -84,9 +84,13 @@ fn threshold(values: &[f32], k: usize) -> (u32, usize) {
     (known, left)
 }
 
-/// `mean = (((s0 + s1) + s2) + ...) / n` over the `n` selections that lie one after the other in
-/// `selections`. Elements that are not selected count as -0. f32; overwrites. Errors on an index beyond
-/// `mean`.
+/// Elements that are added up at a time, so that they stay in the first-level cache.
+const BLOCK: usize = 1024;
+
+/// `mean = ((s0 + s1) + (s2 + s3) + ...) / n` over the `n` selections that lie one after the other in
+/// `selections`. The sum is a balanced tree, of which the left half has the largest power of two below `n`
+/// selections, as in an all-reduce. Elements that are not selected count as -0. f32; overwrites. Errors on an
+/// index beyond `mean`, and on indices that do not ascend.
 pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
     let op = "top_k scatter_mean";
     if mean.dtype() != DType::F32 {
@@ -94,24 +98,51 @@ pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> 
     }
     let selections = selections.read::<i32>()?;
     let mut mean = mean.write::<f32>()?;
-    // -0 and not +0, as in `select`.
-    mean.fill(-0.0);
     let k = selections.len() / (2 * n);
     if k == 0 {
+        mean.fill(-0.0);
         return Ok(());
     }
-    for selection in selections.chunks_exact(2 * k) {
-        let (indices, values) = selection.split_at(k);
-        for (index, value) in indices.iter().zip(values) {
-            let len = mean.len();
-            let place = mean.get_mut(*index as usize);
-            let place = place.ok_or(KernelError::Index { op, index: i64::from(*index), len })?;
-            *place += f32::from_bits(*value as u32);
+    let len = mean.len();
+    let mut rest: Vec<(&[i32], &[i32])> =
+        selections.chunks_exact(2 * k).map(|selection| selection.split_at(k)).collect();
+    // One block for each binary digit of `n`, and one more.
+    let mut stack = vec![[0f32; BLOCK]; n.ilog2() as usize + 2];
+    for (at, block) in mean.chunks_mut(BLOCK).enumerate() {
+        let mut depth = 0;
+        for (number, (indices, values)) in rest.iter_mut().enumerate() {
+            let top = &mut stack[depth][..block.len()];
+            // -0 and not +0, as in `select`.
+            top.fill(-0.0);
+            let within = |index: i32| usize::try_from(index).is_ok_and(|i| i / BLOCK == at);
+            let count = indices.iter().take_while(|index| within(**index)).count();
+            for (index, value) in indices[..count].iter().zip(&values[..count]) {
+                let index = i64::from(*index);
+                let place = top.get_mut(index as usize % BLOCK);
+                *place.ok_or(KernelError::Index { op, index, len })? =
+                    f32::from_bits(*value as u32);
+            }
+            (*indices, *values) = (&indices[count..], &values[count..]);
+            depth += 1;
+            // The binary digits of the number of values say which of them are halves of a node.
+            let merges = match number + 1 {
+                last if last == n => depth - 1,
+                count => count.trailing_zeros() as usize,
+            };
+            for _ in 0..merges {
+                depth -= 1;
+                let (left, right) = stack.split_at_mut(depth);
+                let (left, right) = (&mut left[depth - 1], &right[0]);
+                left.iter_mut().zip(right).for_each(|(x, y)| *x += y);
+            }
         }
+        let n = n as f32;
+        block.iter_mut().zip(&stack[0]).for_each(|(mean, sum)| *mean = sum / n);
     }
-    let n = n as f32;
-    mean.iter_mut().for_each(|x| *x /= n);
-    Ok(())
+    match rest.iter().find_map(|(indices, _)| indices.first()) {
+        Some(index) => Err(KernelError::Index { op, index: i64::from(*index), len }),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -207,5 +238,49 @@ mod tests {
         assert_eq!(mean.iter().map(|x| bits(*x)).collect::<Vec<_>>(), [1.5, 2.5, -0.0].map(bits));
         let short = case.tensor(&[0.0; 2]);
         assert!(scatter_mean(&selections, 2, &short).unwrap_err().to_string().contains("index 2"));
+    }
+
+    /// The sum by the definition of the tree.
+    fn tree(values: &[f32]) -> f32 {
+        let middle = values.len().next_power_of_two() / 2;
+        match values {
+            [only] => *only,
+            _ => tree(&values[..middle]) + tree(&values[middle..]),
+        }
+    }
+
+    #[test]
+    fn selections_add_up_as_a_tree() {
+        let case = case();
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(5);
+        for n in [1usize, 2, 3, 4, 5, 6, 7, 8, 9, 16] {
+            for (len, part) in [(1, 1), (1000, 1), (2500, 1), (2500, 3)] {
+                let k = usize::div_ceil(len, part);
+                let mut of_ranks = vec![vec![-0.0f32; len]; n];
+                let mut selections = Vec::new();
+                for dense in &mut of_ranks {
+                    let first = rng.random_range(0..part);
+                    let indices = (0..k).map(|at| (at * part + first).min(len - k + at));
+                    let indices: Vec<usize> = indices.collect();
+                    for &index in &indices {
+                        let scale = 2f32.powi(rng.random_range(-12..12));
+                        dense[index] = rng.random_range(-1.0f32..1.0) * scale;
+                    }
+                    selections.extend(indices.iter().map(|index| *index as i32));
+                    selections.extend(indices.iter().map(|&index| dense[index].to_bits() as i32));
+                }
+                let shape = [selections.len()];
+                let tensor =
+                    case.compute.allocator.tensor(DType::I32, shape, Category::Gradients).unwrap();
+                tensor.write::<i32>().unwrap().copy_from_slice(&selections);
+                let mean = case.tensor(&vec![9.0; len]);
+                scatter_mean(&tensor, n, &mean).unwrap();
+                for (at, mean) in mean.read::<f32>().unwrap().iter().enumerate() {
+                    let values: Vec<f32> = of_ranks.iter().map(|dense| dense[at]).collect();
+                    let want = tree(&values) / n as f32;
+                    assert_eq!(mean.to_bits(), want.to_bits(), "{n} x {len}, element {at}");
+                }
+            }
+        }
     }
 }

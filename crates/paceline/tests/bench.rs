@@ -163,16 +163,16 @@ fn the_algorithm_is_named() {
     );
     let run = bench_in(&sandbox, &flags).ok();
     assert!(
-        run.line("# 2 ranks over tcp").contains("; algorithm ring (not in rank order"),
+        run.line("# 2 ranks over tcp").contains("; algorithm ring (another order of sums"),
         "{}",
         run.stdout
     );
-    assert!(run.line("# 2 ranks over hybrid").ends_with("; algorithm prefix"), "{}", run.stdout);
+    assert!(run.line("# 2 ranks over hybrid").ends_with("; algorithm direct"), "{}", run.stdout);
     run.line("# predicted = ");
     let report = json(&sandbox.path("run.json"));
     let algorithms: Vec<&Value> =
         report["results"].as_array().unwrap().iter().map(|row| &row["algorithm"]).collect();
-    assert_eq!(algorithms, ["ring", "prefix"]);
+    assert_eq!(algorithms, ["ring", "direct"]);
 }
 
 #[test]

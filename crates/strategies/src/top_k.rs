@@ -3,8 +3,8 @@
 //! A communication hook of `ddp`, after Stich et al., "Sparsified SGD with Memory" (2018). Each rank adds its
 //! gradients to those that it has held back. From each bucket it sends the fraction `k` that is largest in
 //! magnitude, as pairs of index and value, and holds back the rest (error feedback: nothing is lost, only
-//! delayed). All ranks receive all pairs and sum them in rank order, so with `k` = 1 the result has the same
-//! bits as an all-reduce.
+//! delayed). All ranks receive all pairs and sum them as the tree of an all-reduce, so with `k` = 1 the result
+//! has the same bits as one.
 //!
 //! Operations per step: one all-gather per bucket. Bytes: every rank receives `2 k (N - 1)` times the
 //! gradients; with an all-reduce it is `2 (N - 1) / N` times. So this can be faster only for `k` below

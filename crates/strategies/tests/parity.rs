@@ -45,8 +45,9 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
         assert!(ours.eq(outcomes[0].losses.iter().map(agreed)), "{net:?}: rank {rank}");
     }
     for (at, loss) in outcomes[0].losses.iter().enumerate() {
-        // Summed in rank order like in the group, so the bits are the same.
-        let sum: f64 = outcomes.iter().map(|outcome| outcome.losses[at].local_sum).sum();
+        // Summed as in the group, so the bits are the same.
+        let sums: Vec<f64> = outcomes.iter().map(|outcome| outcome.losses[at].local_sum).collect();
+        let sum = tree_sum(&sums);
         assert_eq!(sum / loss.count as f64, loss.loss, "{net:?}: step {at}");
     }
     outcomes.into_iter().next().unwrap()
@@ -60,6 +61,17 @@ fn train_all(net: Net, world_size: usize, steps: &[Vec<usize>], single: &Outcome
         let off = largest_difference(&outcome.weights, &single.weights);
         assert!(off < TOLERANCE, "{net:?} on {world_size} ranks: off by {off:e}");
         assert_eq!(outcome.digest, outcomes[0].digest, "{net:?} on {world_size} ranks");
+    }
+}
+
+/// The sum as a balanced tree, whose left half has the largest power of two below the number of values.
+fn tree_sum(values: &[f64]) -> f64 {
+    match values {
+        [only] => *only,
+        _ => {
+            let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
+            tree_sum(left) + tree_sum(right)
+        }
     }
 }
 

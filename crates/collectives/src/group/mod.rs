@@ -45,7 +45,7 @@ use crate::{CollectiveError, GroupOptions, Transport};
 pub struct Group {
     // Dropped first, so that submitted operations finish while the peers can still be reached.
     worker: Option<Worker>,
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     transport: Transport,
     options: GroupOptions,
     origin: Origin,

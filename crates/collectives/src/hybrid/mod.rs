@@ -5,15 +5,19 @@
 //! and are then spread within each host through shared memory. Data from one rank to one other go there
 //! directly.
 //!
-//! Sums go from host to host as a running prefix, so that every element is still summed in rank order.
+//! Hosts exchange partial sums that are nodes of the tree over all ranks (`reduce/tree.rs`), so every element is
+//! summed as by any other transport.
 //!
 //! Input: a call in its context. Output: the moment when all ranks had arrived, or an error.
 
 mod blame;
 mod copies;
+pub(crate) mod plan;
 mod rails;
 mod reductions;
 mod state;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub(crate) use state::Hybrid;
 

@@ -1,55 +1,39 @@
-//! All-reduce, reduce and reduce-scatter over hosts, in rank order: a running prefix goes from host to
-//! host.
+//! All-reduce, reduce and reduce-scatter over hosts, as the tree over all ranks: the hosts exchange partial
+//! sums directly.
 //!
-//! Each rail is responsible for a slice of the message. Chunk by chunk, a rank of the first host reduces
-//! its slice over the data of all ranks of its host. It sends the running result (in f32 for f16 and bf16)
-//! to the next host, which goes on from there; the last host finishes the result. Then the result travels
-//! back from host to host (all-reduce) or directly to the ranks that want it (reduce, reduce-scatter).
+//! Every rank owns a piece of the result (`plan.rs`). The ranks of a host combine, block by block, the data of
+//! their own host for all pieces of their rails, and send each owner the partial sums of its piece (in f32
+//! for f16 and bf16). The owner completes the tree, and sends the finished piece to its rail (all-reduce) or
+//! to the host of the root (reduce). In a reduce-scatter the piece is its own share. Then the ranks of a host
+//! give each other their pieces through shared memory.
 //!
-//! Steps: `2 (h-1)` between `h` hosts, overlapping chunk by chunk. Bytes: `S` out of and into each host in
-//! either direction, `1/k` of it through each of its `k` ranks; within a host, every rank reads its slice
-//! of all `k` ranks' data. Order of summation: rank 0, 1, 2, ..., for each element.
+//! | operation (`h` hosts of `k` ranks) | steps between hosts | bytes out of and into the busiest rank |
+//! |---|---|---|
+//! | all-reduce | 2 | `(p + 1) (h-1)/h S/k` |
+//! | reduce | 2 | `p (h-1)/h S/k`, and `(h-1)/h S/k` more into each rank of the root's host |
+//! | reduce-scatter | 1 | `p (h-1)/h S/k` |
+//!
+//! `p` is the number of nodes that a host has in the tree: 1 if `k` is a power of two, otherwise 2 or more; it
+//! counts twice for 16-bit floats. If a slice is so short that one rank of the rail can get all of it in 512 KiB,
+//! this rank owns it: it receives `p (h-1) S/k` bytes, and messages are as few as can be. Blocks overlap: while one travels, the next is combined. Within a host, every
+//! rank reads its slice of all `k` ranks' data. Order of summation: the tree over ranks 0, 1, 2, ...
+//!
+//! Memory: `p` partial sums of a slice of `S/k`, and room for incoming blocks: 1 MiB, or 32 KiB for each node
+//! of any host if that is more. A reduce also needs room for a slice of the result.
 
 use std::ops::Range;
 
-use paceline_memory::DType;
-
 use super::copies::wait_all;
+use super::plan::{AHEAD, Plan};
 use super::state::Hybrid;
-use crate::call::{Call, Region, Shares};
+use crate::call::{Call, Region};
 use crate::context::OpContext;
 use crate::meet::Met;
 use crate::reduce::Reduction;
-use crate::shared::pull::{Cut, pull};
+use crate::shared::pull::{Cut, Window, pull};
 use crate::tcp::inner::{Inner, explain};
-use crate::tcp::mesh::Ticket;
-use crate::{CollectiveError, OpKind};
-
-/// Elements in a chunk, which a rail sends to the next host at once.
-const CHUNK_ELEMS: usize = 64 << 10;
-
-/// How a message is divided into a slice per rail, and each slice into chunks.
-struct Cuts {
-    /// Which elements each rail is responsible for.
-    slices: Vec<Range<usize>>,
-    num_chunks: usize,
-}
-
-impl Cuts {
-    fn new(elems: u64, rails: usize) -> Self {
-        let shares = Shares::even(elems, rails);
-        let slices: Vec<Range<usize>> =
-            (0..rails).map(|rail| shares.bytes(rail, DType::U8)).collect();
-        let longest = slices.iter().map(Range::len).max().unwrap_or(0);
-        Self { slices, num_chunks: longest.div_ceil(CHUNK_ELEMS) }
-    }
-
-    /// The elements of a chunk, counted from the start of the rail's slice.
-    fn within(&self, rail: usize, chunk: usize) -> Range<usize> {
-        let len = self.slices[rail].len();
-        len.min(chunk * CHUNK_ELEMS)..len.min((chunk + 1) * CHUNK_ELEMS)
-    }
-}
+use crate::tcp::mesh::{Interruption, Ticket};
+use crate::{CollectiveError, MAX_RANKS, OpKind};
 
 impl Hybrid {
     pub(super) fn reduce(
@@ -60,188 +44,343 @@ impl Hybrid {
     ) -> Result<(), CollectiveError> {
         let call = context.call;
         let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
-        let (size, running_size) =
-            (call.dtype.size_bytes(), reduction.running_dtype().size_bytes());
-        let cuts = Cuts::new(met.calls[0].send_count, self.local.world);
-        let own = cuts.slices[self.local.rank].clone();
-        let (node, last) = (self.node(), self.num_hosts() - 1);
-        let running_bytes = (own.len() * running_size).next_multiple_of(64);
-        let scratch = inner.scratch.get(running_bytes + own.len() * size);
-        let running = scratch.part(0..own.len() * running_size);
-        // Where this rank's slice of the result goes: to its final place, or to scratch memory, from which
-        // it is sent on.
-        let result = match call.kind {
-            OpKind::AllReduce => call.recv.part(own.start * size..own.end * size),
-            _ => scratch.part(running_bytes..running_bytes + own.len() * size),
-        };
-        let chunk_of = |region: &Region, chunk: usize, size: usize| {
-            let range = cuts.within(self.local.rank, chunk);
-            region.part(range.start * size..range.end * size)
-        };
-        let chunks = 0..cuts.num_chunks;
-        let prefixes: Vec<Ticket> = match node {
-            0 => Vec::new(),
-            _ => self.post(
-                inner,
-                node - 1,
-                chunks.clone().map(|c| chunk_of(&running, c, running_size)),
-            ),
-        };
-        let results: Vec<Ticket> = match call.kind {
-            OpKind::AllReduce if node < last => {
-                self.post(inner, node + 1, chunks.clone().map(|c| chunk_of(&result, c, size)))
-            }
-            _ => Vec::new(),
-        };
-        for chunk in chunks.clone() {
-            if let Some(&prefix) = prefixes.get(chunk) {
-                wait(inner, context, prefix)?;
-            }
-            let to = chunk_of(&running, chunk, running_size);
-            self.accumulate(context, &cuts, chunk, node == 0, &reduction, to)?;
-            if node < last {
-                // SAFETY: the scratch memory lives as long as the mesh, and this chunk of it is complete.
-                let ticket =
-                    unsafe { inner.mesh.send(self.on_rail(node + 1), to.base, to.len_bytes) };
-                // The next host can only receive what has left this rank. So this rank waits until the
-                // chunk is sent, before it waits for the other ranks of its host.
-                wait(inner, context, ticket)?;
-                continue;
-            }
-            let finished = chunk_of(&result, chunk, size);
-            // SAFETY: the running result is complete, and lies apart from where it is finished.
-            unsafe { reduction.finish(to.base, &[finished.base], finished.len_bytes / size) };
-            if call.kind == OpKind::AllReduce && node > 0 {
-                // SAFETY: the caller holds the memory until the operation is over or the mesh cleared.
-                unsafe {
-                    inner.mesh.send(self.on_rail(node - 1), finished.base, finished.len_bytes)
-                };
-            }
+        let plan = Plan::new(self, call, met, reduction.running_dtype().size_bytes());
+        let mut exchange = Exchange::begin(self, inner, context, &plan, reduction);
+        for hosts in &plan.passes {
+            self.combine_own(context, &plan, hosts, &mut exchange)?;
         }
-        if call.kind != OpKind::AllReduce {
-            return self.deliver(inner, context, met, &cuts, result);
-        }
-        for (chunk, &ticket) in results.iter().enumerate() {
-            wait(inner, context, ticket)?;
-            if node > 0 {
-                let finished = chunk_of(&result, chunk, size);
-                // SAFETY: as above; the chunk has arrived, and nobody writes to it any longer.
-                unsafe {
-                    inner.mesh.send(self.on_rail(node - 1), finished.base, finished.len_bytes)
-                };
+        exchange.end(context)?;
+        let result = exchange.result;
+        match call.kind {
+            OpKind::AllReduce => {
+                let within = Call { kind: OpKind::AllGather, send: result, ..call.clone() };
+                self.local.run(&self.within_host(context, &within)).map(drop)
             }
+            OpKind::Reduce if self.has(call.root) => {
+                let root = call.root % self.local.world;
+                let recv = if context.rank == call.root { call.recv } else { Region::EMPTY };
+                let within =
+                    Call { kind: OpKind::Gather, root, send: result, recv, ..call.clone() };
+                self.local.run(&self.within_host(context, &within)).map(drop)
+            }
+            _ => Ok(()),
         }
-        wait_all(inner, context)?;
-        // Every rank of the host now has its own slice in place.
-        let within = Call { kind: OpKind::AllGather, send: result, ..call.clone() };
-        self.local.run(&self.within_host(context, &within)).map(drop)
     }
 
-    /// Posts the receives of these chunks from the rank of this rail on host `node`.
-    fn post(
-        &self,
-        inner: &mut Inner,
-        node: usize,
-        chunks: impl Iterator<Item = Region>,
-    ) -> Vec<Ticket> {
-        let from = self.on_rail(node);
-        chunks
-            .map(|chunk| {
-                // SAFETY: the chunks are scratch memory, or lie in the slice of the caller's result that
-                // only this rank uses: by the time the result comes back, this rank's own contribution in
-                // that slice is part of the prefix.
-                unsafe { inner.mesh.recv(from, chunk.base, chunk.len_bytes) }
-            })
-            .collect()
+    /// Whether a rank is on this host.
+    fn has(&self, rank: usize) -> bool {
+        self.ranks_of(self.node()).contains(&rank)
     }
 
-    /// Adds one chunk of the data of all ranks of this host to the running result. `is_fresh` starts a new
-    /// result instead, on the first host.
-    fn accumulate(
+    /// Combines the data of this host's ranks for the pieces of these hosts on this rank's rail.
+    fn combine_own(
         &self,
         context: &OpContext,
-        cuts: &Cuts,
-        chunk: usize,
-        is_fresh: bool,
-        reduction: &Reduction,
-        running: Region,
+        plan: &Plan,
+        hosts: &Range<usize>,
+        exchange: &mut Exchange,
     ) -> Result<(), CollectiveError> {
-        let call = context.call;
-        let within = self.within_host(context, call);
+        let within = self.within_host(context, context.call);
         let met = self.local.show(&within)?;
-        let size = call.dtype.size_bytes();
-        let running_size = reduction.running_dtype().size_bytes();
+        let size = context.call.dtype.size_bytes();
         let block = |_, reader: usize| {
-            let (start, range) = (cuts.slices[reader].start, cuts.within(reader, chunk));
-            (start + range.start) * size..(start + range.end) * size
+            let span = plan.span(hosts, reader);
+            span.start * size..span.end * size
         };
         pull(&self.local, &within, &met, Cut::Blocks, block, |window| {
-            let (sources, range) = window.of_all();
-            if range.is_empty() {
-                return;
-            }
-            let elems = range.start / size..range.end / size;
-            let to = running.part(elems.start * running_size..elems.end * running_size);
-            // SAFETY: the sources are valid for the range, and nobody writes there: each rank's result
-            // goes to its own slice, which only that rank reads. Only this rank uses the running result.
-            unsafe { reduction.accumulate(is_fresh, sources, to.base, elems.len()) };
-        })
-    }
-
-    /// Sends the finished slices from the last host to the ranks that want them: each rank gets its share
-    /// (reduce-scatter), or the root gets everything (reduce).
-    fn deliver(
-        &self,
-        inner: &mut Inner,
-        context: &OpContext,
-        met: &Met,
-        cuts: &Cuts,
-        result: Region,
-    ) -> Result<(), CollectiveError> {
-        let call = context.call;
-        let size = call.dtype.size_bytes();
-        let shares = Shares::of(met.calls.iter().map(|call| call.recv_count));
-        let last = self.ranks_of(self.num_hosts() - 1);
-        // The bytes that rank `wanted` needs from a rail's slice: their range within the slice, and their
-        // range within the rank's share.
-        let overlap = |rail: usize, wanted: usize| {
-            let share = shares.bytes(wanted, DType::U8);
-            let slice = &cuts.slices[rail];
-            let both = slice.start.max(share.start)..slice.end.min(share.end);
-            if both.is_empty() {
-                return (0..0, 0..0);
-            }
-            let within = |start: usize| (both.start - start) * size..(both.end - start) * size;
-            (within(slice.start), within(share.start))
-        };
-        if !last.contains(&context.rank) {
-            for (rail, source) in last.clone().enumerate() {
-                let to = call.recv.part(overlap(rail, context.rank).1);
-                // SAFETY: the caller holds the memory; the parts of a share from different slices lie apart.
-                unsafe { inner.mesh.recv(source, to.base, to.len_bytes) };
-            }
-            return wait_all(inner, context);
-        }
-        for wanted in (0..context.world).filter(|wanted| !last.contains(wanted)) {
-            let part = result.part(overlap(self.local.rank, wanted).0);
-            // SAFETY: the scratch memory lives as long as the mesh.
-            unsafe { inner.mesh.send(wanted, part.base, part.len_bytes) };
-        }
-        wait_all(inner, context)?;
-        let within = Call { send: result, ..call.clone() };
-        let within = self.within_host(context, &within);
-        let met = self.local.show(&within)?;
-        let block = |rail: usize, reader: usize| overlap(rail, last.start + reader).0;
-        pull(&self.local, &within, &met, Cut::Blocks, block, |window| {
-            for rail in 0..self.local.world {
-                let to = call.recv.part(overlap(rail, context.rank).1);
-                // SAFETY: the receiving memory is this rank's own, and the parts fill it exactly.
-                unsafe { window.copy(rail, to.base) };
-            }
+            exchange.combine(hosts, window);
         })
     }
 }
 
-fn wait(inner: &mut Inner, context: &OpContext, ticket: Ticket) -> Result<(), CollectiveError> {
-    inner.mesh.wait(&[ticket], context.policy).map_err(|why| explain(&inner.mesh, context, why))
+/// What a rank sends and receives on its rail during one reduction.
+struct Exchange<'a> {
+    hybrid: &'a Hybrid,
+    inner: &'a mut Inner,
+    call: &'a Call,
+    plan: &'a Plan,
+    reduction: Reduction,
+    /// The partial sums of this host for each host's piece on this rail, node by node.
+    partials: Vec<Region>,
+    /// Room for incoming blocks of partial sums.
+    room: Region,
+    /// This rail's slice of the result, or this rank's piece if nobody here needs more.
+    result: Region,
+    /// The receives of each block of this rank's piece that have been posted.
+    incoming: Vec<Vec<Ticket>>,
+    /// Whether the receives of finished pieces have been posted.
+    expects_finished: bool,
+    /// Blocks of this rank's own piece for which this host's partial sums are ready.
+    num_own: usize,
+    /// Blocks of this rank's own piece that are finished.
+    num_finished: usize,
+    /// Whether all partial sums have been sent. Finished blocks follow them on the same connections.
+    has_sent_partials: bool,
+    /// Why bytes no longer move.
+    failure: Option<Interruption>,
+}
+
+impl<'a> Exchange<'a> {
+    fn begin(
+        hybrid: &'a Hybrid,
+        inner: &'a mut Inner,
+        context: &OpContext<'a>,
+        plan: &'a Plan,
+        reduction: Reduction,
+    ) -> Self {
+        let (call, host, rail) = (context.call, hybrid.node(), hybrid.local.rank);
+        let (size, running_size) =
+            (call.dtype.size_bytes(), reduction.running_dtype().size_bytes());
+        let line = |bytes: usize| bytes.next_multiple_of(64);
+        let num_nodes = plan.nodes[host].len();
+        let of_host = |to| num_nodes * line(plan.piece(to, rail).len() * running_size);
+        let room_bytes = AHEAD * plan.merges.len() * plan.block_elems * running_size;
+        let mut lengths: Vec<usize> = (0..hybrid.num_hosts()).map(of_host).collect();
+        let wanted = match call.kind {
+            OpKind::Reduce if hybrid.has(call.root) => plan.slice(rail),
+            _ => plan.piece(host, rail),
+        };
+        let is_reduce = call.kind == OpKind::Reduce;
+        lengths.extend([room_bytes, if is_reduce { wanted.len() * size } else { 0 }]);
+        let scratch = inner.scratch.get(lengths.iter().map(|&bytes| line(bytes)).sum());
+        let mut end = 0;
+        let mut regions = lengths.iter().map(|&bytes| {
+            let start = end;
+            end += line(bytes);
+            scratch.part(start..start + bytes)
+        });
+        let partials = regions.by_ref().take(hybrid.num_hosts()).collect();
+        let rest: Vec<Region> = regions.collect();
+        let result = match call.kind {
+            OpKind::Reduce => rest[1],
+            OpKind::ReduceScatter => call.recv,
+            _ => {
+                let slice = plan.slice(rail);
+                call.recv.part(slice.start * size..slice.end * size)
+            }
+        };
+        let mut exchange = Self {
+            hybrid,
+            inner,
+            call,
+            plan,
+            reduction,
+            partials,
+            room: rest[0],
+            result,
+            incoming: Vec::new(),
+            expects_finished: false,
+            num_own: 0,
+            num_finished: 0,
+            has_sent_partials: false,
+            failure: None,
+        };
+        for _ in 0..AHEAD {
+            exchange.expect_block();
+        }
+        exchange
+    }
+
+    fn own_piece(&self) -> Range<usize> {
+        self.plan.piece(self.hybrid.node(), self.hybrid.local.rank)
+    }
+
+    /// Whether the ranks of a host get all finished pieces of their rails.
+    fn wants_slices(&self, host: usize) -> bool {
+        match self.call.kind {
+            OpKind::AllReduce => true,
+            OpKind::Reduce => self.call.root / self.hybrid.local.world == host,
+            _ => false,
+        }
+    }
+
+    /// Where a finished piece of this rail belongs.
+    fn finished(&self, host: usize) -> Region {
+        let (size, rail) = (self.call.dtype.size_bytes(), self.hybrid.local.rank);
+        let piece = self.plan.piece(host, rail);
+        let holds_slice = self.wants_slices(self.hybrid.node());
+        let start = if holds_slice { self.plan.slice(rail).start } else { piece.start };
+        self.result.part((piece.start - start) * size..(piece.end - start) * size)
+    }
+
+    /// Posts the receives of the next block of this rank's piece. After the last one, posts those of the
+    /// finished pieces, which the other ranks send next.
+    fn expect_block(&mut self) {
+        let (plan, host) = (self.plan, self.hybrid.node());
+        let piece = self.own_piece();
+        let (index, num_blocks) = (self.incoming.len(), plan.num_blocks(&piece));
+        if index < num_blocks {
+            let mut tickets = Vec::new();
+            for from in (0..self.hybrid.num_hosts()).filter(|&from| from != host) {
+                for node in 0..plan.nodes[from].len() {
+                    let slot = self.slot(index, plan.first_node(from) + node);
+                    let peer = self.hybrid.on_rail(from);
+                    // SAFETY: the scratch memory lives as long as the mesh, and the slot is free: the block
+                    // that was there before is finished.
+                    tickets.push(unsafe { self.inner.mesh.recv(peer, slot.base, slot.len_bytes) });
+                }
+            }
+            self.incoming.push(tickets);
+        }
+        if self.incoming.len() < num_blocks || self.expects_finished {
+            return;
+        }
+        self.expects_finished = true;
+        if !self.wants_slices(host) {
+            return;
+        }
+        for from in (0..self.hybrid.num_hosts()).filter(|&from| from != host) {
+            let (peer, to) = (self.hybrid.on_rail(from), self.finished(from));
+            // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. Only
+            // this rank reads its own data there, and has done so when the owner has its partial sums,
+            // without which nothing is finished.
+            unsafe { self.inner.mesh.recv(peer, to.base, to.len_bytes) };
+        }
+    }
+
+    /// Where a block of a node of another host arrives.
+    fn slot(&self, index: usize, node: usize) -> Region {
+        let running_size = self.reduction.running_dtype().size_bytes();
+        let slot_bytes = self.plan.block_elems * running_size;
+        let start = (index % AHEAD * self.plan.merges.len() + node) * slot_bytes;
+        let elems = self.plan.block(&self.own_piece(), index).len();
+        self.room.part(start..start + elems * running_size)
+    }
+
+    /// Where this host's partial sums of a node are, for these elements of the piece of `to`.
+    fn partial(&self, to: usize, node: usize, elems: &Range<usize>) -> Region {
+        let running_size = self.reduction.running_dtype().size_bytes();
+        let piece = self.plan.piece(to, self.hybrid.local.rank);
+        let start = node * (piece.len() * running_size).next_multiple_of(64);
+        let at = |elem: usize| start + (elem - piece.start) * running_size;
+        self.partials[to].part(at(elems.start)..at(elems.end))
+    }
+
+    /// Combines what a window has of this host's data for the pieces of these hosts, sends the blocks that
+    /// are complete, and finishes the blocks of this rank's own piece that have arrived meanwhile. Never
+    /// waits, since other ranks of this host may be at a gate.
+    fn combine(&mut self, hosts: &Range<usize>, window: &Window) {
+        let (plan, rail, host) = (self.plan, self.hybrid.local.rank, self.hybrid.node());
+        let size = self.call.dtype.size_bytes();
+        let (sources, bytes) = window.of_all();
+        let first = plan.span(hosts, rail).start;
+        let available = first + bytes.start / size..first + bytes.end / size;
+        let pieces: Vec<Range<usize>> = hosts.clone().map(|to| plan.piece(to, rail)).collect();
+        let num_blocks = pieces.iter().map(|piece| plan.num_blocks(piece)).max().unwrap_or(0);
+        for index in 0..num_blocks {
+            let mut has_combined = false;
+            for (to, piece) in hosts.clone().zip(&pieces) {
+                let block = plan.block(piece, index);
+                let elems = block.start.max(available.start)..block.end.min(available.end);
+                if elems.is_empty() {
+                    continue;
+                }
+                has_combined = true;
+                for (node, ranks) in plan.nodes[host].iter().enumerate() {
+                    let start = self.hybrid.ranks_of(host).start;
+                    let leaves = &sources[ranks.start - start..ranks.end - start];
+                    let mut inputs = [std::ptr::null(); MAX_RANKS];
+                    for (input, source) in inputs.iter_mut().zip(leaves) {
+                        *input = source.wrapping_add((elems.start - available.start) * size);
+                    }
+                    let running = self.partial(to, node, &elems).base;
+                    // SAFETY: the sources are valid for these elements, and nobody writes there: a result goes
+                    // to a slice that only its own rank reads, when this rank has read it. Only this rank uses
+                    // the partial sums.
+                    unsafe {
+                        self.reduction.partial(&inputs[..leaves.len()], running, elems.len())
+                    };
+                }
+                if elems.end == block.end {
+                    self.send_block(to, index, &block);
+                }
+            }
+            if has_combined && self.failure.is_none() {
+                self.failure = self.inner.mesh.progress().err();
+                while self.failure.is_none() && self.can_finish() {
+                    self.finish_block();
+                }
+            }
+        }
+    }
+
+    /// Sends a block of partial sums to the owner of the piece.
+    fn send_block(&mut self, to: usize, index: usize, block: &Range<usize>) {
+        if to == self.hybrid.node() {
+            self.num_own = index + 1;
+            return;
+        }
+        for node in 0..self.plan.nodes[self.hybrid.node()].len() {
+            let part = self.partial(to, node, block);
+            let peer = self.hybrid.on_rail(to);
+            // SAFETY: the scratch memory lives as long as the mesh, and these partial sums are complete.
+            unsafe { self.inner.mesh.send(peer, part.base, part.len_bytes) };
+        }
+    }
+
+    /// Whether everything has arrived that the next block of this rank's own piece needs.
+    fn can_finish(&self) -> bool {
+        self.num_finished < self.num_own
+            && self.incoming[self.num_finished]
+                .iter()
+                .all(|&ticket| self.inner.mesh.is_done(ticket))
+    }
+
+    /// Completes the tree for the next block of this rank's own piece.
+    fn finish_block(&mut self) {
+        let (plan, host, index) = (self.plan, self.hybrid.node(), self.num_finished);
+        let block = plan.block(&self.own_piece(), index);
+        let mut nodes = [std::ptr::null(); MAX_RANKS];
+        for (at, to) in nodes.iter_mut().enumerate().take(plan.merges.len()) {
+            let own = at.checked_sub(plan.first_node(host));
+            *to = match own.filter(|&own| own < plan.nodes[host].len()) {
+                Some(own) => self.partial(host, own, &block).base.cast_const(),
+                None => self.slot(index, at).base.cast_const(),
+            };
+        }
+        let nodes = &nodes[..plan.merges.len()];
+        let result = self.finished_block(index);
+        // SAFETY: all partial sums are complete and lie apart from the result. Blocks are aligned.
+        unsafe { self.reduction.complete(nodes, &plan.merges, &[result.base], block.len()) };
+        self.num_finished += 1;
+        if self.has_sent_partials {
+            self.send_finished(index);
+        }
+        self.expect_block();
+    }
+
+    /// A block of this rank's own piece in the result.
+    fn finished_block(&self, index: usize) -> Region {
+        let (size, piece) = (self.call.dtype.size_bytes(), self.own_piece());
+        let block = self.plan.block(&piece, index);
+        let bytes = (block.start - piece.start) * size..(block.end - piece.start) * size;
+        self.finished(self.hybrid.node()).part(bytes)
+    }
+
+    /// Sends a finished block to the ranks of this rail that want it.
+    fn send_finished(&mut self, index: usize) {
+        let (host, block) = (self.hybrid.node(), self.finished_block(index));
+        for other in (0..self.hybrid.num_hosts()).filter(|&other| other != host) {
+            if self.wants_slices(other) {
+                let peer = self.hybrid.on_rail(other);
+                // SAFETY: a finished block stays unchanged until the operation is over.
+                unsafe { self.inner.mesh.send(peer, block.base, block.len_bytes) };
+            }
+        }
+    }
+
+    /// Waits for the partial sums that are still missing, and then for everything that is on its way.
+    fn end(&mut self, context: &OpContext) -> Result<(), CollectiveError> {
+        if let Some(why) = self.failure.take() {
+            return Err(explain(&self.inner.mesh, context, why));
+        }
+        self.has_sent_partials = true;
+        (0..self.num_finished).for_each(|index| self.send_finished(index));
+        while self.num_finished < self.plan.num_blocks(&self.own_piece()) {
+            let outcome = self.inner.mesh.wait(&self.incoming[self.num_finished], context.policy);
+            outcome.map_err(|why| explain(&self.inner.mesh, context, why))?;
+            self.finish_block();
+        }
+        wait_all(self.inner, context)
+    }
 }

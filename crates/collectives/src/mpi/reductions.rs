@@ -96,7 +96,14 @@ pub(super) fn run(
     if running != call.dtype || call.op == ReduceOp::Mean {
         // SAFETY: the result is complete, in the running type, and has `recv_elems` elements. It lies apart
         // from `call.recv`, or both are the same memory with the same type.
-        unsafe { reduction.finish(sides.result.base, &[call.recv.base], recv_elems) };
+        unsafe {
+            reduction.complete(
+                &[sides.result.base.cast_const()],
+                &[0],
+                &[call.recv.base],
+                recv_elems,
+            )
+        };
     } else {
         copy_region(sides.result, call.recv);
     }
@@ -118,7 +125,7 @@ fn prepare(
         let send = inner.sending.get(size(call.send));
         let elems = call.send.len_bytes / call.dtype.size_bytes();
         // SAFETY: `send` is long enough, and the engine's own.
-        unsafe { reduction.accumulate(true, &[call.send.base], send.base, elems) };
+        unsafe { reduction.partial(&[call.send.base], send.base, elems) };
         return Sides { send: Some(send), result: inner.receiving.get(size(call.recv)) };
     }
     let is_in_place = match call.kind {

@@ -245,6 +245,7 @@ unsafe extern "C" fn combine<const IS_F64: bool, const IS_MAX: bool>(
     let reduction = Reduction { dtype, op, ranks: 1 };
     // SAFETY: as required of the caller; the two sides lie apart, as the MPI standard promises.
     unsafe {
-        reduction.accumulate(false, &[input.cast_const().cast()], inout.cast(), *len as usize);
+        let sides = [inout.cast_const().cast(), input.cast_const().cast()];
+        reduction.run(&sides, &[inout.cast()], *len as usize);
     }
 }

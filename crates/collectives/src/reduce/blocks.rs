@@ -1,7 +1,8 @@
 //! The reduction loops, compiled once for each element type, operation and vector level.
 //!
-//! Two inputs are combined in one pass. More inputs are combined block by block: the running result of a
-//! block stays in the first-level cache while the inputs are added to it one after the other.
+//! Inputs are combined block by block, as the tree of `tree.rs`: two in a loop that also finishes the result, up
+//! to eight in one pass (`leaves.rs`), more in groups of eight, each of which is a node of the tree. The
+//! running results are blocks in the first-level cache, where they are merged and finished.
 //!
 //! Input: a task with addresses. Output: its results in memory. This module does not choose the vector
 //! level.
@@ -9,23 +10,26 @@
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use super::element::{Lane, Number, Reduce};
+use super::leaves::{GROUP, Room, block_elems, combine_leaves};
 use super::level::Level;
 use super::task::{ReduceOp, Reduction, Task};
+use super::tree;
 
 /// The most elements of a block.
-const BLOCK: usize = 1024;
+pub(super) const BLOCK: usize = 1024;
 
-/// Elements of a block of `T`: few enough that four blocks leave room in the first-level cache.
-const fn block_elems<T: Reduce>() -> usize {
-    let elems = 4096 / size_of::<Running<T>>();
-    if elems < BLOCK { elems } else { BLOCK }
-}
+/// The most results of groups that wait to be merged: one for each binary digit of the number of groups.
+const GROUP_SLOTS: usize = (crate::MAX_RANKS / GROUP).ilog2() as usize + 1;
+
+/// The most values that wait to be merged: one for each binary digit of the number of ranks, and one more.
+const NODE_SLOTS: usize = crate::MAX_RANKS.ilog2() as usize + 2;
 
 /// A block on the stack, aligned so that no vector crosses a cache line.
 #[repr(align(64))]
-struct Block<T>([T; BLOCK]);
+pub(super) struct Block<T>(pub(super) [T; BLOCK]);
 
-type Running<T> = <<T as Reduce>::Lane as Lane>::Running;
+/// The type in which elements of `T` are combined.
+pub(super) type Running<T> = <<T as Reduce>::Lane as Lane>::Running;
 
 /// # Safety
 ///
@@ -41,21 +45,25 @@ pub(super) unsafe fn perform<T: Reduce>(
     // SAFETY: as required of the caller; each arm passes the task on unchanged.
     unsafe {
         match op {
-            ReduceOp::Sum => perform_by::<T>(level, task, elems, Number::add, |x| x),
+            ReduceOp::Sum => perform_by::<T>(level, task, elems, Number::add, |x| x, true),
             ReduceOp::Mean if ranks.is_power_of_two() && ranks <= 128 => {
                 let log2 = ranks.trailing_zeros();
-                perform_by::<T>(level, task, elems, Number::add, |x| x.divide_by_power(log2));
+                let finish = |x: Running<T>| x.divide_by_power(log2);
+                perform_by::<T>(level, task, elems, Number::add, finish, false);
             }
             ReduceOp::Mean => {
-                perform_by::<T>(level, task, elems, Number::add, |x| x.divide(ranks));
+                let finish = |x: Running<T>| x.divide(ranks);
+                perform_by::<T>(level, task, elems, Number::add, finish, false);
             }
-            ReduceOp::Min => perform_by::<T>(level, task, elems, Number::smaller, |x| x),
-            ReduceOp::Max => perform_by::<T>(level, task, elems, Number::larger, |x| x),
-            ReduceOp::Product => perform_by::<T>(level, task, elems, Number::multiply, |x| x),
+            ReduceOp::Min => perform_by::<T>(level, task, elems, Number::smaller, |x| x, true),
+            ReduceOp::Max => perform_by::<T>(level, task, elems, Number::larger, |x| x, true),
+            ReduceOp::Product => perform_by::<T>(level, task, elems, Number::multiply, |x| x, true),
         }
     }
 }
 
+/// `is_finished` says that `finish` changes nothing.
+///
 /// # Safety
 ///
 /// As for [`perform`].
@@ -66,6 +74,7 @@ unsafe fn perform_by<T: Reduce>(
     elems: usize,
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     finish: impl Fn(Running<T>) -> Running<T> + Copy,
+    is_finished: bool,
 ) {
     // SAFETY: as required of the caller; in place, the two regions are distinct outputs.
     unsafe {
@@ -77,13 +86,19 @@ unsafe fn perform_by<T: Reduce>(
                 pair_in_place::<T>(x, y, elems, finish);
             }
             Task::Run { inputs, outputs } => {
-                run::<T>(level, inputs, outputs, elems, combine, finish);
+                run::<T>(level, inputs, outputs, elems, combine, finish, is_finished);
             }
-            Task::Accumulate { fresh, inputs, running } => {
-                accumulate::<T>(level, fresh, inputs, running, elems, combine);
+            Task::Partial { inputs, running } => {
+                partial::<T>(level, inputs, running, elems, combine);
             }
-            Task::Finish { running, outputs } => {
-                finish_all::<T>(level, running, outputs, elems, finish);
+            // Values that are leaves, and need no conversion.
+            Task::Complete { nodes, merges, outputs }
+                if size_of::<T>() == size_of::<Running<T>>() && tree::are_of_leaves(merges) =>
+            {
+                run::<T>(level, nodes, outputs, elems, combine, finish, is_finished);
+            }
+            Task::Complete { nodes, merges, outputs } => {
+                complete::<T>(level, nodes, merges, outputs, elems, combine, finish);
             }
         }
     }
@@ -113,6 +128,8 @@ unsafe fn pair_in_place<T: Reduce>(
     }
 }
 
+/// `is_finished` says that `finish` changes nothing.
+///
 /// # Safety
 ///
 /// As for [`Reduction::run`].
@@ -124,102 +141,186 @@ unsafe fn run<T: Reduce>(
     elems: usize,
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     finish: impl Fn(Running<T>) -> Running<T> + Copy,
+    is_finished: bool,
 ) {
     let last = |x| T::Lane::narrow(finish(x));
-    let mut scratch = [const { Block([T::Lane::ZERO; BLOCK]) }; 2];
-    let [Block(scratch), Block(other)] = &mut scratch;
-    let Block(sum) = &mut Block([T::Lane::RUNNING_ZERO; BLOCK]);
+    let mut room = Room::<T>::EMPTY;
+    let scratch = room.scratch();
     let mut target = Target::<T>::new(inputs, outputs);
-    for start in (0..elems).step_by(block_elems::<T>()) {
-        let size = block_elems::<T>().min(elems - start);
-        let (scratch, other, sum) = (&mut scratch[..size], &mut other[..size], &mut sum[..size]);
-        // SAFETY: this is a block of an input. An output at the same address is written only after all inputs
-        // of the block have been read.
-        let input = |at: *const u8| unsafe { from_raw_parts(at.cast::<T>().add(start), size) };
-        // SAFETY: the block lies within the outputs.
-        let lanes = unsafe { target.lanes(start, size) };
-        match *inputs {
-            [] => {}
-            [only] => map(lanes, T::load(level, input(only), scratch), |x| last(x.widen())),
-            [a, b] => {
-                let (a, b) = (T::load(level, input(a), scratch), T::load(level, input(b), other));
-                map2(lanes, a, b, |x, y| last(combine(x.widen(), y.widen())));
-            }
-            [a, b, ref middle @ .., end] => {
-                let (a, b) = (T::load(level, input(a), scratch), T::load(level, input(b), other));
-                map2(sum, a, b, |x, y| combine(x.widen(), y.widen()));
-                for &next in middle {
-                    update(sum, T::load(level, input(next), scratch), |x, y| combine(x, y.widen()));
+    let block_elems = block_elems::<T>(inputs.len());
+    if let [a, b] = *inputs {
+        let (first, second) = scratch.split_at_mut(scratch.len() / 2);
+        for start in (0..elems).step_by(block_elems) {
+            let size = block_elems.min(elems - start);
+            // SAFETY: this is a block of an input. An output at the same address is written only after all
+            // inputs of the block have been read.
+            let input = |at: *const u8| unsafe { from_raw_parts(at.cast::<T>().add(start), size) };
+            // SAFETY: the block lies within the outputs.
+            let lanes = unsafe { target.lanes(start, size) };
+            let a = T::load(level, input(a), first.get_mut(..size).unwrap_or_default());
+            let b = T::load(level, input(b), second.get_mut(..size).unwrap_or_default());
+            map2(lanes, a, b, |x, y| last(combine(x.widen(), y.widen())));
+            // SAFETY: the lanes of this block have just been filled; all its inputs have been read.
+            unsafe { target.write(level, start, size) };
+        }
+        return;
+    }
+    if inputs.len() <= GROUP {
+        let Block(sum) = &mut Block([T::Lane::RUNNING_ZERO; BLOCK]);
+        for start in (0..elems).step_by(block_elems) {
+            let size = block_elems.min(elems - start);
+            // SAFETY: as above. If lanes have the size of running values, both are the type itself.
+            unsafe {
+                let lanes = target.lanes(start, size);
+                if is_finished && size_of::<T>() == size_of::<Running<T>>() {
+                    let to = from_raw_parts_mut(lanes.as_mut_ptr().cast(), size);
+                    combine_leaves::<T>(level, inputs, start, to, scratch, combine);
+                } else {
+                    let sum = &mut sum[..size];
+                    combine_leaves::<T>(level, inputs, start, sum, scratch, combine);
+                    map(lanes, sum, last);
                 }
-                let end = T::load(level, input(end), scratch);
-                map2(lanes, sum, end, |x, y| last(combine(x, y.widen())));
+                target.write(level, start, size);
             }
         }
-        // SAFETY: the lanes of this block have just been filled; all its inputs have been read.
-        unsafe { target.write(level, start, size) };
+        return;
+    }
+    let mut slots = [const { Block([T::Lane::RUNNING_ZERO; BLOCK]) }; GROUP_SLOTS];
+    for start in (0..elems).step_by(block_elems) {
+        let size = block_elems.min(elems - start);
+        // SAFETY: as above.
+        unsafe {
+            combine_groups::<T>(level, inputs, start, size, &mut slots, scratch, combine);
+            let [Block(left), Block(right), ..] = &slots;
+            let lanes = target.lanes(start, size);
+            map2(lanes, &left[..size], &right[..size], |x, y| last(combine(x, y)));
+            target.write(level, start, size);
+        }
     }
 }
 
 /// # Safety
 ///
-/// As for [`Reduction::accumulate`].
+/// As for [`Reduction::partial`].
 #[inline(always)]
-unsafe fn accumulate<T: Reduce>(
+unsafe fn partial<T: Reduce>(
     level: Level,
-    fresh: bool,
     inputs: &[*const u8],
     running: *mut u8,
     elems: usize,
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
 ) {
-    let mut scratch = [const { Block([T::Lane::ZERO; BLOCK]) }; 2];
-    let [Block(scratch), Block(other)] = &mut scratch;
-    for start in (0..elems).step_by(block_elems::<T>()) {
-        let size = block_elems::<T>().min(elems - start);
-        let (scratch, other) = (&mut scratch[..size], &mut other[..size]);
-        // SAFETY: this is a block of an input, to which nobody writes.
-        let input = |at: *const u8| unsafe { from_raw_parts(at.cast::<T>().add(start), size) };
-        // SAFETY: this is a block of the running result, which overlaps no input.
-        let sum = unsafe { from_raw_parts_mut(running.cast::<Running<T>>().add(start), size) };
-        let rest = match *inputs {
-            [only] if fresh => {
-                map(sum, T::load(level, input(only), scratch), |x| x.widen());
-                &[]
+    let mut room = Room::<T>::EMPTY;
+    let scratch = room.scratch();
+    let block_elems = block_elems::<T>(inputs.len());
+    let running = running.cast::<Running<T>>();
+    if inputs.len() <= GROUP {
+        for start in (0..elems).step_by(block_elems) {
+            let size = block_elems.min(elems - start);
+            // SAFETY: the block lies within the inputs and the running result, which overlap nowhere.
+            unsafe {
+                let to = from_raw_parts_mut(running.add(start), size);
+                combine_leaves::<T>(level, inputs, start, to, scratch, combine);
             }
-            [a, b, ref rest @ ..] if fresh => {
-                let (a, b) = (T::load(level, input(a), scratch), T::load(level, input(b), other));
-                map2(sum, a, b, |x, y| combine(x.widen(), y.widen()));
-                rest
-            }
-            _ => inputs,
-        };
-        for &next in rest {
-            update(sum, T::load(level, input(next), scratch), |x, y| combine(x, y.widen()));
+        }
+        return;
+    }
+    let mut slots = [const { Block([T::Lane::RUNNING_ZERO; BLOCK]) }; GROUP_SLOTS];
+    for start in (0..elems).step_by(block_elems) {
+        let size = block_elems.min(elems - start);
+        // SAFETY: as above.
+        unsafe {
+            combine_groups::<T>(level, inputs, start, size, &mut slots, scratch, combine);
+            let [Block(left), Block(right), ..] = &slots;
+            let to = from_raw_parts_mut(running.add(start), size);
+            map2(to, &left[..size], &right[..size], combine);
+        }
+    }
+}
+
+/// Combines more inputs than a group has, but for the last merge: the two halves of the tree are then in the
+/// first two slots.
+///
+/// # Safety
+///
+/// The inputs are valid for the `size` elements from `start` on and aligned for `T`, and nobody writes to
+/// them. `size` is at most [`block_elems`].
+#[inline(always)]
+unsafe fn combine_groups<T: Reduce>(
+    level: Level,
+    inputs: &[*const u8],
+    start: usize,
+    size: usize,
+    slots: &mut [Block<Running<T>>; GROUP_SLOTS],
+    scratch: &mut [T::Lane],
+    combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
+) {
+    let num_groups = inputs.len().div_ceil(GROUP);
+    let mut depth = 0;
+    for (index, group) in inputs.chunks(GROUP).enumerate() {
+        let to = &mut slots[depth].0[..size];
+        // SAFETY: as required of the caller.
+        unsafe { combine_leaves::<T>(level, group, start, to, scratch, combine) };
+        depth += 1;
+        let is_kept = usize::from(index + 1 == num_groups);
+        for _ in 0..tree::merges_after(index, num_groups) - is_kept {
+            depth -= 1;
+            merge(slots, depth, size, combine);
         }
     }
 }
 
 /// # Safety
 ///
-/// As for [`Reduction::finish`].
+/// As for [`Reduction::complete`].
 #[inline(always)]
-unsafe fn finish_all<T: Reduce>(
+unsafe fn complete<T: Reduce>(
     level: Level,
-    running: *const u8,
+    nodes: &[*const u8],
+    merges: &[u8],
     outputs: &[*mut u8],
     elems: usize,
+    combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     finish: impl Fn(Running<T>) -> Running<T> + Copy,
 ) {
-    let mut target = Target::<T>::new(&[running], outputs);
-    for start in (0..elems).step_by(block_elems::<T>()) {
-        let size = block_elems::<T>().min(elems - start);
-        // SAFETY: the block lies within the outputs.
-        let lanes = unsafe { target.lanes(start, size) };
-        // SAFETY: this is a block of the running result, to which nobody writes while it is read.
-        let running = unsafe { from_raw_parts(running.cast::<Running<T>>().add(start), size) };
-        map(lanes, running, |x| T::Lane::narrow(finish(x)));
-        // SAFETY: the lanes of this block have just been filled from the running result.
-        unsafe { target.write(level, start, size) };
+    let last = |x| T::Lane::narrow(finish(x));
+    let mut target = Target::<T>::new(nodes, outputs);
+    let block_elems = block_elems::<T>(0);
+    if let [only] = *nodes {
+        for start in (0..elems).step_by(block_elems) {
+            let size = block_elems.min(elems - start);
+            // SAFETY: the block lies within the node, to which nobody writes while it is read, and within
+            // the outputs.
+            unsafe {
+                let node = from_raw_parts(only.cast::<Running<T>>().add(start), size);
+                map(target.lanes(start, size), node, last);
+                target.write(level, start, size);
+            }
+        }
+        return;
+    }
+    let mut slots = [const { Block([T::Lane::RUNNING_ZERO; BLOCK]) }; NODE_SLOTS];
+    for start in (0..elems).step_by(block_elems) {
+        let size = block_elems.min(elems - start);
+        let mut depth = 0;
+        for (index, (&node, &times)) in nodes.iter().zip(merges).enumerate() {
+            // SAFETY: the block lies within the node, to which nobody writes while it is read.
+            let node = unsafe { from_raw_parts(node.cast::<Running<T>>().add(start), size) };
+            slots[depth].0[..size].copy_from_slice(node);
+            depth += 1;
+            let is_last = u8::from(index + 1 == nodes.len());
+            for _ in 0..times - is_last {
+                depth -= 1;
+                merge(&mut slots, depth, size, combine);
+            }
+        }
+        let [Block(left), Block(right), ..] = &slots;
+        // SAFETY: the block lies within the outputs, and has been read from all nodes.
+        unsafe {
+            let lanes = target.lanes(start, size);
+            map2(lanes, &left[..size], &right[..size], |x, y| last(combine(x, y)));
+            target.write(level, start, size);
+        }
     }
 }
 
@@ -298,10 +399,12 @@ fn map2<A: Copy, B: Copy, R>(to: &mut [R], a: &[A], b: &[B], f: impl Fn(A, B) ->
     }
 }
 
-/// `to = f(to, a)`.
+/// Merges slot `right` into the one before it.
 #[inline(always)]
-fn update<A: Copy, R: Copy>(to: &mut [R], a: &[A], f: impl Fn(R, A) -> R) {
-    for (to, &x) in to.iter_mut().zip(a) {
-        *to = f(*to, x);
+fn merge<R: Copy>(slots: &mut [Block<R>], right: usize, size: usize, combine: impl Fn(R, R) -> R) {
+    let (before, from) = slots.split_at_mut(right);
+    let (left, right) = (&mut before[right - 1].0[..size], &from[0].0[..size]);
+    for (x, &y) in left.iter_mut().zip(right) {
+        *x = combine(*x, y);
     }
 }

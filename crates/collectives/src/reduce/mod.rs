@@ -1,7 +1,8 @@
-//! Element-wise reduction over the ranks, in rank order.
+//! Element-wise reduction over the ranks, as a balanced tree over their order.
 //!
-//! Every element is combined as `((x0 + x1) + x2) + ...`, whatever the transport, the unit of work or the
-//! vector width, so all transports give the same bits. The one exception: if several inputs are NaN, it is
+//! Every element is combined as `((x0 + x1) + (x2 + x3)) + ...`, by the tree of `tree.rs`, whatever the
+//! transport, the unit of work or the vector width, so all transports give the same bits. Neighbors that are
+//! the halves of a node may be combined beforehand, in the running type, without a change of the result. The one exception: if several inputs are NaN, it is
 //! not defined which NaN comes out. f16 and bf16 are combined in f32 and rounded once, at the end. Integers
 //! wrap.
 //!
@@ -12,10 +13,12 @@
 mod blocks;
 mod element;
 mod half;
+mod leaves;
 mod level;
 mod task;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tree;
 
 use ::half::{bf16, f16};
 use paceline_memory::{DType, Element};
@@ -42,12 +45,12 @@ macro_rules! reducible {
 reducible!(f32, f64, f16, bf16, i32, i64, u8);
 
 impl Reduction {
-    /// Reduces `elems` elements of each input in order and writes the finished result to every
-    /// output.
+    /// Reduces `elems` elements of each input, which are those of ranks 0, 1, 2, ..., and writes the finished
+    /// result to every output.
     ///
     /// # Safety
     ///
-    /// There is at least one input. All inputs and outputs are valid for `elems` elements and aligned for
+    /// There is at least one input, and at most [`crate::MAX_RANKS`]. All inputs and outputs are valid for `elems` elements and aligned for
     /// the type, and nobody else touches them during the call. An output may begin at exactly the address of
     /// an input, but overlaps no other memory named here.
     pub(crate) unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], elems: usize) {
@@ -55,35 +58,35 @@ impl Reduction {
         unsafe { self.perform(Level::best(), Task::Run { inputs, outputs }, elems) }
     }
 
-    /// Adds the inputs, in order, to a running result (of [`Reduction::running_dtype`]). With `fresh`, the
-    /// first input starts a new running result.
+    /// Combines the inputs, the leaves of a node of the tree, to a running result (of
+    /// [`Reduction::running_dtype`]).
     ///
     /// # Safety
     ///
-    /// As for [`Reduction::run`], but only a fresh result needs at least one input. `running` is valid for
-    /// `elems` elements of its own type, aligned for that type, holds a running result unless `fresh`, and
-    /// overlaps no input.
-    pub(crate) unsafe fn accumulate(
+    /// As for [`Reduction::run`]. `running` is valid for `elems` elements of its own type, aligned for that
+    /// type, and overlaps no input.
+    pub(crate) unsafe fn partial(&self, inputs: &[*const u8], running: *mut u8, elems: usize) {
+        // SAFETY: as required of the caller.
+        unsafe { self.perform(Level::best(), Task::Partial { inputs, running }, elems) }
+    }
+
+    /// Combines the running results of nodes that together are the tree, finishes the result (divides for a
+    /// mean, rounds to f16 or bf16) and writes it to every output. `merges` is what [`tree::merges`] gives
+    /// for these nodes.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Reduction::run`], with nodes as inputs, whose elements have the running type. A node may
+    /// begin at the address of an output only if both types have the same size.
+    pub(crate) unsafe fn complete(
         &self,
-        fresh: bool,
-        inputs: &[*const u8],
-        running: *mut u8,
+        nodes: &[*const u8],
+        merges: &[u8],
+        outputs: &[*mut u8],
         elems: usize,
     ) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(Level::best(), Task::Accumulate { fresh, inputs, running }, elems) }
-    }
-
-    /// Turns a running result into the finished one (divides for a mean, rounds to f16 or bf16) and writes
-    /// it to every output.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Reduction::run`]. `running` holds `elems` elements of its own type, and may begin at the
-    /// address of an output if both types have the same size.
-    pub(crate) unsafe fn finish(&self, running: *const u8, outputs: &[*mut u8], elems: usize) {
-        // SAFETY: as required of the caller.
-        unsafe { self.perform(Level::best(), Task::Finish { running, outputs }, elems) }
+        unsafe { self.perform(Level::best(), Task::Complete { nodes, merges, outputs }, elems) }
     }
 
     /// # Safety

@@ -71,8 +71,8 @@ impl Reduction {
 #[derive(Clone, Copy)]
 pub(super) enum Task<'a> {
     Run { inputs: &'a [*const u8], outputs: &'a [*mut u8] },
-    Accumulate { fresh: bool, inputs: &'a [*const u8], running: *mut u8 },
-    Finish { running: *const u8, outputs: &'a [*mut u8] },
+    Partial { inputs: &'a [*const u8], running: *mut u8 },
+    Complete { nodes: &'a [*const u8], merges: &'a [u8], outputs: &'a [*mut u8] },
 }
 
 impl Task<'_> {
@@ -87,14 +87,16 @@ impl Task<'_> {
                 inputs.iter().for_each(|&input| aligned(input, dtype));
                 outputs.iter().for_each(|&output| aligned(output, dtype));
             }
-            Task::Accumulate { fresh, inputs, running } => {
-                debug_assert!(!fresh || !inputs.is_empty(), "nothing to start with");
+            Task::Partial { inputs, running } => {
+                debug_assert!(!inputs.is_empty(), "nothing to reduce");
                 inputs.iter().for_each(|&input| aligned(input, dtype));
                 aligned(running, running_dtype);
             }
-            Task::Finish { running, outputs } => {
+            Task::Complete { nodes, merges, outputs } => {
+                let total: usize = merges.iter().map(|&times| usize::from(times)).sum();
+                debug_assert!(nodes.len() == merges.len() && total + 1 == nodes.len(), "one tree");
+                nodes.iter().for_each(|&node| aligned(node, running_dtype));
                 outputs.iter().for_each(|&output| aligned(output, dtype));
-                aligned(running, running_dtype);
             }
         }
     }

@@ -1,10 +1,11 @@
-//! Compares the loops with a plain scalar loop, for every type, operation, number of inputs and length.
+//! Compares the loops with a plain recursion over one element at a time, for every type, operation, number of
+//! inputs and length.
 
 use ::half::{bf16, f16};
 use paceline_memory::DType;
 
 use super::half::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
-use super::{Level, ReduceOp, Reduction, Task};
+use super::{Level, ReduceOp, Reduction, Task, tree};
 
 const LENGTHS: [usize; 10] = [0, 1, 2, 3, 7, 100, 1023, 1024, 1025, 4099];
 
@@ -96,11 +97,24 @@ fn inputs(dtype: DType, count: usize, elems: usize) -> Vec<Region> {
 }
 
 /// The values of one element of every rank, in rank order.
-fn column<const N: usize>(inputs: &[Region], at: usize) -> impl Iterator<Item = [u8; N]> {
-    inputs.iter().map(move |input| input.bytes()[at * N..][..N].try_into().unwrap())
+fn column<T, const N: usize>(inputs: &[Region], at: usize, of: impl Fn([u8; N]) -> T) -> Vec<T> {
+    let bytes = |input: &Region| input.bytes()[at * N..][..N].try_into().unwrap();
+    inputs.iter().map(|input| of(bytes(input))).collect()
 }
 
-/// The reference result: one element after the other, one rank after the other.
+/// The tree over these values, by its definition: the left half has the largest power of two below their
+/// number.
+fn tree_of<T: Copy>(values: &[T], combine: &impl Fn(T, T) -> T) -> T {
+    match values {
+        [only] => *only,
+        _ => {
+            let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
+            combine(tree_of(left, combine), tree_of(right, combine))
+        }
+    }
+}
+
+/// The reference result: one element after the other.
 fn reference(Reduction { dtype, op, ranks }: Reduction, inputs: &[Region]) -> Vec<u8> {
     let elems = inputs[0].len_bytes / dtype.size_bytes();
     macro_rules! floats {
@@ -114,8 +128,8 @@ fn reference(Reduction { dtype, op, ranks }: Reduction, inputs: &[Region]) -> Ve
                 ReduceOp::Max => [x, y][usize::from(y > x)],
             };
             let element = |at| {
-                let values = column(inputs, at).map(|bytes| $widen(<$float>::from_ne_bytes(bytes)));
-                let result = values.reduce(combine).unwrap();
+                let values = column(inputs, at, |bytes| $widen(<$float>::from_ne_bytes(bytes)));
+                let result = tree_of(&values, &combine);
                 let divisor = if op == ReduceOp::Mean { ranks as $running } else { 1.0 };
                 $narrow(result / divisor).to_ne_bytes()
             };
@@ -131,8 +145,8 @@ fn reference(Reduction { dtype, op, ranks }: Reduction, inputs: &[Region]) -> Ve
                 ReduceOp::Max => x.max(y),
             };
             let element = |at| {
-                let values = column(inputs, at).map(<$integer>::from_ne_bytes);
-                let result = values.reduce(combine).unwrap();
+                let values = column(inputs, at, <$integer>::from_ne_bytes);
+                let result = tree_of(&values, &combine);
                 let divisor = if op == ReduceOp::Mean { ranks as $integer } else { 1 };
                 (result / divisor).to_ne_bytes()
             };
@@ -182,8 +196,10 @@ fn levels() -> Vec<Level> {
 /// Calls `check` with every reduction, its inputs and the expected result.
 fn every_case(check: impl Fn(Reduction, &[Region], &[u8], &str)) {
     for dtype in DType::ALL {
-        for count in 1..=9 {
-            for elems in LENGTHS {
+        for count in (1..=17).chain([24, 31, 63, 64]) {
+            // Many inputs differ from few only in how the results of groups are merged.
+            let lengths = if count <= 9 { &LENGTHS[..] } else { &[1, 1025] };
+            for &elems in lengths {
                 let inputs = inputs(dtype, count, elems);
                 for op in ReduceOp::ALL {
                     let reduction = Reduction { dtype, op, ranks: count };
@@ -246,40 +262,46 @@ fn every_level_computes_what_a_plain_loop_does() {
     });
 }
 
+/// The result if groups of `local` neighbors are combined to nodes first, and then the nodes.
+fn by_nodes(reduction: Reduction, level: Level, inputs: &[Region], local: usize) -> [Region; 2] {
+    let running_size = reduction.running_dtype().size_bytes();
+    let elems = inputs[0].len_bytes / reduction.dtype.size_bytes();
+    let addresses = addresses(inputs);
+    let groups = (0..inputs.len()).step_by(local);
+    let groups = groups.map(|start| start..inputs.len().min(start + local));
+    let nodes: Vec<_> = groups.flat_map(|ranks| tree::nodes(inputs.len(), ranks)).collect();
+    let partial = |node: &std::ops::Range<usize>| {
+        let mut running = Region::zeroed(elems * running_size);
+        let task = Task::Partial { inputs: &addresses[node.clone()], running: running.output() };
+        // SAFETY: all regions hold `elems` elements, are aligned and distinct.
+        unsafe { reduction.perform(level, task, elems) };
+        running
+    };
+    let mut running: Vec<Region> = nodes.iter().map(partial).collect();
+    let merges = tree::merges(inputs.len(), &nodes);
+    let mut result = Region::zeroed(inputs[0].len_bytes);
+    let in_place: Vec<*mut u8> = running.iter_mut().map(Region::output).collect();
+    let sources: Vec<*const u8> = in_place.iter().map(|at| at.cast_const()).collect();
+    let outputs = [result.output(), in_place[0]];
+    // A node can be replaced by the result only if both have elements of one size.
+    let num_outputs = if running_size == reduction.dtype.size_bytes() { 2 } else { 1 };
+    let outputs = &outputs[..num_outputs];
+    let task = Task::Complete { nodes: &sources, merges: &merges, outputs };
+    // SAFETY: as above.
+    unsafe { reduction.perform(level, task, elems) };
+    let other = if num_outputs == 2 { running[0].clone() } else { result.clone() };
+    [result, other]
+}
+
 #[test]
-fn a_running_result_ends_with_the_same_bits() {
+fn nodes_that_are_combined_beforehand_leave_the_bits_alone() {
     let levels = levels();
     every_case(|reduction, inputs, want, case| {
-        let (size, running_size) =
-            (reduction.dtype.size_bytes(), reduction.running_dtype().size_bytes());
-        let elems = want.len() / size;
-        let addresses = addresses(inputs);
-        // Accumulates each input separately, all at once, and in two halves.
-        for step in [1, inputs.len(), inputs.len().div_ceil(2)] {
+        for local in [1, 2, 3, 4, 6, inputs.len()] {
             for &level in &levels {
-                let mut running = Region::zeroed(elems * running_size);
-                let mut results = [Region::zeroed(want.len()), Region::zeroed(want.len())];
-                for (at, inputs) in addresses.chunks(step).enumerate() {
-                    let running = running.output();
-                    let task = Task::Accumulate { fresh: at == 0, inputs, running };
-                    // SAFETY: all regions hold `elems` elements, are aligned and distinct.
-                    unsafe { reduction.perform(level, task, elems) };
-                }
-                let outputs = results.each_mut().map(Region::output);
-                let task = Task::Finish { running: running.input(), outputs: &outputs };
-                // SAFETY: as above.
-                unsafe { reduction.perform(level, task, elems) };
-                let mut results = results.to_vec();
-                if size == running_size {
-                    let outputs = [running.output()];
-                    let task = Task::Finish { running: running.input(), outputs: &outputs };
-                    // SAFETY: as above; in place, with types of one size.
-                    unsafe { reduction.perform(level, task, elems) };
-                    results.push(running);
-                }
-                for result in results {
+                for result in by_nodes(reduction, level, inputs, local) {
                     let same = agree(reduction, result.bytes(), want);
-                    assert!(same, "{case} at {level:?} by {step}");
+                    assert!(same, "{case} at {level:?}, {local} at a time");
                 }
             }
         }
@@ -292,14 +314,15 @@ fn the_public_way_in_takes_the_best_level() {
     let reduction = Reduction { dtype: DType::F16, op: ReduceOp::Mean, ranks: 5 };
     let want = reference(reduction, &inputs);
     let (mut whole, mut split) = (Region::zeroed(want.len()), Region::zeroed(want.len()));
-    let mut running = Region::zeroed(want.len() * 2);
+    let mut running = [(); 2].map(|()| Region::zeroed(want.len() * 2));
     let addresses = addresses(&inputs);
     // SAFETY: all regions hold 1025 elements, are aligned and distinct.
     unsafe {
         reduction.run(&addresses, &[whole.output()], 1025);
-        reduction.accumulate(true, &addresses[..2], running.output(), 1025);
-        reduction.accumulate(false, &addresses[2..], running.output(), 1025);
-        reduction.finish(running.input(), &[split.output()], 1025);
+        reduction.partial(&addresses[..4], running[0].output(), 1025);
+        reduction.partial(&addresses[4..], running[1].output(), 1025);
+        let nodes = [running[0].input(), running[1].input()];
+        reduction.complete(&nodes, &tree::merges(5, &[0..4, 4..5]), &[split.output()], 1025);
     }
     assert!(agree(reduction, whole.bytes(), &want));
     assert!(agree(reduction, split.bytes(), &want));

@@ -1,9 +1,9 @@
-//! All-reduce, direct: every element is reduced in rank order and written to every rank at once.
+//! All-reduce, direct: every element is reduced as one tree and written to every rank at once.
 //!
 //! Steps: gate, units, gate. The message is divided into *units* of work, which the ranks claim from a
 //! shared counter. For a message of `S` bytes, each rank reads `S` bytes and writes `S` bytes on average,
-//! the least possible if every rank keeps its own copy. Order of summation: rank 0, 1, 2, ..., for each
-//! element, whichever rank claims the unit.
+//! the least possible if every rank keeps its own copy. Order of summation: the tree over ranks 0, 1, 2, ...
+//! for each element, whichever rank claims the unit.
 //!
 //! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. Each piece
 //! is copied in (`S` more bytes), reduced in the staging areas, which stay in the cache, and copied out

@@ -3,7 +3,7 @@
 //! All ranks share one [`Control`] block. They meet at its gates, read there the calls of the others and
 //! where their data lie, and then work on each other's memory directly. Reductions are divided into units,
 //! which any rank may claim. In all other operations each rank copies what it needs from where the data lie.
-//! Every element is reduced in rank order, so all transports give the same bits.
+//! Every element is reduced by the same tree over the ranks, so all transports give the same bits.
 //!
 //! Memory that peers cannot reach (a `Vec` of another process) goes through a staging area, one half at a
 //! time: while peers read one half, the owner fills the other, so one gate per piece is enough.

@@ -1,7 +1,8 @@
 //! Reduce-scatter: every rank reduces its own share of all ranks' data.
 //!
 //! Steps: gate, reduce, gate. For a message of `S` bytes, each rank reads `S` bytes (its share of every
-//! rank's data) and writes its share. Order of summation: rank 0, 1, 2, ..., for each element.
+//! rank's data) and writes its share. Order of summation: the tree over ranks
+//! 0, 1, 2, ...
 
 use super::pull::{Cut, pull};
 use super::state::Shared;

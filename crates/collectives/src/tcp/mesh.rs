@@ -133,6 +133,15 @@ impl Mesh {
         Ticket { peer, mark, is_send: false }
     }
 
+    /// Bytes that have been posted in total: to be sent, and to be received.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn posted_bytes(&self) -> [u64; 2] {
+        let wires = self.wires.iter().flatten();
+        wires.fold([0; 2], |[out, incoming], wire| {
+            [out + wire.out.posted_bytes, incoming + wire.incoming.posted_bytes]
+        })
+    }
+
     fn wire(&mut self, peer: usize) -> &mut Wire {
         self.wires[peer].as_mut().expect("there is a connection to every peer that is asked for")
     }
@@ -191,7 +200,7 @@ impl Mesh {
     }
 
     /// Moves the bytes that can move without waiting. Returns whether any moved.
-    fn progress(&mut self) -> Result<bool, Interruption> {
+    pub(crate) fn progress(&mut self) -> Result<bool, Interruption> {
         let mut has_moved = false;
         for peer in 0..self.wires.len() {
             for is_send in [true, false] {

@@ -5,8 +5,8 @@
 //! each share travels around the ring and collects every rank's contribution. In the second half the sums
 //! travel on to all ranks. Blocks are passed on as soon as they are complete, so the steps overlap.
 //!
-//! Order of summation: share `j` begins at rank `j` and ends at rank `j-1`. The order differs between shares,
-//! so floating-point sums differ in their last bits from those of the other transports. f16 and bf16 are
+//! Order of summation: share `j` begins at rank `j` and ends at rank `j-1`. That is no tree, and the order
+//! differs between shares, so floating-point sums differ in their last bits from those of the other transports. f16 and bf16 are
 //! rounded at every step.
 
 use super::inner::{Inner, explain};

@@ -1,16 +1,20 @@
 //! All-reduce, broadcast, reduce and reduce-scatter, direct: every rank is responsible for a share.
 //!
 //! First each rank gets its share from the ranks that have it. In a reduction these are all ranks, and the
-//! rank reduces the share block by block, in rank order, as soon as a block has arrived from all of them. In
-//! a broadcast it is only the root. Then the rank sends the finished blocks to the ranks that want them. The
+//! rank reduces the share block by block, as the tree over all ranks, as soon as a block has arrived from all
+//! of them. In a broadcast it is only the root. Then the rank sends the finished blocks to the ranks that want them. The
 //! two phases overlap block by block.
+//!
+//! Contributions travel as they are and are combined only by the owner of the share, so f16 and bf16 are
+//! rounded once. Memory: room for two blocks from every peer, 1 MiB or 32 KiB for each peer if that is more; in
+//! a reduce, a share too.
 //!
 //! | operation | steps | bytes sent by the busiest rank (S = message, n ranks) | order of summation |
 //! |---|---|---|---|
-//! | all-reduce | 2 | 2 (n-1)/n S | rank 0, 1, 2, ... for each element |
-//! | reduce | 2 | (n-1)/n S out, and 2 (n-1)/n S into the root | rank 0, 1, 2, ... |
+//! | all-reduce | 2 | 2 (n-1)/n S | the tree over ranks 0, 1, 2, ... |
+//! | reduce | 2 | (n-1)/n S out, and 2 (n-1)/n S into the root | the tree |
 //! | broadcast | 2 | 2 (n-1)/n S out of the root | - |
-//! | reduce-scatter | 1 | (n-1)/n S | rank 0, 1, 2, ... |
+//! | reduce-scatter | 1 | (n-1)/n S | the tree |
 
 use super::inner::{Inner, explain};
 use super::mesh::Ticket;

@@ -45,7 +45,6 @@ impl Configuration<'_> {
             TransportName::Thread | TransportName::Shm if *private => "private",
             // Only all-reduce has a choice.
             TransportName::Tcp if operation.kind == OpKind::AllReduce => comm.algorithm.name(),
-            TransportName::Hybrid if operation.kind.reduces() => "prefix",
             TransportName::Mpi => "library",
             _ => Algorithm::Direct.name(),
         }
@@ -63,7 +62,7 @@ impl Configuration<'_> {
         let name = self.algorithm();
         words += &format!("; algorithm {name}");
         if operation.kind.reduces() && matches!(name, "ring" | "auto" | "library") {
-            words += " (not in rank order: the last bits of sums may differ)";
+            words += " (another order of sums: their last bits may differ)";
         }
         comm.link.map_or(words.clone(), |link| format!("{words}; on an emulated link of {link}"))
     }
@@ -98,11 +97,17 @@ impl Configuration<'_> {
         match self.transport {
             TransportName::Hybrid if operation.kind.reduces() => {
                 let hosts_here = if local_ranks == self.nproc { comm.hosts } else { 1 };
-                let ranks_per_host = (local_ranks / hosts_here).max(1) as f64;
-                // A rank has its slice of the finished result, and its slice of the running result. The
-                // running result has four bytes per element if the type has two.
-                let slices = if operation.dtype.size_bytes() == 2 { 3.0 } else { 2.0 };
-                SOCKET_BYTES + slices * bytes as f64 / ranks_per_host
+                let ranks_per_host = (local_ranks / hosts_here).max(1);
+                // A rank has its slice of the partial sums of its host. They have four bytes per element if the
+                // type has two. There are several, but at most this many, if the ranks are no power of two.
+                let num_partials = match ranks_per_host {
+                    count if count.is_power_of_two() => 1,
+                    count => 2 * count.ilog2(),
+                };
+                let width = if operation.dtype.size_bytes() == 2 { 2 } else { 1 };
+                // A reduce needs room for a slice of the result too.
+                let slices = num_partials * width + u32::from(operation.kind == OpKind::Reduce);
+                SOCKET_BYTES + f64::from(slices) * bytes as f64 / ranks_per_host as f64
             }
             TransportName::Tcp | TransportName::Hybrid => SOCKET_BYTES,
             TransportName::Thread | TransportName::Shm | TransportName::Mpi => 0.0,
