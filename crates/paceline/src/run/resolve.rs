@@ -324,8 +324,10 @@ fn check_memory(
     let elem = size_of::<f32>() as f64;
     let copies = 2.0 + config.optimizer.config().state_names().len() as f64;
     let state = model.layout.len() as f64 * copies * elem;
-    let inputs = config.strategy.accumulate.min(config.steps_per_epoch) * config.batch_size;
-    let inputs = (inputs * dataset.input_shape().iter().product::<usize>()) as f64 * elem;
+    // In floating point, because a batch may be larger than any memory.
+    let num_batches = config.strategy.accumulate.min(config.steps_per_epoch) as f64;
+    let input_elems = dataset.input_shape().iter().product::<usize>() as f64;
+    let inputs = num_batches * config.batch_size as f64 * input_elems * elem;
     let activations = inputs + config.batch_size as f64 * model.activation_elems as f64 * elem;
     let data = config.data.resident_bytes(dataset);
     let needed = (state + activations + data) * local_ranks as f64;
