@@ -369,7 +369,8 @@ fn a_damaged_checkpoint_gives_way_to_the_one_before_it() {
 #[test]
 fn two_runs_do_not_save_to_one_folder() {
     let sandbox = Sandbox::new();
-    let slow = format!("{TINY} --nproc 2 --save saved --link 1gbit,10ms");
+    // Far longer than a second run waits for the first one's lock.
+    let slow = format!("{TINY} --nproc 2 --save saved --link 1gbit,10ms --epochs 1000");
     let mut command = sandbox.paceline();
     command.arg("train").args(slow.split_whitespace());
     let mut first = Running::start(command);

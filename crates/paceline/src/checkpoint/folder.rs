@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use paceline_model::{Optimizer, Storage};
 use rustix::fs::{FlockOperation, flock};
@@ -16,6 +17,10 @@ use crate::{Failure, Result};
 
 /// The file that the run holds locked whose checkpoints these are. It names the run.
 const LOCK: &str = "checkpoint.lock";
+
+/// How long a run waits for the lock of another. A process that was killed gives its locks back only after its memory
+/// and its working folder, so a command that is repeated at once can still meet the lock.
+const LAST_MOMENTS: Duration = Duration::from_secs(2);
 
 /// A folder of checkpoints that belongs to this run until the value is dropped, or the process ends.
 #[derive(Debug)]
@@ -71,17 +76,23 @@ impl Folder {
 }
 
 /// Locks the file. False where the file system has no locks; an error, with the holder's words, where another
-/// process holds it.
+/// process holds it and goes on holding it for [`LAST_MOMENTS`].
 fn lock(file: &mut (impl Read + AsFd)) -> std::result::Result<bool, String> {
-    match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => {
-            let mut holder = String::new();
-            // Without its words it is still another run.
-            let _ = file.read_to_string(&mut holder);
-            Err(holder.trim().to_owned())
+    let deadline = Instant::now() + LAST_MOMENTS;
+    loop {
+        match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                // Without its words it is still another run.
+                let _ = file.read_to_string(&mut holder);
+                return Err(holder.trim().to_owned());
+            }
+            Err(_) => return Ok(false),
         }
-        Err(_) => Ok(false),
     }
 }
 
@@ -142,6 +153,17 @@ mod tests {
         drop(first);
         Folder::check(&path).unwrap();
         Folder::take(&path, Disk::default(), "process 18").unwrap();
+    }
+
+    #[test]
+    fn a_run_in_its_last_moments_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Folder::take(folder.path(), Disk::default(), "a run").unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| Folder::take(folder.path(), Disk::default(), "b"));
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
     }
 
     #[test]
