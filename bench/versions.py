@@ -4,9 +4,13 @@
     cargo build --release
     python3 bench/versions.py --before /tmp/before/target/release/paceline
 
-`digests`: fixed training runs of few steps. Both builds must end with the same weights, bit by bit.
+`digests`: fixed training runs of few steps on up to three ranks. Both builds must end with the same weights, bit by bit.
 
-`steps`: training steps of the CNN and the MLP, with the memory of the process of rank 0.
+`agree`: the same training run on 4, 6 and 8 ranks, with all exact strategies, over all transports, on one host and as if on
+two and three hosts. All runs of the later build must end with the same weights.
+
+`steps`: training steps of the CNN and the MLP, with the memory of the process of rank 0 and the most memory in use by
+category, which is counted and not measured.
 
 `links`: training steps of the CNN on an emulated link, with `ddp` and with `simple_ddp`.
 
@@ -19,7 +23,7 @@ table shows the median of the ratios with its 95 % interval, from resampling the
 above 1.01 is marked `slower` (or `larger`), and one whose whole interval is below 0.99 `faster` (or `smaller`).
 
 Prints one table and writes the raw values with date, machine and commits to `results/versions.json`. Only the standard
-library is needed. Exits with 0 if all digests are equal, with 1 if they differ or a run failed, with 2 on a wrong argument.
+library is needed. Exits with 0 if all digests are as they must be, with 1 if not or if a run failed, with 2 on a wrong argument.
 """
 import argparse
 import datetime
@@ -46,13 +50,15 @@ DIGESTS = (
     f"{SMALL_CNN} --nproc 2",
     f"{SMALL_CNN} --nproc 2 --strategy simple_ddp --transport thread",
     f"{SMALL_CNN} --nproc 3 --strategy bucket_ddp_async --transport tcp --optimizer adamw",
-    f"{SMALL_CNN} --nproc 4 --strategy flat_ddp --transport hybrid --momentum 0.9",
-    f"{SMALL_CNN} --nproc 2 --batch-norm --sync-batch-norm --lr-schedule cosine --clip-grad-norm 1",
+    f"{SMALL_CNN} --nproc 3 --strategy flat_ddp --transport hybrid --hosts 3 --momentum 0.9",
+    f"{SMALL_CNN} --nproc 2 --batch-norm --sync-batch-norm --lr-schedule cosine",
     f"{SMALL_CNN} --nproc 2 --strategy top_k --top-k 0.2",
     f"{SMALL_CNN} --nproc 2 --strategy local_sgd --sync-every 3 --accumulate 2",
     f"{SMALL_MLP} --num-layers 2 --nproc 2 --strategy fp16",
-    f"{SMALL_MLP} --nproc 4 --strategy simple_ddp_ga --accumulate 2 --tie-layers --num-layers 4",
+    f"{SMALL_MLP} --nproc 3 --strategy simple_ddp_ga --accumulate 2 --tie-layers --num-layers 4",
 )
+AGREE = f"{SMALL_CNN} --momentum 0.9 --clip-grad-norm 1"
+EXACT = ("simple_ddp", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "flat_ddp", "ddp --bucket-cap-mb 0.01")
 STEPS = {
     "CNN, 1 rank": "--nproc 1 --pin-cores --epochs 1",
     "CNN, 2 ranks": "--nproc 2 --pin-cores --epochs 1",
@@ -87,12 +93,27 @@ def train(build: Build, flags: str) -> Record:
     return build.summary("train", f"{flags} --quiet --json out.json")
 
 
+def agreeing(build: Build) -> Iterator[tuple[int, str, str]]:
+    """The number of ranks, the flags and the digest of each run that must end like the others on as many ranks."""
+    for ranks in (4, 6, 8):
+        for strategy in EXACT:
+            flags = f"--nproc {ranks} --strategy {strategy}"
+            yield ranks, flags, train(build, f"{AGREE} {flags}")["weights_sha256"]
+        hybrid = [f"hybrid --hosts {hosts}" for hosts in (2, 3) if ranks % hosts == 0]
+        for transport in ["thread", "shm", "tcp", *hybrid]:
+            flags = f"--nproc {ranks} --transport {transport}"
+            yield ranks, flags, train(build, f"{AGREE} {flags}")["weights_sha256"]
+
+
 def steps(cases: dict[str, str]) -> Callable[[Build], Values]:
     def measure(build: Build) -> Values:
         for case, flags in cases.items():
             summary = train(build, flags)
             yield f"{case}: step ms", summary["step_ms_median"]
             yield f"{case}: resident MB", summary["resident_bytes"] / 1e6
+            for category in ("parameters", "gradients", "optimizer", "activations", "workspace", "communication", "data"):
+                if most := summary["peak_bytes"][category]:
+                    yield f"{case}: {category} MB", most / 1e6
 
     return measure
 
@@ -132,7 +153,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare two builds of paceline, pair by pair.")
     parser.add_argument("--before", type=Path, required=True, metavar="PATH", help="the earlier build")
     parser.add_argument("--after", type=Path, default=Path("target/release/paceline"), metavar="PATH")
-    parts = ["digests", *PARTS]
+    parts = ["digests", "agree", *PARTS]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="(default: all)")
     parser.add_argument("--pairs", type=int, default=10, help="runs of each build (default: 10)")
     parser.add_argument("--out", type=Path, default=Path("results/versions.json"), metavar="FILE")
@@ -183,6 +204,14 @@ def table(rows: list[Record]) -> str:
     return aligned(cells, left={0, 6})
 
 
+def ends(runs: list[Record]) -> dict[int, tuple[int, int]]:
+    """For each number of ranks, the number of runs and the number of different digests with which they ended."""
+    digests: dict[int, list[str]] = {}
+    for row in runs:
+        digests.setdefault(row["ranks"], []).append(row["digest"])
+    return {ranks: (len(found), len(set(found))) for ranks, found in digests.items()}
+
+
 def main() -> int:
     arguments = parse_arguments()
     before, after = Build(arguments.before), Build(arguments.after)
@@ -192,6 +221,7 @@ def main() -> int:
         "before": commit(arguments.before.resolve().parent),
         "after": commit(arguments.after.resolve().parent),
         "digests": [],
+        "agree": [],
         "results": [],
     }
     try:
@@ -201,6 +231,11 @@ def main() -> int:
                 record["digests"].append({"flags": flags, "before": digests[0], "after": digests[1]})
             equal = sum(row["before"] == row["after"] for row in record["digests"])
             print(f"digests: {equal} of {len(DIGESTS)} equal", flush=True)
+        if "agree" in arguments.parts:
+            for ranks, flags, digest in agreeing(after):
+                record["agree"].append({"ranks": ranks, "flags": flags, "digest": digest})
+            for ranks, (num_runs, num_digests) in ends(record["agree"]).items():
+                print(f"agree: {num_runs} runs on {ranks} ranks, different digests: {num_digests}", flush=True)
         for part in arguments.parts:
             if part in PARTS:
                 rows = compared(before, after, part, arguments.pairs)
@@ -211,7 +246,8 @@ def main() -> int:
         return 1
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    return int(any(row["before"] != row["after"] for row in record["digests"]))
+    is_same = all(row["before"] == row["after"] for row in record["digests"])
+    return int(not is_same or any(num_digests > 1 for _, num_digests in ends(record["agree"]).values()))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ fn a_recorded_run_is_found_and_read_whole() {
     main.record(Event::Kernel { name: "conv2d_forward", span: span(1_100, 2_101), shapes });
     main.record(Event::Copy { span: span(2_200, 2_300), bytes: 200 });
     main.record(Event::Operation(Operation {
+        group: 0,
         name: "all_reduce",
         reduction: "sum",
         dtype: "f32",

@@ -113,10 +113,11 @@ impl Call {
         self.send.len_bytes.max(self.recv.len_bytes)
     }
 
-    /// The record of this call.
-    pub(crate) fn record(&self, seq: u32, times: OpTimes) -> OpRecord {
+    /// The record of this call as operation `seq` of a group.
+    pub(crate) fn record(&self, group: u32, seq: u32, times: OpTimes) -> OpRecord {
         OpRecord {
             kind: self.kind,
+            group,
             seq,
             bytes: self.message_bytes(),
             dtype: self.dtype,

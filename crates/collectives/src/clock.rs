@@ -72,7 +72,7 @@ fn measure(
     now: impl Fn() -> i64,
     clock: Option<i64>,
 ) -> Result<ClockOffset, CollectiveError> {
-    let Some(pairs) = group.divide(Some(0))? else { return Ok(ClockOffset::default()) };
+    let Some(pairs) = group.split_apart(Some(0))? else { return Ok(ClockOffset::default()) };
     // Per rank: offset, round trip, and whether the clock is rank 0's.
     let mut found = vec![[0i64; 3]; pairs.world_size()];
     found[0][2] = 1;

@@ -58,6 +58,9 @@ pub(crate) struct OpContext<'a> {
     /// What to add to a rank's number to get its number in the whole group. Not zero only for the part of
     /// an operation that runs within a host of a hybrid group.
     pub(crate) first: usize,
+    /// The numbers of the group's ranks in the group from which it descends; empty if it is that group. Errors carry
+    /// the group's own numbers while an engine handles them, and `Core` translates them. Only words are made of these.
+    pub(crate) members: &'a [usize],
     pub(crate) call: &'a Call,
     pub(crate) seq: u32,
     pub(crate) started_ns: u64,
@@ -93,12 +96,14 @@ impl OpContext<'_> {
     pub(crate) fn given_up(&self, mut missing: Vec<usize>) -> CollectiveError {
         missing.iter_mut().for_each(|rank| *rank += self.first);
         let (op, seq) = (self.call.kind.name(), self.seq);
+        let named = |rank: &usize| self.members.get(*rank).copied().unwrap_or(*rank);
+        let names: Vec<usize> = missing.iter().map(named).collect();
         let cause = match missing.is_empty() {
             true => format!(
                 "another rank stopped waiting in {op} #{seq}; its own error says for which ranks"
             ),
             false => format!(
-                "another rank stopped waiting in {op} #{seq}, where ranks {missing:?} are missing"
+                "another rank stopped waiting in {op} #{seq}, where ranks {names:?} are missing"
             ),
         };
         CollectiveError::Broken { rank: self.first + self.rank, cause, culprits: missing }

@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use paceline_trace::now_ns;
 
@@ -16,6 +16,7 @@ use crate::context::{OpContext, WaitPolicy};
 use crate::emulator::LinkEmulator;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
+use crate::group::Origin;
 use crate::record::{OpRecord, OpTimes, RecentRecords};
 use crate::shared::Fate;
 
@@ -28,12 +29,17 @@ pub(crate) struct Core {
     /// The emulated link, if one has been set.
     pub(crate) emulator: OnceLock<LinkEmulator>,
     flight_recorder: FlightRecorder,
+    /// The number of the group among the groups of this rank.
+    group: u32,
+    /// The numbers of the ranks in the group from which this one descends; empty if it is that group.
+    members: Arc<[usize]>,
     operations: AtomicU32,
     /// The first error, in words, and the ranks that it is about.
     broken: Mutex<Option<(String, Vec<usize>)>>,
     /// Whether the records have been written. The lock is held while they are.
     is_dumped: Mutex<bool>,
-    records: Mutex<RecentRecords>,
+    /// The operations of all groups of this rank that descend from the same group.
+    records: Arc<Mutex<RecentRecords>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -46,6 +52,7 @@ impl Core {
         world: usize,
         engine: Engine,
         flight_recorder: FlightRecorder,
+        origin: &Origin,
     ) -> Self {
         Self {
             rank,
@@ -53,10 +60,12 @@ impl Core {
             engine,
             emulator: OnceLock::new(),
             flight_recorder,
+            group: origin.number,
+            members: origin.members.clone(),
             operations: AtomicU32::new(0),
             broken: Mutex::new(None),
             is_dumped: Mutex::new(false),
-            records: Mutex::new(RecentRecords::new()),
+            records: origin.rank.records.clone(),
         }
     }
 
@@ -69,18 +78,20 @@ impl Core {
     ) -> Result<OpTimes, CollectiveError> {
         if let Some((cause, culprits)) = &*lock(&self.broken) {
             let (cause, culprits) = (cause.clone(), culprits.clone());
-            return Err(CollectiveError::Broken { rank: self.rank, cause, culprits });
+            let rank = self.outermost(self.rank);
+            return Err(CollectiveError::Broken { rank, cause, culprits });
         }
         let seq = self.operations.fetch_add(1, Ordering::Relaxed);
         let started_ns = now_ns();
         let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
-        let record = call.record(seq, times);
+        let record = call.record(self.group, seq, times);
         lock(&self.records).begin(record);
         self.flight_recorder.begins(call, seq);
         let context = OpContext {
             rank: self.rank,
             world: self.world,
             first: 0,
+            members: &self.members,
             call,
             seq,
             started_ns,
@@ -95,9 +106,10 @@ impl Core {
             }
             OpTimes { submitted_ns, started_ns, present_ns, finished_ns: now_ns() }
         });
+        let outcome = outcome.map_err(|error| error.named_by(&self.members));
         match &outcome {
             Ok(times) => {
-                lock(&self.records).end(*times);
+                lock(&self.records).end(self.group, *times);
                 self.flight_recorder.ends(call, seq, times);
             }
             Err(error) => self.fail(error),
@@ -123,7 +135,7 @@ impl Core {
                 _ => "a panic without words".to_owned(),
             };
             let error = CollectiveError::Panicked {
-                rank: self.rank,
+                rank: self.outermost(self.rank),
                 op: call.kind.name(),
                 // Only one thread at a time executes, and this operation has already been counted.
                 seq: self.operations.load(Ordering::Relaxed).wrapping_sub(1),
@@ -144,8 +156,14 @@ impl Core {
             shared.control().depart(place, Fate::Lost);
             // This does not mark the group as broken: the next operation that needs the rank does.
             let first = self.rank - shared.rank;
-            self.dump(&format!("rank {}: rank {} died", self.rank, first + place));
+            let (rank, lost) = (self.outermost(self.rank), self.outermost(first + place));
+            self.dump(&format!("rank {rank}: rank {lost} died"));
         }
+    }
+
+    /// The number of a rank of this group in the group from which this one descends.
+    fn outermost(&self, rank: usize) -> usize {
+        self.members.get(rank).copied().unwrap_or(rank)
     }
 
     /// Writes the records to the dump folder, unless they have been written before.
@@ -180,5 +198,12 @@ impl Core {
 
     pub(crate) fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
         lock(&self.records).fresh_into(out)
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // An operation that failed counts as running as long as the group exists.
+        lock(&self.records).forget(self.group);
     }
 }

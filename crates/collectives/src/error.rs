@@ -7,7 +7,8 @@ use paceline_rendezvous::{EnvironmentError, RendezvousError};
 
 /// An error of a collective operation or of forming a group.
 ///
-/// The fields that most variants share: `rank` is the rank that reports the error, `op` the name of the
+/// The fields that most variants share: `rank` is the rank that reports the error, numbered like all ranks in an error
+/// as in the group from which the failing group descends, `op` the name of the
 /// operation, `seq` its sequence number in the group, and `bytes` its message size.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CollectiveError {
@@ -119,6 +120,9 @@ pub enum CollectiveError {
         /// What is wrong.
         reason: String,
     },
+    /// The ranks cannot be arranged as a mesh.
+    #[error(transparent)]
+    Mesh(#[from] crate::mesh::MeshError),
     /// A rank that does not exist.
     #[error("there is no rank {rank} in a group of {world_size}")]
     NoSuchRank {
@@ -253,8 +257,50 @@ impl CollectiveError {
         )
     }
 
-    /// The ranks of the group that this error is about: those that have ended, and those that did not come. Empty if
-    /// it is about this rank itself.
+    /// The error with the ranks of a sub-group renamed: rank `i` becomes `members[i]`. Ranks that are no members keep
+    /// their numbers, and so do all if there are no members.
+    pub(crate) fn named_by(mut self, members: &[usize]) -> Self {
+        use CollectiveError::*;
+        let named = |number: &mut usize| *number = members.get(*number).copied().unwrap_or(*number);
+        match &mut self {
+            PeerLost { rank, peer, .. }
+            | PeerLeft { rank, peer, .. }
+            | Mismatch { rank, peer, .. } => {
+                [rank, peer].into_iter().for_each(named);
+            }
+            TimedOut { rank, missing, .. } => {
+                named(rank);
+                missing.iter_mut().for_each(named);
+            }
+            Broken { rank, culprits, .. } => {
+                named(rank);
+                culprits.iter_mut().for_each(named);
+            }
+            Rendezvous(RendezvousError::Failed { missing, .. }) => {
+                missing.iter_mut().for_each(named)
+            }
+            Panicked { rank, .. }
+            | NoThread { rank, .. }
+            | Counts { rank, .. }
+            | Buffers { rank, .. }
+            | Mpi { rank, .. } => named(rank),
+            // These name no rank, or count ranks in their own way.
+            NoSuchRank { .. }
+            | Link { .. }
+            | ImpossibleLink { .. }
+            | Rendezvous(_)
+            | NoMemory { .. }
+            | Setup { .. }
+            | TransportVariable { .. }
+            | Mesh(_)
+            | Object(_)
+            | Memory(_) => {}
+        }
+        self
+    }
+
+    /// The ranks that this error is about: those that have ended, and those that did not come. They are numbered as in the
+    /// group from which the failing group descends. Empty if the error is about this rank itself.
     pub fn culprits(&self) -> Vec<usize> {
         match self {
             CollectiveError::PeerLost { peer, .. } | CollectiveError::PeerLeft { peer, .. } => {

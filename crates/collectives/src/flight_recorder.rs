@@ -1,5 +1,5 @@
-//! What a group reports while it runs: a log of its operations, and, when it fails, a file with the most
-//! recent ones.
+//! What a group reports while it runs: a log of its operations, and, when it fails, a file with the rank's most
+//! recent ones, in this group and in those that are related to it.
 //!
 //! Input: calls and records. Output: lines on standard error, and a file of JSON lines. This module knows
 //! nothing of how operations work.
@@ -53,11 +53,14 @@ pub(crate) struct FlightRecorder {
     pub(crate) dump_folder: Option<PathBuf>,
     /// The group's name: `world`, or `world/1.0` for the ranks of color 0 in its second split.
     pub(crate) group: String,
+    /// The group's number among the groups of this rank.
+    pub(crate) number: u32,
 }
 
-/// One line of a dump.
+/// One line of a dump. `group` is the number of the group on this rank, as in the first line of its own dump.
 #[derive(Serialize)]
 struct Line {
+    group: u32,
     seq: u32,
     op: &'static str,
     bytes: usize,
@@ -74,6 +77,7 @@ struct Head<'a> {
     rank: usize,
     world_size: usize,
     group: &'a str,
+    number: u32,
     process: u32,
     cause: &'a str,
     dumped_ns: u64,
@@ -117,6 +121,7 @@ impl FlightRecorder {
             rank: self.rank,
             world_size: self.world,
             group: &self.group,
+            number: self.number,
             process: std::process::id(),
             cause,
             dumped_ns: paceline_trace::now_ns(),
@@ -125,9 +130,17 @@ impl FlightRecorder {
         for record in records {
             let OpTimes { submitted_ns, started_ns, present_ns, finished_ns } = record.times;
             let state = if finished_ns == 0 { "running" } else { "finished" };
-            let (op, bytes, seq) = (record.kind.name(), record.bytes, record.seq);
-            let line =
-                Line { seq, op, bytes, state, submitted_ns, started_ns, present_ns, finished_ns };
+            let line = Line {
+                group: record.group,
+                seq: record.seq,
+                op: record.kind.name(),
+                bytes: record.bytes,
+                state,
+                submitted_ns,
+                started_ns,
+                present_ns,
+                finished_ns,
+            };
             let _ = write!(text, "\n{}", serde_json::to_string(&line).unwrap_or_default());
         }
         text.push('\n');

@@ -54,6 +54,7 @@ pub fn tcp_header(bytes: &[u8]) -> Result<(), String> {
         rank: 0,
         world,
         first: 0,
+        members: &[],
         call: &own,
         seq: operation,
         started_ns: now_ns(),

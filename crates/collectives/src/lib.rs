@@ -143,7 +143,8 @@
 //! The operations on tensors have an asynchronous form, whose name ends in `_async` and which returns
 //! [`Work`]. Operations of one group run in the order in which they were submitted, on the group's own
 //! communication thread. Each operation claims the memory that it reads and writes until it is finished:
-//! touching that memory earlier is an error, not a race. [`OpTimes`] separates the time in the queue, the
+//! touching that memory earlier is an error, not a race. The end of the operation is an event
+//! ([`Work::event`]), which gives the claims back even if nobody waits for the work. [`OpTimes`] separates the time in the queue, the
 //! wait for the slowest rank, and the time in which data moved. See `examples/overlap.rs`.
 //!
 //! # Failures
@@ -155,11 +156,13 @@
 //!   sequence number and its bytes.
 //! - Every rank shows the others its call before data move. Calls that differ in operation, type, counts
 //!   or order are an error on every rank. The error names both calls.
-//! - After an error the group is broken: later operations fail at once with the first cause. Memory that
+//! - After an error the group is broken: later operations fail at once with the first cause. Errors name ranks by their
+//!   numbers in the group from which the failing group descends. Memory that
 //!   the failed operation had claimed stays claimed, because a peer may still write there.
 //!
 //! PACELINE_COMM_LOG=info writes a line to standard error for every finished operation; `trace` also
-//! writes one when an operation starts. Each rank remembers its last 1,000 operations. If
+//! writes one when an operation starts. Each rank remembers its last 1,000 operations,
+//! of all its groups. If
 //! PACELINE_DUMP_FOLDER names a folder, the rank writes them there as JSON lines when the group fails;
 //! [`Group::dumper`] writes them on demand. [`write_error_file`] tells torchrun why a rank failed.
 //!
@@ -167,6 +170,15 @@
 //!
 //! [`Group::split`] makes one sub-group of all ranks that pass the same color. Each sub-group has its own
 //! queue and its own sequence of operations. See `examples/sub_groups.rs`.
+//!
+//! [`Mesh`] arranges the ranks of a group in a grid with named axes and forms a group for each axis. Neighbors on
+//! the axis `pp` also get a connection with a queue for each direction ([`Neighbor`]), so a message to one never waits
+//! behind one to another.
+//!
+//! A group and all groups that descend from it share this rank's record of operations ([`Group::fresh_records`]) and its
+//! emulated network card. The memory that a group has allocated is used in place by the groups split from it, and
+//! after [`Group::register`] by any related group. Their failures are separate: an error breaks the group in which it
+//! happens, and the others go on as long as they have all their ranks.
 //!
 //! # Emulated links
 //!
@@ -203,6 +215,7 @@ mod group;
 mod header;
 mod hybrid;
 mod meet;
+mod mesh;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod objects;
@@ -223,6 +236,7 @@ pub use error::CollectiveError;
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
 pub use group::{Dumper, Group};
+pub use mesh::{Axis, Mesh, MeshError, MeshShape, Neighbor};
 pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes};
 pub use reduce::{ReduceElement, ReduceOp};

@@ -7,14 +7,15 @@
 //! Input: tensors, a root or peer, a reduction. Output: the times of the operation, or a [`Work`] to wait
 //! for. This module knows nothing of transports.
 
-use paceline_memory::{Access, Claim, Tensor};
+use paceline_memory::{Access, Claim, Device, Tensor};
 
 use crate::call::{Blocks, Call, Region};
+use crate::worker::Claims;
 use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Work};
 
 type Outcome = Result<OpTimes, CollectiveError>;
 type Submitted = Result<Work, CollectiveError>;
-type Prepared = Result<(Call, Vec<Claim>), CollectiveError>;
+type Prepared = Result<(Call, Claims), CollectiveError>;
 
 impl Group {
     /// Replaces `data` on every rank by the reduction of all ranks' data, as a tree over the ranks.
@@ -199,12 +200,12 @@ impl Group {
 
     /// Returns when every rank has arrived.
     pub fn barrier(&self) -> Outcome {
-        self.run((Call::new(OpKind::Barrier, paceline_memory::DType::U8), Vec::new()))
+        self.run((Call::new(OpKind::Barrier, paceline_memory::DType::U8), [None, None]))
     }
 
     /// Like [`Group::barrier`], in the background: finished when every rank has arrived.
     pub fn barrier_async(&self) -> Submitted {
-        self.submit((Call::new(OpKind::Barrier, paceline_memory::DType::U8), Vec::new()))
+        self.submit((Call::new(OpKind::Barrier, paceline_memory::DType::U8), [None, None]))
     }
 
     fn reduce_call(
@@ -346,8 +347,14 @@ impl Group {
         let Some(dtype) = send.or(recv).map(Tensor::dtype) else {
             unreachable!("every operation has data on one side at least")
         };
+        for tensor in [send, recv].into_iter().flatten() {
+            match tensor.device() {
+                // Every engine reaches the memory of the host.
+                Device::Cpu => {}
+            }
+        }
         let mut call = Call { op, root, ..Call::new(kind, dtype) };
-        let mut claims = Vec::with_capacity(2);
+        let mut claims = [None, None];
         if let (Some(send), Some(recv)) = (send, recv) {
             if send.dtype() != recv.dtype() {
                 let reason = format!("got both {} and {}", send.dtype(), recv.dtype());
@@ -368,18 +375,18 @@ impl Group {
                     region.part(range.start - whole.start..range.end - whole.start)
                 };
                 (call.send, call.recv) = (part(&a), part(&b));
-                return Ok((call, vec![claim]));
+                return Ok((call, [Some(claim), None]));
             }
         }
         if let Some(send) = send {
             let claim = send.claim(Access::Read, kind.name())?;
             call.send = claimed_region(&claim);
-            claims.push(claim);
+            claims[0] = Some(claim);
         }
         if let Some(recv) = recv {
             let claim = recv.claim(Access::Write, kind.name())?;
             call.recv = claimed_region(&claim);
-            claims.push(claim);
+            claims[1] = Some(claim);
         }
         Ok((call, claims))
     }
@@ -392,11 +399,11 @@ impl Group {
         Err(CollectiveError::Buffers { rank: self.rank(), op: kind.name(), reason: reason.into() })
     }
 
-    fn run(&self, (call, claims): (Call, Vec<Claim>)) -> Outcome {
+    fn run(&self, (call, claims): (Call, Claims)) -> Outcome {
         self.worker().run(call, claims)
     }
 
-    fn submit(&self, (call, claims): (Call, Vec<Claim>)) -> Submitted {
+    fn submit(&self, (call, claims): (Call, Claims)) -> Submitted {
         Ok(self.worker().submit(call, claims))
     }
 }

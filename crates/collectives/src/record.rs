@@ -132,6 +132,8 @@ impl OpTimes {
 pub struct OpRecord {
     /// The kind of operation.
     pub kind: OpKind,
+    /// The number of the group on this rank ([`Group::number`](crate::Group::number)).
+    pub group: u32,
     /// The sequence number in the group.
     pub seq: u32,
     /// Size of the message in bytes.
@@ -157,6 +159,7 @@ impl OpRecord {
             name: self.kind.name(),
             reduction: if self.kind.reduces() { self.op.name() } else { "" },
             dtype: self.dtype.name(),
+            group: self.group,
             seq: self.seq,
             in_elems: elems(self.send_bytes),
             out_elems: elems(self.recv_bytes),
@@ -168,7 +171,8 @@ impl OpRecord {
     }
 }
 
-/// The most recent records, up to a fixed number, and the operation that is running.
+/// The most recent records of a rank, up to a fixed number, and the operations that are running: one at most in
+/// each group.
 #[derive(Debug)]
 pub(crate) struct RecentRecords {
     records: VecDeque<OpRecord>,
@@ -176,29 +180,34 @@ pub(crate) struct RecentRecords {
     num_fresh: usize,
     /// How many records were dropped before `fresh_into` could return them.
     num_lost: u64,
-    current: Option<OpRecord>,
+    running: Vec<OpRecord>,
 }
 
 /// How many records are kept.
 const RING_CAPACITY: usize = 1000;
 
-impl RecentRecords {
-    pub(crate) fn new() -> Self {
+impl Default for RecentRecords {
+    fn default() -> Self {
         Self {
             records: VecDeque::with_capacity(RING_CAPACITY),
             num_fresh: 0,
             num_lost: 0,
-            current: None,
+            running: Vec::with_capacity(8),
         }
     }
+}
 
+impl RecentRecords {
     pub(crate) fn begin(&mut self, record: OpRecord) {
-        self.current = Some(record);
+        self.running.push(record);
     }
 
-    /// The running operation has finished.
-    pub(crate) fn end(&mut self, times: OpTimes) {
-        let Some(record) = self.current.take() else { return };
+    /// The running operation of this group has finished.
+    pub(crate) fn end(&mut self, group: u32, times: OpTimes) {
+        let Some(place) = self.running.iter().position(|record| record.group == group) else {
+            return;
+        };
+        let record = self.running.swap_remove(place);
         if self.records.len() == RING_CAPACITY {
             self.records.pop_front();
         }
@@ -210,11 +219,16 @@ impl RecentRecords {
         }
     }
 
-    /// The most recent records, oldest first, at most [`RING_CAPACITY`]. The running operation comes last.
+    /// This group has ended, and so has an operation of it that never finished.
+    pub(crate) fn forget(&mut self, group: u32) {
+        self.running.retain(|record| record.group != group);
+    }
+
+    /// The most recent records, oldest first, at most [`RING_CAPACITY`]. The running operations come last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &OpRecord> {
-        let num_records = self.records.len() + usize::from(self.current.is_some());
+        let num_records = self.records.len() + self.running.len();
         let surplus = num_records.saturating_sub(RING_CAPACITY);
-        self.records.iter().chain(&self.current).skip(surplus)
+        self.records.iter().chain(&self.running).skip(surplus)
     }
 
     /// Appends to `out` the records that this method has not returned before. They stay here too. Returns

@@ -126,7 +126,7 @@ impl Group {
 
     /// The caller keeps the slices borrowed until the call is finished.
     fn run_slice(&self, call: Call) -> Outcome {
-        self.worker().run(call, Vec::new())
+        self.worker().run(call, [None, None])
     }
 }
 

@@ -3,14 +3,14 @@
 //! Asynchronous operations run on the group's own thread. A blocking operation that finds the queue idle runs
 //! on its caller's thread, which saves two thread switches.
 //!
-//! Input: calls with the claims on their memory. Output: the times of each operation. This module knows
-//! nothing of transports.
+//! Input: calls with the claims on their memory. Output: the times of each operation. The claims of an
+//! asynchronous operation are given back by the event of its end. This module knows nothing of transports.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use paceline_memory::Claim;
+use paceline_memory::{Claim, Event, EventState, Signal};
 use paceline_trace::now_ns;
 
 use crate::call::Call;
@@ -25,30 +25,57 @@ use crate::{CollectiveError, GroupOptions};
 /// Its data stay claimed until the operation is finished, even if this value is dropped.
 #[derive(Debug)]
 pub struct Work {
-    state: Arc<WorkState>,
+    outcome: Arc<OnceLock<Outcome>>,
+    event: Event,
 }
 
-#[derive(Debug, Default)]
-struct WorkState {
-    outcome: Mutex<Option<Result<OpTimes, CollectiveError>>>,
-    finished: Condvar,
-}
+type Outcome = Result<OpTimes, CollectiveError>;
+
+/// The claims on the memory of a call: what it reads and what it writes, or one claim on both.
+pub(crate) type Claims = [Option<Claim>; 2];
 
 impl Work {
     /// Blocks until the operation is finished. Returns its times, or its error.
     pub fn wait(self) -> Result<OpTimes, CollectiveError> {
-        let mut outcome = lock(&self.state.outcome);
-        loop {
-            if let Some(outcome) = outcome.take() {
-                return outcome;
-            }
-            outcome = self.state.finished.wait(outcome).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.event.wait();
+        self.outcome.get().expect("the outcome is known before the event has come").clone()
     }
 
     /// Whether [`Work::wait`] would return at once.
     pub fn is_finished(&self) -> bool {
-        lock(&self.state.outcome).is_some()
+        self.event.state() != EventState::Pending
+    }
+
+    /// The event of the operation's end.
+    pub fn event(&self) -> &Event {
+        &self.event
+    }
+}
+
+/// The side of a [`Work`] that runs it.
+#[derive(Debug)]
+struct Promise {
+    outcome: Arc<OnceLock<Outcome>>,
+    signal: Signal,
+}
+
+impl Promise {
+    /// A promise, and the work of which it is. The claims are given back when it is kept.
+    fn new(claims: Claims) -> (Self, Work) {
+        let (event, signal) = Event::pending();
+        claims.into_iter().flatten().for_each(|claim| claim.until(&event));
+        let outcome = Arc::new(OnceLock::new());
+        (Self { outcome: outcome.clone(), signal }, Work { outcome, event })
+    }
+
+    /// Ends the work. If the operation failed, its claims stay for good.
+    fn keep(self, outcome: Outcome) {
+        let is_complete = outcome.is_ok();
+        self.outcome.get_or_init(|| outcome);
+        match is_complete {
+            true => self.signal.complete(),
+            false => self.signal.fail(),
+        }
     }
 }
 
@@ -56,20 +83,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Releases the claims after an operation. If the operation failed, the claims stay for good: a peer that
-/// does not know of the failure yet may still write to the memory, and the group is broken anyway.
-pub(crate) fn release(claims: Vec<Claim>, outcome: &Result<OpTimes, CollectiveError>) {
-    if outcome.is_err() {
-        std::mem::forget(claims);
-    }
-}
-
 #[derive(Debug)]
 struct Job {
     call: Call,
     submitted_ns: u64,
-    claims: Vec<Claim>,
-    state: Arc<WorkState>,
+    promise: Promise,
 }
 
 #[derive(Debug, Default)]
@@ -119,8 +137,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Runs a call and returns when it is finished; `claims` are held until then.
-    pub(crate) fn run(&self, call: Call, claims: Vec<Claim>) -> Result<OpTimes, CollectiveError> {
+    /// Runs a call and returns when it is finished; `claims` are held until then. If the operation fails, they stay for
+    /// good: a peer that does not know of the failure yet may still write to the memory, and the group is broken anyway.
+    pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes, CollectiveError> {
         let submitted_ns = now_ns();
         let shared = &*self.shared;
         {
@@ -135,25 +154,25 @@ impl Worker {
         let policy = WaitPolicy { spin: shared.options.spin, limit: shared.options.timeout };
         let outcome = shared.core.execute(&call, submitted_ns, policy);
         drop(turn);
-        release(claims, &outcome);
+        if outcome.is_err() {
+            std::mem::forget(claims);
+        }
         outcome
     }
 
     /// Queues a call; `claims` are held until it is finished.
-    pub(crate) fn submit(&self, call: Call, claims: Vec<Claim>) -> Work {
-        let state = Arc::new(WorkState::default());
+    pub(crate) fn submit(&self, call: Call, claims: Claims) -> Work {
+        let (promise, work) = Promise::new(claims);
         if let Err(error) = self.ensure_thread() {
             // The peers go on to this operation, so this rank cannot go on without it.
             self.shared.core.fail(&error);
-            let outcome = Err(error);
-            release(claims, &outcome);
-            *lock(&state.outcome) = Some(outcome);
-            return Work { state };
+            promise.keep(Err(error));
+            return work;
         }
-        let job = Job { call, submitted_ns: now_ns(), claims, state: state.clone() };
+        let job = Job { call, submitted_ns: now_ns(), promise };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
-        Work { state }
+        work
     }
 }
 
@@ -194,9 +213,7 @@ impl Shared {
             };
             let turn = Turn(self);
             let outcome = self.core.execute_guarded(&job.call, job.submitted_ns, policy);
-            release(job.claims, &outcome);
-            *lock(&job.state.outcome) = Some(outcome);
-            job.state.finished.notify_all();
+            job.promise.keep(outcome);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as
             // finished before an earlier one.
             drop(turn);
@@ -230,8 +247,8 @@ mod tests {
         // The public methods check ranks, so they never make such a call. The rank has no mailbox, so the
         // operation panics.
         let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
-        let panics = first.worker().submit(broken, Vec::new());
-        let follows = first.worker().submit(Call::new(OpKind::Barrier, DType::U8), Vec::new());
+        let panics = first.worker().submit(broken, [None, None]);
+        let follows = first.worker().submit(Call::new(OpKind::Barrier, DType::U8), [None, None]);
         let error = panics.wait().unwrap_err();
         assert!(matches!(error, CollectiveError::Panicked { rank: 0, seq: 0, .. }), "{error}");
         assert!(error.to_string().contains("out of bounds"), "{error}");

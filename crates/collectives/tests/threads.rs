@@ -6,7 +6,7 @@ mod limit;
 use std::time::Duration;
 
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp};
-use paceline_memory::{Allocator, Category, DType};
+use paceline_memory::{Allocator, Category, DType, EventState};
 
 fn on_ranks<R: Send>(world: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
@@ -101,6 +101,37 @@ fn a_claimed_bucket_cannot_be_touched() {
     second.all_reduce_slice(&mut [2.0f32; 8], ReduceOp::Sum).unwrap();
     work.wait().unwrap();
     assert_eq!(*tensor.read::<f32>().unwrap(), [3.0; 8]);
+}
+
+#[test]
+fn the_event_of_a_work_gives_its_claims_back_and_a_failed_one_keeps_them() {
+    let mut groups = Group::threads(2);
+    let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
+    let allocator = Allocator::new();
+    let [data, gathered] = [4, 8].map(|len| {
+        let tensor = allocator.tensor(DType::F32, [len], Category::Gradients).unwrap();
+        tensor.fill_zero().unwrap();
+        tensor
+    });
+    // Both sides of an operation are claimed, also when nobody keeps the work.
+    let work = first.all_gather_async(&data, &gathered).unwrap();
+    let event = work.event().clone();
+    drop(work);
+    assert_eq!(event.state(), EventState::Pending);
+    assert!(data.write::<f32>().is_err() && gathered.read::<f32>().is_err());
+    assert!(data.read::<f32>().is_ok(), "it is only read");
+    let mut all = [0.0f32; 8];
+    second.all_gather_slice(&[1.0f32; 4], &mut all).unwrap();
+    assert_eq!(event.wait(), EventState::Complete);
+    assert!(data.write::<f32>().is_ok() && gathered.read::<f32>().is_ok());
+
+    let work = first.broadcast_async(&data, 0).unwrap();
+    let event = work.event().clone();
+    drop(second);
+    assert!(matches!(work.wait().unwrap_err(), CollectiveError::PeerLeft { .. }));
+    assert_eq!(event.state(), EventState::Failed);
+    let error = data.read::<f32>().unwrap_err().to_string();
+    assert!(error.contains("claimed for broadcast"), "{error}");
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub struct Sampler {
     world: usize,
     order: Order,
     max_batches: usize,
+    /// Consecutive batches whose samples are divided together: see [`Sampler::with_steps_of`].
+    batches_per_step: usize,
 }
 
 /// The order of one epoch.
@@ -88,7 +90,8 @@ impl Sampler {
         if rank >= world {
             return setting("the rank", format!("below the world size {world}"), rank);
         }
-        Ok(Self { len, global_batch, rank, world, order, max_batches: usize::MAX })
+        let (max_batches, batches_per_step) = (usize::MAX, 1);
+        Ok(Self { len, global_batch, rank, world, order, max_batches, batches_per_step })
     }
 
     /// Limits each epoch to `max_batches` batches. The remaining samples are not read in that epoch. Errors
@@ -96,6 +99,14 @@ impl Sampler {
     pub fn with_max_batches(self, max_batches: usize) -> Result<Self, DataError> {
         DataError::at_least_one("the number of batches per epoch", max_batches)?;
         Ok(Self { max_batches, ..self })
+    }
+
+    /// Divides the samples of each `batches` consecutive batches together, first among the ranks and then among the
+    /// batches. So what `k` ranks read in one batch each is what one rank reads in `k` batches, in the same order. By
+    /// default, each batch is divided for itself. Errors on zero.
+    pub fn with_steps_of(self, batches: usize) -> Result<Self, DataError> {
+        DataError::at_least_one("the number of batches per step", batches)?;
+        Ok(Self { batches_per_step: batches, ..self })
     }
 
     /// The number of samples of the data set, even if the number of batches is limited.
@@ -115,7 +126,7 @@ impl Sampler {
 
     /// The most samples that this rank gets from one batch, which is its share of the first batch.
     pub fn local_batch_max(&self) -> usize {
-        self.share_of(self.global_batch.min(self.len)).len()
+        part(self.global_batch.min(self.len), self.rank, self.world).len()
     }
 
     /// The order of an epoch, the same on every rank.
@@ -130,10 +141,18 @@ impl Sampler {
     /// The number of samples in all batches before `position`, in this epoch and in earlier epochs.
     pub fn samples_before(&self, position: Position) -> SampleCounts {
         let of_epoch = |batches: usize| {
-            let full = batches.min(self.len / self.global_batch);
-            let tail = if batches > full { self.len % self.global_batch } else { 0 };
-            let own = full * self.share_of(self.global_batch).len() + self.share_of(tail).len();
-            SampleCounts { own: own as u64, all: (full * self.global_batch + tail) as u64 }
+            let of_step = self.batches_per_step.saturating_mul(self.global_batch);
+            // All steps but the last one of an epoch are alike.
+            let steps = (batches / self.batches_per_step).min(self.len / of_step);
+            let rest = (steps * self.batches_per_step..batches).map(|batch| self.share_of(batch));
+            let (own, all) = rest.fold((0, 0), |(own, all), share| {
+                (own + share.own.len(), all + share.global_count)
+            });
+            let own_of_step = part(of_step, self.rank, self.world).len();
+            SampleCounts {
+                own: (steps * own_of_step + own) as u64,
+                all: (steps * of_step + all) as u64,
+            }
         };
         let complete = of_epoch(self.batches_per_epoch());
         let begun = of_epoch(position.batch.min(self.batches_per_epoch()));
@@ -143,12 +162,36 @@ impl Sampler {
         }
     }
 
-    /// This rank's part of `count` samples.
-    fn share_of(&self, count: usize) -> Range<usize> {
-        let (base, extra) = (count / self.world, count % self.world);
-        let start = self.rank * base + self.rank.min(extra);
-        start..start + base + usize::from(self.rank < extra)
+    /// This rank's samples of a batch, as places in the order of the epoch.
+    fn share_of(&self, batch: usize) -> Places {
+        let first = batch - batch % self.batches_per_step;
+        let num_batches = self.batches_per_step.min(self.batches_per_epoch() - first);
+        let begin = first * self.global_batch;
+        let len = (num_batches.saturating_mul(self.global_batch)).min(self.len - begin);
+        let of_rank =
+            |rank: usize| part(len, rank * num_batches + batch - first, self.world * num_batches);
+        let own = of_rank(self.rank);
+        let global_count = match num_batches {
+            1 => len,
+            _ => (0..self.world).map(|rank| of_rank(rank).len()).sum(),
+        };
+        Places { own: begin + own.start..begin + own.end, global_count }
     }
+}
+
+/// The samples of a batch as places in the order of an epoch.
+struct Places {
+    /// Those of this rank.
+    own: Range<usize>,
+    /// The number of samples of all ranks together.
+    global_count: usize,
+}
+
+/// Part number `at` of `parts` equal parts of `count` samples. The first parts may have one sample more.
+fn part(count: usize, at: usize, parts: usize) -> Range<usize> {
+    let (base, extra) = (count / parts, count % parts);
+    let start = at * base + at.min(extra);
+    start..start + base + usize::from(at < extra)
 }
 
 impl EpochPlan {
@@ -162,9 +205,7 @@ impl EpochPlan {
         if batch >= self.sampler.batches_per_epoch() {
             return None;
         }
-        let start = batch * self.sampler.global_batch;
-        let global_count = self.sampler.global_batch.min(self.order.len() - start);
-        let share = self.sampler.share_of(global_count);
-        Some(Share { indices: &self.order[start..][share], global_count })
+        let Places { own, global_count } = self.sampler.share_of(batch);
+        Some(Share { indices: &self.order[own], global_count })
     }
 }

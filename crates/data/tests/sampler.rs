@@ -127,3 +127,39 @@ fn senseless_settings_are_refused() {
         "the number of batches per epoch must be at least 1, got 0"
     );
 }
+
+#[test]
+fn ranks_and_batches_of_a_step_are_exchangeable() {
+    for (len, of_step) in [(64, 8), (97, 12), (30, 12), (5, 8)] {
+        // The same parts, as ranks, as batches and as both.
+        let parts = |world: usize, batches: usize| {
+            let mut steps: Vec<Vec<Vec<u32>>> = Vec::new();
+            for rank in 0..world {
+                let sampler = sampler(len, of_step / batches, rank, world, SHUFFLED);
+                let sampler = sampler.with_steps_of(batches).unwrap();
+                let plan = sampler.epoch(2);
+                let mut counts = SampleCounts::default();
+                for batch in 0..sampler.batches_per_epoch() {
+                    let position = Position { epoch: 0, batch };
+                    assert_eq!(sampler.samples_before(position), counts, "{len} by {of_step}");
+                    let share = plan.batch(batch).unwrap();
+                    assert!(share.indices.len() <= sampler.local_batch_max());
+                    counts.own += share.indices.len() as u64;
+                    counts.all += share.global_count as u64;
+                    steps.resize(steps.len().max(batch / batches + 1), Vec::new());
+                    steps[batch / batches].push(share.indices.to_vec());
+                }
+                assert_eq!(counts.all, len as u64);
+            }
+            steps
+        };
+        let as_ranks = parts(4, 1);
+        let full = len / of_step;
+        for (world, batches) in [(2, 2), (1, 4)] {
+            let steps = parts(world, batches);
+            // The last step may have fewer batches.
+            assert_eq!(steps[..full], as_ranks[..full], "{len} by {of_step}: {world} ranks");
+            assert_eq!(steps.concat().concat(), as_ranks.concat().concat());
+        }
+    }
+}

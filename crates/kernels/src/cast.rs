@@ -2,7 +2,7 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
 use crate::{Compute, KernelError, Result};
@@ -17,15 +17,16 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
     let op = "narrow";
     expect_shape(op, "rounded", rounded.shape(), x.shape())?;
     expect_f32(op, x)?;
-    let x = x.read()?;
-    match rounded.dtype() {
-        DType::F16 => in_blocks(compute, &x, &mut rounded.write::<f16>()?, |x, y| {
-            y.convert_from_f32_slice(x);
-        }),
-        DType::BF16 => in_blocks(compute, &x, &mut rounded.write::<bf16>()?, |x, y| {
-            y.convert_from_f32_slice(x);
-        }),
-        dtype => return Err(KernelError::DType { op, dtype }),
+    match compute.device_of(op, [x, rounded])? {
+        Device::Cpu => match rounded.dtype() {
+            DType::F16 => in_blocks(compute, &x.read()?, &mut rounded.write::<f16>()?, |x, y| {
+                y.convert_from_f32_slice(x);
+            }),
+            DType::BF16 => in_blocks(compute, &x.read()?, &mut rounded.write::<bf16>()?, |x, y| {
+                y.convert_from_f32_slice(x);
+            }),
+            dtype => return Err(KernelError::DType { op, dtype }),
+        },
     }
     Ok(())
 }
@@ -36,15 +37,16 @@ pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
     let op = "widen";
     expect_shape(op, "x", x.shape(), rounded.shape())?;
     expect_f32(op, x)?;
-    let mut x = x.write()?;
-    match rounded.dtype() {
-        DType::F16 => in_blocks(compute, &rounded.read::<f16>()?, &mut x, |y, x| {
-            y.convert_to_f32_slice(x);
-        }),
-        DType::BF16 => in_blocks(compute, &rounded.read::<bf16>()?, &mut x, |y, x| {
-            y.convert_to_f32_slice(x);
-        }),
-        dtype => return Err(KernelError::DType { op, dtype }),
+    match compute.device_of(op, [rounded, x])? {
+        Device::Cpu => match rounded.dtype() {
+            DType::F16 => in_blocks(compute, &rounded.read::<f16>()?, &mut x.write()?, |y, x| {
+                y.convert_to_f32_slice(x);
+            }),
+            DType::BF16 => in_blocks(compute, &rounded.read::<bf16>()?, &mut x.write()?, |y, x| {
+                y.convert_to_f32_slice(x);
+            }),
+            dtype => return Err(KernelError::DType { op, dtype }),
+        },
     }
     Ok(())
 }

@@ -1,13 +1,13 @@
-//! The resources of a kernel: vector instructions, threads and scratch memory.
+//! The resources of a kernel: its device, vector instructions, threads and scratch memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor, WriteGuard};
+use paceline_memory::{Allocator, Category, DType, Device, MemoryError, Tensor, WriteGuard};
 use paceline_trace::{Event, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
-use crate::{KernelError, SimdLevel};
+use crate::{KernelError, Result, SimdLevel};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
@@ -29,7 +29,7 @@ pub struct Compute {
 impl Compute {
     /// Computes with `num_threads` threads and the best vector instructions of this processor. Errors if the system
     /// refuses the threads.
-    pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self, KernelError> {
+    pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
         Ok(Self {
             simd: SimdLevel::detect(),
             threads: Threads::new(num_threads)?,
@@ -37,6 +37,38 @@ impl Compute {
             track: None,
             is_timing: AtomicBool::new(false),
         })
+    }
+
+    /// The device that computes.
+    pub fn device(&self) -> Device {
+        self.allocator.device()
+    }
+
+    /// The door of an operation: selects the device that carries it out, which is that of this handle. Errors if an
+    /// operand lies on another device.
+    ///
+    /// Every operation checks its shapes, then matches on this, with one arm for each device:
+    ///
+    /// ```
+    /// # use paceline_kernels::{Compute, Result};
+    /// # use paceline_memory::{Device, Tensor};
+    /// fn negate(compute: &Compute, x: &Tensor) -> Result<()> {
+    ///     match compute.device_of("negate", [x])? {
+    ///         Device::Cpu => x.write::<f32>()?.iter_mut().for_each(|x| *x = -*x),
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn device_of<'a>(
+        &self,
+        op: &'static str,
+        operands: impl IntoIterator<Item = &'a Tensor>,
+    ) -> Result<Device> {
+        let compute = self.device();
+        match operands.into_iter().map(Tensor::device).find(|operand| *operand != compute) {
+            Some(operand) => Err(KernelError::Device { op, operand, compute }),
+            None => Ok(compute),
+        }
     }
 
     /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
@@ -64,12 +96,13 @@ impl Compute {
 
     /// Copies the elements of a tensor into another tensor with the same element type and number of
     /// elements, and records a copy.
-    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<(), MemoryError> {
-        let Some(track) = self.track.as_deref().filter(|track| track.is_on()) else {
-            return to.copy_from(from);
-        };
-        let start_ns = now_ns();
-        to.copy_from(from)?;
+    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        let track = self.track.as_deref().filter(|track| track.is_on());
+        let start_ns = track.map(|_| now_ns());
+        match self.device_of("copy", [from, to])? {
+            Device::Cpu => to.copy_from(from)?,
+        }
+        let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
         let span = Span { start_ns, end_ns: now_ns() };
         track.record(Event::Copy { span, bytes: from.num_bytes() as u64 });
         Ok(())
@@ -86,12 +119,8 @@ impl Compute {
     }
 
     /// Scratch memory of `len` elements with unspecified contents, for use within one kernel.
-    pub(crate) fn scratch(&self, len: usize) -> Result<WriteGuard<f32>, MemoryError> {
-        self.tensor(DType::F32, len)?.write()
-    }
-
-    fn tensor(&self, dtype: DType, len: usize) -> Result<Tensor, MemoryError> {
-        self.allocator.tensor(dtype, [len], Category::Workspace)
+    pub(crate) fn scratch(&self, len: usize) -> std::result::Result<WriteGuard<f32>, MemoryError> {
+        self.allocator.tensor(DType::F32, [len], Category::Workspace)?.write()
     }
 }
 
@@ -130,7 +159,7 @@ pub struct Threads {
 impl Threads {
     /// `num_threads` threads. Errors if the system cannot start all of them: fewer threads would silently
     /// change results and times.
-    pub fn new(num_threads: usize) -> Result<Self, KernelError> {
+    pub fn new(num_threads: usize) -> Result<Self> {
         let build = || {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(num_threads)
@@ -150,8 +179,8 @@ impl Threads {
     pub(crate) fn for_each<T: Send, E: Send>(
         &self,
         items: Vec<T>,
-        work: impl Fn(T) -> Result<(), E> + Send + Sync,
-    ) -> Result<(), E> {
+        work: impl Fn(T) -> std::result::Result<(), E> + Send + Sync,
+    ) -> std::result::Result<(), E> {
         match &self.pool {
             None => items.into_iter().try_for_each(work),
             Some(pool) => {

@@ -7,7 +7,7 @@
 //! are never computed. The backward pass needs one byte per pooled value: the *winner*, which is the
 //! position of the largest of the four values. A NaN in a window becomes the result.
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::conv2d::Conv2d;
@@ -55,38 +55,40 @@ pub fn forward(
     let [_, rows, columns, c_out] = output_shape(conv, batch);
     expect_shape(OP, "output", output.shape(), output_shape(conv, batch))?;
     expect_shape(OP, "winners", winners.shape(), output_shape(conv, batch))?;
-    let mut winners = winners.write::<u8>()?;
-    match input.dtype() {
-        DType::F32 => {
-            let (x, b) = (input.read::<f32>()?, bias.read::<f32>()?);
-            let w = weight.read()?;
-            let product = Product::forward_part(compute, conv, &w, 2 * rows, 2 * columns)?;
-            let (in_elems, out_elems) = (conv.input_elems(), rows * columns * c_out);
-            let mut y = output.write::<f32>()?;
-            let outputs = batches(compute, &mut y, out_elems, batch);
-            let winners = batches(compute, &mut winners, out_elems, batch);
-            let items = outputs.into_iter().zip(winners).collect();
-            compute.threads.for_each(items, |((first, y), (_, winners))| {
-                let mut padded = PaddedImage::new(compute, conv)?;
-                let mut raw = compute.scratch(product.output_elems())?;
-                let images = y.chunks_exact_mut(out_elems).zip(winners.chunks_exact_mut(out_elems));
-                for (n, (y, winners)) in images.enumerate() {
-                    let at = (first + n) * in_elems;
-                    padded.fill(compute.simd, &x[at..at + in_elems]);
-                    product.run(compute.simd, padded.elems(), &mut raw);
-                    let stride = product.columns.padded;
-                    pool(compute.simd, &raw, stride, columns, &b, y, winners);
-                }
+    match compute.device_of(OP, [input, weight, bias, output, winners])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => {
+                let (x, b) = (input.read::<f32>()?, bias.read::<f32>()?);
+                let w = weight.read()?;
+                let product = Product::forward_part(compute, conv, &w, 2 * rows, 2 * columns)?;
+                let (in_elems, out_elems) = (conv.input_elems(), rows * columns * c_out);
+                let (mut y, mut winners) = (output.write::<f32>()?, winners.write::<u8>()?);
+                let outputs = batches(compute, &mut y, out_elems, batch);
+                let winners = batches(compute, &mut winners, out_elems, batch);
+                let items = outputs.into_iter().zip(winners).collect();
+                compute.threads.for_each(items, |((first, y), (_, winners))| {
+                    let mut padded = PaddedImage::new(compute, conv)?;
+                    let mut raw = compute.scratch(product.output_elems())?;
+                    let images =
+                        y.chunks_exact_mut(out_elems).zip(winners.chunks_exact_mut(out_elems));
+                    for (n, (y, winners)) in images.enumerate() {
+                        let at = (first + n) * in_elems;
+                        padded.fill(compute.simd, &x[at..at + in_elems]);
+                        product.run(compute.simd, padded.elems(), &mut raw);
+                        let stride = product.columns.padded;
+                        pool(compute.simd, &raw, stride, columns, &b, y, winners);
+                    }
+                    Ok(())
+                })
+            }
+            DType::F64 => {
+                let (x, w, b) = (input.read()?, weight.read()?, bias.read()?);
+                let (mut y, mut winners) = (output.write()?, winners.write()?);
+                reference::conv_relu_pool_forward::<f64>(conv, &x, &w, &b, &mut y, &mut winners);
                 Ok(())
-            })
-        }
-        DType::F64 => {
-            let (x, w, b) = (input.read()?, weight.read()?, bias.read()?);
-            let mut y = output.write()?;
-            reference::conv_relu_pool_forward::<f64>(conv, &x, &w, &b, &mut y, &mut winners);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op: OP, dtype }),
+            }
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
     }
 }
 
@@ -109,41 +111,44 @@ pub fn backward_weight(
     let [_, rows, columns, c_out] = output_shape(conv, batch);
     expect_shape(OP, "d_output", d_output.shape(), output_shape(conv, batch))?;
     expect_shape(OP, "winners", winners.shape(), output_shape(conv, batch))?;
-    let winners = winners.read::<u8>()?;
-    match input.dtype() {
-        DType::F32 => {
-            let (x, dy) = (input.read::<f32>()?, d_output.read::<f32>()?);
-            let (in_elems, out_elems) = (conv.input_elems(), rows * columns * c_out);
-            WeightGradient::new(compute, conv, 2 * rows, 2 * columns).run(
-                compute,
-                batch,
-                |n| &x[n * in_elems..(n + 1) * in_elems],
-                |n, grid| {
-                    let image = n * out_elems..(n + 1) * out_elems;
-                    unpool_into(compute, grid, columns, c_out, &dy[image.clone()], &winners[image]);
-                },
-                &mut d_weight.write()?,
-                accumulate,
-            )?;
-            let mut db = d_bias.write::<f32>()?;
-            if !accumulate {
-                db.fill(0.0);
+    match compute.device_of(OP, [input, winners, d_output, d_weight, d_bias])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => {
+                let (x, dy) = (input.read::<f32>()?, d_output.read::<f32>()?);
+                let winners = winners.read::<u8>()?;
+                let (in_elems, out_elems) = (conv.input_elems(), rows * columns * c_out);
+                WeightGradient::new(compute, conv, 2 * rows, 2 * columns).run(
+                    compute,
+                    batch,
+                    |n| &x[n * in_elems..(n + 1) * in_elems],
+                    |n, grid| {
+                        let image = n * out_elems..(n + 1) * out_elems;
+                        let (dy, winners) = (&dy[image.clone()], &winners[image]);
+                        unpool_into(compute, grid, columns, c_out, dy, winners);
+                    },
+                    &mut d_weight.write()?,
+                    accumulate,
+                )?;
+                let mut db = d_bias.write::<f32>()?;
+                if !accumulate {
+                    db.fill(0.0);
+                }
+                add_won(compute.simd, &dy, &winners, &mut db);
+                Ok(())
             }
-            add_won(compute.simd, &dy, &winners, &mut db);
-            Ok(())
-        }
-        DType::F64 => {
-            let (x, dy) = (input.read()?, d_output.read()?);
-            let (mut dw, mut db) = (d_weight.write()?, d_bias.write()?);
-            if !accumulate {
-                dw.fill(0.0);
-                db.fill(0.0);
+            DType::F64 => {
+                let (x, dy, winners) = (input.read()?, d_output.read()?, winners.read()?);
+                let (mut dw, mut db) = (d_weight.write()?, d_bias.write()?);
+                if !accumulate {
+                    dw.fill(0.0);
+                    db.fill(0.0);
+                }
+                let full = reference::unpool::<f64>(conv, &dy, &winners);
+                reference::conv2d_backward_weight::<f64>(conv, &x, &full, &mut dw, &mut db);
+                Ok(())
             }
-            let full = reference::unpool::<f64>(conv, &dy, &winners);
-            reference::conv2d_backward_weight::<f64>(conv, &x, &full, &mut dw, &mut db);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op: OP, dtype }),
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
     }
 }
 
@@ -165,27 +170,29 @@ pub fn backward_input(
     expect_shape(OP, "d_output", d_output.shape(), output_shape(conv, batch))?;
     expect_shape(OP, "winners", winners.shape(), output_shape(conv, batch))?;
     expect_shape(OP, "d_input", d_input.shape(), conv.input_shape(batch))?;
-    let winners = winners.read::<u8>()?;
-    match d_output.dtype() {
-        DType::F32 => {
-            let dy = d_output.read::<f32>()?;
-            let out_elems = rows * columns * c_out;
-            InputGradient::new(compute, conv, 2 * rows, &weight.read()?)?.run(
-                compute,
-                |n, grid| {
-                    let image = n * out_elems..(n + 1) * out_elems;
-                    unpool_into(compute, grid, columns, c_out, &dy[image.clone()], &winners[image]);
-                },
-                &mut d_input.write()?,
-            )
-        }
-        DType::F64 => {
-            let (w, dy) = (weight.read()?, d_output.read()?);
-            let full = reference::unpool::<f64>(conv, &dy, &winners);
-            reference::conv2d_backward_input::<f64>(conv, &w, &full, &mut d_input.write()?);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [weight, winners, d_output, d_input])? {
+        Device::Cpu => match d_output.dtype() {
+            DType::F32 => {
+                let (dy, winners) = (d_output.read::<f32>()?, winners.read::<u8>()?);
+                let out_elems = rows * columns * c_out;
+                InputGradient::new(compute, conv, 2 * rows, &weight.read()?)?.run(
+                    compute,
+                    |n, grid| {
+                        let image = n * out_elems..(n + 1) * out_elems;
+                        let (dy, winners) = (&dy[image.clone()], &winners[image]);
+                        unpool_into(compute, grid, columns, c_out, dy, winners);
+                    },
+                    &mut d_input.write()?,
+                )
+            }
+            DType::F64 => {
+                let (w, dy, winners) = (weight.read()?, d_output.read()?, winners.read()?);
+                let full = reference::unpool::<f64>(conv, &dy, &winners);
+                reference::conv2d_backward_input::<f64>(conv, &w, &full, &mut d_input.write()?);
+                Ok(())
+            }
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
     }
 }
 

@@ -1,6 +1,6 @@
 //! Element-wise operations: ReLU, bias, sums over rows.
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
 use crate::simd::multiversion;
@@ -10,10 +10,12 @@ use crate::{Compute, KernelError, Real, Result, SimdLevel};
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
     let _time = compute.time("relu_forward", [input]);
     expect_shape("relu", "output", output.shape(), input.shape())?;
-    match input.dtype() {
-        DType::F32 => relu_f32(compute.simd, &input.read()?, &mut output.write()?),
-        DType::F64 => relu_body::<f64>(&input.read()?, &mut output.write()?),
-        dtype => return Err(KernelError::DType { op: "relu", dtype }),
+    match compute.device_of("relu", [input, output])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => relu_f32(compute.simd, &input.read()?, &mut output.write()?),
+            DType::F64 => relu_body::<f64>(&input.read()?, &mut output.write()?),
+            dtype => return Err(KernelError::DType { op: "relu", dtype }),
+        },
     }
     Ok(())
 }
@@ -29,16 +31,18 @@ pub fn relu_backward(
     let op = "relu backward";
     expect_shape(op, "d_output", d_output.shape(), output.shape())?;
     expect_shape(op, "d_input", d_input.shape(), output.shape())?;
-    match output.dtype() {
-        DType::F32 => {
-            let (y, dy) = (output.read()?, d_output.read()?);
-            relu_backward_f32(compute.simd, &y, &dy, &mut d_input.write()?);
-        }
-        DType::F64 => {
-            let (y, dy) = (output.read()?, d_output.read()?);
-            relu_backward_body::<f64>(&y, &dy, &mut d_input.write()?);
-        }
-        dtype => return Err(KernelError::DType { op, dtype }),
+    match compute.device_of(op, [output, d_output, d_input])? {
+        Device::Cpu => match output.dtype() {
+            DType::F32 => {
+                let (y, dy) = (output.read()?, d_output.read()?);
+                relu_backward_f32(compute.simd, &y, &dy, &mut d_input.write()?);
+            }
+            DType::F64 => {
+                let (y, dy) = (output.read()?, d_output.read()?);
+                relu_backward_body::<f64>(&y, &dy, &mut d_input.write()?);
+            }
+            dtype => return Err(KernelError::DType { op, dtype }),
+        },
     }
     Ok(())
 }
@@ -126,13 +130,40 @@ pub(crate) fn add_rows_body<T: Real>(rows: &[T], sums: &mut [T]) {
     }
 }
 
+/// `y = x + y`, in place. Shapes: the same. f32 and f64.
+pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
+    let _time = compute.time("add", [x, y]);
+    expect_shape("add", "x", x.shape(), y.shape())?;
+    match compute.device_of("add", [x, y])? {
+        Device::Cpu => match y.dtype() {
+            DType::F32 => add_f32(compute.simd, &x.read()?, &mut y.write()?),
+            DType::F64 => add_body::<f64>(&x.read()?, &mut y.write()?),
+            dtype => return Err(KernelError::DType { op: "add", dtype }),
+        },
+    }
+    Ok(())
+}
+
+multiversion! {
+    fn add_f32(x: &[f32], y: &mut [f32]) = add_body
+}
+
+#[inline(always)]
+fn add_body<T: Real>(x: &[T], y: &mut [T]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = *x + *y;
+    }
+}
+
 /// `x = x / divisor`, in place. f32 and f64.
 pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
     let _time = compute.time("divide", [tensor]);
-    match tensor.dtype() {
-        DType::F32 => divide_f32(compute.simd, &mut tensor.write()?, divisor),
-        DType::F64 => divide_body::<f64>(&mut tensor.write()?, divisor),
-        dtype => return Err(KernelError::DType { op: "divide", dtype }),
+    match compute.device_of("divide", [tensor])? {
+        Device::Cpu => match tensor.dtype() {
+            DType::F32 => divide_f32(compute.simd, &mut tensor.write()?, divisor),
+            DType::F64 => divide_body::<f64>(&mut tensor.write()?, divisor),
+            dtype => return Err(KernelError::DType { op: "divide", dtype }),
+        },
     }
     Ok(())
 }

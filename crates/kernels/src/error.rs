@@ -1,6 +1,6 @@
 //! The errors of kernels. They are found before anything is computed.
 
-use paceline_memory::{DType, MemoryError, Shape};
+use paceline_memory::{DType, Device, MemoryError, Shape};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +16,18 @@ pub enum KernelError {
         expected: Shape,
         /// The shape of the tensor.
         got: Shape,
+    },
+    /// An operand does not lie on the device that computes.
+    #[error(
+        "{op}: an operand lies on {operand}, but {compute} computes; copy it to {compute} first"
+    )]
+    Device {
+        /// The operation.
+        op: &'static str,
+        /// The device of the operand.
+        operand: Device,
+        /// The device of the compute handle.
+        compute: Device,
     },
     /// The operation does not exist for this element type.
     #[error("{op} is not defined for elements of type {dtype}")]

@@ -4,6 +4,10 @@
 //! tensors of the caller. Every function states its formula, shapes and element types, and whether it
 //! overwrites or accumulates. This crate knows nothing of layers, models or ranks.
 //!
+//! Every operation takes the [`Compute`] handle first, and selects the handle's device at its door
+//! ([`Compute::device_of`]). Tensors of another device are refused. An operation returns no number that it has
+//! computed: sums stay in tensors until they are read.
+//!
 //! Fast paths exist for f32, chosen at run time by [`SimdLevel`]. Each fast path has a plain implementation
 //! in [`mod@reference`], which also computes in f64 for gradient checks.
 //!
@@ -17,7 +21,6 @@ pub mod conv_relu_pool;
 pub mod elementwise;
 pub mod linear;
 pub mod loss;
-pub mod matmul;
 pub mod norm;
 pub mod optimizer;
 pub mod pool2d;
@@ -27,6 +30,7 @@ pub mod top_k;
 mod activation;
 mod compute;
 mod error;
+mod matmul;
 mod real;
 mod simd;
 

@@ -2,7 +2,7 @@
 //!
 //! Shapes: x (m, k), w (n, k), b (n), y (m, n).
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 pub use crate::activation::Activation;
 use crate::compute::batches;
@@ -39,39 +39,51 @@ pub fn forward(
     }
     expect_shape(OP, "output", output.shape(), [m, n])?;
     let with_relu = activation == Activation::Relu;
-    match input.dtype() {
-        DType::F32 => {
-            let (x, w) = (input.read::<f32>()?, weight.read::<f32>()?);
-            let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-            // Computes `w x^T` instead of `x w^T`: the large matrix is then read in the order of memory,
-            // which saves more time than transposing the small result takes.
-            let mut turned = compute.scratch(m * n)?;
-            matmul(compute, w, x.transposed(), &mut turned, false);
-            let bias = bias.map(Tensor::read::<f32>).transpose()?;
-            // One row of zeros costs less than a second form of the loop below.
-            let zeros = if bias.is_none() { vec![0.0; n] } else { Vec::new() };
-            let bias = bias.as_deref().unwrap_or(&zeros);
-            let mut y = output.write::<f32>()?;
-            let items = batches(compute, &mut y, n, m);
-            compute.threads.for_each(items, |(first, y)| {
-                elementwise::turn_add_bias(compute.simd, &turned, m, first, bias, with_relu, y);
-                Ok(())
-            })
-        }
-        DType::F64 => {
-            let (x, w) = (input.read::<f64>()?, weight.read::<f64>()?);
-            let mut y = output.write::<f64>()?;
-            let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-            matmul(compute, x, w.transposed(), &mut y, false);
-            let bias = bias.map(Tensor::read::<f64>).transpose()?;
-            for (at, y) in y.iter_mut().enumerate() {
-                let sum = *y + bias.as_ref().map_or(0.0, |bias| bias[at % n]);
-                let is_cut = with_relu && !(sum > 0.0 || sum.is_nan());
-                *y = if is_cut { 0.0 } else { sum };
+    match compute.device_of(OP, [input, weight, output].into_iter().chain(bias))? {
+        Device::Cpu => {
+            match input.dtype() {
+                DType::F32 => {
+                    let (x, w) = (input.read::<f32>()?, weight.read::<f32>()?);
+                    let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
+                    // Computes `w x^T` instead of `x w^T`: the large matrix is then read in the order of memory,
+                    // which saves more time than transposing the small result takes.
+                    let mut turned = compute.scratch(m * n)?;
+                    matmul(compute, w, x.transposed(), &mut turned, false);
+                    let bias = bias.map(Tensor::read::<f32>).transpose()?;
+                    // One row of zeros costs less than a second form of the loop below.
+                    let zeros = if bias.is_none() { vec![0.0; n] } else { Vec::new() };
+                    let bias = bias.as_deref().unwrap_or(&zeros);
+                    let mut y = output.write::<f32>()?;
+                    let items = batches(compute, &mut y, n, m);
+                    compute.threads.for_each(items, |(first, y)| {
+                        elementwise::turn_add_bias(
+                            compute.simd,
+                            &turned,
+                            m,
+                            first,
+                            bias,
+                            with_relu,
+                            y,
+                        );
+                        Ok(())
+                    })
+                }
+                DType::F64 => {
+                    let (x, w) = (input.read::<f64>()?, weight.read::<f64>()?);
+                    let mut y = output.write::<f64>()?;
+                    let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
+                    matmul(compute, x, w.transposed(), &mut y, false);
+                    let bias = bias.map(Tensor::read::<f64>).transpose()?;
+                    for (at, y) in y.iter_mut().enumerate() {
+                        let sum = *y + bias.as_ref().map_or(0.0, |bias| bias[at % n]);
+                        let is_cut = with_relu && !(sum > 0.0 || sum.is_nan());
+                        *y = if is_cut { 0.0 } else { sum };
+                    }
+                    Ok(())
+                }
+                dtype => Err(KernelError::DType { op: OP, dtype }),
             }
-            Ok(())
         }
-        dtype => Err(KernelError::DType { op: OP, dtype }),
     }
 }
 
@@ -102,17 +114,19 @@ pub fn backward_weight(
             }
         }};
     }
-    match input.dtype() {
-        DType::F32 => product!(f32, |dy: &[f32], db: &mut [f32]| {
-            elementwise::add_rows(compute.simd, dy, db, accumulate)
-        }),
-        DType::F64 => product!(f64, |dy: &[f64], db: &mut [f64]| {
-            if !accumulate {
-                db.fill(0.0);
-            }
-            elementwise::add_rows_body(dy, db)
-        }),
-        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [input, d_output, d_weight].into_iter().chain(d_bias))? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => product!(f32, |dy: &[f32], db: &mut [f32]| {
+                elementwise::add_rows(compute.simd, dy, db, accumulate)
+            }),
+            DType::F64 => product!(f64, |dy: &[f64], db: &mut [f64]| {
+                if !accumulate {
+                    db.fill(0.0);
+                }
+                elementwise::add_rows_body(dy, db)
+            }),
+            dtype => return Err(KernelError::DType { op: OP, dtype }),
+        },
     }
     Ok(())
 }
@@ -134,10 +148,12 @@ pub fn backward_input(
             matmul(compute, dy, w, &mut d_input.write::<$real>()?, false)
         }};
     }
-    match d_output.dtype() {
-        DType::F32 => product!(f32),
-        DType::F64 => product!(f64),
-        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [weight, d_output, d_input])? {
+        Device::Cpu => match d_output.dtype() {
+            DType::F32 => product!(f32),
+            DType::F64 => product!(f64),
+            dtype => return Err(KernelError::DType { op: OP, dtype }),
+        },
     }
     Ok(())
 }

@@ -1,34 +1,34 @@
 //! Losses over a batch, with their gradients.
 //!
-//! Both return sums over the samples, so that the sums of shares of a batch can be added up. The caller
-//! divides by the actual number of samples. The gradient is scaled by `scale`, which for the
-//! mean over `n` samples is `1 / n`.
+//! Both add to `sums`, f64 (3): the sum of the samples' losses, the number of samples that are classified
+//! correctly (zero for losses without classes), and the number of samples. So batches and shares of batches
+//! add up, and no sum is read before somebody needs the number. The caller then divides by the number of
+//! samples. A batch is summed first and added once, so `sums` have the bits of `sums += batch`.
+//!
+//! The gradient is scaled by `scale`, which for the mean over `n` samples is `1 / n`.
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::{KernelError, Real, Result};
+use crate::{Compute, KernelError, Real, Result};
 
-/// The result of a loss for a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LossSums {
-    /// Sum of the samples' losses.
-    pub loss: f64,
-    /// Number of samples that are classified correctly; zero for losses without classes.
-    pub correct: usize,
-}
+/// Number of elements of the sums of a loss.
+pub const SUMS_LEN: usize = 3;
 
 /// `loss = sum over rows of ln(sum over j of exp(x[i, j])) - x[i, label[i]]`, and
 /// `d_logits[i, j] = scale * (softmax(x[i])[j] - (j == label[i]))` if requested.
 ///
-/// Shapes: logits (m, classes), labels (m) of i64, d_logits as logits. f32 and f64; overwrites. The
-/// largest logit is subtracted first, so that nothing overflows.
+/// Shapes: logits (m, classes), labels (m) of i64, d_logits as logits, sums (3) of f64. f32 and f64;
+/// overwrites `d_logits` and adds to `sums`. The largest logit is subtracted first, so that nothing overflows.
 pub fn cross_entropy(
+    compute: &Compute,
     logits: &Tensor,
     labels: &Tensor,
     scale: f64,
     d_logits: Option<&Tensor>,
-) -> Result<LossSums> {
+    sums: &Tensor,
+) -> Result<()> {
+    let _time = compute.time("cross_entropy", [logits, labels]);
     let op = "cross_entropy";
     let &[m, classes] = logits.dims() else {
         let (expected, got) = ([0, 0].into(), logits.shape());
@@ -38,30 +38,44 @@ pub fn cross_entropy(
     if let Some(d_logits) = d_logits {
         expect_shape(op, "d_logits", d_logits.shape(), [m, classes])?;
     }
-    let labels = labels.read::<i64>()?;
-    let num_classes = classes;
-    for (row, &label) in labels.iter().enumerate() {
-        if !(0..num_classes as i64).contains(&label) {
-            return Err(KernelError::Label { row, label, num_classes });
+    expect_shape(op, "sums", sums.shape(), [SUMS_LEN])?;
+    match compute.device_of(op, [logits, labels, sums].into_iter().chain(d_logits))? {
+        Device::Cpu => {
+            let mut sums = sums.write::<f64>()?;
+            let labels = labels.read::<i64>()?;
+            let num_classes = classes;
+            for (row, &label) in labels.iter().enumerate() {
+                if !(0..num_classes as i64).contains(&label) {
+                    return Err(KernelError::Label { row, label, num_classes });
+                }
+            }
+            let batch = match logits.dtype() {
+                DType::F32 => cross_entropy_of::<f32>(classes, logits, &labels, scale, d_logits)?,
+                DType::F64 => cross_entropy_of::<f64>(classes, logits, &labels, scale, d_logits)?,
+                dtype => return Err(KernelError::DType { op, dtype }),
+            };
+            add(&mut sums, batch);
         }
     }
-    match logits.dtype() {
-        DType::F32 => cross_entropy_of::<f32>(classes, logits, &labels, scale, d_logits),
-        DType::F64 => cross_entropy_of::<f64>(classes, logits, &labels, scale, d_logits),
-        dtype => Err(KernelError::DType { op, dtype }),
-    }
+    Ok(())
 }
 
+/// `sums += batch`.
+fn add(sums: &mut [f64], batch: [f64; SUMS_LEN]) {
+    sums.iter_mut().zip(batch).for_each(|(sum, x)| *sum += x);
+}
+
+/// The sums of the batch.
 fn cross_entropy_of<T: Real>(
     classes: usize,
     logits: &Tensor,
     labels: &[i64],
     scale: f64,
     d_logits: Option<&Tensor>,
-) -> Result<LossSums> {
+) -> Result<[f64; SUMS_LEN]> {
     let logits = logits.read::<T>()?;
     let mut d_logits = d_logits.map(|d| d.write::<T>()).transpose()?;
-    let mut sums = LossSums::default();
+    let (mut loss, mut correct) = (0.0, 0usize);
     let mut exps = vec![T::default(); classes];
     for (i, (row, &label)) in logits.chunks_exact(classes).zip(labels).enumerate() {
         let label = label as usize;
@@ -78,8 +92,8 @@ fn cross_entropy_of<T: Real>(
             *e = (*x - largest).exp();
             total += *e;
         }
-        sums.loss += (total.ln() + largest - row[label]).to_f64();
-        sums.correct += usize::from(best == label && !largest.is_nan());
+        loss += (total.ln() + largest - row[label]).to_f64();
+        correct += usize::from(best == label && !largest.is_nan());
         if let Some(d_logits) = &mut d_logits {
             let scale = T::from_f64(scale);
             for (j, (d, e)) in
@@ -90,41 +104,54 @@ fn cross_entropy_of<T: Real>(
             }
         }
     }
-    Ok(sums)
+    Ok([loss, correct as f64, labels.len() as f64])
 }
 
 /// `loss = sum over rows of (mean over j of (x[i, j] - t[i, j])^2)`, and
 /// `d_input[i, j] = scale * 2 / columns * (x[i, j] - t[i, j])` if requested.
 ///
-/// Shapes: all (m, columns). f32 and f64 (the target of the same type); overwrites.
+/// Shapes: all (m, columns), but sums (3) of f64. f32 and f64 (the target of the same type); overwrites
+/// `d_input` and adds to `sums`.
 pub fn mse(
+    compute: &Compute,
     input: &Tensor,
     target: &Tensor,
     scale: f64,
     d_input: Option<&Tensor>,
-) -> Result<LossSums> {
+    sums: &Tensor,
+) -> Result<()> {
+    let _time = compute.time("mse", [input, target]);
     let op = "mse";
     expect_shape(op, "target", target.shape(), input.shape())?;
     if let Some(d_input) = d_input {
         expect_shape(op, "d_input", d_input.shape(), input.shape())?;
     }
-    match input.dtype() {
-        DType::F32 => mse_of::<f32>(input, target, scale, d_input),
-        DType::F64 => mse_of::<f64>(input, target, scale, d_input),
-        dtype => Err(KernelError::DType { op, dtype }),
+    expect_shape(op, "sums", sums.shape(), [SUMS_LEN])?;
+    match compute.device_of(op, [input, target, sums].into_iter().chain(d_input))? {
+        Device::Cpu => {
+            let mut sums = sums.write::<f64>()?;
+            let batch = match input.dtype() {
+                DType::F32 => mse_of::<f32>(input, target, scale, d_input)?,
+                DType::F64 => mse_of::<f64>(input, target, scale, d_input)?,
+                dtype => return Err(KernelError::DType { op, dtype }),
+            };
+            add(&mut sums, batch);
+        }
     }
+    Ok(())
 }
 
 /// Number of partial sums, which the compiler may keep in registers. With several of them, additions
 /// overlap.
 const LANES: usize = 16;
 
+/// The sums of the batch.
 fn mse_of<T: Real>(
     input: &Tensor,
     target: &Tensor,
     scale: f64,
     d_input: Option<&Tensor>,
-) -> Result<LossSums> {
+) -> Result<[f64; SUMS_LEN]> {
     let columns = input.dims().last().copied().unwrap_or(1).max(1);
     let (x, t) = (input.read::<T>()?, target.read::<T>()?);
     let mut lanes = [0.0f64; LANES];
@@ -140,5 +167,6 @@ fn mse_of<T: Real>(
             *lane += difference * difference;
         }
     }
-    Ok(LossSums { loss: lanes.iter().sum::<f64>() / columns as f64, correct: 0 })
+    let loss = lanes.iter().sum::<f64>() / columns as f64;
+    Ok([loss, 0.0, (x.len() / columns) as f64])
 }

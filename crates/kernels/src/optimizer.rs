@@ -1,6 +1,6 @@
 //! Optimizer steps over flat storage, in one pass.
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
@@ -50,39 +50,41 @@ pub fn sgd(
         expect_shape(op, "velocity", velocity.shape(), shape)?;
     }
     let len = shape.num_elems();
-    match params.dtype() {
-        DType::F32 => {
-            let factors = SgdFactors::<f32>::new(config);
-            let g = grads.read::<f32>()?;
-            let mut p = params.write::<f32>()?;
-            let mut v = velocity.map(|v| v.write::<f32>()).transpose()?;
-            let v: &mut [f32] = v.as_deref_mut().unwrap_or_default();
-            let v_elems = usize::from(!v.is_empty());
-            let items = batches(compute, &mut p, 1, len)
-                .into_iter()
-                .zip(batches(compute, v, v_elems, len))
-                .collect();
-            compute.threads.for_each(items, |((first, p), (_, v))| {
-                let g = &g[first..first + p.len()];
-                if v.is_empty() {
-                    sgd_plain_f32(compute.simd, factors, p, g);
-                } else {
-                    sgd_momentum_f32(compute.simd, factors, p, g, v);
+    match compute.device_of(op, [params, grads].into_iter().chain(velocity))? {
+        Device::Cpu => match params.dtype() {
+            DType::F32 => {
+                let factors = SgdFactors::<f32>::new(config);
+                let g = grads.read::<f32>()?;
+                let mut p = params.write::<f32>()?;
+                let mut v = velocity.map(|v| v.write::<f32>()).transpose()?;
+                let v: &mut [f32] = v.as_deref_mut().unwrap_or_default();
+                let v_elems = usize::from(!v.is_empty());
+                let items = batches(compute, &mut p, 1, len)
+                    .into_iter()
+                    .zip(batches(compute, v, v_elems, len))
+                    .collect();
+                compute.threads.for_each(items, |((first, p), (_, v))| {
+                    let g = &g[first..first + p.len()];
+                    if v.is_empty() {
+                        sgd_plain_f32(compute.simd, factors, p, g);
+                    } else {
+                        sgd_momentum_f32(compute.simd, factors, p, g, v);
+                    }
+                    Ok(())
+                })
+            }
+            DType::F64 => {
+                let factors = SgdFactors::<f64>::new(config);
+                let g = grads.read::<f64>()?;
+                let mut p = params.write::<f64>()?;
+                match velocity {
+                    Some(v) => sgd_momentum_body(factors, &mut p, &g, &mut v.write::<f64>()?),
+                    None => sgd_plain_body(factors, &mut p, &g),
                 }
                 Ok(())
-            })
-        }
-        DType::F64 => {
-            let factors = SgdFactors::<f64>::new(config);
-            let g = grads.read::<f64>()?;
-            let mut p = params.write::<f64>()?;
-            match velocity {
-                Some(v) => sgd_momentum_body(factors, &mut p, &g, &mut v.write::<f64>()?),
-                None => sgd_plain_body(factors, &mut p, &g),
             }
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op, dtype }),
+            dtype => Err(KernelError::DType { op, dtype }),
+        },
     }
 }
 
@@ -153,27 +155,30 @@ pub fn adamw(
     expect_shape(op, "first moment", first.shape(), shape)?;
     expect_shape(op, "second moment", second.shape(), shape)?;
     let len = shape.num_elems();
-    match params.dtype() {
-        DType::F32 => {
-            let factors = AdamWFactors::<f32>::new(config, step);
-            let g = grads.read::<f32>()?;
-            let (mut p, mut m, mut v) =
-                (params.write::<f32>()?, first.write::<f32>()?, second.write::<f32>()?);
-            let moments =
-                batches(compute, &mut m, 1, len).into_iter().zip(batches(compute, &mut v, 1, len));
-            let items = batches(compute, &mut p, 1, len).into_iter().zip(moments).collect();
-            compute.threads.for_each(items, |((first, p), ((_, m), (_, v)))| {
-                adamw_f32(compute.simd, factors, p, &g[first..first + p.len()], m, v);
+    match compute.device_of(op, [params, grads, first, second])? {
+        Device::Cpu => match params.dtype() {
+            DType::F32 => {
+                let factors = AdamWFactors::<f32>::new(config, step);
+                let g = grads.read::<f32>()?;
+                let (mut p, mut m, mut v) =
+                    (params.write::<f32>()?, first.write::<f32>()?, second.write::<f32>()?);
+                let moments = batches(compute, &mut m, 1, len)
+                    .into_iter()
+                    .zip(batches(compute, &mut v, 1, len));
+                let items = batches(compute, &mut p, 1, len).into_iter().zip(moments).collect();
+                compute.threads.for_each(items, |((first, p), ((_, m), (_, v)))| {
+                    adamw_f32(compute.simd, factors, p, &g[first..first + p.len()], m, v);
+                    Ok(())
+                })
+            }
+            DType::F64 => {
+                let factors = AdamWFactors::<f64>::new(config, step);
+                let (mut p, g) = (params.write()?, grads.read()?);
+                adamw_body(factors, &mut p, &g, &mut first.write()?, &mut second.write()?);
                 Ok(())
-            })
-        }
-        DType::F64 => {
-            let factors = AdamWFactors::<f64>::new(config, step);
-            let (mut p, g) = (params.write()?, grads.read()?);
-            adamw_body(factors, &mut p, &g, &mut first.write()?, &mut second.write()?);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op, dtype }),
+            }
+            dtype => Err(KernelError::DType { op, dtype }),
+        },
     }
 }
 

@@ -3,10 +3,10 @@
 //! `y[n, i, j, c] = max over u, v < window of x[n, i*s + u, j*s + v, c]`, without padding; rows and
 //! columns that no window covers are ignored. Among equal values the first wins, and NaN always wins.
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::{KernelError, Real, Result};
+use crate::{Compute, KernelError, Real, Result};
 
 const OP: &str = "max_pool";
 
@@ -74,21 +74,31 @@ impl MaxPool2d {
 
 /// Writes `output` and `winners` (u8: the position of the largest value in its window, row-major),
 /// both of [`MaxPool2d::output_shape`]. f32 and f64.
-pub fn forward(pool: &MaxPool2d, input: &Tensor, output: &Tensor, winners: &Tensor) -> Result<()> {
+pub fn forward(
+    compute: &Compute,
+    pool: &MaxPool2d,
+    input: &Tensor,
+    output: &Tensor,
+    winners: &Tensor,
+) -> Result<()> {
+    let _time = compute.time("max_pool2d_forward", [input]);
     pool.check()?;
     let batch = input.dims().first().copied().unwrap_or(0);
     expect_shape(OP, "input", input.shape(), pool.input_shape(batch))?;
     expect_shape(OP, "output", output.shape(), pool.output_shape(batch))?;
     expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
-    let mut winners = winners.write()?;
-    match input.dtype() {
-        DType::F32 => {
-            forward_of::<f32>(pool, batch, &input.read()?, &mut output.write()?, &mut winners)
-        }
-        DType::F64 => {
-            forward_of::<f64>(pool, batch, &input.read()?, &mut output.write()?, &mut winners)
-        }
-        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [input, output, winners])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => {
+                let (x, mut y) = (input.read()?, output.write()?);
+                forward_of::<f32>(pool, batch, &x, &mut y, &mut winners.write()?)
+            }
+            DType::F64 => {
+                let (x, mut y) = (input.read()?, output.write()?);
+                forward_of::<f64>(pool, batch, &x, &mut y, &mut winners.write()?)
+            }
+            dtype => return Err(KernelError::DType { op: OP, dtype }),
+        },
     }
     Ok(())
 }
@@ -96,25 +106,30 @@ pub fn forward(pool: &MaxPool2d, input: &Tensor, output: &Tensor, winners: &Tens
 /// Gradient of the input from `d_output`: each goes to the winner of its window. Where windows overlap,
 /// gradients add up. f32 and f64; overwrites.
 pub fn backward(
+    compute: &Compute,
     pool: &MaxPool2d,
     winners: &Tensor,
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
+    let _time = compute.time("max_pool2d_backward", [d_output]);
     pool.check()?;
     let batch = d_input.dims().first().copied().unwrap_or(0);
     expect_shape(OP, "d_output", d_output.shape(), pool.output_shape(batch))?;
     expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
     expect_shape(OP, "d_input", d_input.shape(), pool.input_shape(batch))?;
-    let winners = winners.read()?;
-    match d_output.dtype() {
-        DType::F32 => {
-            backward_of::<f32>(pool, batch, &winners, &d_output.read()?, &mut d_input.write()?)
-        }
-        DType::F64 => {
-            backward_of::<f64>(pool, batch, &winners, &d_output.read()?, &mut d_input.write()?)
-        }
-        dtype => return Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [winners, d_output, d_input])? {
+        Device::Cpu => match d_output.dtype() {
+            DType::F32 => {
+                let (dy, mut dx) = (d_output.read()?, d_input.write()?);
+                backward_of::<f32>(pool, batch, &winners.read()?, &dy, &mut dx)
+            }
+            DType::F64 => {
+                let (dy, mut dx) = (d_output.read()?, d_input.write()?);
+                backward_of::<f64>(pool, batch, &winners.read()?, &dy, &mut dx)
+            }
+            dtype => return Err(KernelError::DType { op: OP, dtype }),
+        },
     }
     Ok(())
 }

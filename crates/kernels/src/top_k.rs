@@ -3,32 +3,39 @@
 //! A selection of `k` elements is a tensor of i32 (2 k): their indices in ascending order, then their
 //! values as bits.
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Result};
+use crate::{Compute, KernelError, Result, SimdLevel};
 
-/// `held_back += x`; then the `k` elements of `held_back` that are largest in magnitude move to `selected`,
-/// an i32 (2 k), and become -0 in `held_back`. Among elements of equal magnitude the first are taken. NaN
-/// counts as larger than every number. `x` and `held_back` are f32 of the same shape.
-pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tensor) -> Result<()> {
+/// `residual += x`; then the `k` elements of `residual` that are largest in magnitude move to `selected`,
+/// an i32 (2 k), and become -0 in `residual`. Among elements of equal magnitude the first are taken. NaN
+/// counts as larger than every number. `x` and `residual` are f32 of the same shape.
+pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tensor) -> Result<()> {
     let _time = compute.time("top_k_select", [x]);
     let op = "top_k select";
-    expect_shape(op, "held_back", held_back.shape(), x.shape())?;
-    for tensor in [x, held_back] {
+    expect_shape(op, "residual", residual.shape(), x.shape())?;
+    for tensor in [x, residual] {
         if tensor.dtype() != DType::F32 {
             return Err(KernelError::DType { op, dtype: tensor.dtype() });
         }
     }
-    let mut selected = selected.write::<i32>()?;
+    match compute.device_of(op, [x, residual, selected])? {
+        Device::Cpu => {
+            select_on_cpu(compute.simd, &x.read()?, &mut residual.write()?, &mut selected.write()?)
+        }
+    }
+    Ok(())
+}
+
+fn select_on_cpu(simd: SimdLevel, x: &[f32], residual: &mut [f32], selected: &mut [i32]) {
     let k = selected.len() / 2;
     let (indices, values) = selected.split_at_mut(k);
-    let mut held_back = held_back.write::<f32>()?;
-    add(compute.simd, &x.read()?, &mut held_back);
-    let (threshold, mut num_equal) = threshold(&held_back, k);
+    add(simd, x, residual);
+    let (threshold, mut num_equal) = threshold(residual, k);
     let mut places = indices.iter_mut().zip(values);
-    for (at, value) in held_back.iter_mut().enumerate() {
+    for (at, value) in residual.iter_mut().enumerate() {
         let size = magnitude(*value);
         if size < threshold {
             continue;
@@ -43,7 +50,6 @@ pub fn select(compute: &Compute, x: &Tensor, held_back: &Tensor, selected: &Tens
         // Not +0: -0 + x is x for every x, but +0 + -0 is +0.
         *value = -0.0;
     }
-    Ok(())
 }
 
 multiversion! {
@@ -91,13 +97,23 @@ const BLOCK: usize = 1024;
 /// `selections`. The sum is a balanced tree, of which the left half has the largest power of two below `n`
 /// selections, as in an all-reduce. Elements that are not selected count as -0. f32; overwrites. Errors on an
 /// index beyond `mean`, and on indices that do not ascend.
-pub fn scatter_mean(selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
+pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
+    let _time = compute.time("top_k_scatter_mean", [selections]);
     let op = "top_k scatter_mean";
     if mean.dtype() != DType::F32 {
         return Err(KernelError::DType { op, dtype: mean.dtype() });
     }
-    let selections = selections.read::<i32>()?;
-    let mut mean = mean.write::<f32>()?;
+    match compute.device_of(op, [selections, mean])? {
+        Device::Cpu => scatter_mean_on_cpu(op, &selections.read()?, n, &mut mean.write()?),
+    }
+}
+
+fn scatter_mean_on_cpu(
+    op: &'static str,
+    selections: &[i32],
+    n: usize,
+    mean: &mut [f32],
+) -> Result<()> {
     let k = selections.len() / (2 * n);
     if k == 0 {
         mean.fill(-0.0);
@@ -164,15 +180,15 @@ mod tests {
             tensor
         }
 
-        /// The selected (index, value) pairs, and the values held back.
-        fn select(&self, x: &[f32], held_back: &[f32], k: usize) -> (Vec<(i32, f32)>, Vec<f32>) {
-            let (x, held_back) = (self.tensor(x), self.tensor(held_back));
+        /// The selected (index, value) pairs, and the residual.
+        fn select(&self, x: &[f32], residual: &[f32], k: usize) -> (Vec<(i32, f32)>, Vec<f32>) {
+            let (x, residual) = (self.tensor(x), self.tensor(residual));
             let allocator = &self.compute.allocator;
             let selected = allocator.tensor(DType::I32, [2 * k], Category::Gradients).unwrap();
-            select(&self.compute, &x, &held_back, &selected).unwrap();
+            select(&self.compute, &x, &residual, &selected).unwrap();
             let selected = selected.read::<i32>().unwrap();
             let pair = |at: usize| (selected[at], f32::from_bits(selected[k + at] as u32));
-            ((0..k).map(pair).collect(), held_back.read::<f32>().unwrap().to_vec())
+            ((0..k).map(pair).collect(), residual.read::<f32>().unwrap().to_vec())
         }
     }
 
@@ -181,10 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_are_taken_and_the_rest_is_held_back() {
-        let (selected, held_back) = case().select(&[1.0, -5.0, 0.5, 2.0], &[0.0, 1.0, 3.0, 0.0], 2);
+    fn the_largest_are_taken_and_the_rest_is_the_residual() {
+        let (selected, residual) = case().select(&[1.0, -5.0, 0.5, 2.0], &[0.0, 1.0, 3.0, 0.0], 2);
         assert_eq!(selected, [(1, -4.0), (2, 3.5)]);
-        assert_eq!(held_back, [1.0, 0.0, 0.0, 2.0]);
+        assert_eq!(residual, [1.0, 0.0, 0.0, 2.0]);
         // Among equal elements the first is taken.
         let (selected, _) = case().select(&[1.0, -1.0, 1.0, 0.0], &[0.0; 4], 2);
         assert_eq!(selected, [(0, 1.0), (1, -1.0)]);
@@ -202,10 +218,10 @@ mod tests {
             order.sort_by(|a, b| x[*b].abs().total_cmp(&x[*a].abs()));
             let mut expected = order[..k].to_vec();
             expected.sort_unstable();
-            let (selected, held_back) = case().select(&x, &vec![0.0; len], k);
+            let (selected, residual) = case().select(&x, &vec![0.0; len], k);
             let indices: Vec<usize> = selected.iter().map(|(index, _)| *index as usize).collect();
             assert_eq!(indices, expected, "{k} of {len}");
-            let rest: f32 = held_back.iter().sum();
+            let rest: f32 = residual.iter().sum();
             let sent: f32 = selected.iter().map(|(_, value)| value).sum();
             assert_eq!(rest + sent, x.iter().sum::<f32>(), "eighths add up exactly");
         }
@@ -214,14 +230,14 @@ mod tests {
     #[test]
     fn a_gradient_of_minus_zero_stays_one() {
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        // In the second round, `held_back` has the values that the first round left.
-        let mut held_back = vec![-0.0; 2];
+        // In the second round, `residual` has the values that the first round left.
+        let mut residual = vec![-0.0; 2];
         for _ in 0..2 {
-            let (selected, rest) = case().select(&[-0.0, 1.0], &held_back, 2);
+            let (selected, rest) = case().select(&[-0.0, 1.0], &residual, 2);
             assert_eq!(bits(&[selected[0].1, selected[1].1]), bits(&[-0.0, 1.0]));
-            held_back = rest;
+            residual = rest;
         }
-        assert_eq!(bits(&held_back), bits(&[-0.0; 2]));
+        assert_eq!(bits(&residual), bits(&[-0.0; 2]));
     }
 
     #[test]
@@ -233,11 +249,12 @@ mod tests {
             case.compute.allocator.tensor(DType::I32, [8], Category::Gradients).unwrap();
         selections.write::<i32>().unwrap().copy_from_slice(&both);
         let mean = case.tensor(&[9.0; 3]);
-        scatter_mean(&selections, 2, &mean).unwrap();
+        scatter_mean(&case.compute, &selections, 2, &mean).unwrap();
         let mean = mean.read::<f32>().unwrap();
         assert_eq!(mean.iter().map(|x| bits(*x)).collect::<Vec<_>>(), [1.5, 2.5, -0.0].map(bits));
         let short = case.tensor(&[0.0; 2]);
-        assert!(scatter_mean(&selections, 2, &short).unwrap_err().to_string().contains("index 2"));
+        let error = scatter_mean(&case.compute, &selections, 2, &short).unwrap_err().to_string();
+        assert!(error.contains("index 2"), "{error}");
     }
 
     /// The sum by the definition of the tree.
@@ -274,7 +291,7 @@ mod tests {
                     case.compute.allocator.tensor(DType::I32, shape, Category::Gradients).unwrap();
                 tensor.write::<i32>().unwrap().copy_from_slice(&selections);
                 let mean = case.tensor(&vec![9.0; len]);
-                scatter_mean(&tensor, n, &mean).unwrap();
+                scatter_mean(&case.compute, &tensor, n, &mean).unwrap();
                 for (at, mean) in mean.read::<f32>().unwrap().iter().enumerate() {
                     let values: Vec<f32> = of_ranks.iter().map(|dense| dense[at]).collect();
                     let want = tree(&values) / n as f32;

@@ -140,10 +140,10 @@ fn run(compute: &Compute, case: &Case, dtype: DType, parts: &[usize]) -> Outcome
     }
     let moments = small(config.sums_len());
     let sums = tensor(compute, DType::F64, [total.len()], &total);
-    batch_norm::moments(config, &sums, &moments).unwrap();
+    batch_norm::moments(compute, config, &sums, &moments).unwrap();
     let running_mean = tensor(compute, dtype, [c], &vec![0.0; c]);
     let running_var = tensor(compute, dtype, [c], &vec![1.0; c]);
-    batch_norm::update_running(config, &moments, &running_mean, &running_var).unwrap();
+    batch_norm::update_running(compute, config, &moments, &running_mean, &running_var).unwrap();
 
     let mut total = vec![0.0; config.gradient_sums_len()];
     let d_weight = tensor(compute, dtype, [c], &vec![2.0; c]);
@@ -152,7 +152,7 @@ fn run(compute: &Compute, case: &Case, dtype: DType, parts: &[usize]) -> Outcome
         batch_norm::normalize(compute, config, x, &moments, &weight, &bias, y).unwrap();
         let sums = small(config.gradient_sums_len());
         batch_norm::gradient_sums(compute, config, x, &moments, &weight, &bias, dy, &sums).unwrap();
-        batch_norm::backward_weight(config, &sums, &d_weight, &d_bias, at > 0).unwrap();
+        batch_norm::backward_weight(compute, config, &sums, &d_weight, &d_bias, at > 0).unwrap();
         add(&mut total, &sums);
     }
     let sums = tensor(compute, DType::F64, [total.len()], &total);
@@ -291,7 +291,7 @@ fn running_statistics_are_constants_of_evaluation() {
         let (y, dx) = (like(&case.x), like(&case.x));
         let moments = tensor(&compute, DType::F64, [37], &[f64::NAN; 37]);
         let sums = tensor(&compute, DType::F64, [36], &[f64::NAN; 36]);
-        batch_norm::running_moments(config, &of(&mean), &of(&var), &moments).unwrap();
+        batch_norm::running_moments(&compute, config, &of(&mean), &of(&var), &moments).unwrap();
         batch_norm::normalize(&compute, config, &x, &moments, &weight, &bias, &y).unwrap();
         batch_norm::gradient_sums(&compute, config, &x, &moments, &weight, &bias, &dy, &sums)
             .unwrap();
@@ -330,6 +330,6 @@ fn wrong_shapes_are_explained() {
     let sums = tensor(&compute, DType::F64, [7], &[0.0; 7]);
     let error = batch_norm::sums(&compute, &config, &x, &sums).unwrap_err();
     assert_eq!(error.to_string(), "batch_norm: input must have shape [2, 3], got [2, 4]");
-    let error = batch_norm::moments(&config, &sums, &x).unwrap_err();
+    let error = batch_norm::moments(&compute, &config, &sums, &x).unwrap_err();
     assert_eq!(error.to_string(), "batch_norm: moments must have shape [7], got [2, 4]");
 }

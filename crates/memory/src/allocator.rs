@@ -13,7 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::account::Account;
 use crate::buffer::Buffer;
-use crate::{Category, DType, MemoryError, Shape, Tensor, Usage};
+use crate::{Category, DType, Device, MemoryError, Shape, Tensor, Usage};
 
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -34,6 +34,7 @@ pub struct Allocator(pub(crate) Arc<Pool>);
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
+    device: Device,
     pub(crate) account: Account,
     free: Mutex<BTreeMap<usize, Vec<Block>>>,
     fresh_blocks: AtomicU64,
@@ -154,6 +155,11 @@ impl Allocator {
     #[cfg(feature = "faults")]
     pub fn with_blocks(num_blocks: u64) -> Self {
         Self(Arc::new(Pool { refused_from: Some(num_blocks), ..Pool::default() }))
+    }
+
+    /// The device whose memory this allocator hands out.
+    pub fn device(&self) -> Device {
+        self.0.device
     }
 
     /// Allocates a buffer of `len_bytes` bytes of host memory, aligned to 64 bytes. Its contents are

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::allocator::{ALIGNMENT, Block};
-use crate::{Allocator, Category, Element, Mapping, MemoryError};
+use crate::{Allocator, Category, Device, Element, Event, Mapping, MemoryError};
 
 /// How a claimed range will be used. Reads may share a range; a write excludes everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub struct Buffer(Arc<Inner>);
 struct Inner {
     base: NonNull<u8>,
     len_bytes: usize,
+    device: Device,
     category: Category,
     allocator: Allocator,
     storage: Storage,
@@ -93,8 +94,9 @@ impl Buffer {
         category: Category,
         allocator: Allocator,
     ) -> Self {
-        let base = block.base;
-        Self::new(base, len_bytes, category, allocator, Storage::Pooled(ManuallyDrop::new(block)))
+        let (base, device) = (block.base, allocator.device());
+        let storage = Storage::Pooled(ManuallyDrop::new(block));
+        Self::new(base, len_bytes, device, category, allocator, storage)
     }
 
     /// A buffer over the first `len_bytes` bytes of `extent` in a mapping, counted under `category` by
@@ -126,24 +128,32 @@ impl Buffer {
         let base = unsafe { mapping.base().add(range.start) };
         let storage = Storage::Window { mapping, extent };
         allocator.0.account.reserve(range.len());
-        Ok(Self::new(base, range.len(), category, allocator.clone(), storage))
+        // Whatever the allocator's device: a mapping is memory of the host.
+        let device = Device::Cpu;
+        Ok(Self::new(base, range.len(), device, category, allocator.clone(), storage))
     }
 
     fn new(
         base: NonNull<u8>,
         len_bytes: usize,
+        device: Device,
         category: Category,
         allocator: Allocator,
         storage: Storage,
     ) -> Self {
         allocator.0.account.add(category, len_bytes, base.addr().get());
         let claims = Mutex::default();
-        Self(Arc::new(Inner { base, len_bytes, category, allocator, storage, claims }))
+        Self(Arc::new(Inner { base, len_bytes, device, category, allocator, storage, claims }))
     }
 
     /// Length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.0.len_bytes
+    }
+
+    /// The device in whose memory the buffer lies.
+    pub fn device(&self) -> Device {
+        self.0.device
     }
 
     /// Whether both are handles of the same buffer.
@@ -188,7 +198,7 @@ impl Buffer {
     }
 }
 
-/// The right to use a byte range, held until this value is dropped.
+/// The right to use a byte range, held until this value is dropped, or until an event has come ([`Claim::until`]).
 #[derive(Debug)]
 pub struct Claim {
     buffer: Buffer,
@@ -206,6 +216,13 @@ impl Claim {
     /// Length of the range in bytes.
     pub fn len_bytes(&self) -> usize {
         self.range.len()
+    }
+
+    /// Hands the claim to an event: the range stays claimed, and its memory in place, until the work before the event
+    /// is complete. If the work fails, the range stays claimed for ever, because the work may still touch it: a peer
+    /// that does not know of the failure may write there.
+    pub fn until(self, event: &Event) {
+        event.keep(self);
     }
 }
 

@@ -1,24 +1,28 @@
 //! Memory: where every byte is, what it is for, and who may touch it now.
 //!
 //! Input: sizes and categories. Output: [`Buffer`]s (pooled host memory, or windows into mappings that other
-//! processes share) and [`Tensor`]s (typed and shaped ranges of buffers). Every access takes a claim on its
-//! range. If a running collective and a layer use the same gradients, the result is an error and never a data
-//! race.
+//! processes share) and [`Tensor`]s (typed and shaped ranges of buffers), each on its [`Device`]. Every access
+//! takes a claim on its range. If a running collective and a layer use the same gradients, the result is an
+//! error and never a data race. Work that runs in the background keeps its claims until its [`Event`] has come.
 //!
 //! This crate knows nothing of arithmetic, layers or ranks.
 
 mod account;
 mod allocator;
 mod buffer;
+mod device;
 mod dtype;
 mod error;
+mod event;
 mod mapping;
 mod tensor;
 
 pub use account::{Category, Usage};
 pub use allocator::Allocator;
 pub use buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
+pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::MemoryError;
+pub use event::{Event, EventState, Signal};
 pub use mapping::Mapping;
 pub use tensor::{Shape, Tensor};

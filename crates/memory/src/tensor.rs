@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
-use crate::{DType, Element, MemoryError};
+use crate::{DType, Device, Element, MemoryError};
 
 const MAX_DIMS: usize = 4;
 
@@ -88,6 +88,11 @@ impl Tensor {
             return Err(MemoryError::OutOfRange { range, len: buffer.len_bytes() });
         }
         Ok(Self { buffer, start_bytes, dtype, shape })
+    }
+
+    /// The device in whose memory the tensor lies.
+    pub fn device(&self) -> Device {
+        self.buffer.device()
     }
 
     /// The element type.
@@ -185,7 +190,11 @@ impl Tensor {
         Ok(WriteGuard::new(self.claim(Access::Write, "writing")?))
     }
 
+    /// Checks that the elements are a slice of `T` that the host can reach.
     fn check<T: Element>(&self) -> Result<(), MemoryError> {
+        match self.device() {
+            Device::Cpu => {}
+        }
         if self.dtype == T::DTYPE {
             return Ok(());
         }

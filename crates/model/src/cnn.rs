@@ -8,7 +8,7 @@ use paceline_kernels::pool2d;
 
 use crate::layers;
 use crate::layers::{BatchNorm, ConvReluPool, Flatten, Linear, MaxPool2d, Sequence};
-use crate::{LayoutBuilder, Loss, Model, ModelError, Result};
+use crate::{Block, CrossEntropy, LayoutBuilder, Model, ModelError, Result};
 
 /// Convolutions (3x3, padding 1), each followed by ReLU and a 2x2 max-pool, then a hidden layer with ReLU,
 /// then one logit per class. Optionally with batch normalization between convolution and ReLU.
@@ -40,7 +40,7 @@ impl CnnConfig {
         }
         LayoutBuilder::check_world_size(world_size)?;
         let mut layout = LayoutBuilder::new();
-        let mut network = Sequence::new();
+        let mut blocks = Vec::new();
         let mut activation_elems = height * width * c_in;
         for (at, &c_out) in self.channels.iter().enumerate() {
             if height < 2 || width < 2 {
@@ -52,43 +52,40 @@ impl CnnConfig {
                 );
                 return Err(ModelError::Config(reason));
             }
-            layout.unit(format!("conv{at}"));
+            let unit = layout.unit(format!("conv{at}"));
             let geometry = Conv2d::same3x3(height, width, c_in, c_out);
             if self.batch_norm {
-                network.push(layers::Conv2d::new(&mut layout, geometry)?);
-                layout.unit(format!("bn{at}"));
-                network.push(BatchNorm::new(&mut layout, c_out, Activation::Relu));
-                let (window, stride) = (2, 2);
-                network.push(MaxPool2d::new(pool2d::MaxPool2d {
-                    height,
-                    width,
-                    channels: c_out,
-                    window,
-                    stride,
-                })?);
+                blocks.push(Block::new(unit, layers::Conv2d::new(&mut layout, geometry)?));
+                let unit = layout.unit(format!("bn{at}"));
+                let norm = BatchNorm::new(&mut layout, c_out, Activation::Relu);
+                let (channels, window, stride) = (c_out, 2, 2);
+                let pool = pool2d::MaxPool2d { height, width, channels, window, stride };
+                let pool = MaxPool2d::new(pool)?;
+                blocks.push(Block::new(unit, Sequence::new().then(norm).then(pool)));
                 // The normalization keeps the image from before the pool until the backward pass.
                 activation_elems += height * width * c_out;
             } else {
-                network.push(ConvReluPool::new(&mut layout, geometry)?);
+                blocks.push(Block::new(unit, ConvReluPool::new(&mut layout, geometry)?));
             }
             (height, width, c_in) = (height / 2, width / 2, c_out);
             activation_elems += height * width * c_out;
         }
-        network.push(Flatten);
-        layout.unit("fc0");
+        let unit = layout.unit("fc0");
         let flat = height * width * c_in;
-        network.push(Linear::new(&mut layout, flat, self.hidden, Activation::Relu));
-        layout.unit("fc1");
-        network.push(Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None));
+        let linear = Linear::new(&mut layout, flat, self.hidden, Activation::Relu);
+        blocks.push(Block::new(unit, Sequence::new().then(Flatten).then(linear)));
+        let unit = layout.unit("fc1");
+        let head = Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None);
+        blocks.push(Block::new(unit, head));
         if self.unused_head {
             layout.unit("unused_head");
             Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None);
         }
         Ok(Model {
             name: "cnn",
-            network: Box::new(network),
+            blocks,
+            objective: Box::new(CrossEntropy),
             layout: Arc::new(layout.finish(world_size)),
-            loss: Loss::CrossEntropy,
             activation_elems: activation_elems + self.hidden + self.num_classes,
         })
     }

@@ -27,6 +27,28 @@ pub enum ModelError {
         /// How often it was announced.
         problem: &'static str,
     },
+    /// A layer used a parameter while the unit of the parameter was closed.
+    #[error("a layer used {what} of {name} while its unit {unit} was closed")]
+    Closed {
+        /// The unit.
+        unit: String,
+        /// What it used of the parameter.
+        what: &'static str,
+        /// The parameter.
+        name: String,
+    },
+    /// An objective or a layer needs a tensor that the batch does not have.
+    #[error("the batch has no tensor {name:?}")]
+    NotInBatch {
+        /// The name of the tensor.
+        name: &'static str,
+    },
+    /// This rank has no optimizer state for a range of flat storage.
+    #[error("this rank has no optimizer state for the elements {} to {}", range.start, range.end)]
+    NotOwned {
+        /// The elements.
+        range: std::ops::Range<usize>,
+    },
     /// A hook that was told of a final gradient failed.
     #[error("{0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),

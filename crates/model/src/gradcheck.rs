@@ -7,7 +7,7 @@ use paceline_memory::{Allocator, Category, DType, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{Context, GradientBooks, Layer, Layout, ParamId, Result, Storage};
+use crate::{Context, Layer, Layout, OpenUnits, ParamId, Result, Storage};
 
 /// Step size of the central differences. Their error is of second order in the step, so about 1e-12 for
 /// functions of size one, and rounding adds about 1e-16 / 1e-6. Results agree to about 1e-9, unless a kink
@@ -44,8 +44,9 @@ pub fn worst_error(
         announced.push(id);
         Ok(())
     };
-    let mut books = GradientBooks::new(layout);
-    let mut cx = Context::training(&compute, &storage, &mut books, &mut ready);
+    let mut units = OpenUnits::new(layout);
+    let mut cx = Context::training(&compute, &storage, &mut units, &mut ready);
+    cx.open_all()?;
     let (output, saved) = layer.forward(&mut cx, input.clone())?;
     let weights = random(output.num_elems());
     let d_output = allocator.tensor(DType::F64, output.shape(), Category::Data)?;
@@ -58,8 +59,9 @@ pub fn worst_error(
 
     let mut ignore = |_: ParamId| Ok(());
     let mut loss = || -> Result<f64> {
-        let mut books = GradientBooks::new(layout);
-        let mut cx = Context::training(&compute, &storage, &mut books, &mut ignore);
+        let mut units = OpenUnits::new(layout);
+        let mut cx = Context::training(&compute, &storage, &mut units, &mut ignore);
+        cx.open_all()?;
         let (output, _) = layer.forward(&mut cx, input.clone())?;
         Ok(output.read::<f64>()?.iter().zip(&weights).map(|(y, w)| y * w).sum())
     };

@@ -1,9 +1,9 @@
 //! The layout: where each parameter lies in flat storage.
 //!
 //! Parameters follow each other in the order in which they are registered, and each begins on a 64-byte
-//! boundary. Parameters that are used together form a unit. Every unit is padded so that it can be divided
+//! boundary. Parameters that are opened and closed together form a unit. Every unit is padded so that it can be divided
 //! into one slice of equal size per rank, each again on a 64-byte boundary. Gradients and optimizer state use
-//! the same layout, so a bucket of gradients is a contiguous range. Frozen parameters have no gradients and
+//! the same layout, so a bucket of gradients is a contiguous range. Frozen units have no gradients and
 //! no optimizer state, and lie after all others.
 //!
 //! Buffers are further values of a model, such as running statistics, which the forward pass updates and
@@ -28,6 +28,10 @@ pub struct ParamId(pub usize);
 /// A buffer's number, in order of registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub usize);
+
+/// A unit's number, in order of registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UnitId(pub usize);
 
 /// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,8 +67,8 @@ pub struct Param {
     pub shape: Shape,
     /// First element in flat storage.
     pub start: usize,
-    /// The number of the unit to which the parameter belongs.
-    pub unit: usize,
+    /// The unit to which the parameter belongs.
+    pub unit: UnitId,
     /// The initial values.
     pub init: Init,
     /// The number of layers that use the parameter in one pass. Its gradient is final after that many uses.
@@ -100,13 +104,23 @@ impl StateBuffer {
     }
 }
 
-/// Parameters that are used together, usually those of one layer.
+/// Parameters that are opened and closed together, usually those of one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unit {
     /// The name.
     pub name: String,
-    /// The unit's elements in flat storage, with padding. Empty if the unit is frozen.
+    /// The unit's elements in flat storage, with padding. They can be cut into one slice per rank.
     pub range: Range<usize>,
+    /// Whether the unit stays open for the whole step, because several layers use one of its parameters.
+    pub is_root: bool,
+    /// Whether its parameters are frozen.
+    pub is_frozen: bool,
+}
+
+impl Unit {
+    fn new(name: String) -> Self {
+        Self { name, range: 0..0, is_root: false, is_frozen: false }
+    }
 }
 
 /// The finished layout.
@@ -135,6 +149,11 @@ impl Layout {
     /// All units, in order.
     pub fn units(&self) -> &[Unit] {
         &self.units
+    }
+
+    /// One unit.
+    pub fn unit(&self, id: UnitId) -> &Unit {
+        &self.units[id.0]
     }
 
     /// The parameters that are trained, in order of registration.
@@ -203,9 +222,12 @@ impl Layout {
             let reason = format!("there is no unit {unknown} to freeze; there are {}", names());
             return Err(ModelError::Config(reason));
         }
-        let mut params = self.params.clone();
+        let (mut params, mut all) = (self.params.clone(), self.units.clone());
+        for unit in &mut all {
+            unit.is_frozen |= units.contains(&unit.name);
+        }
         for param in &mut params {
-            param.is_frozen |= units.contains(&self.units[param.unit].name);
+            param.is_frozen = all[param.unit.0].is_frozen;
         }
         if params.iter().all(|param| param.is_frozen) {
             return Err(ModelError::Config(format!(
@@ -213,29 +235,30 @@ impl Layout {
                 names()
             )));
         }
-        let units = self.units.iter().map(|unit| unit.name.clone());
-        let layout = Self::laid_out(params, units.collect(), self.world_size);
+        let layout = Self::laid_out(params, all, self.world_size);
         Ok(Self { buffers: self.buffers.clone(), ..layout })
     }
 
-    /// Gives every parameter its place in storage. The result has no buffers; the caller adds them.
-    fn laid_out(mut params: Vec<Param>, units: Vec<String>, world_size: usize) -> Self {
-        let (mut len, mut ranges) = (0, Vec::new());
-        for unit in 0..units.len() {
-            let begin = len;
-            for param in params.iter_mut().filter(|p| p.unit == unit && !p.is_frozen) {
-                len = place(param, len);
+    /// Gives every parameter its place in storage: first the units that are trained, then those that are not. The
+    /// result has no buffers; the caller adds them.
+    fn laid_out(mut params: Vec<Param>, mut units: Vec<Unit>, world_size: usize) -> Self {
+        let mut place = |is_frozen: bool, begin: usize| {
+            let mut len = begin;
+            for (at, unit) in units.iter_mut().enumerate().filter(|(_, u)| u.is_frozen == is_frozen)
+            {
+                let begin = len;
+                for param in params.iter_mut().filter(|param| param.unit.0 == at) {
+                    param.start = len.next_multiple_of(ALIGN_ELEMS);
+                    len = param.range().end;
+                }
+                len = begin + (len - begin).next_multiple_of(ALIGN_ELEMS * world_size);
+                unit.range = begin..len;
             }
-            len = begin + (len - begin).next_multiple_of(ALIGN_ELEMS * world_size);
-            ranges.push(begin..len);
-        }
-        let trained_len = len;
-        for param in params.iter_mut().filter(|p| p.is_frozen) {
-            len = place(param, len);
-        }
-        let units = units.into_iter().zip(ranges).map(|(name, range)| Unit { name, range });
-        let (units, buffers) = (units.collect(), Vec::new());
-        Self { params, units, trained_len, len, world_size, buffers }
+            len
+        };
+        let trained_len = place(false, 0);
+        let len = place(true, trained_len);
+        Self { params, units, trained_len, len, world_size, buffers: Vec::new() }
     }
 
     /// The initial values of a parameter's elements. They depend only on the seed and the parameter's number,
@@ -256,16 +279,10 @@ impl Layout {
     }
 }
 
-/// Places a parameter after the first `len` elements. Returns the number of elements including it.
-fn place(param: &mut Param, len: usize) -> usize {
-    param.start = len.next_multiple_of(ALIGN_ELEMS);
-    param.range().end
-}
-
 /// Collects parameters while a model is built.
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
-    units: Vec<String>,
+    units: Vec<Unit>,
     /// The parameters registered so far, which have no place yet.
     params: Vec<Param>,
     buffers: Vec<StateBuffer>,
@@ -278,15 +295,15 @@ impl LayoutBuilder {
     }
 
     /// Begins a unit, to which the following parameters belong.
-    pub fn unit(&mut self, name: impl Into<String>) -> &mut Self {
-        self.units.push(name.into());
-        self
+    pub fn unit(&mut self, name: impl Into<String>) -> UnitId {
+        self.units.push(Unit::new(name.into()));
+        UnitId(self.units.len() - 1)
     }
 
     /// Registers a parameter of the current unit. Panics if no unit was begun.
     pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> ParamId {
         let unit = self.units.len().checked_sub(1).expect("a parameter belongs to a unit");
-        let name = format!("{}.{name}", self.units[unit]);
+        let (name, unit) = (format!("{}.{name}", self.units[unit].name), UnitId(unit));
         let shape = shape.into();
         self.params.push(Param {
             name,
@@ -305,16 +322,23 @@ impl LayoutBuilder {
     pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, init: f64) -> BufferId {
         let unit = self.units.last().expect("a buffer belongs to a unit");
         let start = self.buffers.last().map_or(0, |buffer| buffer.range().end);
-        let name = format!("{unit}.{name}");
+        let name = format!("{}.{name}", unit.name);
         self.buffers.push(StateBuffer { name, shape: shape.into(), start, init });
         BufferId(self.buffers.len() - 1)
     }
 
     /// Registers one more use of a parameter by another layer, which ties the two layers. The parameter stays
-    /// in the unit that registered it.
+    /// in the unit that registered it. That unit becomes a root: it stays open for the whole step.
     pub fn tie(&mut self, id: ParamId) -> ParamId {
-        self.params[id.0].num_uses += 1;
+        let param = &mut self.params[id.0];
+        param.num_uses += 1;
+        self.units[param.unit.0].is_root = true;
         id
+    }
+
+    /// The unit of a parameter.
+    pub fn unit_of(&self, id: ParamId) -> UnitId {
+        self.params[id.0].unit
     }
 
     /// Errors if `world_size` is zero.
@@ -360,7 +384,8 @@ mod tests {
     fn a_layout_for_no_ranks_is_that_for_one() {
         let layout = |world_size| {
             let mut builder = LayoutBuilder::new();
-            builder.unit("a").param("weight", [100], Init::Constant(1.0));
+            builder.unit("a");
+            builder.param("weight", [100], Init::Constant(1.0));
             builder.finish(world_size)
         };
         assert_eq!(layout(0), layout(1));
@@ -411,7 +436,8 @@ mod tests {
         let layout = builder.finish(2);
         let frozen = layout.with_frozen(&["a".into()]).unwrap();
         let starts: Vec<usize> = frozen.params().iter().map(|p| p.start).collect();
-        assert_eq!((starts, frozen.trained_len(), frozen.len()), (vec![64, 0, 32], 64, 84));
+        assert_eq!((starts, frozen.trained_len(), frozen.len()), (vec![64, 0, 32], 64, 96));
+        assert_eq!(frozen.units()[0].range, 64..96);
         assert_eq!(frozen.trained().map(|(id, _)| id.0).collect::<Vec<_>>(), [1, 2]);
         let refused = |units: &[&str]| {
             let units: Vec<String> = units.iter().map(|name| name.to_string()).collect();

@@ -54,27 +54,43 @@ pub mod gradcheck;
 pub mod layers;
 pub mod weights;
 
-mod books;
+mod batch;
+mod block;
 mod cnn;
+mod context;
 mod error;
 mod layer;
 mod layout;
-mod loss;
 mod mlp;
 mod model;
+mod objective;
 mod optimizer;
+mod owned;
+mod precision;
+mod readiness;
+mod slot;
 mod storage;
+mod view;
 
-pub use books::GradientBooks;
+pub use batch::Batch;
+pub use block::Block;
 pub use cnn::CnnConfig;
+pub use context::{Context, Mode, PassHooks};
 pub use error::ModelError;
-pub use layer::{Context, Layer, Mode, PassHooks, Saved};
-pub use layout::{BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit};
-pub use loss::Loss;
+pub use layer::{Layer, Saved};
+pub use layout::{
+    BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitId,
+};
 pub use mlp::MlpConfig;
 pub use model::Model;
+pub use objective::{CrossEntropy, MeanSquaredError, Objective};
 pub use optimizer::{Optimizer, OptimizerConfig};
+pub use owned::Owned;
+pub use precision::Precision;
+pub use readiness::GradReadiness;
+pub use slot::Slot;
 pub use storage::Storage;
+pub use view::{OpenUnits, View};
 
 /// The result of all functions of this crate that can fail.
 pub type Result<T> = std::result::Result<T, ModelError>;

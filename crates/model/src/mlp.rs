@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use paceline_kernels::linear::Activation;
 
-use crate::layers::{Linear, Sequence};
-use crate::{LayoutBuilder, Loss, Model, ModelError, Result};
+use crate::layers::Linear;
+use crate::{Block, LayoutBuilder, MeanSquaredError, Model, ModelError, Result, UnitId};
 
 /// `num_layers` linear layers with ReLU, then a linear layer without. The loss is the mean squared error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,30 +31,31 @@ impl MlpConfig {
         }
         LayoutBuilder::check_world_size(world_size)?;
         let mut layout = LayoutBuilder::new();
-        let mut network = Sequence::new();
+        let mut blocks = Vec::new();
         let mut inputs = input_dim;
-        let mut last: Option<Linear> = None;
+        let mut last: Option<(UnitId, Linear)> = None;
         for at in 0..num_layers {
-            let layer = match &last {
-                Some(last) if tie_layers && at > 1 => {
-                    Linear::tied_to(&mut layout, last, Activation::Relu)
+            let (unit, layer) = match &last {
+                Some((unit, last)) if tie_layers && at > 1 => {
+                    (*unit, Linear::tied_to(&mut layout, last, Activation::Relu))
                 }
                 _ => {
-                    layout.unit(format!("fc{at}"));
-                    Linear::new(&mut layout, inputs, hidden_dim, Activation::Relu)
+                    let unit = layout.unit(format!("fc{at}"));
+                    (unit, Linear::new(&mut layout, inputs, hidden_dim, Activation::Relu))
                 }
             };
-            network.push(layer.clone());
-            last = Some(layer);
+            blocks.push(Block::new(unit, layer.clone()));
+            last = Some((unit, layer));
             inputs = hidden_dim;
         }
-        layout.unit(format!("fc{num_layers}"));
-        network.push(Linear::new(&mut layout, inputs, output_dim, Activation::None));
+        let unit = layout.unit(format!("fc{num_layers}"));
+        let head = Linear::new(&mut layout, inputs, output_dim, Activation::None);
+        blocks.push(Block::new(unit, head));
         Ok(Model {
             name: "mlp",
-            network: Box::new(network),
+            blocks,
+            objective: Box::new(MeanSquaredError),
             layout: Arc::new(layout.finish(world_size)),
-            loss: Loss::Mse,
             activation_elems: input_dim + num_layers * hidden_dim + 2 * output_dim,
         })
     }

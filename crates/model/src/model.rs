@@ -1,20 +1,24 @@
-//! A model: a network, the layout of its parameters, and a loss.
+//! A model: blocks, an objective, and the layout of the parameters. It has no values.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Layer, Layout, Loss, Result};
+use paceline_memory::Tensor;
 
-/// A network with a loss, but without storage.
+use crate::layers::Chain;
+use crate::{Block, Context, Layout, Objective, Result};
+
+/// Blocks that are computed one after the other, and the objective of the last one's output.
 pub struct Model {
     /// The name on the command line and in reports.
     pub name: &'static str,
-    /// The function that the model computes.
-    pub network: Box<dyn Layer>,
+    /// The blocks, first to last.
+    pub blocks: Vec<Block>,
+    /// What the output of the last block is compared with.
+    pub objective: Box<dyn Objective>,
     /// Where the parameters lie.
     pub layout: Arc<Layout>,
-    /// The loss.
-    pub loss: Loss,
     /// A lower bound of the activations, in elements, that one sample keeps until its backward pass.
     pub activation_elems: usize,
 }
@@ -24,6 +28,39 @@ impl Model {
     pub fn freeze(&mut self, units: &[String]) -> Result<()> {
         self.layout = Arc::new(self.layout.with_frozen(units)?);
         Ok(())
+    }
+
+    /// The blocks in `range` as one layer, for example those of a pipeline stage. Panics if there are fewer blocks.
+    pub fn stage(&self, range: Range<usize>) -> Chain<'_, Block> {
+        Chain(&self.blocks[range])
+    }
+
+    /// All blocks as one layer.
+    pub fn network(&self) -> Chain<'_, Block> {
+        Chain(&self.blocks)
+    }
+
+    /// [`Objective::evaluate`], with the objective's unit open.
+    pub fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
+        match self.objective.unit() {
+            Some(unit) => cx.forward_unit(unit, |cx| self.objective.evaluate(cx, output, sums)),
+            None => self.objective.evaluate(cx, output, sums),
+        }
+    }
+
+    /// [`Objective::differentiate`], with the objective's unit open.
+    pub fn differentiate(
+        &self,
+        cx: &mut Context,
+        output: &Tensor,
+        scale: f64,
+        sums: &Tensor,
+    ) -> Result<Tensor> {
+        let run = |cx: &mut Context| self.objective.differentiate(cx, output, scale, sums);
+        match self.objective.unit() {
+            Some(unit) => cx.backward_unit(unit, run),
+            None => run(cx),
+        }
     }
 }
 

@@ -1,11 +1,13 @@
-//! Optimizers and their state, over flat storage.
+//! Optimizers and their state, over the ranges of flat storage that a rank owns.
+
+use std::ops::Range;
 
 use paceline_kernels::Compute;
 use paceline_kernels::optimizer::{AdamW, Sgd, adamw, sgd};
 use paceline_memory::{Allocator, Category, Tensor};
 
 use crate::storage::is_finite;
-use crate::{Result, Storage};
+use crate::{ModelError, Result, Storage};
 
 /// An optimizer's kind and settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,36 +33,66 @@ impl OptimizerConfig {
 #[derive(Debug)]
 pub struct Optimizer {
     config: OptimizerConfig,
+    /// The ranges of flat storage that it updates.
+    ranges: Vec<Range<usize>>,
+    /// For each name, the state of all ranges, one after the other.
     state: Vec<Tensor>,
     steps: u64,
 }
 
 impl Optimizer {
-    /// An optimizer for `storage` before its first step, with its state set to zero.
+    /// An optimizer of all trained parameters in `storage`, before its first step, with its state set to zero.
     pub fn new(config: OptimizerConfig, storage: &Storage, allocator: &Allocator) -> Result<Self> {
-        let grads = storage.grads();
+        let trained = 0..storage.layout().trained_len();
+        Self::of_ranges(config, storage, vec![trained], allocator)
+    }
+
+    /// The same for some ranges of flat storage only, such as [`Owned::state`](crate::Owned::state).
+    pub fn of_ranges(
+        config: OptimizerConfig,
+        storage: &Storage,
+        ranges: Vec<Range<usize>>,
+        allocator: &Allocator,
+    ) -> Result<Self> {
+        let len: usize = ranges.iter().map(Range::len).sum();
         let zeros = |_: &&str| -> Result<Tensor> {
-            let state = allocator.tensor(grads.dtype(), grads.shape(), Category::Optimizer)?;
+            let state = allocator.tensor(storage.precision().master, [len], Category::Optimizer)?;
             state.as_bytes().write::<u8>()?.fill(0);
             Ok(state)
         };
         let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;
-        Ok(Self { config, state, steps: 0 })
+        Ok(Self { config, ranges, state, steps: 0 })
     }
 
-    /// Updates all trained parameters from their gradients.
+    /// Updates the parameters of its ranges from their gradients, which lie at their places in `storage`.
     pub fn step(&mut self, compute: &Compute, storage: &Storage) -> Result<()> {
+        let part = |range: &Range<usize>| -> Result<(Tensor, Tensor)> {
+            let (values, grads) = (storage.values(), storage.grads());
+            Ok((values.slice(range.clone())?, grads.slice(range.clone())?))
+        };
+        let parts = self.ranges.iter().map(part).collect::<Result<Vec<_>>>()?;
+        self.step_on(compute, &parts)
+    }
+
+    /// Updates the parameters of its ranges, given as values and gradients of each range, in order.
+    pub fn step_on(&mut self, compute: &Compute, parts: &[(Tensor, Tensor)]) -> Result<()> {
         self.steps += 1;
-        let (params, grads) = (&storage.trained_values()?, storage.grads());
-        match (&self.config, self.state.as_slice()) {
-            (OptimizerConfig::Sgd(config), state) => {
-                sgd(compute, config, params, grads, state.first())?;
-            }
-            (OptimizerConfig::AdamW(config), [first, second]) => {
-                adamw(compute, config, self.steps, params, grads, first, second)?;
-            }
-            (OptimizerConfig::AdamW(_), state) => {
-                unreachable!("AdamW is made with two moments, not {}", state.len())
+        let mut begin = 0;
+        for (values, grads) in parts {
+            let range = begin..begin + values.num_elems();
+            begin = range.end;
+            let of_range = |state: &Tensor| Ok(state.slice(range.clone())?);
+            let state = self.state.iter().map(of_range).collect::<Result<Vec<_>>>()?;
+            match (&self.config, state.as_slice()) {
+                (OptimizerConfig::Sgd(config), state) => {
+                    sgd(compute, config, values, grads, state.first())?;
+                }
+                (OptimizerConfig::AdamW(config), [first, second]) => {
+                    adamw(compute, config, self.steps, values, grads, first, second)?;
+                }
+                (OptimizerConfig::AdamW(_), state) => {
+                    unreachable!("AdamW is made with two moments, not {}", state.len())
+                }
             }
         }
         Ok(())
@@ -80,19 +112,30 @@ impl Optimizer {
         self.steps
     }
 
-    /// Continues after `steps` steps, whose state the caller has put into [`Optimizer::state`].
+    /// Continues after `steps` steps, whose state the caller has put into [`Optimizer::state_of`].
     pub fn resume_after(&mut self, steps: u64) {
         self.steps = steps;
     }
 
-    /// The state tensors, with their names.
-    pub fn state(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        self.config.state_names().iter().copied().zip(&self.state)
+    /// The state of a range of flat storage, by name. Errors if the range does not lie within one of the optimizer's.
+    pub fn state_of(&self, range: Range<usize>) -> Result<Vec<(&'static str, Tensor)>> {
+        let mut begin = 0;
+        for own in &self.ranges {
+            if own.start <= range.start && range.end <= own.end {
+                let start = begin + range.start - own.start;
+                let part = |(name, state): (&&'static str, &Tensor)| -> Result<_> {
+                    Ok((*name, state.slice(start..start + range.len())?))
+                };
+                return self.config.state_names().iter().zip(&self.state).map(part).collect();
+            }
+            begin += own.len();
+        }
+        Err(ModelError::NotOwned { range })
     }
 
     /// The name of the first tensor of the state that has a value which is not finite, if there is one.
     pub fn first_not_finite(&self) -> Result<Option<&'static str>> {
-        for (name, tensor) in self.state() {
+        for (name, tensor) in self.config.state_names().iter().zip(&self.state) {
             if !is_finite(tensor)? {
                 return Ok(Some(name));
             }

@@ -5,40 +5,49 @@ use std::sync::Arc;
 use paceline_memory::{Allocator, Buffer, Category, DType, Tensor};
 use sha2::{Digest, Sha256};
 
-use crate::{BufferId, Layout, ParamId, Result};
+use crate::{BufferId, Layout, ParamId, Precision, Result};
 
 /// All parameters, gradients and buffers of a model, each in one flat tensor.
 #[derive(Clone, Debug)]
 pub struct Storage {
     layout: Arc<Layout>,
+    precision: Precision,
     values: Tensor,
     grads: Tensor,
     buffers: Tensor,
 }
 
 impl Storage {
-    /// Storage with parameters and gradients in the caller's memory, of [`Layout::num_bytes`] and
-    /// [`Layout::trained_bytes`] bytes. The contents of that memory are kept. Buffers lie in private memory
-    /// of this process.
+    /// Storage with parameters and gradients in the caller's memory, of [`Layout::num_bytes`] bytes in the master type
+    /// and [`Layout::trained_bytes`] bytes in the gradients' type. The contents of that memory are kept. Buffers lie in
+    /// private memory of this process.
     pub fn new(
         layout: Arc<Layout>,
-        dtype: DType,
+        precision: impl Into<Precision>,
         values: Buffer,
         grads: Buffer,
         allocator: &Allocator,
     ) -> Result<Self> {
-        let values = Tensor::new(values, 0, dtype, [layout.len()])?;
-        let grads = Tensor::new(grads, 0, dtype, [layout.trained_len()])?;
+        let precision = precision.into();
+        let values = Tensor::new(values, 0, precision.master, [layout.len()])?;
+        let grads = Tensor::new(grads, 0, precision.grads, [layout.trained_len()])?;
         let len = layout.num_buffer_elems();
-        let buffers = allocator.tensor(dtype, [len], Category::Parameters)?;
-        Ok(Self { layout, values, grads, buffers })
+        let buffers = allocator.tensor(precision.master, [len], Category::Parameters)?;
+        Ok(Self { layout, precision, values, grads, buffers })
     }
 
     /// Storage in private memory of this process.
-    pub fn host(layout: Arc<Layout>, dtype: DType, allocator: &Allocator) -> Result<Self> {
-        let values = allocator.host(layout.num_bytes(dtype), Category::Parameters)?;
-        let grads = allocator.host(layout.trained_bytes(dtype), Category::Gradients)?;
-        Self::new(layout, dtype, values, grads, allocator)
+    pub fn host(
+        layout: Arc<Layout>,
+        precision: impl Into<Precision>,
+        allocator: &Allocator,
+    ) -> Result<Self> {
+        let precision = precision.into();
+        let values = layout.num_bytes(precision.master);
+        let values = allocator.host(values, Category::Parameters)?;
+        let grads = layout.trained_bytes(precision.grads);
+        let grads = allocator.host(grads, Category::Gradients)?;
+        Self::new(layout, precision, values, grads, allocator)
     }
 
     /// Sets every parameter and buffer to its initial values, and gradients and padding to zero.
@@ -70,6 +79,11 @@ impl Storage {
     /// The layout of this storage.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
+    }
+
+    /// The element types.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// All parameters, with padding.

@@ -42,8 +42,10 @@ pub fn write(
     for (at, param) in layout.params().iter().enumerate() {
         let value = storage.value(ParamId(at))?;
         entries.insert(format!("model.{}", param.name), Entry::new(&value)?);
-        for (state, tensor) in optimizer.state().filter(|_| !param.is_frozen) {
-            let part = tensor.slice(param.range())?.view(param.shape)?;
+    }
+    for (_, param) in layout.trained() {
+        for (state, part) in optimizer.state_of(param.range())? {
+            let part = part.view(param.shape)?;
             entries.insert(format!("optimizer.{state}.{}", param.name), Entry::new(&part)?);
         }
     }
@@ -273,9 +275,8 @@ impl WeightFile {
         self.restore_model(storage)?;
         let tensors = self.tensors()?;
         for (_, param) in layout.trained() {
-            for (state, tensor) in optimizer.state() {
-                let name = format!("optimizer.{state}.{}", param.name);
-                self.copy(&tensors, &name, tensor.slice(param.range())?)?;
+            for (state, part) in optimizer.state_of(param.range())? {
+                self.copy(&tensors, &format!("optimizer.{state}.{}", param.name), part)?;
             }
         }
         Ok(())

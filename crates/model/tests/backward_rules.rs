@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, DType, Tensor};
-use paceline_model::layers::{Checkpointed, Sequence};
 use paceline_model::{
-    Context, GradientBooks, Layer, MlpConfig, Model, ParamId, Result, Saved, Storage,
+    Block, Context, Layer, MlpConfig, Model, OpenUnits, ParamId, Result, Saved, Storage,
 };
 
 use common::{cnn, cnn_with_batch_norm, every_layer, mlp, numbers};
@@ -30,7 +29,7 @@ struct Bench {
     storage: Storage,
     input: Tensor,
     d_output: Tensor,
-    books: RefCell<GradientBooks>,
+    units: RefCell<OpenUnits>,
 }
 
 impl Bench {
@@ -49,8 +48,8 @@ impl Bench {
         storage.initialize(5).unwrap();
         let input = numbers(&compute.allocator, input_shape, 6);
         let d_output = numbers(&compute.allocator, output_shape, 7);
-        let books = RefCell::new(GradientBooks::new(&model.layout));
-        Self { model, compute, storage, input, d_output, books }
+        let units = RefCell::new(OpenUnits::new(&model.layout));
+        Self { model, compute, storage, input, d_output, units }
     }
 
     fn fill_gradients(&self, value: f64) {
@@ -73,12 +72,13 @@ impl Bench {
             announced.push((id, self.gradient(id)));
             Ok(())
         };
-        let mut books = self.books.borrow_mut();
+        let mut units = self.units.borrow_mut();
         if !accumulate {
-            books.begin_step();
+            units.begin_step();
         }
-        let mut cx = Context::training(&self.compute, &self.storage, &mut books, &mut ready);
-        let network = &self.model.network;
+        let mut cx = Context::training(&self.compute, &self.storage, &mut units, &mut ready);
+        cx.open_roots().unwrap();
+        let network = &self.model.network();
         let (_, mut saved) = network.forward(&mut cx, self.input.clone()).unwrap();
         let mut d_input = None;
         for part in parts {
@@ -156,9 +156,8 @@ impl Layer for Counting<'_> {
 fn no_half_of_a_backward_pass_repeats_work_of_the_other() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let mut model = mlp();
-    let mut network = Sequence::new();
-    (0..3).for_each(|_| network.push(Counting(&CALLS)));
-    model.network = Box::new(network);
+    let unit = model.blocks[0].unit;
+    model.blocks = (0..3).map(|_| Block::new(unit, Counting(&CALLS))).collect();
     let bench = Bench::new(model, &[4, 6], &[4, 6]);
     for (parts, calls) in [
         (&[Part::Both][..], 3),
@@ -177,8 +176,8 @@ fn no_half_of_a_backward_pass_repeats_work_of_the_other() {
 fn a_checkpointed_model_gives_the_same_bits_and_leaves_statistics_alone() {
     for (at, plain) in Bench::all().into_iter().enumerate() {
         let mut bench = Bench::all().into_iter().nth(at).unwrap();
-        let network = std::mem::replace(&mut bench.model.network, Box::new(Sequence::new()));
-        bench.model.network = Box::new(Checkpointed(network));
+        let blocks = bench.model.blocks.drain(..).map(Block::checkpointed).collect();
+        bench.model.blocks = blocks;
         for parts in [&[Part::Both][..], &[Part::Input, Part::Weight]] {
             let (d_input, announced) = plain.run(false, parts);
             let (again, announced_again) = bench.run(false, parts);
@@ -188,6 +187,39 @@ fn a_checkpointed_model_gives_the_same_bits_and_leaves_statistics_alone() {
             assert_eq!(buffers(&bench), buffers(&plain), "running statistics");
         }
     }
+}
+
+/// The identity, which uses a parameter of another block's unit.
+struct Stranger(ParamId);
+
+impl Layer for Stranger {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        cx.param(self.0)?;
+        Ok((input, Saved::default()))
+    }
+
+    fn backward_input(
+        &self,
+        _cx: &mut Context,
+        _saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        Ok(d_output.clone())
+    }
+}
+
+#[test]
+fn a_parameter_can_be_used_only_while_its_unit_is_open() {
+    let mut model = mlp();
+    let unit = model.blocks[1].unit;
+    model.blocks.push(Block::new(unit, Stranger(ParamId(0))));
+    let bench = Bench::new(model, &[4, 6], &[4, 3]);
+    let mut units = OpenUnits::new(&bench.model.layout);
+    let mut ready = |_: ParamId| Ok(());
+    let mut cx = Context::training(&bench.compute, &bench.storage, &mut units, &mut ready);
+    let error = bench.model.network().forward(&mut cx, bench.input.clone()).unwrap_err();
+    let words = "a layer used the value of fc0.weight while its unit fc0 was closed";
+    assert_eq!(error.to_string(), words);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Context, GradientBooks, ParamId, PassHooks, Result, Storage};
+use paceline_model::{Context, Layer, OpenUnits, ParamId, PassHooks, Result, Storage};
 
 use common::{cnn_with_batch_norm, numbers};
 
@@ -107,11 +107,11 @@ fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     };
     let input = part([BATCH, 9, 8, 2], 6);
     let d_output = part([BATCH, 5, 1, 1], 7).view([range.len(), 5]).unwrap();
-    let mut books = GradientBooks::new(&model.layout);
+    let mut units = OpenUnits::new(&model.layout);
     let mut hooks = Share(meeting);
-    let mut cx = Context::training(&compute, &storage, &mut books, &mut hooks);
-    let (output, saved) = model.network.forward(&mut cx, input).unwrap();
-    let d_input = model.network.backward(&mut cx, saved, d_output, true).unwrap();
+    let mut cx = Context::training(&compute, &storage, &mut units, &mut hooks);
+    let (output, saved) = model.network().forward(&mut cx, input).unwrap();
+    let d_input = model.network().backward(&mut cx, saved, d_output, true).unwrap();
     let values = |tensor: &Tensor| tensor.read::<f64>().unwrap().to_vec();
     Outcome {
         output: values(&output),

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::cell::RefCell;
+
 use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::pool2d;
@@ -11,7 +13,8 @@ use paceline_model::layers::{
     BatchNorm, Checkpointed, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence,
 };
 use paceline_model::{
-    Context, Init, Layer, Layout, LayoutBuilder, Loss, MlpConfig, Storage, gradcheck,
+    Batch, Context, CrossEntropy, Init, Layer, Layout, LayoutBuilder, MeanSquaredError, MlpConfig,
+    Objective, OpenUnits, ParamId, Storage, gradcheck,
 };
 
 use common::{cnn, cnn_with_batch_norm, conv, every_layer, mlp, numbers};
@@ -119,39 +122,63 @@ fn layers_without_parameters() {
 #[test]
 fn a_sequence_of_every_layer() {
     let model = every_layer();
-    check(&*model.network, &model.layout, &[2, 9, 9, 2], "every layer");
+    check(&model.network(), &model.layout, &[2, 9, 9, 2], "every layer");
 }
 
 #[test]
 fn whole_networks() {
     let (cnn, mlp, cnn_bn) = (cnn(), mlp(), cnn_with_batch_norm());
-    check(&*cnn_bn.network, &cnn_bn.layout, &[3, 9, 8, 2], "CNN with batch norm");
-    check(&*cnn.network, &cnn.layout, &[3, 9, 8, 2], "CNN");
-    check(&*mlp.network, &mlp.layout, &[5, 6], "MLP");
+    check(&cnn_bn.network(), &cnn_bn.layout, &[3, 9, 8, 2], "CNN with batch norm");
+    check(&cnn.network(), &cnn.layout, &[3, 9, 8, 2], "CNN");
+    check(&mlp.network(), &mlp.layout, &[5, 6], "MLP");
     let config =
         MlpConfig { input_dim: 6, hidden_dim: 5, output_dim: 3, num_layers: 3, tie_layers: true };
     let tied = config.build(1).unwrap();
-    check(&*tied.network, &tied.layout, &[5, 6], "MLP with tied layers");
+    check(&tied.network(), &tied.layout, &[5, 6], "MLP with tied layers");
 }
 
 /// Compares `scale` times the finite differences of the loss with its gradient.
-fn check_loss(loss: Loss, output: &Tensor, target: &Tensor, scale: f64) {
+fn check_objective(objective: &dyn Objective, output: &Tensor, target: &Tensor, scale: f64) {
     const STEP: f64 = 1e-6;
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let storage_of_nothing = LayoutBuilder::new().finish(1).into();
     let storage = Storage::host(storage_of_nothing, DType::F64, &compute.allocator).unwrap();
-    let cx = Context::evaluation(&compute, &storage);
-    let (sums, gradient) = loss.differentiate(&cx, output, target, scale).unwrap();
-    assert_eq!(sums, loss.evaluate(output, target).unwrap(), "the scale is the gradient's alone");
+    let batch = Batch::new(output.clone(), target.clone());
+    let with_context = |run: &dyn Fn(&mut Context)| {
+        let mut units = OpenUnits::new(storage.layout());
+        let mut hooks = |_: ParamId| Ok(());
+        let cx = Context::evaluation(&compute, &storage, &mut units, &mut hooks);
+        run(&mut cx.with_batch(&batch));
+    };
+    let sums = || {
+        let sums = compute.allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
+        sums.fill_zero().unwrap();
+        sums
+    };
+    let evaluate = || {
+        let sums = sums();
+        with_context(&|cx| objective.evaluate(cx, output, &sums).unwrap());
+        sums.read::<f64>().unwrap().to_vec()
+    };
+    let of_gradient = sums();
+    let gradient = RefCell::new(None);
+    with_context(&|cx| {
+        let d_output = objective.differentiate(cx, output, scale, &of_gradient).unwrap();
+        gradient.replace(Some(d_output));
+    });
+    let gradient = gradient.take().unwrap();
+    let of_gradient = of_gradient.read::<f64>().unwrap();
+    assert_eq!(*of_gradient, *evaluate(), "the scale is the gradient's alone");
+    assert_eq!(of_gradient[2], 5.0, "five samples");
     for (at, gradient) in gradient.read::<f64>().unwrap().iter().enumerate() {
         let value = output.read::<f64>().unwrap()[at];
         let side = |offset: f64| {
             output.write::<f64>().unwrap()[at] = value + offset;
-            loss.evaluate(output, target).unwrap().loss
+            evaluate()[0]
         };
         let difference = scale * (side(STEP) - side(-STEP)) / (2.0 * STEP);
         output.write::<f64>().unwrap()[at] = value;
-        assert!((gradient - difference).abs() < TOLERANCE, "{loss:?}[{at}]: {gradient}");
+        assert!((gradient - difference).abs() < TOLERANCE, "[{at}]: {gradient}, not {difference}");
     }
 }
 
@@ -162,7 +189,12 @@ fn losses_by_finite_differences() {
         let output = numbers(&allocator, &[5, 7], seed);
         let labels = allocator.tensor(DType::I64, [5], Category::Data).unwrap();
         labels.write::<i64>().unwrap().copy_from_slice(&[3, 0, 6, 6, 1]);
-        check_loss(Loss::CrossEntropy, &output, &labels, scale);
-        check_loss(Loss::Mse, &output, &numbers(&allocator, &[5, 7], seed + 100), scale);
+        check_objective(&CrossEntropy, &output, &labels, scale);
+        check_objective(
+            &MeanSquaredError,
+            &output,
+            &numbers(&allocator, &[5, 7], seed + 100),
+            scale,
+        );
     }
 }

@@ -9,8 +9,9 @@ use paceline_kernels::{Compute, SimdLevel, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{BatchNorm, Conv2d, ConvReluPool, Linear, MaxPool2d, Relu};
 use paceline_model::{
-    BufferId, CnnConfig, Context, GradientBooks, Init, Layer, LayoutBuilder, Loss, MlpConfig,
-    Model, Optimizer, OptimizerConfig, ParamId, Result, Storage,
+    Batch, BufferId, CnnConfig, Context, CrossEntropy, Init, Layer, LayoutBuilder,
+    MeanSquaredError, MlpConfig, Model, Objective, OpenUnits, Optimizer, OptimizerConfig, ParamId,
+    Result, Storage,
 };
 use safetensors::SafeTensors;
 
@@ -107,8 +108,9 @@ impl Setup {
         let layer = build(&mut layout);
         let storage = self.storage(layout, |param| param.to_string());
         let mut ready = |_| Ok(());
-        let mut books = GradientBooks::new(storage.layout());
-        let mut cx = Context::training(&self.compute, &storage, &mut books, &mut ready);
+        let mut units = OpenUnits::new(storage.layout());
+        let mut cx = Context::training(&self.compute, &storage, &mut units, &mut ready);
+        cx.open_all().unwrap();
         let input = self.load(&format!("{case}.input"));
         let (output, saved) = layer.forward(&mut cx, input).unwrap();
         self.assert_tensor(&output, &format!("{case}.output"));
@@ -139,6 +141,13 @@ impl Setup {
         Ok(())
     }
 
+    /// The sums of a loss, at zero.
+    fn sums(&self) -> Tensor {
+        let sums = self.compute.allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
+        sums.fill_zero().unwrap();
+        sums
+    }
+
     /// Runs forward pass, loss and backward pass of a whole model.
     fn check_model(&self, case: &str, model: &Model, targets: &str) {
         let storage = Storage::host(model.layout.clone(), self.dtype, &self.compute.allocator);
@@ -146,16 +155,18 @@ impl Setup {
         self.copy_parameters(&storage, |param| format!("{case}.param.{param}")).unwrap();
         let inputs = self.load(&format!("{case}.input"));
         let targets = self.load(&format!("{case}.{targets}"));
-        let batch = inputs.dims()[0] as f64;
+        let rows = inputs.dims()[0] as f64;
         let mut ready = |_| Ok(());
-        let mut books = GradientBooks::new(storage.layout());
-        let mut cx = Context::training(&self.compute, &storage, &mut books, &mut ready);
-        let (output, saved) = model.network.forward(&mut cx, inputs).unwrap();
-        let loss = model.loss.differentiate(&cx, &output, &targets, 1.0 / batch);
-        let (sums, d_output) = loss.unwrap();
+        let mut units = OpenUnits::new(storage.layout());
+        let batch = Batch::new(inputs.clone(), targets);
+        let cx = Context::training(&self.compute, &storage, &mut units, &mut ready);
+        let mut cx = cx.with_batch(&batch);
+        let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
+        let sums = self.sums();
+        let d_output = model.differentiate(&mut cx, &output, 1.0 / rows, &sums).unwrap();
         let (_, want) = stored(&format!("{case}.loss"));
-        self.assert_close(&[sums.loss / batch], &want, case);
-        model.network.backward(&mut cx, saved, d_output, false).unwrap();
+        self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
+        model.network().backward(&mut cx, saved, d_output, false).unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
             let grad = storage.grad(ParamId(at)).unwrap();
             self.assert_tensor(&grad, &format!("{case}.grad.{}", param.name));
@@ -178,16 +189,27 @@ impl Setup {
         }
     }
 
-    fn check_loss(&self, case: &str, loss: Loss, [output, target, gradient]: [&str; 3]) {
+    fn check_objective(
+        &self,
+        case: &str,
+        objective: &dyn Objective,
+        [output, target, gradient]: [&str; 3],
+    ) {
         let layout = std::sync::Arc::new(LayoutBuilder::new().finish(1));
         let storage = Storage::host(layout, self.dtype, &self.compute.allocator).unwrap();
-        let cx = Context::evaluation(&self.compute, &storage);
         let output = self.load(&format!("{case}.{output}"));
         let target = self.load(&format!("{case}.{target}"));
         let rows = output.dims()[0] as f64;
-        let (sums, d_output) = loss.differentiate(&cx, &output, &target, 1.0 / rows).unwrap();
+        let sums = self.sums();
+        let batch = Batch::new(output.clone(), target);
+        let mut units = OpenUnits::new(storage.layout());
+        let mut ready = |_| Ok(());
+        let cx = Context::evaluation(&self.compute, &storage, &mut units, &mut ready);
+        let d_output = objective
+            .differentiate(&mut cx.with_batch(&batch), &output, 1.0 / rows, &sums)
+            .unwrap();
         let (_, want) = stored(&format!("{case}.loss"));
-        self.assert_close(&[sums.loss / rows], &want, case);
+        self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
         self.assert_tensor(&d_output, &format!("{case}.{gradient}"));
     }
 }
@@ -288,10 +310,11 @@ fn running_statistics_after_three_steps_and_evaluation_by_them() {
         storage.initialize(1).unwrap();
         setup.copy_parameters(&storage, |param| param.to_string()).unwrap();
         let input = |step: usize| setup.load(&format!("{case}.input{step}"));
-        let mut books = GradientBooks::new(storage.layout());
+        let mut units = OpenUnits::new(storage.layout());
         for step in 0..3 {
             let mut ready = |_| Ok(());
-            let mut cx = Context::training(&setup.compute, &storage, &mut books, &mut ready);
+            let mut cx = Context::training(&setup.compute, &storage, &mut units, &mut ready);
+            cx.open_all().unwrap();
             layer.forward(&mut cx, input(step)).unwrap();
         }
         let assert_buffers = || {
@@ -300,7 +323,9 @@ fn running_statistics_after_three_steps_and_evaluation_by_them() {
             }
         };
         assert_buffers();
-        let mut cx = Context::evaluation(&setup.compute, &storage);
+        let mut ready = |_| Ok(());
+        let mut cx = Context::evaluation(&setup.compute, &storage, &mut units, &mut ready);
+        cx.open_all().unwrap();
         let (output, _) = layer.forward(&mut cx, input(0)).unwrap();
         setup.assert_tensor(&output, &format!("{case}.output"));
         // Evaluation has not changed the buffers.
@@ -312,8 +337,8 @@ fn running_statistics_after_three_steps_and_evaluation_by_them() {
 fn losses() {
     for setup in Setup::all() {
         let names = ["logits", "labels", "d_logits"];
-        setup.check_loss("cross_entropy", Loss::CrossEntropy, names);
-        setup.check_loss("mse", Loss::Mse, ["input", "target", "d_input"]);
+        setup.check_objective("cross_entropy", &CrossEntropy, names);
+        setup.check_objective("mse", &MeanSquaredError, ["input", "target", "d_input"]);
     }
 }
 

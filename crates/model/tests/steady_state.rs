@@ -5,7 +5,8 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    CnnConfig, Context, GradientBooks, MlpConfig, Model, Optimizer, OptimizerConfig, Storage,
+    Batch, CnnConfig, Context, Layer, MlpConfig, Model, OpenUnits, Optimizer, OptimizerConfig,
+    Storage,
 };
 
 const BATCH: usize = 4;
@@ -23,16 +24,20 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
     let inputs = allocator.tensor(DType::F32, inputs, Category::Data).unwrap();
     inputs.write::<f32>().unwrap().fill(0.5);
     let targets = targets(&allocator);
+    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
+    sums.fill_zero().unwrap();
 
+    let batch = Batch::new(inputs.clone(), targets);
     let mut step = || {
         let mut ready = |_| Ok(());
-        let mut books = GradientBooks::new(storage.layout());
-        let mut cx = Context::training(&compute, &storage, &mut books, &mut ready);
-        let (output, saved) = model.network.forward(&mut cx, inputs.clone()).unwrap();
+        let mut units = OpenUnits::new(storage.layout());
+        let cx = Context::training(&compute, &storage, &mut units, &mut ready);
+        let mut cx = cx.with_batch(&batch);
+        let (output, saved) = model.network().forward(&mut cx, inputs.clone()).unwrap();
         let scale = 1.0 / BATCH as f64;
-        let (_, d_output) = model.loss.differentiate(&cx, &output, &targets, scale).unwrap();
+        let d_output = model.differentiate(&mut cx, &output, scale, &sums).unwrap();
         drop(output);
-        model.network.backward(&mut cx, saved, d_output, false).unwrap();
+        model.network().backward(&mut cx, saved, d_output, false).unwrap();
         optimizer.step(&compute, &storage).unwrap();
     };
     step();
@@ -43,6 +48,7 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
     }
     assert_eq!(allocator.fresh_blocks(), after_two, "{model:?}");
     let alive = allocator.usage(Category::Activations).current_bytes;
+    assert_eq!(sums.read::<f64>().unwrap()[2], 12.0 * BATCH as f64, "{model:?}");
     assert_eq!(alive, 0, "{model:?} keeps activations after its backward pass");
 }
 

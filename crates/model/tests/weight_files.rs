@@ -163,7 +163,8 @@ fn what_is_not_finite_is_named() {
     trainee.step();
     assert_eq!(trainee.storage.first_not_finite().unwrap(), None);
     assert_eq!(trainee.optimizer.first_not_finite().unwrap(), None);
-    let (_, tensor) = trainee.optimizer.state().nth(1).unwrap();
+    let last = trainee.storage.layout().params().last().unwrap().range();
+    let (_, tensor) = trainee.optimizer.state_of(last).unwrap().remove(1);
     tensor.write::<f32>().unwrap()[3] = f32::INFINITY;
     assert_eq!(trainee.optimizer.first_not_finite().unwrap(), Some("second_moment"));
     let last = trainee.storage.layout().params().last().unwrap();

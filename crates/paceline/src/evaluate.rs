@@ -10,6 +10,7 @@ use paceline_data::Dataset;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_strategies::{Replica, ReplicaOptions, SimpleDdp};
+use paceline_trace::SpanTrack;
 use serde::Serialize;
 
 use crate::bench::screen::say;
@@ -185,5 +186,8 @@ fn evaluate_rank(
     let options = ReplicaOptions::default();
     let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;
     checkpoint.restore_model(&replica.storage)?;
-    evaluation::evaluate(&mut strategy, &replica, test, config.global_batch_size)
+    // Nobody reads the times.
+    let mut track = SpanTrack::with_capacity(0);
+    let batch = config.global_batch_size;
+    evaluation::evaluate(&mut strategy, &replica, test, batch, &mut track)
 }

@@ -52,6 +52,37 @@ fn ranks() {
 }
 
 #[test]
+fn the_mesh() {
+    let sizes = ["--mesh dp=3", "has 3 ranks, but the group has 2", "product is 2", "--nproc"];
+    refused("--mesh dp=3 --nproc 2", &sizes);
+    refused("--mesh dp=1 --nproc 2", &["--mesh dp=1", "has 1 rank, but the group has 2"]);
+    refused("--mesh dp=2,dp=1 --nproc 2", &["--mesh dp=2,dp=1", "dp is there twice", "once"]);
+    refused("--mesh ep=2 --nproc 2", &["\"ep\" is no axis", "dp, shard, pp and tp"]);
+    for size in ["0", "-2", "two", "2.0", ""] {
+        let words = [&format!("--mesh dp={size}"), "size of the axis dp", "at least 1"];
+        refused(&format!("--mesh dp={size} --nproc 2"), &words);
+    }
+    refused("--mesh 2 --nproc 2", &["--mesh 2", "no axis with a size, such as dp=2"]);
+    refused("--mesh dp=2, --nproc 2", &["--mesh dp=2,", "no axis with a size"]);
+    for strategy in ["ddp", "simple_ddp", "local_sgd"] {
+        for axis in ["shard", "pp", "tp"] {
+            let words = [
+                &format!("--mesh dp=2,{axis}=2"),
+                &format!("the strategy {strategy} does not know the axis {axis}, only dp"),
+                &format!("leave {axis} out"),
+            ];
+            let flags = format!("--strategy {strategy} --mesh dp=2,{axis}=2 --nproc 4");
+            refused(&flags, &words.map(String::as_str));
+        }
+    }
+    // Not even with one rank, where the axis would do nothing.
+    refused("--mesh dp=2,pp=1 --nproc 2", &["does not know the axis pp"]);
+    let sandbox = Sandbox::new();
+    sandbox.write("run.toml", b"seed = 1\nmesh = \"dp=2,tp=2\"\nnproc = 4\n");
+    refused_in(&sandbox, "--config run.toml", &["--mesh dp=2,tp=2", "does not know the axis tp"]);
+}
+
+#[test]
 fn communication() {
     for value in ["0", "-1", "nan", "inf", "1e300"] {
         refused(&format!("--timeout {value}"), &["--timeout", "seconds above zero"]);

@@ -29,6 +29,23 @@ fn a_run_is_repeated_from_its_configuration() {
 }
 
 #[test]
+fn the_mesh_of_a_run_is_in_its_configuration() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --nproc 2 --epochs 1");
+    let plain = sandbox.train(&flags).ok();
+    let config = json(&sandbox.run_folder().join("config.json"));
+    assert_eq!(config["resolved"]["mesh"], "dp=2");
+    assert!(config["stated"].get("mesh").is_none(), "{config}");
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&format!("{flags} --mesh dp=2")).ok();
+    let file = sandbox.run_folder().join("config.json");
+    assert_eq!(json(&file)["stated"]["mesh"], "dp=2");
+    let other = Sandbox::new();
+    let again = train(&other, &file.display().to_string(), "").ok();
+    assert_eq!([run.weights(), again.weights()], [plain.weights(); 2]);
+}
+
+#[test]
 fn defaults_follow_what_flags_change() {
     let sandbox = Sandbox::new();
     sandbox.write("run.toml", b"optimizer = \"sgd\"\nsamples = 200\nchannels = 4\nhidden = 8\n");

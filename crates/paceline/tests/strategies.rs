@@ -42,6 +42,30 @@ fn summary(sandbox: &Sandbox) -> Value {
     json(&sandbox.run_folder().join("summary.json"))
 }
 
+/// Ranks and micro-batches are parts of a batch in the same way, if both are added up as a tree.
+#[test]
+fn ranks_and_micro_batches_are_exchangeable_in_the_order_of_a_tree() {
+    for model in
+        ["--channels 4 --hidden 8", "--model mlp --input-dim 8 --hidden-dim 16 --output-dim 4"]
+    {
+        let digest = |nproc: usize, accumulate: usize, order: &str| {
+            let steps = 3 * accumulate;
+            let flags = format!(
+                "{model} --nproc {nproc} --accumulate {accumulate} --accumulation-order {order} \
+                 --batch-size 8 --steps-per-epoch {steps} --epochs 2 --warmup-steps 0 --clip-grad-norm 0.1 --lr 0.5"
+            );
+            let data = if model.contains("mlp") { "" } else { "--samples 96" };
+            let sandbox = Sandbox::new();
+            sandbox.train(&format!("{flags} {data}")).ok().weights().to_owned()
+        };
+        let whole = digest(4, 1, "sequential");
+        for (nproc, accumulate) in [(1, 4), (2, 2)] {
+            assert_eq!(digest(nproc, accumulate, "tree"), whole, "{nproc} x {accumulate} {model}");
+        }
+        assert_ne!(digest(1, 4, "sequential"), whole, "the order matters: {model}");
+    }
+}
+
 #[test]
 fn exact_strategies_end_with_the_same_bits() {
     for accumulate in ["", "--accumulate 4"] {

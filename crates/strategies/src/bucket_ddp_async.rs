@@ -14,8 +14,8 @@ use std::ops::Range;
 
 use paceline_collectives::{Group, ReduceOp, Work};
 use paceline_kernels::{Compute, elementwise};
-use paceline_memory::{DType, Tensor};
-use paceline_model::{Model, ParamId, Storage};
+use paceline_memory::Tensor;
+use paceline_model::{Model, ParamId, Precision, Storage};
 use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
@@ -88,8 +88,14 @@ impl Strategy for BucketDdpAsync {
     }
 
     /// Gradients stay in private memory, since peers access only the buckets.
-    fn backing(&mut self, model: &Model, compute: &Compute, _: &Group) -> Result<Storage> {
-        Ok(Storage::host(model.layout.clone(), DType::F32, &compute.allocator)?)
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        _: &Group,
+    ) -> Result<Storage> {
+        Ok(Storage::host(model.layout.clone(), precision, &compute.allocator)?)
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
@@ -114,7 +120,7 @@ impl Strategy for BucketDdpAsync {
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.send(replica)?;
         let Some(buckets) = &self.buckets else { return Ok(()) };
         let world_size = replica.group.world_size() as f64;

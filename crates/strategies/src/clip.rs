@@ -1,9 +1,8 @@
 //! Gradient clipping by global norm, for every strategy.
 //!
 //! This module knows nothing of how gradients are distributed over the ranks: the strategy computes their
-//! norm.
+//! norm and scales them.
 
-use paceline_kernels::norm;
 use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
@@ -28,7 +27,7 @@ pub fn clip_grad_norm(
         let norm = strategy.grad_norm(replica)?;
         let factor = max_norm / (norm + EPS);
         if norm.is_finite() && factor < 1.0 {
-            norm::scale(&replica.compute, replica.storage.grads(), factor)?;
+            strategy.scale_grads(replica, factor)?;
         }
         Ok(norm)
     })

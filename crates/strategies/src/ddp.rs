@@ -10,8 +10,8 @@
 
 use paceline_collectives::{Group, Work};
 use paceline_kernels::Compute;
-use paceline_memory::{Category, DType, Tensor};
-use paceline_model::{Model, ParamId, Storage};
+use paceline_memory::{Category, Tensor};
+use paceline_model::{Model, ParamId, Precision, Storage};
 use paceline_trace::SpanTrack;
 
 use crate::comm_hook::{AllReduce, CommHook};
@@ -100,25 +100,24 @@ impl Strategy for Ddp {
         self.hook.exactness(self.caps)
     }
 
-    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        group: &Group,
+    ) -> Result<Storage> {
         let (layout, allocator) = (&model.layout, &compute.allocator);
-        let shared = group.allocate(
-            allocator,
-            layout.trained_bytes(DType::F32),
-            if self.has_view { Category::Gradients } else { Category::Communication },
-        )?;
+        let category = if self.has_view { Category::Gradients } else { Category::Communication };
+        let shared = layout.trained_bytes(precision.grads);
+        let shared = group.allocate(allocator, shared, category)?;
         if self.has_view {
-            let values = allocator.host(layout.num_bytes(DType::F32), Category::Parameters)?;
-            return Ok(Storage::new(
-                layout.clone(),
-                DType::F32,
-                values,
-                shared,
-                &compute.allocator,
-            )?);
+            let values = layout.num_bytes(precision.master);
+            let values = allocator.host(values, Category::Parameters)?;
+            return Ok(Storage::new(layout.clone(), precision, values, shared, allocator)?);
         }
-        self.copy = Some(Tensor::new(shared, 0, DType::F32, [layout.trained_len()])?);
-        Ok(Storage::host(layout.clone(), DType::F32, allocator)?)
+        self.copy = Some(Tensor::new(shared, 0, precision.grads, [layout.trained_len()])?);
+        Ok(Storage::host(layout.clone(), precision, allocator)?)
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
@@ -152,7 +151,7 @@ impl Strategy for Ddp {
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         if self.next < self.buckets.len() {
             // If training went on, the replicas would silently diverge.
             let params = self.buckets[self.next].params.iter();

@@ -13,7 +13,7 @@ pub enum Exactness {
     /// After every step all ranks hold the same weights, but not those of the exact strategies. The text
     /// names the strategy with all settings on which the weights depend.
     Lossy(String),
-    /// Ranks hold different weights between two averages; [`crate::Strategy::settle`] averages early. The
+    /// Ranks hold different weights between two averages; [`crate::Strategy::sync_replicas`] averages early. The
     /// text names the strategy with all settings on which the weights depend.
     Periodic(String),
     /// The weights of the ranks diverge and never become equal again. The text names the strategy with all

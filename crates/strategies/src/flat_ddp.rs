@@ -26,7 +26,7 @@ impl Strategy for FlatDdp {
         Exactness::Exact
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let grads = replica.storage.grads();
         track.record(span::EXPOSED, || replica.group.all_reduce(grads, ReduceOp::Mean))?;
         Ok(())

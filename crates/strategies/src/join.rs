@@ -10,6 +10,7 @@
 
 use paceline_collectives::ReduceOp;
 use paceline_memory::Tensor;
+use paceline_model::Batch;
 use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
@@ -45,6 +46,7 @@ impl Join {
         track
             .record(span::EXPOSED, || replica.group.all_reduce_slice(&mut count, ReduceOp::Sum))?;
         let global_count = count[0] as usize;
-        Ok((global_count > 0).then_some(MicroBatch { inputs, targets, global_count }))
+        let batch = Batch::new(inputs, targets);
+        Ok((global_count > 0).then_some(MicroBatch { batch, global_count }))
     }
 }

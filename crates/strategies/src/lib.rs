@@ -25,20 +25,26 @@
 //! with the strategies whose ranks have the same gradients.
 #![forbid(unsafe_code)]
 
+pub mod grad_norm;
+
+mod accumulation;
 mod bucket_ddp_async;
 mod buckets;
 mod clip;
 mod comm_hook;
 mod ddp;
 mod error;
+mod evaluate;
 mod exactness;
 mod flat_ddp;
 mod half;
+mod hooks;
 mod in_order;
 mod join;
 mod local_sgd;
 mod no_sync;
 mod replica;
+mod schedule;
 mod simple_ddp;
 mod simple_ddp_async;
 mod simple_ddp_ga;
@@ -48,12 +54,14 @@ mod step;
 mod strategy;
 mod top_k;
 
+pub use accumulation::AccumulationOrder;
 pub use bucket_ddp_async::BucketDdpAsync;
 pub use buckets::{Bucket, BucketCaps, plan_buckets};
 pub use clip::clip_grad_norm;
 pub use comm_hook::CommHook;
 pub use ddp::Ddp;
 pub use error::StrategyError;
+pub use evaluate::evaluate;
 pub use exactness::Exactness;
 pub use flat_ddp::FlatDdp;
 pub use half::HalfPrecision;
@@ -61,12 +69,14 @@ pub use join::Join;
 pub use local_sgd::LocalSgd;
 pub use no_sync::{Alternating, NoSync};
 pub use replica::{MicroBatch, Replica, ReplicaOptions};
+pub use schedule::{OneByOne, Schedule};
 pub use simple_ddp::SimpleDdp;
 pub use simple_ddp_async::SimpleDdpAsync;
 pub use simple_ddp_ga::SimpleDdpGa;
 pub use simple_ddp_hook::SimpleDdpHook;
 pub use single::Single;
-pub use strategy::{StepLoss, Strategy, span};
+pub use step::{Step, StepLoss, train_step};
+pub use strategy::{Strategy, span};
 pub use top_k::TopK;
 
 /// The result of all functions of this crate that can fail.

@@ -16,8 +16,8 @@
 
 use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
-use paceline_memory::{Category, DType};
-use paceline_model::{Model, Optimizer, Storage};
+use paceline_memory::Category;
+use paceline_model::{Model, Optimizer, Precision, Storage};
 use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
@@ -77,16 +77,22 @@ impl Strategy for LocalSgd {
     }
 
     /// Allocates parameters where peers can reduce them in place. Gradients lie there only as published.
-    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
-        let layout = &model.layout;
-        let (values, grads) = (layout.num_bytes(DType::F32), layout.trained_bytes(DType::F32));
-        let allocator = &compute.allocator;
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        group: &Group,
+    ) -> Result<Storage> {
+        let (layout, allocator) = (&model.layout, &compute.allocator);
+        let values = layout.num_bytes(precision.master);
         let values = group.allocate(allocator, values, Category::Parameters)?;
+        let grads = layout.trained_bytes(precision.grads);
         let grads = match self.is_as_published {
             true => group.allocate(allocator, grads, Category::Gradients)?,
             false => allocator.host(grads, Category::Gradients)?,
         };
-        Ok(Storage::new(layout.clone(), DType::F32, values, grads, &compute.allocator)?)
+        Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
     }
 
     /// Only in steps that communicate anyway. In the others each rank knows only its own loss.
@@ -94,11 +100,11 @@ impl Strategy for LocalSgd {
         self.steps + 1 == self.every
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.steps += 1;
         if self.is_as_published && self.steps == self.every {
             self.steps = 0;
-            SimpleDdp.finish(replica, track)?;
+            SimpleDdp.finish_gradients(replica, track)?;
         }
         Ok(())
     }
@@ -118,10 +124,10 @@ impl Strategy for LocalSgd {
     }
 
     /// Averages early, if there were steps since the last average.
-    fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         if !self.is_as_published && self.steps > 0 {
             self.average(replica, track)?;
         }
-        replica.settle_buffers(track)
+        replica.sync_buffers(track)
     }
 }

@@ -7,11 +7,11 @@
 
 use paceline_collectives::Group;
 use paceline_kernels::Compute;
-use paceline_kernels::loss::LossSums;
-use paceline_model::{Model, Optimizer, ParamId, Storage};
+use paceline_memory::Tensor;
+use paceline_model::{Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
-use crate::{Exactness, MicroBatch, Replica, Result, StepLoss, Strategy, StrategyError};
+use crate::{Exactness, Replica, Result, Schedule, Strategy, StrategyError};
 
 /// Every rank trains independently. The loss is not shared either.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl Strategy for NoSync {
         false
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         Ok(())
     }
 }
@@ -39,6 +39,7 @@ impl Strategy for NoSync {
 pub struct Alternating {
     inner: Box<dyn Strategy>,
     block: usize,
+    /// The steps whose gradients are finished.
     steps: usize,
 }
 
@@ -57,6 +58,10 @@ impl Alternating {
     pub fn is_synchronised(block: usize, step: usize) -> bool {
         step.checked_div(block).unwrap_or(0).is_multiple_of(2)
     }
+
+    fn is_now_synchronised(&self) -> bool {
+        Self::is_synchronised(self.block, self.steps)
+    }
 }
 
 impl Strategy for Alternating {
@@ -71,16 +76,62 @@ impl Strategy for Alternating {
         Exactness::Unsynchronised(words)
     }
 
-    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
-        self.inner.backing(model, compute, group)
+    fn owned(&self, model: &Model, group: &Group) -> Owned {
+        self.inner.owned(model, group)
+    }
+
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        group: &Group,
+    ) -> Result<Storage> {
+        self.inner.allocate(model, precision, compute, group)
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
         self.inner.prepare(replica)
     }
 
+    fn pre_forward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        self.inner.pre_forward(replica, track, unit)
+    }
+
+    fn post_forward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<()> {
+        self.inner.post_forward(replica, track, unit)
+    }
+
+    fn pre_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        self.inner.pre_backward(replica, track, unit)
+    }
+
+    fn post_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<()> {
+        self.inner.post_backward(replica, track, unit)
+    }
+
     fn shares_loss(&self) -> bool {
-        self.inner.shares_loss()
+        self.is_now_synchronised() && self.inner.shares_loss()
     }
 
     fn gradient_ready(
@@ -89,15 +140,27 @@ impl Strategy for Alternating {
         track: &mut SpanTrack,
         id: ParamId,
     ) -> Result<()> {
-        self.inner.gradient_ready(replica, track, id)
+        match self.is_now_synchronised() {
+            true => self.inner.gradient_ready(replica, track, id),
+            false => Ok(()),
+        }
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        self.inner.finish(replica, track)
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        let is_synchronised = self.is_now_synchronised();
+        self.steps += 1;
+        match is_synchronised {
+            true => self.inner.finish_gradients(replica, track),
+            false => Ok(()),
+        }
     }
 
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
         self.inner.grad_norm(replica)
+    }
+
+    fn scale_grads(&mut self, replica: &Replica, factor: f64) -> Result<()> {
+        self.inner.scale_grads(replica, factor)
     }
 
     fn optimizer_step(
@@ -109,25 +172,19 @@ impl Strategy for Alternating {
         self.inner.optimizer_step(replica, optimizer, track)
     }
 
-    fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        self.inner.settle(replica, track)
+    fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.inner.sync_replicas(replica, track)
     }
 
-    fn evaluate(&mut self, replica: &Replica, batch: &MicroBatch) -> Result<LossSums> {
-        self.inner.evaluate(replica, batch)
+    fn digest(&mut self, replica: &Replica) -> Result<String> {
+        self.inner.digest(replica)
     }
 
-    fn train_step(
-        &mut self,
-        replica: &mut Replica,
-        micro_batches: &[MicroBatch],
-        track: &mut SpanTrack,
-    ) -> Result<StepLoss> {
-        let step = self.steps;
-        self.steps += 1;
-        match Self::is_synchronised(self.block, step) {
-            true => self.inner.train_step(replica, micro_batches, track),
-            false => NoSync.train_step(replica, micro_batches, track),
-        }
+    fn state(&self) -> Vec<(String, Tensor)> {
+        self.inner.state()
+    }
+
+    fn schedule(&self) -> Box<dyn Schedule> {
+        self.inner.schedule()
     }
 }

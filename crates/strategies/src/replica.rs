@@ -5,21 +5,26 @@
 
 use paceline_collectives::{Group, ReduceOp};
 use paceline_kernels::Compute;
+use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{GradientBooks, Model, ParamId, Storage};
+use paceline_model::{
+    Batch, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision, Storage,
+};
 use paceline_trace::SpanTrack;
 
+use crate::accumulation::PartialSums;
 use crate::strategy::span;
-use crate::{Result, Strategy};
+use crate::{AccumulationOrder, Result, Strategy};
 
-/// One rank's share of a batch.
+/// The number of sums that the ranks share in a step: the loss, the correct samples, and the ranks that ask to stop.
+pub(crate) const NUM_SHARED_SUMS: usize = 3;
+
+/// One rank's share of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct MicroBatch {
-    /// The rank's samples (n, ...); n may be zero at the end of an epoch.
-    pub inputs: Tensor,
-    /// The targets of the samples: labels (n) or values (n, columns).
-    pub targets: Tensor,
-    /// Samples in the shares of all ranks together.
+    /// The rank's samples; there may be none at the end of an epoch.
+    pub batch: Batch,
+    /// The number of things that the mean loss is over, in the shares of all ranks together.
     pub global_count: usize,
 }
 
@@ -38,24 +43,37 @@ pub struct ReplicaOptions {
     /// Promises that every step leaves out the same parameters as the first step, so that no rank waits for
     /// their gradients.
     pub static_graph: bool,
+    /// The order in which a rank adds up the gradients of its micro-batches.
+    pub accumulation: AccumulationOrder,
+    /// The element types of parameters, gradients and activations.
+    pub precision: Precision,
+}
+
+impl ReplicaOptions {
+    /// What [`ReplicaOptions::default`] returns.
+    pub const DEFAULT: Self = Self {
+        broadcast_buffers: false,
+        sync_batch_norm: false,
+        find_unused_parameters: false,
+        static_graph: true,
+        accumulation: AccumulationOrder::Sequential,
+        precision: Precision::F32,
+    };
 }
 
 impl Default for ReplicaOptions {
     fn default() -> Self {
-        Self {
-            broadcast_buffers: false,
-            sync_batch_norm: false,
-            find_unused_parameters: false,
-            static_graph: true,
-        }
+        Self::DEFAULT
     }
 }
 
 /// One rank's copy of the model, with its means of computing and communicating.
 #[derive(Debug)]
 pub struct Replica {
-    /// The network and its loss.
+    /// The blocks and the objective.
     pub model: Model,
+    /// What this rank owns of parameters, gradients and optimizer state.
+    pub owned: Owned,
     /// The parameters and gradients.
     pub storage: Storage,
     /// Threads, instructions and memory.
@@ -67,10 +85,15 @@ pub struct Replica {
     /// Whether this rank asks all ranks to stop after the next step. The ranks learn of it with the loss, so all of them
     /// stop after the same step.
     pub asks_to_stop: bool,
-    /// The sums over the batch of loss and correct samples, and the number of ranks that ask to stop: f64 (3).
+    /// The objective's sums over this rank's shares in the current step: f64 (3).
+    pub(crate) own_sums: Tensor,
+    /// Over all ranks: the sum of losses, the correct samples, and the number of ranks that ask to stop: f64 (3). Each rank
+    /// knows the number of samples already.
     pub(crate) sums: Tensor,
-    /// Which gradients the step has written.
-    pub(crate) books: GradientBooks,
+    /// Which units are open, and which gradients the step has written.
+    pub(crate) units: OpenUnits,
+    /// The gradients of earlier micro-batches of the step, if they are not in place.
+    pub(crate) partial_sums: PartialSums,
     /// The number of samples on which this rank has trained.
     pub(crate) num_samples: u64,
     /// The parameters that the first step left out, if the graph is static.
@@ -110,20 +133,25 @@ impl Replica {
         seed: u64,
         options: ReplicaOptions,
     ) -> Result<Self> {
-        let storage = strategy.backing(&model, &compute, &group)?;
-        let sums = shared_tensor(&group, &compute.allocator, DType::F64, 3)?;
+        let storage = strategy.allocate(&model, options.precision, &compute, &group)?;
+        let owned = strategy.owned(&model, &group);
+        let sums = shared_tensor(&group, &compute.allocator, DType::F64, NUM_SHARED_SUMS)?;
+        let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         storage.initialize(seed)?;
         group.broadcast(storage.values(), 0)?;
-        let books = GradientBooks::new(&model.layout);
+        let units = OpenUnits::new(&model.layout);
         let replica = Self {
             model,
+            owned,
             storage,
             compute,
             group,
             options,
             asks_to_stop: false,
+            own_sums,
             sums,
-            books,
+            units,
+            partial_sums: PartialSums::default(),
             num_samples: 0,
             left_out: None,
         };
@@ -146,10 +174,16 @@ impl Replica {
         Ok(())
     }
 
+    /// An optimizer of the parameters whose state this rank owns, before its first step.
+    pub fn optimizer(&self, config: OptimizerConfig) -> Result<Optimizer> {
+        let ranges = self.owned.state.clone();
+        Ok(Optimizer::of_ranges(config, &self.storage, ranges, &self.compute.allocator)?)
+    }
+
     /// Gives all ranks the same buffers. Unless the statistics are synchronized, each rank's buffers follow
     /// its own samples. But an evaluation and a checkpoint need the same buffers on every rank: those of the
     /// rank that has trained on the most samples (the lowest such rank).
-    pub fn settle_buffers(&self, track: &mut SpanTrack) -> Result<()> {
+    pub fn sync_buffers(&self, track: &mut SpanTrack) -> Result<()> {
         if self.storage.buffers().num_elems() == 0 || self.group.world_size() == 1 {
             return Ok(());
         }

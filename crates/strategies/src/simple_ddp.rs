@@ -24,7 +24,7 @@ impl Strategy for SimpleDdp {
         Exactness::Exact
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let world_size = replica.group.world_size() as f64;
         for (id, _) in replica.model.layout.trained() {
             let grad = replica.storage.grad(id)?;

@@ -47,7 +47,7 @@ impl Strategy for SimpleDdpAsync {
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let world_size = replica.group.world_size() as f64;
         for (id, work) in self.in_flight.drain(..) {
             track.record(span::EXPOSED, || work.wait())?;

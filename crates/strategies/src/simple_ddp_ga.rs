@@ -32,7 +32,7 @@ impl Strategy for SimpleDdpGa {
         Exactness::Exact
     }
 
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        SimpleDdp.finish(replica, track)
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        SimpleDdp.finish_gradients(replica, track)
     }
 }

@@ -54,7 +54,7 @@ impl Strategy for SimpleDdpHook {
         Ok(())
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         self.order.restart();
         Ok(())
     }

@@ -24,7 +24,7 @@ impl Strategy for Single {
         }
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         Ok(())
     }
 }

@@ -1,205 +1,306 @@
-//! The training step that strategies share: forward and backward passes, and when the strategy is told of
-//! gradients.
+//! The training step that all strategies share: passes over blocks, and when the strategy is told of what.
 //!
 //! Input: a strategy, a replica and micro-batches. Output: the loss, and gradients that the strategy has
-//! synchronized. This module knows nothing of how gradients are communicated.
+//! synchronized. A [`Schedule`](crate::Schedule) decides the order of the passes. This file knows nothing of how gradients
+//! are communicated.
+
+use std::ops::Range;
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_memory::Tensor;
-use paceline_model::{Context, GradientBooks, ParamId, PassHooks};
+use paceline_model::{Context, Layer, OpenUnits, Saved};
 use paceline_trace::{Span, SpanTrack, now_ns};
 
+use crate::accumulation::{AccumulationOrder, PartialSums};
+use crate::hooks::Hooks;
 use crate::replica::LeftOut;
 use crate::strategy::span;
-use crate::{MicroBatch, Replica, Result, StepLoss, Strategy, StrategyError};
+use crate::{MicroBatch, Replica, Result, Strategy};
 
-/// See [`Strategy::train_step`].
-pub(crate) fn train<S: Strategy + ?Sized>(
-    strategy: &mut S,
+/// The loss of a training step over the whole batch. The same on every rank, except where noted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLoss {
+    /// Mean loss over the samples of all ranks.
+    pub loss: f64,
+    /// Samples classified correctly, on all ranks together.
+    pub correct: f64,
+    /// Samples of all ranks together.
+    pub count: usize,
+    /// Whether loss, correct and count are those of all ranks. If not, they are only this rank's.
+    pub is_shared: bool,
+    /// Sum of the losses of this rank's samples.
+    pub local_sum: f64,
+    /// Whether any rank has asked to stop after this step; see [`Replica::asks_to_stop`]. If the loss is not shared, only
+    /// whether this rank has.
+    pub stops: bool,
+}
+
+/// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and synchronizes
+/// them after the last micro-batch. The earlier micro-batches correspond to PyTorch's `no_sync`: their
+/// gradients are added up on this rank, in the order of [`ReplicaOptions`](crate::ReplicaOptions).
+///
+/// Every sample has the same weight, however unevenly the batch is divided: each rank's gradient is
+/// scaled by `world_size / samples of all ranks`, so that the mean over the ranks is the mean over the
+/// samples. The sums of the loss travel while the backward pass runs.
+pub fn train_step(
+    strategy: &mut dyn Strategy,
     replica: &mut Replica,
     micro_batches: &[MicroBatch],
     track: &mut SpanTrack,
 ) -> Result<StepLoss> {
-    // The passes write to the books while they borrow the rest of the replica, so the books are taken out.
-    let mut books = std::mem::take(&mut replica.books);
-    books.begin_step();
-    let outcome = step(strategy, replica, &mut books, micro_batches, track);
-    replica.books = books;
-    replica.num_samples += own_samples(micro_batches) as u64;
-    let (loss, left_out) = outcome?;
+    // The passes change these while they borrow the rest of the replica, so they are taken out.
+    let mut units = std::mem::take(&mut replica.units);
+    let mut partial_sums = std::mem::take(&mut replica.partial_sums);
+    let schedule = strategy.schedule();
+    let outcome =
+        Step::begin(strategy, replica, micro_batches, &mut units, &mut partial_sums, track)
+            .and_then(|mut step| schedule.run(&mut step).and_then(|()| step.finish()));
+    replica.units = units;
+    replica.partial_sums = partial_sums;
+    let (loss, left_out, num_samples) = outcome?;
+    replica.num_samples += num_samples as u64;
     if replica.options.static_graph {
         replica.left_out.get_or_insert(left_out);
     }
     Ok(loss)
 }
 
-/// Runs all passes of a step. Returns the loss, and the parameters that were left out.
-fn step<S: Strategy + ?Sized>(
-    strategy: &mut S,
-    replica: &Replica,
-    books: &mut GradientBooks,
-    micro_batches: &[MicroBatch],
-    track: &mut SpanTrack,
-) -> Result<(StepLoss, LeftOut)> {
-    let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
-    let scale = replica.group.world_size() as f64 / count as f64;
-    let mut local = [0.0, 0.0, f64::from(u8::from(replica.asks_to_stop))];
-    let mut pending = None;
-    let is_shared = strategy.shares_loss();
-    if replica.options.broadcast_buffers && is_shared {
-        replica.broadcast_buffers(0, track)?;
-    }
-    let mut hooks = Hooks { strategy, replica, track, is_shared, is_last: false, leaves_out: true };
-    for (at, batch) in micro_batches.iter().enumerate() {
-        hooks.is_last = at + 1 == micro_batches.len();
-        let sums = pass(&mut hooks, books, batch, scale, &mut local)?;
-        pending = sums.or(pending);
-    }
-    let left_out = hooks.finish_left_out(books)?;
-    let begin = now_ns();
-    strategy.finish(replica, track)?;
-    track.push(span::GRAD_SYNC, Span { start_ns: begin, end_ns: now_ns() });
-    if let Some(pending) = pending {
-        track.record(span::EXPOSED, || pending.wait())?;
-    }
-    let sums = replica.sums.read::<f64>()?;
-    let count = if is_shared { count } else { own_samples(micro_batches) };
-    // If the loss is not shared, this rank may have had no sample.
-    let loss = sums[0] / count.max(1) as f64;
-    let (correct, stops) = (sums[1], sums[2] > 0.0);
-    Ok((StepLoss { loss, correct, count, is_shared, local_sum: local[0], stops }, left_out))
-}
-
-/// The number of samples of this rank.
-fn own_samples(micro_batches: &[MicroBatch]) -> usize {
-    micro_batches.iter().map(|batch| batch.targets.dims()[0]).sum()
-}
-
-/// Runs the two passes of a micro-batch and adds to the sums of this rank. After the forward pass of the last
-/// micro-batch, starts the all-reduce of the sums and returns it.
-fn pass<S: Strategy + ?Sized>(
-    hooks: &mut Hooks<S>,
-    books: &mut GradientBooks,
-    batch: &MicroBatch,
-    scale: f64,
-    local: &mut [f64; 3],
-) -> Result<Option<Work>> {
-    let Replica { model, storage, compute, group, sums, .. } = hooks.replica;
-    let (is_last, is_shared) = (hooks.is_last, hooks.is_shared);
-    let begin = now_ns();
-    let mut cx = Context::training(compute, storage, books, hooks);
-    let (output, saved) = model.network.forward(&mut cx, batch.inputs.clone())?;
-    let (loss, d_output) = model.loss.differentiate(&cx, &output, &batch.targets, scale)?;
-    drop(output);
-    local[0] += loss.loss;
-    local[1] += loss.correct as f64;
-    let (mut pending, mut sent_ns) = (None, None);
-    if is_last {
-        sums.write::<f64>()?.copy_from_slice(local);
-        if is_shared {
-            sent_ns = Some(now_ns());
-            pending = Some(group.all_reduce_async(sums, ReduceOp::Sum)?);
-        }
-    }
-    let middle = now_ns();
-    model.network.backward(&mut cx, saved, d_output, false)?;
-    let end = now_ns();
-    hooks.track.push(span::FORWARD, Span { start_ns: begin, end_ns: middle });
-    hooks.track.push(span::BACKWARD, Span { start_ns: middle, end_ns: end });
-    sent_ns.into_iter().for_each(|at_ns| hooks.track.mark_at(span::LOSS_SENT, 0, at_ns));
-    Ok(pending)
-}
-
-/// Passes the model's announcements on to the strategy.
-struct Hooks<'a, S: ?Sized> {
-    strategy: &'a mut S,
+/// A training step in progress. A [`Schedule`](crate::Schedule) calls its passes.
+pub struct Step<'a> {
+    strategy: &'a mut dyn Strategy,
     replica: &'a Replica,
+    micro_batches: &'a [MicroBatch],
+    units: &'a mut OpenUnits,
+    partial_sums: &'a mut PartialSums,
     track: &'a mut SpanTrack,
+    /// The factor of the gradients of this rank's samples.
+    scale: f64,
     /// Whether the loss is summed over the ranks.
     is_shared: bool,
-    /// Whether this is the last pass, whose gradients are final for the step.
-    is_last: bool,
+    /// The number of micro-batches whose loss is computed.
+    num_losses: usize,
+    /// The micro-batch of the last backward pass, and the number of micro-batches whose backward pass has begun.
+    backward: (Option<usize>, usize),
     /// Whether the parameters that no step uses still have to be announced.
     leaves_out: bool,
+    /// The sums of the loss, once they are on their way.
+    pending: Option<Option<Work>>,
 }
 
-impl<'a, S: Strategy + ?Sized> Hooks<'a, S> {
-    fn announce(&mut self, id: ParamId) -> Result<()> {
-        self.track.mark(span::GRADIENT_READY, id.0);
-        self.strategy.gradient_ready(self.replica, self.track, id)
+impl<'a> Step<'a> {
+    fn begin(
+        strategy: &'a mut dyn Strategy,
+        replica: &'a Replica,
+        micro_batches: &'a [MicroBatch],
+        units: &'a mut OpenUnits,
+        partial_sums: &'a mut PartialSums,
+        track: &'a mut SpanTrack,
+    ) -> Result<Self> {
+        let Replica { storage, compute, group, options, own_sums, .. } = replica;
+        let is_shared = strategy.shares_loss();
+        if options.broadcast_buffers && is_shared {
+            replica.broadcast_buffers(0, track)?;
+        }
+        own_sums.fill_zero()?;
+        let num_levels = options.accumulation.num_partial_sums(micro_batches.len());
+        partial_sums.begin_step(compute, storage.grads(), num_levels)?;
+        units.begin_step();
+        let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
+        let scale = group.world_size() as f64 / count as f64;
+        let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
+        let mut step = Self {
+            strategy,
+            replica,
+            micro_batches,
+            units,
+            partial_sums,
+            track,
+            scale,
+            is_shared,
+            num_losses,
+            backward,
+            leaves_out,
+            pending,
+        };
+        step.pass(None, |cx| cx.open_roots())?;
+        Ok(step)
     }
 
-    /// The parameters that no step uses.
-    fn never_used(&self) -> &'a [ParamId] {
-        self.replica.left_out.as_ref().map_or(&[], |left_out| &left_out.unused)
+    /// This rank's shares of the micro-batches.
+    pub fn micro_batches(&self) -> &'a [MicroBatch] {
+        self.micro_batches
     }
 
-    fn used_after_all(&self, id: ParamId) -> StrategyError {
-        let name = self.replica.model.layout.param(id).name.clone();
-        StrategyError::UsedAfterAll { name }
+    /// The number of blocks of the model.
+    pub fn num_blocks(&self) -> usize {
+        self.replica.model.blocks.len()
     }
 
-    /// Announces zero gradients for the parameters that no step uses, once per step. This must come after the
-    /// forward pass: which parameters these are may depend on the rank, so what the strategy sends here may
-    /// too, and all ranks must send the sums of the loss first.
-    fn announce_never_used(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.leaves_out) {
-            for &id in self.never_used() {
-                self.replica.storage.grad(id)?.fill_zero()?;
-                self.announce(id)?;
+    /// The replica that is trained.
+    pub fn replica(&self) -> &'a Replica {
+        self.replica
+    }
+
+    /// The forward pass of micro-batch number `at` through `blocks`. `input` is the input of the first of these blocks.
+    /// Returns the output of the last one, and what the backward pass needs.
+    pub fn forward(
+        &mut self,
+        at: usize,
+        blocks: Range<usize>,
+        input: Tensor,
+    ) -> Result<(Tensor, Saved)> {
+        let stage = self.replica.model.stage(blocks);
+        self.timed(span::FORWARD, |step| step.pass(Some(at), |cx| stage.forward(cx, input)))
+    }
+
+    /// The loss of micro-batch number `at`, from the output of the model's last block. Returns the gradient of the
+    /// output. After the loss of the last micro-batch, the sum of the losses begins its way over the ranks.
+    pub fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
+        self.timed(span::FORWARD, |step| {
+            let Replica { model, own_sums, .. } = step.replica;
+            let scale = step.scale;
+            let d_output =
+                step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, own_sums))?;
+            drop(output);
+            step.num_losses += 1;
+            if step.num_losses == step.micro_batches.len() {
+                step.send_sums()?;
             }
-        }
-        Ok(())
+            Ok(d_output)
+        })
     }
 
-    /// Announces the parameters that the step has not used, or used only in part, and returns them. Errors
-    /// if there are any that [`ReplicaOptions`](crate::ReplicaOptions) does not allow, or, with a static
-    /// graph, any that the first step did not leave out.
-    fn finish_left_out(&mut self, books: &GradientBooks) -> Result<LeftOut> {
-        let Replica { model, storage, options, left_out: known, .. } = self.replica;
-        self.announce_never_used()?;
-        if let Some(&id) = self.never_used().iter().find(|id| books.is_written(**id)) {
-            return Err(self.used_after_all(id));
+    /// The backward pass of micro-batch number `at` through `blocks`, from the gradient of their output and what their
+    /// forward pass saved. Returns the gradient of their input, unless they begin with the model's first block.
+    pub fn backward(
+        &mut self,
+        at: usize,
+        blocks: Range<usize>,
+        saved: Saved,
+        d_output: Tensor,
+    ) -> Result<Option<Tensor>> {
+        if self.backward.0 != Some(at) {
+            self.begin_backward(at)?;
         }
-        let is_announced = |id: &ParamId| self.never_used().contains(id);
-        let left_out: Vec<ParamId> = books.unfinished().filter(|id| !is_announced(id)).collect();
-        let is_known = |id: &ParamId| known.as_ref().is_some_and(|k| k.unfinished.contains(id));
-        let new: Vec<&ParamId> = left_out.iter().filter(|id| !is_known(id)).collect();
-        if !new.is_empty() && (!options.find_unused_parameters || known.is_some()) {
-            let names = new.iter().map(|id| model.layout.param(**id).name.clone()).collect();
-            let is_new = options.find_unused_parameters;
-            return Err(StrategyError::Unused { names, is_new });
-        }
-        for &id in &left_out {
-            if !books.is_written(id) {
-                storage.grad(id)?.fill_zero()?;
+        let wants_input = blocks.start > 0;
+        let stage = self.replica.model.stage(blocks);
+        self.timed(span::BACKWARD, |step| {
+            step.pass(Some(at), |cx| stage.backward(cx, saved, d_output, wants_input))
+        })
+    }
+
+    /// Begins the backward pass of a micro-batch. If gradients are added up as a tree, it puts those of the micro-batch
+    /// before it aside.
+    fn begin_backward(&mut self, at: usize) -> Result<()> {
+        let Replica { model, storage, compute, options, .. } = self.replica;
+        if options.accumulation == AccumulationOrder::Tree {
+            if self.backward.0.is_some() {
+                for (id, _) in model.layout.trained() {
+                    if !self.units.readiness.is_written(id) {
+                        storage.grad(id)?.fill_zero()?;
+                    }
+                }
+                self.partial_sums.push(compute, storage.grads())?;
             }
-            self.announce(id)?;
+            self.units.readiness.start_anew();
         }
-        let (unfinished, unused) = left_out.into_iter().partition(|id| books.is_written(*id));
-        Ok(LeftOut { unused, unfinished })
-    }
-}
-
-impl<S: Strategy + ?Sized> PassHooks for Hooks<'_, S> {
-    fn gradient_ready(&mut self, id: ParamId) -> paceline_model::Result<()> {
-        if self.never_used().contains(&id) {
-            return Err(self.used_after_all(id).into());
-        }
-        if self.is_last {
-            self.announce_never_used()?;
-            self.announce(id)?;
-        }
+        self.units.readiness.begin_pass();
+        self.backward = (Some(at), self.backward.1 + 1);
         Ok(())
     }
 
-    fn syncs_statistics(&self) -> bool {
-        self.replica.options.sync_batch_norm && self.is_shared
+    /// Runs a part of a pass, with the hooks of the strategy.
+    fn pass<T>(
+        &mut self,
+        at: Option<usize>,
+        run: impl FnOnce(&mut Context) -> paceline_model::Result<T>,
+    ) -> Result<T> {
+        let Replica { compute, storage, .. } = self.replica;
+        let mut hooks = Hooks {
+            strategy: &mut *self.strategy,
+            replica: self.replica,
+            partial_sums: &*self.partial_sums,
+            track: &mut *self.track,
+            is_shared: self.is_shared,
+            is_last: self.backward.1 == self.micro_batches.len(),
+            leaves_out: &mut self.leaves_out,
+        };
+        let mut cx = Context::resumed(compute, storage, &mut *self.units, &mut hooks);
+        if let Some(at) = at {
+            cx = cx.with_batch(&self.micro_batches[at].batch);
+        }
+        Ok(run(&mut cx)?)
     }
 
-    fn sum_over_ranks(&mut self, sums: &Tensor) -> paceline_model::Result<()> {
-        let reduce = || self.replica.group.all_reduce(sums, ReduceOp::Sum);
-        self.track.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
+    /// Records a span of the main track.
+    fn timed<T>(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let start_ns = now_ns();
+        let outcome = run(self)?;
+        self.track.push(name, Span { start_ns, end_ns: now_ns() });
+        Ok(outcome)
+    }
+
+    /// Starts the all-reduce of the sums of the loss, if it is shared.
+    fn send_sums(&mut self) -> Result<()> {
+        let Replica { group, own_sums, sums, asks_to_stop, .. } = self.replica;
+        let stop = f64::from(u8::from(*asks_to_stop));
+        let own = own_sums.read::<f64>()?;
+        sums.write::<f64>()?.copy_from_slice(&[own[0], own[1], stop]);
+        let mut work = None;
+        if self.is_shared {
+            self.track.mark(span::LOSS_SENT, 0);
+            work = Some(group.all_reduce_async(sums, ReduceOp::Sum)?);
+        }
+        self.pending = Some(work);
         Ok(())
+    }
+
+    /// Ends the step. Returns the loss, the parameters that were left out, and the number of this rank's samples.
+    fn finish(mut self) -> Result<(StepLoss, LeftOut, usize)> {
+        // A rank that computes no loss takes part in the sum with zeros.
+        if self.pending.is_none() {
+            self.send_sums()?;
+        }
+        let Self { replica, is_shared, .. } = self;
+        let mut hooks = Hooks {
+            strategy: &mut *self.strategy,
+            replica,
+            partial_sums: &*self.partial_sums,
+            track: &mut *self.track,
+            is_shared,
+            is_last: true,
+            leaves_out: &mut self.leaves_out,
+        };
+        let left_out = hooks.finish_left_out(&self.units.readiness)?;
+        self.pass(None, |cx| cx.close_roots())?;
+        let start_ns = now_ns();
+        self.strategy.finish_gradients(replica, self.track)?;
+        self.track.push(span::GRAD_SYNC, Span { start_ns, end_ns: now_ns() });
+        if let Some(work) = self.pending.take().flatten() {
+            self.track.record(span::EXPOSED, || work.wait())?;
+        }
+        let mut num_samples = 0;
+        for batch in self.micro_batches {
+            num_samples += replica.model.objective.count(&batch.batch)?;
+        }
+        let sums = replica.sums.read::<f64>()?;
+        let count = match is_shared {
+            true => self.micro_batches.iter().map(|batch| batch.global_count).sum(),
+            false => num_samples,
+        };
+        let loss = StepLoss {
+            // If the loss is not shared, this rank may have had no sample.
+            loss: sums[0] / count.max(1) as f64,
+            correct: sums[1],
+            count,
+            is_shared,
+            local_sum: replica.own_sums.read::<f64>()?[0],
+            stops: sums[2] > 0.0,
+        };
+        Ok((loss, left_out, num_samples))
     }
 }

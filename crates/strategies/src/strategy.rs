@@ -1,17 +1,19 @@
-//! The interface of a strategy.
+//! The interface of a strategy: three choices, each with a default.
 //!
-//! Input: a replica, and announcements of final gradients. Output: gradients that are the mean over the
-//! ranks. A strategy knows nothing of layers.
+//! *Placement*: which ranges of values, gradients and optimizer state a rank owns. *Synchronization*: when and how
+//! gradients are combined. *Schedule*: the order of the passes over the micro-batches. The defaults are those of a
+//! replica: every rank owns everything, and the micro-batches follow each other.
+//!
+//! Input: a replica, units that are opened and closed, and announcements of final gradients. Output: gradients that are
+//! the mean over the ranks. A strategy knows nothing of layers.
 
 use paceline_collectives::Group;
-use paceline_kernels::Compute;
-use paceline_kernels::loss::LossSums;
-use paceline_kernels::norm;
-use paceline_memory::{Category, DType};
-use paceline_model::{Context, Model, Optimizer, ParamId, Storage};
+use paceline_kernels::{Compute, norm};
+use paceline_memory::{Category, Tensor};
+use paceline_model::{Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
-use crate::{Exactness, MicroBatch, Replica, Result, step};
+use crate::{Exactness, OneByOne, Replica, Result, Schedule, grad_norm};
 
 /// Names of the spans and marks that a training step records on the main track.
 pub mod span {
@@ -34,25 +36,7 @@ pub mod span {
     pub const BUCKET_SENT: &str = "bucket_sent";
 }
 
-/// The loss of a training step over the whole batch. The same on every rank, except where noted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepLoss {
-    /// Mean loss over the samples of all ranks.
-    pub loss: f64,
-    /// Samples classified correctly, on all ranks together.
-    pub correct: f64,
-    /// Samples of all ranks together.
-    pub count: usize,
-    /// Whether loss, correct and count are those of all ranks. If not, they are only this rank's.
-    pub is_shared: bool,
-    /// Sum of the losses of this rank's samples.
-    pub local_sum: f64,
-    /// Whether any rank has asked to stop after this step; see [`Replica::asks_to_stop`]. If the loss is not shared, only
-    /// whether this rank has.
-    pub stops: bool,
-}
-
-/// A way to keep replicas equal.
+/// A way to train one model on several ranks.
 pub trait Strategy: Send {
     /// The strategy's name on the command line and in reports.
     fn name(&self) -> &'static str;
@@ -60,14 +44,28 @@ pub trait Strategy: Send {
     /// What the strategy guarantees about the weights of the replicas.
     fn exactness(&self) -> Exactness;
 
+    // Placement.
+
+    /// What this rank owns. By default everything.
+    fn owned(&self, model: &Model, _group: &Group) -> Owned {
+        Owned::everything(&model.layout)
+    }
+
     /// Allocates the memory of parameters and gradients, before a replica exists. By default every rank holds
     /// all parameters and all gradients, and gradients lie where peers can reduce them in place.
-    fn backing(&mut self, model: &Model, compute: &Compute, group: &Group) -> Result<Storage> {
-        let layout = &model.layout;
-        let (values, grads) = (layout.num_bytes(DType::F32), layout.trained_bytes(DType::F32));
-        let values = compute.allocator.host(values, Category::Parameters)?;
-        let grads = group.allocate(&compute.allocator, grads, Category::Gradients)?;
-        Ok(Storage::new(layout.clone(), DType::F32, values, grads, &compute.allocator)?)
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        group: &Group,
+    ) -> Result<Storage> {
+        let (layout, allocator) = (&model.layout, &compute.allocator);
+        let values = layout.num_bytes(precision.master);
+        let values = allocator.host(values, Category::Parameters)?;
+        let grads = layout.trained_bytes(precision.grads);
+        let grads = group.allocate(allocator, grads, Category::Gradients)?;
+        Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
     }
 
     /// Prepares for training `replica`, for example by planning buckets and allocating memory. Called once,
@@ -76,34 +74,44 @@ pub trait Strategy: Send {
         Ok(())
     }
 
-    /// Whether the loss of the next step is summed over the ranks. If not, each rank knows only its own loss,
-    /// and neither running statistics nor batch statistics are shared in that step, whatever the options of
-    /// the replica.
-    fn shares_loss(&self) -> bool {
-        true
+    /// Opens a unit before its forward pass, in training and in evaluation: returns where its values are. By default in
+    /// the replica's storage. A root unit is opened once per step, by [`Strategy::pre_backward`].
+    fn pre_forward(&mut self, replica: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<View> {
+        Ok(View::whole(&replica.storage))
     }
 
-    /// Called when this rank's gradient of `id` is final: during the last backward pass of a step, or right
-    /// after it for parameters that the step left out. Called once per step for each trained parameter.
-    fn gradient_ready(&mut self, _: &Replica, _: &mut SpanTrack, _id: ParamId) -> Result<()> {
+    /// Closes a unit after its forward pass. Its view is no longer used.
+    fn post_forward(&mut self, _: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<()> {
         Ok(())
     }
 
-    /// Called after the last backward pass of a step. When it returns, all gradients are the mean over the
-    /// ranks. Must record the time for which it blocks as [`span::EXPOSED`].
-    fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()>;
-
-    /// The norm of all gradients of the last step together, the same on every rank. The default assumes that
-    /// every rank holds all gradients, equal to those of the others.
-    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
-        let rows = norm::Rows::new(replica.model.layout.trained().map(|(_, param)| param.range()));
-        let all = 0..rows.count();
-        let tree = norm::squares(&replica.compute, replica.storage.grads(), &rows, all)?;
-        Ok(tree.total().sqrt())
+    /// Opens a unit before its backward pass: returns where its values are and where its gradients go. By default in the
+    /// replica's storage.
+    fn pre_backward(&mut self, replica: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<View> {
+        Ok(View::whole(&replica.storage))
     }
 
-    /// Updates the parameters from the gradients of the last step. By default every rank updates all
-    /// parameters.
+    /// Closes a unit after its backward pass, or, if it is a root unit, at the end of the step's passes. Its view is no
+    /// longer used.
+    fn post_backward(&mut self, _: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<()> {
+        Ok(())
+    }
+
+    /// The norm of all gradients of the last step together, the same on every rank.
+    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
+        grad_norm::over(&replica.group, replica)
+    }
+
+    /// Multiplies the gradients that this rank owns.
+    fn scale_grads(&mut self, replica: &Replica, factor: f64) -> Result<()> {
+        for range in &replica.owned.grads {
+            let grads = replica.storage.grads().slice(range.clone())?;
+            norm::scale(&replica.compute, &grads, factor)?;
+        }
+        Ok(())
+    }
+
+    /// Updates the parameters that this rank owns from the gradients of the last step.
     fn optimizer_step(
         &mut self,
         replica: &Replica,
@@ -114,34 +122,49 @@ pub trait Strategy: Send {
         Ok(track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
     }
 
+    /// The digest of all parameters, the same on every rank if the strategy keeps them equal. See
+    /// [`Storage::digest`]. The replicas have been synchronized.
+    fn digest(&mut self, replica: &Replica) -> Result<String> {
+        Ok(replica.storage.digest()?)
+    }
+
+    /// What the strategy itself carries from step to step on this rank, by name, besides parameters and optimizer state.
+    /// By default nothing.
+    fn state(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
+
+    // Synchronization.
+
+    /// Whether the loss of the next step is summed over the ranks. If not, each rank knows only its own loss,
+    /// and neither running statistics nor batch statistics are shared in that step, whatever the options of
+    /// the replica.
+    fn shares_loss(&self) -> bool {
+        true
+    }
+
+    /// Called when this rank's gradient of `id` is final: during the last backward pass of a step, or right
+    /// after it for parameters that the step left out. Called once per step for each trained parameter that the rank
+    /// owns.
+    fn gradient_ready(&mut self, _: &Replica, _: &mut SpanTrack, _id: ParamId) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called after the last backward pass of a step. When it returns, the gradients that this rank owns are the mean
+    /// over the ranks. Must record the time for which it blocks as [`span::EXPOSED`].
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()>;
+
     /// Makes the replicas equal if the strategy does not keep them equal after every step. Called before a
     /// checkpoint, an evaluation and the end of training. By default all ranks take the same running
     /// statistics.
-    fn settle(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        replica.settle_buffers(track)
+    fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        replica.sync_buffers(track)
     }
 
-    /// The sums of loss and correct samples over this rank's share of a batch. Computes no gradients.
-    fn evaluate(&mut self, replica: &Replica, batch: &MicroBatch) -> Result<LossSums> {
-        let Replica { model, compute, storage, .. } = replica;
-        let mut cx = Context::evaluation(compute, storage);
-        let (output, _) = model.network.forward(&mut cx, batch.inputs.clone())?;
-        Ok(model.loss.evaluate(&output, &batch.targets)?)
-    }
+    // Schedule.
 
-    /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and synchronizes
-    /// them after the last micro-batch. The earlier micro-batches correspond to PyTorch's `no_sync`: their
-    /// gradients are summed in place.
-    ///
-    /// Every sample has the same weight, however unevenly the batch is divided: each rank's gradient is
-    /// scaled by `world_size / samples of all ranks`, so that the mean over the ranks is the mean over the
-    /// samples. The sums of the loss travel while the backward pass runs.
-    fn train_step(
-        &mut self,
-        replica: &mut Replica,
-        micro_batches: &[MicroBatch],
-        track: &mut SpanTrack,
-    ) -> Result<StepLoss> {
-        step::train(self, replica, micro_batches, track)
+    /// The order of the passes of the next step.
+    fn schedule(&self) -> Box<dyn Schedule> {
+        Box::new(OneByOne)
     }
 }

@@ -1,7 +1,7 @@
 //! Sends only the largest gradients. The others are added to the gradients of the next step.
 //!
 //! A communication hook of `ddp`, after Stich et al., "Sparsified SGD with Memory" (2018). Each rank adds its
-//! gradients to those that it has held back. From each bucket it sends the fraction `k` that is largest in
+//! gradients to its residual. From each bucket it sends the fraction `k` that is largest in
 //! magnitude, as pairs of index and value, and holds back the rest (error feedback: nothing is lost, only
 //! delayed). All ranks receive all pairs and sum them as the tree of an all-reduce, so with `k` = 1 the result
 //! has the same bits as one.
@@ -9,7 +9,7 @@
 //! Operations per step: one all-gather per bucket. Bytes: every rank receives `2 k (N - 1)` times the
 //! gradients; with an all-reduce it is `2 (N - 1) / N` times. So this can be faster only for `k` below
 //! `1 / N`, on a slow link, and if finding the largest gradients takes less time than it saves. Memory: the
-//! gradients held back (a copy of the gradients) and the pairs of all ranks.
+//! residual (a copy of the gradients) and the pairs of all ranks.
 
 use paceline_collectives::Work;
 use paceline_kernels::top_k;
@@ -30,7 +30,7 @@ pub struct TopK {
 #[derive(Debug)]
 struct Sparse {
     /// The gradients that have not been sent: f32, as long as the bucket.
-    held_back: Tensor,
+    residual: Tensor,
     /// This rank's indices, then the bits of their values: i32 (2 * count).
     pairs: Tensor,
     /// The pairs of all ranks: i32 (ranks * 2 * count).
@@ -67,14 +67,15 @@ impl CommHook for TopK {
 
     fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {
         let (group, allocator) = (&replica.group, &replica.compute.allocator);
+        let grads = replica.storage.precision().grads;
         let sparse = |&len: &usize| -> Result<Sparse> {
             let count = ((len as f64 * self.k).ceil() as usize).min(len);
             let shared = |elems: usize| shared_tensor(group, allocator, DType::I32, elems);
-            let held_back = allocator.tensor(DType::F32, [len], Category::Communication)?;
+            let residual = allocator.tensor(grads, [len], Category::Communication)?;
             // -0, because adding +0 would turn a gradient of -0 into +0.
-            held_back.write::<f32>()?.fill(-0.0);
+            residual.write::<f32>()?.fill(-0.0);
             let (pairs, gathered) = (shared(2 * count)?, shared(2 * count * group.world_size())?);
-            Ok(Sparse { held_back, pairs, gathered })
+            Ok(Sparse { residual, pairs, gathered })
         };
         self.buckets = bucket_lens.iter().map(sparse).collect::<Result<_>>()?;
         Ok(())
@@ -87,10 +88,9 @@ impl CommHook for TopK {
         at: usize,
         bucket: &Tensor,
     ) -> Result<Work> {
-        let Sparse { held_back, pairs, gathered } = &self.buckets[at];
-        track.record(span::GRAD_SYNC, || {
-            top_k::select(&replica.compute, bucket, held_back, pairs)
-        })?;
+        let Sparse { residual, pairs, gathered } = &self.buckets[at];
+        track
+            .record(span::GRAD_SYNC, || top_k::select(&replica.compute, bucket, residual, pairs))?;
         Ok(replica.group.all_gather_async(pairs, gathered)?)
     }
 
@@ -103,7 +103,7 @@ impl CommHook for TopK {
     ) -> Result<()> {
         let world_size = replica.group.world_size();
         let gathered = &self.buckets[at].gathered;
-        let _time = replica.compute.time("top_k_scatter_mean", [gathered]);
-        Ok(track.record(span::GRAD_SYNC, || top_k::scatter_mean(gathered, world_size, bucket))?)
+        let mean = || top_k::scatter_mean(&replica.compute, gathered, world_size, bucket);
+        Ok(track.record(span::GRAD_SYNC, mean)?)
     }
 }

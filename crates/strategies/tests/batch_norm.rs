@@ -12,12 +12,7 @@ use common::{EXACT, Make, Net, Trainer, largest_difference, on_ranks};
 /// four ranks has no sample.
 const STEPS: [usize; 8] = [12, 10, 3, 12, 10, 3, 12, 10];
 
-const PLAIN: ReplicaOptions = ReplicaOptions {
-    broadcast_buffers: false,
-    sync_batch_norm: false,
-    find_unused_parameters: false,
-    static_graph: true,
-};
+const PLAIN: ReplicaOptions = ReplicaOptions::DEFAULT;
 const SYNC: ReplicaOptions = ReplicaOptions { sync_batch_norm: true, ..PLAIN };
 const BROADCAST: ReplicaOptions = ReplicaOptions { broadcast_buffers: true, ..PLAIN };
 
@@ -168,7 +163,7 @@ fn settled_ranks_hold_rank_0s_statistics() {
                 trainer.step(&[9]).unwrap();
             }
             let before = buffers(&trainer);
-            trainer.strategy.settle(&trainer.replica, &mut trainer.track).unwrap();
+            trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
             (before, buffers(&trainer), trainer.replica.storage.digest().unwrap())
         });
         let [(own, settled, digest), (other, settled_other, digest_other)] = &outcomes[..] else {

@@ -82,7 +82,7 @@ fn a_gradient_must_be_announced_exactly_once() {
     let mut track = SpanTrack::with_capacity(10);
     let last = ParamId(replica.model.layout.params().len() - 1);
     ddp.gradient_ready(&replica, &mut track, last).unwrap();
-    let error = ddp.finish(&replica, &mut track).unwrap_err().to_string();
+    let error = ddp.finish_gradients(&replica, &mut track).unwrap_err().to_string();
     assert!(error.contains("was announced never"), "{error}");
     let mut announce = || ddp.gradient_ready(&replica, &mut track, last).map_err(|e| e.to_string());
     let error = (0..100).find_map(|_| announce().err()).unwrap();

@@ -3,10 +3,9 @@
 mod common;
 
 use paceline_collectives::Group;
-use paceline_kernels::loss::LossSums;
 use paceline_strategies::{
-    Alternating, Ddp, Exactness, HalfPrecision, LocalSgd, MicroBatch, NoSync, Replica, Result,
-    SimpleDdp, Single, Strategy, TopK,
+    Alternating, Ddp, Exactness, HalfPrecision, LocalSgd, NoSync, Replica, Result, SimpleDdp,
+    Single, Strategy, TopK,
 };
 use paceline_trace::SpanTrack;
 
@@ -26,7 +25,7 @@ const OTHERS: [Make; 7] = [
     || Box::new(Alternating::new(Box::new(SimpleDdp), 2).unwrap()),
 ];
 
-/// The digest of each of two ranks after training, and after [`Strategy::settle`].
+/// The digest of each of two ranks after training, and after [`Strategy::sync_replicas`].
 fn train(make: Make) -> Vec<[String; 2]> {
     on_ranks(2, |group| {
         let mut trainer = Trainer::new(Net::Mlp, group, make());
@@ -34,7 +33,7 @@ fn train(make: Make) -> Vec<[String; 2]> {
             trainer.step(&[9]).unwrap();
         }
         let before = trainer.replica.storage.digest().unwrap();
-        trainer.strategy.settle(&trainer.replica, &mut trainer.track).unwrap();
+        trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
         [before, trainer.replica.storage.digest().unwrap()]
     })
 }
@@ -93,7 +92,7 @@ impl Strategy for Peculiar {
         false
     }
 
-    fn finish(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
         Ok(())
     }
 
@@ -101,8 +100,8 @@ impl Strategy for Peculiar {
         Ok(42.0)
     }
 
-    fn evaluate(&mut self, _: &Replica, _: &MicroBatch) -> Result<LossSums> {
-        Ok(LossSums { loss: 7.0, correct: 3 })
+    fn digest(&mut self, _: &Replica) -> Result<String> {
+        Ok("digest".into())
     }
 }
 
@@ -111,11 +110,8 @@ fn blocks_of_steps_ask_the_strategy_inside_them() {
     let strategy = Box::new(Alternating::new(Box::new(Peculiar), 2).unwrap());
     let mut trainer = Trainer::new(Net::Mlp, Group::single().unwrap(), strategy);
     trainer.step(&[4]).unwrap();
-    let (inputs, targets) = Net::Mlp.batch(&trainer.replica.compute.allocator, 0..4);
-    let batch = MicroBatch { inputs, targets, global_count: 4 };
     let (strategy, replica) = (&mut trainer.strategy, &trainer.replica);
     assert_eq!((strategy.name(), strategy.shares_loss()), ("peculiar", false));
     assert_eq!(strategy.grad_norm(replica).unwrap(), 42.0);
-    let sums = strategy.evaluate(replica, &batch).unwrap();
-    assert_eq!((sums.loss, sums.correct), (7.0, 3));
+    assert_eq!(strategy.digest(replica).unwrap(), "digest");
 }

@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use paceline_collectives::Group;
 use paceline_kernels::linear::Activation;
 use paceline_memory::Tensor;
-use paceline_model::layers::{Linear, Sequence};
-use paceline_model::{Context, Layer, LayoutBuilder, Loss, Model, Result, Saved};
+use paceline_model::layers::Linear;
+use paceline_model::{
+    Block, Context, Layer, LayoutBuilder, MeanSquaredError, Model, Result, Saved,
+};
 use paceline_strategies::{FlatDdp, NoSync, ReplicaOptions, SimpleDdp, Single, StrategyError};
 
 use common::{EXACT, Make, Net, Optim, Trainer, largest_difference, on_ranks};
@@ -70,35 +72,31 @@ impl Layer for Sometimes {
 /// 12 inputs, the three layers of the graph, 3 outputs.
 fn model(graph: Graph, rank: usize, world_size: usize) -> Model {
     let mut layout = LayoutBuilder::new();
-    let mut network = Sequence::new();
     let width = 16;
-    layout.unit("first");
-    network.push(Linear::new(&mut layout, 12, width, Activation::Relu));
-    layout.unit("own");
-    let own = Linear::new(&mut layout, width, width, Activation::None);
-    layout.unit("tied");
+    let unit = layout.unit("first");
+    let first = Block::new(unit, Linear::new(&mut layout, 12, width, Activation::Relu));
+    let unit = layout.unit("own");
+    let own = (unit, Linear::new(&mut layout, width, width, Activation::None));
+    let unit = layout.unit("tied");
     let tied = Linear::new(&mut layout, width, width, Activation::None);
-    let tied_again = Linear::tied_to(&mut layout, &tied, Activation::None);
-    for (at, inner) in [own, tied, tied_again].into_iter().enumerate() {
-        network.push(Sometimes { inner, at, graph, rank, passes: AtomicUsize::new(0) });
+    let tied_again = (unit, Linear::tied_to(&mut layout, &tied, Activation::None));
+    let mut blocks = vec![first];
+    for (at, (unit, inner)) in [own, (unit, tied), tied_again].into_iter().enumerate() {
+        let sometimes = Sometimes { inner, at, graph, rank, passes: AtomicUsize::new(0) };
+        blocks.push(Block::new(unit, sometimes));
     }
-    layout.unit("last");
-    network.push(Linear::new(&mut layout, width, 3, Activation::None));
+    let unit = layout.unit("last");
+    blocks.push(Block::new(unit, Linear::new(&mut layout, width, 3, Activation::None)));
     Model {
         name: "sometimes",
-        network: Box::new(network),
+        blocks,
+        objective: Box::new(MeanSquaredError),
         layout: Arc::new(layout.finish(world_size)),
-        loss: Loss::Mse,
         activation_elems: 12 + 4 * width + 6,
     }
 }
 
-const REFUSED: ReplicaOptions = ReplicaOptions {
-    broadcast_buffers: false,
-    sync_batch_norm: false,
-    find_unused_parameters: false,
-    static_graph: true,
-};
+const REFUSED: ReplicaOptions = ReplicaOptions::DEFAULT;
 const STATIC: ReplicaOptions = ReplicaOptions { find_unused_parameters: true, ..REFUSED };
 const DYNAMIC: ReplicaOptions = ReplicaOptions { static_graph: false, ..STATIC };
 

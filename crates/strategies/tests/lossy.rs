@@ -32,7 +32,7 @@ fn train(
             trainer.next_sample = 0;
             losses.push(trainer.step(&[BATCH]).unwrap().loss);
         }
-        trainer.strategy.settle(&trainer.replica, &mut trainer.track).unwrap();
+        trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
         let loss = losses[steps - 10..].iter().sum::<f64>() / 10.0;
         (loss, trainer.replica.storage.digest().unwrap(), trainer.weights())
     });
@@ -106,13 +106,13 @@ fn top_k_of_everything_keeps_the_sign_of_zero() {
         let bits = on_ranks(2, |group| {
             let Trainer { replica, mut strategy, mut track, .. } =
                 Trainer::new(Net::Mlp, group, make());
-            // The second step adds to the gradients that the first step held back.
+            // The second step adds to the gradients in the residual of the first step.
             let mut step = || {
                 replica.storage.grads().write::<f32>().unwrap().fill(-0.0);
                 for (id, _) in replica.model.layout.trained().rev() {
                     strategy.gradient_ready(&replica, &mut track, id).unwrap();
                 }
-                strategy.finish(&replica, &mut track).unwrap();
+                strategy.finish_gradients(&replica, &mut track).unwrap();
                 let grads = replica.storage.grads().read::<f32>().unwrap();
                 grads.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };

@@ -7,6 +7,7 @@ mod common;
 use std::ops::Range;
 
 use paceline_collectives::Group;
+use paceline_model::Batch;
 use paceline_strategies::{Ddp, HalfPrecision, Join, LocalSgd, MicroBatch, NoSync, Single, TopK};
 
 use common::{EXACT, Make, NETS, Net, Trainer, largest_difference, on_ranks};
@@ -63,7 +64,7 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
             }
             counts.push(trainer.step_on(&shares).unwrap().count);
         }
-        trainer.strategy.settle(&trainer.replica, &mut trainer.track).unwrap();
+        trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
         outcome(&trainer, counts)
     })
 }
@@ -84,7 +85,7 @@ fn alone(net: Net, micro_batches: usize) -> Outcome {
         let share = |(at, samples): (usize, &&Range<usize>)| {
             let (inputs, targets) = net.batch(&allocator, (*samples).clone());
             let global_count = if at == 0 { global_count } else { 0 };
-            MicroBatch { inputs, targets, global_count }
+            MicroBatch { batch: Batch::new(inputs, targets), global_count }
         };
         let shares: Vec<MicroBatch> = present.iter().enumerate().map(share).collect();
         trainer.track.clear();

@@ -47,6 +47,8 @@ impl Shapes {
 /// A collective operation or a message of this rank. Times are nanoseconds of [`now_ns`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operation {
+    /// The number of the group on this rank; 0 for the group of all ranks.
+    pub group: u32,
     /// `all_reduce`, `broadcast`, ...
     pub name: &'static str,
     /// `sum`, `max`, ...; empty if the operation does not reduce.

@@ -181,7 +181,7 @@ impl<'a, W: Write> Events<'a, W> {
     }
 
     fn operation(&mut self, operation: &Operation) -> io::Result<()> {
-        let Operation { name, dtype, seq, in_elems, out_elems, .. } = *operation;
+        let Operation { group, name, dtype, seq, in_elems, out_elems, .. } = *operation;
         let Operation { submitted_ns, started_ns, present_ns, finished_ns, .. } = *operation;
         self.launch(submitted_ns)?;
         let span = Span { start_ns: started_ns, end_ns: finished_ns };
@@ -190,10 +190,18 @@ impl<'a, W: Write> Events<'a, W> {
         self.device_args(COMMUNICATION_STREAM).raw(",\"Collective name\":").string(name);
         self.text.raw(",\"In msg nelems\":").int(in_elems);
         self.text.raw(",\"Out msg nelems\":").int(out_elems);
-        self.text.raw(",\"Group size\":").int(self.header.world_size);
-        self.text.raw(",\"dtype\":").string(dtype).raw(",\"Process Group Name\":\"0\"");
-        self.text.raw(",\"Process Group Description\":\"world\",\"Process Group Ranks\":");
-        self.text.string(&self.ranks).raw(",\"Seq\":").int(seq);
+        // The header knows the members of the group of all ranks only.
+        let is_world = group == 0;
+        if is_world {
+            self.text.raw(",\"Group size\":").int(self.header.world_size);
+        }
+        self.text.raw(",\"dtype\":").string(dtype);
+        self.text.raw(",\"Process Group Name\":\"").int(group).raw("\"");
+        if is_world {
+            self.text.raw(",\"Process Group Description\":\"world\",\"Process Group Ranks\":");
+            self.text.string(&self.ranks);
+        }
+        self.text.raw(",\"Seq\":").int(seq);
         self.text.raw(",\"queue (us)\":").us(started_ns.saturating_sub(submitted_ns));
         self.text.raw(",\"wait (us)\":").us(present_ns.saturating_sub(started_ns)).raw("}");
         self.close()?;

@@ -34,6 +34,7 @@ fn recorder() -> Recorder {
     main.record(Event::Kernel { name: "conv2d_forward", span: span(1100, 2101), shapes });
     main.record(Event::Copy { span: span(2200, 2300), bytes: 200 });
     main.record(Event::Operation(Operation {
+        group: 0,
         name: "all_reduce",
         reduction: "sum",
         dtype: "f32",

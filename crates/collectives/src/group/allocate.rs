@@ -1,10 +1,16 @@
 //! Allocates memory that the ranks of a host share, so that operations use it in place.
 
-use paceline_memory::{Allocator, Buffer, Category, DType, Tensor};
+use paceline_memory::{Access, Allocator, Buffer, Category, DType, Tensor};
 
 use super::Group;
 use super::ties::Ties;
 use crate::CollectiveError;
+use crate::shared::{Reach, Segments, Shared};
+
+/// What a rank says of the buffer that it registers: it is memory that no peer can reach.
+const PRIVATE: u8 = 0;
+/// It is memory that the group reaches already. Any other value: memory of a related group.
+const REACHED: u8 = 2;
 
 impl Group {
     /// Allocates zeroed memory on every rank, which all operations use in place, without staging. A
@@ -16,23 +22,76 @@ impl Group {
         len_bytes: usize,
         category: Category,
     ) -> Result<Buffer, CollectiveError> {
-        let (Some(shared), Ties::Host { links, .. }) = (self.shared(), &self.ties) else {
+        let (Some(shared), Ties::Host { links, .. }) = (self.shared(), &self.0.ties) else {
             let buffer = allocator.host(len_bytes, category)?;
             let whole = Tensor::new(buffer.clone(), 0, DType::U8, [len_bytes])?;
             whole.write::<u8>()?.fill(0);
             return Ok(buffer);
         };
         let segment = links.share_segment(len_bytes)?;
-        let start = segment.start_bytes + shared.rank * segment.part_bytes;
-        let (mapping, part_bytes) = (segment.mapping.clone(), segment.part_bytes);
+        let part = segment.parts[shared.rank].clone();
+        let extent = part.range();
         // SAFETY: this is the only buffer made of this rank's part of a new segment; peers touch it
         // during collective operations only, in ranges that are claimed here for that time.
         let buffer = unsafe {
-            Buffer::window(mapping, start..start + part_bytes, len_bytes, category, allocator)?
+            Buffer::window(part.mapping.clone(), extent, len_bytes, category, allocator)?
         };
-        shared.reach.add(segment);
+        self.0.origin.rank.own(&part);
+        self.reachable(shared).add(segment);
         self.barrier()?;
         Ok(buffer)
+    }
+
+    /// Makes memory that a related group has allocated usable in place by this group. A collective call: every rank passes
+    /// a buffer of its own, and buffers may differ in size. Related are groups that descend from the same group.
+    ///
+    /// Not needed for memory of the groups from which this one was split: this group reaches it anyway. Without this
+    /// call, operations of this group on memory of another sub-group are staged. Steps: the all-gather of a number; then,
+    /// unless all ranks reach each other's memory already, each rank of a host passes its memory to rank 0 of the
+    /// host, which passes all of it on, and a barrier. No data move. Threads, and ranks that share no memory, have
+    /// nothing to do.
+    ///
+    /// Errors on every rank if a buffer does not come from [`Group::allocate`] of a group that is related to this one.
+    pub fn register(&self, buffer: &Buffer) -> Result<(), CollectiveError> {
+        let (Some(shared), Ties::Host { links, .. }) = (self.shared(), &self.0.ties) else {
+            return Ok(());
+        };
+        let base = buffer.claim(0..0, Access::Read, "register")?.base().as_ptr();
+        let len_bytes = buffer.len_bytes();
+        let part = self.0.origin.rank.part_of(base as usize, len_bytes);
+        let is_reached = shared.reach.locate(shared.rank, base, len_bytes).is_some();
+        let mut states = vec![0u8; self.world_size()];
+        let own = if is_reached { REACHED } else { u8::from(part.is_some()) };
+        self.all_gather_slice(&[own], &mut states)?;
+        if let Some(rank) = states.iter().position(|&state| state == PRIVATE) {
+            let rank_there = self.outermost_rank(rank);
+            return Err(CollectiveError::Buffers {
+                rank: self.outermost_rank(self.rank()),
+                op: "register",
+                reason: format!(
+                    "needs memory from Group::allocate of a related group, which rank {rank_there} did not pass"
+                ),
+            });
+        }
+        if states.iter().all(|&state| state == REACHED) {
+            return Ok(());
+        }
+        // Memory that this group reaches already belongs to this rank too.
+        let part = part.ok_or_else(|| CollectiveError::Buffers {
+            rank: self.outermost_rank(self.rank()),
+            op: "register",
+            reason: "got memory that this rank has not allocated".into(),
+        })?;
+        self.reachable(shared).add(links.exchange_parts(&part)?);
+        self.barrier()?;
+        Ok(())
+    }
+
+    fn reachable<'a>(&self, shared: &'a Shared) -> &'a Segments {
+        match &shared.reach {
+            Reach::Segments(segments) => segments,
+            Reach::Threads => unreachable!("ranks with connections to their host are processes"),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{CollectiveError, ReduceOp};
 impl Group {
     /// Measures both algorithms, and uses the ring for all sizes from the smallest at which it is faster.
     pub(super) fn choose_algorithm(&self) -> Result<(), CollectiveError> {
-        let Engine::Tcp(tcp) = &self.core.engine else { return Ok(()) };
+        let Engine::Tcp(tcp) = &self.0.core.engine else { return Ok(()) };
         let mut from = NEVER;
         for bytes in [16_000_000, 1_000_000, 64_000] {
             tcp.set_ring_from(NEVER);

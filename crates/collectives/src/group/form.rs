@@ -44,23 +44,24 @@ impl Group {
         let rank = |rank| {
             let (memory, ties) = (memory.clone(), Ties::Threads(hub.clone()));
             let engine = Engine::Shared(Shared::new(rank, world_size, memory, Reach::Threads));
-            let transport = Transport::Thread;
-            Self::assemble(
-                rank,
-                world_size,
-                engine,
-                transport,
-                ties,
-                options.clone(),
-                Origin::world(),
-            )
+            let (transport, origin) = (Transport::Thread, Origin::world());
+            Self::assemble(rank, world_size, engine, transport, ties, options.clone(), origin)
         };
-        Ok((0..world_size).map(rank).collect())
+        (0..world_size).map(rank).collect()
     }
 
     /// A group of one. Errors if memory for its state cannot be allocated.
     pub fn single() -> Result<Self, CollectiveError> {
         Ok(Self::threads_with(1, GroupOptions::for_local_ranks(1))?.remove(0))
+    }
+
+    /// The sub-group that has only this rank. Needs no message to the other ranks.
+    pub(crate) fn only_self(&self, label: &str, colour: usize) -> Result<Self, CollectiveError> {
+        let engine = Shared::new(0, 1, Arc::new(Control::create(0)?), Reach::Threads);
+        let options = GroupOptions { link: None, ..self.options().clone() };
+        let origin = self.sub_origin(label, colour);
+        let ties = Ties::Threads(Arc::default());
+        Self::assemble(0, 1, Engine::Shared(engine), self.transport(), ties, options, origin)
     }
 
     /// Meets the other processes of this host and forms a group with them that shares memory.
@@ -134,7 +135,7 @@ impl Group {
             Ties::None,
             options.clone(),
             Origin::world(),
-        );
+        )?;
         group.barrier()?;
         group.emulate_if_asked(options.link)
     }
@@ -148,12 +149,11 @@ impl Group {
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
         let links = Links::connect(listener, addresses, rank, options.timeout)?;
-        let (memory, reach) = links.share_control()?;
+        let (memory, reach) = links.share_control(origin.inherited.clone())?;
         let engine = Engine::Shared(Shared::new(rank, world, memory, reach));
         let ties = Ties::Host { links, monitor: None };
-        let mut group =
-            Self::assemble(rank, world, engine, Transport::Shm, ties, options.clone(), origin);
-        group.start_monitor()?;
+        let transport = Transport::Shm;
+        let group = Self::assemble(rank, world, engine, transport, ties, options.clone(), origin)?;
         group.barrier()?;
         group.emulate_if_asked(options.link)
     }
@@ -171,7 +171,7 @@ impl Group {
         let engine = Engine::Tcp(tcp);
         let transport = Transport::Tcp;
         let group =
-            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), origin);
+            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), origin)?;
         group.barrier()?;
         if options.algorithm == Algorithm::Auto && options.link.is_none() {
             group.choose_algorithm()?;
@@ -200,7 +200,7 @@ impl Group {
         let first = node * local_world;
         let here = &addresses[first..first + local_world];
         let links = Links::connect(listener, here, local_rank, options.timeout)?;
-        let (memory, reach) = links.share_control()?;
+        let (memory, reach) = links.share_control(origin.inherited.clone())?;
         let shared = Shared::new(local_rank, local_world, memory, reach);
         let is_remote = |peer: usize| peer / local_world != node;
         let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote);
@@ -214,9 +214,7 @@ impl Group {
         let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
         let ties = Ties::Host { links, monitor: None };
         let transport = Transport::Hybrid;
-        let mut group =
-            Self::assemble(rank, world, engine, transport, ties, options.clone(), origin);
-        group.start_monitor()?;
+        let group = Self::assemble(rank, world, engine, transport, ties, options.clone(), origin)?;
         group.barrier()?;
         group.emulate_if_asked(options.link)
     }

@@ -1,28 +1,106 @@
-//! Where a group comes from: its name, and the emulated network card that it shares with the groups it is
-//! split from and with those split from it.
+//! Where a group comes from: its name, its members, and what it shares with the groups it is split from and
+//! with those split from it.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use paceline_memory::Mapping;
 
 use crate::emulator::Card;
+use crate::record::RecentRecords;
+use crate::shared::{Inherited, Part};
 
-/// A group's name, and the card of its rank.
+/// What all groups of a rank share that descend from the same group.
+#[derive(Debug, Default)]
+pub(crate) struct RankState {
+    /// The one network card of this rank, so that the operations of all groups together move no more bytes
+    /// than the link carries.
+    pub(crate) card: Arc<Card>,
+    /// The one record of operations of this rank.
+    pub(crate) records: Arc<Mutex<RecentRecords>>,
+    num_groups: AtomicU32,
+    /// This rank's parts of shared memory, in whichever group they were shared.
+    parts: Mutex<Vec<OwnPart>>,
+}
+
+/// A part of shared memory that belongs to this rank. Its address range stays mapped as long as the buffer in it or a
+/// group that can reach it lives.
+#[derive(Debug)]
+struct OwnPart {
+    mapping: Weak<Mapping>,
+    range: std::ops::Range<usize>,
+}
+
+impl RankState {
+    fn parts(&self) -> MutexGuard<'_, Vec<OwnPart>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a part that belongs to this rank.
+    pub(super) fn own(&self, part: &Part) {
+        let mut parts = self.parts();
+        parts.retain(|part| part.mapping.strong_count() > 0);
+        parts.push(OwnPart { mapping: Arc::downgrade(&part.mapping), range: part.range() });
+    }
+
+    /// The part that the `len_bytes` bytes at `address` lie in, if this rank has shared them in any of its groups.
+    pub(super) fn part_of(&self, address: usize, len_bytes: usize) -> Option<Part> {
+        self.parts().iter().find_map(|OwnPart { mapping, range }| {
+            let part = Part::new(mapping.upgrade()?, range.start, range.len())?;
+            part.offset(address, len_bytes).map(|_| part)
+        })
+    }
+}
+
+/// A group's name and members, and what it shares with related groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
     /// `world`, or `world/1.0` for the ranks of color 0 in its second split.
     pub(crate) name: String,
-    /// The one network card of this rank. A group shares it with all groups that are split from it, so
-    /// that their operations together move no more bytes than the link carries.
-    pub(crate) card: Arc<Card>,
+    /// 0 for the group from which the others descend, then counted in the order in which this rank joined them.
+    pub(crate) number: u32,
+    /// The number of each member in the group from which all descend. Empty for that group itself.
+    pub(crate) members: Arc<[usize]>,
+    pub(crate) rank: Arc<RankState>,
+    /// The memory that the group can reach because the group that it was split from can.
+    pub(crate) inherited: Option<Inherited>,
 }
 
 impl Origin {
     /// The origin of a group that is not split from another group.
     pub(crate) fn world() -> Self {
-        Self { name: "world".into(), card: Arc::default() }
+        Self {
+            name: "world".into(),
+            number: 0,
+            members: Arc::default(),
+            rank: Arc::default(),
+            inherited: None,
+        }
     }
 
-    /// The origin of the sub-group of color `colour` in split number `split`.
-    pub(super) fn sub_group(&self, split: u32, colour: i64) -> Self {
-        Self { name: format!("{}/{split}.{colour}", self.name), card: self.card.clone() }
+    /// The origin of a group whose sub-groups share nothing of this rank but the memory that this group can reach.
+    pub(super) fn apart(&self) -> Self {
+        Self { rank: Arc::default(), ..self.clone() }
+    }
+
+    /// The origin of a sub-group of these members, numbered as in this group. `label` is its name within this group.
+    pub(super) fn sub_group(
+        &self,
+        label: &str,
+        members: &[usize],
+        inherited: Option<Inherited>,
+    ) -> Self {
+        Self {
+            name: format!("{}/{label}", self.name),
+            number: self.rank.num_groups.fetch_add(1, Ordering::Relaxed) + 1,
+            members: members.iter().map(|&member| self.outermost(member)).collect(),
+            rank: self.rank.clone(),
+            inherited,
+        }
+    }
+
+    /// The number in the outermost group of a rank of this group.
+    pub(super) fn outermost(&self, rank: usize) -> usize {
+        self.members.get(rank).copied().unwrap_or(rank)
     }
 }

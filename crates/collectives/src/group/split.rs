@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 
 use paceline_rendezvous::{PeerAddress, PeerListener};
 
-use super::Group;
 use super::ties::Ties;
+use super::{Group, Origin};
 use crate::CollectiveError;
 use crate::engine::Engine;
-use crate::shared::{Reach, Shared};
+use crate::shared::{Inherited, Reach, Shared};
 
 impl Group {
     /// Divides the group: ranks that pass the same color form a new group, in which they keep their order.
@@ -20,28 +20,55 @@ impl Group {
     /// The operations of the new group are independent of those of this group. The new group emulates the
     /// same link, and both groups share this rank's emulated network card: together they move no more bytes
     /// than the link carries.
+    ///
+    /// Both groups keep one record of this rank's operations ([`Group::fresh_records`]), and the new group reaches
+    /// the memory that this group has allocated, so its operations use that memory in place. Errors of the new
+    /// group name ranks by their numbers in the group from which both descend.
     pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
-        let group = self.divide(colour)?;
-        if let (Some(group), Some(emulator)) = (&group, self.core.emulator.get()) {
+        self.split_as(colour, None)
+    }
+
+    /// Like [`Group::split`]. `label` is the name of this split, by default its number.
+    pub(crate) fn split_as(
+        &self,
+        colour: Option<u32>,
+        label: Option<&str>,
+    ) -> Result<Option<Self>, CollectiveError> {
+        let group = self.divide(colour, label, &self.0.origin)?;
+        if let (Some(group), Some(emulator)) = (&group, self.0.core.emulator.get()) {
             // The parent's transport was fast enough for this link, and the sub-group's is no slower.
             group.set_emulator(emulator.link);
         }
         Ok(group)
     }
 
-    /// Like [`Group::split`], but the new group emulates no link.
-    pub(crate) fn divide(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
-        let split = self.num_splits.fetch_add(1, Ordering::Relaxed);
+    /// Like [`Group::split`], but the operations of the new group are no operations of this group's rank: they are not in
+    /// its record, and no link is emulated. For measuring.
+    pub(crate) fn split_apart(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+        self.divide(colour, None, &self.0.origin.apart())
+    }
+
+    /// Like [`Group::split_as`], as a sub-group of `origin`, but the new group emulates no link.
+    fn divide(
+        &self,
+        colour: Option<u32>,
+        label: Option<&str>,
+        origin: &Origin,
+    ) -> Result<Option<Self>, CollectiveError> {
+        let split = self.0.num_splits.fetch_add(1, Ordering::Relaxed);
         let mut colours = vec![0i64; self.world_size()];
         let own = colour.map_or(-1, i64::from);
         self.all_gather_slice(&[own], &mut colours)?;
         let same = |rank: &usize| colours[*rank] == own;
         let members: Vec<usize> = (0..self.world_size()).filter(same).collect();
         let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
-        let origin = self.origin.sub_group(split, own);
-        let mut options = self.options.clone();
+        let mut options = self.0.options.clone();
         options.link = None;
-        let group = match (&self.ties, &self.core.engine) {
+        let label = format!("{}.{own}", label.map_or_else(|| split.to_string(), str::to_owned));
+        let inherited = self.inherited(&members);
+        // Ranks that get no group count none.
+        let origin = || origin.sub_group(&label, &members, inherited);
+        let group = match (&self.0.ties, &self.0.core.engine) {
             (Ties::Threads(hub), _) => {
                 if colour.is_none() {
                     return Ok(None);
@@ -50,15 +77,15 @@ impl Group {
                 let engine = Shared::new(rank, world, memory, Reach::Threads);
                 // Splits are numbered within each group, so each group needs its own hub.
                 let ties = Ties::Threads(hub);
-                let (engine, transport) = (Engine::Shared(engine), self.transport);
-                Self::assemble(rank, world, engine, transport, ties, options, origin)
+                let (engine, transport) = (Engine::Shared(engine), self.0.transport);
+                Self::assemble(rank, world, engine, transport, ties, options, origin())?
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
                 // MPI's colors have fewer bits than ours, so the first member's rank serves as the color.
                 let Some(engine) = mpi.split(colour.map(|_| members[0]))? else { return Ok(None) };
-                let (engine, transport) = (Engine::Mpi(engine), self.transport);
-                Self::assemble(rank, world, engine, transport, Ties::None, options, origin)
+                let (engine, transport) = (Engine::Mpi(engine), self.0.transport);
+                Self::assemble(rank, world, engine, transport, Ties::None, options, origin())?
             }
             (_, engine) => {
                 let host = match engine {
@@ -78,20 +105,33 @@ impl Group {
                     Engine::Hybrid(hybrid) => hybrid.local_world(&members).filter(|&n| n > 1),
                     _ => None,
                 };
-                match (host, local) {
-                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, origin)?,
+                let origin = origin();
+                let ranks = origin.members.clone();
+                let formed = match (host, local) {
+                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, origin),
                     (_, Some(local)) if local == world => {
-                        Self::form_shm(&listener, &addresses, rank, options, origin)?
+                        Self::form_shm(&listener, &addresses, rank, options, origin)
                     }
-                    (Some(host), Some(local)) => Self::form_hybrid(
-                        &listener, &addresses, host, rank, local, options, origin,
-                    )?,
+                    (Some(host), Some(local)) => {
+                        Self::form_hybrid(&listener, &addresses, host, rank, local, options, origin)
+                    }
                     (Some(host), None) => {
-                        Self::form_tcp(&listener, &addresses, host, rank, options, origin)?
+                        Self::form_tcp(&listener, &addresses, host, rank, options, origin)
                     }
-                }
+                };
+                formed.map_err(|error| error.named_by(&ranks))?
             }
         };
         Ok(Some(group))
+    }
+
+    /// What a sub-group of these members can reach of this group's memory.
+    fn inherited(&self, members: &[usize]) -> Option<Inherited> {
+        let shared = self.shared()?;
+        let Reach::Segments(segments) = &shared.reach else { return None };
+        let first = self.rank() - shared.rank;
+        let here = members.iter().filter_map(|member| member.checked_sub(first));
+        let ranks = here.filter(|&rank| rank < shared.world).collect();
+        Some(Inherited { segments: segments.clone(), ranks })
     }
 }

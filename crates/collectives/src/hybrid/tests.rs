@@ -17,7 +17,7 @@ fn moved_bytes(hosts: usize, local: usize, kind: OpKind, elems: usize) -> u64 {
         let meet = Rendezvous::by_name(name.as_str(), "secret");
         let options = GroupOptions::for_local_ranks(world);
         let group = Group::hybrid(&meet, "127.0.0.1", rank, world, local, options).unwrap();
-        let Engine::Hybrid(hybrid) = &group.core.engine else { unreachable!("it is hybrid") };
+        let Engine::Hybrid(hybrid) = group.engine() else { unreachable!("it is hybrid") };
         let posted = || hybrid.remote().inner().mesh.posted_bytes();
         let before = posted();
         let mut data = vec![1f32; elems];

@@ -144,6 +144,7 @@ impl Job<'_> {
             let len_bytes = HALF_BYTES.min(call.send.len_bytes - start);
             let round = shared.next_round();
             if is_staged(rank) {
+                shared.count_staged(len_bytes);
                 // SAFETY: both are valid for the piece. Nobody reads this half any longer, since all ranks
                 // have arrived in the round after the one that used it last.
                 unsafe {

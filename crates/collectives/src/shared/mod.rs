@@ -33,7 +33,7 @@ mod sync;
 
 pub(crate) use control::Control;
 pub(crate) use fate::Fate;
-pub(crate) use segment::Reach;
+pub(crate) use segment::{Inherited, Part, Reach, Segments};
 pub(crate) use state::Shared;
 
 use crate::context::OpContext;

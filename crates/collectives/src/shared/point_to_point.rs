@@ -222,6 +222,7 @@ impl<'a> Sender<'a> {
             if self.is_staged {
                 let start = ready as usize * PIECE_BYTES;
                 let piece = self.data.part(start..self.data.len_bytes.min(start + PIECE_BYTES));
+                shared.count_staged(piece.len_bytes);
                 let stage = piece_stage(shared, shared.rank, shared.latest_round(), ready);
                 // SAFETY: both are valid for the piece. The receiver has taken the piece that lay there
                 // before. No collective operation uses this half of the staging area: all ranks have arrived

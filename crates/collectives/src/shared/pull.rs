@@ -101,6 +101,7 @@ pub(crate) fn pull(
             for (slot, reader) in readers.enumerate() {
                 let whole = block(rank, reader);
                 let part = range.start.min(whole.len())..range.end.min(whole.len());
+                shared.count_staged(part.len());
                 // SAFETY: the part lies within this rank's data, and fits its place in the staging area,
                 // which nobody reads any longer: all ranks have arrived in a later round.
                 unsafe {

@@ -9,7 +9,7 @@ use super::control::Slot;
 use super::fate::{Fate, WaitError};
 use super::segment::Place;
 use super::segment::Reach;
-use super::state::{HALF_BYTES, STAGING_BYTES, Shared};
+use super::state::{HALF_BYTES, Shared};
 use crate::call::{CallHeader, Region, Shares, Verdict};
 use crate::context::{OpContext, WaitPolicy};
 use crate::meet::{Met, ShowCalls, Shown, meet, shares};
@@ -246,9 +246,7 @@ impl Shared {
 
     /// The half of a rank's staging area that belongs to `round`.
     pub(super) fn stage(&self, rank: usize, round: u32) -> *mut u8 {
-        let offset = (round % 2) as usize * HALF_BYTES;
-        let place = Place { segment: 0, offset: offset as u64 };
-        let stage = self.reach.resolve(rank, place, STAGING_BYTES - offset);
-        stage.expect("only processes stage, and their first segment is for that")
+        let stage = self.reach.staging(rank, (round % 2) as usize * HALF_BYTES);
+        stage.expect("only processes stage, and they have memory for it")
     }
 }

@@ -1,5 +1,8 @@
 //! Where a rank's data lie, and how its peers reach them.
 //!
+//! A group can reach the memory that was shared in it, and the memory that was shared in the groups from
+//! which it descends: whoever is in the group was in those groups too, and mapped the memory there.
+//!
 //! Input: addresses of this rank. Output: places that every rank can turn into its own addresses, and back.
 //! This module knows nothing of operations.
 
@@ -10,7 +13,7 @@ use paceline_memory::Mapping;
 /// A place in memory that any rank of the group can turn into an address in its own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Index of the segment; unused between threads.
+    /// Number of the segment, made by [`number`]; unused between threads.
     pub(crate) segment: u64,
     /// Offset into the rank's part of the segment, in bytes; between threads, the address itself.
     pub(crate) offset: u64,
@@ -23,20 +26,128 @@ impl Place {
     }
 }
 
-/// One shared mapping with a part of the same size for every rank.
+/// One rank's part of a segment: a range of a mapping.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) mapping: Arc<Mapping>,
+    start_bytes: usize,
+    len_bytes: usize,
+}
+
+impl Part {
+    /// The `len_bytes` bytes of a mapping that begin at `start_bytes`. `None` if they do not lie within the mapping.
+    pub(crate) fn new(mapping: Arc<Mapping>, start_bytes: usize, len_bytes: usize) -> Option<Self> {
+        let end = start_bytes.checked_add(len_bytes)?;
+        (end <= mapping.len_bytes()).then_some(Self { mapping, start_bytes, len_bytes })
+    }
+
+    /// The bytes of the mapping that belong to the part.
+    pub(crate) fn range(&self) -> std::ops::Range<usize> {
+        self.start_bytes..self.start_bytes + self.len_bytes
+    }
+
+    fn base(&self) -> *mut u8 {
+        // SAFETY: `new` checked that the start lies within the mapping.
+        unsafe { self.mapping.base().as_ptr().add(self.start_bytes) }
+    }
+
+    /// How far into the part an address lies, if the `len_bytes` bytes from there lie within the part.
+    pub(crate) fn offset(&self, address: usize, len_bytes: usize) -> Option<usize> {
+        let offset = address.checked_sub(self.base() as usize)?;
+        (offset.checked_add(len_bytes)? <= self.len_bytes).then_some(offset)
+    }
+
+    /// The address `offset` bytes into the part, if the `len_bytes` bytes from there lie within the part.
+    fn address(&self, offset: u64, len_bytes: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(len_bytes as u64)?;
+        // SAFETY: the offset lies within the part, as was just checked.
+        (end <= self.len_bytes as u64).then(|| unsafe { self.base().add(offset as usize) })
+    }
+}
+
+/// Memory of every rank of a host: one part for each, in the order of the group's ranks on the host. The parts
+/// may lie in one mapping or in several.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    pub(crate) mapping: Arc<Mapping>,
-    /// Bytes before the first part.
-    pub(crate) start_bytes: usize,
-    /// Bytes of each rank's part.
-    pub(crate) part_bytes: usize,
+    pub(crate) parts: Box<[Part]>,
 }
 
 impl Segment {
-    fn part(&self, rank: usize) -> *mut u8 {
-        // SAFETY: a segment is made with room for every rank's part behind its start.
-        unsafe { self.mapping.base().as_ptr().add(self.start_bytes + rank * self.part_bytes) }
+    /// A segment of `world` parts of the same size, one after the other from `start_bytes` on.
+    pub(crate) fn even(
+        mapping: &Arc<Mapping>,
+        start_bytes: usize,
+        part_bytes: usize,
+        world: usize,
+    ) -> Option<Self> {
+        let part = |rank| Part::new(mapping.clone(), start_bytes + rank * part_bytes, part_bytes);
+        Some(Self { parts: (0..world).map(part).collect::<Option<_>>()? })
+    }
+}
+
+/// The memory that the ranks of one host share in a group.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    /// For staging. Only the group itself has addresses in it.
+    staging: Segment,
+    /// What the group has shared since it was formed. Every rank adds the same segments in the same order.
+    /// Segments stay mapped as long as the group lives, because a peer may still use its own part. Dropping
+    /// the buffer in a part returns the part's memory to the system.
+    shared: Mutex<Vec<Segment>>,
+    inherited: Option<Inherited>,
+}
+
+/// What a group can reach because of the group from which it was split.
+#[derive(Clone, Debug)]
+pub(crate) struct Inherited {
+    pub(crate) segments: Arc<Segments>,
+    /// For each rank of this host in the group, its number among this host's ranks in the older group.
+    pub(crate) ranks: Box<[usize]>,
+}
+
+/// The number of a segment: how many generations back it was shared, and its index there.
+fn number(generation: u64, index: usize) -> u64 {
+    generation << 32 | index as u64
+}
+
+impl Segments {
+    pub(crate) fn new(staging: Segment, inherited: Option<Inherited>) -> Self {
+        Self { staging, shared: Mutex::default(), inherited }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Vec<Segment>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a segment. Every rank adds the same segments in the same order.
+    pub(crate) fn add(&self, segment: Segment) {
+        self.shared().push(segment);
+    }
+
+    fn locate(&self, mut rank: usize, address: usize, len_bytes: usize) -> Option<Place> {
+        let (mut segments, mut generation) = (self, 0);
+        loop {
+            let offset_in = |segment: &Segment| segment.parts[rank].offset(address, len_bytes);
+            let found =
+                segments.shared().iter().map(offset_in).enumerate().find_map(|(index, offset)| {
+                    Some(Place { segment: number(generation, index), offset: offset? as u64 })
+                });
+            let Some(older) = segments.inherited.as_ref().filter(|_| found.is_none()) else {
+                return found;
+            };
+            (segments, rank, generation) = (&older.segments, older.ranks[rank], generation + 1);
+        }
+    }
+
+    fn resolve(&self, mut rank: usize, place: Place, len_bytes: usize) -> Option<*mut u8> {
+        let mut segments = self;
+        for _ in 0..place.segment >> 32 {
+            let older = segments.inherited.as_ref()?;
+            (segments, rank) = (&older.segments, older.ranks[rank]);
+        }
+        let shared = segments.shared();
+        let part = &shared.get(place.segment as u32 as usize)?.parts[rank];
+        part.address(place.offset, len_bytes)
     }
 }
 
@@ -45,14 +156,8 @@ impl Segment {
 pub(crate) enum Reach {
     /// All of it: the ranks are threads.
     Threads,
-    /// The segments that the group has shared; the first one is for staging. Segments stay mapped as long as
-    /// the group lives, because a peer may still use its own part. Dropping the buffer in a part returns the
-    /// part's memory to the system.
-    Segments(Mutex<Vec<Segment>>),
-}
-
-fn lock(segments: &Mutex<Vec<Segment>>) -> MutexGuard<'_, Vec<Segment>> {
-    segments.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The segments that were shared in the group, and in the groups from which it descends.
+    Segments(Arc<Segments>),
 }
 
 impl Reach {
@@ -62,15 +167,7 @@ impl Reach {
         let address = base as usize;
         match self {
             Reach::Threads => Some(Place { segment: 0, offset: address as u64 }),
-            Reach::Segments(segments) => {
-                // Skips the staging segment: only the group itself has addresses in it.
-                let segments = lock(segments);
-                segments.iter().enumerate().skip(1).find_map(|(index, segment)| {
-                    let offset = address.checked_sub(segment.part(rank) as usize)?;
-                    (offset + len_bytes <= segment.part_bytes)
-                        .then_some(Place { segment: index as u64, offset: offset as u64 })
-                })
-            }
+            Reach::Segments(segments) => segments.locate(rank, address, len_bytes),
         }
     }
 
@@ -79,33 +176,24 @@ impl Reach {
     pub(crate) fn resolve(&self, rank: usize, place: Place, len_bytes: usize) -> Option<*mut u8> {
         match self {
             Reach::Threads => Some(place.offset as *mut u8),
-            Reach::Segments(segments) => {
-                let segments = lock(segments);
-                let segment = segments.get(place.segment as usize)?;
-                let end = place.offset.checked_add(len_bytes as u64)?;
-                if end > segment.part_bytes as u64 {
-                    return None;
-                }
-                // SAFETY: the offset lies within the rank's part, as was just checked.
-                Some(unsafe { segment.part(rank).add(place.offset as usize) })
-            }
+            Reach::Segments(segments) => segments.resolve(rank, place, len_bytes),
         }
     }
 
-    /// The memory that the system holds for each segment, in bytes.
+    /// The address of the bytes from `offset` to the end of a rank's staging area. `None` between threads.
+    pub(crate) fn staging(&self, rank: usize, offset: usize) -> Option<*mut u8> {
+        let Reach::Segments(segments) = self else { return None };
+        segments.staging.parts[rank].address(offset as u64, 0)
+    }
+
+    /// The memory that the system holds for each segment that was shared in the group, in bytes.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn held_bytes(&self) -> Vec<usize> {
         let Reach::Segments(segments) = self else { return Vec::new() };
         let held = |segment: &Segment| {
-            512 * rustix::fs::fstat(segment.mapping.file()).unwrap().st_blocks as usize
+            let file = segment.parts[0].mapping.file();
+            512 * rustix::fs::fstat(file).unwrap().st_blocks as usize
         };
-        lock(segments).iter().map(held).collect()
-    }
-
-    /// Adds a segment. Every rank adds the same segments in the same order.
-    pub(crate) fn add(&self, segment: Segment) {
-        if let Reach::Segments(segments) = self {
-            lock(segments).push(segment);
-        }
+        segments.shared().iter().map(held).collect()
     }
 }

@@ -3,7 +3,7 @@
 //! This module does not know which operations exist.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use paceline_memory::Mapping;
 
@@ -24,12 +24,32 @@ pub(crate) struct Shared {
     memory: Arc<Mapping>,
     pub(crate) reach: Reach,
     pub(super) rounds: AtomicU32,
+    /// Bytes that this rank has copied to its staging area.
+    staged_bytes: AtomicU64,
 }
 
 impl Shared {
     /// `memory` begins with the group's [`Control`].
     pub(crate) fn new(rank: usize, world: usize, memory: Arc<Mapping>, reach: Reach) -> Self {
-        Self { rank, world, memory, reach, rounds: AtomicU32::new(0) }
+        Self {
+            rank,
+            world,
+            memory,
+            reach,
+            rounds: AtomicU32::new(0),
+            staged_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts bytes that this rank copies to its staging area.
+    pub(super) fn count_staged(&self, len_bytes: usize) {
+        self.staged_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that this rank has copied to its staging area since the group was formed.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn staged_bytes(&self) -> u64 {
+        self.staged_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn control(&self) -> &Control {

@@ -9,7 +9,7 @@
 //! several shares of a batch before the second half begins; a share may be empty. Sums are taken over
 //! blocks of rows, and then over the blocks in order, so no result depends on the number of threads.
 
-use paceline_memory::{Category, DType, Shape, Tensor};
+use paceline_memory::{Category, DType, Device, Shape, Tensor};
 
 use crate::activation::Activation;
 use crate::compute::batches;
@@ -88,42 +88,59 @@ pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor
     let _time = compute.time("batch_norm_sums", [input]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
-    let mut sums = sums.write::<f64>()?;
-    sums[0] = rows as f64;
-    let (channels, sums) = (config.channels, &mut sums[1..]);
-    match input.dtype() {
-        DType::F32 => {
-            let x = input.read::<f32>()?;
-            add_blocks(compute, rows, sums, |range, sums| {
-                sums_f32(compute.simd, &x[range.start * channels..range.end * channels], sums);
-            })
+    match compute.device_of(OP, [input, sums])? {
+        Device::Cpu => {
+            let mut sums = sums.write::<f64>()?;
+            sums[0] = rows as f64;
+            let (channels, sums) = (config.channels, &mut sums[1..]);
+            match input.dtype() {
+                DType::F32 => {
+                    let x = input.read::<f32>()?;
+                    add_blocks(compute, rows, sums, |range, sums| {
+                        sums_f32(
+                            compute.simd,
+                            &x[range.start * channels..range.end * channels],
+                            sums,
+                        );
+                    })
+                }
+                DType::F64 => {
+                    let x = input.read::<f64>()?;
+                    add_blocks(compute, rows, sums, |range, sums| {
+                        sums_body(&x[range.start * channels..range.end * channels], sums);
+                    })
+                }
+                dtype => Err(KernelError::DType { op: OP, dtype }),
+            }
         }
-        DType::F64 => {
-            let x = input.read::<f64>()?;
-            add_blocks(compute, rows, sums, |range, sums| {
-                sums_body(&x[range.start * channels..range.end * channels], sums);
-            })
-        }
-        dtype => Err(KernelError::DType { op: OP, dtype }),
     }
 }
 
 /// Writes `moments` (1 + 2c) of f64 from [`sums`]: the count, each channel's mean, and its variance
 /// (the mean of the squared deviations). Without any values they are zero.
-pub fn moments(config: &BatchNorm, sums: &Tensor, moments: &Tensor) -> Result<()> {
+pub fn moments(
+    compute: &Compute,
+    config: &BatchNorm,
+    sums: &Tensor,
+    moments: &Tensor,
+) -> Result<()> {
     expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
     expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
-    let (sums, mut moments) = (sums.read::<f64>()?, moments.write::<f64>()?);
-    let count = sums[0];
-    moments.fill(0.0);
-    moments[0] = count;
-    if count > 0.0 {
-        for c in 1..=config.channels {
-            let mean = sums[c] / count;
-            moments[c] = mean;
-            // Rounding may make it negative. `max` is not used, because it would turn NaN into zero.
-            let variance = sums[c + config.channels] / count - mean * mean;
-            moments[c + config.channels] = if variance < 0.0 { 0.0 } else { variance };
+    match compute.device_of(OP, [sums, moments])? {
+        Device::Cpu => {
+            let (sums, mut moments) = (sums.read::<f64>()?, moments.write::<f64>()?);
+            let count = sums[0];
+            moments.fill(0.0);
+            moments[0] = count;
+            if count > 0.0 {
+                for c in 1..=config.channels {
+                    let mean = sums[c] / count;
+                    moments[c] = mean;
+                    // Rounding may make it negative. `max` is not used, because it would turn NaN into zero.
+                    let variance = sums[c + config.channels] / count - mean * mean;
+                    moments[c + config.channels] = if variance < 0.0 { 0.0 } else { variance };
+                }
+            }
         }
     }
     Ok(())
@@ -132,6 +149,7 @@ pub fn moments(config: &BatchNorm, sums: &Tensor, moments: &Tensor) -> Result<()
 /// Writes `moments` from running statistics. The count is infinite, because the batch does not change
 /// these statistics; [`backward_input`] then treats them as constants.
 pub fn running_moments(
+    compute: &Compute,
     config: &BatchNorm,
     running_mean: &Tensor,
     running_var: &Tensor,
@@ -139,14 +157,18 @@ pub fn running_moments(
 ) -> Result<()> {
     config.check_channels(&[("running_mean", running_mean), ("running_var", running_var)])?;
     expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
-    let mut moments = moments.write::<f64>()?;
-    moments[0] = f64::INFINITY;
-    let (means, variances) = moments[1..].split_at_mut(config.channels);
-    for (from, to) in [(running_mean, means), (running_var, variances)] {
-        match from.dtype() {
-            DType::F32 => widen::<f32>(&from.read()?, to),
-            DType::F64 => widen::<f64>(&from.read()?, to),
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [running_mean, running_var, moments])? {
+        Device::Cpu => {
+            let mut moments = moments.write::<f64>()?;
+            moments[0] = f64::INFINITY;
+            let (means, variances) = moments[1..].split_at_mut(config.channels);
+            for (from, to) in [(running_mean, means), (running_var, variances)] {
+                match from.dtype() {
+                    DType::F32 => widen::<f32>(&from.read()?, to),
+                    DType::F64 => widen::<f64>(&from.read()?, to),
+                    dtype => return Err(KernelError::DType { op: OP, dtype }),
+                }
+            }
         }
     }
     Ok(())
@@ -156,6 +178,7 @@ pub fn running_moments(
 /// variance, divided by the count minus one. Fewer than two values have no such variance and change
 /// nothing.
 pub fn update_running(
+    compute: &Compute,
     config: &BatchNorm,
     moments: &Tensor,
     running_mean: &Tensor,
@@ -163,19 +186,27 @@ pub fn update_running(
 ) -> Result<()> {
     config.check_channels(&[("running_mean", running_mean), ("running_var", running_var)])?;
     expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
-    let moments = moments.read::<f64>()?;
-    let count = moments[0];
-    if count < 2.0 {
-        return Ok(());
-    }
-    let (means, variances) = moments[1..].split_at(config.channels);
-    for (running, batch, factor) in
-        [(running_mean, means, 1.0), (running_var, variances, count / (count - 1.0))]
-    {
-        match running.dtype() {
-            DType::F32 => follow::<f32>(&mut running.write()?, batch, factor, config.momentum),
-            DType::F64 => follow::<f64>(&mut running.write()?, batch, factor, config.momentum),
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [moments, running_mean, running_var])? {
+        Device::Cpu => {
+            let moments = moments.read::<f64>()?;
+            let count = moments[0];
+            if count < 2.0 {
+                return Ok(());
+            }
+            let (means, variances) = moments[1..].split_at(config.channels);
+            for (running, batch, factor) in
+                [(running_mean, means, 1.0), (running_var, variances, count / (count - 1.0))]
+            {
+                match running.dtype() {
+                    DType::F32 => {
+                        follow::<f32>(&mut running.write()?, batch, factor, config.momentum)
+                    }
+                    DType::F64 => {
+                        follow::<f64>(&mut running.write()?, batch, factor, config.momentum)
+                    }
+                    dtype => return Err(KernelError::DType { op: OP, dtype }),
+                }
+            }
         }
     }
     Ok(())
@@ -217,10 +248,14 @@ pub fn normalize(
             })
         }};
     }
-    match input.dtype() {
-        DType::F32 => run!(f32, |f: &_, x: &_, y: &mut _| normalize_f32(compute.simd, f, x, y)),
-        DType::F64 => run!(f64, normalize_body),
-        dtype => Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [input, moments, weight, bias, output])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => {
+                run!(f32, |f: &_, x: &_, y: &mut _| normalize_f32(compute.simd, f, x, y))
+            }
+            DType::F64 => run!(f64, normalize_body),
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
     }
 }
 
@@ -241,33 +276,36 @@ pub fn gradient_sums(
     let rows = config.rows("input", input)?;
     expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
     expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
-    let (channels, mut sums) = (config.channels, gradient_sums.write::<f64>()?);
+    let channels = config.channels;
     macro_rules! run {
         ($real:ty, $rows:expr) => {{
             let factors = Factors::<$real>::new(config, moments, weight, bias)?;
             let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
-            add_blocks(compute, rows, &mut sums, |range, sums| {
+            add_blocks(compute, rows, &mut gradient_sums.write()?, |range, sums| {
                 let range = range.start * channels..range.end * channels;
                 $rows(&factors, &x[range.clone()], &dy[range], sums);
             })
         }};
     }
-    match input.dtype() {
-        DType::F32 => run!(f32, |f: &_, x: &_, dy: &_, sums: &mut _| gradient_sums_f32(
-            compute.simd,
-            f,
-            x,
-            dy,
-            sums
-        )),
-        DType::F64 => run!(f64, gradient_sums_body),
-        dtype => Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => run!(f32, |f: &_, x: &_, dy: &_, sums: &mut _| gradient_sums_f32(
+                compute.simd,
+                f,
+                x,
+                dy,
+                sums
+            )),
+            DType::F64 => run!(f64, gradient_sums_body),
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
     }
 }
 
 /// Gradients of weight and bias from the [`gradient_sums`] of only this share. Overwrites, or adds to the old
 /// values if `accumulate`.
 pub fn backward_weight(
+    compute: &Compute,
     config: &BatchNorm,
     gradient_sums: &Tensor,
     d_weight: &Tensor,
@@ -276,13 +314,17 @@ pub fn backward_weight(
 ) -> Result<()> {
     expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
     config.check_channels(&[("d_weight", d_weight), ("d_bias", d_bias)])?;
-    let sums = gradient_sums.read::<f64>()?;
-    let (of_bias, of_weight) = sums.split_at(config.channels);
-    for (sums, to) in [(of_weight, d_weight), (of_bias, d_bias)] {
-        match to.dtype() {
-            DType::F32 => put::<f32>(sums, &mut to.write()?, accumulate),
-            DType::F64 => put::<f64>(sums, &mut to.write()?, accumulate),
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [gradient_sums, d_weight, d_bias])? {
+        Device::Cpu => {
+            let sums = gradient_sums.read::<f64>()?;
+            let (of_bias, of_weight) = sums.split_at(config.channels);
+            for (sums, to) in [(of_weight, d_weight), (of_bias, d_bias)] {
+                match to.dtype() {
+                    DType::F32 => put::<f32>(sums, &mut to.write()?, accumulate),
+                    DType::F64 => put::<f64>(sums, &mut to.write()?, accumulate),
+                    dtype => return Err(KernelError::DType { op: OP, dtype }),
+                }
+            }
         }
     }
     Ok(())
@@ -329,12 +371,14 @@ pub fn backward_input(
             })
         }};
     }
-    match input.dtype() {
-        DType::F32 => {
-            run!(f32, |f: &_, x: &_, dy: &_, dx: &mut _| input_f32(compute.simd, f, x, dy, dx))
-        }
-        DType::F64 => run!(f64, input_body),
-        dtype => Err(KernelError::DType { op: OP, dtype }),
+    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums, d_input])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => {
+                run!(f32, |f: &_, x: &_, dy: &_, dx: &mut _| input_f32(compute.simd, f, x, dy, dx))
+            }
+            DType::F64 => run!(f64, input_body),
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
     }
 }
 

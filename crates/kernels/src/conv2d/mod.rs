@@ -13,7 +13,7 @@ pub(crate) mod direct;
 pub(crate) mod prepare;
 mod tile;
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
@@ -127,36 +127,38 @@ pub fn forward(
     let _time = compute.time("conv2d_forward", [input, weight]);
     let batch = conv.check_operands("conv2d", input, weight, bias)?;
     expect_shape("conv2d", "output", output.shape(), conv.output_shape(batch))?;
-    match input.dtype() {
-        DType::F32 => {
-            let (x, b) = (input.read::<f32>()?, bias.read::<f32>()?);
-            let product = Product::forward(compute, conv, &weight.read()?)?;
-            let mut y = output.write::<f32>()?;
-            let (in_elems, out_elems) = (conv.input_elems(), conv.output_elems());
-            let items = batches(compute, &mut y, out_elems, batch);
-            compute.threads.for_each(items, |(first, y)| {
-                let mut padded = PaddedImage::new(compute, conv)?;
-                let mut raw = compute.scratch(product.output_elems())?;
-                for (n, y) in y.chunks_exact_mut(out_elems).enumerate() {
-                    let at = (first + n) * in_elems;
-                    padded.fill(compute.simd, &x[at..at + in_elems]);
-                    product.run(compute.simd, padded.elems(), &mut raw);
-                    let columns = raw.chunks_exact(product.columns.padded);
-                    for (y, raw) in y.chunks_exact_mut(conv.c_out).zip(columns) {
-                        for ((y, raw), b) in y.iter_mut().zip(raw).zip(b.iter()) {
-                            *y = raw + b;
+    match compute.device_of("conv2d", [input, weight, bias, output])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => {
+                let (x, b) = (input.read::<f32>()?, bias.read::<f32>()?);
+                let product = Product::forward(compute, conv, &weight.read()?)?;
+                let mut y = output.write::<f32>()?;
+                let (in_elems, out_elems) = (conv.input_elems(), conv.output_elems());
+                let items = batches(compute, &mut y, out_elems, batch);
+                compute.threads.for_each(items, |(first, y)| {
+                    let mut padded = PaddedImage::new(compute, conv)?;
+                    let mut raw = compute.scratch(product.output_elems())?;
+                    for (n, y) in y.chunks_exact_mut(out_elems).enumerate() {
+                        let at = (first + n) * in_elems;
+                        padded.fill(compute.simd, &x[at..at + in_elems]);
+                        product.run(compute.simd, padded.elems(), &mut raw);
+                        let columns = raw.chunks_exact(product.columns.padded);
+                        for (y, raw) in y.chunks_exact_mut(conv.c_out).zip(columns) {
+                            for ((y, raw), b) in y.iter_mut().zip(raw).zip(b.iter()) {
+                                *y = raw + b;
+                            }
                         }
                     }
-                }
+                    Ok(())
+                })
+            }
+            DType::F64 => {
+                let (x, w, b) = (input.read()?, weight.read()?, bias.read()?);
+                reference::conv2d_forward::<f64>(conv, &x, &w, &b, &mut output.write()?);
                 Ok(())
-            })
-        }
-        DType::F64 => {
-            let (x, w, b) = (input.read()?, weight.read()?, bias.read()?);
-            reference::conv2d_forward::<f64>(conv, &x, &w, &b, &mut output.write()?);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op: "conv2d", dtype }),
+            }
+            dtype => Err(KernelError::DType { op: "conv2d", dtype }),
+        },
     }
 }
 
@@ -175,37 +177,40 @@ pub fn backward_weight(
     let op = "conv2d backward";
     let batch = conv.check_operands(op, input, d_weight, d_bias)?;
     expect_shape(op, "d_output", d_output.shape(), conv.output_shape(batch))?;
-    match input.dtype() {
-        DType::F32 => {
-            let (x, dy) = (input.read::<f32>()?, d_output.read::<f32>()?);
-            let (in_elems, out_elems) = (conv.input_elems(), conv.output_elems());
-            let gradient = WeightGradient::new(compute, conv, conv.out_height(), conv.out_width());
-            gradient.run(
-                compute,
-                batch,
-                |n| &x[n * in_elems..(n + 1) * in_elems],
-                |n, mut grid| {
-                    let dy = &dy[n * out_elems..(n + 1) * out_elems];
-                    grid.copy_from(dy, conv.out_width(), conv.c_out);
-                },
-                &mut d_weight.write()?,
-                accumulate,
-            )?;
-            let mut db = d_bias.write::<f32>()?;
-            elementwise::add_rows(compute.simd, &dy, &mut db, accumulate);
-            Ok(())
-        }
-        DType::F64 => {
-            let (x, dy) = (input.read()?, d_output.read()?);
-            let (mut dw, mut db) = (d_weight.write()?, d_bias.write()?);
-            if !accumulate {
-                dw.fill(0.0);
-                db.fill(0.0);
+    match compute.device_of(op, [input, d_output, d_weight, d_bias])? {
+        Device::Cpu => match input.dtype() {
+            DType::F32 => {
+                let (x, dy) = (input.read::<f32>()?, d_output.read::<f32>()?);
+                let (in_elems, out_elems) = (conv.input_elems(), conv.output_elems());
+                let gradient =
+                    WeightGradient::new(compute, conv, conv.out_height(), conv.out_width());
+                gradient.run(
+                    compute,
+                    batch,
+                    |n| &x[n * in_elems..(n + 1) * in_elems],
+                    |n, mut grid| {
+                        let dy = &dy[n * out_elems..(n + 1) * out_elems];
+                        grid.copy_from(dy, conv.out_width(), conv.c_out);
+                    },
+                    &mut d_weight.write()?,
+                    accumulate,
+                )?;
+                let mut db = d_bias.write::<f32>()?;
+                elementwise::add_rows(compute.simd, &dy, &mut db, accumulate);
+                Ok(())
             }
-            reference::conv2d_backward_weight::<f64>(conv, &x, &dy, &mut dw, &mut db);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op, dtype }),
+            DType::F64 => {
+                let (x, dy) = (input.read()?, d_output.read()?);
+                let (mut dw, mut db) = (d_weight.write()?, d_bias.write()?);
+                if !accumulate {
+                    dw.fill(0.0);
+                    db.fill(0.0);
+                }
+                reference::conv2d_backward_weight::<f64>(conv, &x, &dy, &mut dw, &mut db);
+                Ok(())
+            }
+            dtype => Err(KernelError::DType { op, dtype }),
+        },
     }
 }
 
@@ -225,26 +230,29 @@ pub fn backward_input(
     expect_shape(op, "weight", weight.shape(), conv.weight_shape())?;
     expect_shape(op, "d_output", d_output.shape(), conv.output_shape(batch))?;
     expect_shape(op, "d_input", d_input.shape(), conv.input_shape(batch))?;
-    match d_output.dtype() {
-        DType::F32 => {
-            let dy = d_output.read::<f32>()?;
-            let out_elems = conv.output_elems();
-            let gradient = InputGradient::new(compute, conv, conv.out_height(), &weight.read()?)?;
-            gradient.run(
-                compute,
-                |n, mut grid| {
-                    let dy = &dy[n * out_elems..(n + 1) * out_elems];
-                    grid.copy_from(dy, conv.out_width(), conv.c_out);
-                },
-                &mut d_input.write()?,
-            )
-        }
-        DType::F64 => {
-            let (w, dy) = (weight.read()?, d_output.read()?);
-            reference::conv2d_backward_input::<f64>(conv, &w, &dy, &mut d_input.write()?);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op, dtype }),
+    match compute.device_of(op, [weight, d_output, d_input])? {
+        Device::Cpu => match d_output.dtype() {
+            DType::F32 => {
+                let dy = d_output.read::<f32>()?;
+                let out_elems = conv.output_elems();
+                let gradient =
+                    InputGradient::new(compute, conv, conv.out_height(), &weight.read()?)?;
+                gradient.run(
+                    compute,
+                    |n, mut grid| {
+                        let dy = &dy[n * out_elems..(n + 1) * out_elems];
+                        grid.copy_from(dy, conv.out_width(), conv.c_out);
+                    },
+                    &mut d_input.write()?,
+                )
+            }
+            DType::F64 => {
+                let (w, dy) = (weight.read()?, d_output.read()?);
+                reference::conv2d_backward_input::<f64>(conv, &w, &dy, &mut d_input.write()?);
+                Ok(())
+            }
+            dtype => Err(KernelError::DType { op, dtype }),
+        },
     }
 }
 

@@ -2,13 +2,13 @@
 //!
 //! The squares are summed as a tree over rows of 16 elements ([`tree`]), in f64. The rows are those of the parameters
 //! without padding, so the sum does not depend on how storage is padded, nor on which rank computes which part. Neither
-//! the number of threads nor the vector instructions change a bit of it.
+//! the number of threads nor the vector instructions change a bit of it. The sum stays in a tensor until it is read.
 
 pub mod tree;
 
 use std::ops::Range;
 
-use paceline_memory::{Category, DType, Tensor};
+use paceline_memory::{Category, DType, Device, Tensor};
 
 use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
 use crate::compute::batches;
@@ -49,6 +49,17 @@ impl Rows {
         self.count
     }
 
+    /// The rows of the parameters, or parts of them, that lie within these elements of the tensor. The elements begin and
+    /// end where rows do, or outside of the parameters.
+    pub fn within(&self, elems: &Range<usize>) -> Range<usize> {
+        let row_at = |elem: usize| {
+            let at = self.pieces.partition_point(|(_, piece)| piece.end <= elem);
+            let Some((first, piece)) = self.pieces.get(at) else { return self.count };
+            first + elem.saturating_sub(piece.start).div_ceil(ROW_ELEMS)
+        };
+        row_at(elems.start)..row_at(elems.end)
+    }
+
     /// The elements of the rows in `range` that lie in one piece, from the first of them on.
     fn run(&self, range: &Range<usize>) -> Range<usize> {
         let at = self.pieces.partition_point(|(first, _)| *first <= range.start) - 1;
@@ -58,20 +69,64 @@ impl Rows {
     }
 }
 
+/// The sum of the squares of a run of rows, in memory of the device. Nothing is known of the numbers on the host before
+/// [`Squares::read`].
+#[derive(Clone, Debug)]
+pub struct Squares {
+    rows: Range<usize>,
+    nodes: Tensor,
+}
+
+impl Squares {
+    /// The sums over the largest nodes of the tree within the rows, in order: f64 (nodes, 16). Which nodes these are
+    /// follows from the rows alone, see [`tree::largest_nodes`].
+    pub fn nodes(&self) -> &Tensor {
+        &self.nodes
+    }
+
+    /// Reads the sums.
+    pub fn read(&self) -> Result<RowTree> {
+        let sums = self.nodes.read::<f64>()?;
+        let mut tree = RowTree::default();
+        for ((level, index), sum) in
+            tree::largest_nodes(self.rows.clone()).zip(sums.as_chunks::<ROW_ELEMS>().0)
+        {
+            tree.push(Node { level, index, sum: *sum });
+        }
+        Ok(tree)
+    }
+}
+
 /// The sum of the squares of the rows in `range`. f32 and f64, squared and summed in f64.
 pub fn squares(
     compute: &Compute,
     tensor: &Tensor,
     rows: &Rows,
     range: Range<usize>,
-) -> Result<RowTree> {
+) -> Result<Squares> {
     let _time = compute.time("squares", [tensor]);
-    match tensor.dtype() {
-        DType::F32 => of_range(compute, &tensor.read::<f32>()?, rows, range, |x, sum| {
-            run_f32(compute.simd, x, sum);
-        }),
-        DType::F64 => of_range(compute, &tensor.read::<f64>()?, rows, range, run_body::<f64>),
-        dtype => Err(KernelError::DType { op: "sum of squares", dtype }),
+    match compute.device_of("sum of squares", [tensor])? {
+        Device::Cpu => {
+            let num_nodes = tree::largest_nodes(range.clone()).count();
+            let shape = [num_nodes, ROW_ELEMS];
+            let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
+            let tree = match tensor.dtype() {
+                DType::F32 => {
+                    of_range(compute, &tensor.read::<f32>()?, rows, range.clone(), |x, sum| {
+                        run_f32(compute.simd, x, sum);
+                    })?
+                }
+                DType::F64 => {
+                    of_range(compute, &tensor.read::<f64>()?, rows, range.clone(), run_body::<f64>)?
+                }
+                dtype => return Err(KernelError::DType { op: "sum of squares", dtype }),
+            };
+            let mut sums = nodes.write::<f64>()?;
+            for (sum, node) in sums.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().zip(tree.nodes()) {
+                *sum = node.sum;
+            }
+            Ok(Squares { rows: range, nodes })
+        }
     }
 }
 
@@ -164,21 +219,23 @@ fn run_body<T: Real>(x: &[T], sum: &mut Lanes) {
 /// `x = factor * x`, in place. f32, with the factor rounded to f32, and f64.
 pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
     let _time = compute.time("scale", [tensor]);
-    match tensor.dtype() {
-        DType::F32 => {
-            let mut x = tensor.write::<f32>()?;
-            let len = x.len();
-            let items = batches(compute, &mut x, 1, len);
-            compute.threads.for_each(items, |(_, x)| {
-                scale_f32(compute.simd, x, factor);
+    match compute.device_of("scale", [tensor])? {
+        Device::Cpu => match tensor.dtype() {
+            DType::F32 => {
+                let mut x = tensor.write::<f32>()?;
+                let len = x.len();
+                let items = batches(compute, &mut x, 1, len);
+                compute.threads.for_each(items, |(_, x)| {
+                    scale_f32(compute.simd, x, factor);
+                    Ok(())
+                })
+            }
+            DType::F64 => {
+                scale_body::<f64>(&mut tensor.write()?, factor);
                 Ok(())
-            })
-        }
-        DType::F64 => {
-            scale_body::<f64>(&mut tensor.write()?, factor);
-            Ok(())
-        }
-        dtype => Err(KernelError::DType { op: "scale", dtype }),
+            }
+            dtype => Err(KernelError::DType { op: "scale", dtype }),
+        },
     }
 }
 

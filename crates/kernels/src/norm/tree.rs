@@ -5,6 +5,8 @@
 //! the nodes that lie within them, and the nodes of all holders together give the sum, with the same bits however the
 //! rows are divided. This file does not know what the rows are.
 
+use std::ops::Range;
+
 /// Elements of a row.
 pub const ROW_ELEMS: usize = 16;
 
@@ -55,6 +57,17 @@ impl RowTree {
     }
 }
 
+/// The level and the number of each of the largest nodes within a run of rows, in order: those of a [`RowTree`] over
+/// these rows.
+pub fn largest_nodes(mut rows: Range<usize>) -> impl Iterator<Item = (u32, usize)> {
+    std::iter::from_fn(move || {
+        let level = rows.start.trailing_zeros().min(rows.len().checked_ilog2()?);
+        let index = rows.start >> level;
+        rows.start += 1 << level;
+        Some((level, index))
+    })
+}
+
 /// The sum of two rows.
 #[inline(always)]
 pub(super) fn added(left: &Lanes, right: &Lanes) -> Lanes {
@@ -97,6 +110,18 @@ mod tests {
             assert_eq!(tree(0..len).total(), want, "{len} rows");
         }
         assert_eq!(RowTree::default().total(), 0.0);
+    }
+
+    #[test]
+    fn the_nodes_of_a_run_follow_from_its_ends() {
+        for start in 0..70 {
+            for end in start..70 {
+                let tree = tree(start..end);
+                let nodes: Vec<_> =
+                    tree.nodes().iter().map(|node| (node.level, node.index)).collect();
+                assert_eq!(largest_nodes(start..end).collect::<Vec<_>>(), nodes, "{start}..{end}");
+            }
+        }
     }
 
     #[test]

@@ -38,16 +38,18 @@ impl BatchNorm {
         let moments = cx.scratch(DType::F64, [self.config.sums_len()])?;
         let (mean, var) = (cx.buffer(self.running_mean)?, cx.buffer(self.running_var)?);
         match cx.mode() {
-            Mode::Evaluate => batch_norm::running_moments(&self.config, &mean, &var, &moments)?,
+            Mode::Evaluate => {
+                batch_norm::running_moments(cx.compute, &self.config, &mean, &var, &moments)?
+            }
             Mode::Train => {
                 let sums = cx.scratch(DType::F64, [self.config.sums_len()])?;
                 batch_norm::sums(cx.compute, &self.config, input, &sums)?;
                 if cx.syncs_statistics() {
                     cx.sum_over_ranks(&sums)?;
                 }
-                batch_norm::moments(&self.config, &sums, &moments)?;
+                batch_norm::moments(cx.compute, &self.config, &sums, &moments)?;
                 if cx.updates_statistics() {
-                    batch_norm::update_running(&self.config, &moments, &mean, &var)?;
+                    batch_norm::update_running(cx.compute, &self.config, &moments, &mean, &var)?;
                 }
             }
         }
@@ -100,7 +102,7 @@ impl Layer for BatchNorm {
         let sums = self.gradient_sums(cx, saved, d_output)?;
         let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
         let accumulate = cx.accumulates(self.weight);
-        batch_norm::backward_weight(&self.config, &sums, &dw, &db, accumulate)?;
+        batch_norm::backward_weight(cx.compute, &self.config, &sums, &dw, &db, accumulate)?;
         cx.gradient_ready(self.bias)?;
         cx.gradient_ready(self.weight)
     }
@@ -116,7 +118,7 @@ impl Layer for BatchNorm {
             // The other half may come later, and needs the sums of this share.
             let own = sums;
             sums = cx.scratch(own.dtype(), own.shape())?;
-            sums.write::<f64>()?.copy_from_slice(&own.read::<f64>()?);
+            cx.compute.copy(&own, &sums)?;
             cx.sum_over_ranks(&sums)?;
         }
         let [input, moments] = saved.tensors()?;

@@ -24,8 +24,7 @@ impl Layer for MaxPool2d {
         let shape = self.geometry.output_shape(input.dims()[0]);
         let output = cx.activation(shape)?;
         let winners = cx.scratch(DType::U8, shape)?;
-        let _time = cx.compute.time("max_pool2d_forward", [&input]);
-        pool2d::forward(&self.geometry, &input, &output, &winners)?;
+        pool2d::forward(cx.compute, &self.geometry, &input, &output, &winners)?;
         Ok((output, Saved::of([winners])))
     }
 
@@ -37,8 +36,7 @@ impl Layer for MaxPool2d {
     ) -> Result<Tensor> {
         let [winners] = saved.tensors()?;
         let d_input = cx.activation(self.geometry.input_shape(d_output.dims()[0]))?;
-        let _time = cx.compute.time("max_pool2d_backward", [d_output]);
-        pool2d::backward(&self.geometry, winners, d_output, &d_input)?;
+        pool2d::backward(cx.compute, &self.geometry, winners, d_output, &d_input)?;
         Ok(d_input)
     }
 }

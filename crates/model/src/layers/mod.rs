@@ -1,6 +1,7 @@
 //! The layers, one file each.
 
 mod batch_norm;
+mod chain;
 mod checkpointed;
 mod conv2d;
 mod conv_relu_pool;
@@ -11,6 +12,7 @@ mod relu;
 mod sequence;
 
 pub use batch_norm::BatchNorm;
+pub use chain::Chain;
 pub use checkpointed::Checkpointed;
 pub use conv_relu_pool::ConvReluPool;
 pub use conv2d::Conv2d;

@@ -1,7 +1,8 @@
-//! A sequence of layers, as one layer.
+//! A sequence of layers of different kinds, as one layer.
 
 use paceline_memory::Tensor;
 
+use super::Chain;
 use crate::{Context, Layer, Result, Saved};
 
 /// Each layer's output is the next one's input.
@@ -21,41 +22,16 @@ impl Sequence {
         self.layers.push(Box::new(layer));
     }
 
-    /// The gradient of the output of layer `at`. The first half of the backward pass computes it and keeps it for the
-    /// second half, so that neither repeats work of the other.
-    fn d_output_of(
-        &self,
-        at: usize,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        // The kept gradients are those of the last layers, the last layer's first.
-        if saved.kept().is_empty() {
-            saved.keep(d_output.clone());
-        }
-        let last = self.layers.len() - 1;
-        while saved.kept().len() <= last - at {
-            let next = last + 1 - saved.kept().len();
-            let d_output = saved.kept()[last - next].clone();
-            let d_input =
-                self.layers[next].backward_input(cx, &mut saved.parts[next], &d_output)?;
-            saved.keep(d_input);
-        }
-        Ok(saved.kept()[last - at].clone())
+    /// The same sequence with one more layer.
+    pub fn then(mut self, layer: impl Layer + 'static) -> Self {
+        self.push(layer);
+        self
     }
 }
 
 impl Layer for Sequence {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let mut saved = Saved::default();
-        let mut value = input;
-        for layer in &self.layers {
-            let (output, part) = layer.forward(cx, value)?;
-            value = output;
-            saved.parts.push(part);
-        }
-        Ok((value, saved))
+        Chain(&self.layers).forward(cx, input)
     }
 
     fn backward_weight(
@@ -64,11 +40,7 @@ impl Layer for Sequence {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<()> {
-        for at in (0..self.layers.len()).rev() {
-            let d_output = self.d_output_of(at, cx, saved, d_output)?;
-            self.layers[at].backward_weight(cx, &mut saved.parts[at], &d_output)?;
-        }
-        Ok(())
+        Chain(&self.layers).backward_weight(cx, saved, d_output)
     }
 
     fn backward_input(
@@ -77,9 +49,7 @@ impl Layer for Sequence {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Tensor> {
-        let Some(first) = self.layers.first() else { return Ok(d_output.clone()) };
-        let d_output = self.d_output_of(0, cx, saved, d_output)?;
-        first.backward_input(cx, &mut saved.parts[0], &d_output)
+        Chain(&self.layers).backward_input(cx, saved, d_output)
     }
 
     fn backward(
@@ -89,15 +59,6 @@ impl Layer for Sequence {
         d_output: Tensor,
         wants_input: bool,
     ) -> Result<Option<Tensor>> {
-        let mut gradient = d_output;
-        // What a layer saved is freed as soon as the layer is done.
-        for (at, part) in saved.parts.into_iter().enumerate().rev() {
-            // Only the first layer can leave out the gradient of its input. The layers before the others need theirs.
-            match self.layers[at].backward(cx, part, gradient, wants_input || at > 0)? {
-                Some(d_input) => gradient = d_input,
-                None => return Ok(None),
-            }
-        }
-        Ok(Some(gradient))
+        Chain(&self.layers).backward(cx, saved, d_output, wants_input)
     }
 }

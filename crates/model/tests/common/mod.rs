@@ -7,7 +7,7 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::{conv2d, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence};
-use paceline_model::{CnnConfig, LayoutBuilder, Loss, MlpConfig, Model};
+use paceline_model::{Block, CnnConfig, LayoutBuilder, MeanSquaredError, MlpConfig, Model};
 
 /// A convolution: image, channels in and out, kernel, stride, padding.
 pub fn conv(
@@ -51,26 +51,24 @@ pub fn mlp() -> Model {
 /// Every layer at least once, including a sequence within the sequence. Inputs (n, 9, 9, 2), outputs (n, 3).
 pub fn every_layer() -> Model {
     let mut layout = LayoutBuilder::new();
-    let mut network = Sequence::new();
-    layout.unit("conv0");
-    network.push(Conv2d::new(&mut layout, conv([9, 9], [2, 3], (3, 3), 1, 1)).unwrap());
-    network.push(Relu);
+    let unit = layout.unit("conv0");
     let pool = pool2d::MaxPool2d { height: 9, width: 9, channels: 3, window: 3, stride: 2 };
-    network.push(MaxPool2d::new(pool).unwrap());
-    layout.unit("conv1");
-    network.push(ConvReluPool::new(&mut layout, conv([4, 4], [3, 4], (3, 3), 1, 1)).unwrap());
-    network.push(Flatten);
-    layout.unit("fc0");
-    network.push(Linear::new(&mut layout, 16, 5, Activation::Relu));
-    let mut tail = Sequence::new();
-    layout.unit("fc1");
-    tail.push(Linear::new(&mut layout, 5, 3, Activation::None));
-    network.push(tail);
+    let conv0 = Conv2d::new(&mut layout, conv([9, 9], [2, 3], (3, 3), 1, 1)).unwrap();
+    let conv0 = Sequence::new().then(conv0).then(Relu).then(MaxPool2d::new(pool).unwrap());
+    let mut blocks = vec![Block::new(unit, conv0)];
+    let unit = layout.unit("conv1");
+    let conv1 = ConvReluPool::new(&mut layout, conv([4, 4], [3, 4], (3, 3), 1, 1)).unwrap();
+    blocks.push(Block::new(unit, conv1));
+    let unit = layout.unit("fc0");
+    let fc0 = Linear::new(&mut layout, 16, 5, Activation::Relu);
+    blocks.push(Block::new(unit, Sequence::new().then(Flatten).then(Sequence::new().then(fc0))));
+    let unit = layout.unit("fc1");
+    blocks.push(Block::new(unit, Linear::new(&mut layout, 5, 3, Activation::None)));
     Model {
         name: "every layer",
-        network: Box::new(network),
+        blocks,
+        objective: Box::new(MeanSquaredError),
         layout: Arc::new(layout.finish(3)),
-        loss: Loss::Mse,
         activation_elems: 0,
     }
 }

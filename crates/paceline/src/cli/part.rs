@@ -11,8 +11,10 @@ use crate::run::spec::RunSpec;
 
 /// Flags that commands with [`TrainFlags`] do not pass on: the commands set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 14] = [
+const NOT_PASSED_ON: [&str; 15] = [
     "nproc",
+    // It depends on the number of ranks.
+    "mesh",
     // Measurements count --steps-per-epoch and --epochs.
     "steps",
     "json",

@@ -192,7 +192,7 @@ mod tests {
     fn record(seq: u32, [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4]) -> OpRecord {
         let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
         let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
-        OpRecord { kind, seq, bytes: 8, dtype, op, send_bytes: 8, recv_bytes: 8, times }
+        OpRecord { kind, group: 0, seq, bytes: 8, dtype, op, send_bytes: 8, recv_bytes: 8, times }
     }
 
     #[test]

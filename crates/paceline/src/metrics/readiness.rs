@@ -144,7 +144,7 @@ mod tests {
     ) -> OpRecord {
         let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
         let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
-        OpRecord { kind, seq: 0, bytes, dtype, op, send_bytes: 8, recv_bytes: 8, times }
+        OpRecord { kind, group: 0, seq: 0, bytes, dtype, op, send_bytes: 8, recv_bytes: 8, times }
     }
 
     /// Adds a step with an operation of each size, in which these gradients are final.

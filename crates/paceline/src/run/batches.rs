@@ -11,7 +11,8 @@ use paceline_data::{
     Sampler, Subset, TargetSpec,
 };
 use paceline_memory::{Category, DType};
-use paceline_strategies::{Join, MicroBatch, Replica};
+use paceline_model::Batch as ModelBatch;
+use paceline_strategies::{AccumulationOrder, Join, MicroBatch, Replica};
 use paceline_trace::Track;
 
 use crate::Result;
@@ -98,7 +99,14 @@ fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Resul
         false => Order::Shuffled { seed: config.seed },
     };
     let sampler = match config.rank_samples.as_ref().map(|samples| samples[rank]) {
-        None => Sampler::new(len, config.global_batch_size, rank, world, order)?,
+        None => {
+            let sampler = Sampler::new(len, config.global_batch_size, rank, world, order)?;
+            match config.strategy.options.accumulation {
+                AccumulationOrder::Sequential => sampler,
+                // Ranks come before micro-batches in the tree.
+                AccumulationOrder::Tree => sampler.with_steps_of(config.strategy.accumulate)?,
+            }
+        }
         Some(0) => return Ok(None),
         Some(len) => Sampler::new(len, config.batch_size, 0, 1, order)?,
     };
@@ -108,7 +116,7 @@ fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Resul
 /// A batch in the form that strategies take.
 pub fn share_of(batch: Batch) -> MicroBatch {
     let Batch { inputs, targets, global_count, .. } = batch;
-    MicroBatch { inputs, targets, global_count }
+    MicroBatch { batch: ModelBatch::new(inputs, targets), global_count }
 }
 
 /// The coordination that ranks with their own shards need to train together; `None` if the ranks share

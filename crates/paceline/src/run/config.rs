@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use paceline_collectives::MeshShape;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -38,6 +39,8 @@ pub struct TrainConfig {
     pub device: Device,
     /// Number of ranks.
     pub world_size: usize,
+    /// The grid of ranks.
+    pub mesh: MeshShape,
     /// Compute threads per rank.
     pub threads: usize,
     /// Whether each rank has cores of its own.

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use paceline_collectives::ReduceOp;
 use paceline_data::{Dataset, Loader, LoaderConfig, Order, Sampler};
+use paceline_kernels::loss::SUMS_LEN;
+use paceline_memory::{Category, DType};
 use paceline_strategies::{Replica, Strategy};
+use paceline_trace::SpanTrack;
 
 use crate::run::batches::share_of;
 use crate::run::progress::EpochSums;
@@ -20,23 +23,23 @@ pub fn evaluate(
     replica: &Replica,
     dataset: Arc<dyn Dataset>,
     global_batch: usize,
+    track: &mut SpanTrack,
 ) -> Result<EpochSums> {
     let Replica { compute, group, .. } = replica;
     let (rank, world) = (group.rank(), group.world_size());
     let sampler = Sampler::new(dataset.len(), global_batch, rank, world, Order::Sequential)?;
     let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
-    let mut sums = [0.0; 3];
+    let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
+    sums.fill_zero()?;
     for batch in Loader::new(dataset, sampler, compute.allocator.clone(), settings)? {
-        let share = share_of(batch?);
-        let loss = strategy.evaluate(replica, &share)?;
-        sums[0] += loss.loss;
-        sums[1] += loss.correct as f64;
-        sums[2] += share.targets.dims()[0] as f64;
+        paceline_strategies::evaluate(strategy, replica, &share_of(batch?).batch, &sums, track)?;
     }
-    group.all_reduce_slice(&mut sums, ReduceOp::Sum)?;
-    if !sums[0].is_finite() {
+    group.all_reduce(&sums, ReduceOp::Sum)?;
+    let sums = sums.read::<f64>()?;
+    let (loss, correct, count) = (sums[0], sums[1], sums[2]);
+    if !loss.is_finite() {
         // All ranks have the same sums, so all end together, and rank 0 says why.
-        let problem = format!("the loss over the test set is not finite ({})", sums[0]);
+        let problem = format!("the loss over the test set is not finite ({loss})");
         return Err(match rank {
             0 => Failure::Run(format!(
                 "{problem}, so these weights are of no use: go on from an earlier checkpoint, with a lower --lr"
@@ -44,6 +47,5 @@ pub fn evaluate(
             _ => Failure::Consequence(problem),
         });
     }
-    let [loss, correct, count] = sums;
     Ok(EpochSums { loss, correct, count })
 }

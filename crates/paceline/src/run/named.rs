@@ -1,8 +1,10 @@
-//! The values that flags of every run can name: transports, devices, learning rate schedules.
+//! The values that flags of every run can name: transports, devices, element types, orders of accumulation, learning rate schedules.
 //!
 //! This file does not know what they mean.
 
 use clap::ValueEnum;
+use paceline_model::Precision;
+use paceline_strategies::AccumulationOrder;
 use serde::{Deserialize, Serialize};
 
 /// The transports.
@@ -40,6 +42,41 @@ impl TransportName {
 pub enum Device {
     /// The processor
     Cpu,
+}
+
+/// The element types of activations, gradients and parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrecisionName {
+    /// Single precision everywhere
+    F32,
+}
+
+impl From<PrecisionName> for Precision {
+    fn from(name: PrecisionName) -> Self {
+        match name {
+            PrecisionName::F32 => Precision::F32,
+        }
+    }
+}
+
+/// The order in which a rank adds up the gradients of its micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AccumulationName {
+    /// One after the other, without further memory
+    Sequential,
+    /// As ranks are added up, so that N ranks and N times --accumulate give the same bits
+    Tree,
+}
+
+impl From<AccumulationName> for AccumulationOrder {
+    fn from(name: AccumulationName) -> Self {
+        match name {
+            AccumulationName::Sequential => AccumulationOrder::Sequential,
+            AccumulationName::Tree => AccumulationOrder::Tree,
+        }
+    }
 }
 
 /// The course of the learning rate after the warm-up.

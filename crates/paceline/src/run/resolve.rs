@@ -9,7 +9,7 @@ use super::flags::{ALL, RunFlags};
 use super::open_data::OpenData;
 use super::origin::Resume;
 use super::resolve_ranks::{
-    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_world_size,
+    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_world_size,
 };
 use super::schedule::Schedule;
 use super::spec::RunSpec;
@@ -55,8 +55,8 @@ pub fn resolve_inputs(
     check_ranks(&flags, placement, world_size)?;
     let comm = resolve_comm(&flags, placement, world_size)?;
     let mut warnings = Vec::new();
-    let strategy =
-        strategy::resolve(&flags.strategy, &spec, &settings, &model, world_size, &mut warnings)?;
+    let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
+    let mesh = resolve_mesh(flags.mesh.as_deref(), &strategy, world_size)?;
     let optimizer = OptimizerSettings::resolve(&flags.optimizer, &settings)?;
     if let Some(norm) = flags.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
         return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
@@ -146,6 +146,7 @@ pub fn resolve_inputs(
         comm,
         device: flags.device,
         world_size,
+        mesh,
         threads: flags.threads,
         pin_cores: flags.pin_cores,
         init_method: resolve_init_method(&flags.init_method)?,
@@ -321,14 +322,19 @@ fn check_memory(
     dataset: &dyn Dataset,
 ) -> Result<()> {
     let Some(available) = resources::available_bytes() else { return Ok(()) };
-    let elem = size_of::<f32>() as f64;
-    let copies = 2.0 + config.optimizer.config().state_names().len() as f64;
-    let state = model.layout.len() as f64 * copies * elem;
+    let precision = config.strategy.options.precision;
+    let [compute, grads, master] = [precision.compute, precision.grads, precision.master]
+        .map(|dtype| dtype.size_bytes() as f64);
+    let num_batches = config.strategy.accumulate.min(config.steps_per_epoch);
+    let num_partial_sums = config.strategy.options.accumulation.num_partial_sums(num_batches);
+    let state_copies = config.optimizer.config().state_names().len();
+    let per_param = (1.0 + state_copies as f64) * master + (1.0 + num_partial_sums as f64) * grads;
+    let state = model.layout.len() as f64 * per_param;
     // In floating point, because a batch may be larger than any memory.
-    let num_batches = config.strategy.accumulate.min(config.steps_per_epoch) as f64;
+    let num_batches = num_batches as f64;
     let input_elems = dataset.input_shape().iter().product::<usize>() as f64;
-    let inputs = num_batches * config.batch_size as f64 * input_elems * elem;
-    let activations = inputs + config.batch_size as f64 * model.activation_elems as f64 * elem;
+    let inputs = num_batches * config.batch_size as f64 * input_elems * compute;
+    let activations = inputs + config.batch_size as f64 * model.activation_elems as f64 * compute;
     let data = config.data.resident_bytes(dataset);
     let needed = (state + activations + data) * local_ranks as f64;
     if needed <= available as f64 {

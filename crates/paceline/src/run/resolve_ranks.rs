@@ -1,8 +1,12 @@
 //! Resolves the settings of a run, or of an evaluation, that concern ranks: how many there are, with
 //! which batches, and how they meet and talk to each other. Everything is checked before any rank starts.
 
+use paceline_collectives::{Axis, MeshShape};
+
 use super::flags::RunFlags;
 use super::ranks::InitMethod;
+use super::strategy::StrategyConfig;
+use crate::choices::strategies::STRATEGIES;
 use crate::comm::{self, CommConfig};
 use crate::environment::Placement;
 use crate::{Failure, Result, launcher, resources};
@@ -78,6 +82,43 @@ pub fn resolve_comm(
         Some(reason) => usage(format!("--transport {}: {reason}", flags.transport.name())),
         None => Ok(comm),
     }
+}
+
+/// The grid of ranks. Its axes are those of `--mesh`; without it, all ranks are along the axis `dp`. A grid that does not
+/// name `dp` has one rank there.
+pub fn resolve_mesh(
+    stated: Option<&str>,
+    strategy: &StrategyConfig,
+    world_size: usize,
+) -> Result<MeshShape> {
+    let Some(stated) = stated else { return Ok(MeshShape::replicas(world_size)) };
+    let shape: MeshShape = stated.parse().or_else(|e| usage(format!("--mesh {stated}: {e}")))?;
+    let known = strategy.axes();
+    if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| !known.contains(axis)) {
+        let able = STRATEGIES.choices.iter().filter(|choice| choice.axes().contains(axis));
+        let able: Vec<&str> = able.map(|choice| choice.name()).collect();
+        let other = match able.as_slice() {
+            [] => String::new(),
+            names => format!(", or pass --strategy {}", names.join(" or ")),
+        };
+        let known: Vec<&str> = known.iter().map(|axis| axis.name()).collect();
+        return usage(format!(
+            "--mesh {stated}: the strategy {} does not know the axis {axis}, only {}; leave {axis} out{other}",
+            strategy.name(),
+            known.join(" and ")
+        ));
+    }
+    if let Err(error) = shape.check(world_size) {
+        return usage(format!(
+            "--mesh {stated}: {error}; pass sizes whose product is {world_size}, or another number of ranks \
+             (--nproc)"
+        ));
+    }
+    if shape.axes().iter().any(|(axis, _)| *axis == Axis::Dp) {
+        return Ok(shape);
+    }
+    let axes: Vec<_> = std::iter::once((Axis::Dp, 1)).chain(shape.axes().iter().copied()).collect();
+    MeshShape::new(&axes).or_else(|e| usage(format!("--mesh {stated}: {e}")))
 }
 
 /// Where ranks of another launcher meet.

@@ -6,7 +6,7 @@
 
 use paceline_collectives::Group;
 use paceline_model::{Layout, Model, Optimizer, Storage};
-use paceline_strategies::Replica;
+use paceline_strategies::{AccumulationOrder, Replica};
 
 use super::named::Course;
 use crate::checkpoint::{self, Checkpoint, Folder, Setting};
@@ -137,6 +137,10 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     // A constant rate does not depend on the length of the run.
     let decays = schedule.name != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
+    let accumulation = match strategy.options.accumulation {
+        AccumulationOrder::Sequential => strategy.accumulate.to_string(),
+        AccumulationOrder::Tree => format!("{} --accumulation-order tree", strategy.accumulate),
+    };
     settings.extend([
         Setting::of_flag("--global-batch-size", config.global_batch_size, order),
         Setting::of_flag("--steps-per-epoch", config.steps_per_epoch, order),
@@ -149,7 +153,7 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             otherwise: order,
             fix: "pass a --data-dir with the same files".into(),
         },
-        Setting::of_flag("--accumulate", strategy.accumulate, sync),
+        Setting::of_flag("--accumulate", accumulation, sync),
         Setting::of_flag("--strategy", strategy.kind(), sync),
         Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),

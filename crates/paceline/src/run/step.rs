@@ -5,7 +5,9 @@
 
 use paceline_data::Batch;
 use paceline_model::Optimizer;
-use paceline_strategies::{Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm};
+use paceline_strategies::{
+    Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm, train_step,
+};
 use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::run::batches::share_of;
@@ -51,7 +53,7 @@ impl Stepper {
             return Ok(None);
         }
         let samples = shares.iter().map(|share| share.global_count).sum();
-        let loss = self.strategy.train_step(&mut self.replica, &shares, &mut self.track)?;
+        let loss = train_step(self.strategy.as_mut(), &mut self.replica, &shares, &mut self.track)?;
         let Self { strategy, replica, track, .. } = self;
         let mut grad_norm = None;
         if let Some(max_norm) = self.max_norm
@@ -67,8 +69,8 @@ impl Stepper {
     }
 
     /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
-    pub fn settle(&mut self) -> Result<()> {
-        self.strategy.settle(&self.replica, &mut self.track)?;
+    pub fn sync_replicas(&mut self) -> Result<()> {
+        self.strategy.sync_replicas(&self.replica, &mut self.track)?;
         self.track.clear();
         Ok(())
     }

@@ -6,14 +6,17 @@
 use std::sync::Arc;
 
 use clap::ArgMatches;
-use paceline_model::Layout;
+use paceline_collectives::Axis;
+use paceline_model::{Layout, UnitId};
 use paceline_strategies::{
-    Alternating, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy, plan_buckets,
+    AccumulationOrder, Alternating, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy,
+    plan_buckets,
 };
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use super::flags::StrategyFlags;
+use super::flags::{RunFlags, StrategyFlags};
+use super::named::AccumulationName;
 use super::spec::RunSpec;
 use crate::choices::models::{MODELS, ModelConfig};
 use crate::choices::strategies::{
@@ -41,13 +44,14 @@ pub struct StrategyConfig {
 /// Checks the flags and fills in the defaults. Adds a warning for each flag that was stated and has no
 /// effect.
 pub fn resolve(
-    flags: &StrategyFlags,
+    flags: &RunFlags,
     spec: &RunSpec,
     settings: &ArgMatches,
     model: &ModelConfig,
     world_size: usize,
     warnings: &mut Vec<String>,
 ) -> Result<StrategyConfig> {
+    let (precision, flags) = (flags.precision.into(), &flags.strategy);
     let default = if world_size == 1 { ALONE } else { TOGETHER };
     let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
     let (name, synchronises) = (choice.name(), choice.synchronises());
@@ -61,6 +65,9 @@ pub fn resolve(
     let accumulate = flags.accumulate.unwrap_or(choice.accumulate());
     if accumulate == 0 {
         return usage("--accumulate 0: a step needs at least one batch; pass 1 or more".into());
+    }
+    if accumulate == 1 && flags.accumulation_order == AccumulationName::Tree {
+        warnings.push("--accumulation-order tree has no effect with one batch per step".into());
     }
     if let Some(steps) = flags.sync_blocks.filter(|steps| *steps < 2) {
         return usage(format!(
@@ -111,6 +118,8 @@ pub fn resolve(
             static_graph: !flags.no_static_graph,
             sync_batch_norm: flags.sync_batch_norm,
             broadcast_buffers: flags.broadcast_buffers,
+            accumulation: flags.accumulation_order.into(),
+            precision,
         },
     })
 }
@@ -141,6 +150,11 @@ impl StrategyConfig {
     /// Its name on the command line.
     pub fn name(&self) -> &'static str {
         self.choice.name()
+    }
+
+    /// The axes of a mesh that the strategy knows.
+    pub fn axes(&self) -> &'static [Axis] {
+        self.choice.axes()
     }
 
     /// The strategy's own settings.
@@ -197,11 +211,12 @@ impl StrategyConfig {
         let Some(caps) = self.caps() else { return Vec::new() };
         let units = |bucket: Bucket| {
             let params = bucket.params.iter().rev().map(|id| layout.param(*id).unit);
-            let mut units: Vec<usize> = params.collect();
+            let mut units: Vec<UnitId> = params.collect();
             units.dedup();
-            units.into_iter().map(|unit| layout.units()[unit].name.clone()).collect()
+            units.into_iter().map(|unit| layout.unit(unit).name.clone()).collect()
         };
-        plan_buckets(layout, size_of::<f32>(), caps).into_iter().map(units).collect()
+        let elem_bytes = self.options.precision.grads.size_bytes();
+        plan_buckets(layout, elem_bytes, caps).into_iter().map(units).collect()
     }
 }
 
@@ -216,6 +231,8 @@ impl Serialize for StrategyConfig {
         let mut value = self.settings.to_json();
         value["name"] = json!(self.name());
         value["accumulate"] = json!(self.accumulate);
+        let is_tree = self.options.accumulation == AccumulationOrder::Tree;
+        value["accumulation_order"] = json!(if is_tree { "tree" } else { "sequential" });
         value["find_unused_parameters"] = json!(self.options.find_unused_parameters);
         value["static_graph"] = json!(self.options.static_graph);
         value["sync_batch_norm"] = json!(self.options.sync_batch_norm);

@@ -7,11 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_collectives::{Group, ReduceOp};
+use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
 use paceline_data::Dataset;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
-use paceline_model::Optimizer;
 use paceline_strategies::{Replica, StepLoss};
 use paceline_trace::{SpanTrack, now_ns};
 use signal_hook::consts::SIGTERM;
@@ -50,27 +49,30 @@ pub struct Host {
     pub stop: StopRequest,
 }
 
-/// Trains as one rank of `group`. Rank 0 writes to the console and to `folder`. All ranks end after the same step if one
+/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to `folder`. All ranks end after the same step if one
 /// of them is asked to stop.
 pub fn run_rank(
     config: &TrainConfig,
     data: OpenData,
-    group: Group,
+    world: Group,
     local_rank: usize,
     folder: Option<&Path>,
     Host { disk, allocator, stop }: Host,
 ) -> Result<()> {
     let begin = Instant::now();
     let saves = match &config.save {
-        Some(path) if group.rank() == 0 => {
+        Some(path) if world.rank() == 0 => {
             Some(Folder::take(path, disk.clone(), &this_run(folder))?)
         }
         _ => None,
     };
     let mut listeners = metrics::listeners(&disk, config, folder)?;
-    let placements = group.gather_object(&placement_line(group.rank(), local_rank), 0)?;
+    let placements = world.gather_object(&placement_line(world.rank(), local_rank), 0)?;
     let placements = placements.unwrap_or_default();
-    listeners.tell(Event::Placed { group: &group, placements: &placements })?;
+    listeners.tell(Event::Placed { group: &world, placements: &placements })?;
+    let mesh = Mesh::new(world, &config.mesh)?;
+    let no_replicas = || Failure::Run(format!("the mesh {} has no axis dp", config.mesh));
+    let group = mesh.group(Axis::Dp).cloned().ok_or_else(no_replicas)?;
 
     let compute = Compute::new(config.threads, allocator.clone())?;
     let (loader_track, compute) = match &config.profile {
@@ -88,7 +90,7 @@ pub fn run_rank(
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options;
     let mut replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed, options)?;
-    let mut optimizer = Optimizer::new(config.optimizer.config(), &replica.storage, &allocator)?;
+    let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let num_samples = dataset.len();
     let progress = resume::begin(config, &replica, &mut optimizer, num_samples)?;
 
@@ -100,7 +102,7 @@ pub fn run_rank(
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
-    let mut trainer = Trainer { config, num_samples, stepper, listeners, test, saves, stop };
+    let mut trainer = Trainer { config, num_samples, mesh, stepper, listeners, test, saves, stop };
     let trained = trainer.train(stream, progress)?;
     if trained.is_stopped {
         return Err(trainer.stopped_after(progress.steps + trained.num_steps));
@@ -148,6 +150,8 @@ struct Trainer<'a> {
     config: &'a TrainConfig,
     /// Number of training samples.
     num_samples: usize,
+    /// All ranks of the run.
+    mesh: Mesh,
     stepper: Stepper,
     listeners: Listeners<'a>,
     /// The test set, if the run evaluates.
@@ -225,14 +229,14 @@ impl Trainer<'_> {
                 if self.evaluates_after(progress.steps) && !is_stopped {
                     self.evaluate_midway(progress.steps, epoch)?;
                 }
-                // At the end of an epoch, the code below settles and saves.
+                // At the end of an epoch, the code below synchronizes the replicas and saves.
                 let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
                 if is_due && ended.is_none() && progress.steps < total_steps && !is_stopped {
-                    self.stepper.settle()?;
+                    self.stepper.sync_replicas()?;
                     self.save(&progress)?;
                 }
             }
-            self.stepper.settle()?;
+            self.stepper.sync_replicas()?;
             let sums = ended.unwrap_or(progress.epoch);
             let took = epoch_begin.elapsed();
             self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
@@ -256,16 +260,16 @@ impl Trainer<'_> {
             return Ok(false);
         }
         let mut votes = [f64::from(u8::from(loss.stops))];
-        self.stepper.replica.group.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
+        self.mesh.world().all_reduce_slice(&mut votes, ReduceOp::Sum)?;
         Ok(votes[0] > 0.0)
     }
 
     /// How the run ends after it was asked to stop: in order, with a word about the checkpoint.
     fn stopped_after(&self, steps: u64) -> Failure {
-        let group = &self.stepper.replica.group;
-        group.dumper().withdraw();
+        let world = self.mesh.world();
+        world.dumper().withdraw();
         let signal = self.stop.signal().unwrap_or(SIGTERM);
-        let message = (group.rank() == 0).then(|| match &self.config.save {
+        let message = (world.rank() == 0).then(|| match &self.config.save {
             Some(folder) => format!(
                 "checkpoint after step {steps} in {}: add --resume auto to go on from there",
                 folder.display()
@@ -293,13 +297,13 @@ impl Trainer<'_> {
             resume::save(folder, config, self.num_samples, storage, optimizer, progress)?;
         }
         // No rank continues, and perhaps dies, before the checkpoint is complete.
-        replica.group.barrier()?;
+        self.mesh.world().barrier()?;
         self.listeners.tell(Event::Saved { steps: progress.steps, took: begin.elapsed() })
     }
 
     /// Evaluates after a step, and tells the listeners.
     fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
-        self.stepper.settle()?;
+        self.stepper.sync_replicas()?;
         let Some(sums) = self.evaluate()? else { return Ok(()) };
         self.listeners.tell(Event::Evaluated(Evaluation {
             steps,
@@ -314,9 +318,12 @@ impl Trainer<'_> {
     /// Loss and accuracy over the test set, if there is one.
     fn evaluate(&mut self) -> Result<Option<EpochSums>> {
         let Some(test) = self.test.clone() else { return Ok(None) };
-        let Stepper { strategy, replica, .. } = &mut self.stepper;
+        let Stepper { strategy, replica, track, .. } = &mut self.stepper;
         let batch = self.config.global_batch_size;
-        evaluation::evaluate(strategy.as_mut(), replica, test, batch).map(Some)
+        let sums = evaluation::evaluate(strategy.as_mut(), replica, test, batch, track)?;
+        // The time belongs to no step.
+        track.clear();
+        Ok(Some(sums))
     }
 
     /// Gathers the measurements of all ranks, and reports them.
@@ -326,17 +333,19 @@ impl Trainer<'_> {
         trained: Trained,
         evaluated: Option<Evaluation>,
     ) -> Result<()> {
-        let Replica { compute, group, model, storage, .. } = &self.stepper.replica;
-        let digest = storage.digest()?;
+        let Stepper { replica, strategy, .. } = &mut self.stepper;
+        let digest = strategy.digest(replica)?;
+        let Replica { compute, model, .. } = &self.stepper.replica;
+        let world = self.mesh.world();
         let Trained { steps, meter, num_steps, last, .. } = trained;
         let mut report =
             RankReport::new(steps, meter, &compute.allocator, &self.stepper.track, digest);
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
-        let Some(reports) = group.gather_object(&report, 0)? else { return Ok(()) };
+        let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };
         let outcome = Outcome {
-            transport: group.transport(),
-            link: group.link(),
+            transport: world.transport(),
+            link: world.link(),
             params: model.layout.num_params(),
             num_steps,
             trained: last.map(|(_, sums)| sums),

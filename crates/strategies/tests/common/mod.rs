@@ -7,11 +7,11 @@ use paceline_collectives::{Group, ReduceOp, Work};
 use paceline_kernels::optimizer::Sgd;
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig, ParamId};
+use paceline_model::{Batch, CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig, ParamId};
 use paceline_strategies::{
     BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch, Replica,
     ReplicaOptions, Result, SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss,
-    Strategy, TopK,
+    Strategy, TopK, train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -71,7 +71,7 @@ impl Net {
         let start = samples.start + rank * each + rank.min(longer);
         let mine = start..start + each + usize::from(rank < longer);
         let (inputs, targets) = self.batch(allocator, mine);
-        MicroBatch { inputs, targets, global_count: samples.len() }
+        MicroBatch { batch: Batch::new(inputs, targets), global_count: samples.len() }
     }
 
     /// Inputs and targets of the samples with these numbers.
@@ -172,7 +172,7 @@ pub struct Trainer {
     net: Net,
     pub replica: Replica,
     pub strategy: Box<dyn Strategy>,
-    optimizer: Optimizer,
+    pub optimizer: Optimizer,
     pub track: SpanTrack,
     pub next_sample: usize,
 }
@@ -210,8 +210,7 @@ impl Trainer {
             Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 },
             Optim::Momentum => Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 },
         });
-        let allocator = &replica.compute.allocator;
-        let optimizer = Optimizer::new(config, &replica.storage, allocator).unwrap();
+        let optimizer = replica.optimizer(config).unwrap();
         Self {
             net,
             replica,
@@ -225,6 +224,13 @@ impl Trainer {
     /// A training step on a batch with micro-batches of these sizes.
     #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn step(&mut self, micro_batches: &[usize]) -> Result<StepLoss> {
+        let shares = self.shares(micro_batches);
+        self.track.clear();
+        self.step_on(&shares)
+    }
+
+    /// This rank's shares of the next micro-batches, which have these sizes.
+    pub fn shares(&mut self, micro_batches: &[usize]) -> Vec<MicroBatch> {
         let mut shares = Vec::new();
         for count in micro_batches {
             let samples = self.next_sample..self.next_sample + count;
@@ -232,14 +238,14 @@ impl Trainer {
             shares.push(self.net.share(&compute.allocator, samples, group));
             self.next_sample += count;
         }
-        self.track.clear();
-        self.step_on(&shares)
+        shares
     }
 
     /// A training step on this rank's shares of micro-batches.
     #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn step_on(&mut self, shares: &[MicroBatch]) -> Result<StepLoss> {
-        let loss = self.strategy.train_step(&mut self.replica, shares, &mut self.track)?;
+        let strategy = self.strategy.as_mut();
+        let loss = train_step(strategy, &mut self.replica, shares, &mut self.track)?;
         self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.track)?;
         Ok(loss)
     }

@@ -23,6 +23,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use clap::ArgMatches;
+use paceline_collectives::Axis;
 use paceline_strategies::{BucketCaps, Strategy};
 use serde_json::{Value, json};
 
@@ -65,6 +66,11 @@ pub trait StrategyChoice: Choice {
     /// The default number of batches per optimizer step.
     fn accumulate(&self) -> usize {
         1
+    }
+
+    /// The axes of a mesh along which it can place the ranks (`--mesh`).
+    fn axes(&self) -> &'static [Axis] {
+        &[Axis::Dp]
     }
 
     /// Whether the published measurement of this strategy makes a step after every batch, while those of

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Args, Command};
 
-use super::named::{Course, Device, TransportName};
+use super::named::{AccumulationName, Course, Device, PrecisionName, TransportName};
 use crate::choices::data::DATA_SETS;
 use crate::choices::models::MODELS;
 use crate::choices::optimizers::OPTIMIZERS;
@@ -42,6 +42,10 @@ pub struct RunFlags {
         help_heading = "Ranks"
     )]
     pub nproc: Option<usize>,
+    /// Axes of the grid of ranks with their sizes, as in dp=4; the strategy says which axes it knows
+    /// [default: dp, of all ranks]
+    #[arg(long, value_name = "AXIS=N,...", help_heading = "Ranks")]
+    pub mesh: Option<String>,
     /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,
@@ -51,6 +55,9 @@ pub struct RunFlags {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = Device::Cpu, help_heading = "Ranks")]
     pub device: Device,
+    /// Element type of activations, gradients and parameters
+    #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
+    pub precision: PrecisionName,
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,
@@ -172,6 +179,10 @@ pub struct StrategyFlags {
     /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
     #[arg(long, value_name = "N")]
     pub accumulate: Option<usize>,
+    /// The order in which a rank adds up the gradients of its batches. tree takes a copy of the gradients for each binary
+    /// digit of --accumulate minus 1
+    #[arg(long, value_enum, value_name = "ORDER", default_value_t = AccumulationName::Sequential)]
+    pub accumulation_order: AccumulationName,
     /// Allow parameters that get no gradient in a step; their gradient is then zero
     #[arg(long)]
     pub find_unused_parameters: bool,

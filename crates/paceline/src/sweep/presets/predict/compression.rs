@@ -46,19 +46,19 @@ pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
         tensor.map_err(|e| failed(&e))
     };
     let (x, rounded) = (tensor(DType::F32, len)?, tensor(DType::F16, len)?);
-    let (held_back, pairs) = (tensor(DType::F32, len)?, tensor(DType::I32, 2 * count)?);
+    let (residual, pairs) = (tensor(DType::F32, len)?, tensor(DType::I32, 2 * count)?);
     let mut costs = [f64::INFINITY; 4];
     for _ in 0..REPEATS {
         // Pseudo-random numbers stand for the gradients: many magnitudes, both signs.
         x.write::<f32>().map_err(|e| failed(&e))?.iter_mut().enumerate().for_each(|(at, x)| {
             *x = ((at.wrapping_mul(2_654_435_761) >> 8) & 0xFFFF) as f32 / 65536.0 - 0.5;
         });
-        held_back.write::<f32>().map_err(|e| failed(&e))?.fill(0.0);
+        residual.write::<f32>().map_err(|e| failed(&e))?.fill(0.0);
         let ways: [&dyn Fn() -> paceline_kernels::Result<()>; 4] = [
             &|| cast::narrow(&compute, &x, &rounded),
             &|| cast::widen(&compute, &rounded, &x),
-            &|| top_k::select(&compute, &x, &held_back, &pairs),
-            &|| top_k::scatter_mean(&pairs, 1, &x),
+            &|| top_k::select(&compute, &x, &residual, &pairs),
+            &|| top_k::scatter_mean(&compute, &pairs, 1, &x),
         ];
         for (cost, way) in costs.iter_mut().zip(ways) {
             let begin = Instant::now();

@@ -1,51 +1,58 @@
-//! The *gradient books* of a training step: a record of which gradients have been written, and which are
-//! final.
+//! Which gradients a training step has written, and which of them are final.
 //!
-//! A step has one pass per micro-batch, and in each pass every layer that holds a parameter uses it once. The
-//! first use in a step overwrites the gradient, and all other uses add to it. After the last use in a pass,
-//! the gradient is final for that pass. The books do not know the values of gradients.
+//! A step has one pass per micro-batch, and in each pass every layer that holds a parameter uses it once. The first
+//! use overwrites the gradient, and all other uses add to it. After the last use in a pass, the gradient is final for
+//! that pass. This file does not know the values of gradients.
 
-use crate::{Layout, ParamId};
+use crate::{Layout, ParamId, UnitId};
 
-/// Records which gradients have been written in a step, and which uses remain in the current pass.
+/// Records which gradients have been written, and which uses remain in the current pass.
 #[derive(Clone, Debug, Default)]
-pub struct GradientBooks {
+pub struct GradReadiness {
     entries: Vec<Entry>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
+    unit: UnitId,
     num_uses: u32,
     /// Uses that remain in the current pass.
     num_left: u32,
     is_written: bool,
 }
 
-impl GradientBooks {
-    /// The books of a step in which nothing has been written. Frozen parameters are not tracked.
+impl GradReadiness {
+    /// The state of a step in which nothing has been written. Frozen parameters are not tracked.
     pub fn new(layout: &Layout) -> Self {
         let entry = |param: &crate::Param| {
             let num_uses = if param.is_frozen { 0 } else { param.num_uses };
-            Entry { num_uses, num_left: num_uses, is_written: false }
+            Entry { unit: param.unit, num_uses, num_left: num_uses, is_written: false }
         };
         Self { entries: layout.params().iter().map(entry).collect() }
     }
 
-    /// Begins a new step, in which the first use overwrites each gradient.
-    pub fn begin_step(&mut self) {
+    /// Lets the next use of each gradient overwrite it: at the beginning of a step.
+    pub fn start_anew(&mut self) {
         for entry in &mut self.entries {
             entry.is_written = false;
         }
     }
 
+    /// The same for the gradients of one unit, whose place in memory has no gradients yet.
+    pub(crate) fn start_unit_anew(&mut self, unit: UnitId) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.unit == unit) {
+            entry.is_written = false;
+        }
+    }
+
     /// Begins the pass of a new micro-batch, in which all uses remain.
-    pub(crate) fn begin_pass(&mut self) {
+    pub fn begin_pass(&mut self) {
         for entry in &mut self.entries {
             entry.num_left = entry.num_uses;
         }
     }
 
-    /// Whether this step has written to a gradient.
+    /// Whether a gradient has been written since it started anew.
     pub fn is_written(&self, id: ParamId) -> bool {
         self.entries[id.0].is_written
     }

@@ -1,0 +1,165 @@
+//! Ranks in a grid with named axes, and a group for each axis.
+//!
+//! On each axis, a rank is in a group with the ranks that differ from it in their place on this axis only. These
+//! groups share the rank's emulated network card and its record of operations. What goes wrong in one of
+//! them does not concern the others.
+//!
+//! Input: a group and the sizes of the axes. Output: the groups of this rank. This module knows nothing of what the
+//! ranks along an axis do.
+
+mod neighbor;
+mod shape;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use paceline_memory::{Allocator, Buffer, Category};
+
+pub use neighbor::Neighbor;
+pub use shape::{Axis, MeshError, MeshShape};
+
+use crate::{CollectiveError, Group};
+
+/// One rank's place in a grid of ranks, and its groups.
+///
+/// ```
+/// use paceline_collectives::{Axis, Group, Mesh, MeshShape, ReduceOp};
+///
+/// let shape: MeshShape = "dp=2,shard=2".parse()?;
+/// let sums: Vec<i64> = std::thread::scope(|scope| {
+///     let ranks = Group::threads(4).into_iter().map(|world| {
+///         let shape = &shape;
+///         scope.spawn(move || {
+///             let mesh = Mesh::new(world, shape).unwrap();
+///             let mut sum = [mesh.world().rank() as i64];
+///             mesh.group(Axis::Shard).unwrap().all_reduce_slice(&mut sum, ReduceOp::Sum).unwrap();
+///             sum[0]
+///         })
+///     });
+///     ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+/// });
+/// // The last axis varies fastest: ranks 0 and 1 form a group, and ranks 2 and 3.
+/// assert_eq!(sums, [1, 1, 5, 5]);
+/// # Ok::<(), paceline_collectives::MeshError>(())
+/// ```
+#[derive(Debug)]
+pub struct Mesh {
+    world: Group,
+    shape: MeshShape,
+    /// The group of each axis of the shape.
+    groups: Vec<Group>,
+    next: Option<Neighbor>,
+    previous: Option<Neighbor>,
+}
+
+impl Mesh {
+    /// Arranges the ranks of `world` in a grid and forms the groups of its axes. A collective call: every rank passes the
+    /// same shape.
+    ///
+    /// Steps: for each axis, one [`Group::split`]. For an axis that covers all ranks the group is `world` itself, and
+    /// the group of an axis of one rank is formed without a message; a mesh of one axis thus costs nothing. An axis
+    /// [`Axis::Pp`] of two or more ranks also gets the connections between neighbors ([`Mesh::next`]), by four splits of
+    /// its group, or by six if it has an odd number of ranks.
+    ///
+    /// Errors if the sizes do not multiply to the number of ranks, and with the errors of [`Group::split`].
+    pub fn new(world: Group, shape: &MeshShape) -> Result<Self, CollectiveError> {
+        shape.check(world.world_size())?;
+        let rank = world.rank();
+        let mut groups = Vec::new();
+        for &(axis, size) in shape.axes() {
+            let stride = shape.stride(axis);
+            // Numbers the groups of the axis: the rank without its place on the axis.
+            let colour = rank / (stride * size) * stride + rank % stride;
+            groups.push(if size == world.world_size() {
+                world.clone()
+            } else if size == 1 {
+                world.only_self(axis.name(), colour)?
+            } else {
+                member(world.split_as(Some(colour as u32), Some(axis.name()))?)
+            });
+        }
+        let mut mesh = Self { world, shape: shape.clone(), groups, next: None, previous: None };
+        if let Some(group) = mesh.group(Axis::Pp).filter(|group| group.world_size() > 1) {
+            let (next, previous) = connect(group)?;
+            (mesh.next, mesh.previous) = (Some(next), Some(previous));
+        }
+        Ok(mesh)
+    }
+
+    /// The group of all ranks.
+    pub fn world(&self) -> &Group {
+        &self.world
+    }
+
+    /// The axes and their sizes.
+    pub fn shape(&self) -> &MeshShape {
+        &self.shape
+    }
+
+    /// This rank's place on an axis; 0 if the mesh does not have it.
+    pub fn coordinate(&self, axis: Axis) -> usize {
+        self.shape.coordinate(axis, self.world.rank())
+    }
+
+    /// The group of the ranks that differ from this one in their place on `axis` only, ordered by that place. `None` if
+    /// the mesh does not have the axis.
+    pub fn group(&self, axis: Axis) -> Option<&Group> {
+        let place = self.shape.axes().iter().position(|(own, _)| *own == axis)?;
+        self.groups.get(place)
+    }
+
+    /// The neighbor after this rank on the axis [`Axis::Pp`]; the first rank follows the last one. `None` if the axis has
+    /// fewer than two ranks.
+    ///
+    /// Each direction between two neighbors has a queue of its own, so a message never waits behind one of another
+    /// neighbor. Between two ranks, each of which is the other's next and previous neighbor, these are different
+    /// queues too.
+    pub fn next(&self) -> Option<&Neighbor> {
+        self.next.as_ref()
+    }
+
+    /// The neighbor before this rank on the axis [`Axis::Pp`]. See [`Mesh::next`].
+    pub fn previous(&self) -> Option<&Neighbor> {
+        self.previous.as_ref()
+    }
+
+    /// Allocates zeroed memory on every rank, which the groups of all axes and the connections between neighbors use in
+    /// place. A collective call of all ranks, with the steps and errors of [`Group::allocate`].
+    pub fn allocate(
+        &self,
+        allocator: &Allocator,
+        len_bytes: usize,
+        category: Category,
+    ) -> Result<Buffer, CollectiveError> {
+        self.world.allocate(allocator, len_bytes, category)
+    }
+}
+
+/// The neighbors after and before this rank in a group whose ranks form a ring.
+fn connect(group: &Group) -> Result<(Neighbor, Neighbor), CollectiveError> {
+    let (rank, world) = (group.rank(), group.world_size());
+    let (after, before) = ((rank + 1) % world, (rank + world - 1) % world);
+    let [mut onward, mut back] = [[None, None], [None, None]];
+    // Pairs that share no rank are split off at the same time: first those that begin at an even rank, then those that
+    // begin at an odd one. In a ring of odd length the pair of the last and the first rank is left over.
+    let round_of =
+        |first: usize| if first == world - 1 && first.is_multiple_of(2) { 2 } else { first % 2 };
+    for round in 0..2 + world % 2 {
+        let first = [rank, before].into_iter().find(|&first| round_of(first) == round);
+        for (label, pair) in [("onward", &mut onward), ("back", &mut back)] {
+            let formed = group.split_as(first.map(|first| first as u32), Some(label))?;
+            let Some(first) = first else { continue };
+            pair[usize::from(first != rank)] = formed;
+        }
+    }
+    let [to_next, from_previous] = onward.map(member);
+    let [from_next, to_previous] = back.map(member);
+    Ok((
+        Neighbor::new(after, to_next, from_next),
+        Neighbor::new(before, to_previous, from_previous),
+    ))
+}
+
+/// The group that a split gives to a rank that has passed a color.
+fn member(group: Option<Group>) -> Group {
+    group.expect("a rank that passes a color gets a group")
+}

@@ -1,0 +1,22 @@
+//! Where memory lies, and where the work on it runs.
+//!
+//! This module knows nothing of what the work is. Whoever works on memory matches on its device without a wildcard, so
+//! a new device is an error of the compiler wherever it has no arm yet.
+
+use std::fmt;
+
+/// A place with memory of its own that computes on this memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The host's processor and memory.
+    #[default]
+    Cpu,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Device::Cpu => "cpu",
+        })
+    }
+}

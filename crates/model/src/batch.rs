@@ -1,0 +1,43 @@
+//! A batch as a model sees it: tensors with names.
+
+use paceline_memory::Tensor;
+
+/// The samples of one rank in one pass: a tensor for each thing that is known about them. The first extent of each
+/// tensor is the number of samples, which may be zero.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    tensors: Vec<(&'static str, Tensor)>,
+}
+
+impl Batch {
+    /// The name of the tensor that the first block takes.
+    pub const INPUTS: &'static str = "inputs";
+    /// The name of the tensor that most objectives compare the output with.
+    pub const TARGETS: &'static str = "targets";
+
+    /// A batch of inputs (n, ...) and targets: labels (n) or values (n, columns).
+    pub fn new(inputs: Tensor, targets: Tensor) -> Self {
+        Self { tensors: vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)] }
+    }
+
+    /// The same batch with one more tensor, for example a mask.
+    pub fn with(mut self, name: &'static str, tensor: Tensor) -> Self {
+        self.tensors.push((name, tensor));
+        self
+    }
+
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
+    }
+
+    /// The tensor that the first block takes.
+    pub fn inputs(&self) -> &Tensor {
+        &self.tensors[0].1
+    }
+
+    /// The number of samples.
+    pub fn num_samples(&self) -> usize {
+        self.inputs().dims().first().copied().unwrap_or(0)
+    }
+}

@@ -1,0 +1,69 @@
+//! A block: a layer whose parameters are opened before each use and closed after it.
+
+use std::fmt;
+
+use paceline_memory::Tensor;
+
+use crate::layers::Checkpointed;
+use crate::{Context, Layer, Result, Saved, UnitId};
+
+/// A part of a model, with the unit that holds its parameters. A pass opens the unit before it runs the block and
+/// closes it afterwards. A block may use parameters of other units too, if those are roots, which are open for the whole
+/// step.
+pub struct Block {
+    /// The unit that holds the block's parameters.
+    pub unit: UnitId,
+    layer: Box<dyn Layer>,
+}
+
+impl Block {
+    /// A block that computes `layer`, whose parameters are those of `unit`.
+    pub fn new(unit: UnitId, layer: impl Layer + 'static) -> Self {
+        Self { unit, layer: Box::new(layer) }
+    }
+
+    /// The same block with activation checkpointing: see [`Checkpointed`].
+    pub fn checkpointed(self) -> Self {
+        Self::new(self.unit, Checkpointed(self.layer))
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({:?})", self.unit)
+    }
+}
+
+impl Layer for Block {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        cx.forward_unit(self.unit, |cx| self.layer.forward(cx, input))
+    }
+
+    fn backward_weight(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<()> {
+        cx.backward_unit(self.unit, |cx| self.layer.backward_weight(cx, saved, d_output))
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        cx.backward_unit(self.unit, |cx| self.layer.backward_input(cx, saved, d_output))
+    }
+
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: Saved,
+        d_output: Tensor,
+        wants_input: bool,
+    ) -> Result<Option<Tensor>> {
+        cx.backward_unit(self.unit, |cx| self.layer.backward(cx, saved, d_output, wants_input))
+    }
+}

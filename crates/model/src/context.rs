@@ -1,0 +1,293 @@
+//! The context of a pass: how a layer reaches parameters, gradients, memory and the batch.
+//!
+//! Input: storage, open units, and hooks of whoever runs the pass. Output: tensors for layers, and calls of the hooks.
+//! A context knows nothing of ranks or strategies.
+
+use paceline_kernels::Compute;
+use paceline_memory::{Category, DType, Shape, Tensor};
+
+use crate::{Batch, BufferId, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View};
+
+/// The hooks by which a pass reports to, and asks, the code that runs it.
+pub trait PassHooks {
+    /// Called before the forward pass of a unit, in training and in evaluation. Opens the unit: returns where its values
+    /// are. By default they are in `storage`.
+    fn pre_forward(&mut self, storage: &Storage, _unit: UnitId) -> Result<View> {
+        Ok(View::whole(storage))
+    }
+
+    /// Called after the forward pass of a unit. Its view is no longer used.
+    fn post_forward(&mut self, _unit: UnitId) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called before the backward pass of a unit. Opens the unit: returns where its values are and where its gradients
+    /// go. By default both are in `storage`.
+    fn pre_backward(&mut self, storage: &Storage, _unit: UnitId) -> Result<View> {
+        Ok(View::whole(storage))
+    }
+
+    /// Called after the backward pass of a unit. Its view is no longer used.
+    fn post_backward(&mut self, _unit: UnitId) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called when the gradient of a parameter is final.
+    fn gradient_ready(&mut self, id: ParamId) -> Result<()>;
+
+    /// Whether batch statistics are computed over all ranks that share the batch.
+    fn syncs_statistics(&self) -> bool {
+        false
+    }
+
+    /// Sums a small f64 tensor over all ranks that share the batch, in place. Does nothing by default.
+    fn sum_over_ranks(&mut self, _sums: &Tensor) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A closure as hooks that are called only when a gradient is final.
+impl<F: FnMut(ParamId) -> Result<()>> PassHooks for F {
+    fn gradient_ready(&mut self, id: ParamId) -> Result<()> {
+        self(id)
+    }
+}
+
+/// The purpose of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A backward pass follows.
+    Train,
+    /// Only the output is needed. Layers behave as in evaluation, which for some differs from training.
+    Evaluate,
+}
+
+/// What a layer works with during one pass.
+///
+/// A layer fetches parameters through the context when it uses them, and does not keep them. So whoever runs the pass
+/// may move or free the parameters of a unit while the unit is closed.
+pub struct Context<'a> {
+    /// Threads, instructions and memory.
+    pub compute: &'a Compute,
+    storage: &'a Storage,
+    units: &'a mut OpenUnits,
+    hooks: &'a mut dyn PassHooks,
+    batch: Option<&'a Batch>,
+    mode: Mode,
+    /// Whether a forward pass runs for the second time; see [`Context::recompute`].
+    recomputes: bool,
+}
+
+impl<'a> Context<'a> {
+    /// The context of a forward and a backward pass. All gradients are to be announced in this pass.
+    pub fn training(
+        compute: &'a Compute,
+        storage: &'a Storage,
+        units: &'a mut OpenUnits,
+        hooks: &'a mut dyn PassHooks,
+    ) -> Self {
+        units.readiness.begin_pass();
+        Self::resumed(compute, storage, units, hooks)
+    }
+
+    /// The context of a pass that has begun already in another context, for passes of several micro-batches that take
+    /// turns.
+    pub fn resumed(
+        compute: &'a Compute,
+        storage: &'a Storage,
+        units: &'a mut OpenUnits,
+        hooks: &'a mut dyn PassHooks,
+    ) -> Self {
+        let mode = Mode::Train;
+        Self { compute, storage, units, hooks, batch: None, mode, recomputes: false }
+    }
+
+    /// The context of a forward pass without a backward pass.
+    pub fn evaluation(
+        compute: &'a Compute,
+        storage: &'a Storage,
+        units: &'a mut OpenUnits,
+        hooks: &'a mut dyn PassHooks,
+    ) -> Self {
+        let mode = Mode::Evaluate;
+        Self { compute, storage, units, hooks, batch: None, mode, recomputes: false }
+    }
+
+    /// The same, with the batch that objectives and some layers look at.
+    pub fn with_batch(self, batch: &'a Batch) -> Self {
+        Self { batch: Some(batch), ..self }
+    }
+
+    /// A tensor of the batch, such as its targets. Errors if the batch has none of this name.
+    pub fn batch(&self, name: &'static str) -> Result<&'a Tensor> {
+        let tensor = self.batch.and_then(|batch| batch.get(name));
+        tensor.ok_or(ModelError::NotInBatch { name })
+    }
+
+    /// Opens the units that stay open for the whole step: those with parameters that several blocks use. Opens them for
+    /// both passes. They stay open until [`Context::close_roots`].
+    pub fn open_roots(&mut self) -> Result<()> {
+        self.open_each(|unit| unit.is_root)
+    }
+
+    /// Opens all units, to run a layer outside of a block.
+    pub fn open_all(&mut self) -> Result<()> {
+        self.open_each(|_| true)
+    }
+
+    fn open_each(&mut self, is_meant: impl Fn(&crate::Unit) -> bool) -> Result<()> {
+        let layout = self.storage.layout();
+        for (at, _) in layout.units().iter().enumerate().filter(|(_, unit)| is_meant(unit)) {
+            let view = match self.mode {
+                Mode::Train => self.hooks.pre_backward(self.storage, UnitId(at))?,
+                Mode::Evaluate => self.hooks.pre_forward(self.storage, UnitId(at))?,
+            };
+            self.units.open(UnitId(at), view);
+        }
+        Ok(())
+    }
+
+    /// Closes the units that [`Context::open_roots`] has opened.
+    pub fn close_roots(&mut self) -> Result<()> {
+        let layout = self.storage.layout();
+        for (at, _) in layout.units().iter().enumerate().filter(|(_, unit)| unit.is_root) {
+            let unit = UnitId(at);
+            match self.mode {
+                Mode::Train => {
+                    self.units.close_backward(layout, unit)?;
+                    self.hooks.post_backward(unit)?;
+                }
+                Mode::Evaluate => {
+                    self.units.close(unit);
+                    self.hooks.post_forward(unit)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a part of a forward pass with a unit open. A unit that is open already stays open.
+    pub fn forward_unit<T>(
+        &mut self,
+        unit: UnitId,
+        run: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        if self.units.is_open(unit) {
+            return run(self);
+        }
+        let view = self.hooks.pre_forward(self.storage, unit)?;
+        self.units.open(unit, view);
+        let outcome = run(self)?;
+        self.units.close(unit);
+        self.hooks.post_forward(unit)?;
+        Ok(outcome)
+    }
+
+    /// Runs a part of a backward pass with a unit open. A unit that is open already stays open.
+    pub fn backward_unit<T>(
+        &mut self,
+        unit: UnitId,
+        run: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        if self.units.is_open(unit) {
+            return run(self);
+        }
+        let view = self.hooks.pre_backward(self.storage, unit)?;
+        self.units.open(unit, view);
+        let outcome = run(self)?;
+        self.units.close_backward(self.storage.layout(), unit)?;
+        self.hooks.post_backward(unit)?;
+        Ok(outcome)
+    }
+
+    /// The purpose of the pass.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Runs a forward pass again within a backward pass, to compute what it saves for the second time. Running statistics
+    /// stay as they are.
+    pub fn recompute<T>(&mut self, forward: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = std::mem::replace(&mut self.recomputes, true);
+        let outcome = forward(self);
+        self.recomputes = outer;
+        outcome
+    }
+
+    /// Whether a layer updates its running statistics in this pass.
+    pub fn updates_statistics(&self) -> bool {
+        self.mode == Mode::Train && !self.recomputes
+    }
+
+    /// The type in which layers compute: that of activations and of gradients that go from layer to layer. An input may be
+    /// of another type, such as integers.
+    pub fn dtype(&self) -> DType {
+        self.storage.precision().compute
+    }
+
+    /// A parameter, for reading. Errors if its unit is closed.
+    pub fn param(&self, id: ParamId) -> Result<Tensor> {
+        self.units.value(self.storage.layout(), id)
+    }
+
+    /// A buffer, for reading. A training pass may update it.
+    pub fn buffer(&self, id: BufferId) -> Result<Tensor> {
+        self.storage.buffer(id)
+    }
+
+    /// Whether a parameter is trained. A layer computes no gradient of a parameter that is not.
+    pub fn trains(&self, id: ParamId) -> bool {
+        !self.storage.layout().param(id).is_frozen
+    }
+
+    /// The memory of a parameter's gradient. The layer overwrites it, or adds to it if
+    /// [`Context::accumulates`] is true. Errors if the unit of the parameter is closed.
+    pub fn grad(&self, id: ParamId) -> Result<Tensor> {
+        self.units.grad(self.storage.layout(), id)
+    }
+
+    /// Whether the layer must add to a gradient instead of overwriting it, because an earlier micro-batch of
+    /// the step, or another layer that uses the same parameter, has already written it to this view.
+    pub fn accumulates(&self, id: ParamId) -> bool {
+        self.mode == Mode::Train && self.units.readiness.is_written(id)
+    }
+
+    /// Announces that a layer has written its part of a parameter's gradient. After the last layer that uses
+    /// the parameter, the gradient is final and the hook is called.
+    pub fn gradient_ready(&mut self, id: ParamId) -> Result<()> {
+        if self.mode == Mode::Evaluate {
+            return Ok(());
+        }
+        let is_final = self.units.readiness.write(id).map_err(|problem| {
+            let name = self.storage.layout().param(id).name.clone();
+            ModelError::Announcement { name, problem }
+        })?;
+        if is_final { self.hooks.gradient_ready(id) } else { Ok(()) }
+    }
+
+    /// Whether batch statistics are computed over all ranks that share the batch.
+    pub fn syncs_statistics(&self) -> bool {
+        self.mode == Mode::Train && self.hooks.syncs_statistics()
+    }
+
+    /// Sums a small f64 tensor over all ranks that share the batch, in place; see
+    /// [`Context::syncs_statistics`].
+    pub fn sum_over_ranks(&mut self, sums: &Tensor) -> Result<()> {
+        match self.mode {
+            Mode::Train => self.hooks.sum_over_ranks(sums),
+            Mode::Evaluate => Ok(()),
+        }
+    }
+
+    /// Allocates memory for a layer's output, or for a gradient that goes from layer to layer, of the type
+    /// [`Context::dtype`]. Its contents are unspecified.
+    pub fn activation(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        self.scratch(self.dtype(), shape)
+    }
+
+    /// Allocates memory of any type for what a layer saves between its passes, or needs within one. Its contents are
+    /// unspecified.
+    pub fn scratch(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        Ok(self.compute.allocator.tensor(dtype, shape, Category::Activations)?)
+    }
+}

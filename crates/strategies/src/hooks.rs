@@ -1,0 +1,132 @@
+//! What a pass of a training step tells the strategy.
+//!
+//! Input: the hooks of a pass, called by the model. Output: calls of the strategy. Keeps account of parameters that a step
+//! does not use, so that a strategy is told of each gradient exactly once per step.
+
+use paceline_collectives::ReduceOp;
+use paceline_memory::Tensor;
+use paceline_model::{GradReadiness, ParamId, PassHooks, Storage, UnitId, View};
+use paceline_trace::SpanTrack;
+
+use crate::accumulation::PartialSums;
+use crate::replica::LeftOut;
+use crate::strategy::span;
+use crate::{Replica, Result, Strategy, StrategyError};
+
+/// Passes the model's calls on to the strategy.
+pub(crate) struct Hooks<'a> {
+    pub(crate) strategy: &'a mut dyn Strategy,
+    pub(crate) replica: &'a Replica,
+    /// The gradients of earlier micro-batches, if they are not in place.
+    pub(crate) partial_sums: &'a PartialSums,
+    pub(crate) track: &'a mut SpanTrack,
+    /// Whether the loss is summed over the ranks.
+    pub(crate) is_shared: bool,
+    /// Whether this is the last pass, whose gradients are final for the step.
+    pub(crate) is_last: bool,
+    /// Whether the parameters that no step uses still have to be announced.
+    pub(crate) leaves_out: &'a mut bool,
+}
+
+impl<'a> Hooks<'a> {
+    fn announce(&mut self, id: ParamId) -> Result<()> {
+        let Replica { model, storage, compute, .. } = self.replica;
+        let grad = storage.grad(id)?;
+        self.partial_sums.add_to(compute, &grad, model.layout.param(id).start)?;
+        self.track.mark(span::GRADIENT_READY, id.0);
+        self.strategy.gradient_ready(self.replica, self.track, id)
+    }
+
+    /// The parameters that no step uses.
+    fn never_used(&self) -> &'a [ParamId] {
+        self.replica.left_out.as_ref().map_or(&[], |left_out| &left_out.unused)
+    }
+
+    fn used_after_all(&self, id: ParamId) -> StrategyError {
+        let name = self.replica.model.layout.param(id).name.clone();
+        StrategyError::UsedAfterAll { name }
+    }
+
+    /// Announces zero gradients for the parameters that no step uses, once per step. This must come after the
+    /// forward pass: which parameters these are may depend on the rank, so what the strategy sends here may
+    /// too, and all ranks must send the sums of the loss first.
+    fn announce_never_used(&mut self) -> Result<()> {
+        if std::mem::take(self.leaves_out) {
+            for &id in self.never_used() {
+                self.replica.storage.grad(id)?.fill_zero()?;
+                self.announce(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Announces the parameters that the step has not used, or used only in part, and returns them. Errors
+    /// if there are any that [`ReplicaOptions`](crate::ReplicaOptions) does not allow, or, with a static
+    /// graph, any that the first step did not leave out. Parameters whose gradients belong to other ranks are none of
+    /// these.
+    pub(crate) fn finish_left_out(&mut self, readiness: &GradReadiness) -> Result<LeftOut> {
+        let Replica { model, storage, options, left_out: known, owned, .. } = self.replica;
+        self.announce_never_used()?;
+        if let Some(&id) = self.never_used().iter().find(|id| readiness.is_written(**id)) {
+            return Err(self.used_after_all(id));
+        }
+        let is_meant = |id: &ParamId| {
+            !self.never_used().contains(id) && owned.has_grad_of(model.layout.param(*id))
+        };
+        let left_out: Vec<ParamId> = readiness.unfinished().filter(is_meant).collect();
+        let is_known = |id: &ParamId| known.as_ref().is_some_and(|k| k.unfinished.contains(id));
+        let new: Vec<&ParamId> = left_out.iter().filter(|id| !is_known(id)).collect();
+        if !new.is_empty() && (!options.find_unused_parameters || known.is_some()) {
+            let names = new.iter().map(|id| model.layout.param(**id).name.clone()).collect();
+            let is_new = options.find_unused_parameters;
+            return Err(StrategyError::Unused { names, is_new });
+        }
+        for &id in &left_out {
+            if !readiness.is_written(id) {
+                storage.grad(id)?.fill_zero()?;
+            }
+            self.announce(id)?;
+        }
+        let (unfinished, unused) = left_out.into_iter().partition(|id| readiness.is_written(*id));
+        Ok(LeftOut { unused, unfinished })
+    }
+}
+
+impl PassHooks for Hooks<'_> {
+    fn pre_forward(&mut self, _: &Storage, unit: UnitId) -> paceline_model::Result<View> {
+        Ok(self.strategy.pre_forward(self.replica, self.track, unit)?)
+    }
+
+    fn post_forward(&mut self, unit: UnitId) -> paceline_model::Result<()> {
+        Ok(self.strategy.post_forward(self.replica, self.track, unit)?)
+    }
+
+    fn pre_backward(&mut self, _: &Storage, unit: UnitId) -> paceline_model::Result<View> {
+        Ok(self.strategy.pre_backward(self.replica, self.track, unit)?)
+    }
+
+    fn post_backward(&mut self, unit: UnitId) -> paceline_model::Result<()> {
+        Ok(self.strategy.post_backward(self.replica, self.track, unit)?)
+    }
+
+    fn gradient_ready(&mut self, id: ParamId) -> paceline_model::Result<()> {
+        if self.never_used().contains(&id) {
+            return Err(self.used_after_all(id).into());
+        }
+        if self.is_last {
+            self.announce_never_used()?;
+            self.announce(id)?;
+        }
+        Ok(())
+    }
+
+    fn syncs_statistics(&self) -> bool {
+        self.replica.options.sync_batch_norm && self.is_shared
+    }
+
+    fn sum_over_ranks(&mut self, sums: &Tensor) -> paceline_model::Result<()> {
+        let reduce = || self.replica.group.all_reduce(sums, ReduceOp::Sum);
+        self.track.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
+        Ok(())
+    }
+}
