@@ -106,15 +106,18 @@ impl Core {
             }
             OpTimes { submitted_ns, started_ns, present_ns, finished_ns: now_ns() }
         });
-        let outcome = outcome.map_err(|error| error.named_by(&self.members));
-        match &outcome {
+        match outcome {
             Ok(times) => {
-                lock(&self.records).end(self.group, *times);
-                self.flight_recorder.ends(call, seq, times);
+                lock(&self.records).end(self.group, times);
+                self.flight_recorder.ends(call, seq, &times);
+                Ok(times)
             }
-            Err(error) => self.fail(error),
+            Err(error) => {
+                let error = error.named_by(&self.members);
+                self.fail(&error);
+                Err(error)
+            }
         }
-        outcome
     }
 
     /// Like [`Core::execute`], for a thread on which nobody else would see a panic. A panic becomes an error

@@ -259,6 +259,7 @@ impl CollectiveError {
 
     /// The error with the ranks of a sub-group renamed: rank `i` becomes `members[i]`. Ranks that are no members keep
     /// their numbers, and so do all if there are no members.
+    #[cold]
     pub(crate) fn named_by(mut self, members: &[usize]) -> Self {
         use CollectiveError::*;
         let named = |number: &mut usize| *number = members.get(*number).copied().unwrap_or(*number);

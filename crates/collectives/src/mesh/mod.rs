@@ -141,8 +141,11 @@ fn connect(group: &Group) -> Result<(Neighbor, Neighbor), CollectiveError> {
     let [mut onward, mut back] = [[None, None], [None, None]];
     // Pairs that share no rank are split off at the same time: first those that begin at an even rank, then those that
     // begin at an odd one. In a ring of odd length the pair of the last and the first rank is left over.
-    let round_of =
-        |first: usize| if first == world - 1 && first.is_multiple_of(2) { 2 } else { first % 2 };
+    let round_of = |first: usize| match first.is_multiple_of(2) {
+        true if first == world - 1 => 2,
+        true => 0,
+        false => 1,
+    };
     for round in 0..2 + world % 2 {
         let first = [rank, before].into_iter().find(|&first| round_of(first) == round);
         for (label, pair) in [("onward", &mut onward), ("back", &mut back)] {

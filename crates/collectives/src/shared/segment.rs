@@ -32,13 +32,19 @@ pub(crate) struct Part {
     pub(crate) mapping: Arc<Mapping>,
     start_bytes: usize,
     len_bytes: usize,
+    /// The address of the first byte. Every operation uses it, so it is not looked up in the mapping each time.
+    address: usize,
 }
 
 impl Part {
     /// The `len_bytes` bytes of a mapping that begin at `start_bytes`. `None` if they do not lie within the mapping.
     pub(crate) fn new(mapping: Arc<Mapping>, start_bytes: usize, len_bytes: usize) -> Option<Self> {
         let end = start_bytes.checked_add(len_bytes)?;
-        (end <= mapping.len_bytes()).then_some(Self { mapping, start_bytes, len_bytes })
+        if end > mapping.len_bytes() {
+            return None;
+        }
+        let address = mapping.base().as_ptr().expose_provenance() + start_bytes;
+        Some(Self { mapping, start_bytes, len_bytes, address })
     }
 
     /// The bytes of the mapping that belong to the part.
@@ -46,22 +52,18 @@ impl Part {
         self.start_bytes..self.start_bytes + self.len_bytes
     }
 
-    fn base(&self) -> *mut u8 {
-        // SAFETY: `new` checked that the start lies within the mapping.
-        unsafe { self.mapping.base().as_ptr().add(self.start_bytes) }
-    }
-
     /// How far into the part an address lies, if the `len_bytes` bytes from there lie within the part.
     pub(crate) fn offset(&self, address: usize, len_bytes: usize) -> Option<usize> {
-        let offset = address.checked_sub(self.base() as usize)?;
+        let offset = address.checked_sub(self.address)?;
         (offset.checked_add(len_bytes)? <= self.len_bytes).then_some(offset)
     }
 
     /// The address `offset` bytes into the part, if the `len_bytes` bytes from there lie within the part.
     fn address(&self, offset: u64, len_bytes: usize) -> Option<*mut u8> {
         let end = offset.checked_add(len_bytes as u64)?;
-        // SAFETY: the offset lies within the part, as was just checked.
-        (end <= self.len_bytes as u64).then(|| unsafe { self.base().add(offset as usize) })
+        // The address is that of the mapping, whose provenance `new` has exposed.
+        let address = || std::ptr::with_exposed_provenance_mut(self.address + offset as usize);
+        (end <= self.len_bytes as u64).then(address)
     }
 }
 
@@ -124,21 +126,27 @@ impl Segments {
         self.shared().push(segment);
     }
 
+    /// Where in the memory that was shared in this group itself an address of `rank` lies.
+    #[inline]
+    fn locate_own(&self, rank: usize, address: usize, len_bytes: usize) -> Option<(usize, usize)> {
+        self.shared().iter().enumerate().find_map(|(index, segment)| {
+            Some((index, segment.parts[rank].offset(address, len_bytes)?))
+        })
+    }
+
+    #[inline]
     fn locate(&self, mut rank: usize, address: usize, len_bytes: usize) -> Option<Place> {
         let (mut segments, mut generation) = (self, 0);
         loop {
-            let offset_in = |segment: &Segment| segment.parts[rank].offset(address, len_bytes);
-            let found =
-                segments.shared().iter().map(offset_in).enumerate().find_map(|(index, offset)| {
-                    Some(Place { segment: number(generation, index), offset: offset? as u64 })
-                });
-            let Some(older) = segments.inherited.as_ref().filter(|_| found.is_none()) else {
-                return found;
-            };
+            if let Some((index, offset)) = segments.locate_own(rank, address, len_bytes) {
+                return Some(Place { segment: number(generation, index), offset: offset as u64 });
+            }
+            let older = segments.inherited.as_ref()?;
             (segments, rank, generation) = (&older.segments, older.ranks[rank], generation + 1);
         }
     }
 
+    #[inline]
     fn resolve(&self, mut rank: usize, place: Place, len_bytes: usize) -> Option<*mut u8> {
         let mut segments = self;
         for _ in 0..place.segment >> 32 {
