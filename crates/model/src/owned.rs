@@ -1,16 +1,18 @@
-//! Which elements of flat storage a rank owns.
+//! What a rank owns of a model: blocks to compute, and ranges of flat storage to hold.
 
 use std::ops::Range;
 
-use crate::{Layout, Param};
+use crate::{Model, Param};
 
-/// The ranges of flat storage that belong to one rank, in order and without overlap. They begin and end where a
-/// parameter or its padding does, or at a multiple of 16 elements of a parameter.
+/// What belongs to one rank. The ranges are in order and do not overlap. They begin and end where a parameter or its
+/// padding does, or at a multiple of 16 elements of a parameter.
 ///
 /// The owner of a value holds it between two steps. The owner of a gradient holds it, final and equal on all its owners,
 /// after a step's backward passes. The owner of state updates the values in that range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
+    /// The blocks that the rank computes. It computes gradients of their parameters, whoever owns these afterwards.
+    pub blocks: Range<usize>,
     /// Values.
     pub values: Vec<Range<usize>>,
     /// Gradients.
@@ -21,15 +23,18 @@ pub struct Owned {
 
 impl Owned {
     /// Everything, as in a replica.
-    pub fn everything(layout: &Layout) -> Self {
+    pub fn everything(model: &Model) -> Self {
+        let layout = &model.layout;
         let (all, trained) = (0..layout.len(), 0..layout.trained_len());
-        Self { values: vec![all], grads: vec![trained.clone()], state: vec![trained] }
+        let (grads, state) = (vec![trained.clone()], vec![trained]);
+        Self { blocks: 0..model.blocks.len(), values: vec![all], grads, state }
     }
 
-    /// Whether this rank holds the gradient of a parameter, or a part of it.
-    pub fn has_grad_of(&self, param: &Param) -> bool {
-        let range = param.range();
-        !param.is_frozen
-            && self.grads.iter().any(|own| own.start < range.end && range.start < own.end)
+    /// Whether the rank computes the gradient of a parameter: no block of another rank does. A parameter that no block
+    /// uses counts as computed, since its gradient is known to be zero.
+    pub fn computes(&self, model: &Model, param: &Param) -> bool {
+        let is_of = |at: usize| model.blocks[at].unit == param.unit;
+        let mut all = 0..model.blocks.len();
+        !param.is_frozen && (self.blocks.clone().any(is_of) || !all.any(is_of))
     }
 }

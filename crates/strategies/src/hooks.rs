@@ -62,7 +62,7 @@ impl<'a> Hooks<'a> {
 
     /// Announces the parameters that the step has not used, or used only in part, and returns them. Errors
     /// if there are any that [`ReplicaOptions`](crate::ReplicaOptions) does not allow, or, with a static
-    /// graph, any that the first step did not leave out. Parameters whose gradients belong to other ranks are none of
+    /// graph, any that the first step did not leave out. Parameters of blocks that other ranks compute are none of
     /// these.
     pub(crate) fn finish_left_out(&mut self, readiness: &GradReadiness) -> Result<LeftOut> {
         let Replica { model, storage, options, left_out: known, owned, .. } = self.replica;
@@ -71,7 +71,7 @@ impl<'a> Hooks<'a> {
             return Err(self.used_after_all(id));
         }
         let is_meant = |id: &ParamId| {
-            !self.never_used().contains(id) && owned.has_grad_of(model.layout.param(*id))
+            !self.never_used().contains(id) && owned.computes(model, model.layout.param(*id))
         };
         let left_out: Vec<ParamId> = readiness.unfinished().filter(is_meant).collect();
         let is_known = |id: &ParamId| known.as_ref().is_some_and(|k| k.unfinished.contains(id));

@@ -19,7 +19,7 @@ pub struct OneByOne;
 
 impl Schedule for OneByOne {
     fn run(&self, step: &mut Step) -> Result<()> {
-        let blocks = 0..step.num_blocks();
+        let blocks = 0..step.replica().model.blocks.len();
         for (at, micro_batch) in step.micro_batches().iter().enumerate() {
             let inputs = micro_batch.batch.inputs().clone();
             let (output, saved) = step.forward(at, blocks.clone(), inputs)?;

@@ -131,11 +131,6 @@ impl<'a> Step<'a> {
         self.micro_batches
     }
 
-    /// The number of blocks of the model.
-    pub fn num_blocks(&self) -> usize {
-        self.replica.model.blocks.len()
-    }
-
     /// The replica that is trained.
     pub fn replica(&self) -> &'a Replica {
         self.replica

@@ -1,6 +1,6 @@
 //! The interface of a strategy: three choices, each with a default.
 //!
-//! *Placement*: which ranges of values, gradients and optimizer state a rank owns. *Synchronization*: when and how
+//! *Placement*: which blocks a rank computes, and which ranges of values, gradients and optimizer state it owns. *Synchronization*: when and how
 //! gradients are combined. *Schedule*: the order of the passes over the micro-batches. The defaults are those of a
 //! replica: every rank owns everything, and the micro-batches follow each other.
 //!
@@ -48,7 +48,7 @@ pub trait Strategy: Send {
 
     /// What this rank owns. By default everything.
     fn owned(&self, model: &Model, _group: &Group) -> Owned {
-        Owned::everything(&model.layout)
+        Owned::everything(model)
     }
 
     /// Allocates the memory of parameters and gradients, before a replica exists. By default every rank holds
@@ -144,8 +144,8 @@ pub trait Strategy: Send {
     }
 
     /// Called when this rank's gradient of `id` is final: during the last backward pass of a step, or right
-    /// after it for parameters that the step left out. Called once per step for each trained parameter that the rank
-    /// owns.
+    /// after it for parameters that the step left out. Called once per step for each trained parameter of the blocks
+    /// that the rank computes.
     fn gradient_ready(&mut self, _: &Replica, _: &mut SpanTrack, _id: ParamId) -> Result<()> {
         Ok(())
     }

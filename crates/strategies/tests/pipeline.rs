@@ -75,7 +75,8 @@ impl Strategy for Pipeline {
     fn owned(&self, model: &Model, _: &Group) -> Owned {
         let unit = |block: &paceline_model::Block| model.layout.unit(block.unit).range.clone();
         let ranges: Vec<_> = model.blocks[self.blocks.clone()].iter().map(unit).collect();
-        Owned { values: ranges.clone(), grads: ranges.clone(), state: ranges }
+        let [values, grads, state] = [ranges.clone(), ranges.clone(), ranges];
+        Owned { blocks: self.blocks.clone(), values, grads, state }
     }
 
     fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
