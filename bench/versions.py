@@ -14,7 +14,7 @@ category, which is counted and not measured.
 
 `links`: training steps of the CNN on an emulated link, with `ddp` and with `simple_ddp`.
 
-`all_reduce`: all-reduce by size, number of ranks and transport.
+`all_reduce`: all-reduce by size, number of ranks, transport, operation and element type.
 
 `analyze`: `paceline analyze` on a profiled run of the first build, as a whole process.
 
@@ -68,7 +68,15 @@ LINKS = {
     f"CNN, {strategy}, 1.5 Gbit/s": f"--nproc 2 --pin-cores --epochs 1 --strategy {strategy} --link 1.5gbit,50us"
     for strategy in ("ddp", "simple_ddp")
 }
-ALL_REDUCE = tuple((ranks, "shm") for ranks in (2, 4, 8)) + ((2, "thread"), (2, "tcp"), (4, "hybrid"))
+ALL_REDUCE = (
+    *(f"--nproc {ranks} --transport shm" for ranks in (2, 4, 8)),
+    "--nproc 2 --transport thread",
+    "--nproc 2 --transport tcp",
+    "--nproc 4 --transport hybrid",
+    "--nproc 4 --transport shm --op avg",
+    "--nproc 4 --transport shm --op avg --datatype half",
+    "--nproc 4 --transport shm --op avg --datatype bfloat16",
+)
 SIZES = "-b 4K -e 64M -f 16"
 
 Values = Iterator[tuple[str, float]]  # what was measured, and in which value
@@ -119,11 +127,11 @@ def steps(cases: dict[str, str]) -> Callable[[Build], Values]:
 
 
 def all_reduce(build: Build) -> Values:
-    for ranks, transport in ALL_REDUCE:
-        pinned = "--pin-cores" if ranks == 2 else ""
-        flags = f"--nproc {ranks} --transport {transport} {SIZES} {pinned} -J out.json"
-        for row in build.summary("bench", f"all_reduce {flags}")["results"]:
-            yield f"{ranks} ranks, {transport}, {row['size'] >> 10:,} KiB: us", row["in_place"]["time"]
+    for flags in ALL_REDUCE:
+        pinned = "--pin-cores" if "--nproc 2 " in flags else ""
+        for row in build.summary("bench", f"all_reduce {flags} {SIZES} {pinned} -J out.json")["results"]:
+            words = flags.replace("--nproc ", "").replace("--transport ", "").replace("--op ", "").replace("--datatype ", "")
+            yield f"{words}, {row['size'] >> 10:,} KiB: us", row["in_place"]["time"]
 
 
 class Analyze:

@@ -45,25 +45,30 @@ pub(super) unsafe fn perform<T: Reduce>(
     // SAFETY: as required of the caller; each arm passes the task on unchanged.
     unsafe {
         match op {
-            ReduceOp::Sum => perform_by::<T>(level, task, elems, Number::add, |x| x, true),
+            ReduceOp::Sum => perform_by::<T>(level, task, elems, Number::add, unchanged),
             ReduceOp::Mean if ranks.is_power_of_two() && ranks <= 128 => {
                 let log2 = ranks.trailing_zeros();
                 let finish = |x: Running<T>| x.divide_by_power(log2);
-                perform_by::<T>(level, task, elems, Number::add, finish, false);
+                perform_by::<T>(level, task, elems, Number::add, finish);
             }
             ReduceOp::Mean => {
                 let finish = |x: Running<T>| x.divide(ranks);
-                perform_by::<T>(level, task, elems, Number::add, finish, false);
+                perform_by::<T>(level, task, elems, Number::add, finish);
             }
-            ReduceOp::Min => perform_by::<T>(level, task, elems, Number::smaller, |x| x, true),
-            ReduceOp::Max => perform_by::<T>(level, task, elems, Number::larger, |x| x, true),
-            ReduceOp::Product => perform_by::<T>(level, task, elems, Number::multiply, |x| x, true),
+            ReduceOp::Min => perform_by::<T>(level, task, elems, Number::smaller, unchanged),
+            ReduceOp::Max => perform_by::<T>(level, task, elems, Number::larger, unchanged),
+            ReduceOp::Product => perform_by::<T>(level, task, elems, Number::multiply, unchanged),
         }
     }
 }
 
-/// `is_finished` says that `finish` changes nothing.
-///
+/// How a running result is finished that needs nothing more. A function and not a closure: closures with the same text
+/// would be compiled again.
+#[inline(always)]
+fn unchanged<R>(x: R) -> R {
+    x
+}
+
 /// # Safety
 ///
 /// As for [`perform`].
@@ -74,7 +79,6 @@ unsafe fn perform_by<T: Reduce>(
     elems: usize,
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     finish: impl Fn(Running<T>) -> Running<T> + Copy,
-    is_finished: bool,
 ) {
     // SAFETY: as required of the caller; in place, the two regions are distinct outputs.
     unsafe {
@@ -86,7 +90,7 @@ unsafe fn perform_by<T: Reduce>(
                 pair_in_place::<T>(x, y, elems, finish);
             }
             Task::Run { inputs, outputs } => {
-                run::<T>(level, inputs, outputs, elems, combine, finish, is_finished);
+                run::<T>(level, inputs, outputs, elems, combine, finish);
             }
             Task::Partial { inputs, running } => {
                 partial::<T>(level, inputs, running, elems, combine);
@@ -95,7 +99,7 @@ unsafe fn perform_by<T: Reduce>(
             Task::Complete { nodes, merges, outputs }
                 if size_of::<T>() == size_of::<Running<T>>() && tree::are_of_leaves(merges) =>
             {
-                run::<T>(level, nodes, outputs, elems, combine, finish, is_finished);
+                run::<T>(level, nodes, outputs, elems, combine, finish);
             }
             Task::Complete { nodes, merges, outputs } => {
                 complete::<T>(level, nodes, merges, outputs, elems, combine, finish);
@@ -128,8 +132,6 @@ unsafe fn pair_in_place<T: Reduce>(
     }
 }
 
-/// `is_finished` says that `finish` changes nothing.
-///
 /// # Safety
 ///
 /// As for [`Reduction::run`].
@@ -141,7 +143,6 @@ unsafe fn run<T: Reduce>(
     elems: usize,
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     finish: impl Fn(Running<T>) -> Running<T> + Copy,
-    is_finished: bool,
 ) {
     let last = |x| T::Lane::narrow(finish(x));
     let mut room = Room::<T>::EMPTY;
@@ -172,13 +173,13 @@ unsafe fn run<T: Reduce>(
             // SAFETY: as above. If lanes have the size of running values, both are the type itself.
             unsafe {
                 let lanes = target.lanes(start, size);
-                if is_finished && size_of::<T>() == size_of::<Running<T>>() {
+                if size_of::<T>() == size_of::<Running<T>>() {
                     let to = from_raw_parts_mut(lanes.as_mut_ptr().cast(), size);
-                    combine_leaves::<T>(level, inputs, start, to, scratch, combine);
+                    combine_leaves::<T>(level, inputs, start, to, scratch, combine, finish);
                 } else {
                     let sum = &mut sum[..size];
-                    combine_leaves::<T>(level, inputs, start, sum, scratch, combine);
-                    map(lanes, sum, last);
+                    combine_leaves::<T>(level, inputs, start, sum, scratch, combine, finish);
+                    map(lanes, sum, T::Lane::narrow);
                 }
                 target.write(level, start, size);
             }
@@ -220,7 +221,7 @@ unsafe fn partial<T: Reduce>(
             // SAFETY: the block lies within the inputs and the running result, which overlap nowhere.
             unsafe {
                 let to = from_raw_parts_mut(running.add(start), size);
-                combine_leaves::<T>(level, inputs, start, to, scratch, combine);
+                combine_leaves::<T>(level, inputs, start, to, scratch, combine, unchanged);
             }
         }
         return;
@@ -260,7 +261,7 @@ unsafe fn combine_groups<T: Reduce>(
     for (index, group) in inputs.chunks(GROUP).enumerate() {
         let to = &mut slots[depth].0[..size];
         // SAFETY: as required of the caller.
-        unsafe { combine_leaves::<T>(level, group, start, to, scratch, combine) };
+        unsafe { combine_leaves::<T>(level, group, start, to, scratch, combine, unchanged) };
         depth += 1;
         let is_kept = usize::from(index + 1 == num_groups);
         for _ in 0..tree::merges_after(index, num_groups) - is_kept {

@@ -4,7 +4,7 @@
 //! compiled once for each element type, operation and vector level, whatever becomes of their results: they
 //! are most of what there is to compile.
 //!
-//! Input: a block of each input. Output: a block of running results. This module does not finish them.
+//! Input: a block of each input. Output: a block of running results, finished in the same loop if the caller says how.
 
 use std::slice::from_raw_parts;
 
@@ -52,7 +52,7 @@ macro_rules! tree {
 
 macro_rules! pass {
     ($name:ident: $($x:ident)+) => {
-        /// `to = tree(inputs)`.
+        /// `to = finish(tree(inputs))`.
         #[inline(always)]
         #[allow(clippy::too_many_arguments, reason = "slices that are arguments are known to lie apart")]
         #[allow(clippy::needless_range_loop, reason = "the index is that of several slices")]
@@ -61,11 +61,12 @@ macro_rules! pass {
             to: &mut [A::Running],
             $($x: &[A],)+
             combine: impl Fn(A::Running, A::Running) -> A::Running,
+            finish: impl Fn(A::Running) -> A::Running,
         ) {
             let len = to.len();
             $(let $x = &$x[..len];)+
             for i in 0..len {
-                to[i] = tree!(combine; $($x[i].widen()),+);
+                to[i] = finish(tree!(combine; $($x[i].widen()),+));
             }
         }
     };
@@ -94,15 +95,16 @@ pub(super) unsafe fn combine_leaves<T: Reduce>(
     to: &mut [Running<T>],
     scratch: &mut [T::Lane],
     combine: impl Fn(Running<T>, Running<T>) -> Running<T>,
+    finish: impl Fn(Running<T>) -> Running<T>,
 ) {
     // SAFETY: as required of the caller.
     unsafe {
         match level {
-            Level::Portable => portable::<T, _>(inputs, start, to, scratch, combine),
+            Level::Portable => portable::<T, _, _>(inputs, start, to, scratch, combine, finish),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::<T, _>(inputs, start, to, scratch, combine),
+            Level::Avx2 => avx2::<T, _, _>(inputs, start, to, scratch, combine, finish),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => avx512::<T, _>(inputs, start, to, scratch, combine),
+            Level::Avx512 => avx512::<T, _, _>(inputs, start, to, scratch, combine, finish),
         }
     }
 }
@@ -114,15 +116,21 @@ macro_rules! at_level {
         /// As for [`combine_leaves`], at this level.
         #[inline(never)]
         $(#[cfg(target_arch = "x86_64")] #[target_feature(enable = $features)])?
-        unsafe fn $name<T: Reduce, F: Fn(Running<T>, Running<T>) -> Running<T>>(
+        unsafe fn $name<
+            T: Reduce,
+            F: Fn(Running<T>, Running<T>) -> Running<T>,
+            G: Fn(Running<T>) -> Running<T>,
+        >(
             inputs: &[*const u8],
             start: usize,
             to: &mut [Running<T>],
             scratch: &mut [T::Lane],
             combine: F,
+            finish: G,
         ) {
+            let level = Level::$level;
             // SAFETY: as required of the caller.
-            unsafe { load_and_combine::<T>(Level::$level, inputs, start, to, scratch, combine) }
+            unsafe { load_and_combine::<T>(level, inputs, start, to, scratch, combine, finish) }
         }
     };
 }
@@ -141,6 +149,7 @@ unsafe fn load_and_combine<T: Reduce>(
     to: &mut [Running<T>],
     scratch: &mut [T::Lane],
     combine: impl Fn(Running<T>, Running<T>) -> Running<T>,
+    finish: impl Fn(Running<T>) -> Running<T>,
 ) {
     let size = to.len();
     let room = if inputs.len() <= 2 { BLOCK } else { 2 * BLOCK / GROUP };
@@ -157,7 +166,7 @@ unsafe fn load_and_combine<T: Reduce>(
                 };
                 let $x = T::load(level, block, converted);
             )+
-            $pass(to, $($x,)+ combine)
+            $pass(to, $($x,)+ combine, finish)
         }};
     }
     match inputs.len() {
