@@ -143,7 +143,8 @@ fn resolve(
     let data = DataConfig::resolve(&args.data, &settings, &needs)?;
     if !data.has_test() {
         return Err(Failure::Usage(format!(
-            "the vectors of --model {} have no test part to evaluate on",
+            "--data {} has no test part for --model {} to evaluate on",
+            data.name(),
             model.name()
         )));
     }
@@ -162,7 +163,7 @@ fn resolve(
 /// easily done by mistake.
 fn warn_of_other_data(checkpoint: &Checkpoint, config: &EvaluationConfig) {
     for (flag, ours) in resume::identity_of_data(&config.data, config.seed) {
-        let theirs = checkpoint.setting(flag);
+        let theirs = checkpoint.setting(&flag);
         if let Some(theirs) = theirs.filter(|theirs| *theirs != ours) {
             eprintln!(
                 "warning: {flag}: the checkpoint was trained with {theirs} and is evaluated with {ours}"

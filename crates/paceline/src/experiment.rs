@@ -12,16 +12,17 @@ use crate::disk::Disk;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Hosts, Launch};
 use crate::run::config::TrainConfig;
-use crate::run::flags::ALL;
+use crate::run::flags::{self, ALL};
 use crate::run::named::TransportName;
 use crate::run::origin::Resume;
 use crate::run::ranks::InitMethod;
 use crate::run::resolve::resolve;
-use crate::run::spec::RunSpec;
+use crate::run::spec::{RunSpec, message};
 use crate::run::stop::StopRequest;
 use crate::run::trainer::Host;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
+use crate::sweep::summary::RunSummary;
 use crate::{Failure, Result, checkpoint, resources};
 
 /// Runs `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
@@ -73,6 +74,62 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
         trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
     })?;
     Ok(0)
+}
+
+/// A run that has ended well.
+#[derive(Clone, Debug)]
+pub struct FinishedRun {
+    /// The run folder.
+    pub folder: PathBuf,
+    /// All figures of the run, by name (docs/metrics.md).
+    pub summary: RunSummary,
+}
+
+impl FinishedRun {
+    /// The mean loss over the last epoch.
+    pub fn loss(&self) -> Option<f64> {
+        self.summary.number("train_loss")
+    }
+
+    /// The accuracy on the test part, with `--evaluate`; otherwise that of the last epoch. `None` if the model does not
+    /// classify.
+    pub fn accuracy(&self) -> Option<f64> {
+        self.summary.number("eval_accuracy").or_else(|| self.summary.number("train_accuracy"))
+    }
+
+    /// The digest of the final weights.
+    pub fn weights(&self) -> &str {
+        self.summary.text("weights_sha256")
+    }
+}
+
+/// Trains with these flags of `paceline train`, with ranks that are threads of this process.
+pub fn train_here<W: Into<OsString> + Clone>(
+    flags: impl IntoIterator<Item = W>,
+) -> Result<FinishedRun> {
+    let words = [OsString::from("train")].into_iter().chain(flags.into_iter().map(Into::into));
+    let typed = flags::command().try_get_matches_from(words);
+    let typed = RunSpec::typed(&typed.map_err(|e| Failure::Usage(message(&e)))?)?;
+    let (config, data) = resolve(&typed.with_default("transport", "thread"), None)?;
+    let ranks = config.ranks();
+    if ranks.are_launched(None) {
+        return usage(format!(
+            "--transport {}: ranks are threads when training is called as a function; leave it out, or run \
+             paceline train",
+            config.transport.name()
+        ));
+    }
+    for warning in &config.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let disk = Disk::default();
+    let folder = folder::create(&disk, &folder::runs(), &config)?;
+    ranks.run(None, None, |group, local_rank| {
+        let folder = (group.rank() == 0).then_some(folder.as_path());
+        let host = Host { disk: disk.clone(), ..Host::default() };
+        trainer::run_rank(&config, data.clone(), group, local_rank, folder, host)
+    })?;
+    Ok(FinishedRun { summary: RunSummary::read(&folder.join("summary.json"))?, folder })
 }
 
 /// Checks the flags about restarts and hosts, as far as they do not depend on the run.

@@ -66,7 +66,7 @@ pub(crate) fn metadata(
         .map(|(key, value)| (key.to_owned(), value)),
     );
     for Setting { key, value, .. } in settings {
-        metadata.insert((*key).to_owned(), value.clone());
+        metadata.insert(key.clone(), value.clone());
     }
     metadata
 }
@@ -188,7 +188,7 @@ impl Checkpoint {
     ) -> std::result::Result<(), String> {
         self.file.check(layout, DType::F32, optimizer).map_err(|e| e.to_string())?;
         for setting in settings {
-            let theirs = self.file.metadata().get(setting.key);
+            let theirs = self.file.metadata().get(&setting.key);
             if theirs != Some(&setting.value) {
                 return Err(setting.refusal(theirs.map(String::as_str)));
             }

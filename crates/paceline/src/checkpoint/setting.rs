@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// Its key in the metadata.
-    pub key: &'static str,
+    pub key: String,
     /// The flag that sets it, if there is one.
     pub name: String,
     /// Its value in this run.
@@ -17,9 +17,9 @@ pub struct Setting {
 
 impl Setting {
     /// A setting that a flag sets. Its key is the name of the flag without dashes.
-    pub fn of_flag(flag: &'static str, value: impl ToString, otherwise: &'static str) -> Self {
+    pub fn of_flag(flag: &str, value: impl ToString, otherwise: &'static str) -> Self {
         Self {
-            key: flag.trim_start_matches('-'),
+            key: flag.trim_start_matches('-').to_owned(),
             name: flag.to_owned(),
             value: value.to_string(),
             otherwise,

@@ -3,7 +3,7 @@
 //! Each choice has one file with everything about it: its name, its help, its flags, their defaults and
 //! checks, and the builder. One line enters the choice into the registry of its kind. The command line,
 //! configuration files, sweeps and messages read the registries. No other code matches on the name of a
-//! choice.
+//! choice. A program that uses this crate adds choices of its own ([`own`]).
 //!
 //! | registry | flag | trait of a choice |
 //! |---|---|---|
@@ -15,5 +15,6 @@
 pub mod data;
 pub mod models;
 pub mod optimizers;
+pub mod own;
 pub mod registry;
 pub mod strategies;

@@ -7,6 +7,8 @@ use clap::{Arg, Args};
 
 use super::part::EvaluationFlags;
 use crate::Result;
+use crate::choices::data::DATA_SETS;
+use crate::choices::models::MODELS;
 use crate::run::flags;
 use crate::run::spec::RunSpec;
 use crate::run::spec_file::SpecFile;
@@ -44,10 +46,12 @@ pub struct EvaluateArgs {
 
 /// The flags of a run that an evaluation takes.
 pub(super) fn taken() -> Vec<Arg> {
+    let of_choices = [MODELS.flags(), DATA_SETS.flags()].concat();
     let is_taken = |flag: &Arg| {
         let key = flags::key(flag);
         let of_heading = flag.get_help_heading().is_some_and(|text| HEADINGS.contains(&text));
-        (of_heading && !ONLY_TRAINING.contains(&key)) || ALSO.contains(&key)
+        let is_meant = of_heading || of_choices.iter().any(|own| own.get_id() == flag.get_id());
+        (is_meant && !ONLY_TRAINING.contains(&key)) || ALSO.contains(&key)
     };
     let all = flags::all().into_iter().filter(is_taken);
     all.map(|flag| match flags::key(&flag) {

@@ -136,7 +136,8 @@ pub fn resolve_inputs(
         ));
     }
     let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
-        Failure::Usage(format!("{e}; choose other --channels, --hidden, --freeze or data"))
+        let flags: Vec<String> = model.flags().into_iter().map(|(flag, _)| flag + ", ").collect();
+        Failure::Usage(format!("{e}; choose other {}--freeze or data", flags.concat()))
     })?;
     let mut config = TrainConfig {
         spec,
@@ -199,7 +200,7 @@ fn usage<T>(reason: String) -> Result<T> {
 pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
     let mut spec = spec.clone();
     if spec.get("synthetic").is_some_and(|values| values != ["false"]) {
-        spec = spec.without(&["synthetic"]).with(DATA_SETS.key, DATA_SETS.choices[0].name());
+        spec = spec.without(&["synthetic"]).with(DATA_SETS.key, DATA_SETS.default_name());
     }
     let Some(choice) = spec.get("ddp-choice").and_then(<[String]>::first).cloned() else {
         return Ok(spec);
@@ -254,7 +255,8 @@ fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) ->
     match data.has_test() {
         true => Ok(()),
         false => usage(format!(
-            "{flag}: the vectors of --model {} have no test part; leave it out",
+            "{flag}: --data {} has no test part for --model {}; leave it out",
+            data.name(),
             model.name()
         )),
     }

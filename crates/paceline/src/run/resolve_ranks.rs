@@ -95,7 +95,7 @@ pub fn resolve_mesh(
     let shape: MeshShape = stated.parse().or_else(|e| usage(format!("--mesh {stated}: {e}")))?;
     let known = strategy.axes();
     if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| !known.contains(axis)) {
-        let able = STRATEGIES.choices.iter().filter(|choice| choice.axes().contains(axis));
+        let able = STRATEGIES.all().into_iter().filter(|choice| choice.axes().contains(axis));
         let able: Vec<&str> = able.map(|choice| choice.name()).collect();
         let other = match able.as_slice() {
             [] => String::new(),

@@ -72,9 +72,9 @@ fn another(group: &Group, flag: &str) -> Failure {
 }
 
 /// The settings that determine the samples, by flag.
-pub fn identity_of_data(data: &DataConfig, seed: u64) -> Vec<(&'static str, String)> {
+pub fn identity_of_data(data: &DataConfig, seed: u64) -> Vec<(String, String)> {
     let mut identity = data.identity();
-    identity.push(("--seed", seed.to_string()));
+    identity.push(("--seed".to_owned(), seed.to_string()));
     identity
 }
 
@@ -126,10 +126,15 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let order = "the samples would come in another order";
     let course = "the learning rate would take another course";
     let sync = "the gradients would be other ones";
-    let TrainConfig { data, strategy, schedule, .. } = config;
+    let TrainConfig { model, data, strategy, schedule, .. } = config;
     let data = identity_of_data(data, config.seed).into_iter();
     let mut settings: Vec<Setting> =
-        data.map(|(flag, value)| Setting::of_flag(flag, value, order)).collect();
+        data.map(|(flag, value)| Setting::of_flag(&flag, value, order)).collect();
+    // Most of them show in the shapes of parameters, which are compared first. Those of a program's own model may not.
+    let of_model = model.flags().into_iter();
+    settings.extend(
+        of_model.map(|(flag, value)| Setting::of_flag(&flag, value, "it would be another model")),
+    );
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| {
         samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
     });
@@ -147,7 +152,7 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--rank-samples", shards, order),
         Setting {
             // Files in a folder may change between two runs.
-            key: "training-samples",
+            key: "training-samples".into(),
             name: String::new(),
             value: format!("{num_samples} training samples"),
             otherwise: order,

@@ -24,6 +24,7 @@ use clap::parser::ValueSource;
 use serde_json::{Map, Value};
 
 use super::flags;
+use crate::choices::registry::typed_value;
 use crate::disk::Disk;
 use crate::outputs::write_json;
 use crate::{Failure, Result};
@@ -161,16 +162,6 @@ impl RunSpec {
 
 /// The file of a run folder that stores the specification of the run.
 pub const FILE_NAME: &str = "config.json";
-
-/// The text as a JSON number or Boolean if it is one, so that files are natural to read and write.
-fn typed_value(text: &str) -> Value {
-    let text_of = |value: &Value| serde_json::to_string(value).unwrap_or_default();
-    match serde_json::from_str(text) {
-        // A number that JSON would write differently is kept as text, which means the same.
-        Ok(value @ (Value::Bool(_) | Value::Number(_))) if text_of(&value) == text => value,
-        _ => Value::String(text.to_owned()),
-    }
-}
 
 /// The error message of the flag parser, without the usage lines.
 pub fn message(error: &clap::Error) -> String {

@@ -138,7 +138,7 @@ impl SpecFile {
             return Ok(());
         }
         let name = flags.get(registry.key).and_then(<[String]>::first);
-        let name = name.map_or(registry.choices[0].name(), String::as_str);
+        let name = name.map_or(registry.default_name(), String::as_str);
         for key in registry.foreign_to(registry.get(name)?) {
             if self.spec.has(&key) && !flags.has(&key) {
                 notes.push(format!(

@@ -13,12 +13,13 @@ use paceline_strategies::{
     plan_buckets,
 };
 use serde::{Serialize, Serializer};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::flags::{RunFlags, StrategyFlags};
 use super::named::AccumulationName;
 use super::spec::RunSpec;
 use crate::choices::models::{MODELS, ModelConfig};
+use crate::choices::registry::FlagValues;
 use crate::choices::strategies::{
     ALONE, STRATEGIES, StrategyChoice, StrategySettings, Synchronises, TOGETHER, default_caps,
 };
@@ -29,6 +30,8 @@ use crate::{Failure, Result};
 pub struct StrategyConfig {
     choice: &'static dyn StrategyChoice,
     settings: Arc<dyn StrategySettings>,
+    /// The values of the flags that the strategy reads.
+    flags: FlagValues,
     /// Batches per optimizer step.
     pub accumulate: usize,
     /// Steps per block, if blocks of synchronized and unsynchronized steps alternate.
@@ -104,11 +107,13 @@ pub fn resolve(
                 .into(),
         );
     }
+    let own_flags = FlagValues::of(choice, settings);
     let settings = choice.resolve(settings, &model.defaults())?;
     let exactness = settings.build()?.exactness();
     Ok(StrategyConfig {
         choice,
         settings,
+        flags: own_flags,
         exactness,
         accumulate,
         sync_blocks: flags.sync_blocks,
@@ -228,7 +233,10 @@ impl std::fmt::Debug for StrategyConfig {
 
 impl Serialize for StrategyConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let mut value = self.settings.to_json();
+        let mut value = match self.settings.to_json() {
+            Value::Null => Value::Object(self.flags.to_json()),
+            settings => settings,
+        };
         value["name"] = json!(self.name());
         value["accumulate"] = json!(self.accumulate);
         let is_tree = self.options.accumulation == AccumulationOrder::Tree;

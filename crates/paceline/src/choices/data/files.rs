@@ -9,7 +9,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{DataSettings, RunNeeds};
-use crate::choices::models::Samples;
 use crate::download::Source;
 use crate::{Failure, Result};
 
@@ -45,13 +44,7 @@ impl Files {
     pub fn check(self, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
         let usage = |problem: String| Err(Failure::Usage(problem));
         let name = self.name;
-        if run.samples != Samples::Images {
-            return usage(format!(
-                "--model {} trains on synthetic vectors, and --data {name} has images; leave --data and \
-                 --data-dir out",
-                run.model
-            ));
-        }
+        run.check_images(name)?;
         if self.flags.data_dir.is_none() {
             return usage(format!("--data {name} needs --data-dir, the folder of its files"));
         }
@@ -69,10 +62,6 @@ impl Files {
 }
 
 impl DataSettings for Files {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
     fn to_json(&self) -> Value {
         json!(self.flags)
     }
@@ -95,7 +84,8 @@ impl DataSettings for Files {
         self.source.fetch(address, &self.folder(), quiet)
     }
 
-    fn identity(&self) -> Vec<(&'static str, String)> {
-        vec![("--data", self.name.to_owned())]
+    /// The files may lie in another folder.
+    fn identity(&self) -> Option<Vec<(&'static str, String)>> {
+        Some(Vec::new())
     }
 }

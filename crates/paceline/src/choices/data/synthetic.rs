@@ -54,7 +54,7 @@ impl DataChoice for Synthetic {
     fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
         let flags: Flags = read(settings)?;
         match run.samples {
-            Samples::Images => images(&flags),
+            Samples::Any | Samples::Images => images(&flags),
             Samples::Vectors { input_dim, output_dim } => {
                 vectors(&flags, input_dim, output_dim, run)
             }
@@ -132,10 +132,6 @@ struct Images {
 }
 
 impl DataSettings for Images {
-    fn name(&self) -> &'static str {
-        Synthetic.name()
-    }
-
     fn to_json(&self) -> Value {
         json!(self)
     }
@@ -152,17 +148,9 @@ impl DataSettings for Images {
         opened(SyntheticImages::new(config))
     }
 
-    fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
-        let elems: usize = dataset.input_shape().iter().product();
-        (dataset.len() as f64) * (elems * size_of::<f32>()) as f64
-    }
-
-    fn identity(&self) -> Vec<(&'static str, String)> {
-        vec![
-            ("--data", self.name().to_owned()),
-            ("--samples", self.samples.to_string()),
-            ("--image", format!("{:?}", self.image)),
-        ]
+    fn identity(&self) -> Option<Vec<(&'static str, String)>> {
+        let image = format!("{:?}", self.image);
+        Some(vec![("--samples", self.samples.to_string()), ("--image", image)])
     }
 }
 
@@ -174,10 +162,6 @@ struct Vectors {
 }
 
 impl DataSettings for Vectors {
-    fn name(&self) -> &'static str {
-        Synthetic.name()
-    }
-
     fn to_json(&self) -> Value {
         json!(self)
     }
@@ -194,11 +178,7 @@ impl DataSettings for Vectors {
         true
     }
 
-    fn resident_bytes(&self, _: &dyn Dataset) -> f64 {
-        0.0
-    }
-
-    fn identity(&self) -> Vec<(&'static str, String)> {
-        vec![("--data", self.name().to_owned()), ("--samples", self.samples.to_string())]
+    fn identity(&self) -> Option<Vec<(&'static str, String)>> {
+        Some(vec![("--samples", self.samples.to_string())])
     }
 }

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use clap::{Arg, ArgMatches, Args};
 use paceline_data::{Dataset, TargetSpec};
 use paceline_model::{CnnConfig, Model, ModelError};
-use serde::Serialize;
-use serde_json::{Value, json};
 
-use super::{Defaults, ModelChoice, ModelSettings, Samples};
+use super::{ModelChoice, ModelSettings, Samples};
 use crate::choices::registry::{Choice, flags_of, read, width};
 use crate::{Failure, Result};
 
@@ -16,7 +14,7 @@ use crate::{Failure, Result};
 pub(super) struct Cnn;
 
 /// The flags. With all defaults filled in, they are the settings.
-#[derive(Clone, Debug, Args, Serialize)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 struct Flags {
     /// CNN: output channels of each convolution
@@ -69,28 +67,12 @@ impl ModelChoice for Cnn {
 }
 
 impl ModelSettings for Flags {
-    fn name(&self) -> &'static str {
-        Cnn.name()
-    }
-
-    fn to_json(&self) -> Value {
-        json!(self)
-    }
-
     fn samples(&self) -> Samples {
         Samples::Images
     }
 
-    fn has_classes(&self) -> bool {
-        true
-    }
-
     fn has_batch_norm(&self) -> bool {
         self.batch_norm
-    }
-
-    fn defaults(&self) -> Defaults {
-        Defaults { epochs: 3, batch_size: 64, bucket_cap_mb: 25.0 }
     }
 
     fn build(

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use clap::{Arg, ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_model::{MlpConfig, Model, ModelError};
-use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{Defaults, ModelChoice, ModelSettings, Samples};
 use crate::choices::registry::{Choice, flags_of, read, width};
@@ -19,7 +17,7 @@ const MAX_LAYERS: usize = 10_000;
 pub(super) struct Mlp;
 
 /// The flags. With all defaults filled in, they are the settings.
-#[derive(Clone, Debug, Args, Serialize)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 struct Flags {
     /// MLP: number of inputs
@@ -79,20 +77,8 @@ impl ModelChoice for Mlp {
 }
 
 impl ModelSettings for Flags {
-    fn name(&self) -> &'static str {
-        Mlp.name()
-    }
-
-    fn to_json(&self) -> Value {
-        json!(self)
-    }
-
     fn samples(&self) -> Samples {
         Samples::Vectors { input_dim: self.input_dim, output_dim: self.output_dim }
-    }
-
-    fn has_classes(&self) -> bool {
-        false
     }
 
     fn defaults(&self) -> Defaults {

@@ -8,6 +8,7 @@
 mod cnn;
 mod mlp;
 
+use std::fmt;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -15,14 +16,14 @@ use clap::ArgMatches;
 use paceline_data::Dataset;
 use paceline_model::{Model, ModelError};
 use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::registry::{Choice, Registry};
+use super::registry::{Choice, FlagValues, Registry};
 use crate::Result;
 
-/// All models. The first one is the default.
+/// The models. The first one is the default.
 pub static MODELS: Registry<dyn ModelChoice> =
-    Registry { key: "model", choices: &[&cnn::Cnn, &mlp::Mlp] };
+    Registry::new("model", "Model", &[&cnn::Cnn, &mlp::Mlp]);
 
 /// A model that `--model` can name.
 pub trait ModelChoice: Choice {
@@ -32,17 +33,15 @@ pub trait ModelChoice: Choice {
 
 /// A model with its settings, all defaults filled in.
 pub trait ModelSettings: Debug + Send + Sync {
-    /// Its name on the command line.
-    fn name(&self) -> &'static str;
-
-    /// The settings, as `config.json` has them.
-    fn to_json(&self) -> Value;
-
     /// The kind of samples that it trains on.
-    fn samples(&self) -> Samples;
+    fn samples(&self) -> Samples {
+        Samples::Any
+    }
 
     /// Whether it classifies, so that there is an accuracy.
-    fn has_classes(&self) -> bool;
+    fn has_classes(&self) -> bool {
+        !matches!(self.samples(), Samples::Vectors { .. })
+    }
 
     /// Whether some of its layers keep running statistics.
     fn has_batch_norm(&self) -> bool {
@@ -50,7 +49,9 @@ pub trait ModelSettings: Debug + Send + Sync {
     }
 
     /// The defaults of a run's flags with this model.
-    fn defaults(&self) -> Defaults;
+    fn defaults(&self) -> Defaults {
+        Defaults::default()
+    }
 
     /// Whether the run prints the summary of the scaling benchmark at its end.
     fn ends_with_scaling_block(&self) -> bool {
@@ -68,6 +69,8 @@ pub trait ModelSettings: Debug + Send + Sync {
 /// The kind of samples that a model trains on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Samples {
+    /// Whatever the data set has. The builder of the model looks at the data set.
+    Any,
     /// Images with a class each.
     Images,
     /// Vectors, with vectors as targets.
@@ -77,6 +80,18 @@ pub enum Samples {
         /// Number of elements of a target.
         output_dim: usize,
     },
+}
+
+impl fmt::Display for Samples {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Samples::Any => f.write_str("any samples"),
+            Samples::Images => f.write_str("images with a class each"),
+            Samples::Vectors { input_dim, output_dim } => {
+                write!(f, "vectors of {input_dim} elements with {output_dim} values each")
+            }
+        }
+    }
 }
 
 /// Defaults of a run that depend on its model.
@@ -90,10 +105,19 @@ pub struct Defaults {
     pub bucket_cap_mb: f64,
 }
 
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { epochs: 3, batch_size: 64, bucket_cap_mb: 25.0 }
+    }
+}
+
 /// The model of a run.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
+    name: &'static str,
     settings: Arc<dyn ModelSettings>,
+    /// The values of the flags that the model reads.
+    flags: FlagValues,
     /// Units that are not trained.
     frozen: Vec<String>,
 }
@@ -101,7 +125,19 @@ pub struct ModelConfig {
 impl ModelConfig {
     /// The model with this name, from the settings of a run.
     pub fn resolve(name: &str, frozen: Vec<String>, settings: &ArgMatches) -> Result<Self> {
-        Ok(Self { settings: MODELS.get(name)?.resolve(settings)?, frozen })
+        let choice = MODELS.get(name)?;
+        let flags = FlagValues::of(choice, settings);
+        Ok(Self { name: choice.name(), settings: choice.resolve(settings)?, flags, frozen })
+    }
+
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The flags that the model reads, with their values.
+    pub fn flags(&self) -> Vec<(String, String)> {
+        self.flags.typed()
     }
 
     /// Builds the model, with its frozen units.
@@ -128,9 +164,9 @@ impl std::ops::Deref for ModelConfig {
 
 impl Serialize for ModelConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let mut value = self.settings.to_json();
-        value["name"] = json!(self.settings.name());
-        value["frozen"] = json!(self.frozen);
-        value.serialize(serializer)
+        let mut entries = self.flags.to_json();
+        entries.insert("name".into(), json!(self.name));
+        entries.insert("frozen".into(), json!(self.frozen));
+        entries.serialize(serializer)
     }
 }

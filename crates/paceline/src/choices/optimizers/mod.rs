@@ -13,7 +13,7 @@ use crate::{Failure, Result};
 
 /// All optimizers. The first one is the default.
 pub static OPTIMIZERS: Registry<dyn OptimizerChoice> =
-    Registry { key: "optimizer", choices: &[&sgd::ChooseSgd, &adamw::ChooseAdamW] };
+    Registry::new("optimizer", "Training", &[&sgd::ChooseSgd, &adamw::ChooseAdamW]);
 
 /// An optimizer that `--optimizer` can name.
 pub trait OptimizerChoice: Choice {

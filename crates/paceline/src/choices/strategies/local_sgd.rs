@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args};
 use paceline_strategies::{LocalSgd, Strategy};
-use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{Advice, Models, StrategyChoice, StrategySettings, Synchronises};
 use crate::choices::models::Defaults;
@@ -16,7 +14,7 @@ use crate::{Failure, Result};
 pub(super) struct ChooseLocalSgd;
 
 /// The flags. With all defaults filled in, they are the settings.
-#[derive(Debug, Args, Serialize)]
+#[derive(Debug, Args)]
 #[command(next_help_heading = "Strategy")]
 struct Flags {
     /// local_sgd: steps between two averages
@@ -58,10 +56,6 @@ impl StrategySettings for Flags {
     fn build(&self) -> Result<Box<dyn Strategy>> {
         let local = LocalSgd::new(self.sync_every)?;
         Ok(Box::new(if self.local_sgd_as_published { local.as_published() } else { local }))
-    }
-
-    fn to_json(&self) -> Value {
-        json!(self)
     }
 
     fn models(&self) -> Models {

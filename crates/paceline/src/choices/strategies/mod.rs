@@ -25,7 +25,7 @@ use std::sync::Arc;
 use clap::ArgMatches;
 use paceline_collectives::Axis;
 use paceline_strategies::{BucketCaps, Strategy};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::models::Defaults;
 use super::registry::{Choice, Registry};
@@ -33,10 +33,11 @@ use crate::Result;
 
 pub use buckets::default_caps;
 
-/// All strategies, in the order in which they are compared.
-pub static STRATEGIES: Registry<dyn StrategyChoice> = Registry {
-    key: "strategy",
-    choices: &[
+/// The strategies, in the order in which they are compared.
+pub static STRATEGIES: Registry<dyn StrategyChoice> = Registry::new(
+    "strategy",
+    "Strategy",
+    &[
         &single::ChooseSingle,
         &simple_ddp::ChooseSimpleDdp,
         &simple_ddp_ga::ChooseSimpleDdpGa,
@@ -51,7 +52,7 @@ pub static STRATEGIES: Registry<dyn StrategyChoice> = Registry {
         &local_sgd::ChooseLocalSgd,
         &no_sync::ChooseNoSync,
     ],
-};
+);
 
 /// The default strategy of a single rank.
 pub const ALONE: &str = "single";
@@ -105,9 +106,9 @@ pub trait StrategySettings: Debug + Send + Sync {
     /// The strategy itself.
     fn build(&self) -> Result<Box<dyn Strategy>>;
 
-    /// The settings, as `config.json` has them.
+    /// The settings, as `config.json` has them. `null` stands for the values of the flags.
     fn to_json(&self) -> Value {
-        json!({})
+        Value::Null
     }
 
     /// The sizes of the buckets in which gradients live, if there are such buckets.
@@ -160,7 +161,7 @@ pub enum Advice {
 }
 
 /// A strategy without settings of its own, from its constructor.
-pub(super) struct Plain<S>(pub fn() -> S);
+pub struct Plain<S>(pub fn() -> S);
 
 impl<S> Debug for Plain<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

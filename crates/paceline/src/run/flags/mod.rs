@@ -16,7 +16,7 @@ use super::named::{AccumulationName, Course, Device, PrecisionName, TransportNam
 use crate::choices::data::DATA_SETS;
 use crate::choices::models::MODELS;
 use crate::choices::optimizers::OPTIMIZERS;
-use crate::choices::registry::flags_of;
+use crate::choices::registry::{self, flags_of};
 use crate::choices::strategies::STRATEGIES;
 
 pub use comm::CommArgs;
@@ -27,7 +27,7 @@ pub use profile::ProfileArgs;
 #[derive(Clone, Debug, Args)]
 pub struct RunFlags {
     /// Model
-    #[arg(long, value_parser = MODELS.parser(), default_value = MODELS.choices[0].name(), help_heading = "Model")]
+    #[arg(long, value_parser = MODELS.parser(), default_value = MODELS.default_name(), help_heading = "Model")]
     pub model: String,
     /// Do not train these layers: conv0, fc0, ...
     #[arg(long, num_args = 1.., value_name = "LAYER", help_heading = "Model")]
@@ -97,7 +97,7 @@ pub struct RunFlags {
     #[arg(
         long,
         value_parser = OPTIMIZERS.parser(),
-        default_value = OPTIMIZERS.choices[0].name(),
+        default_value = OPTIMIZERS.default_name(),
         help_heading = "Training"
     )]
     pub optimizer: String,
@@ -125,7 +125,7 @@ pub struct RunFlags {
     #[arg(
         long,
         value_parser = DATA_SETS.parser(),
-        default_value = DATA_SETS.choices[0].name(),
+        default_value = DATA_SETS.default_name(),
         help_heading = "Data"
     )]
     pub data: String,
@@ -224,10 +224,9 @@ pub fn key(flag: &Arg) -> &str {
     flag.get_long().unwrap_or(flag.get_id().as_str())
 }
 
-/// Whether a flag takes several values.
+/// Whether the flag of this name takes several values.
 pub fn takes_list(name: &str) -> bool {
-    let flag = all().into_iter().find(|flag| key(flag) == name);
-    flag.and_then(|flag| flag.get_num_args()).is_some_and(|num| num.max_values() > 1)
+    all().iter().any(|flag| key(flag) == name && registry::takes_list(flag))
 }
 
 /// The `clap` command that parses the flags of a run.

@@ -106,7 +106,7 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     let config = spec::resolve(&flags)?;
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
-    for &strategy in STRATEGIES.choices {
+    for strategy in STRATEGIES.all() {
         if strategy.synchronises() == Synchronises::Alone && world_size > 1 {
             continue;
         }

@@ -1,0 +1,76 @@
+//! A model of your own, with a layer of your own, and flags for both:
+//! `cargo run --release --example own_model -- train --model powers --width 64 --nproc 2 --evaluate`
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use paceline::model::Result;
+use paceline::model::layers::{Flatten, Linear, Sequence};
+use paceline::prelude::*;
+
+/// y = max(x, 0)^p. For p = 2 it is the squared ReLU of So et al., 2021.
+struct Power(f32);
+
+impl Layer for Power {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let output = cx.activation(input.shape())?;
+        for (y, x) in output.write::<f32>()?.iter_mut().zip(input.read::<f32>()?.iter()) {
+            *y = x.max(0.0).powf(self.0);
+        }
+        Ok((output, Saved::of([input])))
+    }
+
+    /// dx = p max(x, 0)^(p - 1) dy.
+    fn backward_input(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<Tensor> {
+        let [input] = saved.tensors()?;
+        let d_input = cx.activation(input.shape())?;
+        let (x, dy) = (input.read::<f32>()?, dy.read::<f32>()?);
+        for (i, dx) in d_input.write::<f32>()?.iter_mut().enumerate() {
+            *dx = if x[i] > 0.0 { self.0 * x[i].powf(self.0 - 1.0) * dy[i] } else { 0.0 };
+        }
+        Ok(d_input)
+    }
+}
+
+/// The model with its settings, which are its flags.
+#[derive(Debug, Args)]
+struct Powers {
+    /// Powers: width of the hidden layer
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    width: usize,
+    /// Powers: the power to which positive values are raised
+    #[arg(long, value_name = "P", default_value_t = 2.0)]
+    power: f32,
+}
+
+impl Own for Powers {
+    const NAME: &str = "powers";
+    const ABOUT: &str = "One hidden layer, whose positive outputs are raised to a power";
+}
+
+impl ModelSettings for Powers {
+    fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model> {
+        let TargetSpec::Class { num_classes } = dataset.target() else {
+            return Err(ModelError::Config("powers needs classes as targets".into()));
+        };
+        let inputs = dataset.input_shape().iter().product();
+        let mut layout = LayoutBuilder::new();
+        let unit = layout.unit("hidden");
+        let linear = Linear::new(&mut layout, inputs, self.width, Activation::None);
+        let hidden = Sequence::new().then(Flatten).then(linear).then(Power(self.power));
+        let hidden = Block::new(unit, hidden);
+        let unit = layout.unit("head");
+        let head = Linear::new(&mut layout, self.width, num_classes, Activation::None);
+        Ok(Model {
+            name: Self::NAME,
+            blocks: vec![hidden, Block::new(unit, head)],
+            objective: Box::new(CrossEntropy),
+            layout: Arc::new(layout.finish(world_size)),
+            activation_elems: inputs + 2 * self.width + num_classes,
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    Program::new().model::<Powers>().main()
+}

@@ -1,0 +1,20 @@
+//! The names that a program with its own model, data set or strategy needs: `use paceline::prelude::*`.
+
+pub use clap;
+pub use clap::Args;
+pub use paceline_collectives::{Group, ReduceOp, Work};
+pub use paceline_data::{DataError, Dataset, Split, TargetMut, TargetSpec};
+pub use paceline_kernels::linear::Activation;
+pub use paceline_memory::Tensor;
+pub use paceline_model::{
+    Batch, Block, Context, CrossEntropy, Init, Layer, LayoutBuilder, MeanSquaredError, Model,
+    ModelError, Objective, ParamId, Saved, layers,
+};
+pub use paceline_strategies::{Exactness, Replica, Schedule, Step, Strategy, StrategyError, span};
+pub use paceline_trace::SpanTrack;
+
+pub use crate::choices::data::DataSettings;
+pub use crate::choices::models::{Defaults, ModelSettings, Samples};
+pub use crate::choices::own::{Own, OwnStrategy};
+pub use crate::choices::strategies::{StrategySettings, Synchronises};
+pub use crate::{Failure, FinishedRun, Program};

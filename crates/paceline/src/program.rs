@@ -1,0 +1,157 @@
+//! The whole program: parse, resolve, run, exit. Its choices are those of paceline and those that its user adds.
+//!
+//! The launcher starts ranks with the executable of this process, so a program with choices of its own is started again as
+//! each of its ranks.
+
+use std::any::TypeId;
+use std::ffi::OsString;
+use std::marker::PhantomData;
+use std::process::ExitCode;
+
+use clap::{Arg, Command as Parser, CommandFactory, Parser as _};
+
+use crate::choices::data::{DATA_SETS, DataSettings};
+use crate::choices::models::{MODELS, ModelSettings};
+use crate::choices::own::{Entry, Own, OwnStrategy};
+use crate::choices::registry::{Choice, Registry};
+use crate::choices::strategies::STRATEGIES;
+use crate::cli::studies::BenchCommand;
+use crate::cli::{Cli, Command};
+use crate::experiment::{self, FinishedRun};
+use crate::{
+    Failure, Result, analyze, bench, check, compare, environment, evaluate, launcher, links,
+    streams, sweep, trace,
+};
+
+/// The command line of paceline, with choices of its user's own.
+///
+/// Choices belong to the process: each [`Program`] has those that an earlier one has added.
+#[derive(Debug, Default)]
+pub struct Program {
+    /// Why a choice could not be added.
+    problem: Option<String>,
+}
+
+impl Program {
+    /// The program without further choices.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a model, which `--model` can name.
+    pub fn model<M: Own + ModelSettings>(self) -> Self {
+        self.adding(add(&MODELS, &Entry::<M>(PhantomData), TypeId::of::<M>()))
+    }
+
+    /// Adds a data set, which `--data` can name.
+    pub fn data_set<D: Own + DataSettings>(self) -> Self {
+        self.adding(add(&DATA_SETS, &Entry::<D>(PhantomData), TypeId::of::<D>()))
+    }
+
+    /// Adds a strategy, which `--strategy` can name.
+    pub fn strategy<S: OwnStrategy>(self) -> Self {
+        self.adding(add(&STRATEGIES, &Entry::<S>(PhantomData), TypeId::of::<S>()))
+    }
+
+    fn adding(self, outcome: Result<()>) -> Self {
+        Self { problem: self.problem.or(outcome.err().map(|failure| failure.to_string())) }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.problem.clone().map_or(Ok(()), |problem| Err(Failure::Usage(problem)))
+    }
+
+    /// Reads the command line of this process, and does what it asks for.
+    pub fn main(self) -> ExitCode {
+        let outcome = self.check().and_then(|()| run(Cli::parse().command));
+        let code = outcome.unwrap_or_else(|failure| failure.report());
+        ExitCode::from(streams::finish(code))
+    }
+
+    /// Trains as `paceline train` with these flags does, but within this process: ranks are threads. Prints what
+    /// `paceline train` prints, which is nothing with `--quiet`. Leaves signals to the caller.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Usage`] if a choice could not be added, or if the flags are wrong; any other failure if the run fails.
+    pub fn train<W: Into<OsString> + Clone>(
+        &self,
+        flags: impl IntoIterator<Item = W>,
+    ) -> Result<FinishedRun> {
+        self.check()?;
+        experiment::train_here(flags)
+    }
+}
+
+/// Does what a command line asks for. Returns the exit code.
+fn run(command: Command) -> Result<u8> {
+    let place = || environment::read(|name| std::env::var(name).ok());
+    match command {
+        Command::Train(args) => experiment::train(&args, place()?),
+        Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
+        Command::Bench(BenchCommand::Operation(args)) => bench::sweep::bench(&args, place()?),
+        Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),
+        Command::Check(args) => check::check(&args, place()?),
+        Command::Sweep(args) => sweep::sweep(&args, place()?),
+        Command::Predict(args) => sweep::presets::predict::predict(&args, place()?),
+        Command::Analyze(args) => analyze::analyze(&args),
+        Command::Compare(args) => compare::compare(&args),
+        Command::Links(args) => links::links_command(&args),
+        Command::Trace(command) => trace::trace(&command),
+        Command::Launch(args) => launcher::launch_command(&args),
+        Command::Rank { parent, command } => launcher::become_rank(parent, &command),
+        Command::Guard => launcher::guard_groups(),
+    }
+}
+
+/// Adds a choice, if its name and the names of its flags are free.
+fn add<C: Choice + ?Sized>(
+    registry: &Registry<C>,
+    choice: &'static C,
+    of_type: TypeId,
+) -> Result<()> {
+    if registry.has(of_type) {
+        return Ok(());
+    }
+    let cli = Cli::command();
+    for flag in choice.flags() {
+        let words = format!("--{} {}, which this program adds", registry.key, choice.name());
+        let Some(long) = flag.get_long() else {
+            let flag = flag.get_id();
+            return Err(Failure::Usage(format!(
+                "{words}: its flag {flag} has no long name; give it one"
+            )));
+        };
+        if let Some(command) = clash(&cli, registry.key, &flag) {
+            return Err(Failure::Usage(format!(
+                "{words}: its flag --{long} is a flag of {command} already; give it another name"
+            )));
+        }
+    }
+    registry.add(choice, of_type)
+}
+
+/// The command, among those that have the flag `--key` and so would have `flag` too, in which another flag has one of its
+/// names.
+fn clash(command: &Parser, key: &str, flag: &Arg) -> Option<String> {
+    let name = command.get_name();
+    let own = names(flag);
+    let is_taken = |other: &Arg| names(other).iter().any(|name| own.contains(name));
+    // These are no flags of a command until it is used.
+    let is_of_all = own.iter().any(|name| ["--help", "-h", "--version", "-V"].contains(&&**name));
+    let has_key = command.get_arguments().any(|other| other.get_long() == Some(key));
+    if has_key && (is_of_all || command.get_arguments().any(is_taken)) {
+        return Some(name.to_owned());
+    }
+    let of_part = command.get_subcommands().find_map(|part| clash(part, key, flag));
+    of_part.map(|part| format!("{name} {part}"))
+}
+
+/// The names by which a flag is known: that of the field, those on the command line.
+fn names(flag: &Arg) -> Vec<String> {
+    let long = flag.get_long().into_iter().chain(flag.get_all_aliases().unwrap_or_default());
+    let short =
+        flag.get_short().into_iter().chain(flag.get_all_short_aliases().unwrap_or_default());
+    let typed = long.map(|name| format!("--{name}")).chain(short.map(|name| format!("-{name}")));
+    typed.chain([flag.get_id().to_string()]).collect()
+}
