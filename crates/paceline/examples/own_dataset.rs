@@ -1,5 +1,5 @@
 //! A data set of your own: noisy images of waves, whose class is the direction of the wave.
-//! `cargo run --release --example own_dataset -- train --data waves --noise 2 --nproc 2 --evaluate`
+//! `cargo run --release --example own_dataset -- train --data waves --momentum 0.9 --nproc 2 --evaluate`
 
 use std::f32::consts::{PI, TAU};
 use std::process::ExitCode;

@@ -53,7 +53,12 @@ impl Sandbox {
 
     /// A command that runs the binary here, without any variable of a launcher, and without a proxy.
     pub fn paceline(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+        self.command(Path::new(env!("CARGO_BIN_EXE_paceline")))
+    }
+
+    /// The same for another program.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
         let launchers = [
             "GROUP_",
             "LOCAL_",

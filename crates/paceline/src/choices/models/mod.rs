@@ -147,6 +147,10 @@ impl ModelConfig {
         world_size: usize,
     ) -> std::result::Result<Model, ModelError> {
         let mut model = self.settings.build(dataset, world_size)?;
+        if let Some(param) = model.layout.params().iter().find(|p| p.shape.num_elems() == 0) {
+            let reason = format!("the parameter {} of {} has no elements", param.name, self.name);
+            return Err(ModelError::Config(format!("{reason}: its shape is {}", param.shape)));
+        }
         if !self.frozen.is_empty() {
             model.freeze(&self.frozen)?;
         }

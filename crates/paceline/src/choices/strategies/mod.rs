@@ -161,7 +161,7 @@ pub enum Advice {
 }
 
 /// A strategy without settings of its own, from its constructor.
-pub struct Plain<S>(pub fn() -> S);
+pub(super) struct Plain<S>(pub fn() -> S);
 
 impl<S> Debug for Plain<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
