@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use common::{Run, Sandbox, TINY, json};
 
@@ -26,7 +27,7 @@ fn path(example: &str) -> PathBuf {
     path
 }
 
-/// The part of a summary's accuracy that an evaluation has printed.
+/// The accuracy that an evaluation has printed, in percent.
 fn accuracy(run: &Run) -> f64 {
     run.line("Evaluation accuracy: ").trim_end_matches('%').parse().unwrap()
 }
@@ -83,8 +84,7 @@ fn the_name_of_a_model_and_its_flags_are_known_everywhere() {
     refused("train --model powers --width 0", &empty);
     sandbox.write("run.toml", b"model = \"powers\"\nwidht = 8\n");
     refused("train --config run.toml", &["run.toml:2", "no key widht", "nearest key is width"]);
-    let folder = ["--model powers", "--freeze", "there are hidden, head"];
-    refused("train --model powers --freeze fc0", &folder[1..]);
+    refused("train --model powers --freeze fc0", &["--freeze", "there are hidden, head"]);
     let links = run(&sandbox, "own_model", "links --model powers --width 16 --compute-ms 3").ok();
     // 784 x 16 + 16 and 16 x 10 + 10.
     assert!(links.stdout.contains("12,730"), "{}", links.stdout);
@@ -155,4 +155,25 @@ fn a_strategy_is_swept_and_compared_like_any_other() {
     let compared = run(&sandbox, "own_strategy", &format!("{all} --warmup-steps 1")).ok();
     let line = compared.stdout.lines().find(|line| line.starts_with("two_pieces"));
     assert!(line.is_some(), "{}", compared.stdout);
+}
+
+/// The pages of the documentation show the examples as they are.
+#[test]
+fn the_documentation_shows_code_of_the_examples() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("../../docs/extending.md")).unwrap();
+    let (begin, end) = ("## A program of your own", "## Inside the repository");
+    let part = page.split(begin).nth(1).unwrap().split(end).next().unwrap();
+    let blocks: Vec<&str> =
+        part.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(blocks.len(), 8, "{blocks:#?}");
+    let examples = ["own_model", "own_dataset", "own_strategy"].map(|name| {
+        let text = fs::read_to_string(root.join(format!("examples/{name}.rs"))).unwrap();
+        assert!(text.lines().count() < 80, "{name} is to be read in one go");
+        text
+    });
+    for block in blocks {
+        let is_shown = examples.iter().any(|example| example.contains(block));
+        assert!(is_shown, "no example has this code of docs/extending.md:\n{block}");
+    }
 }
