@@ -98,7 +98,7 @@ impl Core {
             policy,
         };
         let outcome = self.engine.run(&context).map(|present_ns| {
-            // For the rank that arrives last, the recorded opening of the gate may lie just before the
+            // For the rank that arrives last, the recorded end of the barrier phase may lie just before the
             // start that this rank read from the clock.
             let present_ns = present_ns.max(started_ns);
             if let Some(emulator) = self.emulator.get() {

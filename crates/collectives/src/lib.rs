@@ -58,21 +58,22 @@
 //! receives. `n` is the number of ranks; `h` is the number of hosts, with `k` ranks each. Shares and
 //! blocks may differ in length, and may be empty.
 //!
-//! **`thread` and `shm`**: bytes that a rank reads and writes in memory. A *gate* is a barrier in shared
-//! memory: a rank passes it when all ranks have arrived.
+//! **`thread` and `shm`**: bytes that a rank reads and writes in memory. A *phase* is a phase of the barrier that
+//! the ranks have in shared memory. The first phase completes when all ranks have arrived, the second when all
+//! ranks have done their work.
 //!
 //! | operation | steps | bytes per rank |
 //! |---|---|---|
-//! | all-reduce | 2 gates | reads `S`, writes `S` |
-//! | reduce | 2 gates | reads `S`, writes `S/n` |
-//! | reduce-scatter | 2 gates | reads `S`, writes its share |
-//! | all-gather | 2 gates | reads and writes `S`; in place `(n-1)/n S` |
-//! | broadcast | 2 gates | all but the root read and write `S` |
-//! | gather | 2 gates | the root reads and writes `S` |
-//! | scatter | 2 gates | reads and writes its share |
-//! | all-to-all | 2 gates | reads and writes what it receives |
+//! | all-reduce | 2 phases | reads `S`, writes `S` |
+//! | reduce | 2 phases | reads `S`, writes `S/n` |
+//! | reduce-scatter | 2 phases | reads `S`, writes its share |
+//! | all-gather | 2 phases | reads and writes `S`; in place `(n-1)/n S` |
+//! | broadcast | 2 phases | all but the root read and write `S` |
+//! | gather | 2 phases | the root reads and writes `S` |
+//! | scatter | 2 phases | reads and writes its share |
+//! | all-to-all | 2 phases | reads and writes what it receives |
 //! | send, recv, send-recv | the two ranks meet | the receiver reads and writes `S` |
-//! | barrier | 1 gate | 0 |
+//! | barrier | 1 phase | 0 |
 //!
 //! **`tcp`**: bytes through the busiest rank in its busier direction. Before the steps of a collective
 //! operation, every rank sends every other rank a header of 88 bytes, which is one more step. In an

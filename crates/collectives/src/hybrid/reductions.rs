@@ -258,7 +258,7 @@ impl<'a> Exchange<'a> {
 
     /// Combines what a window has of this host's data for the pieces of these hosts, sends the blocks that
     /// are complete, and finishes the blocks of this rank's own piece that have arrived meanwhile. Never
-    /// waits, since other ranks of this host may be at a gate.
+    /// waits, because other ranks of this host may wait for this rank in a barrier phase.
     fn combine(&mut self, hosts: &Range<usize>, window: &Window) {
         let (plan, rail, host) = (self.plan, self.hybrid.local.rank, self.hybrid.node());
         let size = self.call.dtype.size_bytes();

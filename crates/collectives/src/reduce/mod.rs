@@ -1,10 +1,10 @@
 //! Element-wise reduction over the ranks, as a balanced tree over their order.
 //!
 //! Every element is combined as `((x0 + x1) + (x2 + x3)) + ...`, by the tree of `tree.rs`, whatever the
-//! transport, the unit of work or the vector width, so all transports give the same bits. Neighbors that are
-//! the halves of a node may be combined beforehand, in the running type, without a change of the result. The one exception: if several inputs are NaN, it is
-//! not defined which NaN comes out. f16 and bf16 are combined in f32 and rounded once, at the end. Integers
-//! wrap.
+//! transport, the chunk of work or the vector width, so all transports give the same bits. Neighbors that are
+//! the halves of a node may be combined beforehand, in the running type, without a change of the result. There
+//! is one exception: if several inputs are NaN, it is not defined which NaN comes out. f16 and bf16 are combined
+//! in f32 and rounded once, at the end. Integers wrap.
 //!
 //! Input: addresses of elements (not slices, since the memory is shared between ranks). Output: the reduced
 //! elements in memory. This module chooses the vector instructions for the loops in `blocks`. It knows

@@ -1,6 +1,6 @@
 //! All-gather: every rank gets the data of every rank, in rank order; lengths may differ.
 //!
-//! Steps: gate, copy, gate. For a result of `S` bytes, all ranks together read and write `(n-1) S` (in
+//! Steps: barrier phase, copy, barrier phase. For a result of `S` bytes, all ranks together read and write `(n-1) S` (in
 //! place) or `n S`. Nothing is summed.
 //!
 //! If every rank's result can be reached, each rank writes its own share to all results: a share that this
@@ -49,7 +49,7 @@ fn push(
         if own.is_empty() || std::ptr::eq(from, to) {
             continue;
         }
-        // SAFETY: both are valid for the share until the last gate. Only this rank's share is written to
+        // SAFETY: both are valid for the share until the last phase completes. Only this rank's share is written to
         // `to`, which does not overlap `from`: the case in which both are the same was skipped above.
         unsafe { std::ptr::copy_nonoverlapping(from, to, own.len()) };
     }

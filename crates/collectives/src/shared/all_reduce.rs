@@ -1,14 +1,14 @@
 //! All-reduce, direct: every element is reduced as one tree and written to every rank at once.
 //!
-//! Steps: gate, units, gate. The message is divided into *units* of work, which the ranks claim from a
-//! shared counter. For a message of `S` bytes, each rank reads `S` bytes and writes `S` bytes on average,
+//! Steps: barrier phase, chunks, barrier phase. The message is divided into *chunks*, which the ranks claim
+//! from a shared counter. For a message of `S` bytes, each rank reads `S` bytes and writes `S` bytes on average,
 //! the least possible if every rank keeps its own copy. Order of summation: the tree over ranks 0, 1, 2, ...
-//! for each element, whichever rank claims the unit.
+//! for each element, whichever rank claims the chunk.
 //!
 //! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. Each piece
 //! is copied in (`S` more bytes), reduced in the staging areas, which stay in the cache, and copied out
-//! (`S` more). Two ranks instead each reduce the whole message directly into their private memory, without
-//! the second gate and the copy out.
+//! (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank reduces the whole
+//! message directly into its private memory.
 
 use std::borrow::Cow;
 
@@ -20,9 +20,9 @@ use crate::CollectiveError;
 use crate::context::OpContext;
 use crate::reduce::Reduction;
 
-/// Bytes of a unit of work: small enough that even a megabyte is divided among the ranks, large enough that
-/// claiming a unit (one atomic addition) costs little compared to the work.
-const UNIT_BYTES: usize = 64 << 10;
+/// Bytes of a chunk: small enough that even a megabyte is divided among the ranks, large enough that
+/// claiming a chunk (one atomic addition) costs little compared to the work.
+const CHUNK_BYTES: usize = 64 << 10;
 
 pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
     reduce_to(shared, context, 0..shared.world)
@@ -61,7 +61,7 @@ impl Job<'_> {
             self.places(met.number, 0..self.shared.world, |slot| &slot.send, 0, len_bytes)?;
         let outputs =
             self.places(met.number, self.targets.clone(), |slot| &slot.recv, 0, len_bytes)?;
-        self.reduce_units(met.number, &inputs, &outputs, len_bytes)
+        self.reduce_chunks(met.number, &inputs, &outputs, len_bytes)
     }
 
     /// The addresses of the data of `ranks`: `len_bytes` bytes, from `start` bytes into the message.
@@ -81,8 +81,8 @@ impl Job<'_> {
         ranks.map(address).collect()
     }
 
-    /// Claims units until none is left, and waits until all are done.
-    fn reduce_units(
+    /// Claims chunks until none is left, and waits until all are complete.
+    fn reduce_chunks(
         &self,
         round: u32,
         inputs: &[*mut u8],
@@ -91,14 +91,14 @@ impl Job<'_> {
     ) -> Result<(), CollectiveError> {
         let Self { shared, context, .. } = self;
         let control = shared.control();
-        let num_units = len_bytes.div_ceil(UNIT_BYTES) as u32;
-        while let Some(unit) = control.claim_unit(num_units) {
-            let begin = unit as usize * UNIT_BYTES;
-            let unit_bytes = UNIT_BYTES.min(len_bytes - begin);
-            // SAFETY: the unit lies within every region. The owners of the regions have claimed or borrowed
-            // them and wait for the second gate. Only this rank works on a unit that it has claimed.
-            unsafe { self.reduce(inputs, outputs, begin, unit_bytes) };
-            control.complete_unit(round, num_units);
+        let num_chunks = len_bytes.div_ceil(CHUNK_BYTES) as u32;
+        while let Some(chunk) = control.claim_chunk(num_chunks) {
+            let begin = chunk as usize * CHUNK_BYTES;
+            let chunk_bytes = CHUNK_BYTES.min(len_bytes - begin);
+            // SAFETY: the chunk lies within every region. The owners of the regions have claimed or borrowed
+            // them and wait for the second phase. Only this rank works on a chunk that it has claimed.
+            unsafe { self.reduce(inputs, outputs, begin, chunk_bytes) };
+            control.complete_chunk(round, num_chunks);
         }
         shared.done_with(round);
         shared.wait_done(context, round)
@@ -116,9 +116,9 @@ impl Job<'_> {
         len_bytes: usize,
     ) {
         let call = self.context.call;
-        // Most messages are a single unit, which begins where the regions do.
+        // Most messages are a single chunk, which begins where the regions do.
         let moved = |bases: &[*mut u8]| -> Vec<*mut u8> {
-            // SAFETY: the unit lies within every region, as required of the caller.
+            // SAFETY: the chunk lies within every region, as required of the caller.
             bases.iter().map(|base| unsafe { base.add(begin) }).collect()
         };
         let (from, to) = match begin {
@@ -169,9 +169,9 @@ impl Job<'_> {
             }
             let outputs =
                 self.places(round, targets.clone(), |slot| &slot.recv, start, len_bytes)?;
-            self.reduce_units(round, &inputs, &outputs, len_bytes)?;
+            self.reduce_chunks(round, &inputs, &outputs, len_bytes)?;
             if is_staged(rank) && is_target {
-                // SAFETY: all units are complete, and nobody writes to this half before this rank arrives
+                // SAFETY: all chunks are complete, and nobody writes to this half before this rank arrives
                 // in another round.
                 unsafe {
                     let stage = shared.stage(rank, round);

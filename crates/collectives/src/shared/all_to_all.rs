@@ -1,6 +1,6 @@
 //! All-to-all: every rank copies the block that each rank has for it; blocks may differ in length.
 //!
-//! Steps: gate, copy, gate. Each rank reads and writes as many bytes as it receives. Nothing is summed.
+//! Steps: barrier phase, copy, barrier phase. Each rank reads and writes as many bytes as it receives. Nothing is summed.
 
 use std::sync::atomic::Ordering;
 

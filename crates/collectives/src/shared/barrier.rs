@@ -1,6 +1,6 @@
 //! Barrier: no rank goes on before all have arrived.
 //!
-//! Steps: one gate. No bytes are moved, and nothing is summed.
+//! Steps: one barrier phase. No bytes are moved, and nothing is summed.
 
 use super::state::Shared;
 use crate::CollectiveError;

@@ -1,6 +1,6 @@
 //! Broadcast: every rank copies the root's data.
 //!
-//! Steps: gate, copy, gate. Every rank except the root reads and writes `S` bytes. Nothing is summed.
+//! Steps: barrier phase, copy, barrier phase. Every rank except the root reads and writes `S` bytes. Nothing is summed.
 
 use super::pull::{Cut, pull};
 use super::state::Shared;

@@ -1,33 +1,33 @@
-//! The state machine that all ranks of a group share: two gates and a counter of units.
+//! The state machine that all ranks of a group share: a barrier with two phases, and a counter of chunks.
 //!
 //! Work proceeds in *rounds*. Every rank counts the rounds for itself. In each round
 //!
-//! 1. every rank publishes its call in its [`Slot`] and arrives at the first gate; the last rank to arrive
-//!    resets the unit counters and opens the gate;
-//! 2. the ranks claim units of work from a shared counter, so that a rank that the system has put to sleep
-//!    delays nobody; the rank that completes the last unit opens the second gate;
-//! 3. every rank waits for the second gate and goes on.
+//! 1. every rank publishes its call in its [`Slot`] and arrives at the first phase of the barrier. The last
+//!    rank to arrive resets the counters of chunks and completes the phase;
+//! 2. the ranks claim *chunks* of the work from a shared counter, so that a rank that the system has put to
+//!    sleep delays no other rank. The last chunk completes the second phase;
+//! 3. every rank waits for the second phase and goes on.
 //!
-//! Counters can be reset in step 1 because no rank passes the first gate of round k+1 before all ranks have
+//! Counters can be reset in step 1 because the first phase of round k+1 does not complete before all ranks have
 //! left round k. Each rank has two slots, for even and odd rounds: a fast rank may write its slot for round
-//! k+1 while a slow one still reads the slots of round k. It cannot write the slot for round k+2, which is
-//! that of round k again, before the slow rank has arrived in round k+1.
+//! k+1 while a slow rank still reads the slots of round k. The slot for round k+2 is that of round k again. The
+//! fast rank cannot write it before the slow rank has arrived in round k+1.
 //!
-//! A rank that stops waiting at the first gate *closes* it for good. Closing and opening are atomic steps, of
-//! which only one can succeed: either the gate was already open, and the rank goes on after all, or the gate
-//! stays closed, and no peer will ever touch the memory that the rank takes back.
+//! A rank that stops waiting for the first phase *closes* the phase for good. Closing and completing a phase are
+//! atomic steps, of which only one can succeed. Either the phase was already complete, and the rank goes on
+//! after all. Or the phase stays closed, and no peer will ever touch the memory that the rank takes back.
 //!
-//! The state lives in memory that may be shared between processes. It consists of atomics only (valid when
-//! zeroed). This module knows nothing of what the units do. `gates.rs` and `mail.rs` define how ranks wait;
-//! loom checks these two files.
+//! The state lies in memory that may be shared between processes. It consists of atomics only (valid when
+//! zeroed). This module does not know what the chunks are. `phases.rs` and `mail.rs` define how ranks wait,
+//! and loom checks these two files.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use paceline_memory::{Mapping, MemoryError};
 
 use super::fate::{Fate, WaitError};
-use super::gates::{Bell, Gates, Line};
 use super::mail::Counts;
+use super::phases::{Barrier, Line, WakeUp};
 use super::segment::Place;
 use crate::MAX_RANKS;
 use crate::call::{CallHeader, Verdict};
@@ -150,7 +150,7 @@ struct Alarms {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Control {
-    gates: Gates,
+    barrier: Barrier,
     alarms: Line<Alarms>,
     /// A bit for each rank of another host for which a rank of this host has waited in vain.
     beyond: Line<AtomicU64>,
@@ -159,8 +159,8 @@ pub(crate) struct Control {
     verdict: VerdictWords,
     /// Per rank: 0 in the group, 1 left in order, 2 lost.
     fate: [AtomicU32; MAX_RANKS],
-    /// Per rank: the event counter on which it waits outside of the gates.
-    bells: [Bell; MAX_RANKS],
+    /// Per rank: the event counter on which the rank waits outside of the barrier.
+    wake_ups: [WakeUp; MAX_RANKS],
     slots: [[Slot; MAX_RANKS]; 2],
     /// `[parity][rank][peer]`: the number of elements that a rank sends to each peer and expects from each
     /// peer in an all-to-all.
@@ -201,12 +201,12 @@ impl Control {
         &self.slots[(seq % 2) as usize][rank]
     }
 
-    /// Arrives at the first gate of round `seq`. The caller has filled its slot.
+    /// Arrives at the first phase of round `seq`. The caller has filled its slot.
     pub(crate) fn arrive(&self, seq: u32, world: usize) {
-        self.gates.arrive(seq, world);
+        self.barrier.arrive(seq, world);
     }
 
-    /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last one arrived.
+    /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last rank arrived.
     /// `is_stuck`, called from time to time, returns the reason if a rank can never arrive.
     pub(crate) fn wait_present(
         &self,
@@ -214,11 +214,11 @@ impl Control {
         policy: WaitPolicy,
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<u64, WaitError> {
-        // A peer that looks stuck may already have passed this gate and gone on to its next operation. In
-        // that case the gate is seen to be open too, so it is checked again.
-        let stuck = || is_stuck().filter(|_| !self.gates.all_present(seq));
+        // A peer that looks stuck may already have left this round and gone on to its next operation. In that
+        // case this rank also sees that the phase is complete, so the phase is checked again.
+        let stuck = || is_stuck().filter(|_| !self.barrier.all_present(seq));
         let has_accused = || stuck().inspect(|verdict| self.accuse(verdict)).is_some();
-        let outcome = self.gates.wait_present(seq, policy, || self.alarm(), has_accused);
+        let outcome = self.barrier.wait_present(seq, policy, || self.alarm(), has_accused);
         outcome.inspect_err(|error| self.give_up(*error))
     }
 
@@ -228,19 +228,19 @@ impl Control {
         (0..world).filter(is_working).collect()
     }
 
-    /// Claims the next of `num_units` units. `None` if all are claimed.
-    pub(crate) fn claim_unit(&self, num_units: u32) -> Option<u32> {
-        self.gates.claim_unit(num_units)
+    /// Claims the next of `num_chunks` chunks. `None` if all are claimed.
+    pub(crate) fn claim_chunk(&self, num_chunks: u32) -> Option<u32> {
+        self.barrier.claim_chunk(num_chunks)
     }
 
-    /// Reports a claimed unit as complete. Completing the last unit opens the second gate.
-    pub(crate) fn complete_unit(&self, seq: u32, num_units: u32) {
-        self.gates.complete_unit(seq, num_units);
+    /// Reports a claimed chunk as complete. The last chunk completes the second phase.
+    pub(crate) fn complete_chunk(&self, seq: u32, num_chunks: u32) {
+        self.barrier.complete_chunk(seq, num_chunks);
     }
 
-    /// Waits until all units of round `seq` are complete.
+    /// Waits until all chunks of round `seq` are complete.
     pub(crate) fn wait_done(&self, seq: u32, policy: WaitPolicy) -> Result<(), WaitError> {
-        let outcome = self.gates.wait_done(seq, policy, || self.alarm());
+        let outcome = self.barrier.wait_done(seq, policy, || self.alarm());
         outcome.inspect_err(|error| self.give_up(*error))
     }
 
@@ -297,9 +297,9 @@ impl Control {
         }
         let _ =
             self.alarms.0.first.compare_exchange(0, alarm, Ordering::Release, Ordering::Relaxed);
-        self.gates.wake_all();
+        self.barrier.wake_all();
         for rank in 0..MAX_RANKS {
-            self.ring(rank);
+            self.wake(rank);
         }
     }
 
@@ -353,14 +353,14 @@ impl Control {
     }
 
     /// Wakes `rank` if it waits for a point-to-point operation.
-    pub(crate) fn ring(&self, rank: usize) {
-        self.bells[rank].ring();
+    pub(crate) fn wake(&self, rank: usize) {
+        self.wake_ups[rank].wake();
     }
 
-    /// Waits until `is_done`, which checks shared words; whoever changes them rings this rank's bell. The
-    /// wait needs only the ranks in `peers`. `is_stuck`, called from time to time, returns the reason if one
-    /// of them can never do its part.
-    pub(crate) fn wait_bell(
+    /// Waits until `is_done` returns true. `is_done` checks shared words, and a rank that changes them wakes
+    /// this rank. The wait needs only the ranks in `peers`. `is_stuck`, called from time to time, returns the
+    /// reason if one of these peers can never do its part.
+    pub(crate) fn wait_for_wake_up(
         &self,
         rank: usize,
         peers: &[usize],
@@ -369,7 +369,7 @@ impl Control {
         is_stuck: impl Fn() -> Option<Verdict>,
     ) -> Result<(), WaitError> {
         let accuse = |verdict: &Verdict| self.accuse(verdict);
-        self.bells[rank].wait(policy, is_done, || self.alarm_among(peers), is_stuck, accuse)
+        self.wake_ups[rank].wait(policy, is_done, || self.alarm_among(peers), is_stuck, accuse)
     }
 
     /// Whether `rank` left in order.
@@ -398,9 +398,9 @@ mod tests {
         WaitPolicy { spin: Duration::from_micros(5), limit: Duration::from_secs(30) };
 
     #[test]
-    fn every_unit_of_every_round_is_done_once_and_seen_by_all() {
+    fn every_chunk_of_every_round_is_done_once_and_seen_by_all() {
         const WORLD: usize = 5;
-        const UNITS: u32 = 7;
+        const CHUNKS: u32 = 7;
         let mapping = Control::create(0).unwrap();
         let control = Control::of(&mapping);
         let total = AtomicUsize::new(0);
@@ -413,12 +413,12 @@ mod tests {
                         control.arrive(seq, WORLD);
                         control.wait_present(seq, PATIENT, || None).unwrap();
                         assert_eq!(control.missing(seq, WORLD), [0usize; 0]);
-                        while control.claim_unit(UNITS).is_some() {
+                        while control.claim_chunk(CHUNKS).is_some() {
                             total.fetch_add(1, Ordering::Relaxed);
-                            control.complete_unit(seq, UNITS);
+                            control.complete_chunk(seq, CHUNKS);
                         }
                         control.wait_done(seq, PATIENT).unwrap();
-                        assert!(total.load(Ordering::Relaxed) >= (seq * UNITS) as usize);
+                        assert!(total.load(Ordering::Relaxed) >= (seq * CHUNKS) as usize);
                     }
                 });
             }
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_a_rank_gave_up_on_stays_shut() {
+    fn a_phase_that_a_rank_gave_up_on_stays_closed() {
         let mapping = Control::create(0).unwrap();
         let control = Control::of(&mapping);
         let short = WaitPolicy { spin: Duration::ZERO, limit: Duration::from_millis(5) };

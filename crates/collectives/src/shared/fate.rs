@@ -1,4 +1,4 @@
-//! How a rank leaves a group, and why a wait can end before its gate opens.
+//! How a rank leaves a group, and why a wait can end before its phase completes.
 
 use crate::call::Verdict;
 
@@ -11,7 +11,7 @@ pub(crate) enum Fate {
     Lost = 2,
 }
 
-/// Why a wait ended without its gate opening.
+/// Why a wait ended before its phase completed, or before its wake-up came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitError {
     /// This peer is no longer in the group.

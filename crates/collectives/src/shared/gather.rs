@@ -1,6 +1,6 @@
 //! Gather: the root copies every rank's data, in rank order; lengths may differ.
 //!
-//! Steps: gate, the root copies, gate. The root reads and writes `S` bytes for a result of `S`; the
+//! Steps: barrier phase, the root copies, barrier phase. The root reads and writes `S` bytes for a result of `S`; the
 //! others only wait. Nothing is summed.
 
 use super::pull::{Cut, pull};

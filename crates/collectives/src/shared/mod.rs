@@ -1,12 +1,13 @@
 //! Ranks that share memory: threads of one process, or processes of one host.
 //!
-//! All ranks share one [`Control`] block. They meet at its gates, read there the calls of the others and
-//! where their data lie, and then work on each other's memory directly. Reductions are divided into units,
-//! which any rank may claim. In all other operations each rank copies what it needs from where the data lie.
-//! Every element is reduced by the same tree over the ranks, so all transports give the same bits.
+//! All ranks share one [`Control`] block, which holds a barrier with two phases. After the first phase each rank
+//! knows the calls of all others and where their data lie, and the ranks work on each other's memory directly.
+//! Reductions are divided into chunks, which any rank may claim. In all other operations each rank copies what
+//! it needs from where the data lie. Every element is reduced by the same tree over the ranks, so all transports
+//! give the same bits.
 //!
 //! Memory that peers cannot reach (a `Vec` of another process) goes through a staging area, one half at a
-//! time: while peers read one half, the owner fills the other, so one gate per piece is enough.
+//! time: while peers read one half, the owner fills the other, so one barrier phase per piece is enough.
 
 mod all_gather;
 mod all_reduce;
@@ -15,12 +16,12 @@ mod barrier;
 mod broadcast;
 mod control;
 mod fate;
-mod gates;
 mod gather;
 pub(crate) mod links;
 mod mail;
 #[cfg(all(test, loom))]
 mod models;
+mod phases;
 mod point_to_point;
 pub(crate) mod pull;
 mod reduce;

@@ -17,8 +17,8 @@ use loom::model::Builder;
 use loom::thread;
 
 use super::fate::WaitError;
-use super::gates::{Bell, Gates};
 use super::mail::{Counts, MAX_READY};
+use super::phases::{Barrier, WakeUp};
 use super::sync::{AtomicU32, Ordering, SLEEP, Sleep};
 use crate::context::WaitPolicy;
 
@@ -79,183 +79,183 @@ fn check<T: Send + Sync + 'static>(
 }
 
 const MAX_WORLD: usize = 3;
-const UNITS: u32 = 2;
+const CHUNKS: u32 = 2;
 
 /// The state that ranks share in the models of rounds of work.
 #[derive(Default)]
-struct Room {
-    gates: Gates,
+struct Rounds {
+    barrier: Barrier,
     slots: [[Data; MAX_WORLD]; 2],
-    units: [Data; UNITS as usize],
+    chunks: [Data; CHUNKS as usize],
 }
 
-impl Room {
-    /// One round as in an all-reduce: publish, meet, read what the others published, work, meet.
+impl Rounds {
+    /// One round as in an all-reduce: publish, first phase, read what the others published, work, second phase.
     fn work(&self, rank: usize, world: usize, seq: u32) {
         let slots = &self.slots[(seq % 2) as usize];
         slots[rank].set(100 * seq + rank as u32);
-        self.gates.arrive(seq, world);
-        self.gates.wait_present(seq, PATIENT, || None, || false).unwrap();
+        self.barrier.arrive(seq, world);
+        self.barrier.wait_present(seq, PATIENT, || None, || false).unwrap();
         for (peer, slot) in slots[..world].iter().enumerate() {
             assert_eq!(slot.get(), 100 * seq + peer as u32);
         }
-        while let Some(unit) = self.gates.claim_unit(UNITS) {
-            let unit = &self.units[unit as usize];
-            unit.set(unit.get() + 1);
-            self.gates.complete_unit(seq, UNITS);
+        while let Some(chunk) = self.barrier.claim_chunk(CHUNKS) {
+            let chunk = &self.chunks[chunk as usize];
+            chunk.set(chunk.get() + 1);
+            self.barrier.complete_chunk(seq, CHUNKS);
         }
-        self.gates.wait_done(seq, PATIENT, || None).unwrap();
-        for unit in &self.units {
-            assert_eq!(unit.get(), seq, "a unit is done once a round, and before the second gate");
+        self.barrier.wait_done(seq, PATIENT, || None).unwrap();
+        for chunk in &self.chunks {
+            assert_eq!(chunk.get(), seq, "a chunk is done once a round, before the second phase");
         }
     }
 }
 
 #[test]
 fn loom_two_ranks_work_for_two_rounds() {
-    let rank = |room: &Room, rank| (1..=2).for_each(|seq| room.work(rank, 2, seq));
-    check(2, Some(3), Room::default, rank, |_| ());
+    let rank = |rounds: &Rounds, rank| (1..=2).for_each(|seq| rounds.work(rank, 2, seq));
+    check(2, Some(3), Rounds::default, rank, |_| ());
 }
 
 #[test]
 fn loom_three_ranks_work_for_one_round() {
-    check(3, Some(2), Room::default, |room, rank| room.work(rank, 3, 1), |_| ());
+    check(3, Some(2), Rounds::default, |rounds, rank| rounds.work(rank, 3, 1), |_| ());
 }
 
 #[test]
 fn loom_three_ranks_work_for_two_rounds() {
-    let rank = |room: &Room, rank| (1..=2).for_each(|seq| room.work(rank, 3, seq));
-    check(3, Some(1), Room::default, rank, |_| ());
+    let rank = |rounds: &Rounds, rank| (1..=2).for_each(|seq| rounds.work(rank, 3, seq));
+    check(3, Some(1), Rounds::default, rank, |_| ());
 }
 
 #[test]
-fn loom_two_ranks_meet_without_work_for_three_rounds() {
+fn loom_two_ranks_arrive_without_work_for_three_rounds() {
     // Like pieces of staged data: what a rank publishes in a round stays readable until it is overwritten two
     // rounds later.
-    let rank = |room: &Room, rank: usize| {
+    let rank = |rounds: &Rounds, rank: usize| {
         for seq in 1..=3 {
-            let slots = &room.slots[(seq % 2) as usize];
+            let slots = &rounds.slots[(seq % 2) as usize];
             slots[rank].set(100 * seq + rank as u32);
-            room.gates.arrive(seq, 2);
-            room.gates.wait_present(seq, PATIENT, || None, || false).unwrap();
+            rounds.barrier.arrive(seq, 2);
+            rounds.barrier.wait_present(seq, PATIENT, || None, || false).unwrap();
             assert_eq!(slots[1 - rank].get(), 100 * seq + 1 - rank as u32);
         }
     };
-    check(2, Some(3), Room::default, rank, |_| ());
+    check(2, Some(3), Rounds::default, rank, |_| ());
 }
 
-/// The result of each rank at the first gate: 1 all met, 2 this rank timed out, 3 another rank timed out.
+/// How the first phase ended for each rank: 1 it completed, 2 this rank timed out, 3 another rank timed out.
 #[derive(Default)]
-struct Meeting {
-    gates: Gates,
+struct FirstPhase {
+    barrier: Barrier,
     found: [Data; MAX_WORLD],
 }
 
-fn meet(meeting: &Meeting, rank: usize, world: usize, policy: WaitPolicy) {
-    meeting.gates.arrive(1, world);
-    let found = match meeting.gates.wait_present(1, policy, || None, || false) {
+fn arrive(first: &FirstPhase, rank: usize, world: usize, policy: WaitPolicy) {
+    first.barrier.arrive(1, world);
+    let found = match first.barrier.wait_present(1, policy, || None, || false) {
         Ok(_) => 1,
         Err(WaitError::TimedOut) => 2,
         Err(WaitError::GivenUp) => 3,
         Err(other) => panic!("{other:?}"),
     };
-    meeting.found[rank].set(found);
+    first.found[rank].set(found);
 }
 
 #[test]
-fn loom_a_gate_opens_for_all_or_is_given_up_by_all() {
-    let impatient_first = |meeting: &Meeting, rank| {
-        meet(meeting, rank, 2, if rank == 0 { IMPATIENT } else { PATIENT });
+fn loom_a_phase_completes_for_all_or_is_given_up_by_all() {
+    let impatient_first = |first: &FirstPhase, rank| {
+        arrive(first, rank, 2, if rank == 0 { IMPATIENT } else { PATIENT });
     };
-    check(2, None, Meeting::default, impatient_first, |meeting| {
-        let found = [meeting.found[0].get(), meeting.found[1].get()];
+    check(2, None, FirstPhase::default, impatient_first, |first| {
+        let found = [first.found[0].get(), first.found[1].get()];
         assert!(matches!(found, [1, 1] | [2, 3]), "{found:?}");
     });
-    let impatient = |meeting: &Meeting, rank| meet(meeting, rank, 2, IMPATIENT);
-    check(2, None, Meeting::default, impatient, |meeting| {
-        let found = [meeting.found[0].get(), meeting.found[1].get()];
+    let impatient = |first: &FirstPhase, rank| arrive(first, rank, 2, IMPATIENT);
+    check(2, None, FirstPhase::default, impatient, |first| {
+        let found = [first.found[0].get(), first.found[1].get()];
         assert!(matches!(found, [1, 1] | [2, 2] | [2, 3] | [3, 2]), "{found:?}");
     });
 }
 
 #[test]
-fn loom_a_gate_that_opens_at_the_end_of_the_time_opens_again() {
-    let rank = |meeting: &Meeting, rank: usize| {
-        meet(meeting, rank, 2, if rank == 0 { IMPATIENT } else { PATIENT });
-        if meeting.found[rank].get() == 1 {
-            meeting.gates.arrive(2, 2);
-            meeting.gates.wait_present(2, PATIENT, || None, || false).unwrap();
+fn loom_a_phase_that_completes_at_the_time_limit_completes_again() {
+    let rank = |first: &FirstPhase, rank: usize| {
+        arrive(first, rank, 2, if rank == 0 { IMPATIENT } else { PATIENT });
+        if first.found[rank].get() == 1 {
+            first.barrier.arrive(2, 2);
+            first.barrier.wait_present(2, PATIENT, || None, || false).unwrap();
         }
     };
-    check(2, Some(3), Meeting::default, rank, |_| ());
+    check(2, Some(3), FirstPhase::default, rank, |_| ());
 }
 
 #[test]
-fn loom_a_gate_that_is_given_up_wakes_a_sleeper() {
+fn loom_a_phase_that_is_given_up_wakes_a_sleeper() {
     // A third rank never comes.
-    let impatient_first = |meeting: &Meeting, rank| {
-        meet(meeting, rank, 3, if rank == 0 { IMPATIENT } else { PATIENT });
+    let impatient_first = |first: &FirstPhase, rank| {
+        arrive(first, rank, 3, if rank == 0 { IMPATIENT } else { PATIENT });
     };
-    check(2, None, Meeting::default, impatient_first, |meeting| {
-        assert_eq!([meeting.found[0].get(), meeting.found[1].get()], [2, 3]);
+    check(2, None, FirstPhase::default, impatient_first, |first| {
+        assert_eq!([first.found[0].get(), first.found[1].get()], [2, 3]);
     });
 }
 
 #[test]
-fn loom_a_gate_among_three_opens_for_all_or_is_given_up_by_all() {
-    let impatient_first = |meeting: &Meeting, rank| {
-        meet(meeting, rank, 3, if rank == 0 { IMPATIENT } else { PATIENT });
+fn loom_a_phase_of_three_ranks_completes_for_all_or_is_given_up_by_all() {
+    let impatient_first = |first: &FirstPhase, rank| {
+        arrive(first, rank, 3, if rank == 0 { IMPATIENT } else { PATIENT });
     };
-    check(3, Some(2), Meeting::default, impatient_first, |meeting| {
-        let found = [0, 1, 2].map(|rank: usize| meeting.found[rank].get());
+    check(3, Some(2), FirstPhase::default, impatient_first, |first| {
+        let found = [0, 1, 2].map(|rank: usize| first.found[rank].get());
         assert!(matches!(found, [1, 1, 1] | [2, 3, 3]), "{found:?}");
     });
 }
 
-/// Words whose changes a bell announces, and the data that the words stand for.
+/// Words whose changes a wake-up announces, and the data that the words stand for.
 #[derive(Default)]
-struct Errand {
-    bell: Bell,
+struct Announced {
+    wake_up: WakeUp,
     words: [AtomicU32; 2],
     data: [Data; 2],
 }
 
 #[test]
-fn loom_a_bell_is_heard() {
-    // Two ranks ring the same bell; the third waits for both.
-    let rank = |errand: &Errand, rank: usize| {
-        if let Some(caller) = rank.checked_sub(1) {
-            errand.data[caller].set(7);
-            errand.words[caller].store(1, Ordering::Release);
-            errand.bell.ring();
+fn loom_no_wake_up_is_lost() {
+    // Two ranks wake the third, which waits for both.
+    let rank = |announced: &Announced, rank: usize| {
+        if let Some(sender) = rank.checked_sub(1) {
+            announced.data[sender].set(7);
+            announced.words[sender].store(1, Ordering::Release);
+            announced.wake_up.wake();
             return;
         }
-        let is_done = || errand.words.iter().all(|word| word.load(Ordering::Acquire) == 1);
-        errand.bell.wait(PATIENT, is_done, || None, || None, |_| ()).unwrap();
-        assert_eq!([0, 1].map(|caller: usize| errand.data[caller].get()), [7, 7]);
+        let is_done = || announced.words.iter().all(|word| word.load(Ordering::Acquire) == 1);
+        announced.wake_up.wait(PATIENT, is_done, || None, || None, |_| ()).unwrap();
+        assert_eq!([0, 1].map(|sender: usize| announced.data[sender].get()), [7, 7]);
     };
-    check(3, Some(3), Errand::default, rank, |_| ());
+    check(3, Some(3), Announced::default, rank, |_| ());
 }
 
-/// A mailbox with places for two pieces, the description of the message by each side, and a bell per side.
+/// A mailbox with places for two pieces, the description of the message by each side, and a wake-up per side.
 #[derive(Default)]
-struct Box {
+struct Mailbox {
     counts: Counts,
-    bells: [Bell; 2],
+    wake_ups: [WakeUp; 2],
     pieces: [Data; MAX_READY as usize],
     said: [Data; 2],
 }
 
-impl Box {
+impl Mailbox {
     fn wait(&self, rank: usize, is_done: impl Fn() -> bool) {
-        self.bells[rank].wait(PATIENT, is_done, || None, || None, |_| ()).unwrap();
+        self.wake_ups[rank].wait(PATIENT, is_done, || None, || None, |_| ()).unwrap();
     }
 
     /// Sends a message of `num_pieces` pieces like `point_to_point.rs`, each piece in its place.
     fn send(&self, number: u32, num_pieces: u32) {
         self.said[0].set(10 * number);
         let message = self.counts.send();
-        self.bells[1].ring();
+        self.wake_ups[1].wake();
         self.wait(0, || self.counts.is_asked(message));
         assert_eq!(self.said[1].get(), 10 * number + 1);
         loop {
@@ -272,14 +272,14 @@ impl Box {
             }
             self.pieces[(ready % MAX_READY) as usize].set(100 * number + ready);
             self.counts.add_ready();
-            self.bells[1].ring();
+            self.wake_ups[1].wake();
         }
     }
 
     fn receive(&self, number: u32, num_pieces: u32) {
         self.said[1].set(10 * number + 1);
         let message = self.counts.ask();
-        self.bells[0].ring();
+        self.wake_ups[0].wake();
         self.wait(1, || self.counts.is_sent(message));
         assert_eq!(self.said[0].get(), 10 * number);
         loop {
@@ -296,23 +296,23 @@ impl Box {
             }
             assert_eq!(self.pieces[(taken % MAX_READY) as usize].get(), 100 * number + taken);
             self.counts.add_taken();
-            self.bells[0].ring();
+            self.wake_ups[0].wake();
         }
     }
 }
 
 #[test]
 fn loom_two_messages_of_one_piece_arrive() {
-    let rank = |mail: &Box, rank| {
+    let rank = |mail: &Mailbox, rank| {
         for number in 1..=2 {
             if rank == 0 { mail.send(number, 1) } else { mail.receive(number, 1) }
         }
     };
-    check(2, Some(2), Box::default, rank, |_| ());
+    check(2, Some(2), Mailbox::default, rank, |_| ());
 }
 
 #[test]
 fn loom_a_message_of_three_pieces_arrives() {
-    let rank = |mail: &Box, rank| if rank == 0 { mail.send(1, 3) } else { mail.receive(1, 3) };
-    check(2, Some(2), Box::default, rank, |_| ());
+    let rank = |mail: &Mailbox, rank| if rank == 0 { mail.send(1, 3) } else { mail.receive(1, 3) };
+    check(2, Some(2), Mailbox::default, rank, |_| ());
 }

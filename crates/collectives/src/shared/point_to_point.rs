@@ -81,7 +81,7 @@ fn wait(
     is_stuck: impl Fn() -> Option<Verdict>,
 ) -> Result<(), CollectiveError> {
     let (control, peers) = (shared.control(), peers(context));
-    let outcome = control.wait_bell(shared.rank, &peers, context.policy, is_done, is_stuck);
+    let outcome = control.wait_for_wake_up(shared.rank, &peers, context.policy, is_done, is_stuck);
     outcome.map_err(|error| shared.explain(context, error, || peers))
 }
 
@@ -177,7 +177,7 @@ impl<'a> Sender<'a> {
         mail.sender_operation.store(context.seq, Ordering::Relaxed);
         mail.place.store(place);
         let message = mail.counts.send();
-        shared.control().ring(to);
+        shared.control().wake(to);
         Self { mail, to, data, message, is_staged: place.is_none() }
     }
 
@@ -231,7 +231,7 @@ impl<'a> Sender<'a> {
             }
             self.mail.round.store(shared.latest_round(), Ordering::Relaxed);
             self.mail.counts.add_ready();
-            shared.control().ring(self.to);
+            shared.control().wake(self.to);
         }
     }
 }
@@ -252,7 +252,7 @@ impl<'a> Receiver<'a> {
         mail.receiver.store(&half(context, OpKind::Recv, from));
         mail.receiver_operation.store(context.seq, Ordering::Relaxed);
         let message = mail.counts.ask();
-        shared.control().ring(from);
+        shared.control().wake(from);
         Self { mail, from, data, message, place: None }
     }
 
@@ -317,7 +317,7 @@ impl<'a> Receiver<'a> {
                 return Err(shared.explain(context, reason, || vec![self.from]));
             }
             self.mail.counts.add_taken();
-            shared.control().ring(self.from);
+            shared.control().wake(self.from);
         }
     }
 }

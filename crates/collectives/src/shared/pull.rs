@@ -1,9 +1,9 @@
-//! How each rank fetches data for itself from where they lie. Collective operations use this, except those
-//! whose work is divided into units, and all-gathers of memory that all ranks can reach.
+//! How each rank fetches data for itself from where they lie. All collective operations use this, except those
+//! whose work is divided into chunks, and all-gathers of memory that all ranks can reach.
 //!
-//! Steps: gate, copy, gate. Staged data go in pieces with one gate per piece, and need no last gate: a half
-//! of the staging area is written again only after all ranks have arrived in the round after the one that
-//! used it.
+//! Steps: barrier phase, copy, barrier phase. Staged data go in pieces with one phase per piece, and need no
+//! last phase: a half of the staging area is written again only after all ranks have arrived in the round after
+//! the round that used it.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Reduce: the root gets the reduction of all ranks' data.
 //!
-//! Like all-reduce, with one output. Steps: gate, units, gate. All ranks together read `world` times `S`
-//! bytes and write `S` bytes. Order of summation: the tree over ranks 0, 1, 2, ...
+//! Like all-reduce, with one output. Steps: barrier phase, chunks, barrier phase. All ranks together read
+//! `world` times `S` bytes and write `S` bytes. Order of summation: the tree over ranks 0, 1, 2, ...
 
 use super::all_reduce;
 use super::state::Shared;

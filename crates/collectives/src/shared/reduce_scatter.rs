@@ -1,6 +1,6 @@
 //! Reduce-scatter: every rank reduces its own share of all ranks' data.
 //!
-//! Steps: gate, reduce, gate. For a message of `S` bytes, each rank reads `S` bytes (its share of every
+//! Steps: barrier phase, reduce, barrier phase. For a message of `S` bytes, each rank reads `S` bytes (its share of every
 //! rank's data) and writes its share. Order of summation: the tree over ranks
 //! 0, 1, 2, ...
 

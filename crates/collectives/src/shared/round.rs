@@ -1,7 +1,7 @@
 //! One round of the shared state machine: arrive, meet, compare, and finish.
 //!
 //! This module knows the order of events on a rank. The file of each operation defines what happens between
-//! the gates.
+//! the two phases of the barrier.
 
 use std::sync::atomic::Ordering;
 
@@ -119,7 +119,7 @@ impl Shared {
         slot.recv.store(recv.filter(|_| send.is_some()));
         slot.operation.store(context.seq, Ordering::Relaxed);
         slot.working.store(1, Ordering::Relaxed);
-        // Release: a rank that sees this number also sees the rest of the slot, even before the gate opens.
+        // Release: a rank that sees this number also sees the rest of the slot, even before the phase completes.
         slot.seq.store(round, Ordering::Release);
         self.control().arrive(round, self.world);
     }
@@ -150,7 +150,7 @@ impl Shared {
     /// touches this rank's memory.
     pub(super) fn finish(&self, context: &OpContext, round: u32) -> Result<(), CollectiveError> {
         self.done_with(round);
-        self.control().complete_unit(round, self.world as u32);
+        self.control().complete_chunk(round, self.world as u32);
         self.wait_done(context, round)
     }
 

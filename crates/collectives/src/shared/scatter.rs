@@ -1,6 +1,6 @@
 //! Scatter: every rank copies its share of the root's data; shares may differ in length.
 //!
-//! Steps: gate, copy, gate. Each rank reads and writes its share. Nothing is summed.
+//! Steps: barrier phase, copy, barrier phase. Each rank reads and writes its share. Nothing is summed.
 
 use super::pull::{Cut, pull};
 use super::state::Shared;

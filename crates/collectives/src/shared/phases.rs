@@ -1,0 +1,325 @@
+//! How the ranks of a group wait for each other: the two phases of a barrier, a counter of chunks, and wake-ups.
+//!
+//! Each round passes through the two *phases* of the barrier. A phase is a word on which ranks sleep (a futex)
+//! until the phase completes for their round. A *chunk* is a part of a round's work that one rank claims. A
+//! *wake-up* is an event counter on which one rank sleeps until another rank increments it.
+//!
+//! [`Control`](super::control::Control) defines what a round is. It keeps the barrier and the wake-ups in memory
+//! that may be shared between processes. They consist of atomics only and are valid when zeroed. This module
+//! knows nothing of calls or data.
+//!
+//! `models.rs` checks this file with loom:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p paceline-collectives --release --lib loom
+//! ```
+
+use std::time::Duration;
+
+use super::fate::WaitError;
+use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now_ns, spin_loop};
+use crate::call::Verdict;
+use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
+
+/// A value on its own cache line, to avoid false sharing between ranks.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Line<T>(pub T);
+
+/// A phase of the barrier. It completes once per round, and ranks wait until it has completed for their round.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(super) struct Phase {
+    /// The latest round for which the phase has completed, shifted left by one. The low bit is [`CLOSED`].
+    word: Word,
+    /// The number of ranks asleep on the word. If it is zero, completing the phase needs no system call.
+    sleepers: AtomicU32,
+    /// When the phase last completed, in nanoseconds of `CLOCK_MONOTONIC`.
+    completed_ns: AtomicU64,
+}
+
+/// The bit of a phase's word that says that the phase is closed: it will not complete again.
+const CLOSED: u32 = 1;
+
+/// The barrier of a group: its two phases, and the counters of the chunks between them. The first phase
+/// (`present`) completes when all ranks have arrived. The second phase (`done`) completes when all chunks of
+/// the round are complete.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(super) struct Barrier {
+    arrived: Line<AtomicU32>,
+    present: Phase,
+    claimed: Line<AtomicU32>,
+    completed: Line<AtomicU32>,
+    done: Phase,
+}
+
+// Processes share this layout; they are always of the same build. The check makes sure that the types that
+// loom can replace do not change it.
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Barrier>() == 5 * 64 && size_of::<WakeUp>() == 64);
+
+impl Barrier {
+    /// Arrives at the first phase of round `seq`.
+    pub(super) fn arrive(&self, seq: u32, world: usize) {
+        // AcqRel: the last rank to arrive sees every slot. By completing the phase, that rank makes all slots
+        // visible to the ranks that wait for the phase.
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == world as u32 {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            self.claimed.0.store(0, Ordering::Relaxed);
+            self.completed.0.store(0, Ordering::Relaxed);
+            // Rounds without chunks do not complete the second phase, so its word is brought up to date here.
+            // If the word fell too far behind, the wrapping comparison would take it for a word that is ahead.
+            self.done.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
+            self.present.complete(seq);
+        }
+    }
+
+    /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last rank arrived. If
+    /// the wait fails, closes the first phase for good.
+    pub(super) fn wait_present(
+        &self,
+        seq: u32,
+        policy: WaitPolicy,
+        alarm: impl Fn() -> Option<WaitError>,
+        has_accused: impl Fn() -> bool,
+    ) -> Result<u64, WaitError> {
+        self.present
+            .wait(seq, policy, alarm, has_accused)
+            .or_else(|error| if self.present.close(seq) { Err(error) } else { Ok(()) })?;
+        Ok(self.present.completed_ns.load(Ordering::Relaxed))
+    }
+
+    /// Whether all ranks have arrived in round `seq`.
+    pub(super) fn all_present(&self, seq: u32) -> bool {
+        self.present.is_complete(seq)
+    }
+
+    /// Claims the next of `num_chunks` chunks. `None` if all are claimed.
+    pub(super) fn claim_chunk(&self, num_chunks: u32) -> Option<u32> {
+        // Checked first, so that repeated calls after the last chunk do not increase the counter without
+        // limit.
+        if self.claimed.0.load(Ordering::Relaxed) >= num_chunks {
+            return None;
+        }
+        let chunk = self.claimed.0.fetch_add(1, Ordering::Relaxed);
+        (chunk < num_chunks).then_some(chunk)
+    }
+
+    /// Reports a claimed chunk as complete. The last chunk completes the second phase.
+    pub(super) fn complete_chunk(&self, seq: u32, num_chunks: u32) {
+        // AcqRel: the writes of all earlier chunks happen before the last completion.
+        if self.completed.0.fetch_add(1, Ordering::AcqRel) + 1 == num_chunks {
+            self.done.complete(seq);
+        }
+    }
+
+    /// Waits until all chunks of round `seq` are complete.
+    pub(super) fn wait_done(
+        &self,
+        seq: u32,
+        policy: WaitPolicy,
+        alarm: impl Fn() -> Option<WaitError>,
+    ) -> Result<(), WaitError> {
+        self.done.wait(seq, policy, alarm, || false)
+    }
+
+    /// Wakes all sleeping ranks, so that they look at the alarm.
+    pub(super) fn wake_all(&self) {
+        self.present.wake_all();
+        self.done.wake_all();
+    }
+}
+
+impl Phase {
+    /// Waits until the phase has completed for round `seq`. `alarm` returns the reason if the phase will never
+    /// complete. `has_accused` is called from time to time and looks for such a reason. If there is a reason,
+    /// `has_accused` raises the alarm and returns true.
+    fn wait(
+        &self,
+        seq: u32,
+        policy: WaitPolicy,
+        alarm: impl Fn() -> Option<WaitError>,
+        has_accused: impl Fn() -> bool,
+    ) -> Result<(), WaitError> {
+        if self.is_complete(seq) {
+            return Ok(());
+        }
+        let mut waited = Waited::begin(now_ns());
+        while waited.until(now_ns()) < policy.spin {
+            for _ in 0..32 {
+                if self.is_complete(seq) {
+                    return Ok(());
+                }
+                spin_loop();
+            }
+        }
+        loop {
+            let alarm = alarm();
+            // The phase is checked after the alarm: a rank that left in order may have completed the phase
+            // just before it left, and then the alarm does not concern this round.
+            if self.is_complete(seq) {
+                return Ok(());
+            }
+            if let Some(reason) = alarm {
+                return Err(reason);
+            }
+            if has_accused() {
+                continue;
+            }
+            if self.is_closed() {
+                return Err(WaitError::GivenUp);
+            }
+            let left = policy.limit.saturating_sub(waited.until(now_ns()));
+            if left.is_zero() {
+                return Err(WaitError::TimedOut);
+            }
+            self.sleep(seq, left.min(LONGEST_SLEEP));
+        }
+    }
+
+    /// Whether a phase with this word has completed for round `seq`. Round numbers wrap around, but a rank is
+    /// never more than one round behind, so the sign of the difference is enough.
+    fn has_completed(word: u32, seq: u32) -> bool {
+        (word & !CLOSED).wrapping_sub(seq << 1) as i32 >= 0
+    }
+
+    fn is_complete(&self, seq: u32) -> bool {
+        Self::has_completed(self.word.load(Ordering::Acquire), seq)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.word.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// Completes the phase for round `seq`, unless the phase has been closed.
+    fn complete(&self, seq: u32) {
+        self.completed_ns.store(now_ns(), Ordering::Relaxed);
+        let before = self.word.load(Ordering::Relaxed);
+        // SeqCst on both sides, so that at least one side sees the other. Here the phase completes, and then
+        // the count of sleepers is read. In `sleep` the sleeper is counted, and then the phase is checked.
+        // Only `close` can interfere, only once, and only in the round for which the phase completes here.
+        let _ = (before & CLOSED == 0).then(|| {
+            self.word.compare_exchange(before, seq << 1, Ordering::SeqCst, Ordering::Relaxed)
+        });
+        before_looking_back();
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wake_all();
+        }
+    }
+
+    /// Closes the phase for good, and wakes all sleepers. If the phase has already completed for `seq`, the
+    /// phase stays usable for later rounds, and this returns false.
+    fn close(&self, seq: u32) -> bool {
+        let mut before = self.word.load(Ordering::Acquire);
+        while !Self::has_completed(before, seq) {
+            let closed = before | CLOSED;
+            let order = (Ordering::AcqRel, Ordering::Acquire);
+            match self.word.compare_exchange(before, closed, order.0, order.1) {
+                Ok(_) => {
+                    self.wake_all();
+                    return true;
+                }
+                Err(now) => before = now,
+            }
+        }
+        false
+    }
+
+    fn sleep(&self, seq: u32, at_most: Duration) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        before_looking_back();
+        let seen = self.word.load(Ordering::SeqCst);
+        if !Self::has_completed(seen, seq) && seen & CLOSED == 0 {
+            self.word.sleep(seen, at_most);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wake_all(&self) {
+        self.word.wake(i32::MAX as u32);
+    }
+}
+
+/// An event counter on which one rank waits outside of the barrier. Other ranks increment the counter after
+/// they have changed something that the rank may be waiting for.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(super) struct WakeUp(Word);
+
+impl WakeUp {
+    /// Wakes the rank if it waits. The caller first makes the change that the rank must see.
+    pub(super) fn wake(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+        self.0.wake(1);
+    }
+
+    /// Waits until `is_done` returns true. `is_done` checks shared words, and a rank that changes them calls
+    /// [`WakeUp::wake`]. `alarm` returns the reason if `is_done` will never be true. `stuck` is called from
+    /// time to time and looks for such a reason, which `accuse` then reports to all ranks.
+    pub(super) fn wait(
+        &self,
+        policy: WaitPolicy,
+        mut is_done: impl FnMut() -> bool,
+        alarm: impl Fn() -> Option<WaitError>,
+        stuck: impl Fn() -> Option<Verdict>,
+        accuse: impl Fn(&Verdict),
+    ) -> Result<(), WaitError> {
+        let mut wait = Waited::begin(now_ns());
+        loop {
+            let seen = self.0.load(Ordering::Acquire);
+            if is_done() {
+                return Ok(());
+            }
+            let waited = wait.until(now_ns());
+            if waited < policy.spin {
+                spin_loop();
+                continue;
+            }
+            if let Some(verdict) = stuck() {
+                // The peer may have done its part before it went on to the call that `stuck` found.
+                if is_done() {
+                    return Ok(());
+                }
+                accuse(&verdict);
+            }
+            if let Some(reason) = alarm() {
+                // A rank that left in order may have done its part just before it left.
+                return if is_done() { Ok(()) } else { Err(reason) };
+            }
+            let left = policy.limit.saturating_sub(waited);
+            if left.is_zero() {
+                return Err(WaitError::TimedOut);
+            }
+            self.0.sleep(seen, left.min(LONGEST_SLEEP));
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_wrap_around() {
+        for seq in [u32::MAX - 1, u32::MAX, 0, 1, i32::MAX as u32, 1 << 31] {
+            assert!(Phase::has_completed(seq << 1, seq));
+            assert!(Phase::has_completed((seq << 1) | CLOSED, seq));
+            assert!(Phase::has_completed(seq.wrapping_add(1) << 1, seq));
+            assert!(!Phase::has_completed(seq.wrapping_sub(1) << 1, seq));
+        }
+    }
+
+    #[test]
+    fn a_phase_that_completes_while_a_rank_gives_up_completes_again() {
+        let phase = Phase::default();
+        phase.complete(1);
+        // A rank timed out just before the phase completed.
+        assert!(!phase.close(1));
+        phase.complete(2);
+        assert!(phase.is_complete(2) && !phase.is_closed());
+        assert!(phase.close(3));
+        phase.complete(3);
+        assert!(!phase.is_complete(3) && phase.is_closed());
+    }
+}
