@@ -120,8 +120,8 @@ def hellos() -> dict[str, bytes]:
     def hello(rank: int, world: int = 4, secret: bytes = b"a secret", magic: bytes = b"pacelin2") -> bytes:
         return magic + struct.pack("<II", rank, world) + secret.ljust(64, b"\0")
 
-    def answer(verdict: int, magic: bytes = b"2nilecap") -> bytes:
-        return magic + bytes([verdict])
+    def answer(status: int, magic: bytes = b"2nilecap") -> bytes:
+        return magic + bytes([status])
 
     return {
         "valid-first-rank": hello(0),

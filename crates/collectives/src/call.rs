@@ -87,7 +87,7 @@ pub(crate) struct CallHeader {
 
 /// Two calls that do not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct Conflict {
     pub(crate) ranks: [usize; 2],
     pub(crate) operations: [u32; 2],
     pub(crate) calls: [CallHeader; 2],

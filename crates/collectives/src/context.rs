@@ -8,7 +8,7 @@ use std::time::Duration;
 use paceline_trace::now_ns;
 
 use crate::CollectiveError;
-use crate::call::{Call, CallHeader, Disagreement, Verdict};
+use crate::call::{Call, CallHeader, Conflict, Disagreement};
 
 /// How long to wait, and how long to keep the core busy before sleeping.
 #[derive(Clone, Copy, Debug)]
@@ -110,9 +110,9 @@ impl OpContext<'_> {
     }
 
     /// The error for two calls that do not match.
-    pub(crate) fn conflict(&self, verdict: &Verdict) -> CollectiveError {
-        let calls = verdict.calls.map(|call| call.describe());
-        self.conflicting(verdict.ranks, verdict.operations, calls)
+    pub(crate) fn conflict(&self, conflict: &Conflict) -> CollectiveError {
+        let calls = conflict.calls.map(|call| call.describe());
+        self.conflicting(conflict.ranks, conflict.operations, calls)
     }
 
     /// The error for two calls, in words, that do not match. If one of them is this rank's own, it comes first.
@@ -146,7 +146,7 @@ impl OpContext<'_> {
         match found {
             Disagreement::Calls(a, b) => {
                 let ((call_a, seq_a), (call_b, seq_b)) = (called(a), called(b));
-                self.conflict(&Verdict {
+                self.conflict(&Conflict {
                     ranks: [a, b],
                     operations: [seq_a, seq_b],
                     calls: [call_a, call_b],

@@ -83,7 +83,7 @@ fn survives_the_wire(bytes: &[u8]) {
     let calls = match header {
         Header::Call { call, .. } => vec![call],
         Header::Leaves => Vec::new(),
-        Header::Conflict(verdict) => verdict.calls.to_vec(),
+        Header::Conflict(conflict) => conflict.calls.to_vec(),
     };
     assert!(calls.iter().all(|call| !call.describe().is_empty()));
 }

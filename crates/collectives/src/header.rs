@@ -2,7 +2,7 @@
 //! they leave the group. Every transport except shared memory uses it.
 
 use crate::CollectiveError;
-use crate::call::{CallHeader, MAX_RANKS, Verdict};
+use crate::call::{CallHeader, Conflict, MAX_RANKS};
 use crate::context::OpContext;
 use crate::meet::Shown;
 
@@ -26,7 +26,7 @@ pub(crate) enum Header {
     /// This rank leaves the group in order.
     Leaves,
     /// Two calls do not match, so this rank has given up.
-    Conflict(Verdict),
+    Conflict(Conflict),
 }
 
 impl Header {
@@ -41,12 +41,12 @@ impl Header {
                 CALL
             }
             Header::Leaves => LEAVES,
-            Header::Conflict(verdict) => {
-                words[1] = verdict.ranks[0] as u64 | (verdict.ranks[1] as u64) << 32;
+            Header::Conflict(conflict) => {
+                words[1] = conflict.ranks[0] as u64 | (conflict.ranks[1] as u64) << 32;
                 words[2] =
-                    u64::from(verdict.operations[0]) | u64::from(verdict.operations[1]) << 32;
-                words[3..7].copy_from_slice(&call_words(&verdict.calls[0]));
-                words[7..11].copy_from_slice(&call_words(&verdict.calls[1]));
+                    u64::from(conflict.operations[0]) | u64::from(conflict.operations[1]) << 32;
+                words[3..7].copy_from_slice(&call_words(&conflict.calls[0]));
+                words[7..11].copy_from_slice(&call_words(&conflict.calls[1]));
                 CONFLICT
             }
         };
@@ -77,7 +77,7 @@ impl Header {
         match words[0] >> 32 {
             CALL => Some(Header::Call { operation: words[2] as u32, call: call(3) }),
             LEAVES => Some(Header::Leaves),
-            CONFLICT => Some(Header::Conflict(Verdict {
+            CONFLICT => Some(Header::Conflict(Conflict {
                 ranks: halves(words[1]).map(|rank| rank as usize),
                 operations: halves(words[2]),
                 calls: [call(3), call(7)],
@@ -97,8 +97,8 @@ pub(crate) fn read_call(
     match Header::decode(bytes.try_into().expect("a header's bytes")) {
         Some(Header::Call { operation, call }) => Ok((operation, call)),
         Some(Header::Leaves) => Err(context.left(peer)),
-        Some(Header::Conflict(verdict)) if verdict.ranks.iter().all(|rank| *rank < MAX_RANKS) => {
-            Err(context.conflict(&verdict))
+        Some(Header::Conflict(conflict)) if conflict.ranks.iter().all(|rank| *rank < MAX_RANKS) => {
+            Err(context.conflict(&conflict))
         }
         // Strangers are refused when ranks connect, so only a peer with corrupted memory can send this.
         Some(Header::Conflict(_)) | None => Err(context.lost(peer)),
@@ -140,12 +140,12 @@ mod tests {
     fn headers_survive_the_wire() {
         let call =
             |n| CallHeader { signature: n, send_count: n + 1, recv_count: n + 2, overlap: n };
-        let verdict =
-            Verdict { ranks: [3, 61], operations: [7, 8], calls: [call(1), call(1 << 40)] };
+        let conflict =
+            Conflict { ranks: [3, 61], operations: [7, 8], calls: [call(1), call(1 << 40)] };
         for header in [
             Header::Call { operation: u32::MAX, call: call(9) },
             Header::Leaves,
-            Header::Conflict(verdict),
+            Header::Conflict(conflict),
         ] {
             assert_eq!(Header::decode(&header.encode()), Some(header));
         }

@@ -1,9 +1,9 @@
 //! How two ranks recognize each other on a new connection.
 //!
 //! The rank that connects sends a hello of fixed size: a magic number, its rank, the world size, and the
-//! secret. The rank that listens answers with a different magic number, so that neither an echo nor another
-//! program is mistaken for a rank, and with a verdict. The connections to the store and the connections
-//! between peers both begin like this.
+//! secret. The rank that listens sends a different magic number, so that neither an echo nor another program
+//! is mistaken for a rank, and its [`HelloAnswer`]. The connections to the store and the connections between
+//! peers both begin like this.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -22,9 +22,9 @@ const MAX_AHEAD: usize = 64;
 const HELLO_BYTES: usize = 8 + 4 + 4 + SECRET_BYTES;
 const ANSWER_BYTES: usize = 8 + 1;
 
-/// The verdict on a hello.
+/// The answer to a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum HelloAnswer {
     Welcome,
     WrongSecret,
     WrongWorld,
@@ -33,7 +33,7 @@ pub(crate) enum Verdict {
     Overtaken,
 }
 
-impl Verdict {
+impl HelloAnswer {
     const ALL: [Self; 5] =
         [Self::Welcome, Self::WrongSecret, Self::WrongWorld, Self::RankTaken, Self::Overtaken];
 }
@@ -42,9 +42,9 @@ impl Verdict {
 #[derive(Clone, Copy)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
-    /// [`Verdict::Welcome`], unless the secret or the world size differs.
-    pub(crate) verdict: Verdict,
-    /// The secret that it presents.
+    /// What to answer: [`HelloAnswer::Welcome`], unless the secret or the world size differs.
+    pub(crate) answer: HelloAnswer,
+    /// The secret that the rank presents.
     secret: [u8; SECRET_BYTES],
 }
 
@@ -52,7 +52,7 @@ impl Hello {
     /// Whether the rank belongs to a later attempt of the run than the listener, whose secret is `secret`.
     pub(crate) fn is_of_later_attempt(&self, secret: &str) -> bool {
         let mut later = secret.to_owned();
-        self.verdict == Verdict::WrongSecret
+        self.answer == HelloAnswer::WrongSecret
             && (0..MAX_AHEAD).any(|_| {
                 later = next_secret(&later);
                 differs(&self.secret, &padded(&later)) == 0
@@ -66,7 +66,7 @@ pub(crate) enum Refusal {
     /// Trying again may help.
     NotYet(String),
     /// Trying again cannot help.
-    Final(Verdict),
+    Final(HelloAnswer),
 }
 
 impl Refusal {
@@ -78,12 +78,12 @@ impl Refusal {
     pub(crate) fn reason(self, rank: usize, world: usize) -> String {
         match self {
             Self::NotYet(reason) => reason,
-            Self::Final(Verdict::WrongSecret) => {
+            Self::Final(HelloAnswer::WrongSecret) => {
                 "the listener there belongs to another run, or to another attempt of this one (its secret \
                  differs)"
                     .into()
             }
-            Self::Final(Verdict::WrongWorld) => {
+            Self::Final(HelloAnswer::WrongWorld) => {
                 format!(
                     "the listener there expects another world size than {world}; every host needs the same \
                      WORLD_SIZE (with paceline as the launcher: the same --nnodes and --nproc)"
@@ -94,10 +94,10 @@ impl Refusal {
     }
 }
 
-/// Says hello and waits for the verdict.
+/// Says hello and waits for the answer.
 ///
-/// The deadline should be that of the whole rendezvous. A rank that gives up earlier may have been welcomed by an
-/// answer that the network has delayed, and then it is refused when it comes again.
+/// The deadline should be that of the whole rendezvous. The network may delay an answer that welcomes the rank. A
+/// rank that has given up before this answer arrives is refused when it connects again.
 pub(crate) fn say_hello(
     socket: impl AsFd,
     rank: usize,
@@ -110,14 +110,14 @@ pub(crate) fn say_hello(
     hello.extend_from_slice(&(rank as u32).to_le_bytes());
     hello.extend_from_slice(&(world as u32).to_le_bytes());
     hello.extend_from_slice(&padded(secret));
-    let mut answer = [0; ANSWER_BYTES];
+    let mut bytes = [0; ANSWER_BYTES];
     transmit(&socket, &hello, deadline)
-        .and_then(|()| receive(&socket, &mut answer, Some(deadline)))
+        .and_then(|()| receive(&socket, &mut bytes, Some(deadline)))
         .map_err(|error| Refusal::NotYet(format!("what listens there does not answer: {error}")))?;
-    let verdict = Verdict::ALL.get(usize::from(answer[8]));
-    match verdict.filter(|_| answer[..8] == ANSWER_MAGIC) {
-        Some(Verdict::Welcome) => Ok(()),
-        Some(Verdict::Overtaken) => {
+    let answer = HelloAnswer::ALL.get(usize::from(bytes[8]));
+    match answer.filter(|_| bytes[..8] == ANSWER_MAGIC) {
+        Some(HelloAnswer::Welcome) => Ok(()),
+        Some(HelloAnswer::Overtaken) => {
             Err(Refusal::NotYet("the ranks there belong to an earlier attempt of this run".into()))
         }
         Some(&refusal) => Err(Refusal::Final(refusal)),
@@ -145,12 +145,12 @@ pub(crate) fn read_hello(
     receive(&socket, &mut hello[8..], Some(deadline))?;
     let number = |at: usize| hello[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | *b as usize);
     let offered = std::array::from_fn(|at| hello[16 + at]);
-    let verdict = match (differs(&offered, &padded(secret)), number(12)) {
-        (0, their_world) if their_world == world => Verdict::Welcome,
-        (0, _) => Verdict::WrongWorld,
-        _ => Verdict::WrongSecret,
+    let answer = match (differs(&offered, &padded(secret)), number(12)) {
+        (0, their_world) if their_world == world => HelloAnswer::Welcome,
+        (0, _) => HelloAnswer::WrongWorld,
+        _ => HelloAnswer::WrongSecret,
     };
-    Ok(Hello { rank: number(8), verdict, secret: offered })
+    Ok(Hello { rank: number(8), answer, secret: offered })
 }
 
 /// Zero if two secrets are the same. Every byte is compared, so that the time taken reveals nothing about them.
@@ -158,15 +158,15 @@ fn differs(one: &[u8; SECRET_BYTES], other: &[u8; SECRET_BYTES]) -> u8 {
     std::hint::black_box(one.iter().zip(other).fold(0, |acc, (a, b)| acc | (a ^ b)))
 }
 
-/// Sends the verdict.
+/// Sends the answer.
 pub(crate) fn answer_hello(
     socket: impl AsFd,
-    verdict: Verdict,
+    answer: HelloAnswer,
     deadline: &Deadline,
 ) -> io::Result<()> {
-    let mut answer = ANSWER_MAGIC.to_vec();
-    answer.push(verdict as u8);
-    transmit(socket, &answer, deadline)
+    let mut bytes = ANSWER_MAGIC.to_vec();
+    bytes.push(answer as u8);
+    transmit(socket, &bytes, deadline)
 }
 
 /// A secret as the fixed-size field of a hello.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
 use crate::deadline::Deadline;
-use crate::hello::{Refusal, Verdict, answer_hello, read_hello, say_hello};
+use crate::hello::{HelloAnswer, Refusal, answer_hello, read_hello, say_hello};
 use crate::socket::poll_until;
 use crate::warning::warn;
 use crate::{Rendezvous, RendezvousError};
@@ -221,16 +221,16 @@ impl PeerListener {
                     continue;
                 }
             };
-            let verdict = match hello.verdict {
-                Verdict::Welcome if !absent.contains(&hello.rank) => Verdict::RankTaken,
-                verdict => verdict,
+            let answer = match hello.answer {
+                HelloAnswer::Welcome if !absent.contains(&hello.rank) => HelloAnswer::RankTaken,
+                answer => answer,
             };
-            if answer_hello(&socket, verdict, &hello_deadline).is_ok()
-                && verdict == Verdict::Welcome
+            if answer_hello(&socket, answer, &hello_deadline).is_ok()
+                && answer == HelloAnswer::Welcome
             {
                 connections[hello.rank].push(socket);
             } else {
-                warn(&format!("turned away {who}: {verdict:?}"));
+                warn(&format!("turned away {who}: {answer:?}"));
             }
         }
     }

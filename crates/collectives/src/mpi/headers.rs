@@ -8,7 +8,7 @@ use paceline_trace::now_ns;
 use super::flight::{Comm, Flight, Tag};
 use super::inner::Inner;
 use crate::CollectiveError;
-use crate::call::{CallHeader, Region, Verdict};
+use crate::call::{CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_calls};
 use crate::meet::{ShowCalls, Shown};
@@ -75,13 +75,13 @@ pub(super) fn conflict(
     peer: usize,
     (ours, operation, theirs): (CallHeader, u32, CallHeader),
 ) -> CollectiveError {
-    let verdict = Verdict {
+    let conflict = Conflict {
         ranks: [context.rank, peer],
         operations: [context.seq, operation],
         calls: [ours, theirs],
     };
     // Perhaps no rank ever receives the message, so its memory is leaked.
-    let bytes = Box::leak(Box::new(Header::Conflict(verdict).encode()));
+    let bytes = Box::leak(Box::new(Header::Conflict(conflict).encode()));
     let news = Region { base: bytes.as_mut_ptr(), len_bytes: HEADER_BYTES, is_claimed: true };
     let mut flight = Flight::new();
     for other in (0..context.world).filter(|&other| other != context.rank) {
@@ -89,5 +89,5 @@ pub(super) fn conflict(
         // SAFETY: the memory stays valid for good.
         let _ = unsafe { comm.send(context, &mut flight, (other, Tag::Header), (news, DType::U8)) };
     }
-    context.conflict(&verdict)
+    context.conflict(&conflict)
 }

@@ -30,7 +30,7 @@ use super::mail::Counts;
 use super::phases::{Barrier, Line, WakeUp};
 use super::segment::Place;
 use crate::MAX_RANKS;
-use crate::call::{CallHeader, Verdict};
+use crate::call::{CallHeader, Conflict};
 use crate::context::WaitPolicy;
 
 /// A [`Place`] in a rank's memory, as atomic words, or none.
@@ -126,11 +126,11 @@ pub(crate) struct Mail {
     pub(crate) place: PlaceWords,
 }
 
-/// Two calls that do not match (a [`Verdict`]), as atomic words. The rank that finds them writes them here,
+/// Two calls that do not match (a [`Conflict`]), as atomic words. The rank that finds them writes them here,
 /// and all ranks report them.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub(crate) struct VerdictWords {
+pub(crate) struct ConflictWords {
     ranks: AtomicU64,
     operations: AtomicU64,
     calls: [CallWords; 2],
@@ -154,9 +154,9 @@ pub(crate) struct Control {
     alarms: Line<Alarms>,
     /// A bit for each rank of another host for which a rank of this host has waited in vain.
     beyond: Line<AtomicU64>,
-    /// Taken by the rank that writes the verdict.
+    /// Taken by the rank that writes the conflict.
     accuser: Line<AtomicU32>,
-    verdict: VerdictWords,
+    conflict: ConflictWords,
     /// Per rank: 0 in the group, 1 left in order, 2 lost.
     fate: [AtomicU32; MAX_RANKS],
     /// Per rank: the event counter on which the rank waits outside of the barrier.
@@ -212,12 +212,12 @@ impl Control {
         &self,
         seq: u32,
         policy: WaitPolicy,
-        is_stuck: impl Fn() -> Option<Verdict>,
+        is_stuck: impl Fn() -> Option<Conflict>,
     ) -> Result<u64, WaitError> {
         // A peer that looks stuck may already have left this round and gone on to its next operation. In that
         // case this rank also sees that the phase is complete, so the phase is checked again.
         let stuck = || is_stuck().filter(|_| !self.barrier.all_present(seq));
-        let has_accused = || stuck().inspect(|verdict| self.accuse(verdict)).is_some();
+        let has_accused = || stuck().inspect(|conflict| self.accuse(conflict)).is_some();
         let outcome = self.barrier.wait_present(seq, policy, || self.alarm(), has_accused);
         outcome.inspect_err(|error| self.give_up(*error))
     }
@@ -251,15 +251,15 @@ impl Control {
         self.raise(1 + rank as u32);
     }
 
-    /// Tells all ranks that two calls do not match. The first such verdict counts.
-    pub(crate) fn accuse(&self, verdict: &Verdict) {
+    /// Tells all ranks that two calls do not match. Only the first conflict is kept.
+    pub(crate) fn accuse(&self, conflict: &Conflict) {
         if self.accuser.0.swap(1, Ordering::Relaxed) == 0 {
             let pack = |low: u64, high: u64| low | high << 32;
-            let [a, b] = verdict.ranks;
-            self.verdict.ranks.store(pack(a as u64, b as u64), Ordering::Relaxed);
-            let [a, b] = verdict.operations;
-            self.verdict.operations.store(pack(a.into(), b.into()), Ordering::Relaxed);
-            for (words, call) in self.verdict.calls.iter().zip(&verdict.calls) {
+            let [a, b] = conflict.ranks;
+            self.conflict.ranks.store(pack(a as u64, b as u64), Ordering::Relaxed);
+            let [a, b] = conflict.operations;
+            self.conflict.operations.store(pack(a.into(), b.into()), Ordering::Relaxed);
+            for (words, call) in self.conflict.calls.iter().zip(&conflict.calls) {
                 words.store(call);
             }
             self.raise(CONFLICT);
@@ -326,11 +326,11 @@ impl Control {
             GIVEN_UP => Some(WaitError::GivenUp),
             CONFLICT => {
                 let unpack = |word: u64| [word as u32, (word >> 32) as u32];
-                let ranks = unpack(self.verdict.ranks.load(Ordering::Relaxed));
-                Some(WaitError::Conflict(Verdict {
+                let ranks = unpack(self.conflict.ranks.load(Ordering::Relaxed));
+                Some(WaitError::Conflict(Conflict {
                     ranks: ranks.map(|rank| rank as usize),
-                    operations: unpack(self.verdict.operations.load(Ordering::Relaxed)),
-                    calls: std::array::from_fn(|i| self.verdict.calls[i].load()),
+                    operations: unpack(self.conflict.operations.load(Ordering::Relaxed)),
+                    calls: std::array::from_fn(|i| self.conflict.calls[i].load()),
                 }))
             }
             alarm => {
@@ -366,9 +366,9 @@ impl Control {
         peers: &[usize],
         policy: WaitPolicy,
         is_done: impl FnMut() -> bool,
-        is_stuck: impl Fn() -> Option<Verdict>,
+        is_stuck: impl Fn() -> Option<Conflict>,
     ) -> Result<(), WaitError> {
-        let accuse = |verdict: &Verdict| self.accuse(verdict);
+        let accuse = |conflict: &Conflict| self.accuse(conflict);
         self.wake_ups[rank].wait(policy, is_done, || self.alarm_among(peers), is_stuck, accuse)
     }
 

@@ -1,6 +1,6 @@
 //! How a rank leaves a group, and why a wait can end before its phase completes.
 
-use crate::call::Verdict;
+use crate::call::Conflict;
 
 /// How a rank's membership in the group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,5 +21,5 @@ pub(crate) enum WaitError {
     /// Another rank stopped waiting first.
     GivenUp,
     /// Two calls do not match, so no rank can go on.
-    Conflict(Verdict),
+    Conflict(Conflict),
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::fate::WaitError;
 use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now_ns, spin_loop};
-use crate::call::Verdict;
+use crate::call::Conflict;
 use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
 
 /// A value on its own cache line, to avoid false sharing between ranks.
@@ -262,8 +262,8 @@ impl WakeUp {
         policy: WaitPolicy,
         mut is_done: impl FnMut() -> bool,
         alarm: impl Fn() -> Option<WaitError>,
-        stuck: impl Fn() -> Option<Verdict>,
-        accuse: impl Fn(&Verdict),
+        stuck: impl Fn() -> Option<Conflict>,
+        accuse: impl Fn(&Conflict),
     ) -> Result<(), WaitError> {
         let mut wait = Waited::begin(now_ns());
         loop {
@@ -276,12 +276,12 @@ impl WakeUp {
                 spin_loop();
                 continue;
             }
-            if let Some(verdict) = stuck() {
+            if let Some(conflict) = stuck() {
                 // The peer may have done its part before it went on to the call that `stuck` found.
                 if is_done() {
                     return Ok(());
                 }
-                accuse(&verdict);
+                accuse(&conflict);
             }
             if let Some(reason) = alarm() {
                 // A rank that left in order may have done its part just before it left.

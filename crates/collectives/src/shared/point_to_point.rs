@@ -14,7 +14,7 @@ use super::mail::{MAX_READY, Message};
 use super::segment::Place;
 use super::segment::Reach;
 use super::state::{HALF_BYTES, Shared};
-use crate::call::{CallHeader, Region, Verdict};
+use crate::call::{CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
@@ -44,10 +44,10 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
     }
     let differs = sender.as_ref().and_then(|half| half.disagreement(shared, context));
     let differs = differs.or_else(|| receiver.as_ref()?.disagreement(shared, context));
-    if let Some(verdict) = differs {
-        shared.control().accuse(&verdict);
+    if let Some(conflict) = differs {
+        shared.control().accuse(&conflict);
         let reason = shared.control().alarm_among(&peers(context));
-        let reason = reason.unwrap_or(WaitError::Conflict(verdict));
+        let reason = reason.unwrap_or(WaitError::Conflict(conflict));
         return Err(shared.explain(context, reason, Vec::new));
     }
     loop {
@@ -78,7 +78,7 @@ fn wait(
     shared: &Shared,
     context: &OpContext,
     is_done: impl FnMut() -> bool,
-    is_stuck: impl Fn() -> Option<Verdict>,
+    is_stuck: impl Fn() -> Option<Conflict>,
 ) -> Result<(), CollectiveError> {
     let (control, peers) = (shared.control(), peers(context));
     let outcome = control.wait_for_wake_up(shared.rank, &peers, context.policy, is_done, is_stuck);
@@ -94,12 +94,12 @@ fn peers(context: &OpContext) -> Vec<usize> {
 impl Shared {
     /// Finds a call of a peer that keeps it from ever answering this rank's message: a collective call that
     /// needs this rank too, or a message that this rank would have to answer first.
-    fn is_elsewhere(&self, context: &OpContext, peer: usize) -> Option<Verdict> {
+    fn is_elsewhere(&self, context: &OpContext, peer: usize) -> Option<Conflict> {
         let (operation, call) = match self.ahead(peer) {
             Some(slot) => (slot.operation.load(Ordering::Relaxed), slot.call.load()),
             None => self.unanswered(peer)?,
         };
-        Some(Verdict {
+        Some(Conflict {
             ranks: [self.rank, peer],
             operations: [context.seq, operation],
             calls: [context.call.header(), call],
@@ -185,10 +185,10 @@ impl<'a> Sender<'a> {
         self.mail.counts.is_asked(self.message)
     }
 
-    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Verdict> {
+    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Conflict> {
         let (ours, theirs) = (self.mail.sender.load(), self.mail.receiver.load());
         let operation = self.mail.receiver_operation.load(Ordering::Relaxed);
-        (!fit(&ours, &theirs)).then_some(Verdict {
+        (!fit(&ours, &theirs)).then_some(Conflict {
             ranks: [shared.rank, self.to],
             operations: [context.seq, operation],
             calls: [ours, theirs],
@@ -260,10 +260,10 @@ impl<'a> Receiver<'a> {
         self.mail.counts.is_sent(self.message)
     }
 
-    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Verdict> {
+    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Conflict> {
         let (ours, theirs) = (self.mail.receiver.load(), self.mail.sender.load());
         let operation = self.mail.sender_operation.load(Ordering::Relaxed);
-        (!fit(&theirs, &ours)).then_some(Verdict {
+        (!fit(&theirs, &ours)).then_some(Conflict {
             ranks: [shared.rank, self.from],
             operations: [context.seq, operation],
             calls: [ours, theirs],

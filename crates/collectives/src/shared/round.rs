@@ -10,7 +10,7 @@ use super::fate::{Fate, WaitError};
 use super::segment::Place;
 use super::segment::Reach;
 use super::state::{HALF_BYTES, Shared};
-use crate::call::{CallHeader, Region, Shares, Verdict};
+use crate::call::{CallHeader, Conflict, Region, Shares};
 use crate::context::{OpContext, WaitPolicy};
 use crate::meet::{Met, ShowCalls, Shown, meet, shares};
 use crate::{CollectiveError, OpKind};
@@ -199,18 +199,18 @@ impl Shared {
             WaitError::Gone { peer, fate: Fate::Left } => context.left(peer),
             WaitError::TimedOut => context.timed_out(missing()),
             WaitError::GivenUp => context.given_up(missing()),
-            WaitError::Conflict(verdict) => context.conflict(&verdict),
+            WaitError::Conflict(conflict) => context.conflict(&conflict),
         }
     }
 
     /// Finds a rank that has not arrived because it waits for a message to or from this rank, which this
     /// rank cannot answer while it waits here.
-    fn who_waits_for_me_elsewhere(&self, round: u32) -> Option<Verdict> {
+    fn who_waits_for_me_elsewhere(&self, round: u32) -> Option<Conflict> {
         let control = self.control();
         let own = control.slot(round, self.rank);
         control.missing(round, self.world).into_iter().find_map(|peer| {
             let (operation, call) = self.unanswered(peer)?;
-            Some(Verdict {
+            Some(Conflict {
                 ranks: [self.rank, peer],
                 operations: [own.operation.load(Ordering::Relaxed), operation],
                 calls: [own.call.load(), call],

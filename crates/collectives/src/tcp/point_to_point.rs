@@ -8,7 +8,7 @@ use paceline_trace::now_ns;
 
 use super::inner::{Inner, explain};
 use super::mesh::Ticket;
-use crate::call::{Call, CallHeader, Region, Verdict};
+use crate::call::{Call, CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};
 use crate::{CollectiveError, OpKind};
@@ -82,7 +82,7 @@ fn conflict(
     operation: u32,
     theirs: CallHeader,
 ) -> CollectiveError {
-    context.conflict(&Verdict {
+    context.conflict(&Conflict {
         ranks: [context.rank, peer],
         operations: [context.seq, operation],
         calls: [ours, theirs],

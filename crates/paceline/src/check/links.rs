@@ -8,7 +8,7 @@ use paceline_collectives::Group;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::{Answers, Verdict};
+use super::{Answers, Status};
 use crate::Result;
 
 /// Number of round trips that are timed for the latency.
@@ -32,7 +32,7 @@ struct Way {
 pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
     let (rank, world) = (group.rank(), group.world_size());
     if world == 1 {
-        answers.add(Verdict::Ok, "links", "one rank, no links");
+        answers.add(Status::Ok, "links", "one rank, no links");
         return Ok(());
     }
     let allocator = Allocator::new();
@@ -59,8 +59,8 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
         "latency {longest:.1} us at most, {slowest:.2} to {fastest:.2} GB/s between all pairs"
     );
     // Ranks that take turns on a core differ by up to this much by chance.
-    let verdict = if slowest < fastest / 4.0 { Verdict::Warn } else { Verdict::Ok };
-    answers.add(verdict, "links", &text);
+    let status = if slowest < fastest / 4.0 { Status::Warn } else { Status::Ok };
+    answers.add(status, "links", &text);
     answers.explain("latency of 8 bytes in us (half of a round trip), from row to column:");
     answers.explain(&matrix(&ways, world, |way| format!("{:.1}", way.latency_us)));
     answers.explain("GB/s of 16 MB, from row to column:");

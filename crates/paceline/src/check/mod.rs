@@ -1,5 +1,5 @@
 //! `paceline check`: checks whether ranks can start here, see their devices, and reach each other. Prints
-//! one line per question, with a verdict.
+//! one line per question, which begins with a [`Status`].
 //!
 //! All ranks answer the same questions together; rank 0 prints the answers.
 
@@ -25,9 +25,9 @@ use crate::{Failure, Result, resources, threads};
 /// Numbers of elements of the all-reduces that are checked.
 const SIZES: [usize; 3] = [1, 4099, 1_000_003];
 
-/// The verdict on a question.
+/// The outcome of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Status {
     Ok,
     Warn,
     Fail,
@@ -45,13 +45,13 @@ impl Answers {
         Self { speaks: rank == 0, has_failed: false }
     }
 
-    fn add(&mut self, verdict: Verdict, question: &str, answer: &str) {
-        self.has_failed |= verdict == Verdict::Fail;
+    fn add(&mut self, status: Status, question: &str, answer: &str) {
+        self.has_failed |= status == Status::Fail;
         if self.speaks {
-            let word = match verdict {
-                Verdict::Ok => "ok",
-                Verdict::Warn => "warn",
-                Verdict::Fail => "FAIL",
+            let word = match status {
+                Status::Ok => "ok",
+                Status::Warn => "warn",
+                Status::Fail => "FAIL",
             };
             say(&format!("{word:<4}  {question}: {answer}"));
         }
@@ -84,7 +84,7 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
         });
         // A link is refused before the first question.
         if let Err(Failure::Link(reason)) = &asked {
-            Answers::of(0).add(Verdict::Fail, "group", reason);
+            Answers::of(0).add(Status::Fail, "group", reason);
         }
         return asked.map(u8::from);
     }
@@ -109,7 +109,7 @@ fn as_rank(placement: &Placement, transport: TransportName, comm: &CommConfig) -
     let group = match connect(transport, comm, place.rendezvous()?, place, None, None) {
         Ok(group) => group,
         Err(failure) => {
-            Answers::of(place.rank).add(Verdict::Fail, "group", &failure.to_string());
+            Answers::of(place.rank).add(Status::Fail, "group", &failure.to_string());
             return Err(failure);
         }
     };
@@ -122,9 +122,9 @@ fn ask(group: &Group, begin: Instant, local_rank: usize, local_ranks: usize) -> 
     let (world, transport) = (group.world_size(), group.transport().name());
     let ms = begin.elapsed().as_secs_f64() * 1e3;
     let text = format!("{} met over {transport} in {ms:.1} ms", plural(world, "rank"));
-    answers.add(Verdict::Ok, "group", &text);
+    answers.add(Status::Ok, "group", &text);
     if let Some(link) = group.link() {
-        answers.add(Verdict::Ok, "link", &format!("a link of {link} is emulated"));
+        answers.add(Status::Ok, "link", &format!("a link of {link} is emulated"));
     }
     type Question = fn(&Group, &mut Answers) -> Result<()>;
     let questions: [(&str, Question); 3] =
@@ -134,7 +134,7 @@ fn ask(group: &Group, begin: Instant, local_rank: usize, local_ranks: usize) -> 
     system::limits(world, &mut answers);
     for (name, question) in questions {
         if let Err(failure) = question(group, &mut answers) {
-            answers.add(Verdict::Fail, name, &failure.to_string());
+            answers.add(Status::Fail, name, &failure.to_string());
             return Err(failure);
         }
     }
@@ -152,7 +152,7 @@ fn devices(
     let own = (own, resources::core_list().unwrap_or("unknown".into()));
     let Some(all) = group.gather_object(&own, 0)? else { return Ok(()) };
     for (line, cores) in &all {
-        answers.add(Verdict::Ok, "device", &format!("{line}, cores {cores}"));
+        answers.add(Status::Ok, "device", &format!("{line}, cores {cores}"));
     }
     // Only ranks with the same list of cores share them. Launchers may have given each rank cores of its
     // own.
@@ -160,7 +160,7 @@ fn devices(
     let cores = resources::num_cores();
     if sharing > cores {
         let text = format!("{sharing} ranks share {cores} cores of this host; they take turns");
-        answers.add(Verdict::Warn, "device", &text);
+        answers.add(Status::Warn, "device", &text);
     }
     Ok(())
 }
@@ -180,7 +180,7 @@ fn clock(group: &Group, answers: &mut Answers) -> Result<()> {
             us(round_trip_ns)
         ),
     };
-    answers.add(Verdict::Ok, "clock", &text);
+    answers.add(Status::Ok, "clock", &text);
     Ok(())
 }
 
@@ -196,9 +196,9 @@ fn all_reduce(group: &Group, answers: &mut Answers) -> Result<()> {
     match wrong {
         0 => {
             let text = format!("{} sizes, every element right on every rank", SIZES.len());
-            answers.add(Verdict::Ok, "all-reduce", &text);
+            answers.add(Status::Ok, "all-reduce", &text);
         }
-        wrong => answers.add(Verdict::Fail, "all-reduce", &format!("{wrong} elements are wrong")),
+        wrong => answers.add(Status::Fail, "all-reduce", &format!("{wrong} elements are wrong")),
     }
     Ok(())
 }

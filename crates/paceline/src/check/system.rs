@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{Answers, Verdict};
+use super::{Answers, Status};
 use crate::resources;
 
 /// With less memory per rank than this, the answer is a warning.
@@ -21,14 +21,14 @@ pub(super) fn memory(local_ranks: usize, answers: &mut Answers) {
     match resources::available_bytes() {
         Some(bytes) if bytes / (local_ranks as u64) < LITTLE_BYTES => {
             let text = format!("only {} available to {local_ranks} ranks; {limit}", gb(bytes));
-            answers.add(Verdict::Warn, "memory", &text);
+            answers.add(Status::Warn, "memory", &text);
         }
         Some(bytes) => {
             let text = format!("{} available; {limit}; /dev/shm is not needed", gb(bytes));
-            answers.add(Verdict::Ok, "memory", &text);
+            answers.add(Status::Ok, "memory", &text);
         }
         None => {
-            answers.add(Verdict::Warn, "memory", "the system does not say how much is available")
+            answers.add(Status::Warn, "memory", "the system does not say how much is available")
         }
     }
 }
@@ -39,14 +39,14 @@ pub(super) fn limits(world: usize, answers: &mut Answers) {
         Some(bytes) => format!("{:.1} MB", bytes as f64 / 1e6),
         None => "unlimited".to_owned(),
     };
-    answers.add(Verdict::Ok, "locked memory", &format!("{locked}; none is needed on device=cpu"));
+    answers.add(Status::Ok, "locked memory", &format!("{locked}; none is needed on device=cpu"));
     let files = getrlimit(Resource::Nofile).current;
     let needed = OWN_FILES + 4 * world as u64;
     let text = files.map_or("unlimited".to_owned(), |files| format!("{files} at once"));
     if files.is_some_and(|files| files < needed) {
         let text = format!("{text}, but {world} ranks may need {needed}; raise it with ulimit -n");
-        answers.add(Verdict::Warn, "open files", &text);
+        answers.add(Status::Warn, "open files", &text);
     } else {
-        answers.add(Verdict::Ok, "open files", &format!("{text}; {needed} are needed"));
+        answers.add(Status::Ok, "open files", &format!("{text}; {needed} are needed"));
     }
 }

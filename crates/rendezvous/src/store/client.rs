@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::wire::{Answer, Request, read_answer, send_request};
 use crate::address::Address;
 use crate::deadline::Deadline;
-use crate::hello::{Refusal, Verdict, say_hello};
+use crate::hello::{HelloAnswer, Refusal, say_hello};
 
 /// How long one of several candidates may take to answer a hello. Whoever listens there may be a stranger.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ impl Connection {
             let reason = match find() {
                 Ok(candidates) => match candidates.try_all(rank, world, deadline) {
                     Ok(socket) => return Ok((Self::over(socket), candidates.secret)),
-                    Err(Refusal::Final(Verdict::WrongSecret | Verdict::WrongWorld))
+                    Err(Refusal::Final(HelloAnswer::WrongSecret | HelloAnswer::WrongWorld))
                         if candidates.may_be_stale =>
                     {
                         "the server there belongs to another run".into()

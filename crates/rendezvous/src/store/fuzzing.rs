@@ -18,7 +18,7 @@ use super::wire::{Request, read_answer, read_request, send_answer, send_request}
 use super::{Backend, Store, agent, client};
 use crate::PeerAddress;
 use crate::deadline::Deadline;
-use crate::hello::{Verdict, answer_hello, read_hello, say_hello};
+use crate::hello::{HelloAnswer, answer_hello, read_hello, say_hello};
 use crate::socket::{receive, transmit};
 
 const WORLD: usize = 4;
@@ -156,24 +156,28 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
     let (client, server) = connection_with(bytes);
     let outcome = read_hello(&server, WORLD, SECRET, &deadline());
     let hello = outcome.map_err(|error| error.to_string())?;
-    answer_hello(&server, hello.verdict, &deadline()).expect("a short answer");
+    answer_hello(&server, hello.answer, &deadline()).expect("a short answer");
     receive(&client, &mut [0; 9], Some(&deadline())).expect("the answer");
 
     let (_client, server) = connection_with(bytes);
     let (shared, _closed) = Shared::new(WORLD, SECRET).expect("a pair of sockets");
     shared.be_silent();
     let Some(rank) = admit(&server, "somebody", &shared) else {
-        let is_beyond = hello.verdict == Verdict::Welcome && hello.rank >= WORLD;
-        assert!(is_beyond || hello.verdict != Verdict::Welcome, "rank {} was refused", hello.rank);
-        return Err(format!("rank {} may not join: {:?}", hello.rank, hello.verdict));
+        let is_beyond = hello.answer == HelloAnswer::Welcome && hello.rank >= WORLD;
+        assert!(
+            is_beyond || hello.answer != HelloAnswer::Welcome,
+            "rank {} was refused",
+            hello.rank
+        );
+        return Err(format!("rank {} may not join: {:?}", hello.rank, hello.answer));
     };
     assert!(
-        rank == hello.rank && rank < WORLD && hello.verdict == Verdict::Welcome,
+        rank == hello.rank && rank < WORLD && hello.answer == HelloAnswer::Welcome,
         "{rank}, {}",
         hello.rank
     );
     let (one, other) = UnixStream::pair().expect("a pair of sockets");
-    answer_hello(&other, Verdict::Welcome, &deadline()).expect("a short answer");
+    answer_hello(&other, HelloAnswer::Welcome, &deadline()).expect("a short answer");
     say_hello(&one, rank, WORLD, SECRET, &deadline()).expect("a welcome");
     let mut said = [0; HELLO_BYTES];
     receive(&other, &mut said, Some(&deadline())).expect("the hello");

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::wire::{Answer, Request, read_request, send_answer};
 use crate::address::Listener;
 use crate::deadline::Deadline;
-use crate::hello::{Verdict, answer_hello, read_hello};
+use crate::hello::{HelloAnswer, answer_hello, read_hello};
 use crate::warning::warn;
 
 /// How long a new connection may take to say hello.
@@ -293,33 +293,33 @@ pub(crate) fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usiz
     };
     let rank = hello.rank;
     let is_ahead = hello.is_of_later_attempt(&shared.secret);
-    let verdict = {
+    let answer = {
         let mut state = shared.lock();
         if state.joined.iter().all(|&is_here| is_here) {
             // The connection came while the listener was closing. So it belongs to another run, and will try
             // again to reach that run.
             return None;
         }
-        match (hello.verdict, state.joined.get_mut(rank)) {
-            (Verdict::Welcome, Some(is_here)) if !*is_here => {
+        match (hello.answer, state.joined.get_mut(rank)) {
+            (HelloAnswer::Welcome, Some(is_here)) if !*is_here => {
                 *is_here = true;
                 state.seen[rank] = true;
-                Verdict::Welcome
+                HelloAnswer::Welcome
             }
-            (Verdict::Welcome, _) => Verdict::RankTaken,
+            (HelloAnswer::Welcome, _) => HelloAnswer::RankTaken,
             (_, Some(_)) if is_ahead => {
                 state.ahead = Some(rank);
-                Verdict::Overtaken
+                HelloAnswer::Overtaken
             }
             (refusal, _) => refusal,
         }
     };
-    let answered = answer_hello(socket, verdict, deadline);
-    if verdict != Verdict::Welcome {
-        let why = match verdict {
-            Verdict::WrongSecret => "its secret differs",
-            Verdict::WrongWorld => "it expects another world size",
-            Verdict::Overtaken => "it belongs to a later attempt of this run",
+    let answered = answer_hello(socket, answer, deadline);
+    if answer != HelloAnswer::Welcome {
+        let why = match answer {
+            HelloAnswer::WrongSecret => "its secret differs",
+            HelloAnswer::WrongWorld => "it expects another world size",
+            HelloAnswer::Overtaken => "it belongs to a later attempt of this run",
             _ => "that rank is here already, or beyond the world size",
         };
         // Those that wait for it look again.
