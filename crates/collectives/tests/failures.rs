@@ -117,7 +117,7 @@ fn rank_process() {
     end_with_parent();
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let rank = number("RANK");
-    let rendezvous = Rendezvous::by_file(std::env::var("MEET_FILE").unwrap());
+    let rendezvous = Rendezvous::by_file(std::env::var("RENDEZVOUS_FILE").unwrap());
     let mut options = GroupOptions::for_local_ranks(WORLD);
     options.timeout = if scenario.contains("stopped") { SHORT } else { NEVER };
     let group = match std::env::var("TRANSPORT").unwrap().as_str() {
@@ -248,7 +248,9 @@ impl Run {
         let folder = tempfile::tempdir().unwrap();
         let ranks = Children::start(WORLD, |_, command| {
             command.env("SCENARIO", scenario).env("TRANSPORT", transport);
-            command.env("MEET_FILE", folder.path().join("meet")).env(DUMP_FOLDER, folder.path());
+            command
+                .env("RENDEZVOUS_FILE", folder.path().join("rendezvous"))
+                .env(DUMP_FOLDER, folder.path());
         });
         Self { ranks, folder }
     }

@@ -31,7 +31,7 @@ fn rank_process() {
     end_with_parent();
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let (rank, world) = (number("RANK"), number("WORLD_SIZE"));
-    let rendezvous = Rendezvous::by_file(std::env::var("MEET_FILE").unwrap());
+    let rendezvous = Rendezvous::by_file(std::env::var("RENDEZVOUS_FILE").unwrap());
     let group = match std::env::var("TRANSPORT").unwrap().as_str() {
         "shm" => Group::shm(&rendezvous, rank, world, options(world)),
         "tcp" => Group::tcp(&rendezvous, "127.0.0.1", rank, world, options(world)),
@@ -52,7 +52,9 @@ fn run(scenario: &str, transport: &str, world: usize, survivors: &[usize]) -> te
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = Children::start(world, |_, command| {
         command.env("SCENARIO", scenario).env("TRANSPORT", transport);
-        command.env("MEET_FILE", folder.path().join("meet")).env(DUMP_FOLDER, folder.path());
+        command
+            .env("RENDEZVOUS_FILE", folder.path().join("rendezvous"))
+            .env(DUMP_FOLDER, folder.path());
     });
     ranks.finish(survivors);
     folder

@@ -11,7 +11,7 @@ use children::{Children, HANGS, end_with_parent};
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Placement, Rendezvous};
 use tempfile::TempDir;
 
-/// The environment variables of the ranks of one test, and the resources that reserve their meeting place.
+/// The environment variables of the ranks of one test, and the resources that reserve their rendezvous.
 struct Place {
     variables: Vec<(&'static str, String)>,
     /// Keeps the port reserved.
@@ -25,15 +25,15 @@ impl Place {
     fn port() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let variables = vec![("MEET_PORT", port.to_string())];
+        let variables = vec![("RENDEZVOUS_PORT", port.to_string())];
         Self { variables, _listener: Some(listener), _folder: None }
     }
 
     /// Ranks meet by a file in a temporary folder, which is removed with this value.
     fn file() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("meet").to_str().unwrap().to_owned();
-        Self { variables: vec![("MEET_FILE", path)], _listener: None, _folder: Some(folder) }
+        let path = folder.path().join("rendezvous").to_str().unwrap().to_owned();
+        Self { variables: vec![("RENDEZVOUS_FILE", path)], _listener: None, _folder: Some(folder) }
     }
 
     fn with(mut self, name: &'static str, value: impl ToString) -> Self {
@@ -77,16 +77,16 @@ fn rank_process() {
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let placement = Placement::from_env().unwrap().unwrap();
     let (rank, world) = (placement.rank, placement.world_size);
-    let rendezvous = match std::env::var("MEET_FILE") {
+    let rendezvous = match std::env::var("RENDEZVOUS_FILE") {
         Ok(path) => Rendezvous::by_file(path),
         // Started by hand under another launcher, with SCENARIO=operations.
-        Err(_) if std::env::var_os("MEET_PORT").is_none() => {
+        Err(_) if std::env::var_os("RENDEZVOUS_PORT").is_none() => {
             placement.rendezvous().unwrap().clone()
         }
         Err(_) => {
             let secret = if scenario == "imposter" && rank == 1 { "wrong" } else { "right" };
             // By a port, ranks with another secret would meet elsewhere.
-            Rendezvous::by_name(format!("paceline-test-{}", number("MEET_PORT")), secret)
+            Rendezvous::by_name(format!("paceline-test-{}", number("RENDEZVOUS_PORT")), secret)
         }
     };
     let mut options = GroupOptions::for_local_ranks(world);
@@ -152,7 +152,7 @@ fn rank_process() {
         }
         "imposter" | "alone" => {
             let mut error = group.unwrap_err().to_string();
-            // Rank 0 keeps opening its meeting place until the other rank has been there.
+            // Rank 0 keeps listening at its rendezvous until the other rank has tried to join.
             let deadline = Instant::now() + HANGS;
             if scenario == "imposter" && rank == 0 {
                 let end_file = std::env::var("END_FILE").unwrap();
@@ -200,10 +200,10 @@ fn every_operation_on_emulated_hosts() {
 #[test]
 fn processes_meet_through_a_file_and_remove_it() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("meet");
+    let path = folder.path().join("rendezvous");
     // A file that an earlier run may have left when it died.
     std::fs::write(&path, "paceline-long-gone\nsecret\n").unwrap();
-    let variables = vec![("MEET_FILE", path.to_str().unwrap().to_owned())];
+    let variables = vec![("RENDEZVOUS_FILE", path.to_str().unwrap().to_owned())];
     run("operations", 3, &Place { variables, _listener: None, _folder: None });
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

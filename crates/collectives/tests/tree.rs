@@ -162,14 +162,14 @@ fn on_ranks<R: Send>(
     let mut options = GroupOptions::for_local_ranks(world);
     options.timeout = Duration::from_secs(240);
     let of_rank = |rank: usize| {
-        let meet = Rendezvous::by_name(name.as_str(), "right");
+        let rendezvous = Rendezvous::by_name(name.as_str(), "right");
         let options = options.clone();
         match transport {
             Transport::Thread => unreachable!("threads form their groups together"),
-            Transport::Shm => Group::shm(&meet, rank, world, options).unwrap(),
-            Transport::Tcp => Group::tcp(&meet, "127.0.0.1", rank, world, options).unwrap(),
+            Transport::Shm => Group::shm(&rendezvous, rank, world, options).unwrap(),
+            Transport::Tcp => Group::tcp(&rendezvous, "127.0.0.1", rank, world, options).unwrap(),
             Transport::Hybrid(local) => {
-                Group::hybrid(&meet, "127.0.0.1", rank, world, local, options).unwrap()
+                Group::hybrid(&rendezvous, "127.0.0.1", rank, world, local, options).unwrap()
             }
         }
     };

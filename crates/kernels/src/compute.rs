@@ -44,10 +44,10 @@ impl Compute {
         self.allocator.device()
     }
 
-    /// The door of an operation: selects the device that carries it out, which is that of this handle. Errors if an
-    /// operand lies on another device.
+    /// The device that carries out an operation, which is that of this handle. Errors if an operand lies on another
+    /// device.
     ///
-    /// Every operation checks its shapes, then matches on this, with one arm for each device:
+    /// Every operation checks its shapes, then matches on this device, with one arm for each device:
     ///
     /// ```
     /// # use paceline_kernels::{Compute, Result};

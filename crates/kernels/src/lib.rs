@@ -4,7 +4,7 @@
 //! tensors of the caller. Every function states its formula, shapes and element types, and whether it
 //! overwrites or accumulates. This crate knows nothing of layers, models or ranks.
 //!
-//! Every operation takes the [`Compute`] handle first, and selects the handle's device at its door
+//! Every operation takes the [`Compute`] handle first, and matches on the handle's device
 //! ([`Compute::device_of`]). Tensors of another device are refused. An operation returns no number that it has
 //! computed: sums stay in tensors until they are read.
 //!

@@ -51,7 +51,7 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     config.warnings.splice(..0, notes);
     let was_said = |placement: &Placement| placement.is_of_train() || placement.place.rank > 0;
     if !placement.as_ref().is_some_and(was_said) {
-        launcher::warn_of_meeting_point(start);
+        launcher::warn_of_ignored_master_flags(start);
         for warning in &config.warnings {
             eprintln!("warning: {warning}");
         }

@@ -122,7 +122,7 @@ fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) 
 #[test]
 fn strangers_do_no_harm_to_ranks_that_connect() {
     let folder = tempfile::tempdir().unwrap();
-    let rendezvous = &Rendezvous::by_file(folder.path().join("meet"));
+    let rendezvous = &Rendezvous::by_file(folder.path().join("rendezvous"));
     std::thread::scope(|scope| {
         for rank in (0..WORLD).filter(|&rank| rank != LAST) {
             scope.spawn(move || {

@@ -74,7 +74,7 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        let (listener, addresses) = Self::meet(rendezvous, None, rank, world_size, &options)?;
+        let (listener, addresses) = Self::rendezvous(rendezvous, None, rank, world_size, &options)?;
         Self::form_shm(&listener, &addresses, rank, options, Origin::world())
     }
 
@@ -89,7 +89,8 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
+        let (listener, addresses) =
+            Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
         Self::form_tcp(&listener, &addresses, host, rank, options, Origin::world())
     }
 
@@ -103,7 +104,8 @@ impl Group {
         local_world_size: usize,
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
-        let (listener, addresses) = Self::meet(rendezvous, Some(host), rank, world_size, &options)?;
+        let (listener, addresses) =
+            Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
         Self::form_hybrid(
             &listener,
             &addresses,
@@ -221,7 +223,7 @@ impl Group {
 
     /// This rank's own listener, and the addresses of all ranks. The store may be dropped when this
     /// returns: rank 0 answers the others for as long as its process lives.
-    fn meet(
+    fn rendezvous(
         rendezvous: &Rendezvous,
         host: Option<&str>,
         rank: usize,

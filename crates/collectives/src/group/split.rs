@@ -73,7 +73,7 @@ impl Group {
                 if colour.is_none() {
                     return Ok(None);
                 }
-                let (memory, hub) = hub.meet((split, own), world)?;
+                let (memory, hub) = hub.join((split, own), world)?;
                 let engine = Shared::new(rank, world, memory, Reach::Threads);
                 // Splits are numbered within each group, so each group needs its own hub.
                 let ties = Ties::Threads(hub);

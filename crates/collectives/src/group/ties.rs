@@ -33,7 +33,7 @@ pub(super) type Lot = (Arc<Mapping>, Arc<Hub>);
 
 impl Hub {
     /// The shared state of the sub-group with this key. The first of its `world` members creates it.
-    pub(super) fn meet(&self, key: (u32, i64), world: usize) -> Result<Lot, CollectiveError> {
+    pub(super) fn join(&self, key: (u32, i64), world: usize) -> Result<Lot, CollectiveError> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (lot, missing) = match waiting.remove(&key) {
             Some((lot, missing)) => (lot, missing - 1),

@@ -41,8 +41,8 @@ pub(super) struct Plan {
     pub(super) nodes: Vec<Vec<Range<usize>>>,
     /// The merges after each node, host by host.
     pub(super) merges: Vec<u8>,
-    /// The hosts whose pieces a host's ranks work on together, after one meeting: all of them if the pieces
-    /// of a rail follow each other, and otherwise one at a time.
+    /// The hosts whose pieces the ranks of a host work on together, in one round: all of them if the pieces
+    /// of a rail follow each other, otherwise one at a time.
     pub(super) passes: Vec<Range<usize>>,
     pub(super) block_elems: usize,
 }

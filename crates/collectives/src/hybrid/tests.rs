@@ -14,9 +14,9 @@ fn moved_bytes(hosts: usize, local: usize, kind: OpKind, elems: usize) -> u64 {
     let name = format!("paceline-hosts-{}", listener.local_addr().unwrap().port());
     let world = hosts * local;
     let on_rank = |rank: usize| {
-        let meet = Rendezvous::by_name(name.as_str(), "secret");
+        let rendezvous = Rendezvous::by_name(name.as_str(), "secret");
         let options = GroupOptions::for_local_ranks(world);
-        let group = Group::hybrid(&meet, "127.0.0.1", rank, world, local, options).unwrap();
+        let group = Group::hybrid(&rendezvous, "127.0.0.1", rank, world, local, options).unwrap();
         let Engine::Hybrid(hybrid) = group.engine() else { unreachable!("it is hybrid") };
         let posted = || hybrid.remote().inner().mesh.posted_bytes();
         let before = posted();

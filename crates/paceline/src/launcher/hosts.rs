@@ -104,8 +104,8 @@ impl std::fmt::Debug for Hosts {
     }
 }
 
-/// Whether flags about where the ranks meet are without effect, because there is only one host.
-pub fn ignores_meeting_point(flags: &StartFlags) -> bool {
+/// Whether --master-addr or --master-port has no effect, because there is only one host.
+pub fn ignores_master_flags(flags: &StartFlags) -> bool {
     flags.nnodes == Some(1) && (flags.master_addr.is_some() || flags.master_port.is_some())
 }
 

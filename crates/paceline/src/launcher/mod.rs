@@ -45,7 +45,7 @@ use crate::outputs::check_folder;
 use crate::{Failure, Result, environment, resources};
 
 pub use guard::guard_groups;
-pub use hosts::{Hosts, ignores_meeting_point};
+pub use hosts::{Hosts, ignores_master_flags};
 pub use restarts::{Restarts, launch_with_restarts};
 pub use watch::{Ended, launch, launch_one_of_many};
 
@@ -131,7 +131,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
         std::fs::create_dir_all(folder)
             .map_err(|e| Failure::io(format!("cannot make the folder {}", folder.display()), e))?;
     }
-    warn_of_meeting_point(&args.start);
+    warn_of_ignored_master_flags(&args.start);
     let attempt = || Launch {
         command: args.command.clone(),
         num_ranks: args.nproc,
@@ -151,8 +151,8 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
 }
 
 /// Says which flags have no effect on a single host.
-pub fn warn_of_meeting_point(flags: &StartFlags) {
-    if ignores_meeting_point(flags) {
+pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
+    if ignores_master_flags(flags) {
         eprintln!(
             "warning: --nnodes 1: the ranks meet on this host at a port that the launcher chooses; \
              --master-addr and --master-port have no effect"
@@ -216,8 +216,8 @@ pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
     )))
 }
 
-/// Where the ranks of an attempt meet.
-struct MeetingPoint {
+/// The rendezvous of the ranks of an attempt.
+struct AttemptRendezvous {
     address: String,
     port: u16,
     secret: String,
@@ -225,8 +225,8 @@ struct MeetingPoint {
     _held: Option<HeldPort>,
 }
 
-impl MeetingPoint {
-    /// Where the user says, if there are several hosts. Otherwise at a port that is free, with a fresh secret.
+impl AttemptRendezvous {
+    /// If there are several hosts, the rendezvous that the user states. Otherwise a free port, with a fresh secret.
     fn new(launch: &Launch) -> Result<Self> {
         if let Some(Hosts { address, port, secret, .. }) = &launch.hosts {
             let secret = Rendezvous::secret_of_restart(secret, launch.restarts.made);
@@ -242,7 +242,7 @@ impl MeetingPoint {
 fn rank_variables(
     launch: &Launch,
     local: usize,
-    point: &MeetingPoint,
+    point: &AttemptRendezvous,
 ) -> Vec<(&'static str, String)> {
     let mut variables = vec![
         ("RANK", (launch.first_rank() + local).to_string()),

@@ -12,7 +12,7 @@ use super::blame::{self, Cause, End, Place};
 use super::dumps::Dumps;
 use super::guard::Guard;
 use super::start::{Common, Rank};
-use super::{Launch, MeetingPoint, own_program, rank_variables, signals};
+use super::{AttemptRendezvous, Launch, own_program, rank_variables, signals};
 use crate::{Failure, Result, streams};
 
 /// After the first failure, how long the other ranks may take to notice it and to end by themselves.
@@ -52,7 +52,7 @@ pub fn launch(launch: &Launch) -> Result<u8> {
 /// after which the command may continue, from a signal, after which it has to end.
 pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
-    let point = MeetingPoint::new(launch)?;
+    let point = AttemptRendezvous::new(launch)?;
     let (sender, events) = channel();
     streams::never_wait();
     signals::forward(sender.clone())?;

@@ -41,9 +41,9 @@ const READY: u8 = 0;
 /// How long the agent may take for an answer that depends on no other rank.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Meets the other ranks at the agent's store. torchrun sets no secret in the environment, so rank 0
-/// makes one and stores it there.
-pub(crate) fn meet(
+/// Waits for the other ranks at the agent's store. torchrun sets no secret in the environment, so rank 0
+/// makes a secret and stores it there.
+pub(crate) fn rendezvous(
     address: &Address,
     round: &str,
     rank: usize,
@@ -73,8 +73,8 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects, and checks that a PyTorch store answers. All keys begin with `round` and with the number of
-    /// times that this rank has joined the round. After hosts have joined or left, torchrun makes the ranks
-    /// meet again in the same round; the number keeps them from finding keys of the meeting before.
+    /// times that this rank has joined the round. After hosts have joined or left, torchrun repeats the
+    /// rendezvous in the same round. The number keeps ranks from finding keys of the rendezvous before.
     pub(crate) fn join(
         address: &Address,
         round: &str,

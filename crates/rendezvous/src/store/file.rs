@@ -1,7 +1,7 @@
 //! The rendezvous file: rank 0's addresses and the run's secret, for ranks that see the same folder.
 //!
-//! The file only says where to look. Whether rank 0 is alive shows when a rank connects, so ranks never
-//! join a file that a dead run has left behind.
+//! The file only says where to connect. A rank that connects learns whether rank 0 is alive, so no rank joins a
+//! run that is dead and has left its file behind.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,14 +17,14 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// The contents of a rendezvous file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Published {
+pub(crate) struct RendezvousFile {
     /// Differs between hosts, and on one host from boot to boot.
     pub(crate) boot: String,
     pub(crate) addresses: Vec<Address>,
     pub(crate) secret: String,
 }
 
-impl Published {
+impl RendezvousFile {
     /// Writes the file: readable only by this user, and visible only when complete. Replaces a file of
     /// an earlier run.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
@@ -136,25 +136,25 @@ pub(crate) fn own_hosts() -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn published() -> Published {
+    fn example() -> RendezvousFile {
         let addresses = vec![Address::Local("paceline-abc".into()), Address::Tcp("::1".into(), 7)];
-        Published { boot: boot_id(), addresses, secret: "s3".into() }
+        RendezvousFile { boot: boot_id(), addresses, secret: "s3".into() }
     }
 
     #[test]
     fn what_is_written_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("meet");
-        published().write(&path).unwrap();
-        assert_eq!(Published::read(&path).unwrap(), published());
+        let path = folder.path().join("rendezvous");
+        example().write(&path).unwrap();
+        assert_eq!(RendezvousFile::read(&path).unwrap(), example());
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn other_hosts_use_tcp_only() {
-        assert_eq!(published().reachable(), published().addresses);
-        let elsewhere = Published { boot: "another".into(), ..published() };
+        assert_eq!(example().reachable(), example().addresses);
+        let elsewhere = RendezvousFile { boot: "another".into(), ..example() };
         assert_eq!(elsewhere.reachable(), [Address::Tcp("::1".into(), 7)]);
     }
 
@@ -163,7 +163,7 @@ mod tests {
         for text in
             ["", "paceline-long-gone\nsecret\n", "paceline rendezvous 2\nsecret s\nboot b\n"]
         {
-            assert_eq!(Published::parse(text), None, "{text:?}");
+            assert_eq!(RendezvousFile::parse(text), None, "{text:?}");
         }
     }
 }

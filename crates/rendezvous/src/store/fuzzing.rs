@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use super::file::Published;
+use super::file::RendezvousFile;
 use super::server::{Shared, admit};
 use super::wire::{Request, read_answer, read_request, send_answer, send_request};
 use super::{Backend, Store, agent, client};
@@ -145,9 +145,9 @@ fn arrival_at_agent(bytes: &[u8]) -> Result<(), String> {
 /// A rendezvous file is the same when it is written again.
 fn rendezvous_file(bytes: &[u8]) -> Result<(), String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
-    let published = Published::parse(text).ok_or("this is no rendezvous file")?;
-    assert_eq!(Published::parse(&published.to_text()).as_ref(), Some(&published));
-    published.reachable();
+    let file = RendezvousFile::parse(text).ok_or("this is no rendezvous file")?;
+    assert_eq!(RendezvousFile::parse(&file.to_text()).as_ref(), Some(&file));
+    file.reachable();
     Ok(())
 }
 

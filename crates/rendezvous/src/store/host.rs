@@ -3,21 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use super::client::Candidates;
-use super::file::{Published, boot_id, own_hosts};
+use super::file::{RendezvousFile, boot_id, own_hosts};
 use super::server::Server;
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
 use crate::deadline::Deadline;
 use crate::warning::warn;
 use crate::{Rendezvous, RendezvousPoint};
 
-/// A server that listens where the others will look for it.
+/// A server that listens where the other ranks will look for it.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) server: Server,
     own_address: Address,
     secret: String,
     /// Removed when the rendezvous is over, whether or not it succeeded.
-    _file: Option<RendezvousFile>,
+    _file: Option<WrittenFile>,
 }
 
 impl Host {
@@ -59,15 +59,15 @@ impl Host {
                 let own_address = Address::Local(name.clone());
                 let mut listeners = vec![listen_locally(&name, deadline)?];
                 let mut addresses = vec![own_address.clone()];
-                // A host without a network can still meet the ranks that it starts itself.
+                // Even a host without a network can have several ranks, which find each other at the local socket.
                 if let Ok((listener, own)) = listen_by_tcp("", 0, deadline) {
                     listeners.push(listener);
                     let reached_by = |host| Address::Tcp(host, own.port());
                     addresses.extend(own_hosts().into_iter().map(reached_by));
                 }
                 let server = serve(listeners, &secret)?;
-                let published = Published { boot: boot_id(), addresses, secret: secret.clone() };
-                let file = Some(RendezvousFile::publish(path, published)?);
+                let file = RendezvousFile { boot: boot_id(), addresses, secret: secret.clone() };
+                let file = Some(WrittenFile::new(path, file)?);
                 Ok(Self { server, own_address, secret, _file: file })
             }
             RendezvousPoint::Agent { .. } => Err("torchrun's agent hosts the store there".into()),
@@ -85,9 +85,9 @@ impl Host {
 pub(crate) fn find_host(rendezvous: &Rendezvous) -> Result<Candidates, String> {
     let address = match &rendezvous.point {
         RendezvousPoint::File(path) => {
-            let published = Published::read(path)?;
-            let addresses = published.reachable();
-            return Ok(Candidates { addresses, secret: published.secret, may_be_stale: true });
+            let file = RendezvousFile::read(path)?;
+            let addresses = file.reachable();
+            return Ok(Candidates { addresses, secret: file.secret, may_be_stale: true });
         }
         RendezvousPoint::Local { name } => Address::Local(name.clone()),
         RendezvousPoint::Tcp { host, port } | RendezvousPoint::Agent { host, port, .. } => {
@@ -98,25 +98,25 @@ pub(crate) fn find_host(rendezvous: &Rendezvous) -> Result<Candidates, String> {
     Ok(Candidates { addresses, secret, may_be_stale: false })
 }
 
-/// A published rendezvous file.
+/// The rendezvous file that rank 0 has written. Dropping this value removes the file.
 #[derive(Debug)]
-struct RendezvousFile {
+struct WrittenFile {
     path: PathBuf,
-    published: Published,
+    contents: RendezvousFile,
 }
 
-impl RendezvousFile {
-    fn publish(path: &Path, published: Published) -> Result<Self, String> {
-        let written = published.write(path);
+impl WrittenFile {
+    fn new(path: &Path, contents: RendezvousFile) -> Result<Self, String> {
+        let written = contents.write(path);
         written.map_err(|e| format!("rank 0 cannot write the rendezvous file: {e}"))?;
-        Ok(Self { path: path.into(), published })
+        Ok(Self { path: path.into(), contents })
     }
 }
 
-impl Drop for RendezvousFile {
+impl Drop for WrittenFile {
     fn drop(&mut self) {
         // Meanwhile another run may have written its own file there.
-        if Published::read(&self.path).is_ok_and(|there| there == self.published) {
+        if RendezvousFile::read(&self.path).is_ok_and(|there| there == self.contents) {
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -93,7 +93,8 @@ impl Store {
             RendezvousPoint::Agent { host, port, round } => {
                 let address = Address::Tcp(host.clone(), *port);
                 let (connection, secret) =
-                    agent::meet(&address, round, rank, world_size, &deadline).map_err(wrap)?;
+                    agent::rendezvous(&address, round, rank, world_size, &deadline)
+                        .map_err(wrap)?;
                 (Backend::Agent(connection), secret)
             }
             _ => {

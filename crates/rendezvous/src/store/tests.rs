@@ -138,7 +138,7 @@ fn is_this_host(host: &str) -> bool {
 #[test]
 fn by_a_file_that_is_removed_when_all_are_there() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("meet");
+    let path = folder.path().join("rendezvous");
     for stale in ["paceline-long-gone\nsecret\n", "", "paceline rendezvous 2\nsecret s\nend\n"] {
         std::fs::write(&path, stale).unwrap();
         exercise(&Rendezvous::by_file(&path));
@@ -149,14 +149,14 @@ fn by_a_file_that_is_removed_when_all_are_there() {
 #[test]
 fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("meet");
+    let path = folder.path().join("rendezvous");
     let rendezvous = Rendezvous::by_file(&path);
     // Another run listens at the address in the file, as if the port had been assigned again.
     let other = local();
     let RendezvousPoint::Local { name } = other.point.clone() else { unreachable!() };
     std::thread::scope(|scope| {
         scope.spawn(|| Store::open(&other, 0, 2, Duration::from_secs(2)).unwrap_err());
-        let stale = file::Published {
+        let stale = file::RendezvousFile {
             boot: file::boot_id(),
             addresses: vec![Address::Local(name)],
             secret: "of an earlier run".into(),
@@ -177,14 +177,14 @@ fn a_file_leads_other_hosts_to_the_port() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("meet");
+    let path = folder.path().join("rendezvous");
     let rendezvous = Rendezvous::by_file(&path);
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(&rendezvous, 0, 2, LIMIT).unwrap());
         let far = folder.path().join("far");
-        let read = || file::Published::read(&path).map_err(std::io::Error::other);
-        let published = connect_soon(read);
-        file::Published { boot: "another host".into(), ..published }.write(&far).unwrap();
+        let read = || file::RendezvousFile::read(&path).map_err(std::io::Error::other);
+        let written = connect_soon(read);
+        file::RendezvousFile { boot: "another host".into(), ..written }.write(&far).unwrap();
         let store = Store::open(&Rendezvous::by_file(&far), 1, 2, LIMIT).unwrap();
         host.join().unwrap().set("key", b"value").unwrap();
         assert_eq!(store.get("key").unwrap(), b"value");
@@ -323,7 +323,7 @@ fn a_port_in_use_is_said() {
     drop(echo);
 }
 
-/// Strangers of every kind connect to the meeting place while three ranks meet there.
+/// Strangers of every kind connect to rank 0's listener while three ranks connect to it.
 fn with_strangers<S: Read + Write + Send>(rendezvous: &Rendezvous, connect: impl Fn() -> S + Sync) {
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(rendezvous, 0, 3, LIMIT).unwrap());
