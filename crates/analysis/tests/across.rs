@@ -46,6 +46,6 @@ fn waits_and_transfers_add_up_to_the_communication_of_the_row() {
         // step.
         let worst = across.stragglers.worst[0].step;
         assert_eq!(worst, if include_last_step { Some(5) } else { Some(3) });
-        assert!(across.stragglers.worst.iter().any(|meeting| meeting.step == Some(4)));
+        assert!(across.stragglers.worst.iter().any(|collective| collective.step == Some(4)));
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::meetings::{self, Key};
+use super::matched::{self, Key};
 use crate::stats::median;
 use crate::timeline::Timeline;
 
@@ -141,7 +141,7 @@ pub fn align(timelines: &[Timeline]) -> Clocks {
                 ..clock
             };
         }
-        let ends = ends.get_or_insert_with(|| meetings::ends(timelines));
+        let ends = ends.get_or_insert_with(|| matched::ends(timelines));
         estimate(&ends[place], &ends[first], clock)
     });
     Clocks { reference: rank_of(timelines, first), ranks: ranks.collect() }

@@ -9,7 +9,7 @@
 //! rank that arrived last.
 
 mod clock;
-mod meetings;
+mod matched;
 pub mod merge;
 mod path;
 mod stragglers;
@@ -18,14 +18,14 @@ mod stragglers;
 mod sample;
 
 pub use clock::{ClockSource, Clocks, RankClock, align};
-pub use meetings::{Arrival, Meeting, Meetings, WaitSource, meet};
+pub use matched::{Arrival, MatchedCollective, MatchedCollectives, WaitSource, match_collectives};
 pub use path::{CriticalPath, PathSource, RankShare, Segment, StepPath};
 pub use stragglers::{RankWaits, StepWaits, Stragglers, stragglers};
 
 use crate::hta::{Chosen, Options};
 use crate::timeline::Timeline;
 use clock::rank_of;
-use meetings::meet_chosen;
+use matched::match_chosen;
 use path::critical_path;
 
 /// The analysis of all ranks together.
@@ -54,9 +54,9 @@ pub fn across_ranks(timelines: &[Timeline], options: &Options) -> AcrossRanks {
     let chosen: Vec<Chosen> =
         timelines.iter().map(|timeline| Chosen::of(timeline, options)).collect();
     let clocks = align(timelines);
-    let meetings = meet_chosen(timelines, &clocks, &chosen);
-    let stragglers = stragglers(&meetings, &clocks);
-    let path = critical_path(timelines, &chosen, &meetings, &clocks);
+    let collectives = match_chosen(timelines, &clocks, &chosen);
+    let stragglers = stragglers(&collectives, &clocks);
+    let path = critical_path(timelines, &chosen, &collectives, &clocks);
     let mut ranks: Vec<usize> = clocks.ranks.iter().map(|clock| clock.rank).collect();
     ranks.sort_unstable();
     let world = timelines.iter().filter_map(|timeline| timeline.world_size).max().unwrap_or(0);

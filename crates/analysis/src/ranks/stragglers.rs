@@ -1,11 +1,11 @@
 //! Which rank arrived last at collectives, and how long the others waited for it.
 //!
-//! Input: meetings. Output: totals per rank, over the trace and per step.
+//! Input: matched collectives. Output: totals per rank, over the trace and per step.
 
 use std::collections::BTreeMap;
 
 use super::clock::Clocks;
-use super::meetings::{Meeting, Meetings, WaitSource};
+use super::matched::{MatchedCollective, MatchedCollectives, WaitSource};
 
 /// How many of the worst collectives are kept.
 const NUM_WORST: usize = 20;
@@ -17,7 +17,7 @@ pub struct RankWaits {
     pub rank: usize,
     /// The collectives that the rank and at least one other rank have a trace of.
     pub num_collectives: usize,
-    /// The number of them at which it arrived last.
+    /// The number of these collectives at which the rank arrived last.
     pub times_last: usize,
     /// How long the rank waited for the last rank.
     pub waited_ns: i64,
@@ -50,58 +50,60 @@ pub struct Stragglers {
     pub num_collectives: usize,
     /// How many of these lack a rank of their group. The missing rank may have been the last.
     pub num_incomplete: usize,
-    /// See [`Meetings::num_unmatched`].
+    /// See [`MatchedCollectives::num_unmatched`].
     pub num_unmatched: usize,
     /// All ranks, starting with the one that made the others wait longest.
     pub ranks: Vec<RankWaits>,
     /// Per step, ascending; collectives outside of steps come first.
     pub steps: Vec<StepWaits>,
     /// The collectives whose last rank made the others wait longest, at most 20.
-    pub worst: Vec<Meeting>,
+    pub worst: Vec<MatchedCollective>,
 }
 
 /// Adds up the waits of all collectives.
-pub fn stragglers(meetings: &Meetings, clocks: &Clocks) -> Stragglers {
+pub fn stragglers(collectives: &MatchedCollectives, clocks: &Clocks) -> Stragglers {
     let mut ranks: Vec<usize> = clocks.ranks.iter().map(|clock| clock.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
-    let add_up = |meetings: &mut dyn Iterator<Item = &Meeting>| -> Vec<RankWaits> {
+    let add_up = |collectives: &mut dyn Iterator<Item = &MatchedCollective>| -> Vec<RankWaits> {
         let empty = |&rank: &usize| (rank, RankWaits { rank, ..RankWaits::default() });
         let mut totals: BTreeMap<usize, RankWaits> = ranks.iter().map(empty).collect();
-        for meeting in meetings {
-            for arrival in &meeting.arrivals {
+        for collective in collectives {
+            for arrival in &collective.arrivals {
                 let total = totals.entry(arrival.rank).or_default();
                 total.num_collectives += 1;
                 total.waited_ns = total.waited_ns.saturating_add(arrival.wait_ns);
                 total.transfer_ns = total.transfer_ns.saturating_add(arrival.transfer_ns());
             }
-            let total = totals.entry(meeting.last().rank).or_default();
+            let total = totals.entry(collective.last().rank).or_default();
             total.times_last += 1;
-            total.made_wait_ns = total.made_wait_ns.saturating_add(meeting.made_wait_ns());
-            total.lead_ns = total.lead_ns.saturating_add(meeting.lead_ns());
+            total.made_wait_ns = total.made_wait_ns.saturating_add(collective.made_wait_ns());
+            total.lead_ns = total.lead_ns.saturating_add(collective.lead_ns());
         }
         totals.into_values().collect()
     };
-    let mut by_step: BTreeMap<Option<u64>, Vec<&Meeting>> = BTreeMap::new();
-    for meeting in &meetings.all {
-        by_step.entry(meeting.step).or_default().push(meeting);
+    let mut by_step: BTreeMap<Option<u64>, Vec<&MatchedCollective>> = BTreeMap::new();
+    for collective in &collectives.all {
+        by_step.entry(collective.step).or_default().push(collective);
     }
-    let steps = by_step.into_iter().map(|(step, meetings)| {
-        let ranks = add_up(&mut meetings.into_iter());
+    let steps = by_step.into_iter().map(|(step, collectives)| {
+        let ranks = add_up(&mut collectives.into_iter());
         StepWaits { step, ranks }
     });
     let steps = steps.collect();
-    let mut totals = add_up(&mut meetings.all.iter());
+    let mut totals = add_up(&mut collectives.all.iter());
     totals.sort_by_key(|total| (std::cmp::Reverse(total.made_wait_ns), total.rank));
-    let mut worst: Vec<&Meeting> = meetings.all.iter().filter(|m| m.made_wait_ns() > 0).collect();
-    worst.sort_by_key(|meeting| std::cmp::Reverse(meeting.made_wait_ns()));
-    let measured = meetings.all.iter().all(|meeting| meeting.source == WaitSource::Transport);
-    let is_measured = measured && !meetings.all.is_empty();
+    let mut worst: Vec<&MatchedCollective> =
+        collectives.all.iter().filter(|of| of.made_wait_ns() > 0).collect();
+    worst.sort_by_key(|collective| std::cmp::Reverse(collective.made_wait_ns()));
+    let measured =
+        collectives.all.iter().all(|collective| collective.source == WaitSource::Transport);
+    let is_measured = measured && !collectives.all.is_empty();
     Stragglers {
         source: if is_measured { WaitSource::Transport } else { WaitSource::Clocks },
-        num_collectives: meetings.all.len(),
-        num_incomplete: meetings.all.iter().filter(|meeting| !meeting.is_complete).count(),
-        num_unmatched: meetings.num_unmatched,
+        num_collectives: collectives.all.len(),
+        num_incomplete: collectives.all.iter().filter(|collective| !collective.is_complete).count(),
+        num_unmatched: collectives.num_unmatched,
         ranks: totals,
         steps,
         worst: worst.into_iter().take(NUM_WORST).cloned().collect(),
@@ -112,12 +114,12 @@ pub fn stragglers(meetings: &Meetings, clocks: &Clocks) -> Stragglers {
 mod tests {
     use super::*;
     use crate::ranks::sample::timeline;
-    use crate::ranks::{align, meet};
+    use crate::ranks::{align, match_collectives};
     use crate::timeline::{Collective, Timeline};
 
     fn found(timelines: &[Timeline]) -> Stragglers {
         let clocks = align(timelines);
-        stragglers(&meet(timelines, &clocks), &clocks)
+        stragglers(&match_collectives(timelines, &clocks), &clocks)
     }
 
     fn waits(found: &[RankWaits], rank: usize) -> RankWaits {

@@ -21,7 +21,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use super::clock::{Clocks, align};
-use super::meetings::meet;
+use super::matched::match_collectives;
 use crate::hta::{AnalysisError, check_times};
 use crate::kineto::compress::compressed;
 use crate::read::{self, ReadError, TraceFile};
@@ -184,8 +184,8 @@ fn arrows(skeletons: &[Timeline], layouts: &[Layout], clocks: &Clocks) -> Vec<Ve
             layout.tracks_of_points.iter().map(|(time, track)| (aligned(time), *track)).collect()
         })
         .collect();
-    for (id, meeting) in meet(skeletons, clocks).all.iter().enumerate() {
-        let mut came: Vec<_> = meeting.arrivals.iter().collect();
+    for (id, collective) in match_collectives(skeletons, clocks).all.iter().enumerate() {
+        let mut came: Vec<_> = collective.arrivals.iter().collect();
         came.sort_by_key(|arrival| (arrival.start_ns, arrival.rank));
         let mut at_ns = i64::MIN;
         let ends = came.iter().filter_map(|arrival| {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::PathSource;
 use crate::ranks::clock::RankClock;
-use crate::ranks::meetings::{is_back_end, is_collective_kernel};
+use crate::ranks::matched::{is_back_end, is_collective_kernel};
 use crate::steps::{self, Step};
 use crate::timeline::{Annotation, DeviceWork, LaneId, NameId, TimeRange, Timeline};
 use paceline_trace::{IntervalSet, Span};

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::activity::Activity;
 use super::{Segment, StepPath};
 use crate::ranks::clock::Clocks;
-use crate::ranks::meetings::{Arrival, Meeting, Meetings};
+use crate::ranks::matched::{Arrival, MatchedCollective, MatchedCollectives};
 
 /// A collective that begins this soon after the previous one ended is assumed to have waited for it in the
 /// queue, unless the trace says that it was not queued. Kernels that wait for each other begin within a few
@@ -21,17 +21,17 @@ const IDLE_NS: i64 = 10_000;
 /// Ranks that arrive within this time of each other arrive together. The path then stays on the same rank.
 const TOGETHER_NS: i64 = 1_000;
 
-/// A collective as one rank saw it: the index of the meeting, and of the arrival in it.
+/// A collective as one rank saw it: the index of the collective, and of this rank's arrival in it.
 #[derive(Clone, Copy)]
 struct Visit {
     end_ns: i64,
-    meeting: usize,
+    collective: usize,
     arrival: usize,
 }
 
 pub(super) struct Follower<'a> {
     activities: &'a [Activity<'a>],
-    meetings: &'a Meetings,
+    collectives: &'a MatchedCollectives,
     clocks: &'a Clocks,
     /// The collectives of each timeline, in order of their ends.
     visits: Vec<Vec<Visit>>,
@@ -40,18 +40,18 @@ pub(super) struct Follower<'a> {
 impl<'a> Follower<'a> {
     pub(super) fn new(
         activities: &'a [Activity<'a>],
-        meetings: &'a Meetings,
+        collectives: &'a MatchedCollectives,
         clocks: &'a Clocks,
     ) -> Self {
         let mut visits: Vec<Vec<Visit>> = activities.iter().map(|_| Vec::new()).collect();
-        for (number, meeting) in meetings.all.iter().enumerate() {
-            for (i, arrival) in meeting.arrivals.iter().enumerate() {
-                let visit = Visit { end_ns: arrival.end_ns, meeting: number, arrival: i };
+        for (number, collective) in collectives.all.iter().enumerate() {
+            for (i, arrival) in collective.arrivals.iter().enumerate() {
+                let visit = Visit { end_ns: arrival.end_ns, collective: number, arrival: i };
                 visits[arrival.place].push(visit);
             }
         }
         visits.iter_mut().for_each(|visits| visits.sort_by_key(|visit| visit.end_ns));
-        Self { activities, meetings, clocks, visits }
+        Self { activities, collectives, clocks, visits }
     }
 
     /// The path of a step, given its start and end on each timeline.
@@ -78,16 +78,16 @@ impl<'a> Follower<'a> {
                 self.work(&mut path.segments, place, begin_ns, at_ns);
                 break;
             };
-            seen.insert(visit.meeting);
+            seen.insert(visit.collective);
             self.work(&mut path.segments, place, visit.end_ns, at_ns);
-            let meeting = &self.meetings.all[visit.meeting];
-            let (own, last) = (&meeting.arrivals[visit.arrival], meeting.last());
-            gain(&mut path.gain_ns, last.rank, meeting.lead_ns());
+            let collective = &self.collectives.all[visit.collective];
+            let (own, last) = (&collective.arrivals[visit.arrival], collective.last());
+            gain(&mut path.gain_ns, last.rank, collective.lead_ns());
             let is_last = own.wait_ns - last.wait_ns <= TOGETHER_NS;
             // The wait of the last rank itself is the time that it needs to see that all ranks have arrived.
             let (last, wait_ns) = if is_last { (own, 0) } else { (last, own.wait_ns) };
             let came_ns = (own.start_ns + wait_ns).clamp(begin_ns, visit.end_ns);
-            self.transfer(&mut path.segments, place, meeting, came_ns, visit.end_ns);
+            self.transfer(&mut path.segments, place, collective, came_ns, visit.end_ns);
             (place, at_ns, from) = (last.place, came_ns, Some(last));
         }
         path.segments.reverse();
@@ -112,10 +112,10 @@ impl<'a> Follower<'a> {
         let before = &visits[..visits.partition_point(|visit| visit.end_ns <= at_ns)];
         let within = before.iter().rev().take_while(|visit| visit.end_ns > begin_ns);
         let waited = |visit: &&Visit| {
-            if seen.contains(&visit.meeting) {
+            if seen.contains(&visit.collective) {
                 return false;
             }
-            let own = &self.meetings.all[visit.meeting].arrivals[visit.arrival];
+            let own = &self.collectives.all[visit.collective].arrivals[visit.arrival];
             let was_queued = from.is_some_and(|from| {
                 from.queue_ns != Some(0) && at_ns - visit.end_ns <= BACK_TO_BACK_NS
             });
@@ -145,15 +145,15 @@ impl<'a> Follower<'a> {
         &self,
         segments: &mut Vec<Segment>,
         place: usize,
-        meeting: &Meeting,
+        collective: &MatchedCollective,
         start_ns: i64,
         end_ns: i64,
     ) {
         if end_ns > start_ns {
             segments.push(Segment {
                 rank: self.rank(place),
-                what: meeting.name.clone(),
-                seq: meeting.seq,
+                what: collective.name.clone(),
+                seq: collective.seq,
                 start_ns,
                 dur_ns: end_ns - start_ns,
                 compute_ns: 0,

@@ -1,7 +1,7 @@
 //! The critical path of each step across ranks.
 //!
-//! Input: timelines, their clocks and their meetings. Output: the segments of the critical path. The path is
-//! followed backward. It starts at the end of the rank whose step ended last, goes through that rank's work
+//! Input: timelines, their clocks and their matched collectives. Output: the segments of the critical path. The
+//! path is followed backward. It starts at the end of the rank whose step ended last, goes through that rank's work
 //! to the last collective that it waited for, from there to the rank that arrived last at this collective,
 //! and so on to the start of the step.
 
@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use super::clock::Clocks;
-use super::meetings::Meetings;
+use super::matched::MatchedCollectives;
 use crate::hta::Chosen;
 use crate::timeline::{TimeRange, Timeline};
 use activity::Activity;
@@ -168,7 +168,7 @@ fn add_up(times: impl IntoIterator<Item = i64>) -> i64 {
 pub(super) fn critical_path(
     timelines: &[Timeline],
     chosen: &[Chosen],
-    meetings: &Meetings,
+    collectives: &MatchedCollectives,
     clocks: &Clocks,
 ) -> CriticalPath {
     let source = source(timelines);
@@ -177,7 +177,7 @@ pub(super) fn critical_path(
         .zip(&clocks.ranks)
         .map(|(timeline, clock)| Activity::of(timeline, clock, source))
         .collect();
-    let follower = Follower::new(&activities, meetings, clocks);
+    let follower = Follower::new(&activities, collectives, clocks);
     let steps: Vec<StepPath> = windows(chosen, &activities, clocks)
         .into_iter()
         .map(|(step, windows)| follower.step(step, &windows))

@@ -4,7 +4,8 @@
 
 use super::shared::{COUNT, PERCENT, RANK, US, ms, us};
 use crate::ranks::{
-    AcrossRanks, ClockSource, Meeting, RankClock, RankShare, RankWaits, StepPath, WaitSource,
+    AcrossRanks, ClockSource, MatchedCollective, RankClock, RankShare, RankWaits, StepPath,
+    WaitSource,
 };
 use crate::report::chart::{Jump, Lane, Lanes, PageColor, Part, Segment, Stack};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
@@ -241,7 +242,7 @@ fn stragglers(across: &AcrossRanks) -> Panel {
 
 #[rustfmt::skip]
 fn worst(across: &AcrossRanks) -> Panel {
-    let columns = Columns::<&Meeting>::new()
+    let columns = Columns::<&MatchedCollective>::new()
         .add("name", "collective", COUNT, "The collective's name in the traces.", |of| of.name.clone())
         .add("step", "step", COUNT, "The step in which its last rank came.", |of| of.step)
         .add("seq", "number", COUNT, "Its place in the sequence of its group.", |of| of.seq)

@@ -1,6 +1,6 @@
 //! Matches the collectives of different ranks, and finds how long each rank waited in them.
 //!
-//! Input: timelines and their clocks. Output: [`Meeting`]s with times on the reference clock. A meeting is
+//! Input: timelines and their clocks. Output: [`MatchedCollective`]s with times on the reference clock. Each is
 //! one collective as several ranks saw it, with the arrival of each rank. Messages between two ranks are left
 //! out, because they concern only these two.
 
@@ -48,7 +48,7 @@ impl Arrival {
 
 /// A collective that appears in the traces of two ranks or more.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Meeting {
+pub struct MatchedCollective {
     /// The name in the traces.
     pub name: String,
     /// The group of ranks, if the traces name it.
@@ -59,7 +59,8 @@ pub struct Meeting {
     pub step: Option<u64>,
     /// Where [`Arrival::wait_ns`] comes from.
     pub source: WaitSource,
-    /// Whether all ranks of the group have a trace of it; `true` if the traces do not give the group's size.
+    /// Whether all ranks of the group have a trace of the collective. `true` if the traces do not give the size of
+    /// the group.
     pub is_complete: bool,
     /// The ranks, in the order of the timelines.
     pub arrivals: Vec<Arrival>,
@@ -67,15 +68,15 @@ pub struct Meeting {
     last: usize,
 }
 
-impl Meeting {
-    /// The rank that arrived last: the one that waited least. If several waited equally long, the one that
-    /// began latest.
+impl MatchedCollective {
+    /// The rank that arrived last, which is the rank that waited least. If several ranks waited equally long, the
+    /// rank among them that began latest.
     pub fn last(&self) -> &Arrival {
         &self.arrivals[self.last]
     }
 
-    /// How much later the last rank arrived than the one before it, in nanoseconds. This is what could be
-    /// gained here if the two arrived together.
+    /// How much later the last rank arrived than the rank before it, in nanoseconds. The ranks could gain this
+    /// time if the two arrived together.
     pub fn lead_ns(&self) -> i64 {
         let others = self.arrivals.iter().enumerate().filter(|&(i, _)| i != self.last);
         let second = others.map(|(_, arrival)| arrival.wait_ns).min();
@@ -93,9 +94,9 @@ impl Meeting {
 
 /// All collectives of some timelines.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Meetings {
+pub struct MatchedCollectives {
     /// The collectives that two ranks or more have, in the order in which their last rank arrived.
-    pub all: Vec<Meeting>,
+    pub all: Vec<MatchedCollective>,
     /// Number of collectives that could not be matched, counted per rank: no other rank has a trace of the
     /// collective, or it has no sequence number and the ranks called different numbers of such collectives in
     /// a step.
@@ -108,17 +109,21 @@ pub struct Meetings {
 /// n-th calls of a name in a group match, counted within a step, or within the trace if it has no steps. The
 /// collectives are taken from kernels if all traces have such kernels, otherwise from the backend's own
 /// events (such as `gloo:all_reduce`), otherwise from the operators that called them.
-pub fn meet(timelines: &[Timeline], clocks: &Clocks) -> Meetings {
-    meet_chosen(timelines, clocks, &everything(timelines))
+pub fn match_collectives(timelines: &[Timeline], clocks: &Clocks) -> MatchedCollectives {
+    match_chosen(timelines, clocks, &everything(timelines))
 }
 
 fn everything(timelines: &[Timeline]) -> Vec<Chosen> {
     timelines.iter().map(Chosen::everything).collect()
 }
 
-/// Like [`meet`], but only for the chosen collectives.
-pub(super) fn meet_chosen(timelines: &[Timeline], clocks: &Clocks, chosen: &[Chosen]) -> Meetings {
-    let mut met: HashMap<Key, Vec<(Operation, Arrival)>> = HashMap::new();
+/// Like [`match_collectives`], but only for the chosen collectives.
+pub(super) fn match_chosen(
+    timelines: &[Timeline],
+    clocks: &Clocks,
+    chosen: &[Chosen],
+) -> MatchedCollectives {
+    let mut by_key: HashMap<Key, Vec<(Operation, Arrival)>> = HashMap::new();
     let mut num_unmatched = 0;
     for (place, operations) in operations(timelines, chosen).into_iter().enumerate() {
         let (clock, rank) = (&clocks.ranks[place], rank_of(timelines, place));
@@ -131,32 +136,33 @@ pub(super) fn meet_chosen(timelines: &[Timeline], clocks: &Clocks, chosen: &[Cho
             let queue_ns = operation.queue_ns;
             let arrival = Arrival { place, rank, start_ns, end_ns, wait_ns, queue_ns };
             match operation.key.take() {
-                Some(key) => met.entry(key).or_default().push((operation, arrival)),
+                Some(key) => by_key.entry(key).or_default().push((operation, arrival)),
                 None => num_unmatched += 1,
             }
         }
     }
-    let mut all = Vec::with_capacity(met.len());
-    for (key, arrivals) in met {
+    let mut all = Vec::with_capacity(by_key.len());
+    for (key, arrivals) in by_key {
         if arrivals.len() < 2 {
             num_unmatched += arrivals.len();
             continue;
         }
-        all.push(meeting(key, arrivals));
+        all.push(matched(key, arrivals));
     }
-    let came = |meeting: &Meeting| (meeting.last().start_ns, meeting.last().end_ns);
-    all.sort_unstable_by(|a: &Meeting, b: &Meeting| {
-        came(a)
-            .cmp(&came(b))
+    let arrived =
+        |collective: &MatchedCollective| (collective.last().start_ns, collective.last().end_ns);
+    all.sort_unstable_by(|a: &MatchedCollective, b: &MatchedCollective| {
+        arrived(a)
+            .cmp(&arrived(b))
             .then_with(|| (&a.group, a.seq, &a.name).cmp(&(&b.group, b.seq, &b.name)))
     });
-    Meetings { all, num_unmatched }
+    MatchedCollectives { all, num_unmatched }
 }
 
-fn meeting(key: Key, came: Vec<(Operation, Arrival)>) -> Meeting {
-    let measured = came.iter().all(|(operation, _)| operation.wait_ns.is_some());
-    let size = came.iter().filter_map(|(operation, _)| operation.group_size).max();
-    let mut arrivals: Vec<Arrival> = came.iter().map(|(_, arrival)| *arrival).collect();
+fn matched(key: Key, seen: Vec<(Operation, Arrival)>) -> MatchedCollective {
+    let measured = seen.iter().all(|(operation, _)| operation.wait_ns.is_some());
+    let size = seen.iter().filter_map(|(operation, _)| operation.group_size).max();
+    let mut arrivals: Vec<Arrival> = seen.iter().map(|(_, arrival)| *arrival).collect();
     let latest_ns = arrivals.iter().map(|arrival| arrival.start_ns).max().unwrap_or_default();
     if !measured {
         for arrival in &mut arrivals {
@@ -166,11 +172,11 @@ fn meeting(key: Key, came: Vec<(Operation, Arrival)>) -> Meeting {
     }
     let order = |arrival: &Arrival| (arrival.wait_ns, std::cmp::Reverse(arrival.start_ns));
     let last = (0..arrivals.len()).min_by_key(|&i| order(&arrivals[i])).unwrap_or_default();
-    Meeting {
+    MatchedCollective {
         seq: if let Order::Sequence(seq, _) = key.order { Some(seq) } else { None },
         name: key.name,
         group: key.group,
-        step: came[last].0.step,
+        step: seen[last].0.step,
         source: if measured { WaitSource::Transport } else { WaitSource::Clocks },
         is_complete: size.is_none_or(|size| arrivals.len() as u64 >= size),
         arrivals,
@@ -178,8 +184,8 @@ fn meeting(key: Key, came: Vec<(Operation, Arrival)>) -> Meeting {
     }
 }
 
-/// The end of each collective on each timeline's own clock. If there are collectives that end on all ranks at
-/// about the same time, only those.
+/// The end of each collective on each timeline's own clock. If some collectives end on all ranks at about the
+/// same time, the result has only these.
 pub(super) fn ends(timelines: &[Timeline]) -> Vec<HashMap<Key, i64>> {
     let operations = operations(timelines, &everything(timelines));
     let any = operations.iter().flatten().any(|operation| ends_together(&operation.name));
