@@ -183,19 +183,19 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
     }
 }
 
-/// At most [`SERIES`] of the points, which must be in order of time: the highest of each of as many equal
-/// time ranges, and the last of all.
+/// At most [`SERIES`] of the points, which must be in order of time. The time is divided into equal bins. The
+/// result has the highest point of each bin, and the last point of all.
 pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
     if points.len() <= SERIES {
         return points.to_vec();
     }
-    let stretch = (last.at_ns - first.at_ns) / (SERIES as i64 - 1) + 1;
-    let place = |point: &Point| (point.at_ns - first.at_ns) / stretch;
+    let bin_ns = (last.at_ns - first.at_ns) / (SERIES as i64 - 1) + 1;
+    let bin = |point: &Point| (point.at_ns - first.at_ns) / bin_ns;
     let highest = |of: &[Point]| of.iter().copied().max_by(|a, b| a.value.total_cmp(&b.value));
     let last_but_one = &points[..points.len() - 1];
     let mut kept: Vec<Point> =
-        last_but_one.chunk_by(|a, b| place(a) == place(b)).filter_map(highest).collect();
+        last_but_one.chunk_by(|a, b| bin(a) == bin(b)).filter_map(highest).collect();
     kept.push(*last);
     kept
 }

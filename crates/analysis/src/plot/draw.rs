@@ -16,7 +16,7 @@ use super::line::{line, marker, range, stroke};
 pub(super) type Area<DB> = DrawingArea<DB, Shift>;
 pub(super) type Outcome<DB> = Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;
 
-const INK: RGBColor = RGBColor(40, 40, 40);
+const TEXT_COLOR: RGBColor = RGBColor(40, 40, 40);
 const GREY: RGBColor = RGBColor(110, 110, 110);
 const GRID: RGBColor = RGBColor(214, 214, 214);
 const FAINT: RGBColor = RGBColor(238, 238, 238);
@@ -82,7 +82,7 @@ pub(super) fn chart<DB: DrawingBackend>(
         stroke(area, series, &ends, k)?;
         marker(area, series, ((x + SAMPLE / 2) * k, y * k), k)?;
         let place = ((x + SAMPLE + 10) * k, y * k);
-        text(area, medium, &series.name, place, SMALL, INK, (HPos::Left, VPos::Center))?;
+        text(area, medium, &series.name, place, SMALL, TEXT_COLOR, (HPos::Left, VPos::Center))?;
     }
     Ok(())
 }
@@ -128,23 +128,24 @@ impl Field {
         for &tick in &self.x.major {
             let place = (left + along(&self.x, tick, right - left), bottom + 10 * k);
             let name = chart.x.unit.tick(tick);
-            text(area, medium, &name, place, SMALL, INK, (HPos::Center, VPos::Top))?;
+            text(area, medium, &name, place, SMALL, TEXT_COLOR, (HPos::Center, VPos::Top))?;
         }
         for &tick in &self.y.major {
             let place = (left - 10 * k, bottom - along(&self.y, tick, bottom - top));
             let name = chart.y.unit.tick(tick);
-            text(area, medium, &name, place, SMALL, INK, (HPos::Right, VPos::Center))?;
+            text(area, medium, &name, place, SMALL, TEXT_COLOR, (HPos::Right, VPos::Center))?;
         }
         let title = (left, 22 * k);
-        text(area, medium, &chart.title, title, TITLE, INK, (HPos::Left, VPos::Top))?;
+        text(area, medium, &chart.title, title, TITLE, TEXT_COLOR, (HPos::Left, VPos::Top))?;
         let below = (left, 60 * k);
         text(area, medium, &chart.subtitle, below, SMALL, GREY, (HPos::Left, VPos::Top))?;
         let label = format!("{}{}", chart.x.label, chart.x.unit.suffix());
         let place = (middle.0, bottom + 46 * k);
-        text(area, medium, &label, place, LABEL, INK, (HPos::Center, VPos::Top))?;
+        text(area, medium, &label, place, LABEL, TEXT_COLOR, (HPos::Center, VPos::Top))?;
         let label = format!("{}{}", chart.y.label, chart.y.unit.suffix());
         let font = ("sans-serif", LABEL * k).into_font().transform(FontTransform::Rotate270);
-        let style = TextStyle::from(font).color(&INK).pos(Pos::new(HPos::Center, VPos::Center));
+        let style =
+            TextStyle::from(font).color(&TEXT_COLOR).pos(Pos::new(HPos::Center, VPos::Center));
         area.draw(&Text::new(label, (26 * k, middle.1), style))
     }
 }

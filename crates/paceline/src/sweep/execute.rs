@@ -28,7 +28,7 @@ use crate::{Failure, Result};
 /// The interval at which a run is checked.
 const POLL: Duration = Duration::from_millis(10);
 /// How long a run may take to end after it was asked to.
-const PATIENCE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(5);
 /// How many of a failed run's last lines the error message repeats.
 const LAST_LINES: usize = 8;
 /// How many attempts are made to remove a temporary folder.
@@ -209,11 +209,11 @@ impl Runner {
     }
 }
 
-/// Asks a run to end, which gives it time to end its ranks. Kills it if it does not.
+/// Asks a run to end, so that the run can end its ranks. Kills the run if it has not ended after [`GRACE`].
 fn stop(child: &mut Child) {
     let _ = kill_process(Pid::from_child(child), Signal::TERM);
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < GRACE {
         if !matches!(child.try_wait(), Ok(None)) {
             return;
         }

@@ -137,8 +137,8 @@ impl Compression {
     }
 }
 
-/// The step of `ddp` with a way to compress. Compressing a bucket delays this bucket and everything that
-/// is computed after it.
+/// The step of `ddp` with a way to compress. Compressing a bucket delays this bucket and all computation after
+/// the bucket.
 fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &Way) -> Result<f64> {
     let backward = calibration.backward(layout)?;
     let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
@@ -149,8 +149,8 @@ fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &W
         (ready + spent, (way.cost)(bytes))
     });
     let delayed: Vec<_> = delayed.collect();
-    let passages = replay::queue(backward.loss_done(way.loss), delayed);
-    let exposed = replay::exposed(&passages, backward.end + way.before_ms);
+    let times = replay::queue(backward.loss_done(way.loss), delayed);
+    let exposed = replay::exposed(&times, backward.end + way.before_ms);
     Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
 }
 

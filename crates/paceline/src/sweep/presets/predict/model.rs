@@ -102,10 +102,10 @@ impl Prediction {
         cost: &dyn Fn(u64) -> f64,
     ) -> Result<Self> {
         let backward = calibration.backward(layout)?;
-        let passages = backward.ddp(caps, cost);
-        let comm_ms: f64 = passages.iter().map(|passage| passage.done - passage.sent).sum();
-        let exposed_ms = replay::exposed(&passages, backward.end);
-        let hidden_ms = replay::hidden(&passages, backward.end);
+        let buckets = backward.ddp(caps, cost);
+        let comm_ms: f64 = buckets.iter().map(|bucket| bucket.done - bucket.sent).sum();
+        let exposed_ms = replay::exposed(&buckets, backward.end);
+        let hidden_ms = replay::hidden(&buckets, backward.end);
         let elem_bytes = size_of::<f32>() as u64;
         let one_by_one: f64 =
             layout.trained().map(|(_, p)| cost(p.range().len() as u64 * elem_bytes)).sum();
