@@ -62,7 +62,8 @@ EXACT = ("simple_ddp", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async"
 STEPS = {
     "CNN, 1 rank": "--nproc 1 --pin-cores --epochs 1",
     "CNN, 2 ranks": "--nproc 2 --pin-cores --epochs 1",
-    "MLP, 2 ranks": "--model mlp --nproc 2 --pin-cores --steps-per-epoch 8 --warmup-steps 2",
+    "MLP, 2 ranks": "--model mlp --input-dim 1024 --hidden-dim 1024 --output-dim 1024 --num-layers 3 --batch-size 128"
+    " --nproc 2 --pin-cores --steps-per-epoch 40 --epochs 1 --warmup-steps 4",
 }
 LINKS = {
     f"CNN, {strategy}, 1.5 Gbit/s": f"--nproc 2 --pin-cores --epochs 1 --strategy {strategy} --link 1.5gbit,50us"

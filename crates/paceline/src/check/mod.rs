@@ -1,5 +1,5 @@
 //! `paceline check`: checks whether ranks can start here, see their devices, and reach each other. Prints
-//! one line per question, which begins with a [`Status`].
+//! one line per question, which begins with a status: ok, warn or FAIL.
 //!
 //! All ranks answer the same questions together; rank 0 prints the answers.
 

@@ -1,6 +1,6 @@
 //! A program's own choices: a type whose fields are the flags, and the registry entry that is made from it.
 //!
-//! This file does not know which programs there are ([`crate::program`]).
+//! This file does not know which programs there are (`program.rs`).
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
