@@ -57,6 +57,11 @@ pub trait CommHook: Send {
     /// What the hook guarantees about the weights of the replicas, for buckets of these sizes.
     fn exactness(&self, caps: BucketCaps) -> Exactness;
 
+    /// What the hook carries from step to step on this rank, by name. By default nothing.
+    fn state(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
+
     /// Called once, before the first step, with the number of elements of each bucket.
     fn prepare(&mut self, _replica: &Replica, _bucket_lens: &[usize]) -> Result<()> {
         Ok(())

@@ -133,6 +133,10 @@ impl Strategy for Ddp {
         self.hook.prepare(replica, &lens)
     }
 
+    fn state(&self) -> Vec<(String, Tensor)> {
+        self.hook.state()
+    }
+
     fn gradient_ready(
         &mut self,
         replica: &Replica,

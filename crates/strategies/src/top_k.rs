@@ -65,6 +65,11 @@ impl CommHook for TopK {
         }
     }
 
+    fn state(&self) -> Vec<(String, Tensor)> {
+        let buckets = self.buckets.iter().enumerate();
+        buckets.map(|(at, bucket)| (format!("residual {at}"), bucket.residual.clone())).collect()
+    }
+
     fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {
         let (group, allocator) = (&replica.group, &replica.compute.allocator);
         let grads = replica.storage.precision().grads;

@@ -3,7 +3,8 @@
 
 mod common;
 
-use paceline_strategies::{Alternating, Ddp, HalfPrecision, LocalSgd, SimpleDdp, TopK};
+use paceline_collectives::Group;
+use paceline_strategies::{Alternating, Ddp, HalfPrecision, LocalSgd, SimpleDdp, Strategy, TopK};
 
 use common::{Make, NETS, Net, Optim, Trainer, largest_difference, on_ranks};
 
@@ -120,6 +121,23 @@ fn top_k_of_everything_keeps_the_sign_of_zero() {
         });
         assert!(bits.iter().flatten().all(|bits| *bits == (-0.0f32).to_bits()));
     }
+}
+
+#[test]
+fn the_residuals_are_the_state_of_top_k() {
+    let state = |strategy: Box<dyn Strategy>| {
+        let mut trainer = Trainer::new(Net::Mlp, Group::single().unwrap(), strategy);
+        trainer.step(&[4]).unwrap();
+        trainer.strategy.state()
+    };
+    assert!(state(Box::new(Ddp::new(1024))).is_empty());
+    let state = state(Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())));
+    let trained = Net::Mlp.build(1).layout.trained_len();
+    assert_eq!(state.iter().map(|(_, tensor)| tensor.num_elems()).sum::<usize>(), trained);
+    assert_eq!(state[0].0, "residual 0");
+    // Nine of ten gradients have not been sent.
+    let waits = state.iter().flat_map(|(_, tensor)| tensor.read::<f32>().unwrap().to_vec());
+    assert!(waits.filter(|x| *x != 0.0).count() > trained / 2);
 }
 
 #[test]
