@@ -55,7 +55,7 @@ impl RunNeeds<'_> {
         match self.samples {
             Samples::Any | Samples::Images => Ok(()),
             Samples::Vectors { .. } => Err(Failure::Usage(format!(
-                "--model {} trains on vectors, and --data {data} has images; pass another --data, or another \
+                "--model {} trains on vectors, and --data {data} has images; leave --data out, or pass another \
                  --model",
                 self.model
             ))),
@@ -174,7 +174,7 @@ impl DataConfig {
         };
         Err(Failure::Usage(format!(
             "--data {name} has inputs of {shape:?} with {target} each, and --model {model} trains on {samples}; \
-             pass another --data, or another --model"
+             leave --data out, or pass another --model"
         )))
     }
 }
