@@ -59,7 +59,7 @@ pub(crate) struct Call {
     pub(crate) from: usize,
     /// What this rank contributes.
     pub(crate) send: Region,
-    /// Where this rank wants the result. May be `send` or a part of it if the operation allows that.
+    /// Where this rank wants the result. May be `send` or a part of `send` if the operation allows this.
     pub(crate) recv: Region,
     /// Elements to and from each rank, for an all-to-all only.
     pub(crate) blocks: Option<Box<Blocks>>,

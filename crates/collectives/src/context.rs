@@ -17,11 +17,11 @@ pub(crate) struct WaitPolicy {
     pub(crate) limit: Duration,
 }
 
-/// The longest sleep of a wait. A wait looks around as often as that, so it notices when it was suspended.
+/// The longest sleep of a wait. A wait reads the clock at least this often, so it notices that the process was suspended.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// Time between two looks at the clock beyond which the process was suspended in between. A process that only has to
-/// share its core with others is back much sooner.
+/// If more time than this passes between two readings of the clock, the process was suspended in between. A process that
+/// only shares its core with others runs again much sooner.
 const SUSPENDED: Duration = Duration::from_secs(1);
 
 /// How long a wait has lasted, without the time for which this process was suspended: by Ctrl-Z, a frozen control
@@ -39,11 +39,11 @@ impl Waited {
         Self { last_ns: now_ns, total_ns: 0 }
     }
 
-    /// How long the wait has lasted. To be called at least every [`LONGEST_SLEEP`].
+    /// How long the wait has lasted. The caller must call this at least every [`LONGEST_SLEEP`].
     pub(crate) fn until(&mut self, now_ns: u64) -> Duration {
         let gap_ns = now_ns.saturating_sub(self.last_ns);
         self.last_ns = now_ns;
-        // Of a suspension counts what the wait meant to sleep.
+        // A suspension counts only as the sleep that was intended.
         let is_suspended = gap_ns > SUSPENDED.as_nanos() as u64;
         self.total_ns += if is_suspended { LONGEST_SLEEP.as_nanos() as u64 } else { gap_ns };
         Duration::from_nanos(self.total_ns)
@@ -55,11 +55,11 @@ impl Waited {
 pub(crate) struct OpContext<'a> {
     pub(crate) rank: usize,
     pub(crate) world: usize,
-    /// What to add to a rank's number to get its number in the whole group. Not zero only for the part of
-    /// an operation that runs within a host of a hybrid group.
+    /// Added to a rank's number to get its number in the whole group. It is zero, except for the part of an
+    /// operation that runs within one host of a hybrid group.
     pub(crate) first: usize,
-    /// The numbers of the group's ranks in the group from which it descends; empty if it is that group. Errors carry
-    /// the group's own numbers while an engine handles them, and `Core` translates them. Only words are made of these.
+    /// The numbers of the group's ranks in the outermost group. Empty for the outermost group itself. An engine handles
+    /// errors with the group's own numbers, and `Core` translates them later. So only texts use this field.
     pub(crate) members: &'a [usize],
     pub(crate) call: &'a Call,
     pub(crate) seq: u32,
@@ -115,7 +115,7 @@ impl OpContext<'_> {
         self.conflicting(conflict.ranks, conflict.operations, calls)
     }
 
-    /// The error for two calls, in words, that do not match. If one of them is this rank's own, it comes first.
+    /// The error for two calls, in words, that do not match. If one of the calls is this rank's own, it comes first.
     pub(crate) fn conflicting(
         &self,
         ranks: [usize; 2],

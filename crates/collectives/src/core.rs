@@ -31,10 +31,10 @@ pub(crate) struct Core {
     flight_recorder: FlightRecorder,
     /// The number of the group among the groups of this rank.
     group: u32,
-    /// The numbers of the ranks in the group from which this one descends; empty if it is that group.
+    /// The numbers of the ranks in the outermost group. Empty for the outermost group itself.
     members: Arc<[usize]>,
     operations: AtomicU32,
-    /// The first error, in words, and the ranks that it is about.
+    /// The text of the first error, and the ranks that caused it.
     broken: Mutex<Option<(String, Vec<usize>)>>,
     /// Whether the records have been written. The lock is held while they are.
     is_dumped: Mutex<bool>,
@@ -120,7 +120,7 @@ impl Core {
         }
     }
 
-    /// Like [`Core::execute`], for a thread on which nobody else would see a panic. A panic becomes an error
+    /// Like [`Core::execute`], for a thread whose panic no other code would notice. A panic becomes an error
     /// of the operation, the group is broken afterwards, and the peers learn that this rank is lost.
     pub(crate) fn execute_guarded(
         &self,
@@ -157,14 +157,14 @@ impl Core {
         let Some(shared) = self.engine.shared() else { return };
         if !shared.control().has_left(place) {
             shared.control().depart(place, Fate::Lost);
-            // This does not mark the group as broken: the next operation that needs the rank does.
+            // This does not mark the group as broken. The next operation that needs the rank marks it.
             let first = self.rank - shared.rank;
             let (rank, lost) = (self.outermost(self.rank), self.outermost(first + place));
             self.dump(&format!("rank {rank}: rank {lost} died"));
         }
     }
 
-    /// The number of a rank of this group in the group from which this one descends.
+    /// The number that a rank of this group has in the outermost group.
     fn outermost(&self, rank: usize) -> usize {
         self.members.get(rank).copied().unwrap_or(rank)
     }
@@ -189,7 +189,7 @@ impl Core {
     /// Marks the group as broken and writes the records to the dump folder. Writes them again if they have
     /// been written before, so that they include the operation that failed.
     pub(crate) fn fail(&self, error: &CollectiveError) {
-        // An error that tells of an earlier one is passed on as that one.
+        // An error that reports an earlier error is passed on as the earlier error.
         let cause = match error {
             CollectiveError::Broken { cause, .. } => cause.clone(),
             first => first.to_string(),

@@ -1,9 +1,9 @@
-//! What must hold for any headers that the peers of a rank send.
+//! Checks of a rank that receives arbitrary headers from its peers.
 //!
-//! Input: the number of ranks in one byte, a header of each rank (this rank's own first), and for an all-to-all a row
-//! of counts of each. Output: whether the ranks agree, and otherwise the message. A panic is a fault: after the ranks
-//! have agreed, bytes move, so every part of this rank's memory that a transport would touch must lie within. The
-//! fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this; nothing else does.
+//! Input: the number of ranks in one byte, a header from each rank (this rank's own first), and for an all-to-all a row
+//! of counts from each rank. Output: nothing if the ranks agree, otherwise the message of the error. A panic is a bug.
+//! After the ranks have agreed, bytes move, so every byte that a transport would touch must lie within this rank's
+//! memory. Only the fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this module.
 
 use std::time::Duration;
 
@@ -174,7 +174,7 @@ fn touches_only_own_memory(call: &Call, met: &Met, world: usize) {
             _ => {}
         }
     }
-    // What this rank contributes is as long as its share, since one is copied to the other.
+    // The data that this rank contributes are as long as its share, because they are copied there.
     let own = shares.bytes(0, call.dtype).len();
     match call.kind {
         OpKind::AllGather | OpKind::Gather => assert_eq!(own, call.send.len_bytes),

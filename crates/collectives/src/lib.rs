@@ -136,7 +136,7 @@
 //! place, with the bytes of the table. No process can reach a `Vec` of another process, so the operations
 //! on slices are staged: each rank copies a quarter of a megabyte at a time to one half of a staging area
 //! that all ranks can reach, while the peers work on the other half, which was filled before. An all-reduce
-//! of two ranks then reads and writes `S` once more, and one of more than two ranks twice more. Threads,
+//! of two ranks then reads and writes `S` once more, an all-reduce of more than two ranks twice more. Threads,
 //! and ranks connected by `tcp`, use either kind of memory directly.
 //!
 //! # Work in the background
@@ -145,8 +145,8 @@
 //! [`Work`]. Operations of one group run in the order in which they were submitted, on the group's own
 //! communication thread. Each operation claims the memory that it reads and writes until it is finished:
 //! touching that memory earlier is an error, not a race. The end of the operation is an event
-//! ([`Work::event`]), which gives the claims back even if nobody waits for the work. [`OpTimes`] separates the time in the queue, the
-//! wait for the slowest rank, and the time in which data moved. See `examples/overlap.rs`.
+//! ([`Work::event`]), which gives the claims back even if no thread waits for the work. [`OpTimes`] separates the time
+//! in the queue, the wait for the slowest rank, and the time in which data moved. See `examples/overlap.rs`.
 //!
 //! # Failures
 //!
@@ -158,13 +158,12 @@
 //! - Every rank shows the others its call before data move. Calls that differ in operation, type, counts
 //!   or order are an error on every rank. The error names both calls.
 //! - After an error the group is broken: later operations fail at once with the first cause. Errors name ranks by their
-//!   numbers in the group from which the failing group descends. Memory that
-//!   the failed operation had claimed stays claimed, because a peer may still write there.
+//!   numbers in the outermost group. Memory that the failed operation had claimed stays claimed, because a peer may
+//!   still write there.
 //!
 //! PACELINE_COMM_LOG=info writes a line to standard error for every finished operation; `trace` also
-//! writes one when an operation starts. Each rank remembers its last 1,000 operations,
-//! of all its groups. If
-//! PACELINE_DUMP_FOLDER names a folder, the rank writes them there as JSON lines when the group fails;
+//! writes a line when an operation starts. Each rank remembers the last 1,000 operations of all its groups. If
+//! PACELINE_DUMP_FOLDER names a folder, the rank writes them there as JSON lines when the group fails.
 //! [`Group::dumper`] writes them on demand. [`write_error_file`] tells torchrun why a rank failed.
 //!
 //! # Groups within groups
@@ -173,12 +172,12 @@
 //! queue and its own sequence of operations. See `examples/sub_groups.rs`.
 //!
 //! [`Mesh`] arranges the ranks of a group in a grid with named axes and forms a group for each axis. Neighbors on
-//! the axis `pp` also get a connection with a queue for each direction ([`Neighbor`]), so a message to one never waits
-//! behind one to another.
+//! the axis `pp` also get a connection with a queue for each direction ([`Neighbor`]), so a message to one neighbor never
+//! waits for a message to another neighbor.
 //!
 //! A group and all groups that descend from it share this rank's record of operations ([`Group::fresh_records`]) and its
-//! emulated network card. The memory that a group has allocated is used in place by the groups split from it, and
-//! after [`Group::register`] by any related group. Their failures are separate: an error breaks the group in which it
+//! emulated network card. The groups split from a group use its memory in place, and after [`Group::register`] so does
+//! any related group. The failures of groups are separate: an error breaks the group in which it
 //! happens, and the others go on as long as they have all their ranks.
 //!
 //! # Emulated links
@@ -186,7 +185,7 @@
 //! With [`GroupOptions::link`] or [`Group::emulate`], every operation takes as long as it would on a
 //! [`Link`] of a given bandwidth and latency. The time is computed from the steps and bytes of [`Cost`],
 //! which are those of `tcp`. A group and the sub-groups split from it share one emulated network card per
-//! rank: what they send at the same time goes out one after the other. The thread that executes the
+//! rank: messages that they send at the same time go out one after the other. The thread that executes the
 //! operation sleeps meanwhile, so computation goes on. A link that is not at least 1.25 times as slow as
 //! the transport below it is refused. Ranks that are threads ignore the option; each of them calls
 //! [`Group::emulate`] instead.

@@ -54,7 +54,7 @@ pub(crate) trait ShowCalls {
     ) -> Result<Vec<Vec<u64>>, CollectiveError>;
 }
 
-/// Shows every rank what this one calls, waits until all others have done so, and compares.
+/// Shows this rank's call to every rank, waits until all others have shown theirs, and compares the calls.
 ///
 /// Inlined, because a small message between threads takes about a microsecond, of which copying the lists from one
 /// structure to the next was 1 %.

@@ -23,7 +23,7 @@ const STRAGGLER: usize = 2;
 const NEVER: Duration = Duration::from_secs(3600);
 /// The limit of operations where a rank is stopped; the ranks must meet within it too.
 const SHORT: Duration = Duration::from_secs(30);
-/// What a rank prints whose error names the one that has died or is stopped.
+/// Printed by a rank whose error names the rank that has died or is stopped.
 const NAMES: &str = "names the victim";
 /// Elements of an operation that takes a while.
 const MANY: usize = 4 << 20;
@@ -169,14 +169,15 @@ fn rank_process() {
                 }
             }
             let error = group.all_reduce_slice(&mut [0f32; 1000], ReduceOp::Sum).unwrap_err();
-            // Nobody has all it needs of a victim that does not arrive.
+            // No rank has all the data that it needs from a victim that does not arrive.
             assert!(names_stopped(&error, 2, 4000), "{error}");
             say_if(true);
             is_broken(&group);
         }
         "is stopped inside" => {
             let (error, seq) = work_until_error(&group);
-            // One that has all it needs of the victim waits for another survivor and knows no more.
+            // A rank that has all the data that it needs from the victim waits for another survivor. It cannot tell
+            // which rank is at fault.
             say_if(names_stopped(&error, seq, 4 * MANY));
             is_broken(&group);
         }

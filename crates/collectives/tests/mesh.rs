@@ -1,6 +1,6 @@
-//! Ranks in a mesh: a message that waits holds nobody up, and a rank that dies ends only what needs it.
+//! Ranks in a mesh: a message that waits delays no other message, and a rank that dies breaks only its own groups.
 //!
-//! The groups have no time limit, so operations must end for other reasons. Whatever hangs fails its test.
+//! The groups have no time limit, so operations must end for other reasons. A test that hangs fails.
 
 mod children;
 mod limit;
@@ -84,7 +84,8 @@ fn holds(tensor: &Tensor, contents: usize) {
 }
 
 /// Rank 1 posts a receive from rank 0, which sends only when rank 1 tells it to. Before that, rank 1 exchanges messages
-/// with rank 2, in both directions, and sends one to rank 0. In one queue, all of these would wait behind the receive.
+/// with rank 2, in both directions, and sends a message to rank 0. In one queue, all these messages would wait for the
+/// receive.
 fn neighbors(world: Group) {
     let rank = world.rank();
     let mesh = Mesh::new(world, &"pp=3".parse().unwrap()).unwrap();
@@ -107,7 +108,7 @@ fn neighbors(world: Group) {
             holds(&second, 2);
             to_next.wait().unwrap();
             assert!(!early.is_finished());
-            // Nor does a message wait behind one in the other direction.
+            // A message does not wait for a message in the other direction either.
             previous.send(&own).unwrap();
             early.wait().unwrap();
             holds(&first, 0);
@@ -179,7 +180,7 @@ fn adds_up(group: &Group) {
     }
 }
 
-/// In a mesh of 2 x 2 ranks, rank 0 shares no axis with the victim, and the others one each.
+/// In a mesh of 2 x 2 ranks, rank 0 shares no axis with the victim, and each other rank shares one axis with it.
 fn a_rank_dies(world: Group) {
     let rank = world.rank();
     let mesh = Mesh::new(world, &"dp=2,shard=2".parse().unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! How ranks that have met connect to each other: each rank listens, tells the others its address,
-//! and accepts those that know its secret.
+//! How ranks connect to each other after the rendezvous: each rank listens, tells the others its address,
+//! and accepts the ranks that know its secret.
 //!
 //! Input: the addresses of all ranks, exchanged through the store or within an existing group. Output:
 //! sockets. This module knows nothing of what the connections are used for.
@@ -34,7 +34,7 @@ pub struct PeerAddress {
     pub(crate) secret: String,
 }
 
-/// What a rank listens on while the others connect to it.
+/// The sockets on which a rank listens while the others connect.
 #[derive(Debug)]
 pub struct PeerListener {
     local: Listener,
@@ -86,10 +86,10 @@ impl PeerListener {
         &self.address
     }
 
-    /// Makes `N` connections between `rank` and each of its `peers`: connects to the lower ranks, and accepts the higher
-    /// ones. Both sides have the `N` connections in the same order. `addresses` has an entry for every rank, in rank
-    /// order, and so has the result. Takes at most `limit`. If some ranks cannot be reached, `farewell` gets the
-    /// connections to each of the others, to tell it which ranks are missing.
+    /// Makes `N` connections between `rank` and each of its `peers`: connects to the lower ranks, and accepts connections of
+    /// the higher ranks. Both sides have the `N` connections in the same order. `addresses` has an entry for every rank, in rank
+    /// order, and so has the result. Takes at most `limit`. If some ranks cannot be reached, `farewell` is called with the
+    /// connections to each other rank, to tell that rank which ranks are missing.
     pub fn connect<const N: usize>(
         &self,
         network: Network,
@@ -243,8 +243,8 @@ struct Missed {
     missing: Vec<usize>,
 }
 
-/// Connects to a peer and presents its secret. The peer began to listen before it published its address, so
-/// after a refusal that may be temporary this tries again until the deadline.
+/// Connects to a peer and presents the peer's secret. The peer began to listen before it published its address, so
+/// this function tries again after a refusal that may be temporary, until the deadline.
 fn connect_to_peer(
     address: &Address,
     rank: usize,

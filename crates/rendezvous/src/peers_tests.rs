@@ -17,7 +17,7 @@ fn pair() -> [PeerListener; 2] {
     [0, 1].map(|rank| PeerListener::bind(Some(HOST), rank, 2).unwrap())
 }
 
-/// Fails a test that hangs, instead of hanging with it.
+/// Fails a test that hangs.
 fn within_limit(work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = channel();
     let thread = std::thread::spawn(move || {
@@ -69,7 +69,7 @@ fn a_rank_with_another_secret_is_told_so_and_the_absent_rank_is_named() {
     assert!(errors[1].contains("its secret differs"), "{}", errors[1]);
 }
 
-/// Connects ten strangers to a rank's listener. Returns those that wait for an answer.
+/// Connects ten strangers to a rank's listener. Returns the strangers that wait for an answer.
 fn send_strangers_to(address: &PeerAddress) -> Vec<TcpStream> {
     let garbage: Vec<u8> = (0..5000u32).map(|i| ((i * i * 31) >> 3) as u8).collect();
     let words: [&[u8]; 4] = [&garbage, b"GET / HTTP/1.1\r\n\r\n", &[], b"p"];

@@ -31,8 +31,8 @@ pub enum ClockSource {
         /// The number of collectives used for the estimate.
         num_collectives: usize,
     },
-    /// Times are left as written. No offset was measured, and collectives give none: either the ranks have
-    /// none in common, or the offset is not larger than its spread.
+    /// Times are left as written. No offset was measured, and the collectives give no offset: either the ranks
+    /// have no collective in common, or the offset is not larger than its spread.
     AsWritten,
 }
 

@@ -7,9 +7,9 @@ use super::ties::Ties;
 use crate::CollectiveError;
 use crate::shared::{Reach, Segments, Shared};
 
-/// What a rank says of the buffer that it registers: it is memory that no peer can reach.
+/// A rank's answer about the buffer that it registers: no peer can reach the memory.
 const PRIVATE: u8 = 0;
-/// It is memory that the group reaches already. Any other value: memory of a related group.
+/// A rank's answer: the group reaches the memory already. Any other answer means memory of a related group.
 const REACHED: u8 = 2;
 
 impl Group {
@@ -43,15 +43,16 @@ impl Group {
     }
 
     /// Makes memory that a related group has allocated usable in place by this group. A collective call: every rank passes
-    /// a buffer of its own, and buffers may differ in size. Related are groups that descend from the same group.
+    /// a buffer of its own, and buffers may differ in size. Two groups are related if they descend from the same group.
     ///
-    /// Not needed for memory of the groups from which this one was split: this group reaches it anyway. Without this
-    /// call, operations of this group on memory of another sub-group are staged. Steps: the all-gather of a number; then,
-    /// unless all ranks reach each other's memory already, each rank of a host passes its memory to rank 0 of the
-    /// host, which passes all of it on, and a barrier. No data move. Threads, and ranks that share no memory, have
-    /// nothing to do.
+    /// This group reaches the memory of the groups from which it was split without this call. Operations on the memory
+    /// of another sub-group are staged unless the memory is registered.
     ///
-    /// Errors on every rank if a buffer does not come from [`Group::allocate`] of a group that is related to this one.
+    /// Steps: the all-gather of a number. If all ranks reach each other's memory already, the call is done. Otherwise
+    /// each rank of a host passes its memory to rank 0 of the host, rank 0 passes all memory on, and all ranks pass a
+    /// barrier. No data move. Between threads, and between ranks that share no memory, the call does nothing.
+    ///
+    /// Errors on every rank if a buffer does not come from [`Group::allocate`] of a related group.
     pub fn register(&self, buffer: &Buffer) -> Result<(), CollectiveError> {
         let (Some(shared), Ties::Host { links, .. }) = (self.shared(), &self.0.ties) else {
             return Ok(());

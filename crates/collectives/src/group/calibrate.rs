@@ -1,4 +1,5 @@
-//! Measures how fast the transport is, to choose an algorithm and before a slower link is emulated.
+//! Measures how fast the transport is. The result decides which algorithm an all-reduce uses, and whether a link can be
+//! emulated.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use crate::tcp::NEVER;
 use crate::{CollectiveError, ReduceOp};
 
 impl Group {
-    /// Measures both algorithms, and uses the ring for all sizes from the smallest at which it is faster.
+    /// Measures both algorithms at several sizes. From the smallest size at which the ring is faster, all-reduces use the
+    /// ring.
     pub(super) fn choose_algorithm(&self) -> Result<(), CollectiveError> {
         let Engine::Tcp(tcp) = &self.0.core.engine else { return Ok(()) };
         let mut from = NEVER;
@@ -28,8 +30,8 @@ impl Group {
         Ok(())
     }
 
-    /// The best time of a few all-reduces in place, on the rank where it is longest. Every rank returns the
-    /// same time.
+    /// Each rank takes its best time of a few all-reduces in place. Returns the longest of these times, the same on every
+    /// rank.
     pub(super) fn measure_all_reduce(&self, bytes: usize) -> Result<Duration, CollectiveError> {
         let buffer = self.allocate(&Allocator::new(), bytes, Category::Communication)?;
         let data = Tensor::new(buffer, 0, DType::F32, [bytes / 4])?;

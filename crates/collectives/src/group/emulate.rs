@@ -1,6 +1,6 @@
 //! Makes a group emulate a slower link.
 //!
-//! This file decides whether a link can be emulated at all; `emulator.rs` then delays the operations.
+//! This file decides whether the transport is fast enough to emulate a link. `emulator.rs` delays the operations.
 
 use super::Group;
 use crate::CollectiveError;
@@ -56,7 +56,7 @@ mod tests {
     use crate::{Group, Link, ReduceOp};
 
     /// Two sub-groups of the same ranks reduce at the same time. Their bytes go through one network card,
-    /// so the two operations together take as long as one after the other.
+    /// so the two operations take as long as if one followed the other.
     #[test]
     fn concurrent_groups_share_the_bandwidth_of_the_link() {
         const ELEMS: usize = 100_000;

@@ -66,7 +66,7 @@ impl Group {
 
     /// Meets the other processes of this host and forms a group with them that shares memory.
     ///
-    /// Blocks until all `world_size` ranks have come, for at most `options.timeout`. Errors if some do not
+    /// Blocks until all `world_size` ranks have come, for at most `options.timeout`. Errors if some ranks do not
     /// come, if a rank presents a different secret or world size, or if memory cannot be shared.
     pub fn shm(
         rendezvous: &Rendezvous,
@@ -121,8 +121,8 @@ impl Group {
     ///
     /// MPI itself knows the rank and the number of ranks. The first group of a process starts MPI. Dropping
     /// the last group ends MPI, which waits for all ranks; after that, the process cannot form another
-    /// group. So a rank that has failed should print why before it drops its group, or end the process
-    /// without dropping it; the launcher then ends the other ranks. Errors if the library cannot be used.
+    /// group. So a rank that has failed should print its error before it drops its group. Or it should end the process
+    /// without dropping the group, and the launcher then ends the other ranks. Errors if the library cannot be used.
     #[cfg(feature = "mpi")]
     pub fn mpi(options: GroupOptions) -> Result<Self, CollectiveError> {
         let engine = Mpi::open()?;
@@ -209,7 +209,7 @@ impl Group {
         let tcp = tcp.inspect_err(|error| {
             let missing = error.culprits();
             if !missing.is_empty() {
-                // Ranks of this host that are connected wait for this one.
+                // Other ranks of this host may be connected already, and wait for this rank.
                 shared.control().tell_beyond(&missing);
             }
         })?;

@@ -1,11 +1,11 @@
-//! A group of ranks: its state, the questions that it answers, and how it ends.
+//! A group of ranks: its state, what callers can ask about it, and how a rank leaves it.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `form` | forms a group of threads or processes |
 //! | `split` | divides a group into sub-groups |
 //! | `origin` | a group's name, and the emulated network card that it shares |
-//! | `ties` | the connections between the members besides the engine's |
+//! | `ties` | connections between the members that the engine does not use |
 //! | `allocate` | allocates memory that operations use in place |
 //! | `calibrate` | measures the transport |
 //! | `emulate` | slows the group down to an emulated link |
@@ -36,10 +36,10 @@ use crate::shared::{Fate, Shared};
 use crate::worker::Worker;
 use crate::{CollectiveError, GroupOptions, Transport};
 
-/// One rank's membership in a group.
+/// A group of ranks, as one of them sees it.
 ///
 /// Every rank of a group calls the same operations in the same order. Operations run in the order in which
-/// they were submitted. A clone is a second handle of the same membership. Dropping the last handle finishes
+/// they were submitted. A clone is a second handle to the same group. Dropping the last handle finishes
 /// the submitted operations and then leaves the group; peers that still need this rank get an error and do
 /// not hang.
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl Group {
         self.0.core.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks in the group.
     pub fn world_size(&self) -> usize {
         self.0.core.world
     }
@@ -120,33 +120,34 @@ impl Group {
         &self.0.options
     }
 
-    /// The name of the group: `world`, or `world/1.0` for the ranks of color 0 in its second split. It is the same on
-    /// every member. The groups of a [`Mesh`](crate::Mesh) are named after their axes: `world/dp.0`.
+    /// The name of the group: `world`, or `world/1.0` for the ranks of color 0 in the second split of `world`. It is the
+    /// same on every member. The groups of a [`Mesh`](crate::Mesh) are named after their axes: `world/dp.0`.
     pub fn name(&self) -> &str {
         &self.0.origin.name
     }
 
-    /// The number of the group on this rank: 0 for the group from which the others descend, then counted in the
-    /// order in which this rank joined them. [`OpRecord::group`] is this number.
+    /// The number of the group on this rank: 0 for the outermost group, from which the others descend. The others are
+    /// counted in the order in which this rank joined them. [`OpRecord::group`] is this number.
     pub fn number(&self) -> u32 {
         self.0.origin.number
     }
 
-    /// The number of `rank` of this group in the group from which this one descends. Errors name ranks by that
-    /// number.
+    /// The number that `rank` of this group has in the outermost group, from which this group descends. Errors name
+    /// ranks by this number.
     pub fn outermost_rank(&self, rank: usize) -> usize {
         self.0.origin.outermost(rank)
     }
 
-    /// Appends to `out` the records of the operations that have finished since the last call: at most the
-    /// thousand most recent ones. Returns how many older ones were lost. A group, the groups split from it and
-    /// the group that it was split from keep one record for each rank, so any of them returns the operations of
-    /// all of them, in the order in which they finished, and each operation once.
+    /// Appends to `out` the records of the operations that have finished since the last call, at most the thousand
+    /// most recent. Returns how many older records were lost.
+    ///
+    /// All groups of a rank that descend from the same group keep one list of records. So any of these groups returns
+    /// the operations of all of them, in the order in which they finished, and each operation once.
     pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
         self.0.core.fresh_records(out)
     }
 
-    /// A handle by which another thread can write out this rank's most recent operations, for example when
+    /// A handle for another thread, which can write this rank's most recent operations to a file, for example when
     /// the process is told to end.
     pub fn dumper(&self) -> Dumper {
         Dumper(self.0.core.clone())
@@ -171,12 +172,12 @@ impl Group {
 pub struct Dumper(Arc<Core>);
 
 impl Dumper {
-    /// Writes the operations out, with `cause` as the reason, unless they have been written before.
+    /// Writes the operations to a file, with `cause` as the reason, unless this has been done before.
     pub fn dump(&self, cause: &str) {
         self.0.dump(cause);
     }
 
-    /// Removes what [`Dumper::dump`] has written: the group has ended in order after all.
+    /// Removes the file that [`Dumper::dump`] has written. For a group that has ended in order after all.
     pub fn withdraw(&self) {
         self.0.withdraw();
     }

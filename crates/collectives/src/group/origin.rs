@@ -1,5 +1,4 @@
-//! Where a group comes from: its name, its members, and what it shares with the groups it is split from and
-//! with those split from it.
+//! The origin of a group: its name, its members, and what it shares with its parent group and its sub-groups.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,7 +9,7 @@ use crate::emulator::Card;
 use crate::record::RecentRecords;
 use crate::shared::{Inherited, Part};
 
-/// What all groups of a rank share that descend from the same group.
+/// What the groups of a rank share. All of them descend from the same group.
 #[derive(Debug, Default)]
 pub(crate) struct RankState {
     /// The one network card of this rank, so that the operations of all groups together move no more bytes
@@ -19,12 +18,12 @@ pub(crate) struct RankState {
     /// The one record of operations of this rank.
     pub(crate) records: Arc<Mutex<RecentRecords>>,
     num_groups: AtomicU32,
-    /// This rank's parts of shared memory, in whichever group they were shared.
+    /// This rank's parts of shared memory, of all its groups.
     parts: Mutex<Vec<OwnPart>>,
 }
 
-/// A part of shared memory that belongs to this rank. Its address range stays mapped as long as the buffer in it or a
-/// group that can reach it lives.
+/// A part of shared memory that belongs to this rank. Its address range stays mapped until the buffer in the part and
+/// all groups that can reach the part are dropped.
 #[derive(Debug)]
 struct OwnPart {
     mapping: Weak<Mapping>,
@@ -55,14 +54,14 @@ impl RankState {
 /// A group's name and members, and what it shares with related groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
-    /// `world`, or `world/1.0` for the ranks of color 0 in its second split.
+    /// `world`, or `world/1.0` for the ranks of color 0 in the second split of `world`.
     pub(crate) name: String,
     /// 0 for the group from which the others descend, then counted in the order in which this rank joined them.
     pub(crate) number: u32,
     /// The number of each member in the group from which all descend. Empty for that group itself.
     pub(crate) members: Arc<[usize]>,
     pub(crate) rank: Arc<RankState>,
-    /// The memory that the group can reach because the group that it was split from can.
+    /// The memory that the group can reach because its parent group can reach it.
     pub(crate) inherited: Option<Inherited>,
 }
 
@@ -78,12 +77,14 @@ impl Origin {
         }
     }
 
-    /// The origin of a group whose sub-groups share nothing of this rank but the memory that this group can reach.
+    /// Like this origin, but sub-groups of the result do not share the record and the network card of this rank. They
+    /// share only the memory that this group can reach.
     pub(super) fn apart(&self) -> Self {
         Self { rank: Arc::default(), ..self.clone() }
     }
 
-    /// The origin of a sub-group of these members, numbered as in this group. `label` is its name within this group.
+    /// The origin of a sub-group. `members` are numbers of ranks in this group. `label` is the name of the sub-group within
+    /// this group.
     pub(super) fn sub_group(
         &self,
         label: &str,
@@ -99,7 +100,7 @@ impl Origin {
         }
     }
 
-    /// The number in the outermost group of a rank of this group.
+    /// The number that a rank of this group has in the outermost group.
     pub(super) fn outermost(&self, rank: usize) -> usize {
         self.members.get(rank).copied().unwrap_or(rank)
     }

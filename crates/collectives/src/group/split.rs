@@ -42,8 +42,8 @@ impl Group {
         Ok(group)
     }
 
-    /// Like [`Group::split`], but the operations of the new group are no operations of this group's rank: they are not in
-    /// its record, and no link is emulated. For measuring.
+    /// Like [`Group::split`], but the new group has a record of its own and emulates no link. For measurements, whose
+    /// operations must not appear in the record of this rank.
     pub(crate) fn split_apart(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
         self.divide(colour, None, &self.0.origin.apart())
     }
@@ -66,7 +66,7 @@ impl Group {
         options.link = None;
         let label = format!("{}.{own}", label.map_or_else(|| split.to_string(), str::to_owned));
         let inherited = self.inherited(&members);
-        // Ranks that get no group count none.
+        // A rank that gets no group does not count this split as one of its groups.
         let origin = || origin.sub_group(&label, &members, inherited);
         let group = match (&self.0.ties, &self.0.core.engine) {
             (Ties::Threads(hub), _) => {

@@ -1,4 +1,4 @@
-//! The connections between the members of a group, besides those of the engine.
+//! Connections between the members of a group that the engine does not use for operations.
 //!
 //! This module knows nothing of operations.
 
@@ -11,11 +11,11 @@ use crate::CollectiveError;
 use crate::shared::Control;
 use crate::shared::links::{Links, Monitor};
 
-/// The members' connections besides those of the engine. They are needed to share memory, to notice that a
-/// process has died, and to form sub-groups.
+/// Connections of a rank that the engine does not use. They serve to share memory, to notice that a process has died,
+/// and to form sub-groups.
 #[derive(Debug)]
 pub(super) enum Ties {
-    /// Threads of one process find their sub-groups at this hub.
+    /// The ranks are threads of one process. They find their sub-groups at this hub.
     Threads(Arc<Hub>),
     /// Connections to the ranks of this host, and the thread that watches them.
     Host { links: Links, monitor: Option<Monitor> },
@@ -24,7 +24,7 @@ pub(super) enum Ties {
 }
 
 /// Where threads find the shared state of their sub-groups. The key is the number of the split and the
-/// color. An entry stays until all members have taken it; its number counts the members still missing.
+/// color. An entry stays until all members have taken it, and has the number of members that are still missing.
 #[derive(Debug, Default)]
 pub(super) struct Hub(Mutex<HashMap<(u32, i64), (Lot, usize)>>);
 

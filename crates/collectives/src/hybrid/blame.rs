@@ -1,8 +1,9 @@
 //! Which ranks an error is about when hosts can no longer reach each other.
 //!
-//! A rank waits for the ranks of its host, and for those of its rail. If a host falls silent, some ranks wait for a rank
-//! of their own host, which waits for the silent one. They must name the silent one. So whoever waits on its rail in
-//! vain tells the ranks of its host for whom, and a rank that has only waited for ranks that are alive asks there.
+//! A rank waits for the ranks of its host and for the ranks of its rail. If another host falls silent, some ranks wait for a
+//! rank of their own host, which itself waits for a rank of the silent host. All of them must name the rank of the silent
+//! host. So a rank whose wait on its rail has failed tells the ranks of its host which ranks it has waited for. A rank
+//! that has waited only for ranks that are alive looks up what the others have told.
 
 use std::time::Duration;
 
@@ -13,12 +14,12 @@ use crate::CollectiveError;
 use crate::OpKind;
 use crate::context::OpContext;
 
-/// How much later another rank of this host may notice the same silence.
+/// How much later another rank of this host may notice that the same host is silent.
 const HEARSAY: Duration = Duration::from_millis(120);
 
 impl Hybrid {
-    /// The error of a failed operation, with the ranks that it is about. `alive` are the ranks on the rail that have given up
-    /// as well.
+    /// The error of a failed operation. It names the ranks that caused the failure. `alive` are the ranks of the rail that
+    /// have given up too.
     pub(super) fn blame(
         &self,
         context: &OpContext,
@@ -39,7 +40,7 @@ impl Hybrid {
         }
         let here = self.ranks_of(self.node());
         let mut beyond = error.culprits();
-        // The connection to a dead rank has ended too, and that is not a sign of life.
+        // A dead rank stays in the list: that its connection has ended is no sign of life.
         let is_lost = matches!(error, CollectiveError::PeerLost { .. });
         beyond.retain(|rank| !here.contains(rank) && (is_lost || !alive.contains(rank)));
         if !beyond.is_empty() {

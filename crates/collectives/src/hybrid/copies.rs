@@ -64,7 +64,7 @@ impl Hybrid {
             }
         }
         let own = self.node();
-        // Gathers this host's shares first, while those of the other hosts are on their way.
+        // Gathers this host's shares first, while the shares of the other hosts are on their way.
         for node in std::iter::once(own).chain((0..self.num_hosts()).filter(|&node| node != own)) {
             if node != own {
                 wait_all(inner, context)?;

@@ -1,12 +1,11 @@
 //! Shared memory within a host, sockets between hosts.
 //!
 //! Every host has the same number of ranks, with consecutive numbers. Ranks with the same local rank on
-//! their hosts form a *rail*. Data for all hosts travel along the rails, each of which carries its share,
-//! and are then spread within each host through shared memory. Data from one rank to one other go there
-//! directly.
+//! their hosts form a *rail*. Data for all hosts travel along the rails, each of which carries its share.
+//! Then shared memory spreads the data within each host. Data from one rank to one other rank go there directly.
 //!
 //! Hosts exchange partial sums that are nodes of the tree over all ranks (`reduce/tree.rs`), so every element is
-//! summed as by any other transport.
+//! summed in the same order as by any other transport.
 //!
 //! Input: a call in its context. Output: the moment when all ranks had arrived, or an error.
 

@@ -1,11 +1,14 @@
 //! How a reduction over hosts is divided: which rank completes which piece of the result, and which partial
 //! sums the hosts send each other for it.
 //!
-//! Every rank owns a piece. Only if the slice of a rail is short, one rank of the rail owns it all, since then
-//! messages cost more than bytes: the owner gets `h-1` partial sums and sends `h-1` results. Ranks of one rail exchange among themselves: each host combines the data of its
-//! own ranks and sends the owner of a piece one partial sum for each *node* that the host's ranks have in the
-//! tree (`reduce/tree.rs`). With a power of two of ranks per host that is a single one, and with any number
-//! `k` of ranks at most `2 log2(k)`. Every node beyond the first adds as many bytes as the first has.
+//! The message is divided into a slice for each rail, and each slice into a piece for each rank of the rail. The rank
+//! *owns* its piece. In a reduce-scatter, the piece is the rank's share. If a slice is short, messages cost more than bytes, so one rank of the rail owns the whole slice: it
+//! gets `h-1` partial sums and sends `h-1` results.
+//!
+//! The ranks of a rail exchange partial sums. Each host combines the data of its own ranks, and sends the owner of a
+//! piece one partial sum for each *node* that the host's ranks have in the tree (`reduce/tree.rs`). If the number of
+//! ranks per host is a power of two, this is one node. For any number `k` of ranks there are at most `2 log2(k)` nodes.
+//! Every node after the first adds as many bytes as the first.
 //!
 //! Input: the call, and where ranks are. Output: ranges of elements and ranks. This module moves nothing.
 
@@ -18,7 +21,7 @@ use crate::call::{Call, Shares};
 use crate::meet::Met;
 use crate::reduce::tree;
 
-/// Bytes for incoming blocks, unless there are so many nodes that blocks would be too short.
+/// Bytes for incoming blocks. If there are so many nodes that blocks would be too short, more bytes are used.
 const ROOM_BYTES: usize = 1 << 20;
 
 /// The most bytes that the owner of a whole slice may receive.
@@ -29,7 +32,7 @@ pub(crate) fn is_slice_whole(num_hosts: usize, slice_bytes: u64) -> bool {
     slice_bytes.saturating_mul(num_hosts as u64 - 1) <= WHOLE_SLICE_BYTES
 }
 
-/// The number of blocks that are awaited at a time.
+/// The number of blocks whose receives are posted at a time.
 pub(super) const AHEAD: usize = 2;
 
 /// The division of one call.
@@ -48,16 +51,16 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// In a reduce-scatter a rank owns its share. In the other reductions the message is divided into an even
-    /// slice for each rail, and the slice into an even piece for each host, or it is one piece. Hosts take turns
-    /// then.
+    /// In a reduce-scatter a rank owns its share. In the other reductions the message is divided into slices of even
+    /// size, one for each rail, and each slice into pieces of even size, one for each host. A short slice is a single
+    /// piece, and the rails choose different hosts as its owner in turn.
     pub(super) fn new(hybrid: &Hybrid, call: &Call, met: &Met, running_size: usize) -> Self {
         let (num_hosts, local, node) = (hybrid.num_hosts(), hybrid.local.world, hybrid.node());
         let world = num_hosts * local;
         let (pieces, passes) = if call.kind == OpKind::ReduceScatter {
             let shares = Shares::of(met.calls.iter().map(|call| call.recv_count));
-            // Hosts begin with different pieces, so that not all send to the same one. A host's own piece
-            // comes last, since nobody waits for it.
+            // Hosts begin with different pieces, so that they do not all send to the same host. A host's own
+            // piece comes last, since no other host waits for it.
             let passes = (1..=num_hosts).map(|step| (node + step) % num_hosts);
             (
                 (0..world).map(|rank| shares.elements(rank)).collect(),
@@ -108,7 +111,7 @@ impl Plan {
         piece.len().div_ceil(self.block_elems)
     }
 
-    /// The elements of a block of a piece; none if the piece is shorter.
+    /// The elements of a block of a piece. The range is empty if the piece ends before the block.
     pub(super) fn block(&self, piece: &Range<usize>, index: usize) -> Range<usize> {
         let at = |index: usize| piece.end.min(piece.start + index * self.block_elems);
         at(index)..at(index + 1)

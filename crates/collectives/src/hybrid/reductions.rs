@@ -1,10 +1,9 @@
-//! All-reduce, reduce and reduce-scatter over hosts, as the tree over all ranks: the hosts exchange partial
-//! sums directly.
+//! All-reduce, reduce and reduce-scatter over hosts: the hosts exchange partial sums of the tree over all ranks.
 //!
 //! Every rank owns a piece of the result (`plan.rs`). The ranks of a host combine, block by block, the data of
 //! their own host for all pieces of their rails, and send each owner the partial sums of its piece (in f32
 //! for f16 and bf16). The owner completes the tree, and sends the finished piece to its rail (all-reduce) or
-//! to the host of the root (reduce). In a reduce-scatter the piece is its own share. Then the ranks of a host
+//! to the host of the root (reduce). In a reduce-scatter the piece is the owner's share. Then the ranks of a host
 //! give each other their pieces through shared memory.
 //!
 //! | operation (`h` hosts of `k` ranks) | steps between hosts | bytes out of and into the busiest rank |
@@ -13,13 +12,14 @@
 //! | reduce | 2 | `p (h-1)/h S/k`, and `(h-1)/h S/k` more into each rank of the root's host |
 //! | reduce-scatter | 1 | `p (h-1)/h S/k` |
 //!
-//! `p` is the number of nodes that a host has in the tree: 1 if `k` is a power of two, otherwise 2 or more; it
-//! counts twice for 16-bit floats. If a slice is so short that one rank of the rail can get all of it in 512 KiB,
-//! this rank owns it: it receives `p (h-1) S/k` bytes, and messages are as few as can be. Blocks overlap: while one travels, the next is combined. Within a host, every
-//! rank reads its slice of all `k` ranks' data. Order of summation: the tree over ranks 0, 1, 2, ...
+//! `p` is the number of nodes that a host has in the tree: 1 if `k` is a power of two, otherwise 2 or more. For 16-bit
+//! floats `p` counts twice. If a slice is so short that its owner receives at most 512 KiB, one rank of the rail owns
+//! the whole slice. This rank receives `p (h-1) S/k` bytes, and the number of messages is the least possible. Blocks
+//! overlap: while one block travels, the next is combined. Within a host, every rank reads its slice of all `k` ranks'
+//! data. Order of summation: the tree over ranks 0, 1, 2, ...
 //!
 //! Memory: `p` partial sums of a slice of `S/k`, and room for incoming blocks: 1 MiB, or 32 KiB for each node
-//! of any host if that is more. A reduce also needs room for a slice of the result.
+//! of any host if this is more. A reduce also needs room for a slice of the result.
 
 use std::ops::Range;
 
@@ -102,9 +102,9 @@ struct Exchange<'a> {
     reduction: Reduction,
     /// The partial sums of this host for each host's piece on this rail, node by node.
     partials: Vec<Region>,
-    /// Room for incoming blocks of partial sums.
+    /// Memory for incoming blocks of partial sums.
     room: Region,
-    /// This rail's slice of the result, or this rank's piece if nobody here needs more.
+    /// This rail's slice of the result, or only this rank's piece if no rank of this host needs the rest.
     result: Region,
     /// The receives of each block of this rank's piece that have been posted.
     incoming: Vec<Vec<Ticket>>,
@@ -116,7 +116,7 @@ struct Exchange<'a> {
     num_finished: usize,
     /// Whether all partial sums have been sent. Finished blocks follow them on the same connections.
     has_sent_partials: bool,
-    /// Why bytes no longer move.
+    /// The failure after which no more bytes move.
     failure: Option<Interruption>,
 }
 
@@ -232,8 +232,8 @@ impl<'a> Exchange<'a> {
         for from in (0..self.hybrid.num_hosts()).filter(|&from| from != host) {
             let (peer, to) = (self.hybrid.on_rail(from), self.finished(from));
             // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. Only
-            // this rank reads its own data there, and has done so when the owner has its partial sums,
-            // without which nothing is finished.
+            // this rank reads its own data there, and has read them before the owner has this rank's partial
+            // sums. Without these sums the owner finishes nothing.
             unsafe { self.inner.mesh.recv(peer, to.base, to.len_bytes) };
         }
     }
@@ -256,7 +256,7 @@ impl<'a> Exchange<'a> {
         self.partials[to].part(at(elems.start)..at(elems.end))
     }
 
-    /// Combines what a window has of this host's data for the pieces of these hosts, sends the blocks that
+    /// Combines the part of this host's data that a window holds for the pieces of these hosts, sends the blocks that
     /// are complete, and finishes the blocks of this rank's own piece that have arrived meanwhile. Never
     /// waits, because other ranks of this host may wait for this rank in a barrier phase.
     fn combine(&mut self, hosts: &Range<usize>, window: &Window) {

@@ -1,4 +1,4 @@
-//! What hosts send each other is what the cost model says.
+//! Checks that hosts send each other as many bytes as the cost model says.
 
 use std::net::TcpListener;
 

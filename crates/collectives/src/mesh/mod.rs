@@ -1,8 +1,8 @@
 //! Ranks in a grid with named axes, and a group for each axis.
 //!
 //! On each axis, a rank is in a group with the ranks that differ from it in their place on this axis only. These
-//! groups share the rank's emulated network card and its record of operations. What goes wrong in one of
-//! them does not concern the others.
+//! groups share the rank's emulated network card and its record of operations. An error in one of these groups does
+//! not affect the others.
 //!
 //! Input: a group and the sizes of the axes. Output: the groups of this rank. This module knows nothing of what the
 //! ranks along an axis do.
@@ -55,10 +55,10 @@ impl Mesh {
     /// Arranges the ranks of `world` in a grid and forms the groups of its axes. A collective call: every rank passes the
     /// same shape.
     ///
-    /// Steps: for each axis, one [`Group::split`]. For an axis that covers all ranks the group is `world` itself, and
-    /// the group of an axis of one rank is formed without a message; a mesh of one axis thus costs nothing. An axis
-    /// [`Axis::Pp`] of two or more ranks also gets the connections between neighbors ([`Mesh::next`]), by four splits of
-    /// its group, or by six if it has an odd number of ranks.
+    /// Steps: one [`Group::split`] for each axis. If an axis covers all ranks, its group is `world` itself. The group of an
+    /// axis with one rank is formed without a message. So a mesh with a single axis costs nothing. The axis [`Axis::Pp`],
+    /// if it has two or more ranks, also gets the connections between neighbors ([`Mesh::next`]). They take four splits of
+    /// the group of the axis, or six if the number of ranks is odd.
     ///
     /// Errors if the sizes do not multiply to the number of ranks, and with the errors of [`Group::split`].
     pub fn new(world: Group, shape: &MeshShape) -> Result<Self, CollectiveError> {
@@ -95,24 +95,24 @@ impl Mesh {
         &self.shape
     }
 
-    /// This rank's place on an axis; 0 if the mesh does not have it.
+    /// This rank's place on an axis. 0 if the mesh does not have the axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.shape.coordinate(axis, self.world.rank())
     }
 
-    /// The group of the ranks that differ from this one in their place on `axis` only, ordered by that place. `None` if
+    /// The group of the ranks that differ from this rank in their place on `axis` only, ordered by that place. `None` if
     /// the mesh does not have the axis.
     pub fn group(&self, axis: Axis) -> Option<&Group> {
         let place = self.shape.axes().iter().position(|(own, _)| *own == axis)?;
         self.groups.get(place)
     }
 
-    /// The neighbor after this rank on the axis [`Axis::Pp`]; the first rank follows the last one. `None` if the axis has
-    /// fewer than two ranks.
+    /// The neighbor after this rank on the axis [`Axis::Pp`]. The first rank is the neighbor after the last rank. `None` if
+    /// the axis has fewer than two ranks.
     ///
-    /// Each direction between two neighbors has a queue of its own, so a message never waits behind one of another
-    /// neighbor. Between two ranks, each of which is the other's next and previous neighbor, these are different
-    /// queues too.
+    /// Each direction between two neighbors has a queue of its own, so a message never waits for a message to or from
+    /// another neighbor. If the axis has two ranks, each is both the next and the previous neighbor of the other. The
+    /// two connections have different queues in this case too.
     pub fn next(&self) -> Option<&Neighbor> {
         self.next.as_ref()
     }
@@ -139,8 +139,8 @@ fn connect(group: &Group) -> Result<(Neighbor, Neighbor), CollectiveError> {
     let (rank, world) = (group.rank(), group.world_size());
     let (after, before) = ((rank + 1) % world, (rank + world - 1) % world);
     let [mut onward, mut back] = [[None, None], [None, None]];
-    // Pairs that share no rank are split off at the same time: first those that begin at an even rank, then those that
-    // begin at an odd one. In a ring of odd length the pair of the last and the first rank is left over.
+    // Pairs that share no rank are formed by the same split: first the pairs that begin at an even rank, then the pairs
+    // that begin at an odd rank. In a ring of odd length, the pair of the last and the first rank needs a third split.
     let round_of = |first: usize| match first.is_multiple_of(2) {
         true if first == world - 1 => 2,
         true => 0,

@@ -1,8 +1,8 @@
 //! The connection to a neighbor on an axis: a queue for each direction.
 //!
-//! A group executes its operations one after the other, so a receive that waits would hold up a message to another
-//! rank. Here each direction between two neighbors is a group of two ranks with a queue of its own: no
-//! message waits behind one to or from another rank, nor behind one in the other direction.
+//! A group executes its operations one after the other, so a receive that waits would delay a message to another
+//! rank. Therefore each direction between two neighbors is a group of two ranks with a queue of its own. No message
+//! waits for a message to or from another rank, or for a message in the other direction.
 //!
 //! Input: tensors. Output: the times of the messages. This module knows nothing of meshes.
 
@@ -12,8 +12,8 @@ use crate::{CollectiveError, Group, OpTimes, Work};
 
 /// The connection of this rank to a neighbor on an axis.
 ///
-/// Messages to the neighbor arrive in the order in which they are sent. They wait for no message from the neighbor, and
-/// for none of another neighbor.
+/// Messages to the neighbor arrive in the order in which they are sent. They wait neither for messages from this neighbor
+/// nor for messages to or from the other neighbor.
 #[derive(Debug)]
 pub struct Neighbor {
     coordinate: usize,
@@ -22,8 +22,8 @@ pub struct Neighbor {
 }
 
 impl Neighbor {
-    /// `to` is the group of this rank and the neighbor for messages to the neighbor, `from` that for messages from the
-    /// neighbor.
+    /// Both groups consist of this rank and the neighbor. Messages to the neighbor go through `to`, messages from the
+    /// neighbor through `from`.
     pub(super) fn new(coordinate: usize, to: Group, from: Group) -> Self {
         Self { coordinate, to, from }
     }

@@ -59,7 +59,7 @@ pub enum MeshError {
     /// An axis is named twice.
     #[error("the axis {0} is there twice; name each axis once")]
     AxisTwice(Axis),
-    /// The size of an axis is no number of ranks.
+    /// The size of an axis is not a number of at least 1.
     #[error("the size of the axis {axis} is {size:?}; it must be a number of at least 1")]
     Size {
         /// The axis.
@@ -97,7 +97,7 @@ pub struct MeshShape {
 }
 
 impl MeshShape {
-    /// A mesh with these axes. Errors if an axis is there twice or has no rank.
+    /// A mesh with these axes. Errors if an axis is named twice or has no ranks.
     pub fn new(axes: &[(Axis, usize)]) -> Result<Self, MeshError> {
         for (place, &(axis, size)) in axes.iter().enumerate() {
             if axes[..place].iter().any(|(earlier, _)| *earlier == axis) {
@@ -120,12 +120,12 @@ impl MeshShape {
         &self.axes
     }
 
-    /// The size of an axis; 1 if the mesh does not have it.
+    /// The size of an axis. 1 if the mesh does not have the axis.
     pub fn size(&self, axis: Axis) -> usize {
         self.axes.iter().find(|(own, _)| *own == axis).map_or(1, |(_, size)| *size)
     }
 
-    /// The place of `rank` on an axis; 0 if the mesh does not have it.
+    /// The place of `rank` on an axis. 0 if the mesh does not have the axis.
     pub fn coordinate(&self, axis: Axis, rank: usize) -> usize {
         rank / self.stride(axis) % self.size(axis)
     }
@@ -144,7 +144,7 @@ impl MeshShape {
         Err(MeshError::Ranks { shape: self.clone(), world_size })
     }
 
-    /// The product of the sizes; `None` if it is no number that a computer can count to.
+    /// The product of the sizes. `None` if it overflows.
     pub fn num_ranks(&self) -> Option<usize> {
         self.axes.iter().try_fold(1usize, |product, (_, size)| product.checked_mul(*size))
     }

@@ -53,7 +53,7 @@ fn add_up(group: &Group, data: &Tensor) {
     group.all_reduce(data, ReduceOp::Sum).unwrap();
     let sum = (0..group.world_size()).map(|rank| group.outermost_rank(rank)).sum::<usize>();
     assert!(data.read::<f32>().unwrap().iter().all(|&x| x == sum as f32), "{}", group.name());
-    // The others have read what this rank fills again.
+    // The others have read the data, so this rank may fill the memory again.
     group.barrier().unwrap();
 }
 
@@ -95,7 +95,7 @@ fn an_axis_has_a_group_of_the_ranks_along_it() {
     });
 }
 
-/// The seqs of the world's operations show that no message was exchanged to form the groups.
+/// The sequence numbers of the world's operations show that no message was exchanged to form the groups.
 #[test]
 fn an_axis_of_all_ranks_and_axes_of_one_rank_cost_nothing() {
     let shape: MeshShape = "tp=1,dp=2,shard=1".parse().unwrap();
@@ -131,7 +131,7 @@ fn a_mesh_of_another_number_of_ranks_is_refused_on_every_rank() {
 
 #[test]
 fn groups_of_all_axes_use_the_memory_of_the_world_in_place() {
-    // With two hosts: an axis within hosts, one whose ranks share no memory, and one with two ranks on each host.
+    // With two hosts: an axis within hosts, an axis whose ranks share no memory, and an axis with two ranks on each host.
     for (world, hosts, shape) in
         [(8, 1, "dp=2,tp=2,pp=2"), (8, 2, "dp=2,tp=2,pp=2"), (8, 2, "dp=4,pp=2")]
     {
@@ -139,7 +139,7 @@ fn groups_of_all_axes_use_the_memory_of_the_world_in_place() {
             let shape: MeshShape = shape.parse().unwrap();
             let early = world.allocate(&Allocator::new(), 400_000, Category::Gradients).unwrap();
             let mesh = Mesh::new(world, &shape).unwrap();
-            // Memory that is allocated after the groups have formed is reached too.
+            // The groups also reach memory that is allocated after they have formed.
             let late = mesh.allocate(&Allocator::new(), 400_000, Category::Gradients).unwrap();
             for buffer in [early, late] {
                 let data = floats(&buffer);
@@ -181,7 +181,7 @@ fn memory_of_one_axis_is_used_in_place_by_another_once_it_is_registered() {
             let mesh = Mesh::new(world, &shape.parse().unwrap()).unwrap();
             let (first, second) = (mesh.group(owner).unwrap(), mesh.group(other).unwrap());
             let allocator = Allocator::new();
-            // The members of a group allocate the same size, and those of another group another one.
+            // The members of a group allocate the same size. Different groups allocate different sizes.
             let len_bytes = 400 * (1 + mesh.coordinate(other));
             let buffer = first.allocate(&allocator, len_bytes, Category::Parameters).unwrap();
             let data = floats(&buffer).slice(0..100).unwrap();
@@ -191,10 +191,10 @@ fn memory_of_one_axis_is_used_in_place_by_another_once_it_is_registered() {
             assert!(staged_bytes(second) >= before + 400, "the group does not know the memory yet");
             second.register(&buffer).unwrap();
             adds_up_in_place(second, &data);
-            // The second time there is nothing to do.
+            // The second call does nothing.
             second.register(&buffer).unwrap();
             adds_up_in_place(second, &data);
-            // The memory goes back to the system, and its addresses are not taken for those of other memory.
+            // The memory goes back to the system, and its addresses must not be mistaken for those of other memory.
             drop((data, buffer));
             mesh.world().barrier().unwrap();
             let buffer = second.allocate(&allocator, 400, Category::Parameters).unwrap();
@@ -219,7 +219,7 @@ fn private_memory_cannot_be_registered() {
         let part = world.split(Some(0)).unwrap().unwrap();
         let error = part.register(&buffer).unwrap_err();
         assert!(error.to_string().contains("which rank 1 did not pass"), "{error}");
-        // Nothing is broken by it.
+        // The error breaks no group.
         part.barrier().unwrap();
     });
 }

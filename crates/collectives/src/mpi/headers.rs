@@ -1,6 +1,6 @@
 //! The headers at the start of every operation. Ranks that take part in the same operation send each other
-//! their calls, in one stream of messages per pair. So calls that do not match are found, and ranks that do
-//! not come are named.
+//! their calls, in one stream of messages per pair. So every rank finds calls that do not match, and can name the
+//! ranks that do not come.
 
 use paceline_memory::DType;
 use paceline_trace::now_ns;
@@ -13,7 +13,7 @@ use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_calls};
 use crate::meet::{ShowCalls, Shown};
 
-/// What exchanging headers needs: the communicator, and memory.
+/// The communicator and the memory for exchanging headers.
 pub(super) struct Headers<'a> {
     pub(super) comm: &'a Comm,
     pub(super) inner: &'a mut Inner,

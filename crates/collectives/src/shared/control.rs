@@ -136,7 +136,7 @@ pub(crate) struct ConflictWords {
     calls: [CallWords; 2],
 }
 
-/// Why a group is no longer whole. Both alarms are zero while it is.
+/// Why a group can no longer work. Both alarms are zero as long as it can.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Alarms {
@@ -266,8 +266,8 @@ impl Control {
         }
     }
 
-    /// After a time-out, tells the others at once that this rank no longer waits. Without that they would
-    /// report this rank as having left.
+    /// After a time-out, tells the others at once that this rank no longer waits. Otherwise they would report
+    /// that this rank has left.
     fn give_up(&self, error: WaitError) {
         if error == WaitError::TimedOut {
             self.raise(GIVEN_UP);

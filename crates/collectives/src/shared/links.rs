@@ -1,8 +1,8 @@
 //! How processes of one host share memory, and how they notice each other's death.
 //!
 //! Every rank is connected to rank 0 by an abstract Unix socket, which has no name in any file system. Rank 0
-//! creates anonymous memory files and sends their descriptors over the sockets. The sockets stay open: if one
-//! closes and its rank has not left in order, that rank is dead.
+//! creates anonymous memory files and sends their descriptors over the sockets. The sockets stay open. If a socket
+//! closes and its rank has not left in order, the rank is dead.
 //!
 //! Input: the addresses of the ranks. Output: shared mappings, and calls that report lost ranks. This module
 //! knows nothing of operations.
@@ -32,12 +32,12 @@ use super::state::STAGING_BYTES;
 use crate::CollectiveError;
 use crate::context::{LONGEST_SLEEP, Waited};
 
-/// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share
-/// one.
+/// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share a
+/// large page.
 const PART_ALIGNMENT: usize = 2 << 20;
 
-/// Bytes of a message with a file: three numbers of eight bytes. They are the length of the file, and where the part of
-/// a rank in it begins and how long it is.
+/// Bytes of a message with a file: three numbers of eight bytes. They are the length of the file, and the start and the
+/// length of a rank's part of the file.
 const MESSAGE_BYTES: usize = 24;
 
 /// The connections of one rank. Rank 0 has a connection to every other rank, in rank order; each of the

@@ -64,7 +64,7 @@ impl Window<'_> {
 }
 
 /// Lets this rank fetch its data: calls `take` with each window. `block(source, destination)` gives the
-/// bytes of the source rank's data that the destination rank wants.
+/// bytes of the source rank's data that the destination rank needs.
 pub(crate) fn pull(
     shared: &Shared,
     context: &OpContext,

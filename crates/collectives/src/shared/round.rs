@@ -37,7 +37,7 @@ impl Round {
 /// The ranks of a host, which show their calls in the shared block.
 struct Slots<'a> {
     shared: &'a Shared,
-    /// The number of that round, and whether any rank's data must be staged.
+    /// The number of the round, and whether any rank's data must be staged.
     round: (u32, bool),
 }
 
@@ -160,9 +160,9 @@ impl Shared {
         self.control().slot(round, self.rank).working.store(0, Ordering::Release);
     }
 
-    /// After a failure between threads, waits until no other thread works on this rank's memory, which now
-    /// goes back to its owner. Each of the others is about to see the failure too, or about to finish. A rank
-    /// that has not arrived in this round never will.
+    /// After a failure between threads, waits until no other thread works on this rank's memory, which then
+    /// goes back to its owner. Each of the other threads will soon see the failure too, or finish its work. A rank
+    /// that has not arrived in this round will never arrive.
     pub(super) fn outlast(&self) {
         let round = self.latest_round();
         self.done_with(round);

@@ -1,16 +1,16 @@
 //! Where a rank's data lie, and how its peers reach them.
 //!
 //! A group can reach the memory that was shared in it, and the memory that was shared in the groups from
-//! which it descends: whoever is in the group was in those groups too, and mapped the memory there.
+//! which it descends: every rank of the group is also in those groups, and has mapped the memory there.
 //!
-//! Input: addresses of this rank. Output: places that every rank can turn into its own addresses, and back.
+//! Input: addresses of this rank. Output: places, which every rank can convert to addresses of its own.
 //! This module knows nothing of operations.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_memory::Mapping;
 
-/// A place in memory that any rank of the group can turn into an address in its own process.
+/// A place in memory that any rank of the group can convert to an address in its own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Number of the segment, made by [`number`]; unused between threads.
@@ -90,7 +90,7 @@ impl Segment {
 /// The memory that the ranks of one host share in a group.
 #[derive(Debug)]
 pub(crate) struct Segments {
-    /// For staging. Only the group itself has addresses in it.
+    /// The staging areas. No buffer of the caller lies there.
     staging: Segment,
     /// What the group has shared since it was formed. Every rank adds the same segments in the same order.
     /// Segments stay mapped as long as the group lives, because a peer may still use its own part. Dropping

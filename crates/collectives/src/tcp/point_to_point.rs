@@ -1,4 +1,4 @@
-//! Send, receive, and both at once: the sender sends its header and the data at once; the receiver's header
+//! Send, receive, and both at once. The sender sends its header and the data without waiting. The receiver's header
 //! says what the receiver expects.
 //!
 //! Steps: 1, `S` bytes. A send is finished when the data have left this rank's memory and the receiver has
@@ -13,8 +13,8 @@ use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};
 use crate::{CollectiveError, OpKind};
 
-/// Carries out the halves of the call whose peer is connected. `meanwhile` is called once they are on their
-/// way. Returns the moment when the last header arrived.
+/// Carries out the halves of the call whose peer is connected. Calls `meanwhile` while the bytes of these halves are on
+/// their way. Returns the moment when the last header arrived.
 pub(crate) fn run(
     inner: &mut Inner,
     context: &OpContext,

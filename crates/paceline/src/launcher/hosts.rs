@@ -109,7 +109,7 @@ pub fn ignores_master_flags(flags: &StartFlags) -> bool {
     flags.nnodes == Some(1) && (flags.master_addr.is_some() || flags.master_port.is_some())
 }
 
-/// The secret that the user has set for all hosts; empty without one.
+/// The secret that the user has set for all hosts. Empty if no secret is set.
 fn read_secret() -> Result<String> {
     let secret = std::env::var_os(SECRET).unwrap_or_default();
     match secret.into_string() {

@@ -66,7 +66,7 @@ pub struct Launch {
     /// output of other ranks is always passed on line by line.
     pub rank_0_owns_stdout: bool,
     /// The folder to which ranks write their last operations when the run fails. `None` means a new
-    /// temporary folder, which is removed unless something was written to it.
+    /// temporary folder, which is removed if it stays empty.
     pub dump_folder: Option<PathBuf>,
     /// The folder of a log file for each rank, `rank_N.log`, which gets both of its streams. It exists.
     pub log_folder: Option<PathBuf>,
@@ -142,7 +142,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
         dump_folder: None,
         log_folder: args.log_dir.clone(),
         tee: args.tee,
-        // A process group of its own cannot read a terminal that another one has.
+        // The ranks are in a process group of their own, which cannot read the terminal of another process group.
         inherits_stdin: !std::io::stdin().is_terminal(),
         grace: args.start.grace(),
     };
@@ -187,8 +187,8 @@ fn check_program(command: &[OsString]) -> Result<()> {
     )))
 }
 
-/// Returns the number of ranks of a command: the number that another launcher has started, or else that
-/// of `--nproc`, or else 2 (1 if there is only one core).
+/// Returns the number of ranks of a command: the number that another launcher has started. If there is no other launcher,
+/// the number of `--nproc`. Without `--nproc`, 2 (or 1 if there is only one core).
 pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
     let started = placement.map(|placement| placement.place.world_size);
     let (flag, num_ranks) = match (nproc, started) {

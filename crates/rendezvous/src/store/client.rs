@@ -9,7 +9,7 @@ use crate::address::Address;
 use crate::deadline::Deadline;
 use crate::hello::{HelloAnswer, Refusal, say_hello};
 
-/// How long one of several candidates may take to answer a hello. Whoever listens there may be a stranger.
+/// How long one of several candidates may take to answer a hello. The program that listens there may be a stranger.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// How much longer than the server's own limit this side waits for an answer.
@@ -81,7 +81,7 @@ impl Connection {
         Self { socket: Some(socket) }
     }
 
-    /// Sends a request and waits for the answer. The server may take `limit` for it.
+    /// Sends a request and waits for the answer. The server may take `limit` for the answer.
     pub(crate) fn request(
         &mut self,
         request: &Request,

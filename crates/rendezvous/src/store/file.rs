@@ -54,7 +54,7 @@ impl RendezvousFile {
         text + "end\n"
     }
 
-    /// Reads the file. The error says what is wrong with it now; a later attempt may succeed.
+    /// Reads the file. The error says why the file cannot be used now. A later attempt may succeed.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let read = || -> io::Result<(u32, String)> {
             let file = File::open(path)?;
@@ -73,7 +73,7 @@ impl RendezvousFile {
         Self::parse(&text).ok_or_else(|| "the file there is not a rendezvous file".into())
     }
 
-    /// The contents of a file. `None` if the text is no rendezvous file.
+    /// Parses the contents of a file. `None` if the text is not that of a rendezvous file.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         // `str::lines` would take a carriage return off the end of a secret.
         let mut lines = text.split('\n');
@@ -98,7 +98,7 @@ impl RendezvousFile {
         None
     }
 
-    /// The addresses that this host can use, best first.
+    /// The addresses that this host can use, the best address first.
     pub(crate) fn reachable(&self) -> Vec<Address> {
         let is_same_host = !self.boot.is_empty() && self.boot == boot_id();
         // A container of the same host may have its own network, so all addresses stay.

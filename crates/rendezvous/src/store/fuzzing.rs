@@ -1,10 +1,10 @@
-//! What must hold for any bytes that come where ranks meet: at the store's server, at its clients, in a rendezvous
-//! file, and in a hello.
+//! Checks that arbitrary bytes do no harm in a rendezvous: at the store's server, at its clients, in a rendezvous file,
+//! and in a hello.
 //!
-//! Input: bytes. Output: whether a reader accepts them, and otherwise its message. A panic is a fault of the reader.
-//! The bytes come from a socket, so they pass through the same code as those of a real connection; the other end is
-//! closed behind them, so nothing waits. The fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`)
-//! call this; nothing else does.
+//! Input: bytes. Output: nothing if a reader accepts them, otherwise the message of the error. A panic is a bug of the
+//! reader. The bytes come from a socket, so they pass through the same code as the bytes of a real connection. The
+//! other end of the socket is closed after the last byte, so nothing waits. Only the fuzzer (`fuzz/`) and the replay of
+//! its kept inputs (`tests/corpus.rs`) call this module.
 
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -43,7 +43,7 @@ pub fn store_wire(bytes: &[u8]) -> Result<(), String> {
     first_accepted(outcomes)
 }
 
-/// Reads the bytes as the hello of a rank, and as the answer to one.
+/// Reads the bytes as the hello of a rank, and as the answer to a hello.
 pub fn hello(bytes: &[u8]) -> Result<(), String> {
     first_accepted([hello_of_rank(bytes), answer_to_hello(bytes)])
 }
@@ -151,7 +151,7 @@ fn rendezvous_file(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A hello that is welcome is the one that the rank would send.
+/// A hello that is welcome has the same bytes as the hello that the rank would send.
 fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
     let (client, server) = connection_with(bytes);
     let outcome = read_hello(&server, WORLD, SECRET, &deadline());

@@ -1,4 +1,4 @@
-//! Rank 0's side of a rendezvous in which it hosts the store, and how the other ranks find rank 0.
+//! How rank 0 hosts the store of a rendezvous, and how the other ranks find rank 0.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub(crate) struct Host {
     pub(crate) server: Server,
     own_address: Address,
     secret: String,
-    /// Removed when the rendezvous is over, whether or not it succeeded.
+    /// Removed when the rendezvous has succeeded or failed.
     _file: Option<WrittenFile>,
 }
 
@@ -81,7 +81,7 @@ impl Host {
     }
 }
 
-/// Where the other ranks can look for rank 0 now. The error says why there is no such place yet.
+/// The addresses at which the other ranks can look for rank 0 now. The error says why there is no address yet.
 pub(crate) fn find_host(rendezvous: &Rendezvous) -> Result<Candidates, String> {
     let address = match &rendezvous.point {
         RendezvousPoint::File(path) => {

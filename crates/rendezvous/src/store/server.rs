@@ -79,7 +79,7 @@ impl Server {
         Ok(Self { shared, accepting: Some(accepting) })
     }
 
-    /// Stops listening, and waits until that is done.
+    /// Stops listening, and waits until the listeners are closed.
     pub(crate) fn stop_listening(&mut self) {
         self.shared.close();
         if let Some(thread) = self.accepting.take() {
@@ -205,8 +205,8 @@ impl Shared {
     }
 }
 
-/// The ranks to name after a time-out, four bytes each: those that never came. Ranks that came and gave up
-/// are named only if every rank came at some time.
+/// The ranks to name after a time-out, four bytes each. These are the ranks that never came. If every rank came at some
+/// time, they are the ranks that gave up.
 fn missing(state: &State) -> Vec<u8> {
     let bytes_of = |here: &[bool]| -> Vec<u8> {
         let ranks = here.iter().enumerate().filter(|(_, is_here)| !**is_here);
@@ -322,7 +322,7 @@ pub(crate) fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usiz
             HelloAnswer::Overtaken => "it belongs to a later attempt of this run",
             _ => "that rank is here already, or beyond the world size",
         };
-        // Those that wait for it look again.
+        // Ranks that wait for this rank look again.
         shared.changed.notify_all();
         shared.refuse(&format!("{who} as rank {rank}"), why);
         return None;

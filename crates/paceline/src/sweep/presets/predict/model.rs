@@ -1,5 +1,4 @@
-//! The prediction itself: the time that was measured without communication, plus the part of a link's
-//! queue that is exposed.
+//! The prediction itself: the time that was measured without communication, plus the exposed communication of a link.
 
 use paceline_collectives::{Algorithm, Cost, Link, OpKind};
 use paceline_model::Layout;
@@ -86,7 +85,7 @@ pub struct Prediction {
     pub simple_step_ms: f64,
     /// The bucket size with the shortest step, in MB of 2^20 bytes.
     pub best_bucket_mb: f64,
-    /// The size of the first bucket that goes with it, in MB of 2^20 bytes.
+    /// The best size of the first bucket for this bucket size, in MB of 2^20 bytes.
     pub best_first_mb: f64,
     /// The step with these sizes.
     pub best_step_ms: f64,
