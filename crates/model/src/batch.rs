@@ -2,8 +2,8 @@
 
 use paceline_memory::Tensor;
 
-/// The samples of one rank in one pass: a tensor for each thing that is known about them. The first extent of each
-/// tensor is the number of samples, which may be zero.
+/// The samples of one rank in one pass, as named tensors, such as inputs and targets. The first extent of each tensor
+/// is the number of samples, which may be zero.
 #[derive(Clone, Debug)]
 pub struct Batch {
     tensors: Vec<(&'static str, Tensor)>,

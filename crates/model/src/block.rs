@@ -8,8 +8,7 @@ use crate::layers::Checkpointed;
 use crate::{Context, Layer, Result, Saved, UnitId};
 
 /// A part of a model, with the unit that holds its parameters. A pass opens the unit before it runs the block and
-/// closes it afterwards. A block may use parameters of other units too, if those are roots, which are open for the whole
-/// step.
+/// closes it afterwards. A block may also use parameters of root units, which are open for the whole step.
 pub struct Block {
     /// The unit that holds the block's parameters.
     pub unit: UnitId,

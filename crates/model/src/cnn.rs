@@ -25,7 +25,7 @@ pub struct CnnConfig {
     /// Whether batch normalization follows each convolution.
     pub batch_norm: bool,
     /// Whether there is a second head that the loss does not use, as in a network that is reused for another
-    /// task. Its parameters get no gradient.
+    /// task. The parameters of this head get no gradient.
     pub unused_head: bool,
 }
 

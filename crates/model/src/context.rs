@@ -1,6 +1,7 @@
 //! The context of a pass: how a layer reaches parameters, gradients, memory and the batch.
 //!
-//! Input: storage, open units, and hooks of whoever runs the pass. Output: tensors for layers, and calls of the hooks.
+//! Input: storage, open units, and the hooks of the code that runs the pass. Output: tensors for layers, and calls of
+//! the hooks.
 //! A context knows nothing of ranks or strategies.
 
 use paceline_kernels::Compute;
@@ -8,10 +9,10 @@ use paceline_memory::{Category, DType, Shape, Tensor};
 
 use crate::{Batch, BufferId, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View};
 
-/// The hooks by which a pass reports to, and asks, the code that runs it.
+/// The hooks by which a pass asks the code that runs it for views, and tells that code which gradients are final.
 pub trait PassHooks {
     /// Called before the forward pass of a unit, in training and in evaluation. Opens the unit: returns where its values
-    /// are. By default they are in `storage`.
+    /// are. By default the values are in `storage`.
     fn pre_forward(&mut self, storage: &Storage, _unit: UnitId) -> Result<View> {
         Ok(View::whole(storage))
     }
@@ -58,14 +59,14 @@ impl<F: FnMut(ParamId) -> Result<()>> PassHooks for F {
 pub enum Mode {
     /// A backward pass follows.
     Train,
-    /// Only the output is needed. Layers behave as in evaluation, which for some differs from training.
+    /// Only the output is needed. Layers behave as in evaluation. Some layers behave differently in training.
     Evaluate,
 }
 
 /// What a layer works with during one pass.
 ///
-/// A layer fetches parameters through the context when it uses them, and does not keep them. So whoever runs the pass
-/// may move or free the parameters of a unit while the unit is closed.
+/// A layer fetches parameters through the context when it uses them, and does not keep them. So the code that runs the
+/// pass may move or free the parameters of a unit while the unit is closed.
 pub struct Context<'a> {
     /// Threads, instructions and memory.
     pub compute: &'a Compute,
@@ -79,7 +80,7 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// The context of a forward and a backward pass. All gradients are to be announced in this pass.
+    /// The context of a forward and a backward pass. Layers announce all gradients in this pass.
     pub fn training(
         compute: &'a Compute,
         storage: &'a Storage,
@@ -124,8 +125,8 @@ impl<'a> Context<'a> {
         tensor.ok_or(ModelError::NotInBatch { name })
     }
 
-    /// Opens the units that stay open for the whole step: those with parameters that several blocks use. Opens them for
-    /// both passes. They stay open until [`Context::close_roots`].
+    /// Opens the root units, whose parameters several blocks use, for both passes. They stay open until
+    /// [`Context::close_roots`].
     pub fn open_roots(&mut self) -> Result<()> {
         self.open_each(|unit| unit.is_root)
     }
@@ -225,7 +226,7 @@ impl<'a> Context<'a> {
         self.storage.precision().compute
     }
 
-    /// A parameter, for reading. Errors if its unit is closed.
+    /// A parameter, for reading. Errors if the unit of the parameter is closed.
     pub fn param(&self, id: ParamId) -> Result<Tensor> {
         self.units.value(self.storage.layout(), id)
     }
@@ -235,7 +236,7 @@ impl<'a> Context<'a> {
         self.storage.buffer(id)
     }
 
-    /// Whether a parameter is trained. A layer computes no gradient of a parameter that is not.
+    /// Whether a parameter is trained. A layer computes no gradients of other parameters.
     pub fn trains(&self, id: ParamId) -> bool {
         !self.storage.layout().param(id).is_frozen
     }

@@ -32,7 +32,7 @@ pub enum ModelError {
     Closed {
         /// The unit.
         unit: String,
-        /// What it used of the parameter.
+        /// What the layer used: the value or the gradient.
         what: &'static str,
         /// The parameter.
         name: String,
@@ -49,7 +49,7 @@ pub enum ModelError {
         /// The elements.
         range: std::ops::Range<usize>,
     },
-    /// A hook that was told of a final gradient failed.
+    /// A hook that is called for a final gradient failed.
     #[error("{0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A weight file cannot be read or written.

@@ -1,8 +1,7 @@
-//! What must hold for any bytes that stand in a weight file.
+//! Checks that arbitrary bytes in a weight file do no harm.
 //!
-//! Input: bytes. Output: whether they are the weights of a small model, and otherwise the message. A panic is a fault
-//! of the reader. The fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this; nothing else
-//! does.
+//! Input: bytes. Output: nothing if they are the weights of a small model, otherwise the message of the error. A panic is
+//! a bug of the reader. Only the fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this module.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,8 +24,8 @@ const OPTIMIZERS: [OptimizerConfig; 2] = [
     }),
 ];
 
-/// Reads the bytes as they are, and once more with the right digest, without which hardly any change of an input
-/// gets further than the digest.
+/// Reads the bytes as they are, and once more with the right digest. With a wrong digest, the reader refuses the file
+/// before it reads anything else.
 pub fn safetensors(bytes: &[u8]) -> Result<(), String> {
     let outcome = read(bytes);
     if let Some(signed) = signed(bytes) {
@@ -36,7 +35,7 @@ pub fn safetensors(bytes: &[u8]) -> Result<(), String> {
     outcome
 }
 
-/// The same file with the digest that it should have, if it is one. Its tensors are the same.
+/// The same file with the right digest, if the bytes are a weight file. The tensors stay the same.
 pub fn signed(bytes: &[u8]) -> Option<Vec<u8>> {
     let (header, tensors) = parse(bytes).ok()?;
     let data = &bytes[bytes.len() - header.data_len()..];

@@ -11,9 +11,9 @@ use crate::{Context, ModelError, Result};
 #[derive(Debug, Default)]
 pub struct Saved {
     tensors: Vec<Tensor>,
-    /// What one half of the backward pass has computed and the other half needs too.
+    /// Tensors that one half of the backward pass has computed and the other half needs too.
     kept: Vec<Tensor>,
-    /// What the parts of a composed layer save, in order of the forward pass.
+    /// What the parts of a composed layer have saved, in order of the forward pass.
     pub parts: Vec<Saved>,
 }
 
@@ -42,14 +42,14 @@ impl Saved {
 
 /// A layer: a function with an explicit derivative.
 ///
-/// A layer holds sizes and parameter numbers, but no values, and nothing of a batch. What it needs of a batch
-/// goes into [`Saved`], so that several micro-batches can be in progress at once.
+/// A layer holds sizes and parameter numbers, but no values and no data of a batch. Data of a batch that the backward
+/// pass needs go into [`Saved`], so that several micro-batches can be in progress at once.
 ///
 /// The backward pass has two halves, the gradients of the parameters and the gradient of the input. Both take
 /// `d_output`, the gradient of the output. They can be called in either order, and at different times: a pipeline passes
 /// the gradient of the input on first, and computes the gradients of the parameters when it would otherwise wait.
 pub trait Layer: Send + Sync {
-    /// Computes the output, and returns with it what the backward pass will need.
+    /// Computes the output. Returns the output, and what the backward pass needs.
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)>;
 
     /// Computes and announces the gradients of the parameters. A layer without parameters has nothing to do.

@@ -2,7 +2,7 @@
 //!
 //! Parameters follow each other in the order in which they are registered, and each begins on a 64-byte
 //! boundary. Parameters that are opened and closed together form a unit. Every unit is padded so that it can be divided
-//! into one slice of equal size per rank, each again on a 64-byte boundary. Gradients and optimizer state use
+//! into one slice of equal size per rank, and each slice begins on a 64-byte boundary too. Gradients and optimizer state use
 //! the same layout, so a bucket of gradients is a contiguous range. Frozen units have no gradients and
 //! no optimizer state, and lie after all others.
 //!
@@ -239,8 +239,8 @@ impl Layout {
         Ok(Self { buffers: self.buffers.clone(), ..layout })
     }
 
-    /// Gives every parameter its place in storage: first the units that are trained, then those that are not. The
-    /// result has no buffers; the caller adds them.
+    /// Gives every parameter its place in storage: first the units that are trained, then the frozen units. The
+    /// result has no buffers. The caller adds them.
     fn laid_out(mut params: Vec<Param>, mut units: Vec<Unit>, world_size: usize) -> Self {
         let mut place = |is_frozen: bool, begin: usize| {
             let mut len = begin;

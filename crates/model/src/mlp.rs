@@ -7,7 +7,7 @@ use paceline_kernels::linear::Activation;
 use crate::layers::Linear;
 use crate::{Block, LayoutBuilder, MeanSquaredError, Model, ModelError, Result, UnitId};
 
-/// `num_layers` linear layers with ReLU, then a linear layer without. The loss is the mean squared error.
+/// `num_layers` linear layers with ReLU, then a linear layer without ReLU. The loss is the mean squared error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MlpConfig {
     /// Number of inputs.

@@ -9,13 +9,13 @@ use paceline_memory::Tensor;
 use crate::layers::Chain;
 use crate::{Block, Context, Layout, Objective, Result};
 
-/// Blocks that are computed one after the other, and the objective of the last one's output.
+/// Blocks that are computed one after the other, and an objective for the output of the last block.
 pub struct Model {
     /// The name on the command line and in reports.
     pub name: &'static str,
     /// The blocks, first to last.
     pub blocks: Vec<Block>,
-    /// What the output of the last block is compared with.
+    /// Compares the output of the last block with the batch.
     pub objective: Box<dyn Objective>,
     /// Where the parameters lie.
     pub layout: Arc<Layout>,

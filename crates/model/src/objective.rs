@@ -1,4 +1,4 @@
-//! Objectives: what a model's output is worth for a batch.
+//! Objectives: how well a model's output fits a batch.
 //!
 //! Input: the output of the last block, and the batch. Output: sums over the batch, and the gradient of the output. An
 //! objective does not know how many ranks share the batch: sums can be added up, and the caller divides.
@@ -11,12 +11,13 @@ use crate::{Batch, Context, Result, UnitId};
 /// The last part of a model, which compares its output with the batch. It may own parameters, for example a head that
 /// is fused with the loss. Then it registers them in a unit, and writes and announces their gradients like any layer.
 pub trait Objective: Send + Sync {
-    /// The unit of its parameters, if it has some. A pass opens the unit around it.
+    /// The unit of the objective's parameters, if it has any. A pass opens the unit before it computes the objective, and
+    /// closes the unit afterwards.
     fn unit(&self) -> Option<UnitId> {
         None
     }
 
-    /// The number of things in a batch that the mean loss is over: samples by default, or tokens.
+    /// The number that the mean loss divides by: the samples of the batch by default, or its tokens.
     fn count(&self, batch: &Batch) -> Result<usize> {
         Ok(batch.num_samples())
     }
@@ -24,7 +25,8 @@ pub trait Objective: Send + Sync {
     /// Adds to `sums`, f64 (3): the sum of the losses, the number of correct predictions, and [`Objective::count`].
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()>;
 
-    /// The same. Returns the gradient of `scale` times the summed loss with respect to the output.
+    /// Like [`Objective::evaluate`]. Also returns the gradient of `scale` times the summed loss with respect to the
+    /// output.
     fn differentiate(
         &self,
         cx: &mut Context,

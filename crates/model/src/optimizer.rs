@@ -33,7 +33,7 @@ impl OptimizerConfig {
 #[derive(Debug)]
 pub struct Optimizer {
     config: OptimizerConfig,
-    /// The ranges of flat storage that it updates.
+    /// The ranges of flat storage that the optimizer updates.
     ranges: Vec<Range<usize>>,
     /// For each name, the state of all ranges, one after the other.
     state: Vec<Tensor>,
@@ -47,7 +47,7 @@ impl Optimizer {
         Self::of_ranges(config, storage, vec![trained], allocator)
     }
 
-    /// The same for some ranges of flat storage only, such as [`Owned::state`](crate::Owned::state).
+    /// Like [`Optimizer::new`], but only for some ranges of flat storage, such as [`Owned::state`](crate::Owned::state).
     pub fn of_ranges(
         config: OptimizerConfig,
         storage: &Storage,
@@ -133,7 +133,7 @@ impl Optimizer {
         Err(ModelError::NotOwned { range })
     }
 
-    /// The name of the first tensor of the state that has a value which is not finite, if there is one.
+    /// The name of the first tensor of the state with a value that is not finite. `None` if all values are finite.
     pub fn first_not_finite(&self) -> Result<Option<&'static str>> {
         for (name, tensor) in self.config.state_names().iter().zip(&self.state) {
             if !is_finite(tensor)? {
@@ -143,7 +143,7 @@ impl Optimizer {
         Ok(None)
     }
 
-    /// Its settings.
+    /// The optimizer's settings.
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }

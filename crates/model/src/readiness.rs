@@ -31,14 +31,14 @@ impl GradReadiness {
         Self { entries: layout.params().iter().map(entry).collect() }
     }
 
-    /// Lets the next use of each gradient overwrite it: at the beginning of a step.
+    /// Begins a step: the next use of each gradient overwrites it.
     pub fn start_anew(&mut self) {
         for entry in &mut self.entries {
             entry.is_written = false;
         }
     }
 
-    /// The same for the gradients of one unit, whose place in memory has no gradients yet.
+    /// The next use of each gradient of one unit overwrites it, because the unit has a new place in memory.
     pub(crate) fn start_unit_anew(&mut self, unit: UnitId) {
         for entry in self.entries.iter_mut().filter(|entry| entry.unit == unit) {
             entry.is_written = false;
@@ -52,12 +52,12 @@ impl GradReadiness {
         }
     }
 
-    /// Whether a gradient has been written since it started anew.
+    /// Whether a gradient has been written since the step, or its unit, has started anew.
     pub fn is_written(&self, id: ParamId) -> bool {
         self.entries[id.0].is_written
     }
 
-    /// Records one use. Returns whether it was the last one of the pass. Errors if none was left.
+    /// Records one use. Returns whether it was the last use in this pass. Errors if no use was left.
     pub(crate) fn write(&mut self, id: ParamId) -> Result<bool, &'static str> {
         let entry = &mut self.entries[id.0];
         entry.num_left = entry.num_left.checked_sub(1).ok_or("more often than it is used")?;

@@ -7,8 +7,8 @@ use crate::{Layout, Precision, Result, UnitId, View};
 /// Memory for any one unit, for strategies that do not hold all parameters at once. A strategy fills the slot with a
 /// unit's values before the unit is used, and frees the slot afterwards.
 ///
-/// A slot that is free holds poison in builds with debug assertions: not-a-number everywhere. So whoever uses a unit
-/// after it was freed computes nothing that looks right.
+/// In builds with debug assertions, a free slot holds poison: not-a-number everywhere. So a layer that uses a unit after
+/// its slot was freed computes not-a-number, and not something that looks right.
 #[derive(Debug)]
 pub struct Slot {
     values: Tensor,

@@ -127,7 +127,7 @@ impl Storage {
         Ok(all.slice(param.range())?.view(param.shape)?)
     }
 
-    /// The SHA-256 of the parameters, in hexadecimal, by which equal weights are easily recognized. It covers
+    /// The SHA-256 of the parameters, in hexadecimal. Equal weights have equal digests. The digest covers
     /// the parameters without padding, little-endian, in order of registration. Buffers are left out, because
     /// ranks may differ in them.
     pub fn digest(&self) -> Result<String> {
@@ -138,7 +138,7 @@ impl Storage {
         Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The name of the first parameter or buffer that has a value which is not finite, if there is one.
+    /// The name of the first parameter or buffer with a value that is not finite. `None` if all values are finite.
     pub fn first_not_finite(&self) -> Result<Option<&str>> {
         for (at, param) in self.layout.params().iter().enumerate() {
             if !is_finite(&self.value(ParamId(at))?)? {

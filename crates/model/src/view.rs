@@ -1,7 +1,7 @@
 //! Open units: where the parameters and gradients of a unit are while a pass uses them.
 //!
-//! A pass opens a unit, uses it and closes it. Whoever runs the pass decides what is behind a view: whole storage, or
-//! memory in which only this unit lies for the moment. A view knows nothing of ranks.
+//! A pass opens a unit, uses it and closes it. The code that runs the pass decides where the view lies: in whole
+//! storage, or in memory that holds only this unit for the moment. A view knows nothing of ranks.
 
 use paceline_memory::Tensor;
 
@@ -12,7 +12,7 @@ use crate::{GradReadiness, Layout, ModelError, Param, ParamId, Result, Storage, 
 pub struct View {
     /// Flat values. The first element is element `start` of the layout.
     values: Tensor,
-    /// Flat gradients with the same start. `None` if the view is for a pass that computes none.
+    /// Flat gradients with the same start. `None` if the view is for a pass that computes no gradients.
     grads: Option<Tensor>,
     start: usize,
     starts_anew: bool,
@@ -47,7 +47,7 @@ impl View {
     }
 }
 
-/// The units of a model during a step: the views of those that are open, and which gradients are written.
+/// The units of a model during a step: the views of the open units, and which gradients are written.
 #[derive(Clone, Debug, Default)]
 pub struct OpenUnits {
     /// By the number of the unit.
@@ -84,8 +84,8 @@ impl OpenUnits {
         self.views[unit.0] = None;
     }
 
-    /// Closes a unit after its backward pass. If its gradients have started anew, those that the pass has not written are
-    /// zero.
+    /// Closes a unit after its backward pass. If the gradients of the unit have started anew, this sets the gradients that
+    /// the pass has not written to zero.
     pub(crate) fn close_backward(&mut self, layout: &Layout, unit: UnitId) -> Result<()> {
         if self.views[unit.0].as_ref().is_some_and(|view| view.starts_anew) {
             for (id, param) in layout.trained() {

@@ -302,7 +302,7 @@ impl WeightFile {
         Ok(())
     }
 
-    /// Errors on the first name in the file that is not known.
+    /// Errors if the file has a name that is not known. The error gives the first such name.
     fn check_names(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         let tensors = self.tensors()?;
         let mut names = tensors.names();

@@ -8,19 +8,18 @@ use crate::Result;
 /// The order in which a rank adds up the gradients of its micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccumulationOrder {
-    /// One after the other, in place. Takes no further memory.
+    /// One after the other, in place. Needs no further memory.
     #[default]
     Sequential,
-    /// As a balanced binary tree, whose left part has the largest power of two below the number of micro-batches. It is
-    /// the order in which ranks are added up. So with powers of two, the bits do not depend on how many of the parts of a
-    /// batch are ranks and how many are micro-batches. Takes [`AccumulationOrder::num_partial_sums`] copies of the
-    /// gradients.
+    /// As a balanced binary tree, whose left part has the largest power of two below the number of micro-batches. Ranks
+    /// are added up in the same order. So if the numbers of ranks and of micro-batches are powers of two, the bits of the
+    /// sum depend only on their product. Needs [`AccumulationOrder::num_partial_sums`] copies of the gradients.
     Tree,
 }
 
 impl AccumulationOrder {
-    /// The copies of the gradients that it keeps during a step of `num_micro_batches`: for the tree, the number of
-    /// binary digits of `num_micro_batches - 1`.
+    /// The number of copies of the gradients that this order keeps during a step of `num_micro_batches`. For the tree, this
+    /// is the number of binary digits of `num_micro_batches - 1`.
     pub fn num_partial_sums(self, num_micro_batches: usize) -> usize {
         match self {
             AccumulationOrder::Sequential => 0,
@@ -58,7 +57,7 @@ impl PartialSums {
 
     /// Takes in the gradients of a micro-batch that is not the last one. Overwrites `grads`.
     pub(crate) fn push(&mut self, compute: &Compute, grads: &Tensor) -> Result<()> {
-        // As when a binary number is counted up: two sums over the same number make one over twice as many.
+        // Like counting in binary: two sums over the same number of micro-batches become one sum over twice as many.
         let level = self.count.trailing_ones() as usize;
         for left in &self.levels[..level] {
             elementwise::add(compute, left, grads)?;
@@ -68,9 +67,9 @@ impl PartialSums {
         Ok(())
     }
 
-    /// Adds the sums of all earlier micro-batches to a part of the last one's gradients. `start` is where the part begins.
+    /// Adds the sums of all earlier micro-batches to a part of the last micro-batch's gradients. The part begins at `start`.
     pub(crate) fn add_to(&self, compute: &Compute, grad: &Tensor, start: usize) -> Result<()> {
-        // The smallest sums are over the latest micro-batches, which stand next to the last one.
+        // The smallest sums are over the latest micro-batches, which are next to the last micro-batch in the tree.
         for (level, sum) in self.levels.iter().enumerate() {
             if self.count >> level & 1 == 1 {
                 let left = sum.slice(start..start + grad.num_elems())?.view(grad.shape())?;
@@ -92,7 +91,7 @@ mod tests {
         (at as f32 * 0.37 + 0.1) * 10f32.powi((at * 5 % 7) as i32 - 3)
     }
 
-    /// The sum as the definition has it.
+    /// The sum by the definition of the tree.
     fn tree(leaves: &[f32]) -> f32 {
         match leaves {
             [one] => *one,
@@ -124,7 +123,7 @@ mod tests {
             assert_eq!(sums.levels.len(), num_levels);
             assert_eq!(grads.read::<f32>().unwrap()[1], tree(&leaves), "{num_micro_batches}");
         }
-        // The numbers would show another order.
+        // With these numbers, another order would give another result.
         let running = (0..16).map(number).sum::<f32>();
         assert_ne!(running, tree(&(0..16).map(number).collect::<Vec<_>>()));
     }

@@ -2,8 +2,8 @@
 //!
 //! Gradients live in the buckets ([`crate::plan_buckets`]), so nothing is copied. A bucket is sent when all
 //! its gradients are final. Buckets are sent in order, because all ranks must call the same operations in the
-//! same order. The backward pass goes on meanwhile; only the communication that is left after it is waited
-//! for.
+//! same order. The backward pass goes on meanwhile. After it, the strategy waits for the communication that is
+//! left.
 //!
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
 //! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
@@ -26,7 +26,7 @@ pub struct Ddp {
     caps: BucketCaps,
     hook: Box<dyn CommHook>,
     has_view: bool,
-    /// The memory of the buckets, if gradients do not live in them but are copied.
+    /// The memory of the buckets, if gradients do not live in the buckets but are copied.
     copy: Option<Tensor>,
     buckets: Vec<Bucket>,
     /// The number of gradients of each bucket that are not final yet in this step.

@@ -6,7 +6,7 @@ use paceline_trace::SpanTrack;
 
 use crate::{Replica, Result, Strategy};
 
-/// Adds to `sums` what the objective says of this rank's share of a batch: f64 (3), see
+/// Adds the objective's sums over this rank's share of a batch to `sums`: f64 (3), see
 /// [`Objective`](paceline_model::Objective). Computes no gradients. All ranks call this together.
 pub fn evaluate(
     strategy: &mut dyn Strategy,

@@ -6,9 +6,9 @@ use paceline_kernels::norm::tree::{Node, ROW_ELEMS, RowTree};
 
 use crate::{Replica, Result};
 
-/// The norm of all gradients, of which each rank of `group` owns a part. The ranks exchange the largest nodes of the tree
-/// over all rows that lie within their parts. So the norm has the same bits however the gradients are divided. If this
-/// rank owns all gradients, it computes the norm alone.
+/// The norm of all gradients, of which each rank of `group` owns a part. The squares are added up as a tree over all rows.
+/// Each rank sends the largest nodes of this tree that lie within its part. So the norm has the same bits however the
+/// gradients are divided. A rank that owns all gradients computes the norm alone.
 ///
 /// Bytes sent: about 140 per node, and at most two nodes of each level of the tree for each owned range.
 pub fn over(group: &Group, replica: &Replica) -> Result<f64> {

@@ -1,7 +1,7 @@
-//! What a pass of a training step tells the strategy.
+//! Passes the events of a training step on to the strategy.
 //!
-//! Input: the hooks of a pass, called by the model. Output: calls of the strategy. Keeps account of parameters that a step
-//! does not use, so that a strategy is told of each gradient exactly once per step.
+//! Input: the hooks of a pass, called by the model. Output: calls of the strategy. Keeps track of the parameters that a
+//! step does not use, so that the strategy is told of each gradient exactly once per step.
 
 use paceline_collectives::ReduceOp;
 use paceline_memory::Tensor;

@@ -1,8 +1,8 @@
 //! The order in which gradients are communicated: the same on every rank.
 //!
 //! Ranks must call the same operations in the same order. But on a rank whose step leaves out a layer,
-//! gradients become final in a different order. So strategies that communicate each parameter separately do
-//! so from the last parameter to the first, which is the usual order in which gradients become final.
+//! gradients become final in a different order. So strategies that communicate each parameter separately
+//! go from the last parameter to the first. Gradients usually become final in this order.
 
 use paceline_model::{Layout, ParamId};
 

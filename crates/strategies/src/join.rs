@@ -16,7 +16,7 @@ use paceline_trace::SpanTrack;
 use crate::strategy::span;
 use crate::{MicroBatch, Replica, Result};
 
-/// Lets a rank train together with others that have more data, or less.
+/// Lets a rank train together with ranks that have more or less data.
 #[derive(Debug)]
 pub struct Join {
     inputs: Tensor,  // (0, input extents...)

@@ -1,4 +1,4 @@
-//! Each rank trains independently for several steps; then the ranks average their parameters.
+//! Each rank trains independently for several steps. Then the ranks average their parameters.
 //!
 //! McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), and
 //! Stich, "Local SGD Converges Fast and Communicates Little" (2019). Between two averages the replicas
@@ -95,7 +95,7 @@ impl Strategy for LocalSgd {
         Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
     }
 
-    /// Only in steps that communicate anyway. In the others each rank knows only its own loss.
+    /// Only in steps that communicate anyway. In the other steps each rank knows only its own loss.
     fn shares_loss(&self) -> bool {
         self.steps + 1 == self.every
     }

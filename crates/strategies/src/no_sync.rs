@@ -2,8 +2,8 @@
 //! synchronization costs.
 //!
 //! Replicas that are never synchronized diverge, so the trained model is useless. The time per step is
-//! useful: the difference to the time of another strategy is the cost of that strategy. On a noisy machine
-//! the two have to be measured in alternation, which [`Alternating`] does.
+//! useful: the difference from the time of another strategy is the cost of that strategy. On a noisy machine
+//! the two times must be measured in alternation, as [`Alternating`] does.
 
 use paceline_collectives::Group;
 use paceline_kernels::Compute;

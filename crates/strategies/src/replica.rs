@@ -24,7 +24,7 @@ pub(crate) const NUM_SHARED_SUMS: usize = 3;
 pub struct MicroBatch {
     /// The rank's samples; there may be none at the end of an epoch.
     pub batch: Batch,
-    /// The number of things that the mean loss is over, in the shares of all ranks together.
+    /// The number that the mean loss divides by (samples or tokens), in the shares of all ranks together.
     pub global_count: usize,
 }
 
@@ -34,10 +34,10 @@ pub struct ReplicaOptions {
     /// Copies rank 0's running statistics to all others before each step.
     pub broadcast_buffers: bool,
     /// Batch norm computes its statistics over the samples of all ranks. Its sums are blocking operations
-    /// between those of the gradients. So ranks that leave out different layers cannot use this option: they
+    /// between the operations of the gradients. So ranks that leave out different layers cannot use this option: they
     /// get an error that names both operations.
     pub sync_batch_norm: bool,
-    /// Allows steps that do not use some parameters; their gradients are then zero. If this is off, such a
+    /// Allows steps that do not use some parameters. The gradients of these parameters are zero. If this is off, such a
     /// step is an error.
     pub find_unused_parameters: bool,
     /// Promises that every step leaves out the same parameters as the first step, so that no rank waits for
@@ -181,8 +181,8 @@ impl Replica {
     }
 
     /// Gives all ranks the same buffers. Unless the statistics are synchronized, each rank's buffers follow
-    /// its own samples. But an evaluation and a checkpoint need the same buffers on every rank: those of the
-    /// rank that has trained on the most samples (the lowest such rank).
+    /// its own samples. But an evaluation and a checkpoint need the same buffers on every rank. All ranks take the
+    /// buffers of the rank that has trained on the most samples (the lowest such rank).
     pub fn sync_buffers(&self, track: &mut SpanTrack) -> Result<()> {
         if self.storage.buffers().num_elems() == 0 || self.group.world_size() == 1 {
             return Ok(());

@@ -5,7 +5,8 @@
 //! Every strategy can accumulate ([`Strategy::train_step`] takes several micro-batches). This one does so by
 //! default, over [`SimpleDdpGa::ACCUMULATION`] batches.
 //!
-//! Operations per step: one per parameter, so only a fraction of that per batch. The same holds for bytes.
+//! Operations per step: one per parameter. Per batch there are fewer operations and bytes, by the factor of
+//! accumulation.
 //! Memory: nothing beyond the gradients, but the inputs of all micro-batches of a step are in memory at once.
 //! Communication takes less time than in `simple_ddp` by the factor of accumulation, at the price of fewer
 //! and larger optimizer steps.

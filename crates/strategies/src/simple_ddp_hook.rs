@@ -1,7 +1,7 @@
 //! A blocking all-reduce inside each gradient-ready hook, while the backward pass waits.
 //!
-//! Communication happens *during* the backward pass, yet nothing overlaps: the thread that waits is the same
-//! that would go on computing. A step takes as long as with `simple_ddp`. This strategy shows where to
+//! Communication happens *during* the backward pass, yet nothing overlaps: the thread that waits is the
+//! thread that would compute. A step takes as long as with `simple_ddp`. This strategy shows where to
 //! communicate; the next improvement is not to block there (`simple_ddp_async`).
 //!
 //! Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It is never the

@@ -1,4 +1,4 @@
-//! The training step that all strategies share: passes over blocks, and when the strategy is told of what.
+//! The training step that all strategies share: it runs passes over blocks, and calls the strategy at the right moments.
 //!
 //! Input: a strategy, a replica and micro-batches. Output: the loss, and gradients that the strategy has
 //! synchronized. A [`Schedule`](crate::Schedule) decides the order of the passes. This file knows nothing of how gradients
@@ -30,8 +30,8 @@ pub struct StepLoss {
     pub is_shared: bool,
     /// Sum of the losses of this rank's samples.
     pub local_sum: f64,
-    /// Whether any rank has asked to stop after this step; see [`Replica::asks_to_stop`]. If the loss is not shared, only
-    /// whether this rank has.
+    /// Whether any rank has asked to stop after this step; see [`Replica::asks_to_stop`]. If the loss is not shared, this
+    /// is only about this rank.
     pub stops: bool,
 }
 
@@ -48,7 +48,7 @@ pub fn train_step(
     micro_batches: &[MicroBatch],
     track: &mut SpanTrack,
 ) -> Result<StepLoss> {
-    // The passes change these while they borrow the rest of the replica, so they are taken out.
+    // The passes change these fields while they borrow the rest of the replica, so the fields are taken out.
     let mut units = std::mem::take(&mut replica.units);
     let mut partial_sums = std::mem::take(&mut replica.partial_sums);
     let schedule = strategy.schedule();
@@ -83,7 +83,7 @@ pub struct Step<'a> {
     backward: (Option<usize>, usize),
     /// Whether the parameters that no step uses still have to be announced.
     leaves_out: bool,
-    /// The sums of the loss, once they are on their way.
+    /// The all-reduce of the sums of the loss, once it has started.
     pending: Option<Option<Work>>,
 }
 
@@ -137,7 +137,7 @@ impl<'a> Step<'a> {
     }
 
     /// The forward pass of micro-batch number `at` through `blocks`. `input` is the input of the first of these blocks.
-    /// Returns the output of the last one, and what the backward pass needs.
+    /// Returns the output of the last block, and what the backward pass needs.
     pub fn forward(
         &mut self,
         at: usize,
@@ -149,7 +149,7 @@ impl<'a> Step<'a> {
     }
 
     /// The loss of micro-batch number `at`, from the output of the model's last block. Returns the gradient of the
-    /// output. After the loss of the last micro-batch, the sum of the losses begins its way over the ranks.
+    /// output. After the loss of the last micro-batch, the all-reduce of the losses starts.
     pub fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
         self.timed(span::FORWARD, |step| {
             let Replica { model, own_sums, .. } = step.replica;
@@ -184,8 +184,8 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// Begins the backward pass of a micro-batch. If gradients are added up as a tree, it puts those of the micro-batch
-    /// before it aside.
+    /// Begins the backward pass of a micro-batch. If gradients are added up as a tree, the gradients of the micro-batch
+    /// before it are put aside.
     fn begin_backward(&mut self, at: usize) -> Result<()> {
         let Replica { model, storage, compute, options, .. } = self.replica;
         if options.accumulation == AccumulationOrder::Tree {
@@ -239,7 +239,7 @@ impl<'a> Step<'a> {
         Ok(outcome)
     }
 
-    /// Starts the all-reduce of the sums of the loss, if it is shared.
+    /// Starts the all-reduce of the sums of the loss, if the loss is shared.
     fn send_sums(&mut self) -> Result<()> {
         let Replica { group, own_sums, sums, asks_to_stop, .. } = self.replica;
         let stop = f64::from(u8::from(*asks_to_stop));

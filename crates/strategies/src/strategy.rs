@@ -46,7 +46,7 @@ pub trait Strategy: Send {
 
     // Placement.
 
-    /// What this rank owns. By default everything.
+    /// What this rank owns. By default it owns everything.
     fn owned(&self, model: &Model, _group: &Group) -> Owned {
         Owned::everything(model)
     }
@@ -74,8 +74,8 @@ pub trait Strategy: Send {
         Ok(())
     }
 
-    /// Opens a unit before its forward pass, in training and in evaluation: returns where its values are. By default in
-    /// the replica's storage. A root unit is opened once per step, by [`Strategy::pre_backward`].
+    /// Opens a unit before its forward pass, in training and in evaluation: returns where its values are. By default the
+    /// values are in the replica's storage. A root unit is opened once per step, by [`Strategy::pre_backward`].
     fn pre_forward(&mut self, replica: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<View> {
         Ok(View::whole(&replica.storage))
     }
@@ -85,8 +85,8 @@ pub trait Strategy: Send {
         Ok(())
     }
 
-    /// Opens a unit before its backward pass: returns where its values are and where its gradients go. By default in the
-    /// replica's storage.
+    /// Opens a unit before its backward pass: returns where its values are and where its gradients go. By default both are
+    /// in the replica's storage.
     fn pre_backward(&mut self, replica: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<View> {
         Ok(View::whole(&replica.storage))
     }
@@ -128,8 +128,8 @@ pub trait Strategy: Send {
         Ok(replica.storage.digest()?)
     }
 
-    /// What the strategy itself carries from step to step on this rank, by name, besides parameters and optimizer state.
-    /// By default nothing.
+    /// Tensors that the strategy itself keeps from step to step on this rank, by name, besides parameters and optimizer
+    /// state. There are none by default.
     fn state(&self) -> Vec<(String, Tensor)> {
         Vec::new()
     }
