@@ -3,7 +3,7 @@
 //! Input: the output of the last block, and the batch. Output: sums over the batch, and the gradient of the output. An
 //! objective does not know how many ranks share the batch: sums can be added up, and the caller divides.
 
-use paceline_kernels::loss;
+use paceline_kernels::{Compute, loss};
 use paceline_memory::Tensor;
 
 use crate::{Batch, Context, Result, UnitId};
@@ -36,14 +36,33 @@ pub trait Objective: Send + Sync {
     ) -> Result<Tensor>;
 }
 
+/// The arithmetic of a loss: output, targets, scale, gradient of the output if it is wanted, sums.
+type Kernel =
+    fn(&Compute, &Tensor, &Tensor, f64, Option<&Tensor>, &Tensor) -> paceline_kernels::Result<()>;
+
+fn evaluate(kernel: Kernel, cx: &Context, output: &Tensor, sums: &Tensor) -> Result<()> {
+    Ok(kernel(cx.compute, output, cx.batch(Batch::TARGETS)?, 1.0, None, sums)?)
+}
+
+fn differentiate(
+    kernel: Kernel,
+    cx: &Context,
+    output: &Tensor,
+    scale: f64,
+    sums: &Tensor,
+) -> Result<Tensor> {
+    let gradient = cx.activation(output.shape())?;
+    kernel(cx.compute, output, cx.batch(Batch::TARGETS)?, scale, Some(&gradient), sums)?;
+    Ok(gradient)
+}
+
 /// Softmax cross-entropy of logits (n, classes) with targets (n) of i64.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CrossEntropy;
 
 impl Objective for CrossEntropy {
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
-        let targets = cx.batch(Batch::TARGETS)?;
-        Ok(loss::cross_entropy(cx.compute, output, targets, 1.0, None, sums)?)
+        evaluate(loss::cross_entropy, cx, output, sums)
     }
 
     fn differentiate(
@@ -53,10 +72,7 @@ impl Objective for CrossEntropy {
         scale: f64,
         sums: &Tensor,
     ) -> Result<Tensor> {
-        let gradient = cx.activation(output.shape())?;
-        let targets = cx.batch(Batch::TARGETS)?;
-        loss::cross_entropy(cx.compute, output, targets, scale, Some(&gradient), sums)?;
-        Ok(gradient)
+        differentiate(loss::cross_entropy, cx, output, scale, sums)
     }
 }
 
@@ -66,8 +82,7 @@ pub struct MeanSquaredError;
 
 impl Objective for MeanSquaredError {
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
-        let targets = cx.batch(Batch::TARGETS)?;
-        Ok(loss::mse(cx.compute, output, targets, 1.0, None, sums)?)
+        evaluate(loss::mse, cx, output, sums)
     }
 
     fn differentiate(
@@ -77,9 +92,6 @@ impl Objective for MeanSquaredError {
         scale: f64,
         sums: &Tensor,
     ) -> Result<Tensor> {
-        let gradient = cx.activation(output.shape())?;
-        let targets = cx.batch(Batch::TARGETS)?;
-        loss::mse(cx.compute, output, targets, scale, Some(&gradient), sums)?;
-        Ok(gradient)
+        differentiate(loss::mse, cx, output, scale, sums)
     }
 }

@@ -67,6 +67,11 @@ impl PartialSums {
         Ok(())
     }
 
+    /// Whether there are no sums of earlier micro-batches.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Adds the sums of all earlier micro-batches to a part of the last micro-batch's gradients. The part begins at `start`.
     pub(crate) fn add_to(&self, compute: &Compute, grad: &Tensor, start: usize) -> Result<()> {
         // The smallest sums are over the latest micro-batches, which are next to the last micro-batch in the tree.

@@ -31,8 +31,10 @@ pub(crate) struct Hooks<'a> {
 impl<'a> Hooks<'a> {
     fn announce(&mut self, id: ParamId) -> Result<()> {
         let Replica { model, storage, compute, .. } = self.replica;
-        let grad = storage.grad(id)?;
-        self.partial_sums.add_to(compute, &grad, model.layout.param(id).start)?;
+        if !self.partial_sums.is_empty() {
+            let start = model.layout.param(id).start;
+            self.partial_sums.add_to(compute, &storage.grad(id)?, start)?;
+        }
         self.track.mark(span::GRADIENT_READY, id.0);
         self.strategy.gradient_ready(self.replica, self.track, id)
     }
