@@ -139,11 +139,7 @@ impl<'a> Context<'a> {
     fn open_each(&mut self, is_meant: impl Fn(&crate::Unit) -> bool) -> Result<()> {
         let layout = self.storage.layout();
         for (at, _) in layout.units().iter().enumerate().filter(|(_, unit)| is_meant(unit)) {
-            let view = match self.mode {
-                Mode::Train => self.hooks.pre_backward(self.storage, UnitId(at))?,
-                Mode::Evaluate => self.hooks.pre_forward(self.storage, UnitId(at))?,
-            };
-            self.units.open(UnitId(at), view);
+            self.open(UnitId(at), self.mode == Mode::Train)?;
         }
         Ok(())
     }
@@ -152,17 +148,7 @@ impl<'a> Context<'a> {
     pub fn close_roots(&mut self) -> Result<()> {
         let layout = self.storage.layout();
         for (at, _) in layout.units().iter().enumerate().filter(|(_, unit)| unit.is_root) {
-            let unit = UnitId(at);
-            match self.mode {
-                Mode::Train => {
-                    self.units.close_backward(layout, unit)?;
-                    self.hooks.post_backward(unit)?;
-                }
-                Mode::Evaluate => {
-                    self.units.close(unit);
-                    self.hooks.post_forward(unit)?;
-                }
-            }
+            self.close(UnitId(at), self.mode == Mode::Train)?;
         }
         Ok(())
     }
@@ -173,15 +159,7 @@ impl<'a> Context<'a> {
         unit: UnitId,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        if self.units.is_open(unit) {
-            return run(self);
-        }
-        let view = self.hooks.pre_forward(self.storage, unit)?;
-        self.units.open(unit, view);
-        let outcome = run(self)?;
-        self.units.close(unit);
-        self.hooks.post_forward(unit)?;
-        Ok(outcome)
+        self.within(unit, false, run)
     }
 
     /// Runs a part of a backward pass with a unit open. A unit that is open already stays open.
@@ -190,15 +168,40 @@ impl<'a> Context<'a> {
         unit: UnitId,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
+        self.within(unit, true, run)
+    }
+
+    fn within<T>(
+        &mut self,
+        unit: UnitId,
+        is_backward: bool,
+        run: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
         if self.units.is_open(unit) {
             return run(self);
         }
-        let view = self.hooks.pre_backward(self.storage, unit)?;
-        self.units.open(unit, view);
+        self.open(unit, is_backward)?;
         let outcome = run(self)?;
-        self.units.close_backward(self.storage.layout(), unit)?;
-        self.hooks.post_backward(unit)?;
+        self.close(unit, is_backward)?;
         Ok(outcome)
+    }
+
+    fn open(&mut self, unit: UnitId, is_backward: bool) -> Result<()> {
+        let view = match is_backward {
+            true => self.hooks.pre_backward(self.storage, unit)?,
+            false => self.hooks.pre_forward(self.storage, unit)?,
+        };
+        self.units.open(unit, view);
+        Ok(())
+    }
+
+    fn close(&mut self, unit: UnitId, is_backward: bool) -> Result<()> {
+        if is_backward {
+            self.units.close_backward(self.storage.layout(), unit)?;
+            return self.hooks.post_backward(unit);
+        }
+        self.units.close(unit);
+        self.hooks.post_forward(unit)
     }
 
     /// The purpose of the pass.
