@@ -36,7 +36,7 @@ const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 511, 513, 4095, 4096, 4097, 40_0
 /// The sum of the squares of a tensor that is one parameter.
 fn sum_of_squares(compute: &Compute, tensor: &Tensor) -> Result<f64, KernelError> {
     let rows = Rows::new(std::iter::once(0..tensor.num_elems()));
-    Ok(norm::squares(compute, tensor, &rows, 0..rows.count())?.read()?.total())
+    Ok(norm::squares(compute, tensor, 0, &rows, 0..rows.count())?.read()?.total())
 }
 
 /// The sum over rows as a tree, by its definition.
@@ -80,7 +80,7 @@ fn the_sum_is_a_tree_over_the_rows_of_all_parameters_however_they_are_divided_an
         let (tensor, rows) = (tensor(DType::F32, &elems), Rows::new(places));
         for compute in computes() {
             let part =
-                |range| norm::squares(&compute, &tensor, &rows, range).unwrap().read().unwrap();
+                |range| norm::squares(&compute, &tensor, 0, &rows, range).unwrap().read().unwrap();
             let whole = part(0..rows.count());
             assert_eq!(whole.total().to_bits(), expected.to_bits(), "gap {gap}");
             for bounds in [[1, 2], [31, 300], [256, 512], [260, 700], [0, 866]] {
@@ -161,7 +161,7 @@ fn a_sum_stays_in_a_tensor_until_it_is_read() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let numbers = tensor(DType::F32, &[0.5f32; 16 * 21]);
     let rows = Rows::new(std::iter::once(0..numbers.num_elems()));
-    let squares = norm::squares(&compute, &numbers, &rows, 0..21).unwrap();
+    let squares = norm::squares(&compute, &numbers, 0, &rows, 0..21).unwrap();
     // 21 rows are nodes of 16, 4 and one row.
     assert_eq!(squares.nodes().dims(), [3, 16]);
     let workspace = compute.allocator.usage(Category::Workspace);

@@ -18,6 +18,8 @@ pub enum Category {
     Gradients,
     /// Optimizer state.
     Optimizer,
+    /// What a rank holds of sharded tensors besides its shard: the parameters and gradients of units that are open.
+    Unsharded,
     /// Layer outputs and what layers save for their backward pass.
     Activations,
     /// Scratch memory inside one kernel.
@@ -30,10 +32,11 @@ pub enum Category {
 
 impl Category {
     /// Every category, in the order of reports.
-    pub const ALL: [Category; 7] = [
+    pub const ALL: [Category; 8] = [
         Category::Parameters,
         Category::Gradients,
         Category::Optimizer,
+        Category::Unsharded,
         Category::Activations,
         Category::Workspace,
         Category::Communication,
@@ -46,6 +49,7 @@ impl Category {
             Category::Parameters => "parameters",
             Category::Gradients => "gradients",
             Category::Optimizer => "optimizer",
+            Category::Unsharded => "unsharded",
             Category::Activations => "activations",
             Category::Workspace => "workspace",
             Category::Communication => "communication",

@@ -49,6 +49,12 @@ pub enum ModelError {
         /// The elements.
         range: std::ops::Range<usize>,
     },
+    /// This rank does not hold a range of flat storage.
+    #[error("this rank does not hold the elements {} to {}", range.start, range.end)]
+    NotHeld {
+        /// The elements.
+        range: std::ops::Range<usize>,
+    },
     /// A hook that is called for a final gradient failed.
     #[error("{0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -59,6 +59,7 @@ mod block;
 mod cnn;
 mod context;
 mod error;
+mod held;
 mod layer;
 mod layout;
 mod mlp;
@@ -77,6 +78,7 @@ pub use block::Block;
 pub use cnn::CnnConfig;
 pub use context::{Context, Mode, PassHooks};
 pub use error::ModelError;
+pub use held::Held;
 pub use layer::{Layer, Saved};
 pub use layout::{
     BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitId,
@@ -89,7 +91,7 @@ pub use owned::Owned;
 pub use precision::Precision;
 pub use readiness::GradReadiness;
 pub use slot::Slot;
-pub use storage::Storage;
+pub use storage::{Storage, WeightsDigest};
 pub use view::{OpenUnits, View};
 
 /// The result of all functions of this crate that can fail.

@@ -19,8 +19,8 @@ impl Slot {
     /// A free slot with room for the largest unit: for its values in the compute type, and for its gradients.
     pub fn new(layout: &Layout, precision: Precision, allocator: &Allocator) -> Result<Self> {
         let len = layout.units().iter().map(|unit| unit.range.len()).max().unwrap_or(0);
-        let values = allocator.tensor(precision.compute, [len], Category::Parameters)?;
-        let grads = allocator.tensor(precision.grads, [len], Category::Gradients)?;
+        let values = allocator.tensor(precision.compute, [len], Category::Unsharded)?;
+        let grads = allocator.tensor(precision.grads, [len], Category::Unsharded)?;
         let slot = Self { values, grads };
         slot.free()?;
         Ok(slot)

@@ -1,19 +1,20 @@
-//! Flat storage of parameters, gradients and buffers.
+//! Flat storage of parameters, gradients and buffers: all of them, or the ranges that a rank holds.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_memory::{Allocator, Buffer, Category, DType, Tensor};
 use sha2::{Digest, Sha256};
 
-use crate::{BufferId, Layout, ParamId, Precision, Result};
+use crate::{BufferId, Held, Layout, ParamId, Precision, Result};
 
-/// All parameters, gradients and buffers of a model, each in one flat tensor.
+/// The parameters, gradients and buffers of a model that a rank holds, each in one flat tensor.
 #[derive(Clone, Debug)]
 pub struct Storage {
     layout: Arc<Layout>,
     precision: Precision,
-    values: Tensor,
-    grads: Tensor,
+    values: Held,
+    grads: Held,
     buffers: Tensor,
 }
 
@@ -28,9 +29,27 @@ impl Storage {
         grads: Buffer,
         allocator: &Allocator,
     ) -> Result<Self> {
+        let (all, trained) = (0..layout.len(), 0..layout.trained_len());
+        let (values, grads) = ((values, vec![all]), (grads, vec![trained]));
+        Self::of_ranges(layout, precision, values, grads, allocator)
+    }
+
+    /// Like [`Storage::new`], but values and gradients are held only for some ranges of the layout, which follow each other
+    /// in their memory. Errors if the memory is too short for the ranges.
+    pub fn of_ranges(
+        layout: Arc<Layout>,
+        precision: impl Into<Precision>,
+        values: (Buffer, Vec<Range<usize>>),
+        grads: (Buffer, Vec<Range<usize>>),
+        allocator: &Allocator,
+    ) -> Result<Self> {
         let precision = precision.into();
-        let values = Tensor::new(values, 0, precision.master, [layout.len()])?;
-        let grads = Tensor::new(grads, 0, precision.grads, [layout.trained_len()])?;
+        let held = |(buffer, ranges): (Buffer, Vec<Range<usize>>), dtype| {
+            let len: usize = ranges.iter().map(Range::len).sum();
+            Held::new(ranges, Tensor::new(buffer, 0, dtype, [len])?)
+        };
+        let values = held(values, precision.master)?;
+        let grads = held(grads, precision.grads)?;
         let len = layout.num_buffer_elems();
         let buffers = allocator.tensor(precision.master, [len], Category::Parameters)?;
         Ok(Self { layout, precision, values, grads, buffers })
@@ -50,19 +69,27 @@ impl Storage {
         Self::new(layout, precision, values, grads, allocator)
     }
 
-    /// Sets every parameter and buffer to its initial values, and gradients and padding to zero.
+    /// Sets all values that are held, and every buffer, to their initial values, and gradients and padding to zero. An
+    /// element gets the same initial value whether its neighbors are held or not.
     pub fn initialize(&self, seed: u64) -> Result<()> {
-        self.values.as_bytes().write::<u8>()?.fill(0);
-        self.grads.as_bytes().write::<u8>()?.fill(0);
-        for at in 0..self.layout.params().len() {
-            let values = self.layout.initial_values(ParamId(at), seed);
-            let param = self.value(ParamId(at))?;
-            match param.dtype() {
-                DType::F64 => {
-                    param.write::<f64>()?.iter_mut().zip(values).for_each(|(x, v)| *x = v);
-                }
-                _ => {
-                    param.write::<f32>()?.iter_mut().zip(values).for_each(|(x, v)| *x = v as f32);
+        self.values.tensor().fill_zero()?;
+        self.grads.tensor().fill_zero()?;
+        for (at, param) in self.layout.params().iter().enumerate() {
+            let mut values = self.layout.initial_values(ParamId(at), seed);
+            let mut next = param.start;
+            for (range, part) in self.values.within(&param.range())? {
+                let values = values.by_ref().skip(range.start - next).take(range.len());
+                next = range.end;
+                match part.dtype() {
+                    DType::F64 => {
+                        part.write::<f64>()?.iter_mut().zip(values).for_each(|(x, v)| *x = v);
+                    }
+                    _ => {
+                        part.write::<f32>()?
+                            .iter_mut()
+                            .zip(values)
+                            .for_each(|(x, v)| *x = v as f32);
+                    }
                 }
             }
         }
@@ -86,27 +113,32 @@ impl Storage {
         self.precision
     }
 
-    /// All parameters, with padding.
-    pub fn values(&self) -> &Tensor {
+    /// The values that are held, with padding.
+    pub fn values(&self) -> &Held {
         &self.values
     }
 
-    /// The trained parameters, with padding: as long as [`Storage::grads`].
-    pub fn trained_values(&self) -> Result<Tensor> {
-        Ok(self.values.slice(0..self.layout.trained_len())?)
-    }
-
-    /// All gradients, with padding.
-    pub fn grads(&self) -> &Tensor {
+    /// The gradients that are held, with padding.
+    pub fn grads(&self) -> &Held {
         &self.grads
     }
 
-    /// One parameter.
+    /// Whether all values are held.
+    pub fn has_all_values(&self) -> bool {
+        *self.values.ranges() == [0..self.layout.len()]
+    }
+
+    /// Whether all gradients are held.
+    pub fn has_all_grads(&self) -> bool {
+        *self.grads.ranges() == [0..self.layout.trained_len()]
+    }
+
+    /// One parameter. Errors if it is not held as a whole.
     pub fn value(&self, id: ParamId) -> Result<Tensor> {
         self.part(&self.values, id)
     }
 
-    /// The gradient of one parameter. Errors if the parameter is frozen, since it has no gradient.
+    /// The gradient of one parameter. Errors if the gradient is not held as a whole. A frozen parameter has no gradient.
     pub fn grad(&self, id: ParamId) -> Result<Tensor> {
         self.part(&self.grads, id)
     }
@@ -122,27 +154,30 @@ impl Storage {
         Ok(self.buffers.slice(buffer.range())?.view(buffer.shape)?)
     }
 
-    fn part(&self, all: &Tensor, id: ParamId) -> Result<Tensor> {
+    fn part(&self, all: &Held, id: ParamId) -> Result<Tensor> {
         let param = self.layout.param(id);
         Ok(all.slice(param.range())?.view(param.shape)?)
     }
 
     /// The SHA-256 of the parameters, in hexadecimal. Equal weights have equal digests. The digest covers
     /// the parameters without padding, little-endian, in order of registration. Buffers are left out, because
-    /// ranks may differ in them.
+    /// ranks may differ in them. Errors if not all parameters are held.
     pub fn digest(&self) -> Result<String> {
-        let mut hasher = Sha256::new();
+        let mut digest = WeightsDigest::default();
         for at in 0..self.layout.params().len() {
-            hasher.update(&*self.value(ParamId(at))?.as_bytes().read::<u8>()?);
+            digest.add(&self.value(ParamId(at))?)?;
         }
-        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(digest.finish())
     }
 
-    /// The name of the first parameter or buffer with a value that is not finite. `None` if all values are finite.
+    /// The name of the first parameter or buffer with a value that is not finite. `None` if all values that are held are
+    /// finite.
     pub fn first_not_finite(&self) -> Result<Option<&str>> {
-        for (at, param) in self.layout.params().iter().enumerate() {
-            if !is_finite(&self.value(ParamId(at))?)? {
-                return Ok(Some(&param.name));
+        for param in self.layout.params() {
+            for (_, part) in self.values.within(&param.range())? {
+                if !is_finite(&part)? {
+                    return Ok(Some(&param.name));
+                }
             }
         }
         for (at, buffer) in self.layout.buffers().iter().enumerate() {
@@ -151,6 +186,23 @@ impl Storage {
             }
         }
         Ok(None)
+    }
+}
+
+/// The digest of all parameters, one after the other. See [`Storage::digest`].
+#[derive(Debug, Default)]
+pub struct WeightsDigest(Sha256);
+
+impl WeightsDigest {
+    /// Adds the next parameter in order of registration.
+    pub fn add(&mut self, param: &Tensor) -> Result<()> {
+        self.0.update(&*param.as_bytes().read::<u8>()?);
+        Ok(())
+    }
+
+    /// The digest in hexadecimal.
+    pub fn finish(self) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 

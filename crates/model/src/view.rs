@@ -5,16 +5,14 @@
 
 use paceline_memory::Tensor;
 
-use crate::{GradReadiness, Layout, ModelError, Param, ParamId, Result, Storage, UnitId};
+use crate::{GradReadiness, Held, Layout, ModelError, Param, ParamId, Result, Storage, UnitId};
 
 /// Where the values and the gradients of a unit are.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Flat values. The first element is element `start` of the layout.
-    values: Tensor,
-    /// Flat gradients with the same start. `None` if the view is for a pass that computes no gradients.
-    grads: Option<Tensor>,
-    start: usize,
+    values: Held,
+    /// `None` if the view is for a pass that computes no gradients.
+    grads: Option<Held>,
     starts_anew: bool,
 }
 
@@ -22,7 +20,13 @@ impl View {
     /// All of `storage`, which every unit can use as its view. Its gradients accumulate over the passes of a step.
     pub fn whole(storage: &Storage) -> Self {
         let (values, grads) = (storage.values().clone(), Some(storage.grads().clone()));
-        Self { values, grads, start: 0, starts_anew: false }
+        Self { values, grads, starts_anew: false }
+    }
+
+    /// Values and gradients in any memory that holds the unit. If the gradients start anew, the place holds none from an
+    /// earlier pass, so the first use overwrites it.
+    pub fn new(values: Held, grads: Option<Held>, starts_anew: bool) -> Self {
+        Self { values, grads, starts_anew }
     }
 
     /// Memory that holds one unit only: flat values of the unit, with its padding, and a place for gradients. The
@@ -35,16 +39,13 @@ impl View {
         values: &Tensor,
         grads: Option<&Tensor>,
     ) -> Result<Self> {
-        let range = &layout.unit(unit).range;
-        let part = |tensor: &Tensor| tensor.slice(0..range.len());
-        let (values, grads) = (part(values)?, grads.map(part).transpose()?);
-        Ok(Self { values, grads, start: range.start, starts_anew: true })
+        let part = |tensor: &Tensor| Held::of_unit(layout, unit, tensor);
+        Ok(Self::new(part(values)?, grads.map(part).transpose()?, true))
     }
+}
 
-    fn part(&self, all: &Tensor, param: &Param) -> Result<Tensor> {
-        let range = param.range();
-        Ok(all.slice(range.start - self.start..range.end - self.start)?.view(param.shape)?)
-    }
+fn of_param(all: &Held, param: &Param) -> Result<Tensor> {
+    Ok(all.slice(param.range())?.view(param.shape)?)
 }
 
 /// The units of a model during a step: the views of the open units, and which gradients are written.
@@ -101,14 +102,14 @@ impl OpenUnits {
     /// The values of a parameter. Errors if its unit is closed.
     pub(crate) fn value(&self, layout: &Layout, id: ParamId) -> Result<Tensor> {
         let (param, view) = self.view(layout, id)?;
-        view.part(&view.values, param)
+        of_param(&view.values, param)
     }
 
     /// The gradient of a parameter. Errors if its unit is closed, or open without gradients.
     pub(crate) fn grad(&self, layout: &Layout, id: ParamId) -> Result<Tensor> {
         let (param, view) = self.view(layout, id)?;
         let grads = view.grads.as_ref().ok_or_else(|| closed(layout, param, "the gradient"))?;
-        view.part(grads, param)
+        of_param(grads, param)
     }
 
     fn view<'a>(&'a self, layout: &'a Layout, id: ParamId) -> Result<(&'a Param, &'a View)> {

@@ -53,7 +53,7 @@ impl Bench {
     }
 
     fn fill_gradients(&self, value: f64) {
-        self.storage.grads().write::<f64>().unwrap().fill(value);
+        self.storage.grads().tensor().write::<f64>().unwrap().fill(value);
     }
 
     fn gradient(&self, id: ParamId) -> Vec<f64> {

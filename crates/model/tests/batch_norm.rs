@@ -116,7 +116,7 @@ fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     Outcome {
         output: values(&output),
         d_input: values(&d_input.unwrap()),
-        gradients: values(storage.grads()),
+        gradients: values(storage.grads().tensor()),
         buffers: values(storage.buffers()),
     }
 }

@@ -51,8 +51,8 @@ impl Trainee {
     /// A step with gradients that differ from step to step. Only for f32.
     fn step(&mut self) {
         let factor = 0.1 * (self.optimizer.steps() + 1) as f32;
-        let values = self.storage.values().read::<f32>().unwrap().to_vec();
-        let mut grads = self.storage.grads().write::<f32>().unwrap();
+        let values = self.storage.values().tensor().read::<f32>().unwrap().to_vec();
+        let mut grads = self.storage.grads().tensor().write::<f32>().unwrap();
         grads.iter_mut().zip(values).for_each(|(grad, value)| *grad = factor * value);
         drop(grads);
         self.optimizer.step(&self.compute, &self.storage).unwrap();

@@ -59,8 +59,8 @@ impl Strategy for TwoPieces {
     fn gradient_ready(&mut self, replica: &Replica, _: &mut SpanTrack, id: ParamId) -> Result<()> {
         self.missing -= usize::from(replica.model.layout.param(id).start >= self.split);
         if self.missing == 0 && self.sent.is_none() {
-            let grads = replica.storage.grads();
-            let early = grads.slice(self.split..grads.num_elems())?;
+            let trained_len = replica.model.layout.trained_len();
+            let early = replica.storage.grads().slice(self.split..trained_len)?;
             self.sent = Some(replica.group.all_reduce_async(&early, ReduceOp::Mean)?);
         }
         Ok(())

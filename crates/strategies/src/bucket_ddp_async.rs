@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{Group, ReduceOp, Work};
+use paceline_collectives::{Mesh, ReduceOp, Work};
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::Tensor;
 use paceline_model::{Model, ParamId, Precision, Storage};
@@ -93,7 +93,7 @@ impl Strategy for BucketDdpAsync {
         model: &Model,
         precision: Precision,
         compute: &Compute,
-        _: &Group,
+        _: &Mesh,
     ) -> Result<Storage> {
         Ok(Storage::host(model.layout.clone(), precision, &compute.allocator)?)
     }

@@ -8,7 +8,7 @@
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
 //! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
 
-use paceline_collectives::{Group, Work};
+use paceline_collectives::{Mesh, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Model, ParamId, Precision, Storage};
@@ -86,7 +86,7 @@ impl Ddp {
 
     /// The memory of a bucket.
     fn bucket(&self, replica: &Replica, at: usize) -> Result<Tensor> {
-        let all = self.copy.as_ref().unwrap_or(replica.storage.grads());
+        let all = self.copy.as_ref().unwrap_or(replica.storage.grads().tensor());
         Ok(all.slice(self.buckets[at].range.clone())?)
     }
 }
@@ -105,12 +105,12 @@ impl Strategy for Ddp {
         model: &Model,
         precision: Precision,
         compute: &Compute,
-        group: &Group,
+        mesh: &Mesh,
     ) -> Result<Storage> {
         let (layout, allocator) = (&model.layout, &compute.allocator);
         let category = if self.has_view { Category::Gradients } else { Category::Communication };
         let shared = layout.trained_bytes(precision.grads);
-        let shared = group.allocate(allocator, shared, category)?;
+        let shared = mesh.allocate(allocator, shared, category)?;
         if self.has_view {
             let values = layout.num_bytes(precision.master);
             let values = allocator.host(values, Category::Parameters)?;

@@ -27,7 +27,7 @@ impl Strategy for FlatDdp {
     }
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let grads = replica.storage.grads();
+        let grads = replica.storage.grads().tensor();
         track.record(span::EXPOSED, || replica.group.all_reduce(grads, ReduceOp::Mean))?;
         Ok(())
     }

@@ -14,10 +14,12 @@ use crate::{Replica, Result};
 pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
     let rows = norm::Rows::new(replica.model.layout.trained().map(|(_, param)| param.range()));
     let mut own = Vec::new();
-    for range in &replica.owned.grads {
-        let range = rows.within(range);
+    for owned in &replica.owned.grads {
+        let range = rows.within(owned);
+        let grads = replica.storage.grads().slice(owned.clone())?;
+        let start = owned.start;
         let is_everything = range.len() == rows.count();
-        let squares = norm::squares(&replica.compute, replica.storage.grads(), &rows, range)?;
+        let squares = norm::squares(&replica.compute, &grads, start, &rows, range)?;
         let tree = squares.read()?;
         if is_everything {
             return Ok(tree.total().sqrt());

@@ -22,9 +22,9 @@ pub(crate) struct Hooks<'a> {
     pub(crate) track: &'a mut SpanTrack,
     /// Whether the loss is summed over the ranks.
     pub(crate) is_shared: bool,
-    /// Whether this is the last pass, whose gradients are final for the step.
+    /// Whether this is the last backward pass of the step.
     pub(crate) is_last: bool,
-    /// Whether the parameters that no step uses still have to be announced.
+    /// Whether the parameters that no step uses still have to be announced in this pass.
     pub(crate) leaves_out: &'a mut bool,
 }
 
@@ -39,6 +39,22 @@ impl<'a> Hooks<'a> {
         self.strategy.gradient_ready(self.replica, self.track, id)
     }
 
+    /// Whether the strategy is told of the gradient in this pass.
+    fn announces(&self, id: ParamId) -> bool {
+        let layout = &self.replica.model.layout;
+        let is_root = layout.unit(layout.param(id).unit).is_root;
+        self.is_last || self.strategy.reduces_every_pass() && !is_root
+    }
+
+    /// Sets a gradient that no layer has written to zero, unless it lies in memory of its unit that the strategy clears.
+    fn clear(&self, id: ParamId) -> Result<()> {
+        let storage = &self.replica.storage;
+        if storage.has_all_grads() {
+            storage.grad(id)?.fill_zero()?;
+        }
+        Ok(())
+    }
+
     /// The parameters that no step uses.
     fn never_used(&self) -> &'a [ParamId] {
         self.replica.left_out.as_ref().map_or(&[], |left_out| &left_out.unused)
@@ -49,14 +65,16 @@ impl<'a> Hooks<'a> {
         StrategyError::UsedAfterAll { name }
     }
 
-    /// Announces zero gradients for the parameters that no step uses, once per step. This must come after the
+    /// Announces zero gradients for the parameters that no step uses, once per pass that announces. This must come after the
     /// forward pass: which parameters these are may depend on the rank, so what the strategy sends here may
     /// too, and all ranks must send the sums of the loss first.
     fn announce_never_used(&mut self) -> Result<()> {
         if std::mem::take(self.leaves_out) {
             for &id in self.never_used() {
-                self.replica.storage.grad(id)?.fill_zero()?;
-                self.announce(id)?;
+                if self.announces(id) {
+                    self.clear(id)?;
+                    self.announce(id)?;
+                }
             }
         }
         Ok(())
@@ -67,13 +85,15 @@ impl<'a> Hooks<'a> {
     /// graph, any that the first step did not leave out. Parameters of blocks that other ranks compute are none of
     /// these.
     pub(crate) fn finish_left_out(&mut self, readiness: &GradReadiness) -> Result<LeftOut> {
-        let Replica { model, storage, options, left_out: known, owned, .. } = self.replica;
+        let Replica { model, options, left_out: known, owned, .. } = self.replica;
         self.announce_never_used()?;
         if let Some(&id) = self.never_used().iter().find(|id| readiness.is_written(**id)) {
             return Err(self.used_after_all(id));
         }
         let is_meant = |id: &ParamId| {
-            !self.never_used().contains(id) && owned.computes(model, model.layout.param(*id))
+            !self.never_used().contains(id)
+                && owned.computes(model, model.layout.param(*id))
+                && self.announces(*id)
         };
         let left_out: Vec<ParamId> = readiness.unfinished().filter(is_meant).collect();
         let is_known = |id: &ParamId| known.as_ref().is_some_and(|k| k.unfinished.contains(id));
@@ -85,7 +105,7 @@ impl<'a> Hooks<'a> {
         }
         for &id in &left_out {
             if !readiness.is_written(id) {
-                storage.grad(id)?.fill_zero()?;
+                self.clear(id)?;
             }
             self.announce(id)?;
         }
@@ -115,7 +135,7 @@ impl PassHooks for Hooks<'_> {
         if self.never_used().contains(&id) {
             return Err(self.used_after_all(id).into());
         }
-        if self.is_last {
+        if self.announces(id) {
             self.announce_never_used()?;
             self.announce(id)?;
         }

@@ -14,7 +14,7 @@
 //! the ranks sum only in these steps. Bytes: the parameters. Memory: nothing beyond them. It is faster than
 //! the others if even overlapped communication is too slow, provided that the model tolerates the divergence.
 
-use paceline_collectives::{Group, ReduceOp};
+use paceline_collectives::{Mesh, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::Category;
 use paceline_model::{Model, Optimizer, Precision, Storage};
@@ -53,7 +53,8 @@ impl LocalSgd {
 
     fn average(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.steps = 0;
-        let values = replica.storage.trained_values()?;
+        let trained = 0..replica.model.layout.trained_len();
+        let values = replica.storage.values().slice(trained)?;
         track.record(span::EXPOSED, || replica.group.all_reduce(&values, ReduceOp::Mean))?;
         Ok(())
     }
@@ -82,14 +83,14 @@ impl Strategy for LocalSgd {
         model: &Model,
         precision: Precision,
         compute: &Compute,
-        group: &Group,
+        mesh: &Mesh,
     ) -> Result<Storage> {
         let (layout, allocator) = (&model.layout, &compute.allocator);
         let values = layout.num_bytes(precision.master);
-        let values = group.allocate(allocator, values, Category::Parameters)?;
+        let values = mesh.allocate(allocator, values, Category::Parameters)?;
         let grads = layout.trained_bytes(precision.grads);
         let grads = match self.is_as_published {
-            true => group.allocate(allocator, grads, Category::Gradients)?,
+            true => mesh.allocate(allocator, grads, Category::Gradients)?,
             false => allocator.host(grads, Category::Gradients)?,
         };
         Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)

@@ -5,13 +5,13 @@
 //! useful: the difference from the time of another strategy is the cost of that strategy. On a noisy machine
 //! the two times must be measured in alternation, as [`Alternating`] does.
 
-use paceline_collectives::Group;
+use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
 use paceline_memory::Tensor;
-use paceline_model::{Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
+use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
-use crate::{Exactness, Replica, Result, Schedule, Strategy, StrategyError};
+use crate::{Exactness, Footprint, Replica, Result, Schedule, Strategy, StrategyError};
 
 /// Every rank trains independently. The loss is not shared either.
 #[derive(Debug, Default)]
@@ -76,8 +76,18 @@ impl Strategy for Alternating {
         Exactness::Unsynchronised(words)
     }
 
-    fn owned(&self, model: &Model, group: &Group) -> Owned {
-        self.inner.owned(model, group)
+    fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
+        self.inner.owned(model, mesh, rank)
+    }
+
+    fn footprint(
+        &self,
+        model: &Model,
+        precision: Precision,
+        mesh: &MeshShape,
+        rank: usize,
+    ) -> Footprint {
+        self.inner.footprint(model, precision, mesh, rank)
     }
 
     fn allocate(
@@ -85,9 +95,9 @@ impl Strategy for Alternating {
         model: &Model,
         precision: Precision,
         compute: &Compute,
-        group: &Group,
+        mesh: &Mesh,
     ) -> Result<Storage> {
-        self.inner.allocate(model, precision, compute, group)
+        self.inner.allocate(model, precision, compute, mesh)
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
@@ -128,6 +138,10 @@ impl Strategy for Alternating {
         unit: UnitId,
     ) -> Result<()> {
         self.inner.post_backward(replica, track, unit)
+    }
+
+    fn reduces_every_pass(&self) -> bool {
+        self.inner.reduces_every_pass()
     }
 
     fn shares_loss(&self) -> bool {
@@ -174,6 +188,15 @@ impl Strategy for Alternating {
 
     fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.inner.sync_replicas(replica, track)
+    }
+
+    fn gather_unit(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<Held> {
+        self.inner.gather_unit(replica, track, unit)
     }
 
     fn digest(&mut self, replica: &Replica) -> Result<String> {

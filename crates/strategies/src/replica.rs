@@ -3,7 +3,7 @@
 //! Input: a model, a group and a strategy. Output: parameters that begin equal on every rank. This module
 //! knows nothing of how gradients are communicated.
 
-use paceline_collectives::{Group, ReduceOp};
+use paceline_collectives::{Group, Mesh, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Allocator, Category, DType, Tensor};
@@ -80,6 +80,8 @@ pub struct Replica {
     pub compute: Compute,
     /// The ranks that train together.
     pub group: Group,
+    /// The same ranks as a grid, and the groups of its axes.
+    pub mesh: Mesh,
     /// Options of the training step.
     pub options: ReplicaOptions,
     /// Whether this rank asks all ranks to stop after the next step. The ranks learn of it with the loss, so all of them
@@ -123,22 +125,27 @@ pub(crate) fn shared_tensor(
 }
 
 impl Replica {
-    /// A replica in memory that the strategy allocates. All ranks begin with the parameters that rank 0 draws
-    /// from its seed. Prepares the strategy to train the replica.
+    /// A replica in memory that the strategy allocates, on ranks that form a mesh, or on a group without axes. All ranks
+    /// begin with the parameters that follow from rank 0's seed. Prepares the strategy to train the replica.
     pub fn new(
         strategy: &mut dyn Strategy,
         model: Model,
         compute: Compute,
-        group: Group,
+        ranks: impl Into<Mesh>,
         seed: u64,
         options: ReplicaOptions,
     ) -> Result<Self> {
-        let storage = strategy.allocate(&model, options.precision, &compute, &group)?;
-        let owned = strategy.owned(&model, &group);
+        let mesh = ranks.into();
+        let group = mesh.world().clone();
+        let storage = strategy.allocate(&model, options.precision, &compute, &mesh)?;
+        let owned = strategy.owned(&model, mesh.shape(), group.rank());
         let sums = shared_tensor(&group, &compute.allocator, DType::F64, NUM_SHARED_SUMS)?;
         let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-        storage.initialize(seed)?;
-        group.broadcast(storage.values(), 0)?;
+        storage.initialize(group.broadcast_object(Some(&seed), 0)?)?;
+        if storage.has_all_values() {
+            // Hosts with other mathematical libraries may compute other initial values.
+            group.broadcast(storage.values().tensor(), 0)?;
+        }
         let units = OpenUnits::new(&model.layout);
         let replica = Self {
             model,
@@ -146,6 +153,7 @@ impl Replica {
             storage,
             compute,
             group,
+            mesh,
             options,
             asks_to_stop: false,
             own_sums,

@@ -103,7 +103,7 @@ impl<'a> Step<'a> {
         }
         own_sums.fill_zero()?;
         let num_levels = options.accumulation.num_partial_sums(micro_batches.len());
-        partial_sums.begin_step(compute, storage.grads(), num_levels)?;
+        partial_sums.begin_step(compute, storage.grads().tensor(), num_levels)?;
         units.begin_step();
         let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
         let scale = group.world_size() as f64 / count as f64;
@@ -175,6 +175,9 @@ impl<'a> Step<'a> {
         d_output: Tensor,
     ) -> Result<Option<Tensor>> {
         if self.backward.0 != Some(at) {
+            if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
+                self.end_backward(false)?;
+            }
             self.begin_backward(at)?;
         }
         let wants_input = blocks.start > 0;
@@ -195,13 +198,29 @@ impl<'a> Step<'a> {
                         storage.grad(id)?.fill_zero()?;
                     }
                 }
-                self.partial_sums.push(compute, storage.grads())?;
+                self.partial_sums.push(compute, storage.grads().tensor())?;
             }
             self.units.readiness.start_anew();
         }
         self.units.readiness.begin_pass();
         self.backward = (Some(at), self.backward.1 + 1);
         Ok(())
+    }
+
+    /// Ends a backward pass whose gradients are reduced: announces the parameters that it has not used. Returns them.
+    fn end_backward(&mut self, is_last: bool) -> Result<LeftOut> {
+        let mut hooks = Hooks {
+            strategy: &mut *self.strategy,
+            replica: self.replica,
+            partial_sums: &*self.partial_sums,
+            track: &mut *self.track,
+            is_shared: self.is_shared,
+            is_last,
+            leaves_out: &mut self.leaves_out,
+        };
+        let left_out = hooks.finish_left_out(&self.units.readiness)?;
+        self.leaves_out = true;
+        Ok(left_out)
     }
 
     /// Runs a part of a pass, with the hooks of the strategy.
@@ -261,16 +280,7 @@ impl<'a> Step<'a> {
             self.send_sums()?;
         }
         let Self { replica, is_shared, .. } = self;
-        let mut hooks = Hooks {
-            strategy: &mut *self.strategy,
-            replica,
-            partial_sums: &*self.partial_sums,
-            track: &mut *self.track,
-            is_shared,
-            is_last: true,
-            leaves_out: &mut self.leaves_out,
-        };
-        let left_out = hooks.finish_left_out(&self.units.readiness)?;
+        let left_out = self.end_backward(true)?;
         self.pass(None, |cx| cx.close_roots())?;
         let start_ns = now_ns();
         self.strategy.finish_gradients(replica, self.track)?;

@@ -7,13 +7,15 @@
 //! Input: a replica, units that are opened and closed, and announcements of final gradients. Output: gradients that are
 //! the mean over the ranks. A strategy knows nothing of layers.
 
-use paceline_collectives::Group;
+use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::{Compute, norm};
 use paceline_memory::{Category, Tensor};
-use paceline_model::{Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
+use paceline_model::{
+    Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View, WeightsDigest,
+};
 use paceline_trace::SpanTrack;
 
-use crate::{Exactness, OneByOne, Replica, Result, Schedule, grad_norm};
+use crate::{Exactness, Footprint, OneByOne, Replica, Result, Schedule, grad_norm};
 
 /// Names of the spans and marks that a training step records on the main track.
 pub mod span {
@@ -26,6 +28,12 @@ pub mod span {
     /// Time that synchronization adds on the main thread: everything after the last backward pass (which may
     /// include [`EXPOSED`] time), and arithmetic and copies within the passes.
     pub const GRAD_SYNC: &str = "grad_sync";
+    /// Owners send the parameters that they have updated.
+    pub const PARAM_BROADCAST: &str = "param broadcast";
+    /// Gradients are reduced to their owners.
+    pub const REDUCE_SCATTER: &str = "reduce-scatter";
+    /// The parameters of a unit are gathered from their owners.
+    pub const GATHER: &str = "gather";
     /// The optimizer.
     pub const OPTIMIZER: &str = "optimizer_step";
     /// Mark: this rank's gradient of a parameter is final.
@@ -34,6 +42,12 @@ pub mod span {
     pub const LOSS_SENT: &str = "loss_sent";
     /// Mark: the next submitted operation sends a bucket.
     pub const BUCKET_SENT: &str = "bucket_sent";
+    /// Mark: the next submitted operation gathers the parameters of a unit.
+    pub const GATHER_SENT: &str = "gather_sent";
+    /// Mark: a pass needs the parameters of a unit that are gathered.
+    pub const GATHER_NEEDED: &str = "gather_needed";
+    /// Mark: the parameters that a pass needed are there.
+    pub const GATHER_THERE: &str = "gather_there";
 }
 
 /// A way to train one model on several ranks.
@@ -46,9 +60,20 @@ pub trait Strategy: Send {
 
     // Placement.
 
-    /// What this rank owns. By default it owns everything.
-    fn owned(&self, model: &Model, _group: &Group) -> Owned {
+    /// What rank `rank` of a mesh owns. By default each rank owns everything.
+    fn owned(&self, model: &Model, _mesh: &MeshShape, _rank: usize) -> Owned {
         Owned::everything(model)
+    }
+
+    /// The memory that the strategy takes on a rank, by formula. By default, that of a replica with gradients in place.
+    fn footprint(
+        &self,
+        model: &Model,
+        precision: Precision,
+        _mesh: &MeshShape,
+        _rank: usize,
+    ) -> Footprint {
+        Footprint::of_replica(&model.layout, precision)
     }
 
     /// Allocates the memory of parameters and gradients, before a replica exists. By default every rank holds
@@ -58,13 +83,13 @@ pub trait Strategy: Send {
         model: &Model,
         precision: Precision,
         compute: &Compute,
-        group: &Group,
+        mesh: &Mesh,
     ) -> Result<Storage> {
         let (layout, allocator) = (&model.layout, &compute.allocator);
         let values = layout.num_bytes(precision.master);
         let values = allocator.host(values, Category::Parameters)?;
         let grads = layout.trained_bytes(precision.grads);
-        let grads = group.allocate(allocator, grads, Category::Gradients)?;
+        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
         Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
     }
 
@@ -122,10 +147,26 @@ pub trait Strategy: Send {
         Ok(track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
     }
 
+    /// Brings the values of a unit together, outside of any pass. They are no longer needed at the next call. Every rank calls
+    /// this. By default they are in the replica's storage.
+    fn gather_unit(&mut self, replica: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<Held> {
+        Ok(replica.storage.values().clone())
+    }
+
     /// The digest of all parameters, the same on every rank if the strategy keeps them equal. See
-    /// [`Storage::digest`]. The replicas have been synchronized.
+    /// [`Storage::digest`]. The replicas have been synchronized. Every rank calls this.
     fn digest(&mut self, replica: &Replica) -> Result<String> {
-        Ok(replica.storage.digest()?)
+        let layout = &replica.model.layout;
+        let mut digest = WeightsDigest::default();
+        // The time belongs to no step.
+        let mut track = SpanTrack::with_capacity(0);
+        for unit in (0..layout.units().len()).map(UnitId) {
+            let values = self.gather_unit(replica, &mut track, unit)?;
+            for param in layout.params().iter().filter(|param| param.unit == unit) {
+                digest.add(&values.slice(param.range())?)?;
+            }
+        }
+        Ok(digest.finish())
     }
 
     /// Tensors that the strategy itself keeps from step to step on this rank, by name, besides parameters and optimizer
@@ -143,9 +184,16 @@ pub trait Strategy: Send {
         true
     }
 
+    /// Whether gradients are reduced in every backward pass of a step, and not only in the last one. Then the gradients of a
+    /// unit start anew in each pass ([`View::of_unit`]), and the strategy adds up what it has reduced. Gradients of root
+    /// units, which stay open for the whole step, are still reduced once.
+    fn reduces_every_pass(&self) -> bool {
+        false
+    }
+
     /// Called when this rank's gradient of `id` is final: during the last backward pass of a step, or right
     /// after it for parameters that the step left out. Called once per step for each trained parameter of the blocks
-    /// that the rank computes.
+    /// that the rank computes; with [`Strategy::reduces_every_pass`], once per backward pass.
     fn gradient_ready(&mut self, _: &Replica, _: &mut SpanTrack, _id: ParamId) -> Result<()> {
         Ok(())
     }

@@ -15,7 +15,7 @@ use paceline_model::{
 };
 use paceline_strategies::{FlatDdp, NoSync, ReplicaOptions, SimpleDdp, Single, StrategyError};
 
-use common::{EXACT, Make, Net, Optim, Trainer, largest_difference, on_ranks};
+use common::{EXACT, Make, Net, Optim, Trainer, all_exact, largest_difference, on_ranks};
 
 /// Which of three layers a rank uses in pass number `pass`, counted from 0. The first layer has its own
 /// parameters; the other two are tied.
@@ -120,13 +120,13 @@ fn train(
         for _ in 0..6 {
             trainer.step(&[6, 5]).unwrap();
         }
-        (trainer.replica.storage.digest().unwrap(), trainer.weights())
+        (trainer.digest(), trainer.weights())
     })
 }
 
 /// Checks that all strategies and ranks give the same bits, with each of the options. Returns the weights.
 fn digests_agree(world_size: usize, graph: Graph, options: &[ReplicaOptions]) -> Vec<f32> {
-    let runs = options.iter().flat_map(|&options| EXACT.map(|make| (make, options)));
+    let runs = options.iter().flat_map(|&options| all_exact().map(move |make| (make, options)));
     let outcomes = runs.flat_map(|(make, options)| train(make, world_size, graph, options));
     let outcomes: Vec<_> = outcomes.collect();
     assert!(outcomes.iter().all(|(digest, _)| *digest == outcomes[0].0), "{world_size} ranks");
@@ -220,7 +220,7 @@ fn a_gradient_counts_as_zero_where_a_rank_leaves_it_out() {
         on_ranks(3, |group| {
             let mut trainer = trainer(group, make, graph, options);
             // NaN, so that a gradient that nobody writes is not taken for zero.
-            trainer.replica.storage.grads().write::<f32>().unwrap().fill(f32::NAN);
+            trainer.replica.storage.grads().tensor().write::<f32>().unwrap().fill(f32::NAN);
             trainer.step(&[6, 5]).unwrap();
             let storage = &trainer.replica.storage;
             let ids = storage.layout().trained().map(|(id, _)| id);

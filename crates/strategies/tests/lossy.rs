@@ -109,12 +109,12 @@ fn top_k_of_everything_keeps_the_sign_of_zero() {
                 Trainer::new(Net::Mlp, group, make());
             // The second step adds to the gradients in the residual of the first step.
             let mut step = || {
-                replica.storage.grads().write::<f32>().unwrap().fill(-0.0);
+                replica.storage.grads().tensor().write::<f32>().unwrap().fill(-0.0);
                 for (id, _) in replica.model.layout.trained().rev() {
                     strategy.gradient_ready(&replica, &mut track, id).unwrap();
                 }
                 strategy.finish_gradients(&replica, &mut track).unwrap();
-                let grads = replica.storage.grads().read::<f32>().unwrap();
+                let grads = replica.storage.grads().tensor().read::<f32>().unwrap();
                 grads.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
             [step(), step()].concat()

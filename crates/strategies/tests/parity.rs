@@ -8,7 +8,9 @@ mod common;
 use paceline_collectives::Group;
 use paceline_strategies::{Single, StepLoss};
 
-use common::{EXACT, Make, NETS, Net, SPECIAL_NETS, Trainer, largest_difference, on_ranks};
+use common::{
+    EXACT, Make, NETS, Net, SPECIAL_NETS, Trainer, all_exact, largest_difference, on_ranks,
+};
 
 /// Weights after twenty steps may differ by this much from those of one process, which sums over the batch in
 /// a different order: 20 steps, each with an f32 rounding error of 6e-8 in gradients of about one, times a
@@ -35,7 +37,7 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
     let outcomes = on_ranks(world_size, |group| {
         let mut trainer = Trainer::new(net, group, make());
         let losses = steps.iter().map(|step| trainer.step(step).unwrap()).collect();
-        let digest = trainer.replica.storage.digest().unwrap();
+        let digest = trainer.digest();
         Outcome { digest, weights: trainer.weights(), losses }
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
@@ -56,7 +58,8 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
 /// Trains with every strategy, and checks that all end with the same bits, close to the weights of one
 /// process.
 fn train_all(net: Net, world_size: usize, steps: &[Vec<usize>], single: &Outcome) {
-    let outcomes = EXACT.map(|make| train(net, make, world_size, steps));
+    let outcomes: Vec<Outcome> =
+        all_exact().map(|make| train(net, make, world_size, steps)).collect();
     for outcome in &outcomes {
         let off = largest_difference(&outcome.weights, &single.weights);
         assert!(off < TOLERANCE, "{net:?} on {world_size} ranks: off by {off:e}");

@@ -6,7 +6,7 @@ mod common;
 use std::ops::Range;
 use std::sync::Arc;
 
-use paceline_collectives::Group;
+use paceline_collectives::{Group, MeshShape};
 use paceline_memory::{Category, DType, Tensor};
 use paceline_model::{Model, Owned};
 use paceline_strategies::{
@@ -72,7 +72,7 @@ impl Strategy for Pipeline {
         Exactness::Exact
     }
 
-    fn owned(&self, model: &Model, _: &Group) -> Owned {
+    fn owned(&self, model: &Model, _: &MeshShape, _: usize) -> Owned {
         let unit = |block: &paceline_model::Block| model.layout.unit(block.unit).range.clone();
         let ranges: Vec<_> = model.blocks[self.blocks.clone()].iter().map(unit).collect();
         let [values, grads, state] = [ranges.clone(), ranges.clone(), ranges];

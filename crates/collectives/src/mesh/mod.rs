@@ -85,6 +85,12 @@ impl Mesh {
         Ok(mesh)
     }
 
+    /// The mesh with only the axis [`Axis::Dp`], along which all ranks lie. Costs nothing.
+    pub fn replicas(world: Group) -> Self {
+        let shape = MeshShape::replicas(world.world_size());
+        Self { groups: vec![world.clone()], world, shape, next: None, previous: None }
+    }
+
     /// The group of all ranks.
     pub fn world(&self) -> &Group {
         &self.world
@@ -131,6 +137,12 @@ impl Mesh {
         category: Category,
     ) -> Result<Buffer, CollectiveError> {
         self.world.allocate(allocator, len_bytes, category)
+    }
+}
+
+impl From<Group> for Mesh {
+    fn from(world: Group) -> Self {
+        Self::replicas(world)
     }
 }
 

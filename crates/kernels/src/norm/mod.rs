@@ -97,10 +97,12 @@ impl Squares {
     }
 }
 
-/// The sum of the squares of the rows in `range`. f32 and f64, squared and summed in f64.
+/// The sum of the squares of the rows in `range`. f32 and f64, squared and summed in f64. The first element of `tensor` is
+/// element `start` of what the rows are about.
 pub fn squares(
     compute: &Compute,
     tensor: &Tensor,
+    start: usize,
     rows: &Rows,
     range: Range<usize>,
 ) -> Result<Squares> {
@@ -112,12 +114,14 @@ pub fn squares(
             let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
             let tree = match tensor.dtype() {
                 DType::F32 => {
-                    of_range(compute, &tensor.read::<f32>()?, rows, range.clone(), |x, sum| {
+                    let part = Part { elems: &tensor.read::<f32>()?, start };
+                    of_range(compute, part, rows, range.clone(), |x, sum| {
                         run_f32(compute.simd, x, sum);
                     })?
                 }
                 DType::F64 => {
-                    of_range(compute, &tensor.read::<f64>()?, rows, range.clone(), run_body::<f64>)?
+                    let part = Part { elems: &tensor.read::<f64>()?, start };
+                    of_range(compute, part, rows, range.clone(), run_body::<f64>)?
                 }
                 dtype => return Err(KernelError::DType { op: "sum of squares", dtype }),
             };
@@ -130,10 +134,23 @@ pub fn squares(
     }
 }
 
+/// Elements that follow each other, and the place of the first one.
+#[derive(Clone, Copy)]
+struct Part<'a, T> {
+    elems: &'a [T],
+    start: usize,
+}
+
+impl<T> Part<'_, T> {
+    fn slice(&self, start: usize, len: usize) -> &[T] {
+        &self.elems[start - self.start..][..len]
+    }
+}
+
 /// The whole blocks of the range are divided among the threads. The rows before and after them come one by one.
 fn of_range<T: Real>(
     compute: &Compute,
-    x: &[T],
+    x: Part<T>,
     rows: &Rows,
     range: Range<usize>,
     run: impl Fn(&[T], &mut Lanes) + Send + Sync,
@@ -169,7 +186,7 @@ fn of_range<T: Real>(
 /// Adds the rows in `range` to the tree.
 fn push_rows<T: Real>(
     tree: &mut RowTree,
-    x: &[T],
+    x: Part<T>,
     rows: &Rows,
     mut range: Range<usize>,
     run: impl Fn(&[T], &mut Lanes),
@@ -179,11 +196,11 @@ fn push_rows<T: Real>(
         let mut sum = [0.0; ROW_ELEMS];
         let (level, num_rows) =
             if range.start.is_multiple_of(RUN_ROWS) && elems.len() >= RUN_ROWS * ROW_ELEMS {
-                run(&x[elems.start..elems.start + RUN_ROWS * ROW_ELEMS], &mut sum);
+                run(x.slice(elems.start, RUN_ROWS * ROW_ELEMS), &mut sum);
                 (RUN_LEVEL, RUN_ROWS)
             } else {
                 let len = elems.len().min(ROW_ELEMS);
-                for (sum, x) in sum.iter_mut().zip(&x[elems.start..elems.start + len]) {
+                for (sum, x) in sum.iter_mut().zip(x.slice(elems.start, len)) {
                     *sum = x.to_f64() * x.to_f64();
                 }
                 (0, 1)

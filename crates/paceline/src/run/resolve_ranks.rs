@@ -84,14 +84,20 @@ pub fn resolve_comm(
     }
 }
 
-/// The grid of ranks. Its axes are those of `--mesh`; without it, all ranks are along the axis `dp`. A grid that does not
+/// The grid of ranks without `--mesh`: a strategy that shards, shards over all ranks. The others replicate.
+fn default_mesh(strategy: &StrategyConfig, world_size: usize) -> MeshShape {
+    let axis = if strategy.axes().contains(&Axis::Shard) { Axis::Shard } else { Axis::Dp };
+    MeshShape::new(&[(axis, world_size)]).unwrap_or_else(|_| MeshShape::replicas(world_size))
+}
+
+/// The grid of ranks. Its axes are those of `--mesh`. A grid that does not
 /// name `dp` has one rank there.
 pub fn resolve_mesh(
     stated: Option<&str>,
     strategy: &StrategyConfig,
     world_size: usize,
 ) -> Result<MeshShape> {
-    let Some(stated) = stated else { return Ok(MeshShape::replicas(world_size)) };
+    let Some(stated) = stated else { return Ok(default_mesh(strategy, world_size)) };
     let shape: MeshShape = stated.parse().or_else(|e| usage(format!("--mesh {stated}: {e}")))?;
     let known = strategy.axes();
     if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| !known.contains(axis)) {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
+use paceline_collectives::{Group, Mesh, ReduceOp};
 use paceline_data::Dataset;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
@@ -71,8 +71,6 @@ pub fn run_rank(
     let placements = placements.unwrap_or_default();
     listeners.tell(Event::Placed { group: &world, placements: &placements })?;
     let mesh = Mesh::new(world, &config.mesh)?;
-    let no_replicas = || Failure::Run(format!("the mesh {} has no axis dp", config.mesh));
-    let group = mesh.group(Axis::Dp).cloned().ok_or_else(no_replicas)?;
 
     let compute = Compute::new(config.threads, allocator.clone())?;
     let (loader_track, compute) = match &config.profile {
@@ -85,11 +83,11 @@ pub fn run_rank(
         None => (None, compute),
     };
     let OpenData { train: dataset, test } = data;
-    let model = config.model.build(dataset.as_ref(), group.world_size())?;
+    let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
     listeners.tell(Event::Built(&model))?;
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options;
-    let mut replica = Replica::new(strategy.as_mut(), model, compute, group, config.seed, options)?;
+    let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let num_samples = dataset.len();
     let progress = resume::begin(config, &replica, &mut optimizer, num_samples)?;
@@ -102,7 +100,7 @@ pub fn run_rank(
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
-    let mut trainer = Trainer { config, num_samples, mesh, stepper, listeners, test, saves, stop };
+    let mut trainer = Trainer { config, num_samples, stepper, listeners, test, saves, stop };
     let trained = trainer.train(stream, progress)?;
     if trained.is_stopped {
         return Err(trainer.stopped_after(progress.steps + trained.num_steps));
@@ -150,8 +148,6 @@ struct Trainer<'a> {
     config: &'a TrainConfig,
     /// Number of training samples.
     num_samples: usize,
-    /// All ranks of the run.
-    mesh: Mesh,
     stepper: Stepper,
     listeners: Listeners<'a>,
     /// The test set, if the run evaluates.
@@ -260,13 +256,13 @@ impl Trainer<'_> {
             return Ok(false);
         }
         let mut votes = [f64::from(u8::from(loss.stops))];
-        self.mesh.world().all_reduce_slice(&mut votes, ReduceOp::Sum)?;
+        self.stepper.replica.group.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
         Ok(votes[0] > 0.0)
     }
 
     /// How the run ends after it was asked to stop: in order, with a word about the checkpoint.
     fn stopped_after(&self, steps: u64) -> Failure {
-        let world = self.mesh.world();
+        let world = &self.stepper.replica.group;
         world.dumper().withdraw();
         let signal = self.stop.signal().unwrap_or(SIGTERM);
         let message = (world.rank() == 0).then(|| match &self.config.save {
@@ -297,7 +293,7 @@ impl Trainer<'_> {
             resume::save(folder, config, self.num_samples, storage, optimizer, progress)?;
         }
         // No rank continues, and perhaps dies, before the checkpoint is complete.
-        self.mesh.world().barrier()?;
+        self.stepper.replica.group.barrier()?;
         self.listeners.tell(Event::Saved { steps: progress.steps, took: begin.elapsed() })
     }
 
@@ -336,7 +332,7 @@ impl Trainer<'_> {
         let Stepper { replica, strategy, .. } = &mut self.stepper;
         let digest = strategy.digest(replica)?;
         let Replica { compute, model, .. } = &self.stepper.replica;
-        let world = self.mesh.world();
+        let world = &self.stepper.replica.group;
         let Trained { steps, meter, num_steps, last, .. } = trained;
         let mut report =
             RankReport::new(steps, meter, &compute.allocator, &self.stepper.track, digest);

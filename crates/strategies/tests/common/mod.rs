@@ -3,15 +3,16 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{Group, ReduceOp, Work};
+use paceline_collectives::{Group, Mesh, ReduceOp, Work};
 use paceline_kernels::optimizer::Sgd;
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Batch, CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig, ParamId};
+use paceline_model::{Batch, CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig};
 use paceline_strategies::{
     BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch, Replica,
-    ReplicaOptions, Result, SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss,
-    Strategy, TopK, train_step,
+    ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded1, Sharded2, Sharded3,
+    SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss, Strategy, TopK, Zero1, Zero2,
+    Zero3, train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -160,6 +161,29 @@ pub const EXACT: [Make; 12] = [
     || Box::new(Ddp::new(1024).with_hook(SumThenDivide)),
 ];
 
+/// Up to four micro-batches, whose gradients are added up before they are reduced.
+pub const WHOLE: ShardOptions = ShardOptions {
+    prefetch: 1,
+    keep_after_forward: 1,
+    max_micro_batches: 4,
+    accumulation: ShardAccumulation::Whole,
+};
+
+/// The strategies that divide the model among the ranks. They give the same bits as [`EXACT`].
+pub const SHARDED: [Make; 6] = [
+    || Box::new(Zero1),
+    || Box::new(Zero2::new(WHOLE)),
+    || Box::new(Zero3::new(WHOLE)),
+    || Box::new(Sharded1::default()),
+    || Box::new(Sharded2::new(WHOLE)),
+    || Box::new(Sharded3::new(WHOLE)),
+];
+
+/// All strategies that give the same bits.
+pub fn all_exact() -> impl Iterator<Item = Make> {
+    EXACT.into_iter().chain(SHARDED)
+}
+
 /// How weights are updated.
 #[derive(Clone, Copy, Debug)]
 pub enum Optim {
@@ -192,19 +216,26 @@ impl Trainer {
         Self::with_model(model, net, group, strategy, optim)
     }
 
+    /// On ranks that form a mesh.
+    pub fn on_mesh(net: Net, mesh: Mesh, strategy: Box<dyn Strategy>) -> Self {
+        let model = net.build(mesh.world().world_size());
+        Self::with_model(model, net, mesh, strategy, Optim::Momentum)
+    }
+
     /// Trains `model` on the samples of `net`.
     pub fn with_model(
         model: Model,
         net: Net,
-        group: Group,
+        ranks: impl Into<Mesh>,
         mut strategy: Box<dyn Strategy>,
         optim: Optim,
     ) -> Self {
+        let mesh = ranks.into();
         let compute = Compute::new(1, Allocator::new()).unwrap();
         // The seeds differ, and only rank 0's seed may have an effect.
-        let seed = 1 + group.rank() as u64;
+        let seed = 1 + mesh.world().rank() as u64;
         let options = ReplicaOptions::default();
-        let replica = Replica::new(strategy.as_mut(), model, compute, group, seed, options);
+        let replica = Replica::new(strategy.as_mut(), model, compute, mesh, seed, options);
         let replica = replica.unwrap();
         let config = OptimizerConfig::Sgd(match optim {
             Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 },
@@ -250,11 +281,24 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// All parameters, without padding.
-    pub fn weights(&self) -> Vec<f32> {
-        let storage = &self.replica.storage;
-        let ids = (0..storage.layout().params().len()).map(ParamId);
-        ids.flat_map(|id| storage.value(id).unwrap().read::<f32>().unwrap().to_vec()).collect()
+    /// All parameters, without padding. Every rank calls this.
+    pub fn weights(&mut self) -> Vec<f32> {
+        let Self { strategy, replica, track, .. } = self;
+        let layout = replica.model.layout.clone();
+        let mut weights = Vec::new();
+        for param in layout.params() {
+            let values = strategy.gather_unit(replica, track, param.unit).unwrap();
+            let value = values.slice(param.range()).unwrap();
+            weights.extend_from_slice(&value.read::<f32>().unwrap());
+        }
+        weights
+    }
+
+    /// The digest of all parameters. Every rank calls this.
+    pub fn digest(&mut self) -> String {
+        let Self { strategy, replica, track, .. } = self;
+        strategy.sync_replicas(replica, track).unwrap();
+        strategy.digest(replica).unwrap()
     }
 }
 

@@ -12,12 +12,19 @@ mod flat_ddp;
 mod fp16;
 mod local_sgd;
 mod no_sync;
+mod sharded1;
+mod sharded2;
+mod sharded3;
+mod sharding;
 mod simple_ddp;
 mod simple_ddp_async;
 mod simple_ddp_ga;
 mod simple_ddp_hook;
 mod single;
 mod top_k;
+mod zero1;
+mod zero2;
+mod zero3;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -46,6 +53,12 @@ pub static STRATEGIES: Registry<dyn StrategyChoice> = Registry::new(
         &bucket_ddp_async::ChooseBucketDdpAsync,
         &ddp::ChooseDdp,
         &flat_ddp::ChooseFlatDdp,
+        &zero1::ChooseZero1,
+        &zero2::ChooseZero2,
+        &zero3::ChooseZero3,
+        &sharded1::ChooseSharded1,
+        &sharded2::ChooseSharded2,
+        &sharded3::ChooseSharded3,
         &top_k::ChooseTopK,
         &fp16::ChooseFp16,
         &bf16::ChooseBf16,
@@ -72,6 +85,11 @@ pub trait StrategyChoice: Choice {
     /// The axes of a mesh along which it can place the ranks (`--mesh`).
     fn axes(&self) -> &'static [Axis] {
         &[Axis::Dp]
+    }
+
+    /// Whether it divides the model among the ranks (`--shard-choice`).
+    fn is_sharded(&self) -> bool {
+        false
     }
 
     /// Whether the published measurement of this strategy makes a step after every batch, while those of

@@ -1,0 +1,145 @@
+//! Every rank holds all parameters and gradients, and updates an even shard of each unit.
+//!
+//! Stage 1 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on flat
+//! storage. Gradients of a unit are reduce-scattered when they are final, while the backward pass goes on. Each rank then
+//! updates its shards of the parameters, for which alone it has optimizer state. Each unit's parameters are all-gathered
+//! after the optimizer, and the next forward pass waits for each unit when it needs it.
+//!
+//! Operations per step: two per unit. Bytes: those of `ddp`, whose all-reduce does the same work in one operation. Memory: the
+//! optimizer's state is divided by the number of ranks. It is faster than `ddp` where the optimizer takes a large part of the
+//! step, since each rank updates a part only.
+
+use paceline_collectives::{Mesh, MeshShape};
+use paceline_kernels::Compute;
+use paceline_memory::Category;
+use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
+use paceline_trace::SpanTrack;
+
+use crate::sharding::gathers::{Gathers, Room};
+use crate::sharding::groups;
+use crate::sharding::place::Place;
+use crate::sharding::reductions::Reductions;
+use crate::strategy::span;
+use crate::{Exactness, Replica, Result, Strategy, grad_norm};
+
+/// Shards the optimizer's state.
+#[derive(Debug, Default)]
+pub struct Sharded1 {
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    gathers: Gathers,
+    reductions: Reductions,
+}
+
+impl Sharded1 {
+    fn running(&mut self) -> &mut Running {
+        self.running.as_mut().expect("a replica prepares its strategy before it trains")
+    }
+}
+
+impl Strategy for Sharded1 {
+    fn name(&self) -> &'static str {
+        "sharded1"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Exact
+    }
+
+    fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
+        let shards = Place::new(mesh, rank).shards(&model.layout, true);
+        Owned { grads: shards.clone(), state: shards, ..Owned::everything(model) }
+    }
+
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        mesh: &Mesh,
+    ) -> Result<Storage> {
+        let (layout, allocator) = (&model.layout, &compute.allocator);
+        let values = layout.num_bytes(precision.master);
+        let values = mesh.allocate(allocator, values, Category::Parameters)?;
+        let grads = layout.trained_bytes(precision.grads);
+        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
+        Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        let place = Place::new(replica.mesh.shape(), replica.group.rank());
+        let groups = groups(&replica.mesh);
+        let mut gathers =
+            Gathers::new(groups.0.clone(), place, Room::Storage, &replica.model.layout);
+        gathers.open_all();
+        let reductions = Reductions::new(replica, groups, place, None);
+        self.running = Some(Running { gathers, reductions });
+        Ok(())
+    }
+
+    fn pre_forward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        self.running().gathers.open(replica, track, unit)?;
+        Ok(View::whole(&replica.storage))
+    }
+
+    fn pre_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        self.pre_forward(replica, track, unit)
+    }
+
+    fn gradient_ready(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        id: ParamId,
+    ) -> Result<()> {
+        self.running().reductions.ready(replica, track, id)
+    }
+
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.running().reductions.finish(replica, track)
+    }
+
+    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
+        grad_norm::over(&groups(&replica.mesh).0, replica)
+    }
+
+    fn optimizer_step(
+        &mut self,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+        track: &mut SpanTrack,
+    ) -> Result<()> {
+        let Replica { compute, storage, .. } = replica;
+        let Running { gathers, .. } = self.running();
+        gathers.wait_all(track)?;
+        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        gathers.send_updated(replica, track)
+    }
+
+    fn gather_unit(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<Held> {
+        self.running().gathers.open(replica, track, unit)
+    }
+
+    fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.running().gathers.wait_all(track)?;
+        replica.sync_buffers(track)
+    }
+}

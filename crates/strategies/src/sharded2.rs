@@ -1,0 +1,185 @@
+//! Every rank holds all parameters, and keeps an even shard of each unit's gradients and optimizer state.
+//!
+//! Stage 2 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on flat
+//! storage. It works like [`Sharded1`](crate::Sharded1), but the backward pass writes the gradients of a unit to memory that
+//! units share: the gradients leave it when they are reduced to the shards of their owners.
+//!
+//! Operations per step: two per unit. Bytes: those of `ddp`. Memory: gradients and optimizer state are divided by the number of
+//! ranks, and there is memory for the whole gradients of two units that follow each other. With several micro-batches per
+//! step see [`ShardAccumulation`](crate::ShardAccumulation).
+
+use paceline_collectives::{Mesh, MeshShape};
+use paceline_kernels::Compute;
+use paceline_memory::Category;
+use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
+use paceline_trace::SpanTrack;
+
+use crate::sharding::gathers::{Gathers, Room};
+use crate::sharding::place::{Place, num_elems};
+use crate::sharding::reductions::Reductions;
+use crate::sharding::{ShardOptions, groups};
+use crate::strategy::span;
+use crate::{Exactness, Footprint, Replica, Result, Strategy, grad_norm};
+
+/// Shards gradients and the optimizer's state.
+#[derive(Debug, Default)]
+pub struct Sharded2 {
+    options: ShardOptions,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    gathers: Gathers,
+    reductions: Reductions,
+}
+
+impl Sharded2 {
+    /// With these options. What they say of gathers does not matter here.
+    pub fn new(options: ShardOptions) -> Self {
+        Self { options, running: None }
+    }
+
+    fn running(&mut self) -> &mut Running {
+        self.running.as_mut().expect("a replica prepares its strategy before it trains")
+    }
+}
+
+impl Strategy for Sharded2 {
+    fn name(&self) -> &'static str {
+        "sharded2"
+    }
+
+    fn exactness(&self) -> Exactness {
+        self.options.exactness()
+    }
+
+    fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
+        let shards = Place::new(mesh, rank).shards(&model.layout, true);
+        Owned { grads: shards.clone(), state: shards, ..Owned::everything(model) }
+    }
+
+    fn footprint(
+        &self,
+        model: &Model,
+        precision: Precision,
+        mesh: &MeshShape,
+        rank: usize,
+    ) -> Footprint {
+        let place = Place::new(mesh, rank);
+        Footprint {
+            gradients: self.options.gradient_bytes(model, precision, place),
+            unsharded: self.options.grad_arena_bytes(model, precision, place),
+            ..Footprint::of_replica(&model.layout, precision)
+        }
+    }
+
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        mesh: &Mesh,
+    ) -> Result<Storage> {
+        let (layout, allocator) = (&model.layout, &compute.allocator);
+        let values = layout.num_bytes(precision.master);
+        let values = mesh.allocate(allocator, values, Category::Parameters)?;
+        let ranges =
+            self.options.held_gradients(layout, Place::new(mesh.shape(), mesh.world().rank()));
+        let grads = num_elems(&ranges) * precision.grads.size_bytes();
+        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
+        let values = (values, vec![0..layout.len()]);
+        Ok(Storage::of_ranges(layout.clone(), precision, values, (grads, ranges), allocator)?)
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        let place = Place::new(replica.mesh.shape(), replica.group.rank());
+        let groups = groups(&replica.mesh);
+        let mut gathers =
+            Gathers::new(groups.0.clone(), place, Room::Storage, &replica.model.layout);
+        gathers.open_all();
+        let arena = self.options.grad_arena(replica)?;
+        let reductions = Reductions::new(replica, groups, place, arena);
+        self.running = Some(Running { gathers, reductions });
+        Ok(())
+    }
+
+    fn pre_forward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        self.running().gathers.open(replica, track, unit)?;
+        Ok(View::whole(&replica.storage))
+    }
+
+    fn pre_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        let Running { gathers, reductions } = self.running();
+        let values = gathers.open(replica, track, unit)?;
+        let (grads, starts_anew) = reductions.open(replica, track, unit)?;
+        Ok(View::new(values, grads, starts_anew))
+    }
+
+    fn post_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<()> {
+        self.running().reductions.close(replica, track, unit)
+    }
+
+    fn reduces_every_pass(&self) -> bool {
+        self.options.adds_shards()
+    }
+
+    fn gradient_ready(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        id: ParamId,
+    ) -> Result<()> {
+        self.running().reductions.ready(replica, track, id)
+    }
+
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.running().reductions.finish(replica, track)
+    }
+
+    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
+        grad_norm::over(&groups(&replica.mesh).0, replica)
+    }
+
+    fn optimizer_step(
+        &mut self,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+        track: &mut SpanTrack,
+    ) -> Result<()> {
+        let Replica { compute, storage, .. } = replica;
+        let Running { gathers, .. } = self.running();
+        gathers.wait_all(track)?;
+        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        gathers.send_updated(replica, track)
+    }
+
+    fn gather_unit(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<Held> {
+        self.running().gathers.open(replica, track, unit)
+    }
+
+    fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.running().gathers.wait_all(track)?;
+        replica.sync_buffers(track)
+    }
+}

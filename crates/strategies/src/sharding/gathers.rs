@@ -1,0 +1,183 @@
+//! Brings the values of units together from the ranks that own them.
+//!
+//! Input: shards of the values in the replica's storage. Output: whole units, in memory that holds all of them or only those
+//! that are open. This file does not know when a unit is needed: a strategy starts gathers and waits for them.
+
+use paceline_collectives::{Group, Work};
+use paceline_memory::Tensor;
+use paceline_model::{Held, Layout, UnitId};
+use paceline_trace::{Span, SpanTrack, now_ns};
+
+use super::arena::Arena;
+use super::order_of_need;
+use super::place::Place;
+use crate::strategy::span;
+use crate::{Replica, Result, StrategyError};
+
+/// Where the gathered units lie.
+#[derive(Debug)]
+pub(crate) enum Room {
+    /// Each at its place in the storage of the replica, which holds everything.
+    Storage,
+    /// In an arena, in which units share memory.
+    Arena(Arena, Tensor),
+}
+
+/// The state of a unit.
+#[derive(Debug)]
+enum State {
+    /// The unit's place does not hold its current values.
+    Closed,
+    /// An operation gathers the values.
+    Underway(Work),
+    /// The values are there.
+    Open,
+}
+
+/// The gathered values of all units.
+#[derive(Debug)]
+pub(crate) struct Gathers {
+    group: Group,
+    place: Place,
+    room: Room,
+    /// By the number of the unit.
+    states: Vec<State>,
+}
+
+impl Gathers {
+    /// All units are closed.
+    pub(crate) fn new(group: Group, place: Place, room: Room, layout: &Layout) -> Self {
+        let states = layout.units().iter().map(|_| State::Closed).collect();
+        Self { group, place, room, states }
+    }
+
+    /// Declares all units open: their places hold their current values.
+    pub(crate) fn open_all(&mut self) {
+        self.states.fill_with(|| State::Open);
+    }
+
+    /// Starts to gather all units that are trained, after the owners have updated them. The first ones are those that the next
+    /// step needs first.
+    pub(crate) fn send_updated(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        let layout = &replica.model.layout;
+        for unit in order_of_need(&replica.model) {
+            let of_unit = layout.unit(unit);
+            if !of_unit.is_frozen && !of_unit.range.is_empty() {
+                self.wait(track, unit)?;
+                self.states[unit.0] = State::Closed;
+                self.start(replica, track, unit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to gather a unit, unless its values are there or on their way. Units whose place it takes are closed. No pass
+    /// may use these.
+    pub(crate) fn start(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<()> {
+        if !matches!(self.states[unit.0], State::Closed) {
+            return Ok(());
+        }
+        if let Room::Arena(arena, _) = &self.room {
+            let neighbors: Vec<UnitId> = arena.neighbors(unit).collect();
+            for neighbor in neighbors {
+                self.close(replica, track, neighbor)?;
+            }
+        }
+        let whole = self.memory(replica, unit)?;
+        let range = &replica.model.layout.unit(unit).range;
+        let share = replica.storage.values().slice(self.place.shard(range))?;
+        track.mark(span::GATHER_SENT, unit.0);
+        self.states[unit.0] = State::Underway(self.group.all_gather_async(&share, &whole)?);
+        Ok(())
+    }
+
+    /// Waits until the values of a unit are there, and returns them. Gathers them if nobody has started that.
+    pub(crate) fn open(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<Held> {
+        let layout = &replica.model.layout;
+        if !layout.unit(unit).range.is_empty() {
+            self.start(replica, track, unit)?;
+            track.mark(span::GATHER_NEEDED, unit.0);
+            self.wait(track, unit)?;
+            track.mark(span::GATHER_THERE, unit.0);
+        }
+        match &self.room {
+            Room::Storage => Ok(replica.storage.values().clone()),
+            Room::Arena(..) => Ok(Held::of_unit(layout, unit, &self.memory(replica, unit)?)?),
+        }
+    }
+
+    /// Closes a unit: its place may be taken. In builds with debug assertions the place is filled with not-a-number.
+    pub(crate) fn close(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<()> {
+        self.wait(track, unit)?;
+        let is_open = matches!(self.states[unit.0], State::Open);
+        self.states[unit.0] = State::Closed;
+        if cfg!(debug_assertions) && is_open && matches!(self.room, Room::Arena(..)) {
+            self.memory(replica, unit)?.as_bytes().write::<u8>()?.fill(0xFF);
+        }
+        Ok(())
+    }
+
+    /// Closes all units, because their values are about to change.
+    pub(crate) fn close_all(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        (0..self.states.len()).try_for_each(|unit| self.close(replica, track, UnitId(unit)))
+    }
+
+    /// Waits for all gathers that are on their way.
+    pub(crate) fn wait_all(&mut self, track: &mut SpanTrack) -> Result<()> {
+        (0..self.states.len()).try_for_each(|unit| self.wait(track, UnitId(unit)))
+    }
+
+    /// Waits for the gather of a unit, if it is on its way.
+    fn wait(&mut self, track: &mut SpanTrack, unit: UnitId) -> Result<()> {
+        let state = &mut self.states[unit.0];
+        if let State::Underway(_) = state
+            && let State::Underway(work) = std::mem::replace(state, State::Open)
+        {
+            exposed(track, span::GATHER, || work.wait())?;
+        }
+        Ok(())
+    }
+
+    /// The memory of a whole unit.
+    fn memory(&self, replica: &Replica, unit: UnitId) -> Result<Tensor> {
+        match &self.room {
+            Room::Storage => {
+                let range = replica.model.layout.unit(unit).range.clone();
+                Ok(replica.storage.values().slice(range)?)
+            }
+            Room::Arena(arena, memory) => Ok(memory.slice(arena.place(unit))?),
+        }
+    }
+}
+
+/// Runs something that blocks on communication, and records the time under `name` and as exposed.
+pub(crate) fn exposed<T, E>(
+    track: &mut SpanTrack,
+    name: &'static str,
+    run: impl FnOnce() -> std::result::Result<T, E>,
+) -> Result<T>
+where
+    StrategyError: From<E>,
+{
+    let start_ns = now_ns();
+    let outcome = run()?;
+    let span = Span { start_ns, end_ns: now_ns() };
+    track.push(span::EXPOSED, span);
+    track.push(name, span);
+    Ok(outcome)
+}

@@ -1,0 +1,180 @@
+//! What the sharded strategies share: who owns what, and memory for units that are open for the moment.
+//!
+//! [`place`] divides a layout among the ranks. [`arena`] puts units into as little memory as possible. [`gathers`] brings the
+//! values of a unit together, and [`reductions`] reduces its gradients to even shards. [`owners`] does both where ranks own
+//! whole parameters. None of these decides when that happens: a strategy does.
+
+pub(crate) mod arena;
+pub(crate) mod gathers;
+pub(crate) mod owners;
+pub(crate) mod place;
+pub(crate) mod reductions;
+
+use std::ops::Range;
+
+use paceline_collectives::{Axis, Group, Mesh};
+use paceline_model::{Layout, Model, Precision, UnitId};
+
+use self::place::{Place, num_elems};
+use self::reductions::{GradArena, plan_gradients};
+use crate::{Exactness, Replica, Result};
+
+/// How the sharded strategies work, apart from what they shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardOptions {
+    /// The units that are gathered ahead of the unit in use.
+    pub prefetch: usize,
+    /// The last units of the forward pass that stay gathered until their backward pass.
+    pub keep_after_forward: usize,
+    /// The most micro-batches that a step has.
+    pub max_micro_batches: usize,
+    /// How the gradients of several micro-batches are added up.
+    pub accumulation: ShardAccumulation,
+}
+
+impl Default for ShardOptions {
+    /// One micro-batch, one unit ahead, and the last unit stays gathered, since its backward pass comes next.
+    fn default() -> Self {
+        Self {
+            prefetch: 1,
+            keep_after_forward: 1,
+            max_micro_batches: 1,
+            accumulation: ShardAccumulation::Whole,
+        }
+    }
+}
+
+impl ShardOptions {
+    /// Whether a rank holds whole gradients, to add up those of several micro-batches.
+    pub(crate) fn holds_whole_gradients(&self) -> bool {
+        self.max_micro_batches > 1 && self.accumulation == ShardAccumulation::Whole
+    }
+
+    /// What a strategy with these options guarantees.
+    pub(crate) fn exactness(&self) -> Exactness {
+        match self.adds_shards() {
+            true => Exactness::Lossy("any that adds up the shards of micro-batches".to_owned()),
+            false => Exactness::Exact,
+        }
+    }
+
+    /// The gradients for which a rank has memory of its own between two units.
+    pub(crate) fn held_gradients(&self, layout: &Layout, place: Place) -> Vec<Range<usize>> {
+        match self.holds_whole_gradients() {
+            true => vec![0..layout.trained_len()],
+            false => place.shards(layout, true),
+        }
+    }
+
+    /// The same where ranks own whole parameters.
+    pub(crate) fn held_params(&self, layout: &Layout, place: Place) -> Vec<Range<usize>> {
+        match self.holds_whole_gradients() {
+            true => vec![0..layout.trained_len()],
+            false => place.params(layout, true),
+        }
+    }
+
+    /// The bytes of the gradients of [`ShardOptions::held_gradients`].
+    pub(crate) fn gradient_bytes(
+        &self,
+        model: &Model,
+        precision: Precision,
+        place: Place,
+    ) -> usize {
+        num_elems(&self.held_gradients(&model.layout, place)) * precision.grads.size_bytes()
+    }
+
+    /// Memory for the gradients of open units, unless the rank holds whole gradients.
+    pub(crate) fn grad_arena(&self, replica: &Replica) -> Result<Option<GradArena>> {
+        let is_needed = !self.holds_whole_gradients();
+        is_needed.then(|| GradArena::new(replica, self.adds_shards())).transpose()
+    }
+
+    /// The bytes of that memory.
+    pub(crate) fn grad_arena_bytes(
+        &self,
+        model: &Model,
+        precision: Precision,
+        place: Place,
+    ) -> usize {
+        if self.holds_whole_gradients() {
+            return 0;
+        }
+        let len = plan_gradients(model).len();
+        let shards = if self.adds_shards() { len / place.count } else { 0 };
+        (len + shards) * precision.grads.size_bytes()
+    }
+
+    /// Whether gradients are reduced after each micro-batch, so that the sum is taken in another order.
+    pub(crate) fn adds_shards(&self) -> bool {
+        self.max_micro_batches > 1 && self.accumulation == ShardAccumulation::Shards
+    }
+}
+
+/// How sharded strategies add up the gradients of several micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardAccumulation {
+    /// Each rank adds up whole gradients, and reduces them once. The bits are those of replicas, and so is the memory for
+    /// gradients.
+    Whole,
+    /// Gradients are reduced after each micro-batch, and each rank adds up its shard. This needs less memory, more
+    /// communication, and gives other bits: the sum over the ranks comes before the sum over micro-batches.
+    Shards,
+}
+
+/// The groups of a sharded strategy on a mesh: the ranks among which it divides a unit, and, if the mesh has the axis `dp` too, the
+/// ranks that hold the same shard. If the mesh has no axis `shard`, all ranks divide a unit.
+pub(crate) fn groups(mesh: &Mesh) -> (Group, Option<Group>) {
+    match mesh.group(Axis::Shard) {
+        Some(shard) => {
+            let replicas = mesh.group(Axis::Dp).filter(|group| group.world_size() > 1);
+            (shard.clone(), replicas.cloned())
+        }
+        None => (mesh.world().clone(), None),
+    }
+}
+
+/// The units in the order in which a forward pass uses them, without root units.
+pub(crate) fn forward_order(model: &Model) -> Vec<UnitId> {
+    let mut order: Vec<UnitId> = Vec::new();
+    for block in &model.blocks {
+        let unit = model.layout.unit(block.unit);
+        if !unit.is_root && !unit.range.is_empty() && !order.contains(&block.unit) {
+            order.push(block.unit);
+        }
+    }
+    order
+}
+
+/// The units in the order in which a step needs their values for the first time: root units, which are open for the whole
+/// step, then those of the forward pass, then all others.
+pub(crate) fn order_of_need(model: &Model) -> Vec<UnitId> {
+    let layout = &model.layout;
+    let all = || (0..layout.units().len()).map(UnitId);
+    let mut order: Vec<UnitId> = all().filter(|unit| layout.unit(*unit).is_root).collect();
+    order.extend(forward_order(model));
+    for unit in all() {
+        if !order.contains(&unit) {
+            order.push(unit);
+        }
+    }
+    order
+}
+
+/// The units in the order in which gradients become final in a backward pass. Units that no block uses come next, and the
+/// root units last, because they are final at the end of the step.
+pub(crate) fn backward_order(model: &Model) -> Vec<UnitId> {
+    let layout = &model.layout;
+    let mut order: Vec<UnitId> = model.objective.unit().into_iter().collect();
+    order.extend(forward_order(model).into_iter().rev());
+    let all = (0..layout.units().len()).map(UnitId);
+    let (roots, rest): (Vec<_>, Vec<_>) = all.partition(|unit| layout.unit(*unit).is_root);
+    order.retain(|unit| !layout.unit(*unit).is_root);
+    for unit in rest {
+        if !order.contains(&unit) {
+            order.push(unit);
+        }
+    }
+    order.extend(roots);
+    order
+}

@@ -1,0 +1,199 @@
+//! Gathers and reduces units whose parameters belong to one rank each, with blocking operations: one per parameter.
+//!
+//! Input: the parameters or gradients that this rank owns, in the storage of the replica. Output: whole units in memory that
+//! units share, and gradients that are reduced to their owners. This file does not know when a strategy needs them.
+
+use paceline_collectives::ReduceOp;
+use paceline_kernels::elementwise;
+use paceline_memory::{Category, DType, Tensor};
+use paceline_model::{Held, Layout, Model, Param, ParamId, Precision, UnitId};
+use paceline_trace::SpanTrack;
+
+use super::arena::Arena;
+use super::gathers::exposed;
+use super::place::Place;
+use super::{ShardOptions, backward_order};
+use crate::strategy::span;
+use crate::{Replica, Result};
+
+/// Where units lie of which one at a time is open. Root units, which stay open, lie apart.
+pub(crate) fn plan(model: &Model, only_trained: bool) -> Arena {
+    let layout = &model.layout;
+    let is_meant = |unit: &UnitId| !(only_trained && layout.unit(*unit).is_frozen);
+    let order = backward_order(model).into_iter().filter(is_meant);
+    let (roots, inner): (Vec<_>, Vec<_>) = order.partition(|unit| layout.unit(*unit).is_root);
+    Arena::plan(layout, &inner, &roots, 0, 0)
+}
+
+/// Memory for open units, in which peers can read and write.
+#[derive(Debug)]
+pub(crate) struct UnitMemory {
+    arena: Arena,
+    memory: Tensor,
+}
+
+impl UnitMemory {
+    /// Allocates the memory on every rank.
+    pub(crate) fn new(replica: &Replica, only_trained: bool, dtype: DType) -> Result<Self> {
+        let Replica { model, compute, mesh, .. } = replica;
+        let arena = plan(model, only_trained);
+        let bytes = arena.len() * dtype.size_bytes();
+        let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
+        let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;
+        Ok(Self { arena, memory })
+    }
+
+    /// The memory of a unit.
+    pub(crate) fn of(&self, unit: UnitId) -> Result<Tensor> {
+        Ok(self.memory.slice(self.arena.place(unit))?)
+    }
+
+    /// Fills the memory of a unit with not-a-number, in builds with debug assertions: its contents are no longer needed.
+    pub(crate) fn free(&self, unit: UnitId) -> Result<()> {
+        if cfg!(debug_assertions) {
+            self.of(unit)?.as_bytes().write::<u8>()?.fill(0xFF);
+        }
+        Ok(())
+    }
+}
+
+/// The parameters of a unit.
+fn params_of(layout: &Layout, unit: UnitId) -> impl Iterator<Item = (ParamId, &Param)> {
+    let all = layout.params().iter().enumerate().map(|(at, param)| (ParamId(at), param));
+    all.filter(move |(_, param)| param.unit == unit)
+}
+
+/// Every owner sends its parameters of a unit to all ranks. Returns the unit.
+pub(crate) fn gather(
+    replica: &Replica,
+    track: &mut SpanTrack,
+    memory: &UnitMemory,
+    unit: UnitId,
+) -> Result<Held> {
+    let Replica { model, storage, group, .. } = replica;
+    let place = Place::new(replica.mesh.shape(), group.rank());
+    let whole = Held::of_unit(&model.layout, unit, &memory.of(unit)?)?;
+    for (id, param) in params_of(&model.layout, unit) {
+        let owner = place.owner(&model.layout, id);
+        let own = (owner == place.index).then(|| storage.values().slice(param.range()));
+        let (own, result) = (own.transpose()?, whole.slice(param.range())?);
+        exposed(track, span::GATHER, || group.broadcast_into(own.as_ref(), &result, owner))?;
+    }
+    Ok(whole)
+}
+
+/// Gradients of units that are reduced to their owners after the backward pass of the unit.
+#[derive(Debug)]
+pub(crate) struct OwnerReductions {
+    /// `None` if gradients lie in the storage of the replica, which holds all of them, and are reduced at the end of the step.
+    memory: Option<UnitMemory>,
+    /// Where a gradient goes that is added to that of an earlier micro-batch.
+    added: Option<Tensor>,
+    /// How often each unit has been reduced in this step.
+    num_reduced: Vec<usize>,
+}
+
+impl OwnerReductions {
+    pub(crate) fn new(replica: &Replica, options: &ShardOptions) -> Result<Self> {
+        let Replica { model, compute, mesh, .. } = replica;
+        let dtype = replica.options.precision.grads;
+        let is_needed = !options.holds_whole_gradients();
+        let memory = is_needed.then(|| UnitMemory::new(replica, true, dtype)).transpose()?;
+        let mut added = None;
+        if options.adds_shards() {
+            let len = largest_param(&model.layout);
+            let bytes = len * dtype.size_bytes();
+            let buffer = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
+            added = Some(Tensor::new(buffer, 0, dtype, [len])?);
+        }
+        let num_reduced = vec![0; model.layout.units().len()];
+        Ok(Self { memory, added, num_reduced })
+    }
+
+    /// The bytes that [`OwnerReductions::new`] allocates.
+    pub(crate) fn num_bytes(model: &Model, options: &ShardOptions, precision: Precision) -> usize {
+        let open = if options.holds_whole_gradients() { 0 } else { plan(model, true).len() };
+        let added = if options.adds_shards() { largest_param(&model.layout) } else { 0 };
+        (open + added) * precision.grads.size_bytes()
+    }
+
+    /// The place for the gradients of a unit that a backward pass opens, and whether they start anew there.
+    pub(crate) fn open(&self, replica: &Replica, unit: UnitId) -> Result<(Option<Held>, bool)> {
+        let layout = &replica.model.layout;
+        match &self.memory {
+            None => Ok((Some(replica.storage.grads().clone()), false)),
+            Some(_) if layout.unit(unit).is_frozen => Ok((None, false)),
+            Some(memory) => Ok((Some(Held::of_unit(layout, unit, &memory.of(unit)?)?), true)),
+        }
+    }
+
+    /// Reduces the gradients of a unit after its backward pass.
+    pub(crate) fn close(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<()> {
+        let layout = &replica.model.layout;
+        let Some(memory) = self.memory.as_ref().filter(|_| !layout.unit(unit).is_frozen) else {
+            return Ok(());
+        };
+        let whole = Held::of_unit(layout, unit, &memory.of(unit)?)?;
+        self.reduce(replica, track, unit, &whole)?;
+        self.memory.as_ref().map_or(Ok(()), |memory| memory.free(unit))
+    }
+
+    /// Ends the step: reduces what no backward pass has opened or closed.
+    pub(crate) fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        let layout = &replica.model.layout;
+        for unit in backward_order(&replica.model) {
+            if self.num_reduced[unit.0] > 0 || layout.unit(unit).is_frozen {
+                continue;
+            }
+            let whole = match &self.memory {
+                None => replica.storage.grads().clone(),
+                Some(memory) => {
+                    let of_unit = memory.of(unit)?;
+                    of_unit.fill_zero()?;
+                    Held::of_unit(layout, unit, &of_unit)?
+                }
+            };
+            self.reduce(replica, track, unit, &whole)?;
+        }
+        self.num_reduced.fill(0);
+        Ok(())
+    }
+
+    fn reduce(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+        whole: &Held,
+    ) -> Result<()> {
+        let Replica { model, storage, group, compute, .. } = replica;
+        let place = Place::new(replica.mesh.shape(), group.rank());
+        let is_first = self.num_reduced[unit.0] == 0;
+        self.num_reduced[unit.0] += 1;
+        for (id, param) in params_of(&model.layout, unit) {
+            let owner = place.owner(&model.layout, id);
+            let source = whole.slice(param.range())?;
+            let own = (owner == place.index).then(|| storage.grads().slice(param.range()));
+            let own = own.transpose()?;
+            let added = self.added.as_ref().filter(|_| !is_first && own.is_some());
+            let added = added.map(|added| added.slice(0..source.num_elems())).transpose()?;
+            let result = added.as_ref().or(own.as_ref());
+            let reduce = || group.reduce_into(&source, result, ReduceOp::Mean, owner);
+            exposed(track, span::REDUCE_SCATTER, reduce)?;
+            if let (Some(added), Some(own)) = (added, own) {
+                track.record(span::GRAD_SYNC, || elementwise::add(compute, &added, &own))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The elements of the largest parameter that is trained.
+fn largest_param(layout: &Layout) -> usize {
+    layout.trained().map(|(_, param)| param.range().len()).max().unwrap_or(0)
+}

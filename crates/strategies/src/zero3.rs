@@ -1,0 +1,159 @@
+//! Parameters, gradients and optimizer state divided among the ranks by whole parameters, as in a first implementation of
+//! ZeRO's stage 3.
+//!
+//! Every parameter has an owner (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+//! 2020). Before the forward pass and before the backward pass of a unit, each of its parameters is sent by its owner to all
+//! ranks, and freed afterward. Gradients are reduced as in [`Zero2`](crate::Zero2). [`Sharded3`](crate::Sharded3)
+//! divides evenly, and gathers the next unit while one is in use.
+//!
+//! Operations per step: three per parameter. Bytes: half as many again as an all-reduce of the gradients. Memory: parameters, gradients
+//! and optimizer state are divided, but unevenly, and there is memory for the whole parameters and gradients of the largest
+//! unit.
+
+use paceline_collectives::{Mesh, MeshShape};
+use paceline_kernels::Compute;
+use paceline_memory::Category;
+use paceline_model::{Held, Model, Owned, Precision, Storage, UnitId, View};
+use paceline_trace::SpanTrack;
+
+use crate::footprint::buffer_bytes;
+use crate::sharding::ShardOptions;
+use crate::sharding::owners::{OwnerReductions, UnitMemory, gather, plan};
+use crate::sharding::place::{Place, num_elems};
+use crate::{Exactness, Footprint, Replica, Result, Strategy};
+
+/// Divides parameters, gradients and the optimizer's state by whole parameters.
+#[derive(Debug, Default)]
+pub struct Zero3 {
+    options: ShardOptions,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    values: UnitMemory,
+    reductions: OwnerReductions,
+}
+
+impl Zero3 {
+    /// With these options. What they say of gathers ahead does not matter here.
+    pub fn new(options: ShardOptions) -> Self {
+        Self { options, running: None }
+    }
+
+    fn running(&mut self) -> &mut Running {
+        self.running.as_mut().expect("a replica prepares its strategy before it trains")
+    }
+
+    fn open(&mut self, replica: &Replica, track: &mut SpanTrack, unit: UnitId) -> Result<Held> {
+        gather(replica, track, &self.running().values, unit)
+    }
+}
+
+impl Strategy for Zero3 {
+    fn name(&self) -> &'static str {
+        "zero3"
+    }
+
+    fn exactness(&self) -> Exactness {
+        self.options.exactness()
+    }
+
+    fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
+        let place = Place::new(mesh, rank);
+        let [values, own] = [false, true].map(|trained| place.params(&model.layout, trained));
+        Owned { values, grads: own.clone(), state: own, ..Owned::everything(model) }
+    }
+
+    fn footprint(
+        &self,
+        model: &Model,
+        precision: Precision,
+        mesh: &MeshShape,
+        rank: usize,
+    ) -> Footprint {
+        let (place, layout) = (Place::new(mesh, rank), &model.layout);
+        let values = num_elems(&place.params(layout, false)) * precision.master.size_bytes();
+        let grads = num_elems(&self.options.held_params(layout, place));
+        let gathered = plan(model, false).len() * precision.compute.size_bytes();
+        Footprint {
+            parameters: values + buffer_bytes(layout, precision),
+            gradients: grads * precision.grads.size_bytes(),
+            unsharded: gathered + OwnerReductions::num_bytes(model, &self.options, precision),
+            communication: 0,
+        }
+    }
+
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        mesh: &Mesh,
+    ) -> Result<Storage> {
+        let (layout, allocator) = (&model.layout, &compute.allocator);
+        let place = Place::new(mesh.shape(), mesh.world().rank());
+        let (own, held) = (place.params(layout, false), self.options.held_params(layout, place));
+        // Ranks own parts of different sizes, and memory that they share has one size.
+        let values = allocator
+            .host(num_elems(&own) * precision.master.size_bytes(), Category::Parameters)?;
+        let grads = num_elems(&held) * precision.grads.size_bytes();
+        let grads = allocator.host(grads, Category::Gradients)?;
+        let (values, grads) = ((values, own), (grads, held));
+        Ok(Storage::of_ranges(layout.clone(), precision, values, grads, allocator)?)
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        let values = UnitMemory::new(replica, false, replica.options.precision.compute)?;
+        let reductions = OwnerReductions::new(replica, &self.options)?;
+        self.running = Some(Running { values, reductions });
+        Ok(())
+    }
+
+    fn pre_forward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        Ok(View::new(self.open(replica, track, unit)?, None, true))
+    }
+
+    fn post_forward(&mut self, _: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<()> {
+        self.running().values.free(unit)
+    }
+
+    fn pre_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<View> {
+        let values = self.open(replica, track, unit)?;
+        let (grads, starts_anew) = self.running().reductions.open(replica, unit)?;
+        Ok(View::new(values, grads, starts_anew))
+    }
+
+    fn post_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<()> {
+        self.running().reductions.close(replica, track, unit)?;
+        self.running().values.free(unit)
+    }
+
+    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        self.running().reductions.finish(replica, track)
+    }
+
+    fn gather_unit(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> Result<Held> {
+        self.open(replica, track, unit)
+    }
+}

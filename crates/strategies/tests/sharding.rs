@@ -1,0 +1,225 @@
+//! Strategies that divide the model among the ranks: with every option they end with the bits of replicas, and they take the
+//! memory that they state.
+//!
+//! `parity.rs` and `graphs.rs` compare them with the other strategies too.
+
+mod common;
+
+use paceline_collectives::{Group, Mesh};
+use paceline_kernels::Compute;
+use paceline_memory::{Allocator, Category};
+use paceline_model::OptimizerConfig;
+use paceline_strategies::{
+    Ddp, Exactness, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded1, Sharded2,
+    Sharded3, Strategy, Zero1, Zero2, Zero3, clip_grad_norm, train_step,
+};
+
+use common::{Net, Optim, SHARDED, Trainer, WHOLE, on_ranks};
+
+const ALL: [Net; 5] = [Net::Cnn, Net::BatchNormCnn, Net::Mlp, Net::FrozenCnn, Net::TiedMlp];
+
+fn boxed(strategy: impl Strategy + 'static) -> Box<dyn Strategy> {
+    Box::new(strategy)
+}
+
+/// The strategies that have gathers or reductions to choose options for.
+fn with_options(options: ShardOptions) -> [Box<dyn Strategy>; 4] {
+    [
+        boxed(Zero2::new(options)),
+        boxed(Zero3::new(options)),
+        boxed(Sharded2::new(options)),
+        boxed(Sharded3::new(options)),
+    ]
+}
+
+/// The digest of each rank after six steps with micro-batches of these sizes, clipped if `max_norm` is given.
+fn digests(
+    net: Net,
+    world_size: usize,
+    make: impl Fn() -> Box<dyn Strategy> + Sync,
+    micro_batches: &[usize],
+    max_norm: Option<f64>,
+) -> Vec<String> {
+    on_ranks(world_size, |group| {
+        let mut trainer = Trainer::with_optimizer(net, group, make(), Optim::Momentum);
+        for _ in 0..6 {
+            let shares = trainer.shares(micro_batches);
+            let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
+            track.clear();
+            train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+            if let Some(max_norm) = max_norm {
+                let norm = clip_grad_norm(strategy.as_mut(), replica, max_norm, track).unwrap();
+                assert!(norm > max_norm, "the gradients are clipped: {norm}");
+            }
+            strategy.optimizer_step(replica, optimizer, track).unwrap();
+        }
+        trainer.digest()
+    })
+}
+
+fn of_ddp(net: Net, world_size: usize, micro_batches: &[usize], max_norm: Option<f64>) -> String {
+    digests(net, world_size, || boxed(Ddp::new(1024)), micro_batches, max_norm).remove(0)
+}
+
+#[test]
+fn every_way_to_gather_gives_the_same_bits() {
+    for net in ALL {
+        let expected = of_ddp(net, 3, &[11], None);
+        for prefetch in 0..4 {
+            for keep_after_forward in [0, 1, 2, 9] {
+                let options = ShardOptions { prefetch, keep_after_forward, ..WHOLE };
+                let options = ShardOptions { max_micro_batches: 1, ..options };
+                let found = digests(net, 3, || boxed(Sharded3::new(options)), &[11], None);
+                let case = format!("{net:?}, {prefetch} ahead, {keep_after_forward} kept");
+                assert!(found.iter().all(|digest| *digest == expected), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn clipping_gives_the_bits_of_replicas() {
+    for net in [Net::Cnn, Net::TiedMlp, Net::FrozenCnn] {
+        for world_size in [2, 3, 4] {
+            let expected = of_ddp(net, world_size, &[11], Some(0.05));
+            for make in SHARDED {
+                let found = digests(net, world_size, make, &[11], Some(0.05));
+                let name = make().name();
+                assert!(found.iter().all(|of| *of == expected), "{name}, {net:?}, {world_size}");
+            }
+        }
+    }
+}
+
+/// Gradients that are reduced after each micro-batch are summed in another order than whole gradients. So the weights differ by
+/// rounding errors, as in `parity.rs`.
+#[test]
+fn sums_of_shards_differ_in_rounding_only_and_not_among_each_other() {
+    let options = ShardOptions { accumulation: ShardAccumulation::Shards, ..WHOLE };
+    for net in ALL {
+        let weights = |make: &(dyn Fn() -> Box<dyn Strategy> + Sync)| {
+            let ranks = on_ranks(2, |group| {
+                let mut trainer = Trainer::new(net, group, make());
+                (0..6).for_each(|_| drop(trainer.step(&[5, 4, 3, 5]).unwrap()));
+                trainer.weights()
+            });
+            assert_eq!(ranks[0], ranks[1]);
+            ranks.into_iter().next().unwrap()
+        };
+        let whole = weights(&|| boxed(Ddp::new(1024)));
+        let found: Vec<_> = (0..4)
+            .map(|at| weights(&move || with_options(options).into_iter().nth(at).unwrap()))
+            .collect();
+        for of in &found {
+            let off = common::largest_difference(of, &whole);
+            assert!(off < 1e-6, "{net:?}: off by {off:e}");
+            assert_eq!(*of, found[0], "{net:?}");
+        }
+    }
+    for strategy in with_options(options) {
+        assert!(matches!(strategy.exactness(), Exactness::Lossy(_)), "{}", strategy.name());
+    }
+    for strategy in with_options(WHOLE) {
+        assert_eq!(strategy.exactness(), Exactness::Exact, "{}", strategy.name());
+    }
+}
+
+#[test]
+fn shards_within_replicas_give_the_same_bits() {
+    for net in ALL {
+        let expected = of_ddp(net, 4, &[13], Some(0.05));
+        for shape in ["dp=2,shard=2", "dp=1,shard=4", "dp=4,shard=1", "shard=4", "dp=4"] {
+            for make in &SHARDED[3..] {
+                let found = on_ranks(4, |group| {
+                    let mesh = Mesh::new(group, &shape.parse().unwrap()).unwrap();
+                    let mut trainer = Trainer::on_mesh(net, mesh, make());
+                    for _ in 0..6 {
+                        let shares = trainer.shares(&[13]);
+                        let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
+                        track.clear();
+                        train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+                        clip_grad_norm(strategy.as_mut(), replica, 0.05, track).unwrap();
+                        strategy.optimizer_step(replica, optimizer, track).unwrap();
+                    }
+                    trainer.digest()
+                });
+                let name = make().name();
+                assert!(found.iter().all(|of| *of == expected), "{name} on {shape}, {net:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_is_what_the_strategy_states() {
+    let shards = ShardOptions { accumulation: ShardAccumulation::Shards, ..WHOLE };
+    let far = ShardOptions { prefetch: 2, keep_after_forward: 2, max_micro_batches: 1, ..WHOLE };
+    let mut makes: Vec<Box<dyn Fn() -> Box<dyn Strategy> + Sync>> =
+        vec![Box::new(|| boxed(Zero1)), Box::new(|| boxed(Sharded1::default()))];
+    for options in [ShardOptions::default(), WHOLE, shards, far] {
+        for at in 0..4 {
+            makes.push(Box::new(move || with_options(options).into_iter().nth(at).unwrap()));
+        }
+    }
+    for net in ALL {
+        for (make, world_size) in makes.iter().flat_map(|make| [2, 3].map(|n| (make, n))) {
+            on_ranks(world_size, |group: Group| {
+                let allocator = Allocator::new();
+                let compute = Compute::new(1, allocator.clone()).unwrap();
+                let (mut strategy, model) = (make(), net.build(world_size));
+                let (rank, mesh) = (group.rank(), Mesh::replicas(group));
+                let options = ReplicaOptions::DEFAULT;
+                let stated = strategy.footprint(&model, options.precision, mesh.shape(), rank);
+                let replica =
+                    Replica::new(strategy.as_mut(), model, compute, mesh, 1, options).unwrap();
+                let adamw = paceline_kernels::optimizer::AdamW {
+                    lr: 1e-3,
+                    beta1: 0.9,
+                    beta2: 0.999,
+                    eps: 1e-8,
+                    weight_decay: 0.0,
+                };
+                let _optimizer = replica.optimizer(OptimizerConfig::AdamW(adamw)).unwrap();
+                let used = |category| allocator.usage(category).current_bytes as usize;
+                let name = strategy.name();
+                assert_eq!(used(Category::Parameters), stated.parameters, "{name}, {net:?}");
+                assert_eq!(used(Category::Gradients), stated.gradients, "{name}, {net:?}");
+                assert_eq!(used(Category::Unsharded), stated.unsharded, "{name}, {net:?}");
+                let state: usize = replica.owned.state.iter().map(|range| range.len()).sum();
+                assert_eq!(used(Category::Optimizer), 2 * 4 * state, "{name}, {net:?}");
+            });
+        }
+    }
+}
+
+/// Stage 3 takes less memory than stage 2, and stage 2 less than stage 1, on equal layers. Peaks, not only what is kept.
+#[test]
+fn each_stage_takes_less_memory_than_the_one_before() {
+    let config = paceline_model::MlpConfig {
+        input_dim: 64,
+        hidden_dim: 64,
+        output_dim: 64,
+        num_layers: 11,
+        tie_layers: false,
+    };
+    for world_size in [2, 4] {
+        let peak = |strategy: Box<dyn Strategy>| {
+            let model = config.build(world_size).unwrap();
+            let shape = format!("shard={world_size}").parse().unwrap();
+            let precision = ReplicaOptions::DEFAULT.precision;
+            let footprint = strategy.footprint(&model, precision, &shape, 0);
+            let state: usize =
+                strategy.owned(&model, &shape, 0).state.iter().map(|range| range.len()).sum();
+            footprint.parameters + footprint.gradients + footprint.unsharded + 8 * state
+        };
+        let options = ShardOptions::default();
+        let replicas = peak(boxed(Ddp::new(1 << 20)));
+        let stages = [
+            peak(boxed(Sharded1::default())),
+            peak(boxed(Sharded2::new(options))),
+            peak(boxed(Sharded3::new(options))),
+        ];
+        assert!(replicas > stages[0], "{replicas}, {stages:?}");
+        assert!(stages.is_sorted_by(|a, b| a > b), "{stages:?} on {world_size} ranks");
+    }
+}
