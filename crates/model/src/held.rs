@@ -33,6 +33,11 @@ impl Held {
         Self::new(vec![range], tensor)
     }
 
+    /// Whether this is the first `len` elements as one range.
+    pub(crate) fn is_first(&self, len: usize) -> bool {
+        self.ranges.len() == 1 && self.ranges[0] == (0..len)
+    }
+
     /// The ranges, in order.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges

@@ -125,12 +125,12 @@ impl Storage {
 
     /// Whether all values are held.
     pub fn has_all_values(&self) -> bool {
-        *self.values.ranges() == [0..self.layout.len()]
+        self.values.is_first(self.layout.len())
     }
 
     /// Whether all gradients are held.
     pub fn has_all_grads(&self) -> bool {
-        *self.grads.ranges() == [0..self.layout.trained_len()]
+        self.grads.is_first(self.layout.trained_len())
     }
 
     /// One parameter. Errors if it is not held as a whole.

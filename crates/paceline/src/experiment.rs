@@ -12,7 +12,7 @@ use crate::disk::Disk;
 use crate::environment::{self, Placement};
 use crate::launcher::{self, Hosts, Launch};
 use crate::run::config::TrainConfig;
-use crate::run::flags::{self, ALL};
+use crate::run::flags::{self, Comparison};
 use crate::run::named::TransportName;
 use crate::run::origin::Resume;
 use crate::run::ranks::InitMethod;
@@ -33,8 +33,8 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     let is_of_train = placement.as_ref().is_some_and(Placement::is_of_train);
     // The launcher has read these flags before it started this rank.
     let hosts = if is_of_train { None } else { check_start(start, &spec, placement.as_ref())? };
-    if spec.get("ddp-choice").is_some_and(|choice| choice == [ALL]) {
-        return strategies::compare(&spec, placement);
+    if let Some(comparison) = Comparison::asked(&spec) {
+        return strategies::compare(&spec, comparison, placement);
     }
     let placement = match &hosts {
         Some(hosts) => Some(hosts.place(num_local_ranks(hosts, &spec)?)),
@@ -150,12 +150,10 @@ fn check_start(
             placement.place.world_size
         ));
     }
-    if let Some(flag) = given
-        && spec.get("ddp-choice").is_some_and(|choice| choice == [ALL])
-    {
+    if let (Some(flag), Some(comparison)) = (given, Comparison::asked(spec)) {
         return usage(format!(
-            "{flag} does not apply to --ddp-choice all, which makes several runs; leave it out, or name one \
-             strategy"
+            "{flag} does not apply to --{} all, which makes several runs; leave it out, or name one strategy",
+            comparison.key()
         ));
     }
     if start.max_restarts > 0 && !spec.has("save") {

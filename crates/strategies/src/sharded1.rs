@@ -126,6 +126,7 @@ impl Strategy for Sharded1 {
         let Running { gathers, .. } = self.running();
         gathers.wait_all(track)?;
         track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        track.mark(span::NEXT_STEP, 0);
         gathers.send_updated(replica, track)
     }
 

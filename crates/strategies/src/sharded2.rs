@@ -88,7 +88,8 @@ impl Strategy for Sharded2 {
             self.options.held_gradients(layout, Place::new(mesh.shape(), mesh.world().rank()));
         let grads = num_elems(&ranges) * precision.grads.size_bytes();
         let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
-        let values = (values, vec![0..layout.len()]);
+        let all = 0..layout.len();
+        let values = (values, vec![all]);
         Ok(Storage::of_ranges(layout.clone(), precision, values, (grads, ranges), allocator)?)
     }
 
@@ -166,6 +167,7 @@ impl Strategy for Sharded2 {
         let Running { gathers, .. } = self.running();
         gathers.wait_all(track)?;
         track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        track.mark(span::NEXT_STEP, 0);
         gathers.send_updated(replica, track)
     }
 

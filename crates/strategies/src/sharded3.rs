@@ -253,6 +253,7 @@ impl Strategy for Sharded3 {
         gathers.close_all(replica, track)?;
         track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
         *next = 0;
+        track.mark(span::NEXT_STEP, 0);
         uses[..*num_forward]
             .iter()
             .take(prefetch)

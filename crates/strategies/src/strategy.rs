@@ -42,6 +42,8 @@ pub mod span {
     pub const LOSS_SENT: &str = "loss_sent";
     /// Mark: the next submitted operation sends a bucket.
     pub const BUCKET_SENT: &str = "bucket_sent";
+    /// Mark: the operations that are submitted from now on are for the next step.
+    pub const NEXT_STEP: &str = "next_step";
     /// Mark: the next submitted operation gathers the parameters of a unit.
     pub const GATHER_SENT: &str = "gather_sent";
     /// Mark: a pass needs the parameters of a unit that are gathered.

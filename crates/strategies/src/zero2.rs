@@ -82,7 +82,8 @@ impl Strategy for Zero2 {
         let grads = num_elems(&own) * precision.grads.size_bytes();
         // Ranks own parts of different sizes, and memory that they share has one size.
         let grads = allocator.host(grads, Category::Gradients)?;
-        let values = (values, vec![0..layout.len()]);
+        let all = 0..layout.len();
+        let values = (values, vec![all]);
         Ok(Storage::of_ranges(layout.clone(), precision, values, (grads, own), allocator)?)
     }
 

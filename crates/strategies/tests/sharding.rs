@@ -100,7 +100,9 @@ fn sums_of_shards_differ_in_rounding_only_and_not_among_each_other() {
         let weights = |make: &(dyn Fn() -> Box<dyn Strategy> + Sync)| {
             let ranks = on_ranks(2, |group| {
                 let mut trainer = Trainer::new(net, group, make());
-                (0..6).for_each(|_| drop(trainer.step(&[5, 4, 3, 5]).unwrap()));
+                for _ in 0..6 {
+                    trainer.step(&[5, 4, 3, 5]).unwrap();
+                }
                 trainer.weights()
             });
             assert_eq!(ranks[0], ranks[1]);

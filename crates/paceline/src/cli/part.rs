@@ -11,7 +11,7 @@ use crate::run::spec::RunSpec;
 
 /// Flags that commands with [`TrainFlags`] do not pass on: the commands set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 15] = [
+const NOT_PASSED_ON: [&str; 16] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -26,6 +26,7 @@ const NOT_PASSED_ON: [&str; 15] = [
     "evaluate",
     "eval-every",
     "ddp-choice",
+    "shard-choice",
     "like-for-like",
     "as-published",
     "price-per-hour",

@@ -16,7 +16,7 @@ Examples:
 ";
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 10] = [
+pub const NOT_SWEPT: [(&str, &str); 11] = [
     ("config", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
     ("quiet", "the runs of a sweep print nothing"),
@@ -24,9 +24,10 @@ pub const NOT_SWEPT: [(&str, &str); 10] = [
     ("save-every", "runs of several rounds would write the same checkpoint"),
     ("resume", "runs of several rounds would not begin alike"),
     ("ddp-choice", "vary strategy"),
-    ("like-for-like", "it is about --ddp-choice all"),
-    ("as-published", "it is about --ddp-choice all"),
-    ("price-per-hour", "it is about --ddp-choice all"),
+    ("shard-choice", "vary strategy"),
+    ("like-for-like", "it is about comparisons such as --ddp-choice all"),
+    ("as-published", "it is about comparisons such as --ddp-choice all"),
+    ("price-per-hour", "it is about comparisons such as --ddp-choice all"),
 ];
 
 /// Flags of `paceline sweep`.

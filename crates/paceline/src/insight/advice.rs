@@ -7,6 +7,7 @@ use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
 
 use crate::choices::strategies::Advice;
+use crate::insight::gathers::Uses;
 use crate::insight::replay::{self, Backward};
 use crate::metrics::anatomy::{Anatomy, OpLine, ReadyLine, Slowest};
 
@@ -60,6 +61,17 @@ pub fn advice(
             anatomy.exposed_wait_ms, anatomy.exposed_ms
         ));
     }
+    match kind {
+        Advice::ChooseGathers { prefetch } => return of_gathers(prefetch, anatomy),
+        Advice::ShardWith(other) => {
+            return Some(format!(
+                "{strategy} leaves {:.2} ms exposed, because its operations block: --strategy {other} divides the \
+                 model too, and communicates while the ranks compute",
+                anatomy.exposed_ms
+            ));
+        }
+        _ => {}
+    }
     let pass = [anatomy.backward_begin_ms, anatomy.backward_end_ms];
     let backward = backward(&anatomy.ready, pass, layout)?;
     match kind {
@@ -73,6 +85,7 @@ pub fn advice(
             "{:.2} ms stay exposed and compression itself takes {:.2} ms: compare with --strategy ddp",
             anatomy.exposed_ms, anatomy.sync_ms
         )),
+        Advice::ChooseGathers { .. } | Advice::ShardWith(_) => None,
         Advice::UseBuckets => {
             let least = replay::exposed(&backward.ddp(caps, cost), backward.end);
             let gain = anatomy.exposed_ms - least;
@@ -86,6 +99,49 @@ pub fn advice(
             })
         }
     }
+}
+
+/// The most units that advice lets be gathered ahead: each takes memory.
+const MAX_PREFETCH: usize = 8;
+
+/// Advice on how many units to gather ahead, and on their sizes.
+fn of_gathers(prefetch: Option<usize>, anatomy: &Anatomy) -> Option<String> {
+    let uses = Uses::measured(&anatomy.gathers, anatomy.backward_end_ms)?;
+    let measured: f64 = anatomy.gathers.iter().map(|line| line.exposed_ms).sum();
+    let (gathering, wall) = (uses.gathering(), anatomy.wall_ms);
+    if measured < wall * NEGLIGIBLE_PCT / 100.0 {
+        return Some(format!(
+            "{gathering:.2} ms of gathers per step are hidden but for {measured:.2}: what is exposed besides are \
+             reductions and waiting"
+        ));
+    }
+    if let Some(prefetch) = prefetch {
+        let units = anatomy.gathers.iter().filter(|line| !line.is_backward).count();
+        let most = MAX_PREFETCH.min(units.saturating_sub(1));
+        let now = uses.exposed(prefetch);
+        let more = (prefetch + 1..=most).map(|ahead| (ahead, uses.exposed(ahead)));
+        if let Some((best, least)) = more.min_by(|a, b| a.1.total_cmp(&b.1))
+            && now - least > wall * NEGLIGIBLE_PCT / 100.0
+        {
+            return Some(format!(
+                "passes wait {measured:.2} ms for gathers: --prefetch {best} would leave about {least:.2}, for the \
+                 memory of {} more",
+                crate::text::plural(best - prefetch, "unit")
+            ));
+        }
+    }
+    let largest = anatomy.gathers.iter().max_by(|a, b| a.move_ms.total_cmp(&b.move_ms))?;
+    Some(match largest.move_ms > gathering / 3.0 {
+        true => format!(
+            "passes wait {measured:.2} ms for gathers; {} alone takes {:.2} of {gathering:.2} ms, so smaller units \
+             would hide better",
+            largest.unit, largest.move_ms
+        ),
+        false => format!(
+            "passes wait {measured:.2} ms for gathers, which move data for {gathering:.2}: a larger batch gives them \
+             more to hide behind"
+        ),
+    })
 }
 
 /// When the gradients of a layout are final; `None` if this time is not known for some gradient.

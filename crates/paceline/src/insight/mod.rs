@@ -6,4 +6,5 @@
 //! | [`advice`] | is communication hidden, and if not, what would change that? |
 
 pub mod advice;
+pub mod gathers;
 pub mod replay;

@@ -8,6 +8,7 @@
 use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
 
+use super::gathers::GatherMean;
 use super::meter::StepTimes;
 use super::rank_report::RankReport;
 use super::readiness::OpMean;
@@ -49,6 +50,33 @@ pub struct Anatomy {
     pub ops: Vec<OpLine>,
     /// Those of the operations that carry buckets.
     pub buckets: Vec<BucketLine>,
+    /// The uses of units that are gathered, in order.
+    pub gathers: Vec<GatherLine>,
+}
+
+/// A use of a unit of a sharded model. Its times are in milliseconds since the batch was there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GatherLine {
+    /// The unit.
+    pub unit: String,
+    /// Whether the backward pass uses it.
+    pub is_backward: bool,
+    /// Size of the gathered unit in bytes; zero if it was still there from the forward pass.
+    pub bytes: u64,
+    /// When the operation was submitted; negative if the step before has done so.
+    pub submitted_ms: f64,
+    /// When the operation started.
+    pub sent_ms: f64,
+    /// When the unit was there.
+    pub done_ms: f64,
+    /// When the pass needed it.
+    pub needed_ms: f64,
+    /// For how long the pass waited.
+    pub exposed_ms: f64,
+    /// How long the operation moved data, after all ranks had arrived.
+    pub move_ms: f64,
+    /// How long the reduction of the unit's gradients moved data, if this is a use of the backward pass.
+    pub reduce_ms: f64,
 }
 
 /// The rank that the others waited for most.
@@ -133,6 +161,31 @@ impl Anatomy {
             param: layout.params()[reports[0].alike.ready[at].param].name.clone(),
             ready_ms: over_ranks(&|report| report.alike.ready[at].at),
         });
+        let num_gathers =
+            reports.iter().map(|report| report.alike.gathers.len()).min().unwrap_or(0);
+        let gathers = (0..num_gathers).map(|at| {
+            let first = &reports[0].alike.gathers[at];
+            let mean = |part: fn(&GatherMean) -> f64| {
+                over_ranks(&|report| part(&report.alike.gathers[at]))
+            };
+            let alike = &reports[0].alike;
+            let reduced = alike.bucket_ids.iter().position(|unit| *unit == first.unit);
+            let reduced = reduced.filter(|_| first.is_backward);
+            let reduced = reduced.and_then(|at| ops.get(alike.bucket_ops[at]));
+            GatherLine {
+                unit: layout.units()[first.unit].name.clone(),
+                is_backward: first.is_backward,
+                bytes: first.bytes,
+                submitted_ms: mean(|of| of.submitted),
+                sent_ms: mean(|of| of.sent),
+                done_ms: mean(|of| of.done),
+                needed_ms: mean(|of| of.needed),
+                exposed_ms: mean(|of| of.exposed),
+                move_ms: mean(|of| of.done - of.present),
+                reduce_ms: reduced.map_or(0.0, |op| op.done_ms - op.present_ms),
+            }
+        });
+        let gathers = gathers.collect();
         let of_buckets = reports[0].alike.bucket_ops.iter().zip(buckets);
         let lines = of_buckets.filter_map(|(at, units)| {
             Some(BucketLine { op: *ops.get(*at)?, units: units.clone() })
@@ -149,6 +202,7 @@ impl Anatomy {
             slowest: slowest(steps),
             ready: ready.collect(),
             buckets: lines.collect(),
+            gathers,
             ops,
         }
     }

@@ -3,7 +3,7 @@
 
 use paceline_memory::Category;
 
-use super::anatomy::{Anatomy, BucketLine, Slowest};
+use super::anatomy::{Anatomy, BucketLine, GatherLine, Slowest};
 use super::facts::Facts;
 use super::rank_report::TOTAL;
 use super::steps::AllSteps;
@@ -149,7 +149,43 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy) -> Vec<String> {
     if !anatomy.buckets.is_empty() {
         lines.push(bucket_table(anatomy));
     }
+    if !anatomy.gathers.is_empty() {
+        lines.push(gather_table(anatomy));
+    }
     lines
+}
+
+fn gather_table(anatomy: &Anatomy) -> String {
+    let line = |of: &GatherLine| {
+        let ms = |ms: f64| format!("{ms:.2}");
+        let of_op = |value: f64| if of.bytes > 0 { ms(value) } else { "-".to_owned() };
+        [
+            of.unit.clone(),
+            if of.is_backward { "backward" } else { "forward" }.to_owned(),
+            if of.bytes > 0 { ms(of.bytes as f64 / 1e6) } else { "kept".to_owned() },
+            of_op(of.submitted_ms),
+            of_op(of.sent_ms),
+            of_op(of.done_ms),
+            ms(of.needed_ms),
+            ms(of.exposed_ms),
+        ]
+    };
+    let lines: Vec<[String; 8]> = anatomy.gathers.iter().map(line).collect();
+    let names = [
+        "Unit",
+        "Pass",
+        "MB",
+        "Asked (ms)",
+        "Sent (ms)",
+        "There (ms)",
+        "Needed (ms)",
+        "Exposed (ms)",
+    ];
+    format!(
+        "Units, since the batch was there (backward ends at {:.2} ms):\n{}",
+        anatomy.backward_end_ms,
+        plain_table(names, 2, &lines)
+    )
 }
 
 fn bucket_table(anatomy: &Anatomy) -> String {

@@ -13,7 +13,9 @@ use serde::Serialize;
 use super::anatomy::Anatomy;
 use super::rank_report::RankReport;
 use super::steps::{AllSteps, KeptStep};
+use crate::choices::strategies::Advice;
 use crate::insight::advice::{self, Cost};
+use crate::insight::gathers::Uses;
 use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation};
 use crate::text::ms;
@@ -52,8 +54,36 @@ pub struct Facts<'a> {
     pub anatomy: Anatomy,
     /// How much longer synchronized steps take than unsynchronized ones, if the two alternated.
     pub sync_cost: Option<SyncCost>,
+    /// The gathers of a step, if the strategy gathers units.
+    pub gathers: Option<GatherFacts>,
     /// The advice for the user.
     pub advice: Option<String>,
+}
+
+/// The gathers of a step together, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherFacts {
+    /// For how long the passes waited.
+    pub exposed_ms: f64,
+    /// For how long gathers moved data.
+    pub moving_ms: f64,
+    /// For how long the passes would wait if each operation took as long as it did once all ranks were there.
+    pub replayed_ms: f64,
+}
+
+impl GatherFacts {
+    fn new(anatomy: &Anatomy, kind: Advice) -> Option<Self> {
+        let uses = Uses::measured(&anatomy.gathers, anatomy.backward_end_ms)?;
+        let ahead = match kind {
+            Advice::ChooseGathers { prefetch: Some(prefetch) } => prefetch,
+            _ => anatomy.gathers.len(),
+        };
+        Some(Self {
+            exposed_ms: anatomy.gathers.iter().map(|line| line.exposed_ms).sum(),
+            moving_ms: uses.gathering(),
+            replayed_ms: uses.exposed(ahead),
+        })
+    }
 }
 
 impl<'a> Facts<'a> {
@@ -79,7 +109,8 @@ impl<'a> Facts<'a> {
             Some(_) => None,
         };
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));
-        Self { config, outcome, reports, steps, anatomy, sync_cost, advice }
+        let gathers = GatherFacts::new(&anatomy, strategy.settings().advice());
+        Self { config, outcome, reports, steps, anatomy, sync_cost, gathers, advice }
     }
 
     /// Whether all ranks hold the same parameters.

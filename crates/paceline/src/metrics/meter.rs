@@ -5,9 +5,10 @@
 
 use paceline_collectives::{Group, OpRecord, OpTimes};
 use paceline_strategies::span;
-use paceline_trace::{IntervalSet, Span, SpanTrack};
+use paceline_trace::{IntervalSet, Mark, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
+use super::gathers;
 use super::readiness::{AlikeSteps, first_after};
 
 /// Makes a struct of sums. To add a time, add a line there and its value in [`Meter::times`].
@@ -80,6 +81,12 @@ impl StepTimes {
 #[derive(Debug)]
 pub struct Meter {
     records: Vec<OpRecord>,
+    /// Operations that the last step has submitted for the next one.
+    ahead: Vec<OpRecord>,
+    /// The marks of gathers among them.
+    sent_ahead: Vec<Mark>,
+    /// When the last step began to submit operations for the next one, and when it ended.
+    last: (u64, u64),
     num_lost: u64,
     alike: AlikeSteps,
 }
@@ -87,7 +94,14 @@ pub struct Meter {
 impl Meter {
     /// A meter with room for the records of a step.
     pub fn new() -> Self {
-        Self { records: Vec::with_capacity(1000), num_lost: 0, alike: AlikeSteps::default() }
+        Self {
+            records: Vec::with_capacity(1000),
+            ahead: Vec::new(),
+            sent_ahead: Vec::new(),
+            last: (0, 0),
+            num_lost: 0,
+            alike: AlikeSteps::default(),
+        }
     }
 
     /// Reads a group's records of the step.
@@ -110,10 +124,14 @@ impl Meter {
         self.alike.mean()
     }
 
-    /// Discards the group's records since the last step, because they belong to no step.
+    /// Discards the group's records since the last step, because they belong to no step. Operations that the last step has
+    /// submitted for the next one stay: they count for the next one.
     pub fn forget(&mut self, group: &Group) {
-        group.fresh_records(&mut self.records);
         self.records.clear();
+        group.fresh_records(&mut self.records);
+        let (from, to) = self.last;
+        self.records.retain(|record| (from..to).contains(&record.times.submitted_ns));
+        self.records.splice(..0, self.ahead.drain(..));
     }
 
     /// The times of the step that `whole` spans, from the main track's spans and the records. Only if the
@@ -125,6 +143,9 @@ impl Meter {
         track: &SpanTrack,
         counts: bool,
     ) -> StepTimes {
+        let next_ns = gathers::next_step_ns(track);
+        self.ahead.extend(self.records.extract_if(.., |of| of.times.submitted_ns >= next_ns));
+        self.last = (next_ns, whole.end_ns);
         let exposed = IntervalSet::union(track.named(span::EXPOSED));
         let sync = IntervalSet::union(track.named(span::GRAD_SYNC)).difference(&exposed);
         let busy = |name: &str| {
@@ -144,6 +165,8 @@ impl Meter {
             start_ns: record.times.started_ns,
             end_ns: record.times.finished_ns,
         }));
+        // The time before the step, in which an operation of the last step went on, is part of no step.
+        let communicating = communicating.intersection(&IntervalSet::union([whole]));
         let waiting = IntervalSet::union(self.records.iter().map(|record| Span {
             start_ns: record.times.started_ns,
             end_ns: record.times.present_ns,
@@ -166,8 +189,10 @@ impl Meter {
             bytes: self.records.iter().map(|record| record.bytes as u64).sum(),
         };
         if counts {
-            self.alike.add(whole.start_ns, &self.records, track, &computing);
+            let uses = gathers::uses(whole.start_ns, &self.sent_ahead, track, &self.records);
+            self.alike.add(whole.start_ns, &self.records, track, &computing, &uses);
         }
+        self.sent_ahead = gathers::sent_ahead(track);
         times
     }
 }

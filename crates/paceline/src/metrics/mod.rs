@@ -22,6 +22,7 @@ pub mod console;
 pub mod event;
 pub mod facts;
 pub mod figure;
+pub mod gathers;
 pub mod jsonl;
 pub mod meter;
 pub mod page;

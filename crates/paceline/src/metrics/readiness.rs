@@ -9,6 +9,8 @@ use paceline_strategies::span;
 use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
+use super::gathers::GatherMean;
+
 /// The times of an operation in its step, in nanoseconds since the step began: means over steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpMean {
@@ -48,8 +50,12 @@ pub struct AlikeSteps {
     pub ops: Vec<OpMean>,
     /// The gradients of a step, in the order in which they are final.
     pub ready: Vec<GradReadiness>,
+    /// The uses of gathered units, in order.
+    pub gathers: Vec<GatherMean>,
     /// The indices of the operations that carry buckets, in order.
     pub bucket_ops: Vec<usize>,
+    /// The numbers of these buckets, or of the units if each is sent alone.
+    pub bucket_ids: Vec<usize>,
     /// The begin of the last backward pass, in nanoseconds since the step began.
     pub backward_begin: f64,
     /// The end of the last backward pass, in nanoseconds since the step began.
@@ -67,6 +73,7 @@ impl AlikeSteps {
         records: &[OpRecord],
         track: &SpanTrack,
         computing: &IntervalSet,
+        gathers: &[GatherMean],
     ) {
         if self.count == 0 {
             let num_ops = if records.len() <= MAX_OPS { records.len() } else { 0 };
@@ -75,10 +82,20 @@ impl AlikeSteps {
             let ready = track.marked(span::GRADIENT_READY);
             self.ready = ready.map(|mark| GradReadiness { param: mark.id, at: 0.0 }).collect();
             let buckets = track.marked(span::BUCKET_SENT);
-            self.bucket_ops = buckets.filter_map(|mark| first_after(records, mark.at_ns)).collect();
+            let ops = buckets.filter_map(|mark| Some((first_after(records, mark.at_ns)?, mark.id)));
+            (self.bucket_ops, self.bucket_ids) = ops.unzip();
             self.num_ops = records.len();
+            let empty = |of: &GatherMean| GatherMean {
+                unit: of.unit,
+                is_backward: of.is_backward,
+                bytes: of.bytes,
+                ..GatherMean::default()
+            };
+            self.gathers = gathers.iter().map(empty).collect();
         }
-        if !self.is_like(records, track) {
+        let same_gathers = self.gathers.len() == gathers.len()
+            && self.gathers.iter().zip(gathers).all(|(sum, of)| sum.is_like(of));
+        if !self.is_like(records, track) || !same_gathers {
             self.num_unlike += 1;
             return;
         }
@@ -91,6 +108,9 @@ impl AlikeSteps {
             op.present += since(times.present_ns);
             op.done += since(times.finished_ns);
             op.hidden += IntervalSet::union([span]).intersection(computing).len_ns() as f64;
+        }
+        for (sum, of) in self.gathers.iter_mut().zip(gathers) {
+            sum.add(of);
         }
         for (ready, mark) in self.ready.iter_mut().zip(track.marked(span::GRADIENT_READY)) {
             ready.at += since(mark.at_ns);
@@ -119,6 +139,7 @@ impl AlikeSteps {
                 *sum /= steps;
             }
         }
+        self.gathers.iter_mut().for_each(|of| of.divide(steps));
         self.ready.iter_mut().for_each(|ready| ready.at /= steps);
         self.backward_begin /= steps;
         self.backward_end /= steps;
@@ -156,7 +177,7 @@ mod tests {
         let late = begin / 100;
         let record = |bytes: &usize| record(*bytes, [10, 20, 30, 60].map(|at| begin + late + at));
         let records: Vec<OpRecord> = sizes.iter().map(record).collect();
-        steps.add(begin, &records, &track, &IntervalSet::union([backward]));
+        steps.add(begin, &records, &track, &IntervalSet::union([backward]), &[]);
     }
 
     #[test]

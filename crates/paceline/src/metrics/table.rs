@@ -204,6 +204,13 @@ pub static TABLE: &[Figure] = &[
         "Operations of a step: mean.").summary().swept(Lower),
     Figure::new("comm_mb_per_step", ("messages", "MB", 2), Mean, Source::Times(|t| t.bytes, 1e-6),
         "Messages of a step's operations: mean.").summary().swept(Lower),
+    run("gather_exposed_ms", ("waiting for gathers", "ms", 2), Mean, |f| json!(f.gathers.map(|of| of.exposed_ms)),
+        "The passes of a step wait for units that are gathered.").console(),
+    run("gather_ms", ("gathers", "ms", 2), Mean, |f| json!(f.gathers.map(|of| of.moving_ms)),
+        "Gathers of a step move data: the sum of these times.").console(),
+    run("gather_replayed_ms", ("waiting for gathers, replayed", "ms", 2), Mean,
+        |f| json!(f.gathers.map(|of| of.replayed_ms)),
+        "The same wait as `gather_exposed_ms`, computed from the times of gathers, reductions and passes.").console(),
     run("unlike_steps", plain("unlike steps"), Max, |f| json!(f.max(|r| r.alike.num_unlike)),
         "Measured steps whose operations or gradients differ from the first one's. The times of single operations and \
          gradients leave them out; all other figures have them.").console(),

@@ -5,7 +5,7 @@ use paceline_data::Dataset;
 use paceline_model::Model;
 
 use super::config::TrainConfig;
-use super::flags::{ALL, RunFlags};
+use super::flags::{ALL, Comparison, RunFlags};
 use super::open_data::OpenData;
 use super::origin::Resume;
 use super::resolve_ranks::{
@@ -139,6 +139,7 @@ pub fn resolve_inputs(
         let flags: Vec<String> = model.flags().into_iter().map(|(flag, _)| flag + ", ").collect();
         Failure::Usage(format!("{e}; choose other {}--freeze or data", flags.concat()))
     })?;
+    warnings.extend(strategy.settings().check(&built, world_size)?);
     let mut config = TrainConfig {
         spec,
         model,
@@ -196,27 +197,29 @@ fn usage<T>(reason: String) -> Result<T> {
 }
 
 /// The specification with one name for each setting: `--synthetic` is `--data synthetic`, and a single
-/// `--ddp-choice` is `--strategy`.
+/// `--ddp-choice` or `--shard-choice` is `--strategy`.
 pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
     let mut spec = spec.clone();
     if spec.get("synthetic").is_some_and(|values| values != ["false"]) {
         spec = spec.without(&["synthetic"]).with(DATA_SETS.key, DATA_SETS.default_name());
     }
-    let Some(choice) = spec.get("ddp-choice").and_then(<[String]>::first).cloned() else {
-        return Ok(spec);
-    };
-    if choice == ALL {
-        return usage("--ddp-choice all makes several runs, and this is one of them".into());
+    for comparison in Comparison::EACH {
+        let key = comparison.key();
+        let Some(choice) = spec.get(key).and_then(<[String]>::first).cloned() else { continue };
+        if choice == ALL {
+            return usage(format!("--{key} all makes several runs, and this is one of them"));
+        }
+        let name = comparison.strategy(&choice)?.name();
+        if let Some(named) = spec.get(STRATEGIES.key).and_then(<[String]>::first)
+            && STRATEGIES.get(named)?.name() != name
+        {
+            return usage(format!(
+                "--{key} {choice} and --strategy {named} are two names of one flag; pass one of them"
+            ));
+        }
+        spec = spec.without(&[key]).with(STRATEGIES.key, name);
     }
-    let choice = STRATEGIES.get(&choice)?.name();
-    if let Some(named) = spec.get(STRATEGIES.key).and_then(<[String]>::first)
-        && STRATEGIES.get(named)?.name() != choice
-    {
-        return usage(format!(
-            "--ddp-choice {choice} and --strategy {named} are two names of one flag; pass one of them"
-        ));
-    }
-    Ok(spec.without(&["ddp-choice"]).with(STRATEGIES.key, choice))
+    Ok(spec)
 }
 
 /// Fails for flags of another model, data set or optimizer than the run has, and for flags of a
@@ -227,7 +230,9 @@ pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
     check_foreign(&OPTIMIZERS, &flags.optimizer, spec)?;
     let of_comparison = ["like-for-like", "as-published", "price-per-hour"];
     match of_comparison.iter().find(|key| spec.has(key)) {
-        Some(key) => usage(format!("--{key} is about a comparison; it needs --ddp-choice all")),
+        Some(key) => usage(format!(
+            "--{key} is about a comparison; it needs --ddp-choice all or --shard-choice all"
+        )),
         None => Ok(()),
     }
 }

@@ -4,7 +4,7 @@
 //! checkpoints or reports.
 
 use paceline_data::Batch;
-use paceline_model::Optimizer;
+use paceline_model::{Optimizer, Owned};
 use paceline_strategies::{
     Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm, train_step,
 };
@@ -84,17 +84,20 @@ impl Stepper {
     }
 
     /// Fails if a parameter, a running statistic or the optimizer's state is not finite after `steps` steps. The
-    /// update can overflow although loss and gradients were finite. The replicas are equal at this point, so all
-    /// ranks fail together, and rank 0 says why.
+    /// update can overflow although loss and gradients were finite. The replicas are equal at this point, or each rank has a
+    /// part of them, so all ranks fail together, and rank 0 says why. Every rank calls this.
     pub fn check_finite(&self, steps: u64) -> Result<()> {
         let Self { replica, optimizer, .. } = self;
-        let found = match replica.storage.first_not_finite()? {
-            Some(name) => name.to_owned(),
-            None => match optimizer.first_not_finite()? {
-                Some(name) => format!("the optimizer's {name}"),
-                None => return Ok(()),
-            },
+        let own = match replica.storage.first_not_finite()? {
+            Some(name) => Some(name.to_owned()),
+            None => optimizer.first_not_finite()?.map(|name| format!("the optimizer's {name}")),
         };
+        let is_divided = replica.owned.state != Owned::everything(&replica.model).state;
+        let found = match is_divided {
+            true => replica.group.all_gather_object(&own)?.into_iter().flatten().next(),
+            false => own,
+        };
+        let Some(found) = found else { return Ok(()) };
         let problem = format!("after step {steps}, {found} is not finite");
         Err(match replica.group.rank() {
             0 => Failure::Run(format!(

@@ -83,6 +83,23 @@ pub fn resolve(
              step; pass another --strategy"
         ));
     }
+    if flags.sync_blocks.is_some() && choice.is_sharded() {
+        return usage(format!(
+            "--sync-blocks compares steps with and without synchronisation, and a rank of {name} has only a part of \
+             the model to go on with alone; pass another --strategy"
+        ));
+    }
+    if choice.is_sharded()
+        && accumulate > 1
+        && flags.accumulation_order == AccumulationName::Tree
+        && settings
+            .get_raw("accumulate_in")
+            .is_some_and(|mut words| words.any(|word| word == "shards"))
+    {
+        return usage(
+            "--accumulation-order tree adds up whole gradients; leave it out, or pass --accumulate-in whole".into(),
+        );
+    }
     if flags.sync_batch_norm && synchronises == Synchronises::SomeSteps {
         return usage(format!(
             "--sync-batch-norm communicates in every step, which {name} is there to avoid; leave it out, \

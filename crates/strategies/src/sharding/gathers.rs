@@ -104,7 +104,10 @@ impl Gathers {
         unit: UnitId,
     ) -> Result<Held> {
         let layout = &replica.model.layout;
-        if !layout.unit(unit).range.is_empty() {
+        // Where all units are held, a unit is brought up to date once per step.
+        let is_there =
+            matches!(self.states[unit.0], State::Open) && matches!(self.room, Room::Storage);
+        if !layout.unit(unit).range.is_empty() && !is_there {
             self.start(replica, track, unit)?;
             track.mark(span::GATHER_NEEDED, unit.0);
             self.wait(track, unit)?;

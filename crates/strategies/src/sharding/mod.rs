@@ -45,6 +45,12 @@ impl Default for ShardOptions {
 }
 
 impl ShardOptions {
+    /// The number of units that a forward pass of a model gathers one after the other: the most that can be gathered ahead, or
+    /// stay gathered.
+    pub fn num_gathered(model: &Model) -> usize {
+        forward_order(model).len()
+    }
+
     /// Whether a rank holds whole gradients, to add up those of several micro-batches.
     pub(crate) fn holds_whole_gradients(&self) -> bool {
         self.max_micro_batches > 1 && self.accumulation == ShardAccumulation::Whole
@@ -60,16 +66,18 @@ impl ShardOptions {
 
     /// The gradients for which a rank has memory of its own between two units.
     pub(crate) fn held_gradients(&self, layout: &Layout, place: Place) -> Vec<Range<usize>> {
+        let all = 0..layout.trained_len();
         match self.holds_whole_gradients() {
-            true => vec![0..layout.trained_len()],
+            true => vec![all],
             false => place.shards(layout, true),
         }
     }
 
     /// The same where ranks own whole parameters.
     pub(crate) fn held_params(&self, layout: &Layout, place: Place) -> Vec<Range<usize>> {
+        let all = 0..layout.trained_len();
         match self.holds_whole_gradients() {
-            true => vec![0..layout.trained_len()],
+            true => vec![all],
             false => place.params(layout, true),
         }
     }

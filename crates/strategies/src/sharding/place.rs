@@ -111,11 +111,13 @@ mod tests {
             let shards = |only: bool| {
                 (0..count).map(|index| place(index).shards(&layout, only)).collect::<Vec<_>>()
             };
-            check_cover(shards(false), &[0..layout.len()]);
-            check_cover(shards(true), &[0..layout.trained_len()]);
+            check_cover(shards(false), std::slice::from_ref(&(0..layout.len())));
+            check_cover(shards(true), std::slice::from_ref(&(0..layout.trained_len())));
             let lens: Vec<usize> = shards(false).iter().map(|own| num_elems(own)).collect();
             assert!(lens.iter().all(|len| *len == lens[0]), "{lens:?}");
-            let aligned = |range: &Range<usize>| range.start % 16 == 0 && range.end % 16 == 0;
+            let aligned = |range: &Range<usize>| {
+                range.start.is_multiple_of(16) && range.end.is_multiple_of(16)
+            };
             assert!(shards(false).iter().flatten().all(aligned));
         }
     }

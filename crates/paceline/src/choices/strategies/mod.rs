@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use clap::ArgMatches;
 use paceline_collectives::Axis;
+use paceline_model::Model;
 use paceline_strategies::{BucketCaps, Strategy};
 use serde_json::Value;
 
@@ -124,6 +125,11 @@ pub trait StrategySettings: Debug + Send + Sync {
     /// The strategy itself.
     fn build(&self) -> Result<Box<dyn Strategy>>;
 
+    /// Checks the settings against a model that `world_size` ranks train. Returns warnings.
+    fn check(&self, _model: &Model, _world_size: usize) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
     /// The settings, as `config.json` has them. `null` stands for the values of the flags.
     fn to_json(&self) -> Value {
         Value::Null
@@ -176,6 +182,13 @@ pub enum Advice {
     AverageLess,
     /// Hide communication with buckets during the backward pass.
     UseBuckets,
+    /// Gather more or fewer units ahead.
+    ChooseGathers {
+        /// The units that are gathered ahead. `None` if all are gathered at the end of a step.
+        prefetch: Option<usize>,
+    },
+    /// Divide the model with another strategy, which communicates while the ranks compute.
+    ShardWith(&'static str),
 }
 
 /// A strategy without settings of its own, from its constructor.

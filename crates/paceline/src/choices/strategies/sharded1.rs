@@ -7,7 +7,7 @@ use paceline_collectives::Axis;
 use paceline_strategies::Sharded1;
 
 use super::sharding::ShardSettings;
-use super::{StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -43,6 +43,10 @@ impl StrategyChoice for ChooseSharded1 {
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        ShardSettings::resolve(settings, |_| Box::new(Sharded1::default()))
+        ShardSettings::resolve(
+            settings,
+            |_| Box::new(Sharded1::default()),
+            |_| Advice::ChooseGathers { prefetch: None },
+        )
     }
 }

@@ -7,7 +7,7 @@ use paceline_collectives::Axis;
 use paceline_strategies::Sharded2;
 
 use super::sharding::{ShardSettings, accumulate_flags};
-use super::{StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -47,6 +47,10 @@ impl StrategyChoice for ChooseSharded2 {
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        ShardSettings::resolve(settings, |options| Box::new(Sharded2::new(options)))
+        ShardSettings::resolve(
+            settings,
+            |options| Box::new(Sharded2::new(options)),
+            |_| Advice::ChooseGathers { prefetch: None },
+        )
     }
 }

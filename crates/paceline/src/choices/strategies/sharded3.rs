@@ -7,7 +7,7 @@ use paceline_collectives::Axis;
 use paceline_strategies::Sharded3;
 
 use super::sharding::{ShardSettings, accumulate_flags, gather_flags};
-use super::{StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -47,6 +47,10 @@ impl StrategyChoice for ChooseSharded3 {
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        ShardSettings::resolve(settings, |options| Box::new(Sharded3::new(options)))
+        ShardSettings::resolve(
+            settings,
+            |options| Box::new(Sharded3::new(options)),
+            |options| Advice::ChooseGathers { prefetch: Some(options.prefetch) },
+        )
     }
 }

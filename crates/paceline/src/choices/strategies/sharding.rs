@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use clap::builder::PossibleValue;
 use clap::{Arg, ArgMatches, Args, ValueEnum};
+use paceline_collectives::MeshShape;
+use paceline_model::Model;
 use paceline_strategies::{ShardAccumulation, ShardOptions, Strategy};
 
-use super::StrategySettings;
-use crate::Result;
+use super::{Advice, StrategySettings};
 use crate::choices::registry::{flags_of, read};
+use crate::{Failure, Result};
 
 /// How gradients of several micro-batches are added up.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +68,7 @@ pub(super) fn gather_flags() -> Vec<Arg> {
 pub(super) struct ShardSettings {
     options: ShardOptions,
     build: fn(ShardOptions) -> Box<dyn Strategy>,
+    advice: fn(&ShardOptions) -> Advice,
 }
 
 impl ShardSettings {
@@ -73,6 +76,7 @@ impl ShardSettings {
     pub(super) fn resolve(
         settings: &ArgMatches,
         build: fn(ShardOptions) -> Box<dyn Strategy>,
+        advice: fn(&ShardOptions) -> Advice,
     ) -> Result<Arc<dyn StrategySettings>> {
         let accumulate: AccumulateFlags = read(settings)?;
         let gather: GatherFlags = read(settings)?;
@@ -86,12 +90,69 @@ impl ShardSettings {
                 AccumulateName::Shards => ShardAccumulation::Shards,
             },
         };
-        Ok(Arc::new(Self { options, build }))
+        Ok(Arc::new(Self { options, build, advice }))
     }
+}
+
+impl ShardSettings {
+    /// A warning if a rank owns nothing but padding.
+    fn idle_ranks(&self, model: &Model, world_size: usize) -> Option<String> {
+        let strategy = (self.build)(self.options);
+        let mesh = MeshShape::replicas(world_size);
+        let params: Vec<_> = model.layout.trained().map(|(_, param)| param.range()).collect();
+        let has_any = |rank: &usize| {
+            let owned = strategy.owned(model, &mesh, *rank).state;
+            owned.iter().any(|own| params.iter().any(|p| p.start < own.end && own.start < p.end))
+        };
+        let idle: Vec<String> =
+            (0..world_size).filter(|rank| !has_any(rank)).map(|rank| rank.to_string()).collect();
+        (!idle.is_empty()).then(|| {
+            format!(
+                "{} divides the model so that nothing is left for rank {}: use fewer ranks, or a larger model",
+                strategy.name(),
+                idle.join(", ")
+            )
+        })
+    }
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
 }
 
 impl StrategySettings for ShardSettings {
     fn build(&self) -> Result<Box<dyn Strategy>> {
         Ok((self.build)(self.options))
+    }
+
+    fn advice(&self) -> Advice {
+        (self.advice)(&self.options)
+    }
+
+    fn check(&self, model: &Model, world_size: usize) -> Result<Vec<String>> {
+        let elems = model.layout.num_trained_params();
+        if elems < world_size {
+            return usage(format!(
+                "{world_size} ranks cannot share {elems} trained parameters: each rank must own at least one; pass \
+                 a smaller --nproc or a larger model"
+            ));
+        }
+        let units = ShardOptions::num_gathered(model);
+        let ShardOptions { prefetch, keep_after_forward, .. } = self.options;
+        if prefetch >= units.max(2) {
+            return usage(format!(
+                "--prefetch {prefetch}: the model has {units} units, so at most {} can be ahead of the one in use; \
+                 pass 0 to {}",
+                units.saturating_sub(1),
+                units.saturating_sub(1)
+            ));
+        }
+        if keep_after_forward > units.max(1) {
+            return usage(format!(
+                "--keep-after-forward {keep_after_forward}: the model has {units} units; pass 0 to {units}, or \
+                 --strategy sharded2, which keeps all of them"
+            ));
+        }
+        Ok(self.idle_ranks(model, world_size).into_iter().collect())
     }
 }

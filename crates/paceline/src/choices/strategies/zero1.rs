@@ -6,7 +6,7 @@ use clap::ArgMatches;
 use paceline_strategies::Zero1;
 
 use super::sharding::ShardSettings;
-use super::{StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -34,6 +34,6 @@ impl StrategyChoice for ChooseZero1 {
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        ShardSettings::resolve(settings, |_| Box::new(Zero1))
+        ShardSettings::resolve(settings, |_| Box::new(Zero1), |_| Advice::ShardWith("sharded1"))
     }
 }

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches};
 use paceline_strategies::Zero2;
 
 use super::sharding::{ShardSettings, accumulate_flags};
-use super::{StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -38,6 +38,10 @@ impl StrategyChoice for ChooseZero2 {
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        ShardSettings::resolve(settings, |options| Box::new(Zero2::new(options)))
+        ShardSettings::resolve(
+            settings,
+            |options| Box::new(Zero2::new(options)),
+            |_| Advice::ShardWith("sharded2"),
+        )
     }
 }

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches};
 use paceline_strategies::Zero3;
 
 use super::sharding::{ShardSettings, accumulate_flags};
-use super::{StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
 use crate::Result;
 use crate::choices::models::Defaults;
 use crate::choices::registry::Choice;
@@ -38,6 +38,10 @@ impl StrategyChoice for ChooseZero3 {
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        ShardSettings::resolve(settings, |options| Box::new(Zero3::new(options)))
+        ShardSettings::resolve(
+            settings,
+            |options| Box::new(Zero3::new(options)),
+            |_| Advice::ShardWith("sharded3"),
+        )
     }
 }

@@ -3,18 +3,94 @@
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 
-use crate::choices::strategies::STRATEGIES;
+use crate::choices::strategies::{STRATEGIES, StrategyChoice};
+use crate::run::spec::RunSpec;
+use crate::{Failure, Result};
 
-/// The value of `--ddp-choice` that means every strategy.
+/// The value that means every strategy of a comparison.
 pub const ALL: &str = "all";
+
+/// The name of `simple_ddp` in a comparison of strategies that shard.
+pub const BASELINE: &str = "baseline";
+
+/// Strategies that are compared with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// Those that keep replicas.
+    DataParallel,
+    /// Those that divide the model among the ranks, and the plainest one that does not.
+    Sharding,
+}
+
+impl Comparison {
+    /// Both comparisons.
+    pub const EACH: [Comparison; 2] = [Comparison::DataParallel, Comparison::Sharding];
+
+    /// The flag that names one of the strategies, or all, without dashes.
+    pub fn key(self) -> &'static str {
+        match self {
+            Comparison::DataParallel => "ddp-choice",
+            Comparison::Sharding => "shard-choice",
+        }
+    }
+
+    /// The comparison that the settings of a run ask for: the one whose flag says `all`.
+    pub fn asked(spec: &RunSpec) -> Option<Self> {
+        Self::EACH.into_iter().find(|of| spec.get(of.key()).is_some_and(|choice| choice == [ALL]))
+    }
+
+    /// The strategies, each with its name in the comparison.
+    pub fn strategies(self) -> Vec<(&'static str, &'static dyn StrategyChoice)> {
+        let all = STRATEGIES.all().into_iter();
+        match self {
+            Comparison::DataParallel => {
+                all.filter(|of| !of.is_sharded()).map(|of| (of.name(), of)).collect()
+            }
+            Comparison::Sharding => {
+                let baseline = STRATEGIES.get("simple_ddp").into_iter().map(|of| (BASELINE, of));
+                baseline.chain(all.filter(|of| of.is_sharded()).map(|of| (of.name(), of))).collect()
+            }
+        }
+    }
+
+    /// The strategy of this name. Fails if it is none of the comparison.
+    pub fn strategy(self, name: &str) -> Result<&'static dyn StrategyChoice> {
+        let is_meant = |(own, choice): &(&str, &dyn StrategyChoice)| {
+            *own == name || choice.name() == name || choice.aliases().contains(&name)
+        };
+        let found = self.strategies().into_iter().find(is_meant).map(|(_, choice)| choice);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.strategies().iter().map(|(own, _)| *own).collect();
+            Failure::Usage(format!("--{} {name}: pass one of {}", self.key(), names.join(", ")))
+        })
+    }
+
+    fn parser(self) -> PossibleValuesParser {
+        let value = |(name, choice): (&'static str, &dyn StrategyChoice)| {
+            PossibleValue::new(name).aliases(choice.aliases()).help(choice.about())
+        };
+        let all = std::iter::once(PossibleValue::new(ALL));
+        PossibleValuesParser::new(all.chain(self.strategies().into_iter().map(value)))
+    }
+}
 
 /// Flags of the comparison.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Comparison")]
 pub struct CompareFlags {
-    /// The same as --strategy, or all: run one after the other, and compare them in a table
-    #[arg(long, value_parser = choices(), value_name = "NAME", hide_possible_values = true)]
+    /// The same as --strategy, or all that keep replicas: run one after the other, and compare them in a table
+    #[arg(long, value_parser = Comparison::DataParallel.parser(), value_name = "NAME", hide_possible_values = true)]
     pub ddp_choice: Option<String>,
+    /// The same as --strategy, or all that shard, after the baseline simple_ddp: run one after the other, and
+    /// compare them in a table
+    #[arg(
+        long,
+        value_parser = Comparison::Sharding.parser(),
+        value_name = "NAME",
+        hide_possible_values = true,
+        conflicts_with = "ddp_choice"
+    )]
+    pub shard_choice: Option<String>,
     /// Every strategy accumulates the same number of batches (--accumulate) before a step; this is the
     /// default
     #[arg(long, conflicts_with = "as_published")]
@@ -25,8 +101,4 @@ pub struct CompareFlags {
     /// Price of this machine per hour, which adds a column with the cost of each run
     #[arg(long, value_name = "X")]
     pub price_per_hour: Option<f64>,
-}
-
-fn choices() -> PossibleValuesParser {
-    PossibleValuesParser::new(std::iter::once(PossibleValue::new(ALL)).chain(STRATEGIES.values()))
 }

@@ -20,7 +20,7 @@ use crate::choices::registry::{self, flags_of};
 use crate::choices::strategies::STRATEGIES;
 
 pub use comm::CommArgs;
-pub use compare::{ALL, CompareFlags};
+pub use compare::{ALL, CompareFlags, Comparison};
 pub use profile::ProfileArgs;
 
 /// The flags that every run has.

@@ -1,6 +1,7 @@
-//! `paceline train --ddp-choice all`: runs every strategy with the same seed and data, and compares all
-//! in one table.
+//! `paceline train --ddp-choice all` and `--shard-choice all`: run one strategy after the other with the same seed and data,
+//! and compare all in one table.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paceline_analysis::table::Cell;
@@ -9,11 +10,11 @@ use serde::Serialize;
 use super::{Shown, table_of};
 use crate::bench::screen::say;
 use crate::choices::registry::read;
-use crate::choices::strategies::{STRATEGIES, StrategyChoice, Synchronises};
+use crate::choices::strategies::{StrategyChoice, Synchronises};
 use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder, write_json};
-use crate::run::flags::RunFlags;
+use crate::run::flags::{Comparison, RunFlags};
 use crate::run::folder;
 use crate::run::spec::RunSpec;
 use crate::sweep::plan::Case;
@@ -51,6 +52,8 @@ impl Settings {
 /// A run of the comparison.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
+    /// The strategy's name in the comparison.
+    choice: String,
     strategy: String,
     accumulate: usize,
     /// Wall-clock time of the run, from its start to its end.
@@ -77,6 +80,8 @@ struct Report {
     machine: String,
     date: String,
     command: String,
+    /// The flag that asked for the comparison.
+    comparison: &'static str,
     settings: Settings,
     price_per_hour: Option<f64>,
     runs: Vec<Row>,
@@ -84,16 +89,21 @@ struct Report {
 }
 
 /// Makes all runs, prints the table, and writes the report.
-pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
-    refuse_ranks("--ddp-choice all", placement)?;
+pub fn compare(
+    given: &RunSpec,
+    comparison: Comparison,
+    placement: Option<Placement>,
+) -> Result<u8> {
+    let flag = format!("--{} all", comparison.key());
+    refuse_ranks(&flag, placement)?;
     let args: RunFlags = read(&given.parse()?)?;
     if given.has("strategy") {
-        return usage("--ddp-choice all runs every strategy; leave --strategy out");
+        return usage(format!("{flag} runs every strategy; leave --strategy out"));
     }
     if args.save.is_some() {
-        return usage(
-            "--save: with --ddp-choice all, every run would write the same checkpoint; leave it out",
-        );
+        return usage(format!(
+            "--save: with {flag}, every run would write the same checkpoint; leave it out"
+        ));
     }
     let price_per_hour = args.compare.price_per_hour;
     if let Some(price) = price_per_hour.filter(|price| !(*price >= 0.0 && price.is_finite())) {
@@ -101,12 +111,13 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     }
     let settings =
         if args.compare.as_published { Settings::AsPublished } else { Settings::LikeForLike };
-    let own = ["ddp-choice", "like-for-like", "as-published", "price-per-hour", "json", "quiet"];
+    let own =
+        [comparison.key(), "like-for-like", "as-published", "price-per-hour", "json", "quiet"];
     let flags = given.without(&own);
     let config = spec::resolve(&flags)?;
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
-    for strategy in STRATEGIES.all() {
+    for (choice, strategy) in comparison.strategies() {
         if strategy.synchronises() == Synchronises::Alone && world_size > 1 {
             continue;
         }
@@ -114,20 +125,20 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
         let flags = flags.with("strategy", strategy.name()).with("accumulate", accumulate);
         match spec::resolve(&flags) {
             Ok(config) => {
-                let name = strategy.name().to_owned();
+                let name = choice.to_owned();
                 cases.push(Case { name, values: Vec::new(), spec: flags });
                 warnings.push(config.warnings);
             }
             // The flags were found to be valid above; they only do not fit this strategy.
             Err(Failure::Usage(reason)) => {
-                left_out.push(LeftOut { strategy: strategy.name().to_owned(), reason });
+                left_out.push(LeftOut { strategy: choice.to_owned(), reason });
             }
             Err(other) => return Err(other),
         }
     }
     if cases.is_empty() {
         let reason = left_out.into_iter().next().map_or(String::new(), |left| left.reason);
-        return usage(format!("--ddp-choice all: no strategy fits these flags: {reason}"));
+        return usage(format!("{flag}: no strategy fits these flags: {reason}"));
     }
     check_folder("the run folder", &folder::runs(), "start from a folder that you can write to")?;
     args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
@@ -153,6 +164,7 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
     let reference = runs().find(|(.., summary)| summary.text("strategy") == REFERENCE);
     let reference = reference.map(|(.., summary)| weights(summary));
     let rows = runs().map(|(case, seconds, summary)| Row {
+        choice: case.name.clone(),
         strategy: summary.text("strategy").to_owned(),
         accumulate: case.spec.number("accumulate").unwrap_or(1),
         seconds,
@@ -165,6 +177,7 @@ pub fn compare(given: &RunSpec, placement: Option<Placement>) -> Result<u8> {
         machine: resources::machine(),
         date: crate::text::now("%Y-%m-%d %H:%M:%S"),
         command: command_line(),
+        comparison: comparison.key(),
         settings,
         price_per_hour,
         runs: rows,
@@ -193,7 +206,7 @@ fn text(report: &Report) -> String {
             format!("like for like: batches per step {}", report.runs[0].accumulate)
         }
         Settings::AsPublished => {
-            let of = |row: &Row| format!("{} {}", row.strategy, row.accumulate);
+            let of = |row: &Row| format!("{} {}", row.choice, row.accumulate);
             let all: Vec<String> = report.runs.iter().map(of).collect();
             format!("as published: batches per step {}", all.join(", "))
         }
@@ -206,16 +219,21 @@ fn text(report: &Report) -> String {
          memory of a rank; weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
         first.count("world_size"),
         first.text("transport"),
-        table(&report.runs, report.price_per_hour.is_some())
+        table(report)
     )
 }
 
-fn table(rows: &[Row], has_costs: bool) -> String {
+fn table(report: &Report) -> String {
+    let is_about_memory = report.comparison == Comparison::Sharding.key();
     fn number(row: &Row, name: &str) -> Cell {
         Cell::from(row.summary.number(name))
     }
+    fn memory(row: &Row, category: &str) -> Cell {
+        let peaks: BTreeMap<String, u64> = row.summary.part("peak_bytes");
+        Cell::from(peaks.get(category).map(|bytes| *bytes as f64 / 1e6))
+    }
     let mut columns: Vec<Shown<Row>> = vec![
-        ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
+        ("", "strategy", 0, |row| Cell::Text(row.choice.clone())),
         ("", "step ms", 2, |row| number(row, "step_ms_median")),
         ("", "samples/s", 0, |row| number(row, "samples_per_s")),
         ("", "compute ms", 2, |row| number(row, "compute_ms")),
@@ -227,6 +245,10 @@ fn table(rows: &[Row], has_costs: bool) -> String {
             Cell::from(row.summary.number("comm_ops_per_step").map(hundredths))
         }),
         ("", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
+        ("", "model MB", 2, |row| memory(row, "parameters")),
+        ("", "gradient MB", 2, |row| memory(row, "gradients")),
+        ("", "optimizer MB", 2, |row| memory(row, "optimizer")),
+        ("", "open units MB", 2, |row| memory(row, "unsharded")),
         ("", "peak MB", 2, |row| number(row, "peak_mb")),
         ("", "loss", 4, |row| number(row, "train_loss")),
         ("", "weights", 0, |row| {
@@ -235,13 +257,20 @@ fn table(rows: &[Row], has_costs: bool) -> String {
         ("", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
         ("", "cost", 5, |row| Cell::from(row.cost)),
     ];
-    columns.truncate(columns.len() - usize::from(!has_costs));
-    table_of(rows, &columns).text()
+    // Figures that the other comparison is about.
+    let hidden: &[&str] = match is_about_memory {
+        true => &["compute ms", "waiting ms", "ops/step", "loss"],
+        false => &["model MB", "gradient MB", "optimizer MB", "open units MB"],
+    };
+    let has_costs = report.price_per_hour.is_some();
+    columns.retain(|(_, name, ..)| !hidden.contains(name) && (*name != "cost" || has_costs));
+    table_of(&report.runs, &columns).text()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choices::strategies::STRATEGIES;
 
     fn report(price_per_hour: Option<f64>) -> Report {
         let row = |strategy: &str, step: f64, digest: &str| {
@@ -254,6 +283,7 @@ mod tests {
                 "peak_bytes": {"total": 11_065_616}, "weights_sha256": digest
             });
             Row {
+                choice: strategy.into(),
                 strategy: strategy.into(),
                 accumulate: 1,
                 seconds: 36.0,
@@ -266,6 +296,7 @@ mod tests {
             machine: String::new(),
             date: String::new(),
             command: String::new(),
+            comparison: Comparison::DataParallel.key(),
             settings: Settings::LikeForLike,
             price_per_hour,
             runs: vec![

@@ -1,0 +1,177 @@
+//! When the units of a sharded model are gathered, and when a pass needs them: means over steps that are alike.
+//!
+//! Input: the marks that a strategy records on the main track, and the records of operations. Output: one line per use of a
+//! unit. This file does not know how a strategy decides when to gather.
+
+use paceline_collectives::{OpKind, OpRecord};
+use paceline_strategies::span;
+use paceline_trace::{Mark, SpanTrack};
+use serde::{Deserialize, Serialize};
+
+/// A use of a unit in a step. Its times are in nanoseconds since the step began, and negative before: means over steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GatherMean {
+    /// The number of the unit.
+    pub unit: usize,
+    /// Whether the backward pass uses it.
+    pub is_backward: bool,
+    /// Size of the gathered unit in bytes. Zero if the unit was still there and nothing was gathered.
+    pub bytes: u64,
+    /// When the operation was submitted.
+    pub submitted: f64,
+    /// When it started.
+    pub sent: f64,
+    /// When all ranks had arrived.
+    pub present: f64,
+    /// When the unit was there.
+    pub done: f64,
+    /// When the pass needed the unit.
+    pub needed: f64,
+    /// For how long the pass waited.
+    pub exposed: f64,
+}
+
+/// The uses of a step, in order. `ahead` are the gathers that the step before has submitted. Empty if the strategy gathers
+/// nothing.
+pub fn uses(
+    begin_ns: u64,
+    ahead: &[Mark],
+    track: &SpanTrack,
+    records: &[OpRecord],
+) -> Vec<GatherMean> {
+    let since = |ns: u64| ns as f64 - begin_ns as f64;
+    let last_ns = next_step_ns(track);
+    let now = track.marked(span::GATHER_SENT).filter(|mark| mark.at_ns < last_ns);
+    let mut sent: Vec<Mark> = ahead.iter().copied().chain(now).collect();
+    let needed = track.marked(span::GATHER_NEEDED).filter(|mark| mark.at_ns < last_ns);
+    let there = track.marked(span::GATHER_THERE).filter(|mark| mark.at_ns < last_ns);
+    let backward_ns = track.named(span::BACKWARD).map(|span| span.start_ns).min();
+    needed
+        .zip(there)
+        .map(|(needed, there)| {
+            let mut of_use = GatherMean {
+                unit: needed.id,
+                is_backward: backward_ns.is_some_and(|begin| needed.at_ns >= begin),
+                needed: since(needed.at_ns),
+                exposed: (there.at_ns - needed.at_ns) as f64,
+                ..GatherMean::default()
+            };
+            let place = sent.iter().position(|mark| mark.id == needed.id);
+            let place = place.filter(|at| sent[*at].at_ns < there.at_ns);
+            if let Some(place) = place
+                && let Some(record) = gather_after(records, sent.remove(place).at_ns)
+            {
+                of_use.bytes = record.bytes as u64;
+                of_use.submitted = since(record.times.submitted_ns);
+                of_use.sent = since(record.times.started_ns);
+                of_use.present = since(record.times.present_ns);
+                of_use.done = since(record.times.finished_ns);
+            }
+            of_use
+        })
+        .collect()
+}
+
+/// The first gather that was submitted at or after a time.
+fn gather_after(records: &[OpRecord], at_ns: u64) -> Option<&OpRecord> {
+    let gathers = records.iter().filter(|record| record.kind == OpKind::AllGather);
+    gathers.filter(|record| record.times.submitted_ns >= at_ns).min_by_key(|r| r.times.submitted_ns)
+}
+
+/// The gathers that a step has submitted for the next one.
+pub fn sent_ahead(track: &SpanTrack) -> Vec<Mark> {
+    let from_ns = next_step_ns(track);
+    track.marked(span::GATHER_SENT).filter(|mark| mark.at_ns >= from_ns).collect()
+}
+
+/// From when on the operations of a step are for the next one.
+pub fn next_step_ns(track: &SpanTrack) -> u64 {
+    track.marked(span::NEXT_STEP).next().map_or(u64::MAX, |mark| mark.at_ns)
+}
+
+impl GatherMean {
+    /// Adds the same use in another step.
+    pub fn add(&mut self, other: &Self) {
+        let Self { submitted, sent, present, done, needed, exposed, .. } = self;
+        for (sum, more) in [
+            (submitted, other.submitted),
+            (sent, other.sent),
+            (present, other.present),
+            (done, other.done),
+            (needed, other.needed),
+            (exposed, other.exposed),
+        ] {
+            *sum += more;
+        }
+    }
+
+    /// Divides a sum over steps by their number.
+    pub fn divide(&mut self, steps: f64) {
+        let Self { submitted, sent, present, done, needed, exposed, .. } = self;
+        [submitted, sent, present, done, needed, exposed].into_iter().for_each(|sum| *sum /= steps);
+    }
+
+    /// Whether this is the same use of the same unit.
+    pub fn is_like(&self, other: &Self) -> bool {
+        (self.unit, self.is_backward, self.bytes) == (other.unit, other.is_backward, other.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_collectives::{OpTimes, ReduceOp};
+    use paceline_memory::DType;
+    use paceline_trace::Span;
+
+    use super::*;
+
+    fn record(kind: OpKind, [submitted_ns, started_ns, finished_ns]: [u64; 3]) -> OpRecord {
+        let times = OpTimes { submitted_ns, started_ns, present_ns: started_ns, finished_ns };
+        let (dtype, op) = (DType::F32, ReduceOp::Sum);
+        OpRecord {
+            kind,
+            group: 0,
+            seq: 0,
+            bytes: 8,
+            dtype,
+            op,
+            send_bytes: 4,
+            recv_bytes: 8,
+            times,
+        }
+    }
+
+    #[test]
+    fn a_use_is_matched_with_its_gather_also_if_the_step_before_sent_it() {
+        let ahead = [Mark { name: span::GATHER_SENT, id: 7, at_ns: 990 }];
+        let mut track = SpanTrack::with_capacity(20);
+        track.mark_at(span::GATHER_SENT, 8, 1001);
+        track.mark_at(span::GATHER_NEEDED, 7, 1010);
+        track.mark_at(span::GATHER_THERE, 7, 1015);
+        track.mark_at(span::GATHER_NEEDED, 8, 1100);
+        track.mark_at(span::GATHER_THERE, 8, 1101);
+        track.push(span::BACKWARD, Span { start_ns: 1200, end_ns: 1400 });
+        // Still there from the forward pass.
+        track.mark_at(span::GATHER_NEEDED, 8, 1201);
+        track.mark_at(span::GATHER_THERE, 8, 1202);
+        track.mark_at(span::NEXT_STEP, 0, 1500);
+        track.mark_at(span::GATHER_SENT, 7, 1501);
+        let records = [
+            record(OpKind::AllGather, [991, 995, 1015]),
+            record(OpKind::AllReduce, [1000, 1001, 1002]),
+            record(OpKind::AllGather, [1002, 1016, 1050]),
+            record(OpKind::AllGather, [1502, 1503, 1504]),
+        ];
+        let uses = uses(1000, &ahead, &track, &records);
+        let times = |at: usize| {
+            let GatherMean { unit, is_backward, submitted, done, needed, exposed, .. } = uses[at];
+            (unit, is_backward, [submitted, done, needed, exposed])
+        };
+        assert_eq!(times(0), (7, false, [-9.0, 15.0, 10.0, 5.0]));
+        assert_eq!(times(1), (8, false, [2.0, 50.0, 100.0, 1.0]));
+        assert_eq!(times(2), (8, true, [0.0, 0.0, 201.0, 1.0]));
+        assert_eq!((uses[1].bytes, uses[2].bytes, uses.len()), (8, 0, 3));
+        let ahead: Vec<_> = sent_ahead(&track).iter().map(|mark| (mark.id, mark.at_ns)).collect();
+        assert_eq!(ahead, [(7, 1501)]);
+    }
+}
