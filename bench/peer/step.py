@@ -1,9 +1,10 @@
-"""Our training step in PyTorch: DistributedDataParallel over Gloo, on the CPU.
+"""Our training step in PyTorch, on the CPU: DistributedDataParallel over Gloo, or a sharded form of it.
 
     .peer/bin/python bench/peer/step.py --model cnn --ranks 2 --seconds 5
+    .peer/bin/python bench/peer/step.py --model mlp --features 2048 2048 2048 2048 1024 --sharding resharded
 
 Each rank has one thread, and is pinned to its own core if there are enough cores. The settings are the
-fastest that PyTorch offers for this step: fused optimizer, channels-last convolutions, gradients that live
+fastest that PyTorch offers for this step: fused optimizer (SGD on sharded parameters has none), channels-last convolutions, gradients that live
 in the buckets, a static graph. The batch is drawn once and reused in every step, so no time goes into
 loading data.
 
@@ -27,6 +28,8 @@ import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,6 +55,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=list(BATCH_SIZE), default="cnn")
     parser.add_argument("--ranks", type=int, default=2, help="1 trains without a process group (default: 2)")
     parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for a cnn, 256 for mlp)")
+    parser.add_argument(
+        "--features", type=int, nargs="+", default=MLP_FEATURES, help="of the mlp: input, hidden layers, output"
+    )
+    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    parser.add_argument(
+        "--sharding",
+        choices=["none", "zero1", "kept", "resharded"],
+        default="none",
+        help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, each layer with parameters a unit, "
+        "which stays whole after the forward pass or does not (default: none)",
+    )
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
     parser.add_argument("--warmup-steps", type=int, default=5, help="steps before the timed ones (default: 5)")
@@ -66,6 +80,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--ranks must be at least 1")
     if arguments.warmup_steps < 0:
         parser.error("--warmup-steps must not be negative")
+    if arguments.ranks == 1 and arguments.sharding != "none":
+        parser.error("--sharding needs at least 2 ranks")
     arguments.batch_size = arguments.batch_size or BATCH_SIZE[arguments.model]
     return arguments
 
@@ -97,18 +113,37 @@ def mlp(features: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def build(name: str, batch_size: int, channels_last: bool) -> tuple[nn.Module, Loss, Tensor, Tensor]:
+def build(arguments: argparse.Namespace) -> tuple[nn.Module, Loss, Tensor, Tensor]:
     """The model, its loss, and a batch of inputs and targets."""
-    if name == "mlp":
-        inputs = torch.randn(batch_size, MLP_FEATURES[0])
-        targets = torch.randn(batch_size, MLP_FEATURES[-1])
-        return mlp(MLP_FEATURES), F.mse_loss, inputs, targets
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    shape = CNNS[name]
+    batch_size, features = arguments.batch_size, arguments.features
+    if arguments.model == "mlp":
+        inputs = torch.randn(batch_size, features[0])
+        targets = torch.randn(batch_size, features[-1])
+        return mlp(features), F.mse_loss, inputs, targets
+    memory_format = torch.channels_last if arguments.channels_last else torch.contiguous_format
+    shape = CNNS[arguments.model]
     model = Cnn(shape, CLASSES).to(memory_format=memory_format)
     inputs = torch.randn(batch_size, *shape.image).contiguous(memory_format=memory_format)
     targets = torch.randint(0, CLASSES, (batch_size,))
     return model, F.cross_entropy, inputs, targets
+
+
+def distributed(model: nn.Module, sharding: str) -> nn.Module:
+    """The model on several ranks."""
+    if sharding in ("none", "zero1"):
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+    for unit in [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]:
+        fully_shard(unit, reshard_after_forward=sharding == "resharded")
+    return fully_shard(model, reshard_after_forward=sharding == "resharded")
+
+
+def optimizer_of(model: nn.Module, arguments: argparse.Namespace) -> torch.optim.Optimizer:
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[arguments.optimizer]
+    if arguments.sharding == "zero1":
+        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, lr=arguments.lr, fused=True)
+    # Sharded parameters have no fused SGD.
+    fused = arguments.optimizer == "adamw" or arguments.sharding == "none"
+    return kind(model.parameters(), lr=arguments.lr, fused=fused)
 
 
 def pin_to_core(rank: int, num_ranks: int) -> None:
@@ -134,11 +169,11 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     """Train one rank, whose process group exists if there are several, and describe the run."""
     num_ranks = arguments.ranks
     torch.manual_seed(rank)  # each rank has its own batch; DistributedDataParallel sends the weights of rank 0 to all ranks
-    model, loss_function, inputs, targets = build(arguments.model, arguments.batch_size, arguments.channels_last)
+    model, loss_function, inputs, targets = build(arguments)
     num_params = sum(parameter.numel() for parameter in model.parameters())
     if num_ranks > 1:
-        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, fused=True)
+        model = distributed(model, arguments.sharding)
+    optimizer = optimizer_of(model, arguments)
 
     def step() -> Tensor:
         loss = loss_function(model(inputs), targets)
@@ -171,6 +206,7 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
         "side": "torch",
         "torch": torch.__version__,
         "model": arguments.model,
+        "sharding": arguments.sharding,
         "ranks": num_ranks,
         "params": num_params,
         "batch_size": arguments.batch_size,

@@ -6,7 +6,7 @@
 //! unit is in use, the next ones are gathered. The last units of the forward pass may stay until their backward pass.
 //! Gradients are reduced as in [`Sharded2`](crate::Sharded2).
 //!
-//! Operations per step: three per unit, two for a unit that stays. Bytes: half as many again as `ddp`. Memory: parameters, gradients and
+//! Operations per step: three per unit, two for the last units, which are still there when their backward pass begins. Bytes: half as many again as `ddp`. Memory: parameters, gradients and
 //! optimizer state are divided by the number of ranks, and there is memory for the whole parameters and gradients of the
 //! units that are open together: two of each by default. It is the choice for models that do not fit otherwise.
 
@@ -185,16 +185,14 @@ impl Strategy for Sharded3 {
         Ok(View::new(self.open(replica, track, unit, false)?, None, true))
     }
 
-    fn post_forward(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<()> {
+    fn post_forward(&mut self, _: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<()> {
         let keep = self.options.keep_after_forward;
         let Running { gathers, uses, num_forward, .. } = self.running();
         let kept = &uses[num_forward.saturating_sub(keep)..*num_forward];
-        if kept.contains(&unit) { Ok(()) } else { gathers.close(replica, track, unit) }
+        if !kept.contains(&unit) {
+            gathers.close(unit);
+        }
+        Ok(())
     }
 
     fn pre_backward(
@@ -216,7 +214,8 @@ impl Strategy for Sharded3 {
     ) -> Result<()> {
         let Running { gathers, reductions, .. } = self.running();
         reductions.close(replica, track, unit)?;
-        gathers.close(replica, track, unit)
+        gathers.close(unit);
+        Ok(())
     }
 
     fn reduces_every_pass(&self) -> bool {
@@ -250,7 +249,7 @@ impl Strategy for Sharded3 {
         let Replica { compute, storage, .. } = replica;
         let prefetch = self.options.prefetch;
         let Running { gathers, uses, next, num_forward, .. } = self.running();
-        gathers.close_all(replica, track)?;
+        gathers.evict_all(replica, track)?;
         track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
         *next = 0;
         track.mark(span::NEXT_STEP, 0);

@@ -30,8 +30,10 @@ enum State {
     Closed,
     /// An operation gathers the values.
     Underway(Work),
-    /// The values are there.
+    /// The values are there, and a pass uses them or is about to.
     Open,
+    /// The values are there until another unit takes the place.
+    Free,
 }
 
 /// The gathered values of all units.
@@ -85,7 +87,7 @@ impl Gathers {
         if let Room::Arena(arena, _) = &self.room {
             let neighbors: Vec<UnitId> = arena.neighbors(unit).collect();
             for neighbor in neighbors {
-                self.close(replica, track, neighbor)?;
+                self.evict(replica, track, neighbor)?;
             }
         }
         let whole = self.memory(replica, unit)?;
@@ -111,6 +113,7 @@ impl Gathers {
             self.start(replica, track, unit)?;
             track.mark(span::GATHER_NEEDED, unit.0);
             self.wait(track, unit)?;
+            self.states[unit.0] = State::Open;
             track.mark(span::GATHER_THERE, unit.0);
         }
         match &self.room {
@@ -119,25 +122,28 @@ impl Gathers {
         }
     }
 
-    /// Closes a unit: its place may be taken. In builds with debug assertions the place is filled with not-a-number.
-    pub(crate) fn close(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<()> {
+    /// Closes a unit after its pass: another unit may take its place. If none does, the unit need not be gathered again.
+    pub(crate) fn close(&mut self, unit: UnitId) {
+        let state = &mut self.states[unit.0];
+        if matches!(state, State::Open) {
+            *state = State::Free;
+        }
+    }
+
+    /// Ends the validity of a unit's values. In builds with debug assertions its place is filled with not-a-number.
+    fn evict(&mut self, replica: &Replica, track: &mut SpanTrack, unit: UnitId) -> Result<()> {
         self.wait(track, unit)?;
-        let is_open = matches!(self.states[unit.0], State::Open);
+        let is_there = !matches!(self.states[unit.0], State::Closed);
         self.states[unit.0] = State::Closed;
-        if cfg!(debug_assertions) && is_open && matches!(self.room, Room::Arena(..)) {
+        if cfg!(debug_assertions) && is_there && matches!(self.room, Room::Arena(..)) {
             self.memory(replica, unit)?.as_bytes().write::<u8>()?.fill(0xFF);
         }
         Ok(())
     }
 
-    /// Closes all units, because their values are about to change.
-    pub(crate) fn close_all(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        (0..self.states.len()).try_for_each(|unit| self.close(replica, track, UnitId(unit)))
+    /// Evicts all units, because their values are about to change.
+    pub(crate) fn evict_all(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        (0..self.states.len()).try_for_each(|unit| self.evict(replica, track, UnitId(unit)))
     }
 
     /// Waits for all gathers that are on their way.

@@ -1,0 +1,181 @@
+"""Compares Paceline and PyTorch, side by side: the training step with each stage of sharding.
+
+    cargo build --release
+    python3 bench/sharding.py                   # needs the peer: see bench/README.md
+
+The model is an MLP of three 2048-wide layers with 14.7 million parameters, batch 64 per rank, AdamW, on 2 ranks of 1
+thread, each pinned to its own core. In every round each of our strategies runs, and then each counterpart in PyTorch:
+
+    ddp        DistributedDataParallel
+    sharded1   ZeroRedundancyOptimizer on top of it
+    sharded2   fully_shard, each layer a unit, which stays whole after the forward pass
+    sharded3   fully_shard, each layer a unit, which is sharded again after the forward pass
+
+A round gives one ratio of step times for each pair, and for each of our strategies the ratio to our `ddp`. Ratios
+are used because a time alone says more about the machine than about the program.
+
+Prints two tables and writes the raw records of all runs with date, machine, versions and commands to
+`results/sharding.json`. Run it from the root of the repository; only the standard library is needed. Exits with 1 if
+something could not be run or the two sides did not train the same model, and with 2 on a wrong argument.
+"""
+import argparse
+import datetime
+import json
+import shlex
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
+
+FEATURES = (2048, 2048, 2048, 2048, 1024)
+BATCH_SIZE = 64  # per rank
+RANKS = 2
+WARMUP_STEPS = 5
+TIMEOUT_SECONDS = 300
+PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "step.py"
+COUNTERPARTS = {"ddp": "none", "sharded1": "zero1", "sharded2": "kept", "sharded3": "resharded"}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare a sharded training step with PyTorch's, interleaved.")
+    parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each strategy and side (default: 5)")
+    parser.add_argument("--seconds", type=float, default=5, help="timed seconds of each run of the peer (default: 5)")
+    parser.add_argument("--steps", type=int, default=60, help="timed steps of each of our runs (default: 60)")
+    parser.add_argument("--ours-only", action="store_true", help="compare our strategies with each other only")
+    parser.add_argument("--out", type=Path, default=Path("results/sharding.json"), metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.steps < 1 or arguments.seconds <= 0:
+        parser.error("--rounds, --steps and --seconds must be above zero")
+    if not arguments.paceline.is_file():
+        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
+    if not arguments.ours_only and not arguments.peer_python.is_file():
+        parser.error(f"--peer-python {arguments.peer_python}: no such file; bench/README.md says how to set it up")
+    return arguments
+
+
+def our_arguments(strategy: str, steps: int) -> list[str]:
+    total = steps + WARMUP_STEPS
+    return shlex.split(
+        f"train --model mlp --input-dim {FEATURES[0]} --hidden-dim {FEATURES[1]} --num-layers {len(FEATURES) - 2}"
+        f" --output-dim {FEATURES[-1]} --batch-size {BATCH_SIZE} --optimizer adamw --strategy {strategy} --nproc {RANKS}"
+        f" --threads 1 --pin-cores --epochs 1 --steps-per-epoch {total} --warmup-steps {WARMUP_STEPS} --quiet"
+        " --json step.json"
+    )
+
+
+def peer_arguments(strategy: str, seconds: float) -> list[str]:
+    features = " ".join(map(str, FEATURES))
+    return shlex.split(
+        f"--model mlp --features {features} --batch-size {BATCH_SIZE} --optimizer adamw --lr 0.001 --ranks {RANKS}"
+        f" --sharding {COUNTERPARTS[strategy]} --warmup-steps {WARMUP_STEPS} --seconds {seconds:g}"
+    )
+
+
+def measure_ours(binary: Path, strategy: str, steps: int) -> Record:
+    # A run writes its run folder into the current folder, which is temporary here.
+    with tempfile.TemporaryDirectory(prefix="sharding_") as folder:
+        run([binary.absolute(), *our_arguments(strategy, steps)], Path(folder), TIMEOUT_SECONDS)
+        record = json.loads(Path(folder, "step.json").read_text())
+    kept = ("step_ms_median", "step_ms_p99", "params", "peak_bytes", "resident_bytes", "weights_sha256", "steps")
+    return {key: record[key] for key in kept if key in record} | {"step_ms": record["step_ms_median"]}
+
+
+def measure_peer(python: Path, strategy: str, seconds: float, failures: list[str]) -> Record:
+    """One run, repeated once if it fails; `failures` records that."""
+    command = [python.absolute(), PEER_SCRIPT, *peer_arguments(strategy, seconds)]
+    for is_last in (False, True):
+        try:
+            return json.loads(run(command, ROOT, TIMEOUT_SECONDS).strip().splitlines()[-1])
+        except (RunFailed, ValueError, IndexError) as error:
+            failures.append(f"{strategy}: {error}")
+            if is_last:
+                raise RunFailed(f"PyTorch's counterpart of {strategy}: {error}") from None
+    raise AssertionError("the last try returns or raises")
+
+
+def one_round(arguments: argparse.Namespace, failures: list[str]) -> dict[str, Record]:
+    """A record for each side of each strategy."""
+    records: dict[str, Record] = {}
+    for strategy in COUNTERPARTS:
+        records[strategy] = {"ours": measure_ours(arguments.paceline, strategy, arguments.steps)}
+        if not arguments.ours_only:
+            theirs = measure_peer(arguments.peer_python, strategy, arguments.seconds, failures)
+            records[strategy]["theirs"] = theirs
+            if theirs["params"] != records[strategy]["ours"]["params"]:
+                raise RunFailed(f"{strategy}: not the same model: {records[strategy]['ours']['params']} and {theirs['params']}")
+    digests = {record["ours"]["weights_sha256"] for record in records.values()}
+    if len(digests) > 1:
+        raise RunFailed(f"our strategies ended with different weights: {digests}")
+    return records
+
+
+def summary(ratios: list[float]) -> Record:
+    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios), "ratios": ratios}
+
+
+def ratio_text(of: Record) -> str:
+    return f"{of['median']:.3f} [{of['least']:.3f}-{of['most']:.3f}]"
+
+
+def median_ms(rounds: list[dict[str, Record]], strategy: str, side: str) -> str:
+    return f"{statistics.median(of[strategy][side]['step_ms'] for of in rounds):.1f}"
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    failures: list[str] = []
+    rounds: list[dict[str, Record]] = []
+    try:
+        for number in range(1, arguments.rounds + 1):
+            rounds.append(one_round(arguments, failures))
+            steps = {name: [of["step_ms"] for of in record.values()] for name, record in rounds[-1].items()}
+            print(f"round {number} of {arguments.rounds}: {steps}", file=sys.stderr)
+    except RunFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    to_ddp = {
+        name: summary([of[name]["ours"]["step_ms"] / of["ddp"]["ours"]["step_ms"] for of in rounds])
+        for name in COUNTERPARTS
+    }
+    speedups = {} if arguments.ours_only else {
+        name: summary([of[name]["theirs"]["step_ms"] / of[name]["ours"]["step_ms"] for of in rounds])
+        for name in COUNTERPARTS
+    }
+    report = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "commit": commit(),
+        "commands": {
+            name: {
+                "ours": shlex.join([shown(arguments.paceline), *our_arguments(name, arguments.steps)]),
+                "theirs": shlex.join([shown(PEER_SCRIPT), *peer_arguments(name, arguments.seconds)]),
+            }
+            for name in COUNTERPARTS
+        },
+        "to_ddp": to_ddp,
+        "speedups": speedups,
+        "peer_failures": failures,
+        "rounds": rounds,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+    ours = [("strategy", "ms", "of our ddp [min-max]")]
+    ours += [(name, median_ms(rounds, name, "ours"), ratio_text(to_ddp[name])) for name in COUNTERPARTS]
+    print(aligned(ours, left={0}))
+    if speedups:
+        both = [("strategy", "paceline ms", "PyTorch ms", "times as fast [min-max]")]
+        both += [
+            (name, median_ms(rounds, name, "ours"), median_ms(rounds, name, "theirs"), ratio_text(speedups[name]))
+            for name in COUNTERPARTS
+        ]
+        print("\n" + aligned(both, left={0}))
+    print(f"\nraw records: {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
