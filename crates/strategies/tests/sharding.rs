@@ -3,16 +3,19 @@
 //!
 //! `parity.rs` and `graphs.rs` compare them with the other strategies too.
 
+#![allow(clippy::result_large_err, reason = "what a strategy returns is its own error")]
+
 mod common;
 
-use paceline_collectives::{Group, Mesh};
+use paceline_collectives::{Group, Mesh, MeshShape};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category};
-use paceline_model::OptimizerConfig;
+use paceline_model::{Model, OptimizerConfig, Owned, Precision, Storage, UnitId, View};
 use paceline_strategies::{
     Ddp, Exactness, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded1, Sharded2,
-    Sharded3, Strategy, Zero1, Zero2, Zero3, clip_grad_norm, train_step,
+    Sharded3, Strategy, StrategyError, Zero1, Zero2, Zero3, clip_grad_norm, train_step,
 };
+use paceline_trace::SpanTrack;
 
 use common::{Net, Optim, SHARDED, Trainer, WHOLE, on_ranks};
 
@@ -223,5 +226,77 @@ fn each_stage_takes_less_memory_than_the_one_before() {
         ];
         assert!(replicas > stages[0], "{replicas}, {stages:?}");
         assert!(stages.is_sorted_by(|a, b| a > b), "{stages:?} on {world_size} ranks");
+    }
+}
+
+/// Leaves the run when the backward pass of its first unit begins: units have been gathered, and nothing has been reduced yet.
+struct Leaves(Sharded3);
+
+impl Strategy for Leaves {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn exactness(&self) -> Exactness {
+        self.0.exactness()
+    }
+
+    fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
+        self.0.owned(model, mesh, rank)
+    }
+
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        mesh: &Mesh,
+    ) -> paceline_strategies::Result<Storage> {
+        self.0.allocate(model, precision, compute, mesh)
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> paceline_strategies::Result<()> {
+        self.0.prepare(replica)
+    }
+
+    fn pre_forward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        unit: UnitId,
+    ) -> paceline_strategies::Result<View> {
+        self.0.pre_forward(replica, track, unit)
+    }
+
+    fn pre_backward(
+        &mut self,
+        _: &Replica,
+        _: &mut SpanTrack,
+        _: UnitId,
+    ) -> paceline_strategies::Result<View> {
+        Err(StrategyError::Setting("leaves".into()))
+    }
+
+    fn finish_gradients(
+        &mut self,
+        _: &Replica,
+        _: &mut SpanTrack,
+    ) -> paceline_strategies::Result<()> {
+        unreachable!("the rank has left")
+    }
+}
+
+#[test]
+fn a_rank_that_is_lost_between_gather_and_reduction_is_named() {
+    let errors = on_ranks(3, |group| {
+        let rank = group.rank();
+        let strategy = Sharded3::default();
+        let strategy = if rank == 1 { boxed(Leaves(strategy)) } else { boxed(strategy) };
+        let mut trainer = Trainer::new(Net::Mlp, group, strategy);
+        (rank, trainer.step(&[9]).unwrap_err().to_string())
+    });
+    for (rank, error) in errors {
+        let words = if rank == 1 { "leaves" } else { "rank 1" };
+        assert!(error.contains(words), "rank {rank}: {error}");
     }
 }

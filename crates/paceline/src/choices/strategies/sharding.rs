@@ -139,7 +139,8 @@ impl StrategySettings for ShardSettings {
         }
         let units = ShardOptions::num_gathered(model);
         let ShardOptions { prefetch, keep_after_forward, .. } = self.options;
-        if prefetch >= units.max(2) {
+        let gathers = matches!(self.advice(), Advice::ChooseGathers { prefetch: Some(_) });
+        if gathers && prefetch >= units.max(2) {
             return usage(format!(
                 "--prefetch {prefetch}: the model has {units} units, so at most {} can be ahead of the one in use; \
                  pass 0 to {}",
@@ -147,7 +148,7 @@ impl StrategySettings for ShardSettings {
                 units.saturating_sub(1)
             ));
         }
-        if keep_after_forward > units.max(1) {
+        if gathers && keep_after_forward > units.max(1) {
             return usage(format!(
                 "--keep-after-forward {keep_after_forward}: the model has {units} units; pass 0 to {units}, or \
                  --strategy sharded2, which keeps all of them"
