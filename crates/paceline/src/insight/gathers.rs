@@ -119,9 +119,9 @@ mod tests {
     fn reductions_take_their_turn() {
         let backward = Use { gather: Some(2.0), compute: 3.0, reduce: 4.0 };
         let uses = Uses { uses: vec![backward; 3], lead: 0.0 };
-        // The second gather is there at 4, before it is needed at 5. The third is submitted at 5 and there at 7, and is needed
-        // at 8.
-        assert_eq!(uses.exposed(1), 2.0);
+        // The second gather is there at 4, before it is needed at 5. The third waits for the first reduction, which ends at 9, and
+        // is there at 11; it is needed at 8.
+        assert_eq!(uses.exposed(1), 2.0 + 3.0);
         // Without a prefetch each gather waits for the reduction before it.
         assert_eq!(uses.exposed(0), 2.0 + (4.0 + 2.0) * 2.0);
     }
