@@ -140,6 +140,10 @@ impl Strategy for Alternating {
         self.inner.post_backward(replica, track, unit)
     }
 
+    fn max_micro_batches(&self) -> Option<usize> {
+        self.inner.max_micro_batches()
+    }
+
     fn reduces_every_pass(&self) -> bool {
         self.inner.reduces_every_pass()
     }

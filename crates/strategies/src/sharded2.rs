@@ -136,6 +136,10 @@ impl Strategy for Sharded2 {
         self.running().reductions.close(replica, track, unit)
     }
 
+    fn max_micro_batches(&self) -> Option<usize> {
+        Some(self.options.max_micro_batches)
+    }
+
     fn reduces_every_pass(&self) -> bool {
         self.options.adds_shards()
     }

@@ -218,6 +218,10 @@ impl Strategy for Sharded3 {
         Ok(())
     }
 
+    fn max_micro_batches(&self) -> Option<usize> {
+        Some(self.options.max_micro_batches)
+    }
+
     fn reduces_every_pass(&self) -> bool {
         self.options.adds_shards()
     }

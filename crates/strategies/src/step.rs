@@ -15,7 +15,7 @@ use crate::accumulation::{AccumulationOrder, PartialSums};
 use crate::hooks::Hooks;
 use crate::replica::LeftOut;
 use crate::strategy::span;
-use crate::{MicroBatch, Replica, Result, Strategy};
+use crate::{MicroBatch, Replica, Result, Strategy, StrategyError};
 
 /// The loss of a training step over the whole batch. The same on every rank, except where noted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,6 +97,14 @@ impl<'a> Step<'a> {
         track: &'a mut SpanTrack,
     ) -> Result<Self> {
         let Replica { storage, compute, group, options, own_sums, .. } = replica;
+        if let Some(most) = strategy.max_micro_batches().filter(|most| micro_batches.len() > *most)
+        {
+            return Err(StrategyError::Setting(format!(
+                "{} was made for steps of at most {most} micro-batches, not {}: see ShardOptions::max_micro_batches",
+                strategy.name(),
+                micro_batches.len()
+            )));
+        }
         let is_shared = strategy.shares_loss();
         if options.broadcast_buffers && is_shared {
             replica.broadcast_buffers(0, track)?;

@@ -193,6 +193,11 @@ pub trait Strategy: Send {
         false
     }
 
+    /// The most micro-batches that a step may have, if there is a limit.
+    fn max_micro_batches(&self) -> Option<usize> {
+        None
+    }
+
     /// Called when this rank's gradient of `id` is final: during the last backward pass of a step, or right
     /// after it for parameters that the step left out. Called once per step for each trained parameter of the blocks
     /// that the rank computes; with [`Strategy::reduces_every_pass`], once per backward pass.

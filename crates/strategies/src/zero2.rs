@@ -106,6 +106,10 @@ impl Strategy for Zero2 {
         self.reductions().close(replica, track, unit)
     }
 
+    fn max_micro_batches(&self) -> Option<usize> {
+        Some(self.options.max_micro_batches)
+    }
+
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.reductions().finish(replica, track)
     }

@@ -144,6 +144,10 @@ impl Strategy for Zero3 {
         self.running().values.free(unit)
     }
 
+    fn max_micro_batches(&self) -> Option<usize> {
+        Some(self.options.max_micro_batches)
+    }
+
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.running().reductions.finish(replica, track)
     }

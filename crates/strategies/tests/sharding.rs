@@ -300,3 +300,16 @@ fn a_rank_that_is_lost_between_gather_and_reduction_is_named() {
         assert!(error.contains(words), "rank {rank}: {error}");
     }
 }
+
+#[test]
+fn more_micro_batches_than_stated_are_refused() {
+    for at in 0..4 {
+        on_ranks(1, |group| {
+            let strategy = with_options(ShardOptions::default()).into_iter().nth(at).unwrap();
+            let mut trainer = Trainer::new(Net::Mlp, group, strategy);
+            let error = trainer.step(&[4, 4]).unwrap_err().to_string();
+            assert!(error.contains("at most 1 micro-batches, not 2"), "{error}");
+            trainer.step(&[4]).unwrap();
+        });
+    }
+}
