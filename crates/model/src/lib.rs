@@ -69,7 +69,6 @@ mod optimizer;
 mod owned;
 mod precision;
 mod readiness;
-mod slot;
 mod storage;
 mod view;
 
@@ -90,7 +89,6 @@ pub use optimizer::{Optimizer, OptimizerConfig};
 pub use owned::Owned;
 pub use precision::Precision;
 pub use readiness::GradReadiness;
-pub use slot::Slot;
 pub use storage::{Storage, WeightsDigest};
 pub use view::{OpenUnits, View};
 

@@ -28,20 +28,6 @@ impl View {
     pub fn new(values: Held, grads: Option<Held>, starts_anew: bool) -> Self {
         Self { values, grads, starts_anew }
     }
-
-    /// Memory that holds one unit only: flat values of the unit, with its padding, and a place for gradients. The
-    /// gradients start anew: the place holds none from an earlier pass, so the first use overwrites it.
-    ///
-    /// Errors if `values` or `grads` is shorter than the unit.
-    pub fn of_unit(
-        layout: &Layout,
-        unit: UnitId,
-        values: &Tensor,
-        grads: Option<&Tensor>,
-    ) -> Result<Self> {
-        let part = |tensor: &Tensor| Held::of_unit(layout, unit, tensor);
-        Ok(Self::new(part(values)?, grads.map(part).transpose()?, true))
-    }
 }
 
 fn of_param(all: &Held, param: &Param) -> Result<Tensor> {

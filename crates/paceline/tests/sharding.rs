@@ -109,9 +109,9 @@ fn all_choices_are_compared_with_the_baseline() {
 
 #[test]
 fn the_end_of_a_run_shows_when_units_are_gathered_and_needed() {
-    let (sandbox, run) = train(&format!(
-        "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 3 --strategy sharded3 --nproc 2 --epochs 1 --steps-per-epoch 12 --batch-size 8"
-    ));
+    let (sandbox, run) = train(
+        "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 3 --strategy sharded3 --nproc 2 --epochs 1 --steps-per-epoch 12 --batch-size 8",
+    );
     assert!(run.line("Unit ").contains("Exposed (ms)"), "{}", run.stdout);
     let summary = json(&sandbox.run_folder().join("summary.json"));
     let gathers = summary["anatomy"]["gathers"].as_array().unwrap();

@@ -10,7 +10,7 @@ use paceline_collectives::Group;
 use paceline_model::Batch;
 use paceline_strategies::{Ddp, HalfPrecision, Join, LocalSgd, MicroBatch, NoSync, Single, TopK};
 
-use common::{EXACT, Make, NETS, Net, Trainer, all_exact, largest_difference, on_ranks};
+use common::{Make, NETS, Net, Trainer, all_exact, largest_difference, on_ranks};
 
 /// As in `parity.rs`, sums over the batch are in a different order: f32 rounding errors over 9 steps.
 const TOLERANCE: f64 = 1e-6;
