@@ -351,6 +351,9 @@ impl Group {
             match tensor.device() {
                 // Every engine reaches the memory of the host.
                 Device::Cpu => {}
+                Device::Meta => {
+                    return self.refuse(kind, "a tensor on the device meta has no contents".into());
+                }
             }
         }
         let mut call = Call { op, root, ..Call::new(kind, dtype) };

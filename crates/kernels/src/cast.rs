@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
+use crate::meta::Pretended;
 use crate::{Compute, KernelError, Result};
 
 /// Number of elements that a thread converts at a time.
@@ -27,6 +28,12 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
             }),
             dtype => return Err(KernelError::DType { op, dtype }),
         },
+        Device::Meta => match rounded.dtype() {
+            dtype @ (DType::F16 | DType::BF16) => {
+                Pretended::new(compute, op).reads(DType::F32, [x])?.writes(dtype, [rounded])?;
+            }
+            dtype => return Err(KernelError::DType { op, dtype }),
+        },
     }
     Ok(())
 }
@@ -45,6 +52,12 @@ pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
             DType::BF16 => in_blocks(compute, &rounded.read::<bf16>()?, &mut x.write()?, |y, x| {
                 y.convert_to_f32_slice(x);
             }),
+            dtype => return Err(KernelError::DType { op, dtype }),
+        },
+        Device::Meta => match rounded.dtype() {
+            dtype @ (DType::F16 | DType::BF16) => {
+                Pretended::new(compute, op).reads(dtype, [rounded])?.writes(DType::F32, [x])?;
+            }
             dtype => return Err(KernelError::DType { op, dtype }),
         },
     }

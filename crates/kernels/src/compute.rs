@@ -7,6 +7,7 @@ use paceline_memory::{Allocator, Category, DType, Device, MemoryError, Tensor, W
 use paceline_trace::{Event, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
+use crate::meta::Pretended;
 use crate::{KernelError, Result, SimdLevel};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
@@ -27,12 +28,17 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Computes with `num_threads` threads and the best vector instructions of this processor. Errors if the system
-    /// refuses the threads.
+    /// Computes with `num_threads` threads and the best vector instructions of this processor, in the memory of the
+    /// allocator's device. Errors if the system refuses the threads. On [`Device::Meta`] no thread is started, and
+    /// operations take the scratch memory that they would take for this number of threads.
     pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
+        let threads = match allocator.device() {
+            Device::Cpu => Threads::new(num_threads)?,
+            Device::Meta => Threads::none(num_threads),
+        };
         Ok(Self {
             simd: SimdLevel::detect(),
-            threads: Threads::new(num_threads)?,
+            threads,
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),
@@ -55,6 +61,8 @@ impl Compute {
     /// fn negate(compute: &Compute, x: &Tensor) -> Result<()> {
     ///     match compute.device_of("negate", [x])? {
     ///         Device::Cpu => x.write::<f32>()?.iter_mut().for_each(|x| *x = -*x),
+    ///         // No contents, so there is nothing to compute.
+    ///         Device::Meta => {}
     ///     }
     ///     Ok(())
     /// }
@@ -101,6 +109,11 @@ impl Compute {
         let start_ns = track.map(|_| now_ns());
         match self.device_of("copy", [from, to])? {
             Device::Cpu => to.copy_from(from)?,
+            Device::Meta => {
+                let dtype = to.dtype();
+                let from = from.view(to.shape())?;
+                Pretended::new(self, "copy").reads(dtype, [&from])?.writes(dtype, [to])?;
+            }
         }
         let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
         let span = Span { start_ns, end_ns: now_ns() };
@@ -151,6 +164,7 @@ impl Drop for KernelTimer<'_> {
 /// The threads of one rank. With one thread there is no pool: the caller does all work.
 #[derive(Debug)]
 pub struct Threads {
+    count: usize,
     pool: Option<rayon::ThreadPool>,
     /// The tracks on which the threads record their parts of kernels, if they record.
     tracks: Vec<Arc<Track>>,
@@ -167,12 +181,19 @@ impl Threads {
                 .build()
                 .map_err(|e| KernelError::NoThreads { num_threads, reason: e.to_string() })
         };
-        Ok(Self { pool: (num_threads > 1).then(build).transpose()?, tracks: Vec::new() })
+        let pool = (num_threads > 1).then(build).transpose()?;
+        let count = pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads);
+        Ok(Self { count, pool, tracks: Vec::new() })
+    }
+
+    /// A number of threads of which none exists.
+    fn none(num_threads: usize) -> Self {
+        Self { count: num_threads.max(1), pool: None, tracks: Vec::new() }
     }
 
     /// The number of threads.
     pub fn count(&self) -> usize {
-        self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
+        self.count
     }
 
     /// Runs `work` on every item, on all threads. Returns the first error.

@@ -10,10 +10,11 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
-use crate::conv2d::Conv2d;
 use crate::conv2d::direct::{Grid, InputGradient, Product, WeightGradient};
 use crate::conv2d::prepare::PaddedImage;
+use crate::conv2d::{self, Conv2d};
 use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Result, reference};
 
@@ -89,6 +90,23 @@ pub fn forward(
             }
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let mut pretended = Pretended::new(compute, OP)
+                .reads(dtype, [input, weight, bias])?
+                .writes(dtype, [output])?;
+            pretended = pretended.writes(DType::U8, [winners])?;
+            if dtype == DType::F32 {
+                conv2d::meta::forward(
+                    &mut pretended,
+                    compute,
+                    conv,
+                    (2 * rows, 2 * columns),
+                    batch,
+                )?;
+            }
+            Ok(())
+        }
     }
 }
 
@@ -149,6 +167,19 @@ pub fn backward_weight(
             }
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let mut pretended = Pretended::new(compute, OP)
+                .reads(dtype, [input, d_output])?
+                .writes(dtype, [d_weight])?;
+            pretended = pretended.reads(DType::U8, [winners])?;
+            if dtype == DType::F32 {
+                let grid = (2 * rows, 2 * columns);
+                conv2d::meta::backward_weight(&mut pretended, compute, conv, grid, batch)?;
+            }
+            pretended.writes(dtype, [d_bias])?;
+            Ok(())
+        }
     }
 }
 
@@ -193,6 +224,17 @@ pub fn backward_input(
             }
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, d_output)?;
+            let mut pretended = Pretended::new(compute, OP)
+                .reads(dtype, [weight, d_output])?
+                .writes(dtype, [d_input])?;
+            pretended = pretended.reads(DType::U8, [winners])?;
+            if dtype == DType::F32 {
+                conv2d::meta::backward_input(&mut pretended, compute, conv, 2 * rows, batch)?;
+            }
+            Ok(())
+        }
     }
 }
 

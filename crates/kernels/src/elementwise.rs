@@ -3,6 +3,7 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result, SimdLevel};
 
@@ -16,6 +17,10 @@ pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
             DType::F64 => relu_body::<f64>(&input.read()?, &mut output.write()?),
             dtype => return Err(KernelError::DType { op: "relu", dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float("relu", input)?;
+            Pretended::new(compute, "relu").reads(dtype, [input])?.writes(dtype, [output])?;
+        }
     }
     Ok(())
 }
@@ -43,6 +48,11 @@ pub fn relu_backward(
             }
             dtype => return Err(KernelError::DType { op, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(op, output)?;
+            let pretended = Pretended::new(compute, op).reads(dtype, [output, d_output])?;
+            pretended.writes(dtype, [d_input])?;
+        }
     }
     Ok(())
 }
@@ -140,6 +150,10 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
             DType::F64 => add_body::<f64>(&x.read()?, &mut y.write()?),
             dtype => return Err(KernelError::DType { op: "add", dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float("add", y)?;
+            Pretended::new(compute, "add").reads(dtype, [x])?.writes(dtype, [y])?;
+        }
     }
     Ok(())
 }
@@ -164,6 +178,10 @@ pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
             DType::F64 => divide_body::<f64>(&mut tensor.write()?, divisor),
             dtype => return Err(KernelError::DType { op: "divide", dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float("divide", tensor)?;
+            Pretended::new(compute, "divide").writes(dtype, [tensor])?;
+        }
     }
     Ok(())
 }

@@ -31,6 +31,7 @@ mod activation;
 mod compute;
 mod error;
 mod matmul;
+mod meta;
 mod real;
 mod simd;
 

@@ -8,6 +8,7 @@ pub use crate::activation::Activation;
 use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::matmul::{Matrix, matmul};
+use crate::meta::{self, Pretended};
 use crate::{Compute, KernelError, Result, elementwise};
 
 const OP: &str = "linear";
@@ -84,6 +85,15 @@ pub fn forward(
                 dtype => Err(KernelError::DType { op: OP, dtype }),
             }
         }
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [input, weight])?;
+            let mut pretended = pretended.reads(dtype, bias)?.writes(dtype, [output])?;
+            match dtype {
+                DType::F32 => pretended.scratch(dtype, m.saturating_mul(n)),
+                _ => Ok(()),
+            }
+        }
     }
 }
 
@@ -127,6 +137,11 @@ pub fn backward_weight(
             }),
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [input, d_output])?;
+            pretended.writes(dtype, [d_weight].into_iter().chain(d_bias))?;
+        }
     }
     Ok(())
 }
@@ -154,6 +169,11 @@ pub fn backward_input(
             DType::F64 => product!(f64),
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, d_output)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [weight, d_output])?;
+            pretended.writes(dtype, [d_input])?;
+        }
     }
     Ok(())
 }

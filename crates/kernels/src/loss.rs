@@ -10,6 +10,7 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
 use crate::{Compute, KernelError, Real, Result};
 
 /// Number of elements of the sums of a loss.
@@ -55,6 +56,12 @@ pub fn cross_entropy(
                 dtype => return Err(KernelError::DType { op, dtype }),
             };
             add(&mut sums, batch);
+        }
+        Device::Meta => {
+            let dtype = meta::float(op, logits)?;
+            let pretended = Pretended::new(compute, op).reads(dtype, [logits])?;
+            let pretended = pretended.reads(DType::I64, [labels])?.writes(dtype, d_logits)?;
+            pretended.writes(DType::F64, [sums])?;
         }
     }
     Ok(())
@@ -136,6 +143,11 @@ pub fn mse(
                 dtype => return Err(KernelError::DType { op, dtype }),
             };
             add(&mut sums, batch);
+        }
+        Device::Meta => {
+            let dtype = meta::float(op, input)?;
+            let pretended = Pretended::new(compute, op).reads(dtype, [input, target])?;
+            pretended.writes(dtype, d_input)?.writes(DType::F64, [sums])?;
         }
     }
     Ok(())

@@ -4,6 +4,7 @@ use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result};
 
@@ -85,6 +86,12 @@ pub fn sgd(
             }
             dtype => Err(KernelError::DType { op, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(op, params)?;
+            let pretended = Pretended::new(compute, op).reads(dtype, [grads])?;
+            pretended.writes(dtype, [params].into_iter().chain(velocity))?;
+            Ok(())
+        }
     }
 }
 
@@ -179,6 +186,12 @@ pub fn adamw(
             }
             dtype => Err(KernelError::DType { op, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(op, params)?;
+            let pretended = Pretended::new(compute, op).reads(dtype, [grads])?;
+            pretended.writes(dtype, [params, first, second])?;
+            Ok(())
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
 use crate::{Compute, KernelError, Real, Result};
 
 const OP: &str = "max_pool";
@@ -99,6 +100,11 @@ pub fn forward(
             }
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
+            pretended.writes(dtype, [output])?.writes(DType::U8, [winners])?;
+        }
     }
     Ok(())
 }
@@ -130,6 +136,11 @@ pub fn backward(
             }
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, d_output)?;
+            let pretended = Pretended::new(compute, OP).reads(DType::U8, [winners])?;
+            pretended.reads(dtype, [d_output])?.writes(dtype, [d_input])?;
+        }
     }
     Ok(())
 }

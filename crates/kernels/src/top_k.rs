@@ -6,6 +6,7 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
+use crate::meta::Pretended;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Result, SimdLevel};
 
@@ -24,6 +25,10 @@ pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tenso
     match compute.device_of(op, [x, residual, selected])? {
         Device::Cpu => {
             select_on_cpu(compute.simd, &x.read()?, &mut residual.write()?, &mut selected.write()?)
+        }
+        Device::Meta => {
+            let pretended = Pretended::new(compute, op).reads(DType::F32, [x])?;
+            pretended.writes(DType::F32, [residual])?.writes(DType::I32, [selected])?;
         }
     }
     Ok(())
@@ -105,6 +110,11 @@ pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Ten
     }
     match compute.device_of(op, [selections, mean])? {
         Device::Cpu => scatter_mean_on_cpu(op, &selections.read()?, n, &mut mean.write()?),
+        Device::Meta => {
+            let pretended = Pretended::new(compute, op).reads(DType::I32, [selections])?;
+            pretended.writes(DType::F32, [mean])?;
+            Ok(())
+        }
     }
 }
 

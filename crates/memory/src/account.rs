@@ -1,11 +1,11 @@
-//! Bytes by category: how many are in use now, and the most that were ever in use at once.
+//! Bytes by category: how many are in use now, and the most that were in use at once, ever or within a phase.
 //!
-//! Input: changes of the memory in use. Output: usage by category, and events on a track. This module knows
-//! nothing of where memory comes from.
+//! Input: changes of the memory in use, and the ends of phases. Output: usage by category, and events on a track. This
+//! module knows nothing of where memory comes from, or of what a phase does.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use paceline_trace::{Event, Track, now_ns};
 
@@ -73,17 +73,50 @@ pub struct Usage {
     pub peak_bytes: u64,
 }
 
+/// The memory of one allocator at the end of a phase, such as the forward pass. The peaks are those within the phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PhaseUsage {
+    by_category: [Usage; Category::ALL.len()],
+    /// Bytes in use in all categories together.
+    pub total: Usage,
+    /// Memory obtained from the system: in use, or free in a pool.
+    pub reserved: Usage,
+}
+
+impl PhaseUsage {
+    /// Bytes in use in one category.
+    pub fn of(&self, category: Category) -> Usage {
+        self.by_category[category as usize]
+    }
+
+    /// The same phase after it has run once more: what the later run leaves behind, and the larger peaks.
+    pub fn then(&self, later: &Self) -> Self {
+        let then = |earlier: Usage, later: Usage| Usage {
+            current_bytes: later.current_bytes,
+            peak_bytes: earlier.peak_bytes.max(later.peak_bytes),
+        };
+        Self {
+            by_category: std::array::from_fn(|at| then(self.by_category[at], later.by_category[at])),
+            total: then(self.total, later.total),
+            reserved: then(self.reserved, later.reserved),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Counter {
     current: AtomicU64,
-    peak: AtomicU64,
+    /// The peak of the phase in progress.
+    phase_peak: AtomicU64,
+    /// The peak of all phases that have ended.
+    earlier_peak: AtomicU64,
 }
 
 impl Counter {
     /// Returns how many bytes are in use now.
     fn add(&self, bytes: u64) -> u64 {
         let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak.fetch_max(now, Ordering::Relaxed);
+        self.phase_peak.fetch_max(now, Ordering::AcqRel);
         now
     }
 
@@ -93,20 +126,37 @@ impl Counter {
     }
 
     fn usage(&self) -> Usage {
+        let peaks = [&self.phase_peak, &self.earlier_peak].map(|peak| peak.load(Ordering::Relaxed));
         Usage {
             current_bytes: self.current.load(Ordering::Relaxed),
-            peak_bytes: self.peak.load(Ordering::Relaxed),
+            peak_bytes: peaks[0].max(peaks[1]),
         }
     }
+
+    /// Ends a phase. Other threads may add and remove meanwhile: bytes that they add count for this phase or for the
+    /// next one, and bytes that stay count for both.
+    fn end_phase(&self) -> Usage {
+        let peak_bytes = self.phase_peak.swap(0, Ordering::AcqRel);
+        self.earlier_peak.fetch_max(peak_bytes, Ordering::Relaxed);
+        // Read after the exchange: whoever has added before it is seen here, and whoever adds after it raises the new
+        // peak himself.
+        let current_bytes = self.current.load(Ordering::Relaxed);
+        self.phase_peak.fetch_max(current_bytes, Ordering::AcqRel);
+        Usage { current_bytes, peak_bytes: peak_bytes.max(current_bytes) }
+    }
 }
+
+/// Phases by name, in the order in which they ended for the first time.
+type Phases = Vec<(&'static str, PhaseUsage)>;
 
 /// The account of one allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     by_category: [Counter; Category::ALL.len()],
     total: Counter,
-    /// Memory obtained from the system, in bytes: in use, or free in a pool.
-    reserved_bytes: AtomicU64,
+    /// Memory obtained from the system: in use, or free in a pool.
+    reserved: Counter,
+    phases: Mutex<Phases>,
     /// The track on which every change is recorded.
     track: OnceLock<Arc<Track>>,
 }
@@ -131,7 +181,7 @@ impl Account {
                 category: category.name(),
                 delta_bytes,
                 allocated_bytes,
-                reserved_bytes: self.reserved_bytes(),
+                reserved_bytes: self.reserved().current_bytes,
                 address: address as u64,
             });
         }
@@ -143,15 +193,47 @@ impl Account {
     }
 
     pub(crate) fn reserve(&self, bytes: usize) {
-        self.reserved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.reserved.add(bytes as u64);
     }
 
     pub(crate) fn release(&self, bytes: usize) {
-        self.reserved_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.reserved.remove(bytes as u64);
     }
 
-    pub(crate) fn reserved_bytes(&self) -> u64 {
-        self.reserved_bytes.load(Ordering::Relaxed)
+    pub(crate) fn reserved(&self) -> Usage {
+        self.reserved.usage()
+    }
+
+    /// Ends the phase in progress and begins the next one.
+    pub(crate) fn begin_phase(&self) -> PhaseUsage {
+        PhaseUsage {
+            by_category: std::array::from_fn(|at| self.by_category[at].end_phase()),
+            total: self.total.end_phase(),
+            reserved: self.reserved.end_phase(),
+        }
+    }
+
+    /// Ends the phase in progress, and adds it to earlier phases of the same name.
+    pub(crate) fn end_phase(&self, name: &'static str) -> PhaseUsage {
+        let ended = self.begin_phase();
+        let mut phases = self.lock_phases();
+        match phases.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, phase)) => *phase = phase.then(&ended),
+            None => phases.push((name, ended)),
+        }
+        ended
+    }
+
+    pub(crate) fn phases(&self) -> Phases {
+        self.lock_phases().clone()
+    }
+
+    pub(crate) fn forget_phases(&self) {
+        self.lock_phases().clear();
+    }
+
+    fn lock_phases(&self) -> MutexGuard<'_, Phases> {
+        self.phases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn usage(&self, category: Category) -> Usage {

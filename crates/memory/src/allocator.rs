@@ -1,4 +1,4 @@
-//! The allocator of one rank: it pools host memory and counts bytes by category.
+//! The allocator of one rank: it pools memory of its device and counts bytes by category.
 //!
 //! Input: sizes and categories. Output: buffers. This module knows nothing of what the memory holds.
 
@@ -13,13 +13,19 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::account::Account;
 use crate::buffer::Buffer;
-use crate::{Category, DType, Device, MemoryError, Shape, Tensor, Usage};
+use crate::{Category, DType, Device, MemoryError, PhaseUsage, Shape, Tensor, Usage};
 
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// The size of a large page in bytes. Blocks of at least this size have their own mapping, on large pages.
 const LARGE_PAGE: usize = 2 << 20;
+
+/// A type with the alignment of a buffer.
+#[repr(align(64))]
+struct Aligned;
+
+const _: () = assert!(align_of::<Aligned>() == ALIGNMENT);
 
 /// The kernel's unit of mapping.
 const PAGE: usize = 4096;
@@ -43,11 +49,12 @@ pub(crate) struct Pool {
     refused_from: Option<u64>,
 }
 
-/// A piece of host memory that is free, or that one buffer owns.
+/// A piece of memory that is free, or that one buffer owns. On [`Device::Meta`] there is nothing at its address.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) base: NonNull<u8>,
     pub(crate) len_bytes: usize,
+    device: Device,
 }
 
 // SAFETY: a block is an address and a length. The owner of the block owns the memory.
@@ -59,14 +66,20 @@ impl Block {
     }
 
     /// Zeroed memory from the system. `None` if the system has none left.
-    fn fresh(len_bytes: usize) -> Option<Self> {
-        if len_bytes >= LARGE_PAGE {
-            return Self::mapped(len_bytes);
+    fn fresh(device: Device, len_bytes: usize) -> Option<Self> {
+        match device {
+            Device::Cpu if len_bytes >= LARGE_PAGE => Self::mapped(len_bytes),
+            Device::Cpu => Self::on_heap(len_bytes),
+            // Nobody reads or writes there, so an aligned address that is never null is enough.
+            Device::Meta => Some(Self { base: NonNull::<Aligned>::dangling().cast(), len_bytes, device }),
         }
+    }
+
+    fn on_heap(len_bytes: usize) -> Option<Self> {
         let layout = Self::layout(len_bytes)?;
         // SAFETY: the layout has a size above zero, since `take` rounds up to the alignment.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { base, len_bytes })
+        Some(Self { base, len_bytes, device: Device::Cpu })
     }
 
     /// A separate mapping for this block. It begins at a large page and asks the kernel for large pages
@@ -94,19 +107,23 @@ impl Block {
         // SAFETY: the range is the new mapping, and the advice changes no contents. A kernel without large
         // pages may refuse, which costs only speed.
         let _ = unsafe { madvise(base, kept, Advice::LinuxHugepage) };
-        Some(Self { base: NonNull::new(base.cast())?, len_bytes })
+        Some(Self { base: NonNull::new(base.cast())?, len_bytes, device: Device::Cpu })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
+        match self.device {
+            Device::Cpu => {}
+            Device::Meta => return,
+        }
         if self.len_bytes >= LARGE_PAGE {
             let kept = self.len_bytes.next_multiple_of(PAGE);
             // SAFETY: `mapped` made this mapping with this length, and nobody uses the block. A failure would
             // leak the mapping, which is harmless.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), kept) };
         } else if let Some(layout) = Self::layout(self.len_bytes) {
-            // SAFETY: `fresh` allocated this block with the same layout.
+            // SAFETY: `on_heap` allocated this block with the same layout.
             unsafe { dealloc(self.base.as_ptr(), layout) }
         }
     }
@@ -134,7 +151,7 @@ impl Pool {
         if self.refused_from.is_some_and(|from| self.fresh_blocks.load(Ordering::Relaxed) >= from) {
             return Err(refused());
         }
-        let block = Block::fresh(wanted).ok_or_else(refused)?;
+        let block = Block::fresh(self.device, wanted).ok_or_else(refused)?;
         self.fresh_blocks.fetch_add(1, Ordering::Relaxed);
         self.account.reserve(wanted);
         Ok(block)
@@ -151,6 +168,11 @@ impl Allocator {
         Self::default()
     }
 
+    /// An allocator of [`Device::Meta`]: its buffers are counted like others and take no memory.
+    pub fn meta() -> Self {
+        Self(Arc::new(Pool { device: Device::Meta, ..Pool::default() }))
+    }
+
     /// For tests: an allocator for which the system has only this many blocks.
     #[cfg(feature = "faults")]
     pub fn with_blocks(num_blocks: u64) -> Self {
@@ -162,7 +184,7 @@ impl Allocator {
         self.0.device
     }
 
-    /// Allocates a buffer of `len_bytes` bytes of host memory, aligned to 64 bytes. Its contents are
+    /// Allocates a buffer of `len_bytes` bytes of private memory of the device, aligned to 64 bytes. Its contents are
     /// unspecified: zero, or the values that an earlier user of the memory left. Errors if the system has no
     /// memory left.
     pub fn host(&self, len_bytes: usize, category: Category) -> Result<Buffer, MemoryError> {
@@ -195,7 +217,28 @@ impl Allocator {
 
     /// Memory obtained from the system, in bytes: in use, or free in the pool.
     pub fn reserved_bytes(&self) -> u64 {
-        self.0.account.reserved_bytes()
+        self.0.account.reserved().current_bytes
+    }
+
+    /// Begins a phase: the peaks in its [`PhaseUsage`] count from now. What came before it belongs to no phase.
+    pub fn begin_phase(&self) {
+        self.0.account.begin_phase();
+    }
+
+    /// Ends a phase and begins the next one. Returns the memory at this moment and the peaks of the phase, and keeps
+    /// them for [`Allocator::phases`]. Takes a few atomic operations.
+    pub fn end_phase(&self, name: &'static str) -> PhaseUsage {
+        self.0.account.end_phase(name)
+    }
+
+    /// The phases that have ended, by name. Phases of one name are one, see [`PhaseUsage::then`].
+    pub fn phases(&self) -> Vec<(&'static str, PhaseUsage)> {
+        self.0.account.phases()
+    }
+
+    /// Forgets the phases that have ended, for example those of warm-up.
+    pub fn forget_phases(&self) {
+        self.0.account.forget_phases();
     }
 
     /// Records on `track` whenever memory is taken or returned. Only the first call has an effect.
@@ -244,6 +287,88 @@ mod tests {
         assert_eq!(allocator.total(), Usage { current_bytes: 50, peak_bytes: 150 });
         drop(g);
         assert_eq!(allocator.total().current_bytes, 0);
+    }
+
+    #[test]
+    fn a_phase_has_peaks_of_its_own() {
+        let allocator = Allocator::new();
+        let kept = allocator.host(1000, Category::Parameters).unwrap();
+        let gone = allocator.host(500, Category::Workspace).unwrap();
+        drop(gone);
+        let first = allocator.end_phase("forward");
+        let usage = |current_bytes, peak_bytes| Usage { current_bytes, peak_bytes };
+        assert_eq!(first.of(Category::Parameters), usage(1000, 1000));
+        assert_eq!(first.of(Category::Workspace), usage(0, 500));
+        assert_eq!(first.total, usage(1000, 1500));
+        assert_eq!(first.reserved, usage(1536, 1536));
+        allocator.end_phase("backward");
+        let small = allocator.host(64, Category::Workspace).unwrap();
+        let second = allocator.end_phase("forward");
+        assert_eq!(second.of(Category::Workspace), usage(64, 64));
+        assert_eq!(second.total, usage(1064, 1064));
+        let [("forward", forward), ("backward", backward)] = allocator.phases()[..] else {
+            panic!("{:?}", allocator.phases())
+        };
+        assert_eq!(backward.total, usage(1000, 1000));
+        assert_eq!(forward.of(Category::Workspace), usage(64, 500));
+        assert_eq!(forward.total, usage(1064, 1500));
+        // The peak of the whole run is that of all phases.
+        assert_eq!(allocator.total(), usage(1064, 1500));
+        drop((kept, small));
+        allocator.forget_phases();
+        allocator.begin_phase();
+        assert_eq!(allocator.end_phase("forward").total, usage(0, 0));
+        assert_eq!(allocator.phases().len(), 1);
+    }
+
+    #[test]
+    fn phases_miss_no_bytes_of_other_threads() {
+        let allocator = Allocator::new();
+        let kept = allocator.host(100, Category::Data).unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                for _ in 0..2000 {
+                    drop(allocator.host(50, Category::Data).unwrap());
+                }
+            });
+            while !other.is_finished() {
+                let phase = allocator.end_phase("phase").of(Category::Data);
+                assert!((100..=150).contains(&phase.current_bytes), "{phase:?}");
+                assert!((phase.current_bytes..=150).contains(&phase.peak_bytes), "{phase:?}");
+            }
+        });
+        assert_eq!(allocator.usage(Category::Data), Usage { current_bytes: 100, peak_bytes: 150 });
+        drop(kept);
+    }
+
+    #[test]
+    fn a_device_without_contents_counts_like_the_host() {
+        let requests = |allocator: Allocator| {
+            let a = allocator.host(1000, Category::Activations).unwrap();
+            let b = allocator.host(5 << 20, Category::Activations).unwrap();
+            drop(a);
+            let c = allocator.host(990, Category::Workspace).unwrap();
+            drop((b, c));
+            (allocator.end_phase("all"), allocator.fresh_blocks())
+        };
+        assert_eq!(requests(Allocator::meta()), requests(Allocator::new()));
+        // More than any machine has.
+        let huge = Allocator::meta().tensor(DType::F32, [1 << 50], Category::Parameters).unwrap();
+        assert_eq!(huge.buffer().allocator().total().current_bytes, 4 << 50);
+        let claim = huge.slice(5..9).unwrap().claim(crate::Access::Write, "sgd").unwrap();
+        assert!(huge.claim(crate::Access::Read, "digest").is_err());
+        drop(claim);
+        let error = huge.read::<f32>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "a tensor on the device meta has a size but no contents, so they cannot be read or written"
+        );
+        assert!(huge.write::<f32>().is_err());
+        let small = huge.slice(0..10).unwrap();
+        assert!(small.fill_zero().is_err());
+        let host = Allocator::new().tensor(DType::F32, [10], Category::Parameters).unwrap();
+        assert!(host.copy_from(&small).is_err());
+        assert!(small.copy_from(&host).is_err());
     }
 
     #[test]

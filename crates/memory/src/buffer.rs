@@ -103,7 +103,8 @@ impl Buffer {
     /// `allocator`. When the buffer is dropped, the memory of `extent` goes back to the system in every
     /// process that maps it. Only whole pages go back, so `extent` should consist of whole pages.
     ///
-    /// Errors if the range does not lie within the extent and the mapping, or is not aligned to 64 bytes.
+    /// Errors if the range does not lie within the extent and the mapping, or is not aligned to 64 bytes, or if the
+    /// allocator is not one of the host.
     ///
     /// # Safety
     ///
@@ -124,13 +125,15 @@ impl Buffer {
         {
             return Err(MemoryError::OutOfRange { range, len: mapping.len_bytes() });
         }
+        match allocator.device() {
+            Device::Cpu => {}
+            device @ Device::Meta => return Err(MemoryError::NotHost(device)),
+        }
         // SAFETY: the check above makes sure that the start lies within the mapping.
         let base = unsafe { mapping.base().add(range.start) };
         let storage = Storage::Window { mapping, extent };
         allocator.0.account.reserve(range.len());
-        // Whatever the allocator's device: a mapping is memory of the host.
-        let device = Device::Cpu;
-        Ok(Self::new(base, range.len(), device, category, allocator.clone(), storage))
+        Ok(Self::new(base, range.len(), Device::Cpu, category, allocator.clone(), storage))
     }
 
     fn new(
@@ -207,10 +210,15 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The address of the first claimed byte.
+    /// The address of the first claimed byte. On a device without contents, [`Device::Meta`], nothing lies there; whoever
+    /// uses the address has matched on the device.
     pub fn base(&self) -> NonNull<u8> {
-        // SAFETY: `claim` checked that the range lies within the buffer.
-        unsafe { self.buffer.0.base.add(self.range.start) }
+        match self.buffer.0.device {
+            // SAFETY: `claim` checked that the range lies within the buffer.
+            Device::Cpu => unsafe { self.buffer.0.base.add(self.range.start) },
+            // No memory lies at the base either, so an offset to it has no meaning.
+            Device::Meta => self.buffer.0.base,
+        }
     }
 
     /// Length of the range in bytes.

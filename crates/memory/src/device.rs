@@ -11,12 +11,16 @@ pub enum Device {
     /// The host's processor and memory.
     #[default]
     Cpu,
+    /// No memory at all: buffers have sizes and are counted, and operations on them check shapes and compute nothing.
+    /// A pass on this device shows how much memory the same pass needs on the host. PyTorch has a device of this name.
+    Meta,
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Device::Cpu => "cpu",
+            Device::Meta => "meta",
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Category, DType, Shape};
+use crate::{Category, DType, Device, Shape};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,12 @@ pub enum MemoryError {
         /// Size of the buffer in bytes.
         len: usize,
     },
+    /// The memory has a size, but no contents that could be read or written.
+    #[error("a tensor on the device {0} has a size but no contents, so they cannot be read or written")]
+    NoContents(Device),
+    /// The memory does not lie on the host.
+    #[error("a mapping is memory of the host, but the allocator hands out memory of the device {0}")]
+    NotHost(Device),
     /// The tensor has a different type.
     #[error("expected elements of type {expected}, got {got}")]
     WrongType {

@@ -17,7 +17,7 @@ mod event;
 mod mapping;
 mod tensor;
 
-pub use account::{Category, Usage};
+pub use account::{Category, PhaseUsage, Usage};
 pub use allocator::Allocator;
 pub use buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
 pub use device::Device;

@@ -194,6 +194,7 @@ impl Tensor {
     fn check<T: Element>(&self) -> Result<(), MemoryError> {
         match self.device() {
             Device::Cpu => {}
+            device @ Device::Meta => return Err(MemoryError::NoContents(device)),
         }
         if self.dtype == T::DTYPE {
             return Ok(());

@@ -14,6 +14,7 @@ use paceline_memory::{Category, DType, Device, Shape, Tensor};
 use crate::activation::Activation;
 use crate::compute::batches;
 use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
 use crate::{Compute, KernelError, Real, Result};
 
 mod rows;
@@ -113,6 +114,12 @@ pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor
                 dtype => Err(KernelError::DType { op: OP, dtype }),
             }
         }
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
+            let mut pretended = pretended.writes(DType::F64, [sums])?;
+            pretended.scratch(DType::F64, blocks_len(rows, 2 * config.channels))
+        }
     }
 }
 
@@ -142,6 +149,9 @@ pub fn moments(
                 }
             }
         }
+        Device::Meta => {
+            Pretended::new(compute, OP).reads(DType::F64, [sums])?.writes(DType::F64, [moments])?;
+        }
     }
     Ok(())
 }
@@ -169,6 +179,12 @@ pub fn running_moments(
                     dtype => return Err(KernelError::DType { op: OP, dtype }),
                 }
             }
+        }
+        Device::Meta => {
+            let dtype = meta::float(OP, running_mean)?;
+            let pretended =
+                Pretended::new(compute, OP).reads(dtype, [running_mean, running_var])?;
+            pretended.writes(DType::F64, [moments])?;
         }
     }
     Ok(())
@@ -207,6 +223,11 @@ pub fn update_running(
                     dtype => return Err(KernelError::DType { op: OP, dtype }),
                 }
             }
+        }
+        Device::Meta => {
+            let dtype = meta::float(OP, running_mean)?;
+            let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
+            pretended.writes(dtype, [running_mean, running_var])?;
         }
     }
     Ok(())
@@ -256,6 +277,12 @@ pub fn normalize(
             DType::F64 => run!(f64, normalize_body),
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
+            pretended.reads(dtype, [input, weight, bias])?.writes(dtype, [output])?;
+            Ok(())
+        }
     }
 }
 
@@ -299,6 +326,13 @@ pub fn gradient_sums(
             DType::F64 => run!(f64, gradient_sums_body),
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
+            let pretended = pretended.reads(dtype, [input, weight, bias, d_output])?;
+            let mut pretended = pretended.writes(DType::F64, [gradient_sums])?;
+            pretended.scratch(DType::F64, blocks_len(rows, 2 * channels))
+        }
     }
 }
 
@@ -325,6 +359,11 @@ pub fn backward_weight(
                     dtype => return Err(KernelError::DType { op: OP, dtype }),
                 }
             }
+        }
+        Device::Meta => {
+            let dtype = meta::float(OP, d_weight)?;
+            let pretended = Pretended::new(compute, OP).reads(DType::F64, [gradient_sums])?;
+            pretended.writes(dtype, [d_weight, d_bias])?;
         }
     }
     Ok(())
@@ -379,7 +418,19 @@ pub fn backward_input(
             DType::F64 => run!(f64, input_body),
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float(OP, input)?;
+            let pretended =
+                Pretended::new(compute, OP).reads(DType::F64, [moments, gradient_sums])?;
+            pretended.reads(dtype, [input, weight, bias, d_output])?.writes(dtype, [d_input])?;
+            Ok(())
+        }
     }
+}
+
+/// Elements of the sums of all blocks of rows, `num_sums` for each block.
+fn blocks_len(rows: usize, num_sums: usize) -> usize {
+    rows.div_ceil(ROWS_PER_BLOCK).saturating_mul(num_sums)
 }
 
 /// Writes `sums`: `add` computes the sums of each block of rows, the threads share the blocks, and the
@@ -391,7 +442,7 @@ fn add_blocks(
     add: impl Fn(std::ops::Range<usize>, &mut [f64]) + Sync,
 ) -> Result<()> {
     let num_blocks = rows.div_ceil(ROWS_PER_BLOCK);
-    let shape = [num_blocks, sums.len()];
+    let shape = [blocks_len(rows, sums.len())];
     let parts = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
     let mut parts = parts.write::<f64>()?;
     let items = batches(compute, &mut parts, sums.len(), num_blocks);

@@ -93,9 +93,14 @@ impl Product {
         positions: usize,
         weight: impl Fn(usize, usize) -> f32,
     ) -> Result<Self> {
-        let mut panels = compute.scratch(reading.kernel_rows * reading.run * columns.padded)?;
+        let mut panels = compute.scratch(Self::panel_elems(&reading, &columns))?;
         pack_panels(&reading, &columns, &mut panels, weight);
         Ok(Self { reading, columns, panels, rows, positions })
+    }
+
+    /// Elements of the weights in the order in which tiles read them.
+    pub(crate) fn panel_elems(reading: &Reading, columns: &Columns) -> usize {
+        reading.kernel_rows * reading.run * columns.padded
     }
 
     /// Elements of the output of one image.
@@ -196,17 +201,31 @@ impl<'a> InputGradient<'a> {
         weight: &[f32],
     ) -> Result<Self> {
         let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), .. } = *conv;
-        let first = kh - 1 - conv.padding;
-        let live = (first, first + (live_rows - 1) * conv.stride + 1);
-        let (rows, columns) = (height + kh - 1, width + kw - 1);
-        let reading = Reading::padded(rows, columns, c_out, conv.kernel, 1, live);
+        let (reading, columns) = Self::plan(compute, conv, live_rows);
         let turned = |k: usize, c: usize| {
             let (u, v, o) = (k / c_out / kw, k / c_out % kw, k % c_out);
             weight[(((kh - 1 - u) * kw + (kw - 1 - v)) * c_in + c) * c_out + o]
         };
-        let columns = columns_for(compute, c_in);
         let product = Product::new(compute, reading, columns, height, width, turned)?;
         Ok(Self { conv, product })
+    }
+
+    /// How the output's gradient is read and the input's gradient is written.
+    pub(crate) fn plan(compute: &Compute, conv: &Conv2d, live_rows: usize) -> (Reading, Columns) {
+        let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), .. } = *conv;
+        let first = kh - 1 - conv.padding;
+        let live = (first, first + (live_rows - 1) * conv.stride + 1);
+        let (rows, columns) = (height + kh - 1, width + kw - 1);
+        let reading = Reading::padded(rows, columns, c_out, conv.kernel, 1, live);
+        (reading, columns_for(compute, c_in))
+    }
+
+    /// Elements of one image's result if its columns are padded; zero if the result is written in place.
+    pub(crate) fn raw_elems(conv: &Conv2d, columns: &Columns) -> usize {
+        match columns.padded == conv.c_in {
+            true => 0,
+            false => conv.height * conv.width * columns.padded,
+        }
     }
 
     /// Writes `d_input` (n, h, w, c_in). `fill(n, grid)` writes the gradients of image `n` into a grid of
@@ -227,7 +246,7 @@ impl<'a> InputGradient<'a> {
             let mut framed = compute.scratch(reading.elems)?;
             framed.fill(0.0);
             let is_direct = product.columns.padded == c_in;
-            let mut raw = compute.scratch(if is_direct { 0 } else { product.output_elems() })?;
+            let mut raw = compute.scratch(Self::raw_elems(conv, &product.columns))?;
             for (n, d_input) in part.chunks_exact_mut(in_elems).enumerate() {
                 let grid = Grid {
                     elems: &mut framed[origin..],
@@ -266,6 +285,20 @@ impl<'a> WeightGradient<'a> {
         Self { conv, reading, columns, rows, positions }
     }
 
+    /// Elements of one thread's sums: the weight, with padded columns.
+    pub(crate) fn sum_elems(&self) -> usize {
+        self.reading.kernel_rows * self.reading.run * self.columns.padded
+    }
+
+    /// Elements of the prepared images, and of their output gradients, that a thread holds at a time while it works on
+    /// `part_len` images.
+    pub(crate) fn group_elems(&self, part_len: usize) -> [usize; 2] {
+        let dy_elems = self.rows * self.positions * self.columns.padded;
+        let bytes = (self.reading.elems + dy_elems) * size_of::<f32>();
+        let group = (GROUP_BYTES / bytes).clamp(1, part_len.max(1));
+        [group * self.reading.elems, group * dy_elems]
+    }
+
     /// Writes or adds to `d_weight` (kh, kw, c_in, c_out). `image(n)` is input image `n`;
     /// `fill(n, grid)` writes its output gradients into a grid of (rows, positions, c_out).
     pub(crate) fn run<'x>(
@@ -277,7 +310,7 @@ impl<'a> WeightGradient<'a> {
         d_weight: &mut [f32],
         accumulate: bool,
     ) -> Result<()> {
-        let sum_elems = self.reading.kernel_rows * self.reading.run * self.columns.padded;
+        let sum_elems = self.sum_elems();
         let parts = compute.threads.split(batch);
         let mut sums = compute.scratch(parts.len() * sum_elems)?;
         sums.fill(0.0);
@@ -309,10 +342,10 @@ impl<'a> WeightGradient<'a> {
     ) -> Result<()> {
         let Self { conv, reading, columns, rows, positions } = self;
         let (x_elems, dy_elems) = (reading.elems, rows * positions * columns.padded);
-        let bytes = (x_elems + dy_elems) * size_of::<f32>();
-        let group = (GROUP_BYTES / bytes).clamp(1, part.len().max(1));
-        let mut x = compute.scratch(group * x_elems)?;
-        let mut dy = compute.scratch(group * dy_elems)?;
+        let [all_x, all_dy] = self.group_elems(part.len());
+        let group = all_x / x_elems;
+        let mut x = compute.scratch(all_x)?;
+        let mut dy = compute.scratch(all_dy)?;
         x.fill(0.0);
         dy.fill(0.0);
         let images: Vec<usize> = part.collect();

@@ -10,6 +10,7 @@
 //! in the first-level cache (see `direct`).
 
 pub(crate) mod direct;
+pub(crate) mod meta;
 pub(crate) mod prepare;
 mod tile;
 
@@ -17,6 +18,7 @@ use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
+use crate::meta::Pretended;
 use crate::{Compute, KernelError, Result, elementwise, reference};
 use direct::{Columns, InputGradient, Product, WeightGradient};
 use prepare::PaddedImage;
@@ -159,6 +161,17 @@ pub fn forward(
             }
             dtype => Err(KernelError::DType { op: "conv2d", dtype }),
         },
+        Device::Meta => {
+            let dtype = crate::meta::float("conv2d", input)?;
+            let mut pretended = Pretended::new(compute, "conv2d")
+                .reads(dtype, [input, weight, bias])?
+                .writes(dtype, [output])?;
+            if dtype == DType::F32 {
+                let grid = (conv.out_height(), conv.out_width());
+                self::meta::forward(&mut pretended, compute, conv, grid, batch)?;
+            }
+            Ok(())
+        }
     }
 }
 
@@ -211,6 +224,17 @@ pub fn backward_weight(
             }
             dtype => Err(KernelError::DType { op, dtype }),
         },
+        Device::Meta => {
+            let dtype = crate::meta::float(op, input)?;
+            let mut pretended = Pretended::new(compute, op)
+                .reads(dtype, [input, d_output])?
+                .writes(dtype, [d_weight, d_bias])?;
+            if dtype == DType::F32 {
+                let grid = (conv.out_height(), conv.out_width());
+                self::meta::backward_weight(&mut pretended, compute, conv, grid, batch)?;
+            }
+            Ok(())
+        }
     }
 }
 
@@ -253,6 +277,17 @@ pub fn backward_input(
             }
             dtype => Err(KernelError::DType { op, dtype }),
         },
+        Device::Meta => {
+            let dtype = crate::meta::float(op, d_output)?;
+            let mut pretended = Pretended::new(compute, op)
+                .reads(dtype, [weight, d_output])?
+                .writes(dtype, [d_input])?;
+            if dtype == DType::F32 {
+                let live_rows = conv.out_height();
+                self::meta::backward_input(&mut pretended, compute, conv, live_rows, batch)?;
+            }
+            Ok(())
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use paceline_memory::{Category, DType, Device, Tensor};
 
 use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
 use crate::compute::batches;
+use crate::meta::{self, Pretended};
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result};
 
@@ -131,6 +132,18 @@ pub fn squares(
             }
             Ok(Squares { rows: range, nodes })
         }
+        Device::Meta => {
+            let dtype = meta::float("sum of squares", tensor)?;
+            let num_nodes = tree::largest_nodes(range.clone()).count();
+            let shape = [num_nodes, ROW_ELEMS];
+            let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
+            let mut pretended = Pretended::new(compute, "sum of squares").reads(dtype, [tensor])?;
+            let num_blocks = blocks_of(&range).len();
+            if num_blocks > 0 {
+                pretended.scratch(DType::F64, num_blocks * ROW_ELEMS)?;
+            }
+            Ok(Squares { rows: range, nodes })
+        }
     }
 }
 
@@ -147,6 +160,11 @@ impl<T> Part<'_, T> {
     }
 }
 
+/// The blocks that lie within a range of rows.
+fn blocks_of(rows: &Range<usize>) -> Range<usize> {
+    rows.start.div_ceil(BLOCK_ROWS)..rows.end / BLOCK_ROWS
+}
+
 /// The whole blocks of the range are divided among the threads. The rows before and after them come one by one.
 fn of_range<T: Real>(
     compute: &Compute,
@@ -155,7 +173,7 @@ fn of_range<T: Real>(
     range: Range<usize>,
     run: impl Fn(&[T], &mut Lanes) + Send + Sync,
 ) -> Result<RowTree> {
-    let blocks = range.start.div_ceil(BLOCK_ROWS)..range.end / BLOCK_ROWS;
+    let blocks = blocks_of(&range);
     let mut tree = RowTree::default();
     if blocks.is_empty() {
         push_rows(&mut tree, x, rows, range, &run);
@@ -253,6 +271,11 @@ pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
             }
             dtype => Err(KernelError::DType { op: "scale", dtype }),
         },
+        Device::Meta => {
+            let dtype = meta::float("scale", tensor)?;
+            Pretended::new(compute, "scale").writes(dtype, [tensor])?;
+            Ok(())
+        }
     }
 }
 
