@@ -352,7 +352,7 @@ impl Group {
                 // Every engine reaches the memory of the host.
                 Device::Cpu => {}
                 Device::Meta => {
-                    return self.refuse(kind, "a tensor on the device meta has no contents".into());
+                    return self.refuse(kind, "a tensor on the device meta has no contents");
                 }
             }
         }

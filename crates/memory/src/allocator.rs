@@ -215,7 +215,12 @@ impl Allocator {
         self.0.account.total()
     }
 
-    /// Memory obtained from the system, in bytes: in use, or free in the pool.
+    /// Memory obtained from the system: in use, or free in the pool.
+    pub fn reserved(&self) -> Usage {
+        self.0.account.reserved()
+    }
+
+    /// Memory obtained from the system now, in bytes: in use, or free in the pool.
     pub fn reserved_bytes(&self) -> u64 {
         self.0.account.reserved().current_bytes
     }

@@ -69,6 +69,7 @@ mod optimizer;
 mod owned;
 mod precision;
 mod readiness;
+mod rehearsal;
 mod storage;
 mod view;
 
@@ -89,6 +90,7 @@ pub use optimizer::{Optimizer, OptimizerConfig};
 pub use owned::Owned;
 pub use precision::Precision;
 pub use readiness::GradReadiness;
+pub use rehearsal::Rehearsal;
 pub use storage::{Storage, WeightsDigest};
 pub use view::{OpenUnits, View};
 

@@ -254,7 +254,7 @@ impl<'a> Step<'a> {
         Ok(run(&mut cx)?)
     }
 
-    /// Records a span of the main track.
+    /// Records a span of the main track, and ends the phase of memory of the same name.
     fn timed<T>(
         &mut self,
         name: &'static str,
@@ -263,6 +263,7 @@ impl<'a> Step<'a> {
         let start_ns = now_ns();
         let outcome = run(self)?;
         self.track.push(name, Span { start_ns, end_ns: now_ns() });
+        self.replica.compute.allocator.end_phase(name);
         Ok(outcome)
     }
 

@@ -5,7 +5,7 @@ use paceline_memory::Category;
 
 use super::anatomy::{Anatomy, BucketLine, GatherLine, Slowest};
 use super::facts::Facts;
-use super::rank_report::TOTAL;
+use super::memory::TOTAL;
 use super::steps::AllSteps;
 use super::table::{self, TABLE};
 use crate::text::{plain_table, thousands};

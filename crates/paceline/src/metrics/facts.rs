@@ -11,6 +11,7 @@ use paceline_strategies::Alternating;
 use serde::Serialize;
 
 use super::anatomy::Anatomy;
+use super::memory::RESERVED;
 use super::rank_report::RankReport;
 use super::steps::{AllSteps, KeptStep};
 use crate::choices::strategies::Advice;
@@ -121,7 +122,9 @@ impl<'a> Facts<'a> {
     /// The most bytes alive at once on any rank, by category.
     pub fn peak_bytes(&self) -> BTreeMap<&str, u64> {
         let mut peaks = BTreeMap::new();
-        for (category, &bytes) in self.reports.iter().flat_map(|report| &report.peak_bytes) {
+        let all = self.reports.iter().flat_map(|report| &report.memory.peak_bytes);
+        // What is free in a pool is in no tensor.
+        for (category, &bytes) in all.filter(|(name, _)| *name != RESERVED) {
             let peak = peaks.entry(category.as_str()).or_insert(0);
             *peak = bytes.max(*peak);
         }

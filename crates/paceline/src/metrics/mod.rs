@@ -5,6 +5,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | [`event`] | the events of training, and the trait of listeners |
+//! | [`memory`] | the memory of a rank by phase and category |
 //! | [`meter`] | turns spans and records of operations into the times of a step |
 //! | [`readiness`] | when in a step its operations and gradients take place |
 //! | [`steps`] | the measured steps, in bounded memory |
@@ -24,6 +25,7 @@ pub mod facts;
 pub mod figure;
 pub mod gathers;
 pub mod jsonl;
+pub mod memory;
 pub mod meter;
 pub mod page;
 pub mod profiler;
@@ -36,7 +38,7 @@ pub mod tensorboard;
 
 use std::path::Path;
 
-pub use rank_report::TOTAL;
+pub use memory::TOTAL;
 
 use crate::Result;
 use crate::disk::Disk;

@@ -1,20 +1,16 @@
 //! The report of a rank when training has ended. Rank 0 gathers these reports once.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
-use paceline_memory::{Allocator, Category};
 use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
 
+use super::memory::RankMemory;
 use super::meter::Meter;
 use super::readiness::AlikeSteps;
 use super::steps::StepLog;
 use crate::{resources, streams};
-
-/// The key of the sum of all categories, beside the categories.
-pub const TOTAL: &str = "total";
 
 /// The report of one rank at the end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -23,8 +19,8 @@ pub struct RankReport {
     pub steps: StepLog,
     /// Means over the steps that are alike.
     pub alike: AlikeSteps,
-    /// The most bytes alive at once, by category.
-    pub peak_bytes: BTreeMap<String, u64>,
+    /// Memory by phase and category.
+    pub memory: RankMemory,
     /// Proportional set size in bytes.
     pub resident_bytes: u64,
     /// Number of spans, marks and operations that were lost because their buffers were full.
@@ -50,19 +46,15 @@ impl RankReport {
     pub fn new(
         steps: StepLog,
         meter: Meter,
-        allocator: &Allocator,
+        memory: RankMemory,
         track: &SpanTrack,
         weights_sha256: String,
     ) -> Self {
-        let peak =
-            |category: Category| (category.name().to_owned(), allocator.usage(category).peak_bytes);
-        let mut peak_bytes: BTreeMap<_, _> = Category::ALL.into_iter().map(peak).collect();
-        peak_bytes.insert(TOTAL.into(), allocator.total().peak_bytes);
         let dropped_spans = track.dropped() + meter.num_lost();
         Self {
             steps,
             alike: meter.alike(),
-            peak_bytes,
+            memory,
             resident_bytes: resources::resident_bytes().unwrap_or(0),
             dropped_spans,
             trace: None,

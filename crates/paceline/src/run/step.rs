@@ -10,6 +10,7 @@ use paceline_strategies::{
 };
 use paceline_trace::{Span, SpanTrack, now_ns};
 
+use crate::metrics::memory;
 use crate::run::batches::share_of;
 use crate::{Failure, Result};
 
@@ -52,6 +53,9 @@ impl Stepper {
         if shares.is_empty() {
             return Ok(None);
         }
+        // Evaluations and saves belong to no phase of a step.
+        let allocator = self.replica.compute.allocator.clone();
+        allocator.begin_phase();
         let samples = shares.iter().map(|share| share.global_count).sum();
         let loss = train_step(self.strategy.as_mut(), &mut self.replica, &shares, &mut self.track)?;
         let Self { strategy, replica, track, .. } = self;
@@ -65,6 +69,7 @@ impl Stepper {
             strategy.optimizer_step(replica, &mut self.optimizer, track)?;
         }
         let whole = Span { start_ns, end_ns: now_ns() };
+        allocator.end_phase(memory::STEP);
         Ok(Some(StepOutcome { loss, samples, grad_norm, whole }))
     }
 

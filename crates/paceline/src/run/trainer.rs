@@ -10,7 +10,7 @@ use std::time::Instant;
 use paceline_collectives::{Group, Mesh, ReduceOp};
 use paceline_data::Dataset;
 use paceline_kernels::Compute;
-use paceline_memory::Allocator;
+use paceline_memory::{Allocator, PhaseUsage};
 use paceline_strategies::{Replica, StepLoss};
 use paceline_trace::{SpanTrack, now_ns};
 use signal_hook::consts::SIGTERM;
@@ -19,6 +19,7 @@ use crate::checkpoint::Folder;
 use crate::disk::Disk;
 use crate::metrics::event::{Event, Listeners, StepDone};
 use crate::metrics::facts::{Facts, Outcome};
+use crate::metrics::memory::{self, RankMemory};
 use crate::metrics::meter::Meter;
 use crate::metrics::profiler::Profiler;
 use crate::metrics::rank_report::RankReport;
@@ -91,6 +92,7 @@ pub fn run_rank(
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let num_samples = dataset.len();
     let progress = resume::begin(config, &replica, &mut optimizer, num_samples)?;
+    let initialization = allocator.end_phase(memory::INITIALIZATION);
 
     let track = SpanTrack::with_capacity(TRACK_CAPACITY);
     let join = batches::join(config, dataset.as_ref(), &replica)?;
@@ -100,7 +102,8 @@ pub fn run_rank(
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
-    let mut trainer = Trainer { config, num_samples, stepper, listeners, test, saves, stop };
+    let mut trainer =
+        Trainer { config, num_samples, stepper, initialization, listeners, test, saves, stop };
     let trained = trainer.train(stream, progress)?;
     if trained.is_stopped {
         return Err(trainer.stopped_after(progress.steps + trained.num_steps));
@@ -149,6 +152,8 @@ struct Trainer<'a> {
     /// Number of training samples.
     num_samples: usize,
     stepper: Stepper,
+    /// The memory after initialization.
+    initialization: PhaseUsage,
     listeners: Listeners<'a>,
     /// The test set, if the run evaluates.
     test: Option<Arc<dyn Dataset>>,
@@ -174,7 +179,10 @@ impl Trainer<'_> {
             self.listeners.tell(Event::EpochBegun { epoch, num_batches })?;
             let mut ended = None;
             while ended.is_none() && progress.steps < total_steps && !is_stopped {
-                let group = &self.stepper.replica.group;
+                let Replica { group, compute, .. } = &self.stepper.replica;
+                if made == config.warmup_steps as u64 {
+                    compute.allocator.forget_phases();
+                }
                 self.listeners.tell(Event::StepBegun { number: made, group })?;
                 // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any
                 // step.
@@ -334,8 +342,8 @@ impl Trainer<'_> {
         let Replica { compute, model, .. } = &self.stepper.replica;
         let world = &self.stepper.replica.group;
         let Trained { steps, meter, num_steps, last, .. } = trained;
-        let mut report =
-            RankReport::new(steps, meter, &compute.allocator, &self.stepper.track, digest);
+        let memory = RankMemory::new(&self.initialization, &compute.allocator);
+        let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };

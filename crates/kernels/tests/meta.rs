@@ -1,0 +1,108 @@
+//! Operations on the device without contents: the checks and the scratch memory of the CPU.
+
+use paceline_kernels::batch_norm::{self, BatchNorm};
+use paceline_kernels::conv2d::{self, Conv2d};
+use paceline_kernels::linear::{self, Activation};
+use paceline_kernels::{Compute, Result, cast, elementwise, norm};
+use paceline_memory::{Access, Allocator, Category, DType, PhaseUsage, Tensor};
+
+/// Runs operations on fresh tensors on both devices with this number of threads. Returns the memory of each device.
+fn on_both(
+    num_threads: usize,
+    run: impl Fn(&Compute, &dyn Fn(DType, &[usize]) -> Tensor) -> Result<()>,
+) -> [PhaseUsage; 2] {
+    [Allocator::new(), Allocator::meta()].map(|allocator| {
+        let compute = Compute::new(num_threads, allocator).unwrap();
+        let tensor = |dtype, dims: &[usize]| {
+            compute.allocator.tensor(dtype, dims, Category::Activations).unwrap()
+        };
+        run(&compute, &tensor).unwrap();
+        compute.allocator.end_phase("all")
+    })
+}
+
+#[test]
+fn operations_take_the_scratch_memory_of_the_cpu() {
+    for (conv, batch) in [
+        (Conv2d::same3x3(7, 9, 3, 5), 6),
+        (Conv2d::same3x3(8, 8, 16, 16), 1),
+        (Conv2d { stride: 2, ..Conv2d::same3x3(9, 9, 20, 33) }, 300),
+        (Conv2d { padding: 0, kernel: (5, 5), ..Conv2d::same3x3(12, 12, 1, 4) }, 0),
+    ] {
+        let [cpu, meta] = on_both(1, |compute, tensor| {
+            let x = tensor(DType::F32, &conv.input_shape(batch));
+            let y = tensor(DType::F32, &conv.output_shape(batch));
+            let w = tensor(DType::F32, &conv.weight_shape());
+            let b = tensor(DType::F32, &[conv.c_out]);
+            conv2d::forward(compute, &conv, &x, &w, &b, &y)?;
+            conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)?;
+            conv2d::backward_input(compute, &conv, &w, &y, &x)
+        });
+        assert_eq!(cpu, meta, "{conv:?}");
+        assert!(cpu.of(Category::Workspace).peak_bytes > 0);
+    }
+    let [cpu, meta] = on_both(1, |compute, tensor| {
+        let config = BatchNorm::new(6, Activation::Relu);
+        let x = tensor(DType::F64, &[3000, 6]);
+        let sums = tensor(DType::F64, &[config.sums_len()]);
+        batch_norm::sums(compute, &config, &x, &sums)
+    });
+    assert_eq!(cpu, meta);
+    let [cpu, meta] = on_both(1, |compute, tensor| {
+        let grads = tensor(DType::F32, &[200_003]);
+        let rows = norm::Rows::new([0..70_001, 70_016..200_003]);
+        norm::squares(compute, &grads, 0, &rows, 5..rows.count())?;
+        norm::scale(compute, &grads, 0.5)
+    });
+    assert_eq!(cpu, meta);
+}
+
+/// Threads may overlap less than the device without contents assumes, but not more.
+#[test]
+fn threads_take_no_more_than_on_the_device_without_contents() {
+    let conv = Conv2d::same3x3(10, 10, 16, 24);
+    for num_threads in [2, 3] {
+        let [cpu, meta] = on_both(num_threads, |compute, tensor| {
+            let x = tensor(DType::F32, &conv.input_shape(40));
+            let y = tensor(DType::F32, &conv.output_shape(40));
+            let w = tensor(DType::F32, &conv.weight_shape());
+            let b = tensor(DType::F32, &[conv.c_out]);
+            conv2d::forward(compute, &conv, &x, &w, &b, &y)?;
+            conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)
+        });
+        let workspace = |usage: PhaseUsage| usage.of(Category::Workspace).peak_bytes;
+        let one_part = workspace(meta) / num_threads as u64;
+        assert!((one_part..=workspace(meta)).contains(&workspace(cpu)), "{cpu:?} {meta:?}");
+    }
+}
+
+#[test]
+fn operations_check_their_operands() {
+    let compute = Compute::new(4, Allocator::meta()).unwrap();
+    assert_eq!(compute.threads.count(), 4);
+    let tensor = |dtype, dims: &[usize]| {
+        compute.allocator.tensor(dtype, dims, Category::Activations).unwrap()
+    };
+    let (x, w) = (tensor(DType::F32, &[5, 4]), tensor(DType::F32, &[3, 4]));
+    let y = tensor(DType::F32, &[5, 3]);
+    let forward = |x: &Tensor, y: &Tensor| {
+        linear::forward(&compute, x, &w, None, Activation::None, y).map_err(|e| e.to_string())
+    };
+    assert_eq!(forward(&x, &y), Ok(()));
+    let error = forward(&x, &tensor(DType::F32, &[5, 2])).unwrap_err();
+    assert!(error.contains("output must have shape [5, 3], got [5, 2]"), "{error}");
+    let error = forward(&x, &tensor(DType::F64, &[5, 3])).unwrap_err();
+    assert!(error.contains("expected elements of type f32, got f64"), "{error}");
+    let claim = y.claim(Access::Write, "all_reduce").unwrap();
+    let error = forward(&x, &y).unwrap_err();
+    assert!(error.contains("claimed for all_reduce"), "{error}");
+    drop(claim);
+    let host = Allocator::new().tensor(DType::F32, [5, 3], Category::Activations).unwrap();
+    let error = elementwise::relu(&compute, &host, &y).unwrap_err().to_string();
+    assert!(error.contains("an operand lies on cpu, but meta computes"), "{error}");
+    let halves = tensor(DType::F16, &[5, 3]);
+    cast::narrow(&compute, &y, &halves).unwrap();
+    assert!(cast::narrow(&compute, &y, &y).is_err());
+    compute.copy(&y, &tensor(DType::F32, &[15])).unwrap();
+    assert!(compute.copy(&y, &halves).is_err());
+}

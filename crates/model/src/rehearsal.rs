@@ -1,0 +1,128 @@
+//! A training step without arithmetic: what it takes of activations and of scratch memory.
+//!
+//! Input: a model, element types, a compute handle of [`Device::Meta`], and micro-batches of that device. Output: memory by
+//! category after each phase, and its peaks. The passes are those of a real step, so nothing has to be estimated, and a
+//! model may be larger than any memory. This file knows nothing of ranks, or of what a strategy adds.
+
+use std::ops::Range;
+
+use paceline_kernels::loss::SUMS_LEN;
+use paceline_kernels::{Compute, norm};
+use paceline_memory::{Category, DType, Device, PhaseUsage, Tensor, Usage};
+
+use crate::{
+    Batch, Context, Layer, Model, ModelError, OpenUnits, ParamId, PassHooks, Precision, Result,
+    Storage,
+};
+
+/// The memory of a step by phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rehearsal {
+    /// After the forward pass and the loss.
+    pub forward: PhaseUsage,
+    /// After the backward pass.
+    pub backward: PhaseUsage,
+    /// After the norm of the gradients, if they are clipped. The optimizer takes no scratch memory.
+    pub step: PhaseUsage,
+}
+
+impl Rehearsal {
+    /// Rehearses a step over these micro-batches, one after the other. `clipped` are the elements of flat storage whose
+    /// norm is taken before the optimizer's step, if gradients are clipped. `syncs_statistics` is
+    /// [`PassHooks::syncs_statistics`].
+    ///
+    /// Errors if `compute` is not of [`Device::Meta`].
+    pub fn of(
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        micro_batches: &[Batch],
+        clipped: Option<&[Range<usize>]>,
+        syncs_statistics: bool,
+    ) -> Result<Self> {
+        match compute.device() {
+            Device::Meta => {}
+            device @ Device::Cpu => {
+                let reason = format!("a rehearsal needs the device meta, not {device}");
+                return Err(ModelError::Config(reason));
+            }
+        }
+        let allocator = &compute.allocator;
+        let storage = Storage::host(model.layout.clone(), precision, allocator)?;
+        let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
+        let mut units = OpenUnits::new(&model.layout);
+        let mut hooks = Hooks { syncs_statistics };
+        allocator.begin_phase();
+        allocator.forget_phases();
+        Context::resumed(compute, &storage, &mut units, &mut hooks).open_roots()?;
+        for batch in micro_batches {
+            let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
+            let mut cx = cx.with_batch(batch);
+            let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
+            let d_output = model.differentiate(&mut cx, &output, 1.0, &sums)?;
+            drop(output);
+            allocator.end_phase(FORWARD);
+            units.readiness.begin_pass();
+            let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
+            model.network().backward(&mut cx.with_batch(batch), saved, d_output, false)?;
+            allocator.end_phase(BACKWARD);
+        }
+        if let Some(ranges) = clipped {
+            let rows = norm::Rows::new(model.layout.trained().map(|(_, param)| param.range()));
+            for range in ranges {
+                let grads = storage.grads().slice(range.clone())?;
+                norm::squares(compute, &grads, range.start, &rows, rows.within(range))?;
+            }
+        }
+        let step = allocator.end_phase(STEP);
+        let phases = allocator.phases();
+        let named = |name: &str| {
+            let phase = phases.iter().find(|(known, _)| *known == name);
+            phase.map(|(_, usage)| *usage).unwrap_or_default()
+        };
+        Ok(Self { forward: named(FORWARD), backward: named(BACKWARD), step })
+    }
+
+    /// The most bytes of a category at once in the whole step.
+    pub fn peak_bytes(&self, category: Category) -> u64 {
+        let peak = |phase: &PhaseUsage| phase.of(category).peak_bytes;
+        peak(&self.forward).max(peak(&self.backward)).max(peak(&self.step))
+    }
+
+    /// The most bytes at once in the whole step of two or more categories together is less than the sum of their peaks,
+    /// so this is the peak of all categories together, less those that do not change within a step.
+    pub fn peak_of_step_bytes(&self) -> u64 {
+        let constant = |phase: &PhaseUsage| -> u64 {
+            let lasting = [Category::Parameters, Category::Gradients, Category::Data];
+            lasting.into_iter().map(|category| phase.of(category).current_bytes).sum()
+        };
+        let peak = |phase: &PhaseUsage| {
+            let Usage { peak_bytes, .. } = phase.total;
+            peak_bytes - constant(phase)
+        };
+        peak(&self.forward).max(peak(&self.backward)).max(peak(&self.step))
+    }
+}
+
+const FORWARD: &str = "forward";
+const BACKWARD: &str = "backward";
+const STEP: &str = "step";
+
+struct Hooks {
+    syncs_statistics: bool,
+}
+
+impl PassHooks for Hooks {
+    fn gradient_ready(&mut self, _: ParamId) -> Result<()> {
+        Ok(())
+    }
+
+    fn syncs_statistics(&self) -> bool {
+        self.syncs_statistics
+    }
+
+    /// The sums of one rank are as large as those of all ranks together.
+    fn sum_over_ranks(&mut self, _: &Tensor) -> Result<()> {
+        Ok(())
+    }
+}
