@@ -12,16 +12,16 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{Mesh, ReduceOp, Work};
+use paceline_collectives::{Mesh, MeshShape, ReduceOp, Work};
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::Tensor;
-use paceline_model::{Model, ParamId, Precision, Storage};
+use paceline_model::{Layout, Model, ParamId, Precision, Storage};
 use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
 use crate::replica::shared_tensor;
 use crate::strategy::span;
-use crate::{Exactness, Replica, Result, Strategy};
+use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
 /// Sums buckets of copied gradients over the ranks, then divides and copies back.
 #[derive(Debug)]
@@ -78,6 +78,11 @@ impl BucketDdpAsync {
     }
 }
 
+/// Elements of all buckets: the gradients without padding.
+fn buckets_len(layout: &Layout) -> usize {
+    layout.trained().map(|(_, param)| param.range().len()).sum()
+}
+
 impl Strategy for BucketDdpAsync {
     fn name(&self) -> &'static str {
         "bucket_ddp_async"
@@ -85,6 +90,13 @@ impl Strategy for BucketDdpAsync {
 
     fn exactness(&self) -> Exactness {
         Exactness::Exact
+    }
+
+    fn footprint(&self, model: &Model, precision: Precision, _: &MeshShape, _: usize) -> Footprint {
+        Footprint {
+            communication: buckets_len(&model.layout) * precision.grads.size_bytes(),
+            ..Footprint::of_replica(&model.layout, precision)
+        }
     }
 
     /// Gradients stay in private memory, since peers access only the buckets.
@@ -102,7 +114,7 @@ impl Strategy for BucketDdpAsync {
         let Replica { model, storage, compute, group, .. } = replica;
         self.order = InOrder::new(&model.layout);
         let dtype = storage.grads().dtype();
-        let len = model.layout.trained().map(|(_, param)| param.range().len()).sum::<usize>();
+        let len = buckets_len(&model.layout);
         self.buckets = Some(shared_tensor(group, &compute.allocator, dtype, len)?);
         Ok(())
     }

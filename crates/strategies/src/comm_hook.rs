@@ -45,6 +45,7 @@
 
 use paceline_collectives::{ReduceOp, Work};
 use paceline_memory::Tensor;
+use paceline_model::Precision;
 use paceline_trace::SpanTrack;
 
 use crate::{BucketCaps, Exactness, Replica, Result};
@@ -60,6 +61,17 @@ pub trait CommHook: Send {
     /// What the hook carries from step to step on this rank, by name. By default nothing.
     fn state(&self) -> Vec<(String, Tensor)> {
         Vec::new()
+    }
+
+    /// Bytes that the hook takes on each rank of `world_size` ranks, for buckets of these numbers of elements. Nothing by
+    /// default.
+    fn communication_bytes(
+        &self,
+        _bucket_lens: &[usize],
+        _precision: Precision,
+        _world_size: usize,
+    ) -> usize {
+        0
     }
 
     /// Called once, before the first step, with the number of elements of each bucket.

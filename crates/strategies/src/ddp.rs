@@ -8,7 +8,7 @@
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
 //! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
 
-use paceline_collectives::{Mesh, Work};
+use paceline_collectives::{Mesh, MeshShape, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Model, ParamId, Precision, Storage};
@@ -17,7 +17,8 @@ use paceline_trace::SpanTrack;
 use crate::comm_hook::{AllReduce, CommHook};
 use crate::strategy::span;
 use crate::{
-    Bucket, BucketCaps, Exactness, Replica, Result, Strategy, StrategyError, plan_buckets,
+    Bucket, BucketCaps, Exactness, Footprint, Replica, Result, Strategy, StrategyError,
+    plan_buckets,
 };
 
 /// Bucketed data parallelism that overlaps communication with the backward pass.
@@ -98,6 +99,23 @@ impl Strategy for Ddp {
 
     fn exactness(&self) -> Exactness {
         self.hook.exactness(self.caps)
+    }
+
+    fn footprint(
+        &self,
+        model: &Model,
+        precision: Precision,
+        mesh: &MeshShape,
+        _: usize,
+    ) -> Footprint {
+        let buckets = plan_buckets(&model.layout, precision.grads.size_bytes(), self.caps);
+        let lens: Vec<usize> = buckets.iter().map(|bucket| bucket.range.len()).collect();
+        let world_size = mesh.num_ranks().unwrap_or(usize::MAX);
+        let copy = if self.has_view { 0 } else { model.layout.trained_bytes(precision.grads) };
+        Footprint {
+            communication: copy + self.hook.communication_bytes(&lens, precision, world_size),
+            ..Footprint::of_replica(&model.layout, precision)
+        }
     }
 
     fn allocate(

@@ -12,6 +12,7 @@
 use paceline_collectives::{ReduceOp, Work};
 use paceline_kernels::cast;
 use paceline_memory::{DType, Tensor};
+use paceline_model::Precision;
 use paceline_trace::SpanTrack;
 
 use crate::replica::shared_tensor;
@@ -46,6 +47,10 @@ impl CommHook for HalfPrecision {
     /// Each element is rounded independently, so the sizes of the buckets do not matter.
     fn exactness(&self, _: BucketCaps) -> Exactness {
         Exactness::Lossy(self.name().to_owned())
+    }
+
+    fn communication_bytes(&self, bucket_lens: &[usize], _: Precision, _: usize) -> usize {
+        bucket_lens.iter().sum::<usize>() * self.dtype.size_bytes()
     }
 
     fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {

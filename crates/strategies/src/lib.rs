@@ -77,7 +77,7 @@ pub use half::HalfPrecision;
 pub use join::Join;
 pub use local_sgd::LocalSgd;
 pub use no_sync::{Alternating, NoSync};
-pub use replica::{MicroBatch, Replica, ReplicaOptions};
+pub use replica::{MicroBatch, Replica, ReplicaOptions, SHARED_SUMS_BYTES};
 pub use schedule::{OneByOne, Schedule};
 pub use sharded1::Sharded1;
 pub use sharded2::Sharded2;

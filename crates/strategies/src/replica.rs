@@ -19,6 +19,9 @@ use crate::{AccumulationOrder, Result, Strategy};
 /// The number of sums that the ranks share in a step: the loss, the correct samples, and the ranks that ask to stop.
 pub(crate) const NUM_SHARED_SUMS: usize = 3;
 
+/// Bytes that a replica takes for these sums, beside what the strategy takes for communication.
+pub const SHARED_SUMS_BYTES: usize = NUM_SHARED_SUMS * size_of::<f64>();
+
 /// One rank's share of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct MicroBatch {

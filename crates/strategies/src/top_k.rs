@@ -14,6 +14,7 @@
 use paceline_collectives::Work;
 use paceline_kernels::top_k;
 use paceline_memory::{Category, DType, Tensor};
+use paceline_model::Precision;
 use paceline_trace::SpanTrack;
 
 use crate::replica::shared_tensor;
@@ -51,6 +52,11 @@ impl TopK {
         }
         Ok(Self { k, buckets: Vec::new() })
     }
+
+    /// The number of elements of a bucket that are sent.
+    fn count(&self, bucket_len: usize) -> usize {
+        ((bucket_len as f64 * self.k).ceil() as usize).min(bucket_len)
+    }
 }
 
 impl CommHook for TopK {
@@ -70,11 +76,24 @@ impl CommHook for TopK {
         buckets.map(|(at, bucket)| (format!("residual {at}"), bucket.residual.clone())).collect()
     }
 
+    fn communication_bytes(
+        &self,
+        bucket_lens: &[usize],
+        precision: Precision,
+        world_size: usize,
+    ) -> usize {
+        let of_bucket = |&len: &usize| {
+            let pairs = 2 * self.count(len) * DType::I32.size_bytes();
+            len * precision.grads.size_bytes() + pairs * (1 + world_size)
+        };
+        bucket_lens.iter().map(of_bucket).sum()
+    }
+
     fn prepare(&mut self, replica: &Replica, bucket_lens: &[usize]) -> Result<()> {
         let (group, allocator) = (&replica.group, &replica.compute.allocator);
         let grads = replica.storage.precision().grads;
         let sparse = |&len: &usize| -> Result<Sparse> {
-            let count = ((len as f64 * self.k).ceil() as usize).min(len);
+            let count = self.count(len);
             let shared = |elems: usize| shared_tensor(group, allocator, DType::I32, elems);
             let residual = allocator.tensor(grads, [len], Category::Communication)?;
             // -0, because adding +0 would turn a gradient of -0 into +0.

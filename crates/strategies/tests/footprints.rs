@@ -1,0 +1,96 @@
+//! Every strategy takes the memory that it states, and a step takes the activations and the scratch memory of its
+//! rehearsal.
+
+mod common;
+
+use paceline_kernels::Compute;
+use paceline_memory::{Allocator, Category, DType, PhaseUsage};
+use paceline_model::{Batch, Precision, Rehearsal};
+use paceline_strategies::{
+    Ddp, HalfPrecision, LocalSgd, NoSync, SHARED_SUMS_BYTES, TopK, clip_grad_norm, span, train_step,
+};
+
+use common::{Make, Net, Trainer, all_exact, on_ranks};
+
+const OTHERS: [Make; 5] = [
+    || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
+    || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())),
+    || Box::new(LocalSgd::new(2).unwrap()),
+    || Box::new(LocalSgd::new(2).unwrap().as_published()),
+    || Box::new(NoSync),
+];
+
+/// A batch of `rows` samples of a network, without contents.
+fn batch(net: Net, allocator: &Allocator, rows: usize) -> Batch {
+    let tensor = |dtype, dims: &[usize]| allocator.tensor(dtype, dims, Category::Data).unwrap();
+    match net {
+        Net::Cnn | Net::BatchNormCnn | Net::FrozenCnn => {
+            Batch::new(tensor(DType::F32, &[rows, 12, 12, 1]), tensor(DType::I64, &[rows]))
+        }
+        Net::Mlp | Net::TiedMlp => {
+            Batch::new(tensor(DType::F32, &[rows, 12]), tensor(DType::F32, &[rows, 3]))
+        }
+    }
+}
+
+#[test]
+fn a_step_takes_the_memory_that_is_predicted() {
+    for net in [Net::Cnn, Net::BatchNormCnn, Net::Mlp, Net::FrozenCnn, Net::TiedMlp] {
+        for (make, world_size) in
+            all_exact().chain(OTHERS).flat_map(|make| [2, 4].map(|n| (make, n)))
+        {
+            on_ranks(world_size, |group| check(net, make, group));
+        }
+    }
+}
+
+/// Compares the phases of the second step with the formulas.
+fn check(net: Net, make: Make, group: paceline_collectives::Group) {
+    let mut trainer = Trainer::new(net, group, make());
+    // The batch is uneven, so one rank has more samples than the others.
+    let micro_batches = [9, 9];
+    trainer.step(&micro_batches).unwrap();
+    let allocator = trainer.replica.compute.allocator.clone();
+    let shares = trainer.shares(&micro_batches);
+    allocator.forget_phases();
+    allocator.begin_phase();
+    let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
+    train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+    clip_grad_norm(strategy.as_mut(), replica, 0.1, track).unwrap();
+    strategy.optimizer_step(replica, optimizer, track).unwrap();
+    allocator.end_phase("step");
+    let phases = allocator.phases();
+    let phase = |name: &str| phases.iter().find(|(known, _)| *known == name).unwrap().1;
+
+    let (name, rank) = (strategy.name(), replica.group.rank());
+    let stated = strategy.footprint(&replica.model, Precision::F32, replica.mesh.shape(), rank);
+    let state: usize = replica.owned.state.iter().map(|range| range.len()).sum();
+    let what = format!("{name} with {net:?} on rank {rank}");
+    for usage in [phase(span::FORWARD), phase(span::BACKWARD), phase("step")] {
+        for (category, bytes) in [
+            (Category::Parameters, stated.parameters),
+            (Category::Gradients, stated.gradients),
+            (Category::Optimizer, 4 * state),
+            (Category::Unsharded, stated.unsharded),
+            (Category::Communication, stated.communication + SHARED_SUMS_BYTES),
+        ] {
+            let usage = usage.of(category);
+            assert_eq!(usage.current_bytes, bytes as u64, "{category} of {what}");
+            assert_eq!(usage.peak_bytes, bytes as u64, "{category} of {what}");
+        }
+    }
+    let compute = Compute::new(1, Allocator::meta()).unwrap();
+    let batches: Vec<Batch> = shares
+        .iter()
+        .map(|share| batch(net, &compute.allocator, share.batch.num_samples()))
+        .collect();
+    let clipped = Some(&*replica.owned.grads);
+    let rehearsal =
+        Rehearsal::of(&replica.model, Precision::F32, &compute, &batches, clipped, false).unwrap();
+    let expected = [rehearsal.forward, rehearsal.backward, rehearsal.step];
+    let found = [span::FORWARD, span::BACKWARD, "step"].map(phase);
+    for category in [Category::Activations, Category::Workspace] {
+        let of = |usages: [PhaseUsage; 3]| usages.map(|usage| usage.of(category));
+        assert_eq!(of(found), of(expected), "{category} of {what}");
+    }
+}
