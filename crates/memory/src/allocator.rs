@@ -21,6 +21,10 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// The size of a large page in bytes. Blocks of at least this size have their own mapping, on large pages.
 const LARGE_PAGE: usize = 2 << 20;
 
+/// The largest block without contents, in bytes: more than any machine has, and little enough that the sum over many blocks
+/// is still a number.
+const LARGEST_ON_META: usize = 1 << 56;
+
 /// A type with the alignment of a buffer.
 #[repr(align(64))]
 struct Aligned;
@@ -70,6 +74,7 @@ impl Block {
         match device {
             Device::Cpu if len_bytes >= LARGE_PAGE => Self::mapped(len_bytes),
             Device::Cpu => Self::on_heap(len_bytes),
+            Device::Meta if len_bytes > LARGEST_ON_META => None,
             // Nobody reads or writes there, so an aligned address that is never null is enough.
             Device::Meta => Some(Self { base: NonNull::<Aligned>::dangling().cast(), len_bytes, device }),
         }

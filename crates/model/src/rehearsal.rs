@@ -89,8 +89,8 @@ impl Rehearsal {
         peak(&self.forward).max(peak(&self.backward)).max(peak(&self.step))
     }
 
-    /// The most bytes at once in the whole step of two or more categories together is less than the sum of their peaks,
-    /// so this is the peak of all categories together, less those that do not change within a step.
+    /// The most bytes of activations and scratch memory together. This is less than the sum of both peaks, which come at
+    /// different moments.
     pub fn peak_of_step_bytes(&self) -> u64 {
         let constant = |phase: &PhaseUsage| -> u64 {
             let lasting = [Category::Parameters, Category::Gradients, Category::Data];

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | [`replay`] | when would buckets be done, with other sizes or on another link? |
 //! | [`advice`] | is communication hidden, and if not, what would change that? |
+//! | [`memory`] | how much memory does a rank need, before the run? |
 
 pub mod advice;
 pub mod gathers;
+pub mod memory;
 pub mod replay;

@@ -6,6 +6,7 @@ use paceline_memory::Category;
 use super::anatomy::{Anatomy, BucketLine, GatherLine, Slowest};
 use super::facts::Facts;
 use super::memory::TOTAL;
+use super::memory_lines::memory_lines;
 use super::steps::AllSteps;
 use super::table::{self, TABLE};
 use crate::text::{plain_table, thousands};
@@ -78,6 +79,7 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
         .filter(|(_, bytes)| *bytes > 0)
         .map(|(name, bytes)| format!("{name} {:.2}", bytes as f64 / 1e6))
         .collect();
+    lines.extend(memory_lines(facts));
     lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
     let resident = facts.sum(|report| report.resident_bytes) / facts.reports.len().max(1) as u64;
     lines.push(format!("Resident (proportional) per rank: {:.1} MB", resident as f64 / 1e6));

@@ -11,12 +11,13 @@ use paceline_strategies::Alternating;
 use serde::Serialize;
 
 use super::anatomy::Anatomy;
-use super::memory::RESERVED;
+use super::memory::{Bytes, RESERVED, RankMemory};
 use super::rank_report::RankReport;
 use super::steps::{AllSteps, KeptStep};
 use crate::choices::strategies::Advice;
 use crate::insight::advice::{self, Cost};
 use crate::insight::gathers::Uses;
+use crate::insight::memory::{Need, Needs};
 use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation};
 use crate::text::ms;
@@ -34,6 +35,8 @@ pub struct Outcome {
     pub num_steps: u64,
     /// The sums over the last epoch of training.
     pub trained: Option<EpochSums>,
+    /// The memory that the ranks need by prediction.
+    pub predicted: Needs,
     /// The evaluation at the end.
     pub evaluated: Option<Evaluation>,
     /// Wall-clock time of the whole run on rank 0.
@@ -129,6 +132,16 @@ impl<'a> Facts<'a> {
             *peak = bytes.max(*peak);
         }
         peaks
+    }
+
+    /// The memory of each rank by phase.
+    pub fn memory(&self) -> Vec<&RankMemory> {
+        self.reports.iter().map(|report| &report.memory).collect()
+    }
+
+    /// The memory that each rank needs by prediction, by category.
+    pub fn memory_predicted(&self) -> Vec<Bytes> {
+        self.outcome.predicted.ranks.iter().map(Need::bytes).collect()
     }
 
     /// The traces of the ranks that wrote one.

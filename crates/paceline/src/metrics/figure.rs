@@ -63,6 +63,8 @@ pub enum Ranks {
     Max,
     /// The sum over the ranks.
     Sum,
+    /// They are not combined: there is a value for each rank.
+    Each,
 }
 
 impl Ranks {
@@ -75,6 +77,7 @@ impl Ranks {
             Self::SlowestOfStep => "slowest of each step",
             Self::Max => "maximum",
             Self::Sum => "sum",
+            Self::Each => "each rank",
         }
     }
 }

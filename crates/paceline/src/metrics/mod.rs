@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`event`] | the events of training, and the trait of listeners |
 //! | [`memory`] | the memory of a rank by phase and category |
+//! | [`memory_lines`] | what the console prints about it, beside the prediction |
 //! | [`meter`] | turns spans and records of operations into the times of a step |
 //! | [`readiness`] | when in a step its operations and gradients take place |
 //! | [`steps`] | the measured steps, in bounded memory |
@@ -26,6 +27,7 @@ pub mod figure;
 pub mod gathers;
 pub mod jsonl;
 pub mod memory;
+pub mod memory_lines;
 pub mod meter;
 pub mod page;
 pub mod profiler;

@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use super::figure::Better::{Higher, Lower};
-use super::figure::Ranks::{First, Max, Mean, Same, SlowestOfStep, Sum};
+use super::figure::Ranks::{Each, First, Max, Mean, Same, SlowestOfStep, Sum};
 use super::figure::{Figure, Ranks, Source};
 use super::meter::StepTimes;
 
@@ -218,6 +218,12 @@ pub static TABLE: &[Figure] = &[
     // Memory.
     run("peak_bytes", plain("peak memory"), Max, |f| json!(f.peak_bytes()),
         "The most bytes in tensors at once, by category and in `total`.").console(),
+    run("memory", plain("memory by phase"), Each, |f| json!(f.memory()),
+        "Bytes of each rank after initialization, after the forward pass, after the backward pass and after the step, and \
+         the most at once within each of these phases of the measured steps: by category, in `total`, and in `reserved` \
+         (taken from the system: in use, or free in a pool). `peak_bytes` beside the phases is that of the whole run.").console(),
+    run("memory_predicted", plain("predicted memory"), Each, |f| json!(f.memory_predicted()),
+        "Bytes that each rank needs in a step, by category and in `total`, as predicted by formula before the run.").console(),
     compared("peak_mb", ("peak", "MB", 2), Max, "The most memory of a rank in tensors, in MB of 1e6 bytes.").first().swept(Lower)
         .elsewhere("/peak_bytes/total", 1e-6),
     run("resident_bytes", plain("resident"), Mean,

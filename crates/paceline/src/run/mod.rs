@@ -26,6 +26,7 @@ pub mod resolve_ranks;
 pub mod resume;
 pub mod schedule;
 pub mod shards;
+pub mod shortage;
 pub mod spec;
 pub mod spec_file;
 pub mod step;

@@ -1,9 +1,6 @@
 //! Turns a run specification into a resolved configuration, which is checked as a whole before any rank
 //! starts.
 
-use paceline_data::Dataset;
-use paceline_model::Model;
-
 use super::config::TrainConfig;
 use super::flags::{ALL, Comparison, RunFlags};
 use super::open_data::OpenData;
@@ -14,7 +11,7 @@ use super::resolve_ranks::{
 use super::schedule::Schedule;
 use super::spec::RunSpec;
 use super::strategy::{self, StrategyConfig};
-use super::{resume, shards};
+use super::{resume, shards, shortage};
 use crate::checkpoint::Folder;
 use crate::choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use crate::choices::models::{MODELS, ModelConfig};
@@ -24,7 +21,7 @@ use crate::choices::strategies::{Models, STRATEGIES};
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder};
 use crate::profile::{self, ProfileConfig};
-use crate::{Failure, Result, resources};
+use crate::{Failure, Result};
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
 /// problems with them are reported now. Writes nothing except data that have to be downloaded. At the
@@ -187,7 +184,7 @@ pub fn resolve_inputs(
         return Ok((config, data));
     }
     let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    check_memory(&config, local_ranks, &built, data.train.as_ref())?;
+    shortage::check(&config, local_ranks, &built, data.train.as_ref())?;
     config.warnings.extend(resume::check(&config, &built, data.train.len())?);
     Ok((config, data))
 }
@@ -319,47 +316,6 @@ fn check_drift(
         ));
     }
     Ok(())
-}
-
-/// Fails if the ranks of this host do not fit into its memory, so that the run does not fail half-way.
-fn check_memory(
-    config: &TrainConfig,
-    local_ranks: usize,
-    model: &Model,
-    dataset: &dyn Dataset,
-) -> Result<()> {
-    let Some(available) = resources::available_bytes() else { return Ok(()) };
-    let precision = config.strategy.options.precision;
-    let [compute, grads, master] = [precision.compute, precision.grads, precision.master]
-        .map(|dtype| dtype.size_bytes() as f64);
-    let num_batches = config.strategy.accumulate.min(config.steps_per_epoch);
-    let num_partial_sums = config.strategy.options.accumulation.num_partial_sums(num_batches);
-    let state_copies = config.optimizer.config().state_names().len();
-    let per_param = (1.0 + state_copies as f64) * master + (1.0 + num_partial_sums as f64) * grads;
-    let state = model.layout.len() as f64 * per_param;
-    // In floating point, because a batch may be larger than any memory.
-    let num_batches = num_batches as f64;
-    let input_elems = dataset.input_shape().iter().product::<usize>() as f64;
-    let inputs = num_batches * config.batch_size as f64 * input_elems * compute;
-    let activations = inputs + config.batch_size as f64 * model.activation_elems as f64 * compute;
-    let data = config.data.resident_bytes(dataset);
-    let needed = (state + activations + data) * local_ranks as f64;
-    if needed <= available as f64 {
-        return Ok(());
-    }
-    let gb = |bytes: f64| format!("{:.1} GB", bytes / 1e9);
-    usage(format!(
-        "not enough memory: {} ranks need about {} ({} each for {} parameters with gradients and \
-         optimizer state, {} for activations of {} samples), and {} are available; use a smaller \
-         model, a smaller batch, or fewer ranks",
-        local_ranks,
-        gb(needed),
-        gb(state),
-        model.layout.num_params(),
-        gb(activations),
-        config.batch_size,
-        gb(available as f64)
-    ))
 }
 
 /// Checks that everything that the run will write can be written.

@@ -17,6 +17,7 @@ use signal_hook::consts::SIGTERM;
 
 use crate::checkpoint::Folder;
 use crate::disk::Disk;
+use crate::insight::memory::{Needs, Shape};
 use crate::metrics::event::{Event, Listeners, StepDone};
 use crate::metrics::facts::{Facts, Outcome};
 use crate::metrics::memory::{self, RankMemory};
@@ -85,6 +86,10 @@ pub fn run_rank(
     };
     let OpenData { train: dataset, test } = data;
     let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
+    let predicted = match mesh.world().rank() {
+        0 => Needs::of(&Shape::of(config, dataset.as_ref()), &model)?,
+        _ => Needs::default(),
+    };
     listeners.tell(Event::Built(&model))?;
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options;
@@ -102,8 +107,17 @@ pub fn run_rank(
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
-    let mut trainer =
-        Trainer { config, num_samples, stepper, initialization, listeners, test, saves, stop };
+    let mut trainer = Trainer {
+        config,
+        num_samples,
+        stepper,
+        initialization,
+        predicted,
+        listeners,
+        test,
+        saves,
+        stop,
+    };
     let trained = trainer.train(stream, progress)?;
     if trained.is_stopped {
         return Err(trainer.stopped_after(progress.steps + trained.num_steps));
@@ -154,6 +168,8 @@ struct Trainer<'a> {
     stepper: Stepper,
     /// The memory after initialization.
     initialization: PhaseUsage,
+    /// On rank 0: the memory that the ranks need by prediction.
+    predicted: Needs,
     listeners: Listeners<'a>,
     /// The test set, if the run evaluates.
     test: Option<Arc<dyn Dataset>>,
@@ -353,6 +369,7 @@ impl Trainer<'_> {
             params: model.layout.num_params(),
             num_steps,
             trained: last.map(|(_, sums)| sums),
+            predicted: self.predicted.clone(),
             evaluated,
             total,
         };

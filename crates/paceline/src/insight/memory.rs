@@ -1,0 +1,283 @@
+//! The memory of a rank before the run: what each category needs, by formula.
+//!
+//! Input: a model, a strategy, ranks and a batch. Output: bytes by category. Parameters, gradients, unsharded units and
+//! communication are what the strategy states ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows
+//! from what the rank owns; activations and scratch memory come from a rehearsal of the step on the device without contents
+//! ([`Rehearsal`]); data follow from the loader. Nothing is measured here, and nothing of the size of the model is allocated.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+
+use paceline_collectives::MeshShape;
+use paceline_data::{Dataset, TargetSpec};
+use paceline_kernels::{Compute, KernelError};
+use paceline_memory::{Allocator, Category, DType, MemoryError};
+use paceline_model::{Batch, Model, ModelError, Rehearsal};
+use paceline_strategies::{SHARED_SUMS_BYTES, Strategy};
+
+use crate::choices::optimizers::OptimizerSettings;
+use crate::metrics::memory::{Bytes, TOTAL};
+use crate::run::config::TrainConfig;
+use crate::run::strategy::StrategyConfig;
+use crate::{Failure, Result};
+
+/// Batches that a loader thread has ready or in the making, beside those of the step.
+const BATCHES_AHEAD: usize = 3;
+
+/// What one sample looks like.
+#[derive(Clone, Debug)]
+pub struct SampleShape {
+    /// The extents of an input.
+    pub input: Vec<usize>,
+    /// The kind of target.
+    pub target: TargetSpec,
+}
+
+impl SampleShape {
+    /// The samples of a data set.
+    pub fn of(dataset: &dyn Dataset) -> Self {
+        Self { input: dataset.input_shape().to_vec(), target: dataset.target() }
+    }
+
+    /// A batch of `rows` samples in the memory of an allocator, without contents of its own.
+    fn batch(&self, allocator: &Allocator, rows: usize) -> std::result::Result<Batch, MemoryError> {
+        let tensor = |dtype, row: &[usize]| {
+            let shape = [&[rows], row].concat();
+            allocator.tensor(dtype, shape.as_slice(), Category::Data)
+        };
+        let targets = match self.target {
+            TargetSpec::Class { .. } => tensor(DType::I64, &[])?,
+            TargetSpec::Values { dim } => tensor(DType::F32, &[dim])?,
+        };
+        Ok(Batch::new(tensor(DType::F32, &self.input)?, targets))
+    }
+}
+
+/// The part of a configuration that determines the memory of a rank.
+#[derive(Clone, Debug)]
+pub struct Shape<'a> {
+    /// The strategy with its options.
+    pub strategy: &'a StrategyConfig,
+    /// The grid of ranks.
+    pub mesh: &'a MeshShape,
+    /// The optimizer.
+    pub optimizer: &'a OptimizerSettings,
+    /// Whether gradients are clipped.
+    pub clips: bool,
+    /// Compute threads of a rank.
+    pub threads: usize,
+    /// What one sample looks like.
+    pub samples: SampleShape,
+    /// Samples of a batch, by rank.
+    pub rows: Vec<usize>,
+    /// Batches of a step.
+    pub num_batches: usize,
+    /// Batches of the whole run.
+    pub num_batches_of_run: usize,
+    /// Whether a thread makes batches ahead.
+    pub prefetches: bool,
+}
+
+impl<'a> Shape<'a> {
+    /// The shape of a run on this data set.
+    pub fn of(config: &'a TrainConfig, dataset: &dyn Dataset) -> Self {
+        let num_batches = config.strategy.accumulate.min(config.steps_per_epoch);
+        Self {
+            strategy: &config.strategy,
+            mesh: &config.mesh,
+            optimizer: &config.optimizer,
+            clips: config.clip_grad_norm.is_some(),
+            threads: config.threads,
+            samples: SampleShape::of(dataset),
+            rows: rows(config, dataset.len()),
+            num_batches,
+            num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
+            prefetches: !config.data.is_generated(),
+        }
+    }
+}
+
+/// The most samples of a batch on each rank, with a data set of `len` samples.
+fn rows(config: &TrainConfig, len: usize) -> Vec<usize> {
+    let world = config.world_size;
+    match &config.rank_samples {
+        Some(samples) => samples.iter().map(|samples| config.batch_size.min(*samples)).collect(),
+        None => {
+            let all = config.global_batch_size.min(len);
+            (0..world).map(|rank| all / world + usize::from(rank < all % world)).collect()
+        }
+    }
+}
+
+/// The memory of one rank while it makes steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// The most bytes at once, by category.
+    by_category: [u64; Category::ALL.len()],
+    /// The most bytes at once in all categories together.
+    pub total: u64,
+    /// Whether activations are only a lower bound: the model has a layer of the user's own that reads values, so its step
+    /// cannot be rehearsed.
+    pub is_at_least: bool,
+}
+
+impl Need {
+    /// The most bytes of a category at once.
+    pub fn of(&self, category: Category) -> u64 {
+        self.by_category[category as usize]
+    }
+
+    /// All categories, and their sum, by name.
+    pub fn bytes(&self) -> Bytes {
+        let by_category = Category::ALL.map(|category| (category.name(), self.of(category)));
+        let all = by_category.into_iter().chain([(TOTAL, self.total)]);
+        all.map(|(name, bytes)| (name.to_owned(), bytes)).collect()
+    }
+}
+
+/// What the ranks of a run need, each in its step.
+#[derive(Clone, Debug, Default)]
+pub struct Needs {
+    /// By rank.
+    pub ranks: Vec<Need>,
+}
+
+impl Needs {
+    /// What the ranks of a run of this shape need. `model` is built for their number.
+    pub fn of(shape: &Shape, model: &Model) -> Result<Self> {
+        let strategy = shape.strategy.build()?;
+        let clipped = strategy.owned(model, shape.mesh, 0).grads;
+        let clipped = shape.clips.then_some(clipped.as_slice());
+        let mut known: BTreeMap<usize, Passes> = BTreeMap::new();
+        let mut ranks = Vec::new();
+        for (rank, &rows) in shape.rows.iter().enumerate() {
+            let passes = match known.entry(rows) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(Passes::of(shape, model, rows, clipped)?),
+            };
+            ranks.push(need(shape, strategy.as_ref(), model, passes, rank));
+        }
+        Ok(Self { ranks })
+    }
+
+    /// The rank that needs the most.
+    pub fn largest(&self) -> &Need {
+        let largest = self.ranks.iter().max_by_key(|need| need.total);
+        largest.expect("a run has at least one rank")
+    }
+
+    /// What the first `num_ranks` ranks need together, beside data that stay in memory.
+    pub fn sum(&self, num_ranks: usize) -> f64 {
+        // In floating point, because a batch may be larger than any memory.
+        self.ranks.iter().take(num_ranks).map(|need| need.total as f64).sum()
+    }
+}
+
+/// What the passes of a step need, whatever the strategy.
+struct Passes {
+    activations: u64,
+    workspace: u64,
+    /// Both at once.
+    both: u64,
+    is_at_least: bool,
+}
+
+impl Passes {
+    fn of(
+        shape: &Shape,
+        model: &Model,
+        rows: usize,
+        clipped: Option<&[Range<usize>]>,
+    ) -> Result<Self> {
+        let options = shape.strategy.options;
+        let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
+            let compute = Compute::new(shape.threads, Allocator::meta())?;
+            let batch = shape.samples.batch(&compute.allocator, rows)?;
+            // The third micro-batch of a step would need what the second one needs.
+            let batches = vec![batch; shape.num_batches.clamp(1, 2)];
+            let precision = options.precision;
+            Rehearsal::of(model, precision, &compute, &batches, clipped, options.sync_batch_norm)
+        };
+        match rehearse() {
+            Ok(rehearsal) => Ok(Self {
+                activations: rehearsal.peak_bytes(Category::Activations),
+                workspace: rehearsal.peak_bytes(Category::Workspace),
+                both: rehearsal.peak_of_step_bytes(),
+                is_at_least: false,
+            }),
+            Err(
+                ModelError::Memory(MemoryError::NoContents(_))
+                | ModelError::Kernel(KernelError::Memory(MemoryError::NoContents(_))),
+            ) => {
+                let elem_bytes = options.precision.compute.size_bytes() as u64;
+                let of_sample = (model.activation_elems as u64).saturating_mul(elem_bytes);
+                let activations = of_sample.saturating_mul(rows as u64);
+                Ok(Self { activations, workspace: 0, both: activations, is_at_least: true })
+            }
+            // More bytes than a number has room for.
+            Err(
+                ModelError::Memory(MemoryError::OutOfMemory { .. })
+                | ModelError::Kernel(KernelError::Memory(MemoryError::OutOfMemory { .. })),
+            ) => {
+                let most = u64::MAX;
+                Ok(Self { activations: most, workspace: 0, both: most, is_at_least: true })
+            }
+            Err(error) => Err(Failure::Usage(format!("the memory of a step: {error}"))),
+        }
+    }
+}
+
+/// What one rank needs.
+fn need(
+    shape: &Shape,
+    strategy: &dyn Strategy,
+    model: &Model,
+    passes: &Passes,
+    rank: usize,
+) -> Need {
+    let options = shape.strategy.options;
+    let precision = options.precision;
+    let footprint = strategy.footprint(model, precision, shape.mesh, rank);
+    let owned = strategy.owned(model, shape.mesh, rank);
+    let state: usize = owned.state.iter().map(|range| range.len()).sum();
+    let state_bytes = state * precision.master.size_bytes();
+    let num_partial_sums = options.accumulation.num_partial_sums(shape.num_batches);
+    let bytes_of = |category: Category| -> u64 {
+        match category {
+            Category::Parameters => footprint.parameters as u64,
+            // Sums over earlier micro-batches are as long as the gradients.
+            Category::Gradients => (footprint.gradients * (1 + num_partial_sums)) as u64,
+            Category::Optimizer => {
+                (state_bytes * shape.optimizer.config().state_names().len()) as u64
+            }
+            Category::Unsharded => footprint.unsharded as u64,
+            Category::Activations => passes.activations,
+            Category::Workspace => passes.workspace,
+            Category::Communication => (footprint.communication + SHARED_SUMS_BYTES) as u64,
+            Category::Data => data_bytes(shape, shape.rows[rank]),
+        }
+    };
+    let by_category = Category::ALL.map(bytes_of);
+    let in_passes = [Category::Activations, Category::Workspace];
+    let lasting = Category::ALL.into_iter().filter(|category| !in_passes.contains(category));
+    let total = lasting
+        .map(|category| by_category[category as usize])
+        .fold(passes.both, u64::saturating_add);
+    Need { by_category, total, is_at_least: passes.is_at_least }
+}
+
+/// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.
+fn data_bytes(shape: &Shape, rows: usize) -> u64 {
+    let SampleShape { input, target } = &shape.samples;
+    let input = input
+        .iter()
+        .fold(DType::F32.size_bytes() as u64, |bytes, dim| bytes.saturating_mul(*dim as u64));
+    let target = match *target {
+        TargetSpec::Class { .. } => DType::I64.size_bytes() as u64,
+        TargetSpec::Values { dim } => (dim * DType::F32.size_bytes()) as u64,
+    };
+    let ahead = if shape.prefetches { BATCHES_AHEAD } else { 0 };
+    let count = (shape.num_batches + ahead).min(shape.num_batches_of_run).max(1);
+    (input + target).saturating_mul(rows as u64).saturating_mul(count as u64)
+}
