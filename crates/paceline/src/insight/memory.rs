@@ -161,10 +161,24 @@ impl Needs {
         Ok(Self { ranks })
     }
 
-    /// The rank that needs the most.
+    /// What one rank of a run of this shape needs.
+    pub fn of_rank(shape: &Shape, model: &Model, rank: usize) -> Result<Need> {
+        let strategy = shape.strategy.build()?;
+        let clipped = strategy.owned(model, shape.mesh, 0).grads;
+        let clipped = shape.clips.then_some(clipped.as_slice());
+        let passes = Passes::of(shape, model, shape.rows[rank], clipped)?;
+        Ok(need(shape, strategy.as_ref(), model, &passes, rank))
+    }
+
+    /// The first of the ranks that need the most.
+    pub fn largest_rank(&self) -> usize {
+        let most = self.ranks.iter().map(|need| need.total).max();
+        self.ranks.iter().position(|need| Some(need.total) == most).unwrap_or(0)
+    }
+
+    /// What this rank needs.
     pub fn largest(&self) -> &Need {
-        let largest = self.ranks.iter().max_by_key(|need| need.total);
-        largest.expect("a run has at least one rank")
+        &self.ranks[self.largest_rank()]
     }
 
     /// What the first `num_ranks` ranks need together, beside data that stay in memory.

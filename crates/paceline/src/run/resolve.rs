@@ -1,6 +1,8 @@
 //! Turns a run specification into a resolved configuration, which is checked as a whole before any rank
 //! starts.
 
+use paceline_model::Model;
+
 use super::config::TrainConfig;
 use super::flags::{ALL, Comparison, RunFlags};
 use super::open_data::OpenData;
@@ -40,6 +42,25 @@ pub fn resolve_inputs(
     spec: &RunSpec,
     placement: Option<&Placement>,
 ) -> Result<(TrainConfig, OpenData)> {
+    let (mut config, data, model) = resolve_unchecked(spec, placement)?;
+    if placement.is_some_and(Placement::is_of_train) {
+        // The launcher has checked the rest before it started this rank. Also, the memory check could
+        // fail now, because other ranks may have allocated their memory already.
+        return Ok((config, data));
+    }
+    let world_size = config.world_size;
+    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
+    shortage::check(&config, local_ranks, &model, data.train.as_ref())?;
+    config.warnings.extend(resume::check(&config, &model, data.train.len())?);
+    Ok((config, data))
+}
+
+/// Like [`resolve_inputs`], but does not test whether the ranks fit into memory, or whether a checkpoint can be continued.
+/// Also returns the model.
+pub fn resolve_unchecked(
+    spec: &RunSpec,
+    placement: Option<&Placement>,
+) -> Result<(TrainConfig, OpenData, Model)> {
     let spec = with_one_name(spec)?;
     let settings = spec.parse()?;
     let mut flags: RunFlags = read(&settings)?;
@@ -177,16 +198,7 @@ pub fn resolve_inputs(
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
-    let data = OpenData { train: dataset, test };
-    if placement.is_some_and(Placement::is_of_train) {
-        // The launcher has checked the rest before it started this rank. Also, the memory check could
-        // fail now, because other ranks may have allocated their memory already.
-        return Ok((config, data));
-    }
-    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    shortage::check(&config, local_ranks, &built, data.train.as_ref())?;
-    config.warnings.extend(resume::check(&config, &built, data.train.len())?);
-    Ok((config, data))
+    Ok((config, OpenData { train: dataset, test }, built))
 }
 
 fn usage<T>(reason: String) -> Result<T> {

@@ -128,6 +128,8 @@ pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::resolve::resolve_inputs;
+    use crate::run::spec::RunSpec;
 
     #[test]
     fn the_largest_that_fits_is_found() {
@@ -137,6 +139,38 @@ mod tests {
         assert_eq!(largest(1000, |_| false), None);
         assert_eq!(largest(0, |_| true), None);
         assert_eq!(largest(usize::MAX, |n| n < 1 << 62), Some((1 << 62) - 1));
+    }
+
+    /// A model of which one copy with gradients and optimizer state takes half of the memory: four replicas do not fit, four
+    /// shards do.
+    #[test]
+    fn a_run_that_does_not_fit_is_refused_with_the_strategies_that_would() {
+        let available = resources::available_bytes().unwrap() as f64;
+        let num_layers = 50;
+        // Parameters, gradients and two moments take 16 bytes per parameter.
+        let width = (available / 32.0 / f64::from(num_layers - 1)).sqrt() as usize;
+        let settings = [
+            ("model", "mlp".to_owned()),
+            ("nproc", "4".to_owned()),
+            ("input-dim", "8".to_owned()),
+            ("hidden-dim", width.to_string()),
+            ("output-dim", "8".to_owned()),
+            ("num-layers", num_layers.to_string()),
+            ("batch-size", "1".to_owned()),
+            ("optimizer", "adamw".to_owned()),
+        ];
+        let spec = RunSpec::default();
+        let spec = settings.iter().fold(spec, |spec, (key, value)| spec.with(key, value));
+        let refusal = resolve_inputs(&spec, None).err().unwrap().to_string();
+        for part in
+            ["not enough memory: 4 ranks need about", "a rank of ddp needs", "for gradients"]
+        {
+            assert!(refusal.contains(part), "{refusal}");
+        }
+        let (_, names) = refusal.split_once("these would fit: --strategy ").expect(&refusal);
+        assert!(names.split(", ").any(|name| name == "sharded3"), "{refusal}");
+        assert!(!names.split(", ").any(|name| name == "simple_ddp"), "{refusal}");
+        assert!(resolve_inputs(&spec.with("strategy", "sharded3"), None).is_ok());
     }
 
     #[test]

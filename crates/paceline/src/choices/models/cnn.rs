@@ -52,6 +52,10 @@ impl Choice for Cnn {
 }
 
 impl ModelChoice for Cnn {
+    fn width_flags(&self) -> &'static [&'static str] {
+        &["channels", "hidden"]
+    }
+
     fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
         let flags: Flags = read(settings)?;
         let zero = match (flags.channels.contains(&0), flags.hidden) {

@@ -52,6 +52,10 @@ impl Choice for Mlp {
 }
 
 impl ModelChoice for Mlp {
+    fn width_flags(&self) -> &'static [&'static str] {
+        &["hidden-dim"]
+    }
+
     fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
         let flags: Flags = read(settings)?;
         let Flags { num_layers, tie_layers, .. } = flags;

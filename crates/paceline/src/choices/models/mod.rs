@@ -29,6 +29,12 @@ pub static MODELS: Registry<dyn ModelChoice> =
 pub trait ModelChoice: Choice {
     /// Reads its flags, checks them and fills in the defaults.
     fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>>;
+
+    /// Its flags, without dashes, that are widths of hidden layers. Multiplying all of them makes a larger model for the
+    /// same samples (`paceline predict --memory`). None by default.
+    fn width_flags(&self) -> &'static [&'static str] {
+        &[]
+    }
 }
 
 /// A model with its settings, all defaults filled in.

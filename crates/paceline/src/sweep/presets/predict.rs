@@ -7,9 +7,10 @@
 //! the same links are emulated, and the measured times are printed beside the predicted ones.
 //!
 //! [`model`] makes the prediction, [`compression`] predicts what compressing gradients would change, and
-//! [`table`] shows both.
+//! [`table`] shows both. With `--memory`, [`memory`](mod@memory) predicts what a rank needs instead.
 
 pub mod compression;
+pub mod memory;
 pub mod model;
 pub mod table;
 
@@ -40,6 +41,7 @@ Examples:
   paceline predict                                    2 ranks on 1, 10 and 100 Gbit/s
   paceline predict --nproc 2,8,64 --links 10gbit,50us 100gbe --channels 64 128 256 --hidden 2048
   paceline predict --model mlp --links 25gbe measured --measure
+  paceline predict --memory --nproc 2,4,64 --model mlp --rank-gb 16
 ";
 
 /// Flags of `paceline predict`.
@@ -65,6 +67,25 @@ pub struct PredictArgs {
         help_heading = "Study"
     )]
     pub links: Vec<String>,
+    /// Predict the memory of a rank instead, by strategy and number of ranks. Nothing is run
+    #[arg(
+        long,
+        conflicts_with_all = ["links", "measure", "rounds", "run_limit", "charts"],
+        help_heading = "Memory"
+    )]
+    pub memory: bool,
+    /// --memory: the strategies, separated by commas, or `all` [default: ddp and those that divide the model]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        requires = "memory",
+        help_heading = "Memory"
+    )]
+    pub strategies: Vec<String>,
+    /// --memory: the memory of a rank in GB of 1e9 bytes [default: what this host has available, divided by the ranks]
+    #[arg(long, value_name = "GB", requires = "memory", help_heading = "Memory")]
+    pub rank_gb: Option<f64>,
     /// Also run on each link, emulated, and print the measured times beside the predicted ones
     #[arg(long, help_heading = "Study")]
     pub measure: bool,
@@ -122,6 +143,9 @@ struct Report<'a> {
 pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a study", placement)?;
     check(&args.study)?;
+    if args.memory {
+        return memory::predict_memory(args);
+    }
     let given = resolve(args)?;
     let (single, _) = measuring(&given.with("nproc", 1))?;
     // With more ranks on the same host, a rank computes more slowly, because the ranks share memory and
