@@ -96,7 +96,9 @@ impl PhaseUsage {
             peak_bytes: earlier.peak_bytes.max(later.peak_bytes),
         };
         Self {
-            by_category: std::array::from_fn(|at| then(self.by_category[at], later.by_category[at])),
+            by_category: std::array::from_fn(|at| {
+                then(self.by_category[at], later.by_category[at])
+            }),
             total: then(self.total, later.total),
             reserved: then(self.reserved, later.reserved),
         }

@@ -76,7 +76,9 @@ impl Block {
             Device::Cpu => Self::on_heap(len_bytes),
             Device::Meta if len_bytes > LARGEST_ON_META => None,
             // Nobody reads or writes there, so an aligned address that is never null is enough.
-            Device::Meta => Some(Self { base: NonNull::<Aligned>::dangling().cast(), len_bytes, device }),
+            Device::Meta => {
+                Some(Self { base: NonNull::<Aligned>::dangling().cast(), len_bytes, device })
+            }
         }
     }
 

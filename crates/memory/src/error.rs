@@ -34,10 +34,14 @@ pub enum MemoryError {
         len: usize,
     },
     /// The memory has a size, but no contents that could be read or written.
-    #[error("a tensor on the device {0} has a size but no contents, so they cannot be read or written")]
+    #[error(
+        "a tensor on the device {0} has a size but no contents, so they cannot be read or written"
+    )]
     NoContents(Device),
     /// The memory does not lie on the host.
-    #[error("a mapping is memory of the host, but the allocator hands out memory of the device {0}")]
+    #[error(
+        "a mapping is memory of the host, but the allocator hands out memory of the device {0}"
+    )]
     NotHost(Device),
     /// The tensor has a different type.
     #[error("expected elements of type {expected}, got {got}")]

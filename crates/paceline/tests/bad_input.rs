@@ -255,7 +255,7 @@ fn memory() {
     let needs = ["not enough memory", "2 ranks need about", "GB", "use a smaller model"];
     refused("--nproc 2 --model mlp --hidden-dim 1000000", &needs);
     let batch =
-        ["not enough memory", "1 rank needs", "for activations", "samples per rank would fit"];
+        ["not enough memory", "2 ranks need", "for activations", "samples per rank would fit"];
     refused("--model mlp --batch-size 10000000000", &batch);
     // The run is refused before the images are made, which would take the memory.
     let images = ["not enough memory for --samples 1000000000", "GB are available; lower it"];

@@ -82,7 +82,15 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
     lines.extend(memory_lines(facts));
     lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
     let resident = facts.sum(|report| report.resident_bytes) / facts.reports.len().max(1) as u64;
-    lines.push(format!("Resident (proportional) per rank: {:.1} MB", resident as f64 / 1e6));
+    let predicted = facts.predicted_resident_bytes();
+    let predicted = predicted.map_or(String::new(), |bytes| {
+        let off = 100.0 * (resident as f64 / bytes - 1.0);
+        format!(", predicted {:.1} MB ({off:+.1} %)", bytes / 1e6)
+    });
+    lines.push(format!(
+        "Resident (proportional) per rank: {:.1} MB{predicted}",
+        resident as f64 / 1e6
+    ));
     let digest = facts.reports.first().map_or("", |report| &report.weights_sha256);
     lines.push(format!("Weights: sha256 {digest}"));
     if !facts.replicas_agree() {

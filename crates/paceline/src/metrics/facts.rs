@@ -144,6 +144,13 @@ impl<'a> Facts<'a> {
         self.outcome.predicted.ranks.iter().map(Need::bytes).collect()
     }
 
+    /// The mean over the ranks of the proportional set size by prediction, if each rank is a process.
+    pub fn predicted_resident_bytes(&self) -> Option<f64> {
+        let ranks = &self.outcome.predicted.ranks;
+        let all = ranks.iter().map(|need| need.resident).collect::<Option<Vec<u64>>>()?;
+        (!all.is_empty()).then(|| all.iter().sum::<u64>() as f64 / all.len() as f64)
+    }
+
     /// The traces of the ranks that wrote one.
     pub fn traces(&self) -> Vec<&Path> {
         self.reports.iter().filter_map(|report| report.trace.as_deref()).collect()

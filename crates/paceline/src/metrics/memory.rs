@@ -13,6 +13,9 @@ pub const TOTAL: &str = "total";
 /// The key of the memory that was taken from the system: in use, or free in a pool.
 pub const RESERVED: &str = "reserved";
 
+/// The key of the proportional set size of a process.
+pub const RESIDENT: &str = "resident";
+
 /// The phase that ends when parameters, optimizer and checkpoint are in place.
 pub const INITIALIZATION: &str = "initialization";
 /// The phase that ends after the optimizer's step. It begins with what is left of synchronization after the last backward

@@ -223,7 +223,8 @@ pub static TABLE: &[Figure] = &[
          the most at once within each of these phases of the measured steps: by category, in `total`, and in `reserved` \
          (taken from the system: in use, or free in a pool). `peak_bytes` beside the phases is that of the whole run.").console(),
     run("memory_predicted", plain("predicted memory"), Each, |f| json!(f.memory_predicted()),
-        "Bytes that each rank needs in a step, by category and in `total`, as predicted by formula before the run.").console(),
+        "Bytes that each rank needs in a step, by category and in `total`, as predicted by formula before the run. `resident` is the prediction for \
+         `resident_bytes`, if each rank is a process.").console(),
     compared("peak_mb", ("peak", "MB", 2), Max, "The most memory of a rank in tensors, in MB of 1e6 bytes.").first().swept(Lower)
         .elsewhere("/peak_bytes/total", 1e-6),
     run("resident_bytes", plain("resident"), Mean,

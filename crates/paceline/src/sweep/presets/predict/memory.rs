@@ -161,6 +161,8 @@ impl<'a> Case<'a> {
             num_batches: self.strategy.accumulate,
             num_batches_of_run: usize::MAX,
             prefetches: !self.config.data.is_generated(),
+            data_set_bytes: self.config.data.resident_bytes(self.dataset),
+            has_processes: true,
         }
     }
 
