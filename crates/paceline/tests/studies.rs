@@ -1,5 +1,4 @@
-//! `paceline bench scaling`, `paceline bench buckets` and `paceline train --ddp-choice all`, from flags
-//! to table, files and charts. These tests do not check times, only that they are consistent.
+//! The studies of `paceline bench` and `paceline train --ddp-choice all`, from flags to table, files and charts. These tests do not check times, only that they are consistent.
 
 mod common;
 
@@ -122,6 +121,79 @@ fn buckets_are_swept_beside_other_strategies() {
     expected.extend(names.map(|name| format!("charts/{name}")));
     expected.push("tmp".to_owned());
     assert_eq!(sandbox.contents(), expected, "and no run folder");
+}
+
+#[test]
+fn naive_ddp_is_compared_with_better_ways() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "naive-ddp {TINY} {SHORT} --sizes 0.001,0.03,1 --rounds 1 --link 1gbit,1ms --no-gradient-view --json n.json \
+         --csv n.csv --charts charts --output kept"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line(
+        "Synchronization of gradients, 2 ranks: cnn over shm, on an emulated link of 1 Gbit/s",
+    );
+    for words in ["measured best: ", "by the formula of the emulated link: least at n = ", "noise"]
+    {
+        assert!(run.stdout.contains(words), "no {words:?} in: {}", run.stdout);
+    }
+    let report = json(&sandbox.path("n.json"));
+    let rows = report["rows"].as_array().unwrap();
+    let cases: Vec<&str> = rows.iter().filter_map(|row| row["case"].as_str()).collect();
+    let bucketed = ["bucketed, 0.001 MB", "bucketed, 0.03 MB", "bucketed, 1 MB"];
+    assert_eq!(cases, [&["naive", "flat", "overlapped"][..], &bucketed].concat());
+    let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
+    assert_eq!(strategies, ["simple_ddp", "flat_ddp", "simple_ddp_async", "ddp", "ddp", "ddp"]);
+    // 6 parameters, and the sum of the loss.
+    let ops: Vec<f64> = rows.iter().map(|row| number(row, "ops_per_step")).collect();
+    assert_eq!((ops[0], ops[1], ops[2], ops[5]), (7.0, 2.0, 7.0, 2.0));
+    for (row, ops) in rows.iter().zip(&ops).skip(3) {
+        about(number(row, "num_buckets") + 1.0, *ops);
+    }
+    for row in rows {
+        assert!(number(row, "exposed_pct") > 0.0, "nothing hides all of 3 ms: {row}");
+        about(number(row, "step_ms_min"), number(row, "step_ms_max"));
+    }
+    // Three steps of 1 ms per operation, and 27,512 bytes at 125 MB/s: a bucket for everything is best.
+    let found = &report["theory"]["found"];
+    assert!((number(found, "op_ms") - 3.0).abs() < 0.01, "{found}");
+    let (best_mb, op_s) = (number(found, "best_mb"), number(found, "op_ms") / 1e3);
+    let bytes_per_s = number(found, "gb_per_s") * 1e9;
+    about(best_mb * 1048576.0, (number(&report, "gradient_bytes") * op_s * bytes_per_s).sqrt());
+    assert!(number(found, "best_buckets") < 1.0, "{found}");
+    let best = &report["best"];
+    assert_eq!((&best["same_as_mb"], &best["theory"]["ops_per_step"]), (&1.0.into(), &2.0.into()));
+    assert_eq!(std::fs::read_to_string(sandbox.path("n.csv")).unwrap().lines().count(), 1 + 6);
+    assert!(sandbox.path("charts/naive_ddp_step.svg").exists());
+    // The same command again makes no run, and shows the same.
+    let again = bench_in(&sandbox, &flags).ok();
+    again.line("Goes on after 6 of 6 runs, from kept");
+    assert_eq!(json(&sandbox.path("n.json"))["rows"], report["rows"]);
+    let other = format!("naive-ddp {TINY} {SHORT} --sizes 1 --rounds 1 --output kept");
+    bench_in(&sandbox, &other).refused(&["--output kept", "holds another sweep", "case 0"]);
+}
+
+#[test]
+fn without_a_link_the_best_bucket_size_is_fitted_and_measured() {
+    let sandbox = Sandbox::new();
+    let flags = format!("naive-ddp {TINY} {SHORT} --sizes 0.001,1 --rounds 1 --json n.json");
+    let run = bench_in(&sandbox, &flags).ok();
+    let report = json(&sandbox.path("n.json"));
+    // What is fitted is random for operations so small. The test checks only that it is used.
+    match report["theory"]["found"].is_object() {
+        true => {
+            assert!(run.stdout.contains("fitted to 7 operations of naive and flat"), "{run:#?}");
+            let best = &report["best"];
+            assert!(number(&best["theory"], "step_ms") > 0.0, "{best}");
+            assert_eq!(best["differs"], false, "one round says nothing: {best}");
+        }
+        false => {
+            let why = report["theory"]["refused"].as_str().unwrap();
+            assert!(run.stdout.contains(why), "no {why:?} in: {}", run.stdout);
+            assert_eq!(report["best"], Value::Null);
+        }
+    }
 }
 
 #[test]
@@ -250,6 +322,16 @@ fn bad_flags_are_refused_before_anything_runs() {
         ("buckets --nproc 0", &["--nproc 0", "1 to 64"]),
         ("buckets --bucket-cap-mb 5", &["--bucket-cap-mb", "pass --sizes"]),
         ("buckets --strategy simple_ddp", &["--strategy simple_ddp has no buckets"]),
+        ("buckets --output file", &["--output file", "cannot write"]),
+        ("naive-ddp --sizes 1,0", &["--sizes 0", "above zero"]),
+        ("naive-ddp --sizes", &["--sizes", "value is required"]),
+        ("naive-ddp --nproc 1", &["--nproc 1", "nothing to communicate"]),
+        ("naive-ddp --nproc 65", &["--nproc 65", "1 to 64"]),
+        ("naive-ddp --rounds 0", &["--rounds 0", "1 to 1000"]),
+        ("naive-ddp --strategy ddp", &["--strategy", "leave it out"]),
+        ("naive-ddp --bucket-cap-mb 5", &["--bucket-cap-mb", "pass --sizes"]),
+        ("naive-ddp --first-bucket-mb 5", &["--first-bucket-mb", "pass --sizes"]),
+        ("naive-ddp --json nowhere/a.json", &["--json nowhere/a.json", "does not exist"]),
     ] {
         bench_in(&sandbox, flags).refused(words);
         assert_eq!(sandbox.contents(), before, "{flags} wrote something");

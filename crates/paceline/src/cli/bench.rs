@@ -21,6 +21,7 @@ Examples:
   paceline bench all_reduce -J run.json --charts charts --compare earlier.json
   paceline bench scaling --nproc 1,2,4                how training speeds up with ranks
   paceline bench buckets --link 10gbit,50us           which bucket size hides most
+  paceline bench naive-ddp                            naive, flat, overlapped and bucketed, compared
 ";
 
 /// Flags of `paceline bench`.

@@ -102,7 +102,7 @@ impl<'a> Facts<'a> {
         let strategy = &config.strategy;
         let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
         let cost: Cost = match outcome.link {
-            Some(link) => on_link(link, config.world_size),
+            Some(link) => on_link(link, config.comm.algorithm, config.world_size),
             None => advice::measured_cost(&anatomy.ops),
         };
         let advice = match strategy.sync_blocks {
@@ -177,9 +177,11 @@ impl<'a> Facts<'a> {
 }
 
 /// The time of an all-reduce on an emulated link.
-fn on_link(link: Link, world_size: usize) -> Cost {
+pub(crate) fn on_link(link: Link, algorithm: Algorithm, world_size: usize) -> Cost {
+    let kind = OpKind::AllReduce;
     Box::new(move |bytes| {
-        let time = link.time(OpKind::AllReduce, Algorithm::Direct, world_size, bytes);
+        let algorithm = algorithm.recommended(kind, world_size, bytes, &link);
+        let time = link.time(kind, algorithm, world_size, bytes);
         time.as_secs_f64() * 1e3
     })
 }

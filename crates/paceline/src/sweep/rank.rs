@@ -90,6 +90,21 @@ pub fn chance_pct(rounds: usize) -> f64 {
     200.0 / ways
 }
 
+/// The rule for when cases differ, in words.
+pub fn rule(rounds: usize) -> String {
+    if rounds < MIN_ROUNDS {
+        return format!(
+            "With fewer than {MIN_ROUNDS} rounds nothing is said to differ; pass more --rounds."
+        );
+    }
+    let chance = chance_pct(rounds);
+    format!(
+        "Two cases differ if their ranges over {rounds} rounds have no value in common (by chance, equal ones do \
+         so in {} % of comparisons).",
+        if chance >= 0.1 { format!("{chance:.1}") } else { "less than 0.1".into() }
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -299,18 +299,13 @@ impl Report {
     }
 }
 
-/// The rule for when cases differ, in words.
+/// The rule for when cases differ, and what follows for their places, in words.
 fn rule(rounds: usize) -> String {
-    if rounds < rank::MIN_ROUNDS {
-        return format!(
-            "With fewer than {} rounds nothing is said to differ; pass more --rounds.",
-            rank::MIN_ROUNDS
-        );
+    match rounds < rank::MIN_ROUNDS {
+        true => rank::rule(rounds),
+        false => format!(
+            "{} A place is one after as many cases as are better by that rule.",
+            rank::rule(rounds)
+        ),
     }
-    let chance = rank::chance_pct(rounds);
-    format!(
-        "Two cases differ if their ranges over {rounds} rounds have no value in common (by chance, equal ones do \
-         so in {} % of comparisons). A place is one after as many cases as are better by that rule.",
-        if chance >= 0.1 { format!("{chance:.1}") } else { "less than 0.1".into() }
-    )
 }

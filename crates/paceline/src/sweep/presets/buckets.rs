@@ -58,13 +58,13 @@ pub struct BucketsArgs {
 }
 
 /// The published sizes, in MB.
-const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
+pub(super) const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
 /// The sizes in powers of two begin with at most this fraction (1/32) of the gradients.
 const SMALLEST_PART: f64 = 32.0;
 /// The largest number of sizes.
 const MAX_SIZES: usize = 100;
 /// Bytes of an MB, as `--bucket-cap-mb` counts them.
-const MB: f64 = 1_048_576.0;
+pub(super) const MB: f64 = 1_048_576.0;
 /// Strategies that buckets are compared with, and what they are.
 const BASELINES: [(&str, &str); 2] =
     [("simple_ddp", "one all-reduce per parameter"), ("flat_ddp", "one all-reduce of everything")];
@@ -196,17 +196,23 @@ fn best(rows: &[Row], of: impl Fn(&Row) -> f64) -> Option<&Row> {
 /// small part of the gradients up to the first one that holds all of them, since larger ones change
 /// nothing.
 fn resolve_sizes(given: &[f64], gradient_bytes: u64) -> Result<Vec<f64>> {
-    if let Some(bad) = given.iter().find(|mb| !(**mb > 0.0 && mb.is_finite())) {
-        return usage(format!("--sizes {bad}: pass sizes in MB above zero, as 1,2,4"));
-    }
-    let mut sizes = given.to_vec();
+    let mut sizes = check_sizes(given)?;
     if sizes.is_empty() {
         let all = gradient_bytes as f64 / MB;
         let first = (all / SMALLEST_PART).log2().floor() as i32;
         let powers = (first..).map(|power| 2f64.powi(power));
         let fine = powers.take_while(|mb| *mb < 2.0 * all && *mb < COARSE[3]);
-        sizes = COARSE.into_iter().chain(fine).collect();
+        sizes = check_sizes(&COARSE.into_iter().chain(fine).collect::<Vec<_>>())?;
     }
+    Ok(sizes)
+}
+
+/// The sizes that the user passed, ascending and without duplicates.
+pub(super) fn check_sizes(given: &[f64]) -> Result<Vec<f64>> {
+    if let Some(bad) = given.iter().find(|mb| !(**mb > 0.0 && mb.is_finite())) {
+        return usage(format!("--sizes {bad}: pass sizes in MB above zero, as 1,2,4"));
+    }
+    let mut sizes = given.to_vec();
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();
     if sizes.len() > MAX_SIZES {

@@ -4,16 +4,18 @@
 //! |---|---|
 //! | [`scaling`] | `paceline bench scaling`: a growing number of ranks |
 //! | [`buckets`] | `paceline bench buckets`: growing buckets |
+//! | [`naive_ddp`] | `paceline bench naive-ddp`: naive, flat, overlapped and bucketed synchronization |
 //! | [`predict`] | `paceline predict`: links on which nothing was run |
 //!
 //! All times come from the runs' own summaries; nothing here measures time.
 
 pub mod buckets;
+pub mod naive_ddp;
 pub mod predict;
 pub mod scaling;
 pub mod strategies;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use paceline_analysis::plot::LineChart;
@@ -22,11 +24,12 @@ use serde::Serialize;
 
 use super::plan::Case;
 use super::rank;
-use super::resume::Ledger;
+use super::resume::{Ledger, Settings};
 use super::spec::{self, Spec};
 use super::summary::RunSummary;
 use super::{command_line, execute, refuse_ranks, run_limit, usage};
 use crate::bench::screen::say;
+use crate::choices::strategies::STRATEGIES;
 use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder, write_bytes, write_charts, write_json};
@@ -38,7 +41,7 @@ use crate::{Failure, Result, resources};
 const STEPS: usize = 30;
 
 /// The studies of `paceline bench`. A new one is a file of its own and a line here.
-pub const STUDIES: &[Study] = &[scaling::STUDY, buckets::STUDY];
+pub const STUDIES: &[Study] = &[scaling::STUDY, buckets::STUDY, naive_ddp::STUDY];
 
 /// A study: its name, its flags, and what makes it.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +91,9 @@ pub struct StudyArgs {
     /// Seconds that a run may take
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Study")]
     pub run_limit: f64,
+    /// Keep a record of each run in this folder. The same command again continues a study that was interrupted
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub output: Option<PathBuf>,
     /// Write everything that was measured to this file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,
@@ -171,9 +177,11 @@ fn check(study: &StudyArgs) -> Result<()> {
     for (flag, file) in [("--json", &study.json), ("--csv", &study.csv)] {
         file.as_deref().map_or(Ok(()), |file| check_file(flag, file))?;
     }
-    study.charts.as_deref().map_or(Ok(()), |folder| {
-        check_folder("--charts", folder, "pass a folder that you can write to")
-    })
+    for (flag, folder) in [("--charts", &study.charts), ("--output", &study.output)] {
+        let check = |folder| check_folder(flag, folder, "pass a folder that you can write to");
+        folder.as_deref().map_or(Ok(()), check)?;
+    }
+    Ok(())
 }
 
 /// The flags of a run that only measures, and their configuration, checked as a whole. By default the run
@@ -194,13 +202,40 @@ fn measuring(flags: &Spec) -> Result<(Spec, TrainConfig)> {
     Ok((flags, config))
 }
 
+/// The flags of a run with the strategy of this name, without those that only other strategies read.
+fn with_strategy(flags: &Spec, name: &str) -> Result<Spec> {
+    let foreign = STRATEGIES.foreign_to(STRATEGIES.get(name)?);
+    let foreign: Vec<&str> = foreign.iter().map(String::as_str).collect();
+    Ok(flags.without(&foreign).with("strategy", name))
+}
+
 /// Runs every case once in every round. Returns the summaries by case, each with one per round.
 fn run_all(study: &StudyArgs, cases: &[Case]) -> Result<Vec<Vec<RunSummary>>> {
-    let mut ledger = Ledger::default();
+    run_in(study, study.output.as_deref(), cases)
+}
+
+/// The same, with the records in `folder`, if there is one. Runs that have a record there are not made again.
+fn run_in(
+    study: &StudyArgs,
+    folder: Option<&Path>,
+    cases: &[Case],
+) -> Result<Vec<Vec<RunSummary>>> {
+    let mut ledger = match folder {
+        Some(folder) => Ledger::open(&Disk::default(), folder, &settings(study, cases))?,
+        None => Ledger::default(),
+    };
+    if let Some(folder) = folder.filter(|_| !ledger.records().is_empty()) {
+        let (done, all) = (ledger.records().len(), cases.len() * study.rounds);
+        say(&format!("Goes on after {done} of {all} runs, from {}", folder.display()));
+    }
     let limit = run_limit(study.rounds, study.run_limit)?;
     execute::make(cases, study.rounds, limit, None, &mut ledger)?;
-    let found: Vec<_> = (0..cases.len()).map(|case| ledger.of_case(case).0).collect();
-    for (case, rounds) in cases.iter().zip(&found) {
+    let mut found = Vec::new();
+    for (at, case) in cases.iter().enumerate() {
+        let (rounds, failure) = ledger.of_case(at);
+        if let Some(message) = failure {
+            return Err(Failure::Run(message.to_owned()));
+        }
         if rounds.iter().any(|run| run.number("step_ms_median").is_none()) {
             return Err(Failure::Run(format!(
                 "{}: no step was measured; pass more --steps-per-epoch or --epochs, or fewer \
@@ -208,8 +243,23 @@ fn run_all(study: &StudyArgs, cases: &[Case]) -> Result<Vec<Vec<RunSummary>>> {
                 case.name
             )));
         }
+        found.push(rounds);
     }
     Ok(found)
+}
+
+/// The settings that determine the runs of a study. A command with the same settings may continue in the same folder.
+fn settings(study: &StudyArgs, cases: &[Case]) -> Settings {
+    let case = |(at, case): (usize, &Case)| {
+        (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
+    };
+    let all = [
+        ("--rounds".to_owned(), study.rounds.to_string()),
+        ("--run-limit".to_owned(), study.run_limit.to_string()),
+        ("version of paceline".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("machine".to_owned(), resources::machine()),
+    ];
+    all.into_iter().chain(cases.iter().enumerate().map(case)).collect()
 }
 
 /// The median over the rounds of a figure. Fails if a summary lacks it.
