@@ -197,6 +197,45 @@ fn without_a_link_the_best_bucket_size_is_fitted_and_measured() {
 }
 
 #[test]
+fn a_sharded_optimizer_is_compared_with_replicas() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "sharded-optimizer {TINY} {SHORT} --strategies ddp,zero1,pytorch_zero1 --rounds 1 --bucket-cap-mb 2 --json o.json \
+         --csv o.csv --charts charts"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line("Sharded optimizer, adamw, 2 ranks: cnn over shm, 1 thread per rank");
+    run.line("zero1 against ddp: step within noise; optimizer state ");
+    run.line("sharded1 against ddp: step within noise; optimizer state ");
+    let report = json(&sandbox.path("o.json"));
+    let rows = report["rows"].as_array().unwrap();
+    let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
+    assert_eq!(strategies, ["ddp", "zero1", "sharded1"]);
+    let of = |key: &str| rows.iter().map(|row| number(row, key)).collect::<Vec<_>>();
+    // AdamW has two values for each parameter, and even shards are half of them.
+    let (parameters, optimizer) = (of("parameters_mb"), of("optimizer_mb"));
+    about(optimizer[0], 2.0 * parameters[0]);
+    about(optimizer[2], optimizer[0] / 2.0);
+    // Whole parameters divide unevenly: this model has one that is most of it.
+    assert!(optimizer[1] > optimizer[2] && optimizer[1] < optimizer[0], "{optimizer:?}");
+    about(parameters[2], parameters[0]);
+    for row in rows {
+        for moment in ["init", "before_step"] {
+            let (peak, in_use) = (format!("{moment}_peak_mb"), format!("{moment}_mb"));
+            assert!(number(row, &peak) >= number(row, &in_use), "{row}");
+        }
+        assert!(number(row, "step_peak_mb") >= number(row, "after_step_mb"), "{row}");
+        let known = ["parameters_mb", "gradients_mb", "optimizer_mb"].map(|key| number(row, key));
+        assert!(number(row, "after_step_mb") >= known.iter().sum(), "{row}");
+        assert!(number(row, "optimizer_ms") > 0.0, "{row}");
+    }
+    let saved = |key: &str| of(key)[0] - of(key)[2];
+    about(saved("init_mb"), optimizer[0] / 2.0);
+    assert_eq!(std::fs::read_to_string(sandbox.path("o.csv")).unwrap().lines().count(), 1 + 3);
+    assert!(sandbox.path("charts/sharded_optimizer_memory.png").exists());
+}
+
+#[test]
 fn a_run_that_fails_is_named() {
     let sandbox = Sandbox::new();
     let diverging = format!("scaling {TINY} {SHORT} --nproc 1,2 --rounds 1 --lr 1e30");
@@ -331,6 +370,16 @@ fn bad_flags_are_refused_before_anything_runs() {
         ("naive-ddp --strategy ddp", &["--strategy", "leave it out"]),
         ("naive-ddp --bucket-cap-mb 5", &["--bucket-cap-mb", "pass --sizes"]),
         ("naive-ddp --first-bucket-mb 5", &["--first-bucket-mb", "pass --sizes"]),
+        ("sharded-optimizer --nproc 1", &["--nproc 1", "nobody to share"]),
+        ("sharded-optimizer --nproc 0", &["--nproc 0", "1 to 64"]),
+        ("sharded-optimizer --strategies", &["--strategies", "value is required"]),
+        ("sharded-optimizer --strategies ddp,magic", &["'magic'", "--strategies"]),
+        ("sharded-optimizer --strategies ddp,ddp", &["--strategies", "ddp is there twice"]),
+        ("sharded-optimizer --strategies ddp,single", &["--strategy single", "one rank"]),
+        ("sharded-optimizer --strategy ddp", &["--strategy", "pass --strategies"]),
+        ("sharded-optimizer --prefetch 2", &["--prefetch", "none of the strategies", "sharded3"]),
+        ("sharded-optimizer --optimizer magic", &["'magic'", "--optimizer"]),
+        ("sharded-optimizer --charts file", &["--charts file", "cannot write"]),
         ("naive-ddp --json nowhere/a.json", &["--json nowhere/a.json", "does not exist"]),
     ] {
         bench_in(&sandbox, flags).refused(words);

@@ -5,6 +5,7 @@
 //! | [`scaling`] | `paceline bench scaling`: a growing number of ranks |
 //! | [`buckets`] | `paceline bench buckets`: growing buckets |
 //! | [`naive_ddp`] | `paceline bench naive-ddp`: naive, flat, overlapped and bucketed synchronization |
+//! | [`sharded_optimizer`] | `paceline bench sharded-optimizer`: memory and time with a sharded optimizer |
 //! | [`predict`] | `paceline predict`: links on which nothing was run |
 //!
 //! All times come from the runs' own summaries; nothing here measures time.
@@ -13,6 +14,7 @@ pub mod buckets;
 pub mod naive_ddp;
 pub mod predict;
 pub mod scaling;
+pub mod sharded_optimizer;
 pub mod strategies;
 
 use std::path::{Path, PathBuf};
@@ -41,7 +43,8 @@ use crate::{Failure, Result, resources};
 const STEPS: usize = 30;
 
 /// The studies of `paceline bench`. A new one is a file of its own and a line here.
-pub const STUDIES: &[Study] = &[scaling::STUDY, buckets::STUDY, naive_ddp::STUDY];
+pub const STUDIES: &[Study] =
+    &[scaling::STUDY, buckets::STUDY, naive_ddp::STUDY, sharded_optimizer::STUDY];
 
 /// A study: its name, its flags, and what makes it.
 #[derive(Clone, Copy, Debug)]
