@@ -6,7 +6,8 @@
 Each trial starts `paceline train --save DIR --save-every N --resume auto`, sends SIGKILL at a random moment
 to the launcher or to one of the ranks, and starts the same command again, until the run has made all of its
 steps. A trial is good if the run ends with exactly the weights of a run that was never interrupted, if every
-resumed run reports that no sample is repeated or skipped, and if only the checkpoint is left in its folder.
+resumed run reports that no sample is repeated or skipped, and if only the last checkpoints are left in their folder, with
+the digests that they should have.
 
 Trials take turns among the cases below, which differ in model, strategy, transport, optimizer and schedule.
 
@@ -47,6 +48,9 @@ CASES = {
     "threads": "--model cnn --channels 4 8 --hidden 32 --samples 1000 --nproc 2 --global-batch-size 32 "
     "--optimizer adamw --clip-grad-norm 1 --transport thread --lr-schedule linear",
 }
+# The names of checkpoints, and how many stay unless --save-keep says otherwise.
+STEP = re.compile(r"^step-\d{9}$")
+KEPT = 2
 DIGEST = re.compile(r"^Weights: sha256 ([0-9a-f]{64})$", re.MULTILINE)
 RESUMED = re.compile(r"^Resumed from \S+: (.*)$", re.MULTILINE)
 STEPS = re.compile(r"(\d+) steps? (?:are|is) complete")
@@ -157,8 +161,15 @@ class Trial:
                 if digest != expected:
                     wrong.append(f"it ended with {digest}, not with {expected}")
                 left = sorted(file.name for file in (folder / "saved").iterdir())
-                if left != ["checkpoint.safetensors"]:
+                stray = [name for name in left if name not in ("checkpoint.lock", "latest") and not STEP.match(name)]
+                if stray or sum(bool(STEP.match(name)) for name in left) > KEPT:
                     wrong.append(f"the folder of checkpoints holds {left}")
+                checked = subprocess.run(
+                    [str(self.arguments.paceline), "checkpoint", "verify", "saved"],
+                    cwd=folder, capture_output=True, text=True, timeout=HANGS_S,
+                )
+                if checked.returncode != 0:
+                    wrong.append(f"the checkpoints are damaged: {checked.stdout.strip()[-500:]}")
             except RunFailed as failure:
                 wrong.append(str(failure))
             finally:

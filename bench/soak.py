@@ -54,7 +54,7 @@ class Soak:
 
     def __init__(self, network: Network, binary: Path, folder: Path, chance: random.Random) -> None:
         self.network, self.folder, self.chance = network, folder, chance
-        self.checkpoint = folder / "saved" / "checkpoint.safetensors"
+        self.checkpoint = folder / "saved" / "latest"
         self.is_reading = threading.Event()
         self.is_reading.set()
         self.restarts = [0] * NUM_HOSTS

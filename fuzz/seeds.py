@@ -286,9 +286,9 @@ def weight_files() -> dict[str, bytes]:
 
 
 def checkpoints() -> dict[str, bytes]:
-    tensors = tensors_of(["first_moment", "second_moment"])
+    """The index in one line, then the files: two ranks have halves of each tensor."""
+    all_tensors = tensors_of(["first_moment", "second_moment"])
     progress = {
-        "version": "3",
         "epochs": "1",
         "batches": "7",
         "steps": "27",
@@ -300,25 +300,82 @@ def checkpoints() -> dict[str, bytes]:
         "seed": "42",
     }
 
-    def file(**changed: str) -> bytes:
-        return signed_file(progress | {key.replace("_", "-"): value for key, value in changed.items()}, tensors)
+    def digest(data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()
 
+    def compact(value: object) -> bytes:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+    def index_of(tensors: dict, run: dict[str, str], files: list[bytearray], version: int) -> dict:
+        entries = {}
+        for name in sorted(tensors):
+            dtype, shape, data = tensors[name]
+            count = math.prod(shape)
+            half = count // 2 * (len(data) // count)
+            pieces = []
+            for rank, (start, part) in enumerate([(0, data[:half]), (count // 2, data[half:])]):
+                offset = len(files[rank])
+                files[rank] += part
+                pieces.append({"start": start, "len": len(part) * count // len(data), "file": rank, "offset": offset})
+            entries[name] = {"dtype": dtype.lower(), "shape": shape, "pieces": pieces}
+        named = [
+            {"name": f"rank-00{rank}-of-002.shard", "num_bytes": len(data), "chunks": [digest(bytes(data))]}
+            for rank, data in enumerate(files)
+        ]
+        run = dict(sorted(run.items()))
+        # In the order of the fields of the reader, because the digest covers the index as it is written there.
+        return {"version": version, "world_size": 2, "strategy": "exact", "run": run, "files": named, "tensors": entries}
+
+    def signed(index: dict, files: list[bytearray]) -> bytes:
+        return compact({"sha256": digest(compact(index)), "index": index}) + b"\n" + b"".join(files)
+
+    def made(tensors: dict = all_tensors, version: int = 4, **changed: str) -> tuple[dict, list[bytearray]]:
+        run = progress | {key.replace("_", "-"): value for key, value in changed.items()}
+        files = [bytearray(), bytearray()]
+        return index_of(tensors, run, files, version), files
+
+    def changed(change) -> bytes:
+        index, files = made()
+        change(index)
+        return signed(index, files)
+
+    def file(**rest) -> bytes:
+        return signed(*made(**rest))
+
+    def tensor(index: dict) -> dict:
+        return index["tensors"]["model.fc0.weight"]
+
+    index, files = made()
     largest = str(2**64 - 1)
     return {
         "valid-checkpoint": file(),
         "valid-loss-is-no-number": file(epoch_loss="NaN", epoch_correct="-inf"),
         "valid-largest-numbers": file(epochs=largest, batches=largest, steps=largest, optimizer_steps=largest),
-        "valid-more-metadata": file(later_setting="\u00e4 \\ \" \n"),
+        "valid-more-settings": file(later_setting="\u00e4 \\ \" \n"),
+        "valid-state-of-a-strategy": file(tensors=all_tensors | {"strategy.1.residual 0": ("F32", [2], bytes(8))}),
         "refused-empty": b"",
-        "refused-not-signed": signed_file(progress, tensors, sign=False),
+        "refused-not-signed": compact({"index": index}) + b"\n" + b"".join(files),
         "refused-changed": file()[:-1] + b"\1",
-        "refused-version-2": file(version="2"),
-        "refused-without-version": signed_file({"seed": "42"}, tensors),
+        "refused-cut": file()[:-1],
+        "refused-one-byte-more": file() + b"\0",
+        "refused-version-3": file(version=3),
         "refused-other-seed": file(seed="43"),
         "refused-steps-too-large": file(steps=str(2**64)),
         "refused-negative-steps": file(steps="-1"),
         "refused-loss-is-text": file(epoch_loss="much"),
-        "refused-other-optimizer": signed_file(progress, tensors_of(["velocity"])),
+        "refused-other-optimizer": file(tensors=tensors_of(["velocity"])),
+        "refused-other-shape": file(tensors=all_tensors | {"model.fc0.bias": ("F32", [1, 2], bytes(8))}),
+        "refused-other-type": file(tensors=all_tensors | {"model.fc0.bias": ("F64", [2], bytes(16))}),
+        "refused-no-files": changed(lambda index: index["files"].clear()),
+        "refused-file-elsewhere": changed(lambda index: index["files"][0].update(name="../secret")),
+        "refused-longest-file": changed(lambda index: index["files"][1].update(num_bytes=2**64 - 1)),
+        "refused-largest-world": changed(lambda index: index.update(world_size=2**64 - 1)),
+        "refused-largest-shape": changed(lambda index: tensor(index).update(shape=[2**63, 4])),
+        "refused-piece-beyond-the-file": changed(lambda index: tensor(index)["pieces"][1].update(offset=2**64 - 1)),
+        "refused-piece-of-no-file": changed(lambda index: tensor(index)["pieces"][1].update(file=2)),
+        "refused-pieces-that-overlap": changed(lambda index: tensor(index)["pieces"][1].update(start=2)),
+        "refused-longest-piece": changed(lambda index: tensor(index)["pieces"][0].update(len=2**64 - 1)),
+        "refused-piece-missing": changed(lambda index: tensor(index)["pieces"].pop()),
     }
 
 

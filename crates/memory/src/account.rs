@@ -28,11 +28,13 @@ pub enum Category {
     Communication,
     /// Batches, before the model uses them.
     Data,
+    /// Copies of the state that is being saved.
+    Snapshots,
 }
 
 impl Category {
     /// Every category, in the order of reports.
-    pub const ALL: [Category; 8] = [
+    pub const ALL: [Category; 9] = [
         Category::Parameters,
         Category::Gradients,
         Category::Optimizer,
@@ -41,6 +43,7 @@ impl Category {
         Category::Workspace,
         Category::Communication,
         Category::Data,
+        Category::Snapshots,
     ];
 
     /// The name used in reports.
@@ -54,6 +57,7 @@ impl Category {
             Category::Workspace => "workspace",
             Category::Communication => "communication",
             Category::Data => "data",
+            Category::Snapshots => "snapshots",
         }
     }
 }

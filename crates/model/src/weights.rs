@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
 
 /// The metadata key of the digest.
-pub(crate) const DIGEST_KEY: &str = "sha256";
+pub const DIGEST_KEY: &str = "sha256";
 
 /// Headers are padded so that the tensors begin at a multiple of this, in bytes.
 const HEADER_ALIGNMENT: usize = 8;
@@ -105,20 +105,49 @@ pub(crate) fn digest<'a>(
     metadata: &BTreeMap<String, String>,
     tensors: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> String {
-    let mut hasher = Sha256::new();
-    let mut add = |field: &[u8]| {
-        hasher.update((field.len() as u64).to_le_bytes());
-        hasher.update(field);
-    };
-    for (key, value) in metadata.iter().filter(|(key, _)| *key != DIGEST_KEY) {
-        add(key.as_bytes());
-        add(value.as_bytes());
-    }
+    let mut file = FileDigest::new(metadata);
     for (name, bytes) in tensors {
-        add(name.as_bytes());
-        add(bytes);
+        file.tensor(name, bytes.len());
+        file.bytes(bytes);
     }
-    hex(&hasher.finalize())
+    file.finish()
+}
+
+/// The digest of a file whose tensors do not lie in memory. It is given what [`write()`] is given, in the same order.
+#[derive(Debug)]
+pub struct FileDigest(Sha256);
+
+impl FileDigest {
+    /// The digest of a file with this metadata. The digest itself is no part of it.
+    pub fn new(metadata: &BTreeMap<String, String>) -> Self {
+        let mut digest = Self(Sha256::new());
+        for (key, value) in metadata.iter().filter(|(key, _)| *key != DIGEST_KEY) {
+            digest.field(key.as_bytes());
+            digest.field(value.as_bytes());
+        }
+        digest
+    }
+
+    /// Begins the next tensor in order of the names. It has so many bytes.
+    pub fn tensor(&mut self, name: &str, num_bytes: usize) {
+        self.field(name.as_bytes());
+        self.0.update((num_bytes as u64).to_le_bytes());
+    }
+
+    /// Adds bytes of the current tensor.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest, in hexadecimal.
+    pub fn finish(self) -> String {
+        hex(&self.0.finalize())
+    }
+
+    fn field(&mut self, field: &[u8]) {
+        self.0.update((field.len() as u64).to_le_bytes());
+        self.0.update(field);
+    }
 }
 
 /// The header and the tensors of a safetensors file.

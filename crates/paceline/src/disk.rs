@@ -15,6 +15,11 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 
 #[cfg(test)]
 pub mod faults;
+#[cfg(test)]
+pub mod power_cut;
+
+#[cfg(test)]
+use power_cut::Recorded;
 
 /// Bytes that are collected before they are written.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -24,6 +29,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 pub struct Disk {
     #[cfg(test)]
     faults: Option<std::sync::Arc<faults::Faults>>,
+    #[cfg(test)]
+    recorder: Option<std::sync::Arc<power_cut::Recorder>>,
 }
 
 /// What is about to be done to the disk.
@@ -49,7 +56,18 @@ impl Disk {
     /// Makes a folder, and those above it, where there are none.
     pub fn create_folder(&self, path: &Path) -> io::Result<()> {
         self.enter(Operation::Folder)?;
-        fs::create_dir_all(path)
+        fs::create_dir_all(path)?;
+        #[cfg(test)]
+        self.record(Recorded::Folder(path.to_owned()));
+        Ok(())
+    }
+
+    /// Like [`Disk::create_folder`], and forces the names of the new folders to the disk.
+    pub fn create_folder_safely(&self, path: &Path) -> io::Result<()> {
+        let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+        self.create_folder(path)?;
+        missing.iter().try_for_each(|folder| self.sync_folder(folder_of(folder)))
     }
 
     /// Makes a folder. Fails if there is something of that name.
@@ -61,7 +79,10 @@ impl Disk {
     /// Removes an empty folder.
     pub fn remove_folder(&self, path: &Path) -> io::Result<()> {
         self.enter(Operation::Remove)?;
-        fs::remove_dir(path)
+        fs::remove_dir(path)?;
+        #[cfg(test)]
+        self.record(Recorded::Remove(path.to_owned()));
+        Ok(())
     }
 
     /// Opens a file for reading and writing, with what it holds, or makes it.
@@ -69,14 +90,24 @@ impl Disk {
         self.enter(Operation::Create)?;
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        Ok(DiskFile { file: Raw { file, disk: self.clone() } })
+        Ok(DiskFile { file: self.raw(file, Some(path)) })
     }
 
     /// Makes a file for writing. A file that is there already loses its contents.
     pub fn create(&self, path: &Path) -> io::Result<DiskFile> {
         self.enter(Operation::Create)?;
         let file = File::create(path)?;
-        Ok(DiskFile { file: Raw { file, disk: self.clone() } })
+        Ok(DiskFile { file: self.raw(file, Some(path)) })
+    }
+
+    /// A file that has been opened or made, with a name if it has one.
+    fn raw(&self, file: File, _path: Option<&Path>) -> Raw {
+        Raw {
+            file,
+            disk: self.clone(),
+            #[cfg(test)]
+            number: self.recorder.as_ref().map_or(0, |recorder| recorder.created(_path)),
+        }
     }
 
     /// Replaces the file at `path` by what `write` writes, or makes it. Whatever happens meanwhile, a complete file
@@ -137,11 +168,11 @@ impl Disk {
                 (options?, true)
             }
         };
-        let mut out = BufWriter::with_capacity(BUFFER_BYTES, Raw { file, disk: self.clone() });
+        let raw = self.raw(file, has_name.then_some(partial));
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, raw);
         let written = write(&mut out)?;
-        let Raw { file, .. } = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        self.enter(Operation::Sync)?;
-        file.sync_all()?;
+        let raw = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        raw.sync()?;
         if !has_name {
             // What an earlier process has left under this name is of no use.
             self.remove(partial).or_else(|error| match error.kind() {
@@ -150,9 +181,11 @@ impl Disk {
             })?;
             self.enter(Operation::Link)?;
             let nameless =
-                format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&file.as_fd()));
+                format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&raw.file.as_fd()));
             linkat(CWD, nameless, CWD, partial, AtFlags::SYMLINK_FOLLOW)
                 .map_err(io::Error::from)?;
+            #[cfg(test)]
+            self.record(Recorded::Link { file: raw.number, path: partial.to_owned() });
         }
         Ok(written)
     }
@@ -160,18 +193,44 @@ impl Disk {
     /// Gives a file or a folder another name.
     pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.enter(Operation::Rename)?;
-        fs::rename(from, to)
+        fs::rename(from, to)?;
+        #[cfg(test)]
+        self.record(Recorded::Rename { from: from.to_owned(), to: to.to_owned() });
+        Ok(())
     }
 
     /// Removes a file.
     pub fn remove(&self, path: &Path) -> io::Result<()> {
         self.enter(Operation::Remove)?;
-        fs::remove_file(path)
+        fs::remove_file(path)?;
+        #[cfg(test)]
+        self.record(Recorded::Remove(path.to_owned()));
+        Ok(())
     }
 
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+    /// Forces the names in a folder to the disk.
+    pub fn sync_folder(&self, path: &Path) -> io::Result<()> {
         self.enter(Operation::Sync)?;
-        File::open(path)?.sync_all()
+        File::open(path)?.sync_all()?;
+        #[cfg(test)]
+        self.record(Recorded::SyncFolder(path.to_owned()));
+        Ok(())
+    }
+
+    /// Removes a folder of files. A folder that is not there is no error.
+    pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
+        let gone = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        };
+        let entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) => return gone(error),
+        };
+        for entry in entries {
+            self.remove(&entry?.path()).or_else(gone)?;
+        }
+        self.remove_folder(path).or_else(gone)
     }
 
     /// Fails in a test in which this operation is to fail.
@@ -197,6 +256,11 @@ impl DiskFile {
         self.file.disk.enter(Operation::Write)?;
         self.file.file.set_len(0)?;
         self.file.file.rewind()
+    }
+
+    /// Forces what has been written to the disk.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync()
     }
 }
 
@@ -226,6 +290,19 @@ impl Write for DiskFile {
 struct Raw {
     file: File,
     disk: Disk,
+    /// The file's number in the record of a test.
+    #[cfg(test)]
+    number: usize,
+}
+
+impl Raw {
+    fn sync(&self) -> io::Result<()> {
+        self.disk.enter(Operation::Sync)?;
+        self.file.sync_all()?;
+        #[cfg(test)]
+        self.disk.record(Recorded::Sync(self.number));
+        Ok(())
+    }
 }
 
 impl Write for Raw {
@@ -238,7 +315,10 @@ impl Write for Raw {
             return self.file.write(part);
         }
         self.disk.enter(Operation::Write)?;
-        self.file.write(bytes)
+        let len = self.file.write(bytes)?;
+        #[cfg(test)]
+        self.disk.record(Recorded::Write { file: self.number, bytes: bytes[..len].to_vec() });
+        Ok(len)
     }
 
     fn flush(&mut self) -> io::Result<()> {

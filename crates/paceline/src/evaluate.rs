@@ -98,7 +98,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             let steps = plural(checkpoint.progress().steps as usize, "step");
             say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.display()));
         }
-        resume::check_same(&group, checkpoint.digest(), &flag)?;
+        resume::check_same(&group, &checkpoint.digest(), &flag)?;
         let sums = evaluate_rank(&config, train.threads, &checkpoint, test.clone(), group)?;
         if !is_first {
             return Ok(());
@@ -186,7 +186,7 @@ fn evaluate_rank(
     let mut strategy = SimpleDdp;
     let options = ReplicaOptions::default();
     let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;
-    checkpoint.restore_model(&replica.storage)?;
+    checkpoint.restore_model(&replica.storage, replica.storage.values().ranges())?;
     // Nobody reads the times.
     let mut track = SpanTrack::with_capacity(0);
     let batch = config.global_batch_size;

@@ -8,32 +8,68 @@ use std::sync::Arc;
 
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, DType};
-use paceline_model::fuzzing::{signed, small_layout};
-use paceline_model::weights::{self, WeightFile};
+use paceline_model::fuzzing::small_layout;
 use paceline_model::{Optimizer, OptimizerConfig, Storage};
 
-use crate::checkpoint::{self, Checkpoint, Setting};
+use crate::checkpoint::index::{CHUNK_BYTES, Index, ShardFile, sha256};
+use crate::checkpoint::pieces::{self, Piece, Ranges};
+use crate::checkpoint::reader::Reader;
+use crate::checkpoint::{self, Checkpoint, Place, Setting};
 use crate::run::resolve::resolve_inputs;
 use crate::run::spec::RunSpec;
 use crate::run::spec_file::SpecFile;
 
-/// Reads the bytes as a checkpoint of a small model, as they are and with the right digest. What is accepted is the
-/// same when it is written again.
+/// Reads the bytes as a checkpoint of a small model, as they are and with the right digests: the index in one line, then
+/// the files, one after the other. What is accepted is the same when it is written again.
 pub fn checkpoint(bytes: &[u8]) -> Result<(), String> {
     let outcome = read_checkpoint(bytes);
     if let Some(signed) = signed(bytes) {
         let again = read_checkpoint(&signed);
-        assert!(outcome.is_err() || again == Ok(()), "{again:?} with the digest that it has");
+        assert!(outcome.is_err() || again == Ok(()), "{again:?} with the digests that it has");
     }
     outcome
 }
 
+/// The line of the index, and the bytes of all files.
+fn parts(bytes: &[u8]) -> (&[u8], &[u8]) {
+    match bytes.iter().position(|byte| *byte == b'\n') {
+        Some(end) => (&bytes[..end], &bytes[end + 1..]),
+        None => (bytes, &[]),
+    }
+}
+
+/// Cuts the bytes of all files into files. The last one gets what is left.
+fn cut<'a>(index: &Index, mut rest: &'a [u8]) -> Vec<&'a [u8]> {
+    let mut files = Vec::new();
+    for (at, file) in index.files.iter().enumerate() {
+        let is_last = at + 1 == index.files.len();
+        let len = usize::try_from(file.num_bytes).unwrap_or(usize::MAX).min(rest.len());
+        let (own, others) = rest.split_at(if is_last { rest.len() } else { len });
+        files.push(own);
+        rest = others;
+    }
+    files
+}
+
+/// The same checkpoint with the digests that its bytes have, if there is an index.
+fn signed(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (index, rest) = parts(bytes);
+    let mut index = Index::unchecked(index)?;
+    let files = cut(&index, rest);
+    for (file, bytes) in index.files.iter_mut().zip(files) {
+        file.chunks = bytes.chunks(CHUNK_BYTES).map(sha256).collect();
+    }
+    Some([&index.to_json(), rest].concat())
+}
+
 fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
-    let open = |bytes: Vec<u8>| {
-        let file = WeightFile::from_bytes(Path::new("file"), bytes);
-        Checkpoint::of(file.map_err(|error| error.to_string())?)
+    let open = |bytes: &[u8]| {
+        let (index, rest) = parts(bytes);
+        let index = Index::parse(index).map_err(|reason| format!("the index {reason}"))?;
+        let files = cut(&index, rest).into_iter().map(<[u8]>::to_vec).collect();
+        Checkpoint::of(Reader::in_memory(index, files)?)
     };
-    let opened = open(bytes.to_vec()).map_err(sentence)?;
+    let opened = open(bytes).map_err(sentence)?;
     let settings = [Setting::of_flag("--seed", 42, "the samples would come in another order")];
     let layout = Arc::new(small_layout());
     let allocator = Allocator::new();
@@ -49,16 +85,31 @@ fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
     let progress = opened.progress();
     progress.last_epoch();
     opened.check(&layout, &config, &settings).map_err(sentence)?;
-    opened.restore(&storage, &mut optimizer).expect("a checkpoint that fits");
+    let all =
+        Ranges { values: storage.values().ranges().to_vec(), state: vec![0..layout.trained_len()] };
+    let (rank, world_size, strategy) = (0, 1, "any of the exact ones");
+    opened.dropped(world_size, strategy);
+    let place = Place { rank, world_size, strategy };
+    let restored = opened.restore(place, &all, &storage, &mut optimizer, Vec::new());
+    restored.map_err(|failure| sentence(failure.to_string()))?;
 
-    let metadata = checkpoint::metadata(&settings, &optimizer, &progress);
-    let mut again = Vec::new();
-    weights::write(&mut again, &storage, &optimizer, &metadata).expect("memory takes every write");
-    let again = open(again).expect("what was written can be read");
+    let steps = optimizer.steps();
+    let mut index = checkpoint::head(world_size, strategy, &settings, steps, &progress);
+    let mut pieces = pieces::of_ranges("", &all, &storage, &optimizer).expect("a whole model");
+    pieces.extend(pieces::of_buffers(&storage).expect("a whole model"));
+    let read = |piece: &Piece| piece.data.as_bytes().read::<u8>().expect("nobody writes").to_vec();
+    let file: Vec<u8> = pieces.iter().flat_map(read).collect();
+    index.tensors = checkpoint::entries(&pieces, 0);
+    index.files.push(ShardFile {
+        name: "rank-000-of-001.shard".into(),
+        num_bytes: file.len() as u64,
+        chunks: file.chunks(CHUNK_BYTES).map(sha256).collect(),
+    });
+    let again = open(&[index.to_json(), file].concat()).expect("what was written can be read");
     again.check(&layout, &config, &settings).expect("the same model");
     // Compared as text, because a loss may be no number.
     assert_eq!(format!("{:?}", again.progress()), format!("{progress:?}"));
-    assert_eq!(optimizer.steps(), again.optimizer_steps());
+    assert_eq!(steps, again.optimizer_steps());
     Ok(())
 }
 

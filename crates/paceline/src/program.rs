@@ -19,8 +19,8 @@ use crate::cli::studies::BenchCommand;
 use crate::cli::{Cli, Command};
 use crate::experiment::{self, FinishedRun};
 use crate::{
-    Failure, Result, analyze, bench, check, compare, environment, evaluate, launcher, links,
-    streams, sweep, trace,
+    Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, launcher,
+    links, streams, sweep, trace,
 };
 
 /// The command line of paceline, with choices of its user's own.
@@ -89,6 +89,7 @@ fn run(command: Command) -> Result<u8> {
     match command {
         Command::Train(args) => experiment::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
+        Command::Checkpoint(command) => checkpoint::command::checkpoint(&command),
         Command::Bench(BenchCommand::Operation(args)) => bench::sweep::bench(&args, place()?),
         Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),
         Command::Check(args) => check::check(&args, place()?),

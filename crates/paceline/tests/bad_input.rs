@@ -3,13 +3,10 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
-use common::{Run, Sandbox, TINY, TINY_MLP, gzip, idx, idx_images, idx_labels, write_cifar10};
-use paceline_kernels::optimizer::Sgd;
-use paceline_memory::{Allocator, DType};
-use paceline_model::{MlpConfig, Optimizer, OptimizerConfig, Storage, weights};
+use common::{Run, Sandbox, TINY, gzip, idx, idx_images, idx_labels, write_cifar10};
 
 /// Checks that `paceline train` refuses these flags with a message that has all of `words`, and leaves
 /// the folder unchanged.
@@ -413,7 +410,14 @@ fn with_checkpoint() -> (Sandbox, String) {
     fs::remove_dir_all(sandbox.path("runs")).unwrap();
     assert_eq!(
         sandbox.contents(),
-        ["saved", "saved/checkpoint.lock", "saved/checkpoint.safetensors"]
+        [
+            "saved",
+            "saved/checkpoint.lock",
+            "saved/latest",
+            "saved/step-000000002",
+            "saved/step-000000002/index.json",
+            "saved/step-000000002/rank-000-of-001.shard"
+        ]
     );
     (sandbox, flags)
 }
@@ -459,22 +463,23 @@ fn checkpoints_of_other_runs() {
 #[test]
 fn corrupt_checkpoints() {
     let (sandbox, flags) = with_checkpoint();
-    let path = sandbox.path("saved/checkpoint.safetensors");
-    let whole = fs::read(&path).unwrap();
     let resume = format!("{flags} --resume saved --epochs 2");
     let auto = format!("{flags} --save saved --resume auto --epochs 2");
-    let refuse = |bytes: &[u8]| {
-        fs::write(&path, bytes).unwrap();
-        refused_in(&sandbox, &resume, &["--resume saved", "checkpoint.safetensors", "corrupt"]);
-        refused_in(&sandbox, &auto, &["--resume auto", "checkpoint.safetensors", "corrupt"]);
+    let refuse = |path: &Path, bytes: &[u8]| {
+        fs::write(path, bytes).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        refused_in(&sandbox, &resume, &["--resume saved", name, "corrupt"]);
+        refused_in(&sandbox, &auto, &["--resume auto", name, "corrupt"]);
     };
-    for len in [0, 5, 100, whole.len() - 1] {
-        refuse(&whole[..len]);
+    let path = sandbox.checkpoint().join("index.json");
+    let whole = fs::read(&path).unwrap();
+    for len in [0, 5, 100, whole.len() - 2] {
+        refuse(&path, &whole[..len]);
     }
-    for at in [0, 7, whole.len() / 2, whole.len() - 1] {
+    for at in [0, 20, whole.len() / 2, whole.len() - 2] {
         let mut flipped = whole.clone();
         flipped[at] ^= 0x10;
-        refuse(&flipped);
+        refuse(&path, &flipped);
     }
     // The digest covers the position in the data, too. Without that, this checkpoint would have been
     // taken for one of no epoch, and the run would have started again.
@@ -482,7 +487,29 @@ fn corrupt_checkpoints() {
     let at = whole.windows(epochs.len()).position(|window| window == epochs).unwrap();
     let mut earlier = whole.clone();
     earlier[at + epochs.len() - 2] = b'0';
-    refuse(&earlier);
+    refuse(&path, &earlier);
+    fs::write(&path, &whole).unwrap();
+
+    let path = sandbox.checkpoint().join("rank-000-of-001.shard");
+    let whole = fs::read(&path).unwrap();
+    refuse(&path, &whole[..whole.len() - 1]);
+    refuse(&path, &[&whole[..], &[0]].concat());
+    fs::remove_file(&path).unwrap();
+    let missing = ["--resume saved", "rank-000-of-001.shard, which rank 0 wrote,", "No such file"];
+    refused_in(&sandbox, &resume, &missing);
+    // A wrong byte is found by the rank that reads it.
+    for at in [0, whole.len() / 2, whole.len() - 1] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 0x10;
+        fs::write(&path, &flipped).unwrap();
+        for flags in [&resume, &auto] {
+            let run = sandbox.train(flags);
+            assert_eq!(run.code, Some(1), "{run:#?}");
+            for words in ["rank-000-of-001.shard, which rank 0 wrote, is corrupt", "--resume "] {
+                assert!(run.stderr.contains(words), "no {words:?} in {run:#?}");
+            }
+        }
+    }
     // This test can fail: the intact checkpoint is accepted.
     fs::write(&path, &whole).unwrap();
     sandbox.train(&resume).ok();
@@ -490,30 +517,20 @@ fn corrupt_checkpoints() {
 
 #[test]
 fn checkpoints_of_other_versions() {
+    let (sandbox, flags) = with_checkpoint();
+    let path = sandbox.checkpoint().join("index.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("\"version\":4", "\"version\":5")).unwrap();
+    let words = ["--resume saved", "of version 5", "this program reads version 4", "begin anew"];
+    refused_in(&sandbox, &format!("{flags} --resume saved"), &words);
+
+    // Up to version 3 a checkpoint was one file.
     let sandbox = Sandbox::new();
-    fs::create_dir(sandbox.path("saved")).unwrap();
-    // A checkpoint of another version is complete, and its digest is right.
-    let allocator = Allocator::new();
-    let sizes = MlpConfig {
-        input_dim: 16,
-        hidden_dim: 16,
-        output_dim: 4,
-        num_layers: 1,
-        tie_layers: false,
-    };
-    let layout = sizes.build(1).unwrap().layout;
-    let storage = Storage::host(layout, DType::F32, &allocator).unwrap();
-    storage.initialize(1).unwrap();
-    let sgd = OptimizerConfig::Sgd(Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 });
-    let optimizer = Optimizer::new(sgd, &storage, &allocator).unwrap();
-    for (version, said) in [(Some("2"), "of version 2"), (None, "of version none")] {
-        let version = version.map(|version| ("version".to_owned(), version.to_owned()));
-        let metadata = BTreeMap::from_iter(version);
-        let path = sandbox.path("saved/checkpoint.safetensors");
-        let mut file = fs::File::create(path).unwrap();
-        weights::write(&mut file, &storage, &optimizer, &metadata).unwrap();
-        let words = ["--resume saved", said, "this program reads version 3", "begin anew"];
-        refused_in(&sandbox, &format!("{TINY_MLP} --resume saved"), &words);
+    sandbox.write("saved/checkpoint.safetensors", b"whatever it holds");
+    let words = ["checkpoint.safetensors there was written by an earlier version", "begin anew"];
+    let auto = format!("{TINY} --save saved --resume auto");
+    for flags in [&format!("{TINY} --resume saved"), &auto] {
+        refused_in(&sandbox, flags, &words);
     }
 }
 

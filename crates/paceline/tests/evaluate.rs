@@ -102,7 +102,7 @@ fn what_cannot_be_evaluated_is_refused() {
         assert_eq!(sandbox.contents(), before, "{flags} wrote something");
     };
     refuse(TINY, &["--checkpoint <DIR>", "not provided"]);
-    let none = ["--checkpoint nowhere", "checkpoint.safetensors", "No such file"];
+    let none = ["--checkpoint nowhere", "cannot be read", "No such file"];
     refuse(&format!("--checkpoint nowhere {TINY}"), &none);
     let saved = |flags: &str| format!("--checkpoint saved --samples 200 {flags}");
     let wider = ["--checkpoint saved", "parameter conv0.weight", "[3, 3, 1, 4]", "[3, 3, 1, 5]"];

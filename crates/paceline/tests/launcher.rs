@@ -215,7 +215,7 @@ fn dump(folder: &Path, rank: usize) -> Option<String> {
 
 /// Waits for a complete checkpoint, which shows that all ranks are at work.
 fn wait_for_checkpoint(sandbox: &Sandbox) {
-    wait_until("a checkpoint", || sandbox.path("saved/checkpoint.safetensors").exists());
+    wait_until("a checkpoint", || sandbox.path("saved/latest").exists());
 }
 
 /// Checks that the checkpoint is complete, and that training continues from it.

@@ -175,7 +175,7 @@ fn training_goes_on_from_the_last_checkpoint_to_the_same_bits() {
     for victim in [1, 0] {
         let sandbox = Sandbox::new();
         let flags = format!("{} --nproc 2", slow("--save saved --save-every 3"));
-        let checkpoint = sandbox.path("saved/checkpoint.safetensors");
+        let checkpoint = sandbox.path("saved/latest");
         let run = kill_rank(&sandbox, &flags, victim, "a checkpoint", || checkpoint.exists());
         assert_eq!(run.weights(), expected.weights());
         let resumed = run.line("Resumed from saved: ");
@@ -227,7 +227,7 @@ fn a_single_rank_is_restarted_too() {
     let expected = Sandbox::new().train(&format!("{long} --nproc 1")).ok();
     let sandbox = Sandbox::new();
     let flags = format!("{long} --nproc 1 --save saved --save-every 1 --max-restarts 3");
-    let checkpoint = sandbox.path("saved/checkpoint.safetensors");
+    let checkpoint = sandbox.path("saved/latest");
     let run = kill_rank(&sandbox, &flags, 0, "a checkpoint", || checkpoint.exists());
     run.line("Resumed from saved: ");
     assert_eq!(run.weights(), expected.weights());

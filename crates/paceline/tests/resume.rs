@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use common::{Run, Running, Sandbox, TINY, TINY_MLP, metrics, signal, write_cifar10};
@@ -107,7 +108,7 @@ fn a_run_that_is_asked_to_end_saves_and_goes_on_with_the_same_bits() {
         let endless = format!("train {flags} {more} --epochs 1000000");
         command.args(endless.split_whitespace());
         let mut run = Running::start(command);
-        run.wait_until("a first epoch", || sandbox.path("saved/checkpoint.safetensors").exists());
+        run.wait_until("a first epoch", || sandbox.path("saved/latest").exists());
         signal(run.id(), Signal::TERM);
         let run = run.end();
         assert_eq!(run.code, Some(143), "{more}: {run:#?}");
@@ -236,12 +237,12 @@ fn one_command_begins_and_goes_on() {
     let sandbox = Sandbox::new();
     let flags = format!("{flags} --save saved --resume auto");
     // A run that is killed while it writes its first checkpoint leaves this, which is not a checkpoint.
-    sandbox.write("saved/checkpoint.safetensors.partial", b"half of");
+    sandbox.write("saved/.step-000000004.0123.partial/rank-000-of-002.shard", b"half of");
     // Every operation takes 30 ms, and so its 400 steps take 12 s at least: it does not come to its end
     // before the signal.
     let slow = format!("{flags} --link 1gbit,10ms");
     let mut running = Running::start(under_a_launcher(&sandbox, &slow));
-    let checkpoint = sandbox.path("saved/checkpoint.safetensors");
+    let checkpoint = sandbox.path("saved/latest");
     running.wait_until("a checkpoint", || checkpoint.exists());
     signal(running.id(), rustix::process::Signal::KILL);
     // What it said on its way may be lost with it.
@@ -282,15 +283,15 @@ fn our_own_launcher_decides_the_same() {
 }
 
 #[test]
-fn rank_0_decides_for_ranks_that_see_other_folders() {
-    let flags = format!("{TINY} --global-batch-size 50 --epochs 2 --save saved --resume auto");
+fn ranks_that_see_other_folders_do_not_begin() {
+    let flags = format!("{TINY} --global-batch-size 50");
     // Two folders stand for two hosts without a shared folder.
     let hosts = [Sandbox::new(), Sandbox::new()];
-    let together = || {
+    let together = |more: &str| {
         let meet = hosts[0].path("meet");
         let start = |rank: usize| {
             let mut command = hosts[rank].paceline();
-            command.arg("train").args(flags.split_whitespace());
+            command.arg("train").args(flags.split_whitespace()).args(more.split_whitespace());
             command.arg("--init-method").arg(format!("file://{}", meet.display()));
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
             Running::start(command)
@@ -299,28 +300,35 @@ fn rank_0_decides_for_ranks_that_see_other_folders() {
     };
     // Two checkpoints of one epoch that differ only in the weights.
     let save = |host: &Sandbox, lr: &str| {
-        let flags = flags.replace("--epochs 2", "--epochs 1").replace(" --resume auto", "");
-        host.train(&format!("{flags} --nproc 1 --quiet --lr {lr}")).ok();
+        host.train(&format!("{flags} --epochs 1 --save saved --nproc 1 --quiet --lr {lr}")).ok();
     };
 
-    save(&hosts[1], "0.1");
-    let anew = together().map(Run::ok);
-    anew[0].line("No checkpoint in saved yet: ");
-    assert_eq!(
-        anew[0].weights(),
-        Sandbox::new().train(&format!("{flags} --nproc 2")).ok().weights()
-    );
+    // A checkpoint would have one part here, and one part there.
+    let [first, second] = together("--epochs 2 --save saved --resume auto");
+    assert_eq!((first.code, second.code), (Some(3), Some(2)), "{first:#?} {second:#?}");
+    for words in ["--save saved: rank 1 does not see the folder of rank 0", "all hosts share"] {
+        assert!(second.stderr.contains(words), "no {words:?} in {second:#?}");
+    }
 
-    save(&hosts[0], "0.2");
-    let [first, second] = together();
+    save(&hosts[0], "0.1");
+    save(&hosts[1], "0.2");
+    let [first, second] = together("--epochs 2 --resume saved");
     assert_eq!((first.code, second.code), (Some(3), Some(1)), "{first:#?} {second:#?}");
     let words = "rank 1 finds another checkpoint there than rank 0";
     assert!(second.stderr.contains(words), "{second:#?}");
+}
 
-    fs::remove_dir_all(hosts[1].path("saved")).unwrap();
-    let [_, second] = together();
-    assert_eq!(second.code, Some(2), "{second:#?}");
-    assert!(second.stderr.contains("--resume auto (--save saved)"), "{second:#?}");
+/// Copies a folder of checkpoints.
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        match path.is_dir() {
+            true => copy_folder(&path, &to),
+            false => drop(fs::copy(&path, to).unwrap()),
+        }
+    }
 }
 
 /// A run whose parameters are not finite after its second step: the loss and the gradients of the step were.
@@ -331,13 +339,13 @@ const DIVERGES: &str = "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 
 fn a_run_that_diverges_in_its_last_step_keeps_the_good_checkpoint() {
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{DIVERGES} --epochs 1")).ok();
-    let good = fs::read(sandbox.path("saved/checkpoint.safetensors")).unwrap();
+    let good = sandbox.checkpoint_index();
     let run = sandbox.train(&format!("{DIVERGES} --epochs 2 --lr 1e39 --resume auto"));
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     for words in ["after step 2", "is not finite", "no checkpoint is written", "--lr"] {
         assert!(run.stderr.contains(words), "no {words:?} in {}", run.stderr);
     }
-    assert_eq!(fs::read(sandbox.path("saved/checkpoint.safetensors")).unwrap(), good);
+    assert_eq!(sandbox.checkpoint_index(), good);
     // Without a checkpoint to keep, it is an error too.
     let unsaved = DIVERGES.replace(" --save saved", "");
     let run = sandbox.train(&format!("{unsaved} --epochs 1 --lr 1e39"));
@@ -354,16 +362,42 @@ fn a_damaged_checkpoint_gives_way_to_the_one_before_it() {
     let whole = Sandbox::new();
     let whole = whole.train(&format!("{flags} --steps 6")).ok().weights().to_owned();
     sandbox.train(&format!("{flags} --steps 4")).ok();
-    let last = sandbox.path("saved/checkpoint.safetensors");
-    let mut bytes = fs::read(&last).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    fs::write(&last, bytes).unwrap();
-    let run = sandbox.train(&format!("{flags} --steps 6")).ok();
-    for words in ["do not match its digest", "checkpoint.previous.safetensors", "after step 2"] {
-        assert!(run.stderr.contains(words), "no {words:?} in {}", run.stderr);
+    let saved = sandbox.path("saved");
+    let good = sandbox.path("good");
+    copy_folder(&saved, &good);
+    let shard = |name: &str| saved.join("step-000000004").join(name);
+    // The launcher finds a file that is cut or missing. The ranks that read it find a wrong byte.
+    type Damage<'a> = &'a dyn Fn();
+    let cases: [(&str, Damage); 3] = [
+        ("is corrupt: its bytes 0..", &|| {
+            let mut bytes = fs::read(shard("rank-001-of-002.shard")).unwrap();
+            bytes[100] ^= 1;
+            fs::write(shard("rank-001-of-002.shard"), bytes).unwrap();
+        }),
+        ("cannot be read: No such file", &|| {
+            fs::remove_file(shard("rank-001-of-002.shard")).unwrap();
+        }),
+        ("is corrupt: it has 3 bytes, not ", &|| {
+            fs::write(shard("rank-001-of-002.shard"), b"abc").unwrap();
+        }),
+    ];
+    for (problem, damage) in cases {
+        fs::remove_dir_all(&saved).unwrap();
+        copy_folder(&good, &saved);
+        damage();
+        let run = sandbox.train(&format!("{flags} --steps 6")).ok();
+        let warnings: Vec<_> =
+            run.stderr.lines().filter(|line| line.contains("warning: --resume auto")).collect();
+        assert_eq!(warnings.len(), 1, "{run:#?}");
+        for words in [
+            "step-000000004/rank-001-of-002.shard, which rank 1 wrote, ",
+            problem,
+            "training goes on from step-000000002, after step 2",
+        ] {
+            assert!(warnings[0].contains(words), "no {words:?} in {}", run.stderr);
+        }
+        assert_eq!(run.weights(), whole);
     }
-    assert_eq!(run.weights(), whole);
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn both_launchers_name_the_rank_that_was_killed() {
         let sandbox = Sandbox::new();
         let flags = format!("{TINY} --batch-size 10 --epochs 10000000 --save saved");
         let mut hosts = train_on_both(&sandbox, &flags).map(Marked::start);
-        let checkpoint = sandbox.path("saved/checkpoint.safetensors");
+        let checkpoint = sandbox.path("saved/latest");
         wait_until("a checkpoint", || checkpoint.exists());
         kill(&hosts, victim);
         let runs = hosts.each_mut().map(Marked::end);
@@ -238,7 +238,7 @@ fn every_launcher_restarts_its_ranks_and_they_go_on_together() {
         // A link that is slow enough to be emulated on a busy machine.
         let more = "--save saved --save-every 3 --link 100mbit,5ms --max-restarts 2";
         let mut hosts = train_on_both(&sandbox, &format!("{flags} {more}")).map(Marked::start);
-        let checkpoint = sandbox.path("saved/checkpoint.safetensors");
+        let checkpoint = sandbox.path("saved/latest");
         wait_until("a checkpoint", || checkpoint.exists());
         kill(&hosts, victim);
         let [first, second] = hosts.each_mut().map(|host| host.end().ok());

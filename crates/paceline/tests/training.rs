@@ -280,9 +280,8 @@ fn a_resumed_run_ends_like_an_uninterrupted_one() {
         let sandbox = Sandbox::new();
         let first = sandbox.train(&format!("{flags} --epochs 1 --save saved")).ok();
         assert_ne!(first.weights(), whole);
-        // Continues in the same folder, and replaces the files there: the checkpoint, and the partial
-        // file of a run that was killed while it wrote one.
-        sandbox.write("saved/checkpoint.safetensors.partial", b"half of");
+        // Continues in the same folder, and removes there what a run left that was killed while it saved.
+        sandbox.write("saved/.step-000000001.0123.partial/index.json", b"half of");
         let rest = sandbox.train(&format!("{flags} --epochs 3 --resume saved --save saved")).ok();
         assert_eq!(rest.weights(), whole, "{flags}");
         rest.line("Epoch 3/3: ");
@@ -290,9 +289,13 @@ fn a_resumed_run_ends_like_an_uninterrupted_one() {
         let saved = fs::read_dir(sandbox.path("saved")).unwrap();
         let names: BTreeSet<_> =
             saved.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        let expected =
-            ["checkpoint.lock", "checkpoint.previous.safetensors", "checkpoint.safetensors"];
-        assert_eq!(names, expected.map(str::to_owned).into());
+        // Of three epochs, the last two.
+        let (folders, others): (Vec<String>, Vec<String>) =
+            names.into_iter().partition(|name| name.starts_with("step-"));
+        assert_eq!(
+            (folders.len(), &others[..]),
+            (2, &["checkpoint.lock".into(), "latest".into()][..])
+        );
         // The new checkpoint stands at the end of the third epoch.
         let again = sandbox.train(&format!("{flags} --epochs 3 --resume saved"));
         again.refused(&["3 complete epochs already"]);
@@ -305,8 +308,7 @@ fn a_loss_that_is_not_finite_stops_all_ranks_and_spares_the_checkpoint() {
         let sandbox = Sandbox::new();
         let flags = format!("{TINY} --global-batch-size 50 --nproc 2 --transport {transport}");
         sandbox.train(&format!("{flags} --epochs 1 --save saved")).ok();
-        let checkpoint = sandbox.path("saved/checkpoint.safetensors");
-        let before = fs::read(&checkpoint).unwrap();
+        let before = sandbox.checkpoint_index();
         let more = format!("{flags} --epochs 2 --resume saved --save saved");
         let run = sandbox.train(&format!("{more} --lr 1e30"));
         assert_eq!(run.code, Some(1), "{run:#?}");
@@ -317,7 +319,7 @@ fn a_loss_that_is_not_finite_stops_all_ranks_and_spares_the_checkpoint() {
         }
         assert!(run.stderr.contains("before the optimizer step"), "{}", run.stderr);
         assert!(!run.stdout.contains("Total time"), "{}", run.stdout);
-        assert_eq!(fs::read(&checkpoint).unwrap(), before);
+        assert_eq!(sandbox.checkpoint_index(), before);
         let resumed = sandbox.train(&more).ok();
         assert_eq!(resumed.weights(), weights_of(&format!("{flags} --epochs 2")));
     }

@@ -6,13 +6,11 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use paceline_model::{Optimizer, Storage};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::{Setting, file};
+use super::steps;
 use crate::disk::{Disk, DiskFile};
-use crate::run::progress::Progress;
 use crate::{Failure, Result};
 
 /// The file that the run holds locked whose checkpoints these are. It names the run.
@@ -39,7 +37,8 @@ impl Folder {
     ///
     /// If another run has the folder, and if nothing can be written to it.
     pub fn take(path: &Path, disk: Disk, owner: &str) -> Result<Self> {
-        disk.create_folder(path)
+        // A checkpoint is safe only if the folders above it are.
+        disk.create_folder_safely(path)
             .map_err(|e| Failure::io(format!("cannot make the folder {}", path.display()), e))?;
         let fail = |e: std::io::Error| {
             Failure::io(format!("cannot lock {}", path.join(LOCK).display()), e)
@@ -48,7 +47,8 @@ impl Folder {
         let is_locked = lock(&mut file).map_err(|holder| refuse(path, &holder))?;
         // Only for messages of other runs, so it is not written durably.
         file.clear().and_then(|()| writeln!(file, "{owner}")).map_err(fail)?;
-        file::remove_partial(&disk, path)?;
+        steps::remove_leftovers(&disk, path)
+            .map_err(|e| Failure::io(format!("cannot clean up in {}", path.display()), e))?;
         Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
     }
 
@@ -58,21 +58,32 @@ impl Folder {
         lock(&mut file).map_err(|holder| refuse(path, &holder)).map(drop)
     }
 
-    /// Writes the checkpoint of a run that stands at `progress`. A continuation must have the same `settings`. The
-    /// checkpoint before it is kept beside it.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be written. Then an earlier checkpoint is still there, and it is complete.
-    pub fn save(
-        &self,
-        settings: &[Setting],
-        storage: &Storage,
-        optimizer: &Optimizer,
-        progress: &Progress,
-    ) -> Result<()> {
-        file::save(&self.disk, &self.path, settings, storage, optimizer, progress)
+    /// Shows all ranks that they see the same folder: leaves a file that has the name of this run.
+    pub fn show(&self, id: &str) -> Result<()> {
+        let path = self.path.join(shown_name(id));
+        let write = || -> std::io::Result<()> {
+            let mut file = self.disk.create(&path)?;
+            file.write_all(id.as_bytes())?;
+            file.sync()
+        };
+        write().map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))
     }
+
+    /// Removes that file.
+    pub fn hide(&self, id: &str) -> Result<()> {
+        let path = self.path.join(shown_name(id));
+        let removed = self.disk.remove(&path);
+        removed.map_err(|e| Failure::io(format!("cannot remove {}", path.display()), e))
+    }
+
+    /// Whether this process sees the folder of the run `id`.
+    pub fn is_seen(path: &Path, id: &str) -> bool {
+        path.join(shown_name(id)).exists()
+    }
+}
+
+fn shown_name(id: &str) -> String {
+    format!("{}{id}", steps::RUN_PREFIX)
 }
 
 /// Locks the file. False where the file system has no locks; an error, with the holder's words, where another
@@ -108,37 +119,7 @@ fn refuse(folder: &Path, holder: &str) -> Failure {
 mod tests {
     use std::fs;
 
-    use paceline_kernels::optimizer::AdamW;
-    use paceline_memory::{Allocator, DType};
-    use paceline_model::{MlpConfig, OptimizerConfig};
-
     use super::*;
-    use crate::checkpoint::Checkpoint;
-    use crate::disk::faults::at_each_operation;
-
-    const SIZES: MlpConfig = MlpConfig {
-        input_dim: 64,
-        hidden_dim: 256,
-        output_dim: 4,
-        num_layers: 3,
-        tie_layers: false,
-    };
-    const ADAMW: AdamW = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
-
-    /// A model of 2.5 MB with its optimizer's state, more than is written at once.
-    fn model() -> (Storage, Optimizer) {
-        let allocator = Allocator::new();
-        let storage =
-            Storage::host(SIZES.build(1).unwrap().layout, DType::F32, &allocator).unwrap();
-        storage.initialize(1).unwrap();
-        let optimizer =
-            Optimizer::new(OptimizerConfig::AdamW(ADAMW), &storage, &allocator).unwrap();
-        (storage, optimizer)
-    }
-
-    fn after(steps: u64) -> Progress {
-        Progress { steps, ..Progress::default() }
-    }
 
     #[test]
     fn a_folder_belongs_to_one_run_at_a_time() {
@@ -167,77 +148,35 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_left_is_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let left = folder.path().join("checkpoint.safetensors.partial");
-        fs::write(&left, b"half of a checkpoint").unwrap();
-        Folder::take(folder.path(), Disk::default(), "a run").unwrap();
-        assert!(!left.exists());
-    }
-
-    #[test]
-    fn a_broken_checkpoint_gives_way_to_the_one_before_it() {
+    fn what_a_killed_run_left_is_removed_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        let (storage, optimizer) = model();
-        let saves = Folder::take(path, Disk::default(), "a run").unwrap();
-        let last = path.join("checkpoint.safetensors");
-        for steps in [3, 5] {
-            saves.save(&[], &storage, &optimizer, &after(steps)).unwrap();
+        let left = [".step-000000007.0123.partial", ".step-000000005.removed"];
+        for name in left.iter().chain(&["step-000000004", ".step-by-step", "other.partial"]) {
+            fs::create_dir(path.join(name)).unwrap();
+            fs::write(path.join(name).join("index.json"), b"half of").unwrap();
         }
-        let (checkpoint, note) = Checkpoint::open_last_good(path).unwrap();
-        assert_eq!((checkpoint.progress().steps, note), (5, None));
-        let digest = checkpoint.digest().to_owned();
-        let same = Checkpoint::open_with_digest(path, &digest).unwrap().unwrap();
-        assert_eq!(same.progress().steps, 5);
-        assert!(Checkpoint::open_with_digest(path, "other").unwrap().is_none());
-
-        let whole = fs::read(&last).unwrap();
-        fs::write(&last, &whole[..whole.len() - 1]).unwrap();
-        let (checkpoint, note) = Checkpoint::open_last_good(path).unwrap();
-        assert_eq!(checkpoint.progress().steps, 3);
-        let note = note.unwrap();
-        assert!(note.contains("is corrupt") && note.contains("after step 3"), "{note}");
-        let digest = checkpoint.digest().to_owned();
-        let same = Checkpoint::open_with_digest(path, &digest).unwrap().unwrap();
-        assert_eq!(same.progress().steps, 3);
-        let refused = Checkpoint::open(path).unwrap_err();
-        assert!(refused.contains("is corrupt") && refused.contains("--resume auto"), "{refused}");
-
-        fs::remove_file(path.join("checkpoint.previous.safetensors")).unwrap();
-        let refused = Checkpoint::open_last_good(path).unwrap_err();
-        assert!(refused.contains("is corrupt") && !refused.contains("--resume"), "{refused}");
-        Checkpoint::open_with_digest(path, "any").unwrap_err();
+        for name in ["latest.partial", ".run-0123", "latest"] {
+            fs::write(path.join(name), b"half of").unwrap();
+        }
+        Folder::take(path, Disk::default(), "a run").unwrap();
+        let mut names: Vec<_> =
+            fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        let kept =
+            [".step-by-step", "checkpoint.lock", "latest", "other.partial", "step-000000004"];
+        assert_eq!(names, kept);
     }
 
     #[test]
-    fn a_fault_at_any_operation_of_a_save_loses_no_checkpoint() {
-        let (storage, optimizer) = model();
-        let num_operations = at_each_operation(|disk, _| {
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path();
-            let save = |disk: Disk, steps| {
-                let saves = Folder::take(path, disk, "a run")?;
-                saves.save(&[], &storage, &optimizer, &after(steps))
-            };
-            save(Disk::default(), 1).unwrap();
-            save(Disk::default(), 2).unwrap();
-            let outcome = save(disk.clone(), 3);
-            let found = Checkpoint::open_last_good(path).unwrap().0.progress().steps;
-            // The last operations come after the new file has its name.
-            assert!(found == 2 || found == 3, "step {found}");
-            match outcome {
-                Ok(()) => assert_eq!(found, 3),
-                Err(error) => {
-                    let text = error.to_string();
-                    assert!(text.contains(&path.display().to_string()), "{text}");
-                    assert!(text.contains("no space left"), "{text}");
-                }
-            }
-            // The next run goes on as if nothing had happened.
-            save(Disk::default(), 4).unwrap();
-            assert_eq!(Checkpoint::open(path).unwrap().progress().steps, 4);
-        });
-        assert!(num_operations > 10, "{num_operations} operations");
+    fn ranks_know_whether_they_see_the_folder() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let own = Folder::take(folders[0].path(), Disk::default(), "a run").unwrap();
+        own.show("0123").unwrap();
+        assert!(Folder::is_seen(folders[0].path(), "0123"));
+        assert!(!Folder::is_seen(folders[0].path(), "4567"));
+        assert!(!Folder::is_seen(folders[1].path(), "0123"));
+        own.hide("0123").unwrap();
+        assert!(!Folder::is_seen(folders[0].path(), "0123"));
     }
 }

@@ -1,19 +1,42 @@
-//! Checkpoints: everything that a run needs to continue as if it had never stopped, except the state that
-//! a lossy strategy keeps for itself. A run that saves with such a strategy prints a warning.
+//! Checkpoints: everything that a run needs to continue as if it had never stopped.
 //!
-//! A checkpoint is one file, `checkpoint.safetensors`, in a folder that the user chooses. Its tensors are
-//! parameters, running statistics and optimizer state. Its metadata say where the run stands, and the
-//! settings that a continuation needs. The file is replaced in one atomic step, and the one before it is kept
-//! as `checkpoint.previous.safetensors`, so there is always a complete one. A run holds a lock on the folder.
+//! A checkpoint is a folder, `step-000000123`, in a folder that the user chooses. Each rank writes one file of shards, and
+//! rank 0 writes `index.json`, which says what they mean. The index has logical tensors without padding, so a checkpoint
+//! can be read by any number of ranks, whatever each of them holds.
 //!
-//! This module knows neither ranks nor how a run is configured: it gets the settings that have to be the
-//! same as a list.
+//! - [`index`]: which tensors there are, where their elements lie, and the digests of the files
+//! - [`pieces`]: which elements a rank writes
+//! - [`snapshot`], [`writer`], [`saver`]: copied at once, written in the background, completed by rank 0
+//! - [`steps`], [`folder`]: the checkpoints in a folder, and the run to which the folder belongs
+//! - [`reader`], [`opened`]: any range of any tensor, compared with the digests, put into place
+//! - [`verify`], [`export`], [`command`]: `paceline checkpoint`
+//!
+//! This module knows neither how ranks talk to each other nor how a run is configured: it gets the settings that have to
+//! be the same as a list.
 
-mod file;
+pub mod command;
+pub mod index;
+pub mod pieces;
+pub mod reader;
+
+mod export;
 mod folder;
+mod opened;
+mod saver;
 mod setting;
+mod snapshot;
+mod steps;
+mod verify;
+mod writer;
 
-pub(crate) use file::metadata;
-pub use file::{Checkpoint, is_in};
+#[cfg(test)]
+mod tests;
+
 pub use folder::Folder;
+pub use opened::{Checkpoint, Place, find, head};
+pub use saver::{SaveSettings, Saver};
 pub use setting::Setting;
+pub use snapshot::MIN_BUDGET_BYTES;
+pub use steps::is_in;
+
+pub(crate) use snapshot::entries;

@@ -13,6 +13,8 @@ pub struct Setting {
     pub otherwise: &'static str,
     /// What the user can do about another value, for the error message.
     pub fix: String,
+    /// Whether a run with another value can go on, with a warning.
+    pub may_differ: bool,
 }
 
 impl Setting {
@@ -24,10 +26,16 @@ impl Setting {
             value: value.to_string(),
             otherwise,
             fix: format!("pass the same {flag}"),
+            may_differ: false,
         }
     }
 
-    /// Why a checkpoint that was written with `theirs` cannot be continued.
+    /// The same, but a run with another value goes on with a warning.
+    pub fn that_may_differ(self) -> Self {
+        Self { may_differ: true, ..self }
+    }
+
+    /// Why a checkpoint that was written with `theirs` cannot be continued, or not as if the run had never stopped.
     pub(super) fn refusal(&self, theirs: Option<&str>) -> String {
         let Setting { name, value, otherwise, fix, .. } = self;
         let theirs = theirs.unwrap_or("nothing");

@@ -4,6 +4,7 @@
 pub mod analyze;
 pub mod bench;
 pub mod check;
+pub mod checkpoint;
 pub mod evaluate;
 pub mod launch;
 pub mod links;
@@ -23,6 +24,7 @@ use crate::sweep::presets::predict::PredictArgs;
 
 use analyze::{AnalyzeArgs, CompareRunsArgs};
 use check::CheckArgs;
+use checkpoint::CheckpointCommand;
 use evaluate::EvaluateArgs;
 use launch::LaunchArgs;
 use links::LinksArgs;
@@ -62,6 +64,9 @@ pub enum Command {
     Train(TrainCommand),
     /// Evaluate a checkpoint on the test set
     Evaluate(Box<EvaluateArgs>),
+    /// Show, verify or export what --save has written
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// Start N copies of any program as the ranks of a run
     Launch(LaunchArgs),
     /// Measure how fast the ranks exchange data, and how training scales

@@ -11,7 +11,7 @@ use crate::run::spec::RunSpec;
 
 /// Flags that commands with [`TrainFlags`] do not pass on: the commands set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 16] = [
+const NOT_PASSED_ON: [&str; 19] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -21,6 +21,9 @@ const NOT_PASSED_ON: [&str; 16] = [
     "quiet",
     "save",
     "save-every",
+    "save-keep",
+    "save-budget-mb",
+    "save-sync",
     "tensorboard",
     "resume",
     "evaluate",

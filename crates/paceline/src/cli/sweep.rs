@@ -16,12 +16,15 @@ Examples:
 ";
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 11] = [
+pub const NOT_SWEPT: [(&str, &str); 14] = [
     ("config", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
     ("quiet", "the runs of a sweep print nothing"),
     ("save", "runs of several rounds would write the same checkpoint"),
     ("save-every", "runs of several rounds would write the same checkpoint"),
+    ("save-keep", "runs of several rounds would write the same checkpoint"),
+    ("save-budget-mb", "runs of several rounds would write the same checkpoint"),
+    ("save-sync", "runs of several rounds would write the same checkpoint"),
     ("resume", "runs of several rounds would not begin alike"),
     ("ddp-choice", "vary strategy"),
     ("shard-choice", "vary strategy"),

@@ -37,7 +37,7 @@ impl Disk {
             is_cut: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
         };
-        Self { faults: Some(Arc::new(faults)) }
+        Self { faults: Some(Arc::new(faults)), ..Self::default() }
     }
 
     /// Whether the fault has happened.

@@ -62,11 +62,11 @@ pub enum Event<'a> {
         /// Its time, evaluations included.
         took: Duration,
     },
-    /// A checkpoint has been saved.
+    /// What a checkpoint consists of has been copied, and is being written. The last checkpoint of a run is complete.
     Saved {
         /// Optimizer steps before it.
         steps: u64,
-        /// The time that all ranks spent on it.
+        /// The time for which training has waited.
         took: Duration,
     },
     /// The last step is done. The group has all ranks.

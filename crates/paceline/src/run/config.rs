@@ -81,6 +81,12 @@ pub struct TrainConfig {
     pub save: Option<PathBuf>,
     /// Optimizer steps between two checkpoints, if they are not written after every epoch.
     pub save_every: Option<u64>,
+    /// How many checkpoints stay.
+    pub save_keep: usize,
+    /// Memory of each rank for the copy from which a checkpoint is written, if it is limited.
+    pub save_budget_bytes: Option<usize>,
+    /// Whether training waits until a checkpoint is complete.
+    pub save_sync: bool,
     /// The checkpoint to continue from.
     pub resume: Option<Resume>,
     /// Whether to write scalars for TensorBoard.

@@ -5,7 +5,7 @@
 //! becomes a configuration ([`config`]).
 //!
 //! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
-//! ([`step`]), evaluates ([`evaluation`]) and saves. The position of a run is a value of its own
+//! ([`step`]), evaluates ([`evaluation`]) and saves ([`saving`]). The position of a run is a value of its own
 //! ([`progress`]). Checkpoints have it, too, so that a run can continue where another one stopped
 //! ([`resume`]). A signal ends a run after a step ([`stop`]). The files that a run writes go to its [`folder`].
 //!
@@ -24,6 +24,7 @@ pub mod ranks;
 pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;
+pub mod saving;
 pub mod schedule;
 pub mod shards;
 pub mod shortage;

@@ -14,7 +14,7 @@ use super::schedule::Schedule;
 use super::spec::RunSpec;
 use super::strategy::{self, StrategyConfig};
 use super::{resume, shards, shortage};
-use crate::checkpoint::Folder;
+use crate::checkpoint::{Folder, MIN_BUDGET_BYTES};
 use crate::choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use crate::choices::models::{MODELS, ModelConfig};
 use crate::choices::optimizers::{OPTIMIZERS, OptimizerSettings};
@@ -86,7 +86,7 @@ pub fn resolve_unchecked(
             strategy.words()
         ));
     }
-    check_drift(&flags, &strategy, &optimizer, &mut warnings)?;
+    check_drift(&flags, &strategy, &mut warnings)?;
     let schedule = Schedule::resolve(&flags, optimizer.lr())?;
     let global_batch_size = resolve_batch(&flags, world_size, model.defaults().batch_size)?;
     if flags.epochs == Some(0) || flags.steps == Some(0) || flags.steps_per_epoch == Some(0) {
@@ -94,6 +94,13 @@ pub fn resolve_unchecked(
     }
     if flags.save_every == Some(0) {
         return usage("--save-every 0: pass the number of optimizer steps between two".into());
+    }
+    if flags.save_keep == 0 {
+        return usage("--save-keep 0: pass the number of checkpoints to keep, at least 1".into());
+    }
+    let least_mb = MIN_BUDGET_BYTES >> 20;
+    if let Some(mb) = flags.save_budget_mb.filter(|mb| *mb < least_mb) {
+        return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
     }
     if flags.eval_every == Some(0) {
         return usage("--eval-every 0: pass the number of optimizer steps between two".into());
@@ -187,6 +194,9 @@ pub fn resolve_unchecked(
         profile: None,
         save: flags.save.clone(),
         save_every: flags.save_every,
+        save_keep: flags.save_keep,
+        save_budget_bytes: flags.save_budget_mb.map(|mb| mb.saturating_mul(1 << 20)),
+        save_sync: flags.save_sync,
         resume: Resume::resolve(&flags)?,
         tensorboard: flags.tensorboard,
         json: flags.json.clone(),
@@ -281,7 +291,6 @@ fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) ->
 fn check_drift(
     flags: &RunFlags,
     strategy: &StrategyConfig,
-    optimizer: &OptimizerSettings,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     let outputs = [
@@ -320,7 +329,7 @@ fn check_drift(
         }
         _ => {}
     }
-    let lost = strategy.settings().not_in_checkpoint(optimizer.has_state());
+    let lost = strategy.settings().not_in_checkpoint();
     if let (Some(lost), Some(_)) = (lost, &flags.save) {
         warnings.push(format!(
             "--save: {lost} are no part of a checkpoint, so a run that is resumed ends with other weights \

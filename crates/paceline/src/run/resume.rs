@@ -4,57 +4,164 @@
 //! This file knows what the flags ask for, and which settings a continuation must share. [`checkpoint`]
 //! knows what a checkpoint is.
 
+use std::path::PathBuf;
+
 use paceline_collectives::Group;
-use paceline_model::{Layout, Model, Optimizer, Storage};
-use paceline_strategies::{AccumulationOrder, Replica};
+use paceline_model::{Layout, Model, Optimizer};
+use paceline_strategies::{AccumulationOrder, Replica, Strategy};
+use serde::{Deserialize, Serialize};
 
 use super::named::Course;
-use crate::checkpoint::{self, Checkpoint, Folder, Setting};
+use crate::checkpoint::pieces::Ranges;
+use crate::checkpoint::{self, Checkpoint, Place, Setting};
 use crate::choices::data::DataConfig;
 use crate::run::config::TrainConfig;
 use crate::run::origin::Resume;
 use crate::run::progress::Progress;
-use crate::{Failure, Result};
+use crate::{Failure, Result, streams};
 
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
 /// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
-pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Option<String>> {
-    match &config.resume {
-        Some(resume) if is_given(resume) => Ok(open(resume, config, &model.layout, num_samples)?.1),
-        _ => Ok(None),
-    }
+pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Vec<String>> {
+    let Some(resume) = config.resume.as_ref().filter(|resume| is_given(resume)) else {
+        return Ok(Vec::new());
+    };
+    let found = find(resume)?;
+    let Opened { checkpoint, mut notes, .. } =
+        open(resume, &found, config, &model.layout, num_samples)?;
+    notes.extend(checkpoint.dropped(config.world_size, config.strategy.kind()));
+    Ok(notes.iter().map(|note| format!("{}: {note}", resume.flag())).collect())
 }
 
-/// Restores parameters and optimizer, and returns the progress at which the run begins. All ranks call
-/// this together.
+/// Restores what this rank holds of parameters, and its optimizer, and returns the progress at which the run begins. All
+/// ranks call this together.
 ///
 /// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a
-/// checkpoint and tells the others its digest. A rank that finds another checkpoint fails.
+/// checkpoint and tells the others its name and its digest. A rank that finds another checkpoint fails. Each rank reads
+/// its own part. If a part is damaged, all ranks learn of it, and with `--resume auto` they go on from an earlier checkpoint.
 pub fn begin(
     config: &TrainConfig,
     replica: &Replica,
+    strategy: &dyn Strategy,
     optimizer: &mut Optimizer,
     num_samples: usize,
 ) -> Result<Progress> {
     let Some(resume) = &config.resume else { return Ok(Progress::default()) };
-    let Replica { group, model, storage, .. } = replica;
+    let Replica { group, model, .. } = replica;
     let is_first = group.rank() == 0;
-    let first = match is_first && is_given(resume) {
-        true => Some(open(resume, config, &model.layout, num_samples)?.0),
-        false => None,
-    };
-    let found = first.as_ref().map(|checkpoint| checkpoint.digest().to_owned());
-    let Some(digest) = group.broadcast_object(Some(&found), 0)? else {
-        return Ok(Progress::default());
-    };
-    let checkpoint = match first {
-        Some(checkpoint) => checkpoint,
-        None => Checkpoint::open_with_digest(resume.folder(), &digest)
-            .map_err(|reason| Failure::Usage(format!("{}: {reason}", resume.flag())))?
-            .ok_or_else(|| another(group, &resume.flag()))?,
-    };
-    checkpoint.restore(storage, optimizer)?;
-    Ok(checkpoint.progress())
+    let mut left = if is_first && is_given(resume) { find(resume)? } else { Vec::new() };
+    loop {
+        let first = match left.is_empty() {
+            true => None,
+            false => Some(open(resume, &left, config, &model.layout, num_samples)?),
+        };
+        let found = first.as_ref().map(|first| {
+            let is_whole_folder = first.checkpoint.path() == resume.folder();
+            let name = (!is_whole_folder).then(|| first.checkpoint.name());
+            (name, first.checkpoint.digest())
+        });
+        let Some((name, digest)) = group.broadcast_object(Some(&found), 0)? else {
+            return Ok(Progress::default());
+        };
+        let place = first.as_ref().map_or(0, |first| first.place);
+        let opened = match first {
+            Some(first) => Ok(first.checkpoint),
+            None => open_same(group, resume, name.as_deref(), &digest),
+        };
+        let restored = opened.map(|checkpoint| {
+            (restore(config, replica, strategy, optimizer, &checkpoint), checkpoint)
+        });
+        let outcome = match &restored {
+            Ok((Ok(()), _)) => Outcome::Good,
+            Ok((Err(failure), _)) => Outcome::Damaged(failure.to_string()),
+            Err(_) => Outcome::Failed,
+        };
+        let outcomes = group.all_gather_object(&outcome)?;
+        let (_, checkpoint) = restored?;
+        let Some((rank, problem)) = first_problem(&outcomes) else {
+            return Ok(checkpoint.progress());
+        };
+        let Some(problem) = problem else {
+            return Err(Failure::Consequence(format!(
+                "rank {rank} cannot go on from the checkpoint"
+            )));
+        };
+        left.drain(..(place + 1).min(left.len()));
+        let before: Option<String> = group.broadcast_object(
+            Some(
+                &Checkpoint::open_last_good(&left)
+                    .ok()
+                    .map(|(_, before, _)| before.instead_of(problem)),
+            ),
+            0,
+        )?;
+        let is_auto = matches!(resume, Resume::IfThere(_));
+        match (before, is_first) {
+            (Some(note), true) if is_auto => {
+                streams::stderr().line(&format!("warning: {}: {note}", resume.flag()));
+            }
+            (Some(_), false) if is_auto => {}
+            (_, true) => return Err(Failure::Run(format!("{}: {problem}", resume.flag()))),
+            (_, false) => {
+                let problem = format!("rank {rank} cannot read its part of the checkpoint");
+                return Err(Failure::Consequence(problem));
+            }
+        }
+    }
+}
+
+/// How a rank has restored its part of a checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+enum Outcome {
+    Good,
+    /// What the rank needs is damaged, or cannot be read.
+    Damaged(String),
+    /// The rank fails for another reason, which it reports itself.
+    Failed,
+}
+
+/// The first rank that could not restore its part, and why if it is damaged. A rank that fails anyway comes first.
+fn first_problem(outcomes: &[Outcome]) -> Option<(usize, Option<&str>)> {
+    let failed = outcomes.iter().position(|outcome| matches!(outcome, Outcome::Failed));
+    let damaged = outcomes.iter().enumerate().find_map(|(rank, outcome)| match outcome {
+        Outcome::Damaged(problem) => Some((rank, Some(&problem[..]))),
+        _ => None,
+    });
+    failed.map(|rank| (rank, None)).or(damaged)
+}
+
+/// Copies into place what this rank holds.
+fn restore(
+    config: &TrainConfig,
+    replica: &Replica,
+    strategy: &dyn Strategy,
+    optimizer: &mut Optimizer,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    let Replica { group, storage, .. } = replica;
+    let (rank, world_size) = (group.rank(), group.world_size());
+    let place = Place { rank, world_size, strategy: config.strategy.kind() };
+    // A rank may hold values that other ranks own.
+    let values = storage.values().ranges().to_vec();
+    let held = Ranges { values, ..Ranges::from(&replica.owned) };
+    checkpoint.restore(place, &held, storage, optimizer, strategy.state())
+}
+
+/// Opens the checkpoint that rank 0 has found.
+fn open_same(
+    group: &Group,
+    resume: &Resume,
+    name: Option<&str>,
+    digest: &str,
+) -> Result<Checkpoint> {
+    let folder = resume.folder();
+    let path = name.map_or_else(|| folder.to_owned(), |name| folder.join(name));
+    let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+    let checkpoint = Checkpoint::open_at(&path).map_err(refuse)?;
+    if checkpoint.digest() == digest {
+        return Ok(checkpoint);
+    }
+    Err(another(group, &resume.flag()))
 }
 
 /// Fails unless all ranks have found the checkpoint with this digest. `flag` is for the error message.
@@ -86,22 +193,38 @@ fn is_given(resume: &Resume) -> bool {
     }
 }
 
-/// Opens a checkpoint, and checks that it is complete and belongs to this run. Returns it with what the user has to
-/// know about it.
+/// The checkpoints from which the flags ask to continue, the one to go on from first.
+fn find(resume: &Resume) -> Result<Vec<PathBuf>> {
+    let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+    checkpoint::find(resume.folder()).map_err(refuse)
+}
+
+/// A checkpoint of this run.
+struct Opened {
+    checkpoint: Checkpoint,
+    /// Its place among those that were found.
+    place: usize,
+    /// What the user has to know: why it is not the first one, and which settings differ.
+    notes: Vec<String>,
+}
+
+/// Opens the first checkpoint that can be opened, or only the first one if the flags name it, and checks that it belongs
+/// to this run.
 fn open(
     resume: &Resume,
+    found: &[PathBuf],
     config: &TrainConfig,
     layout: &Layout,
     num_samples: usize,
-) -> Result<(Checkpoint, Option<String>)> {
+) -> Result<Opened> {
     let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
-    let opened = match resume {
-        Resume::From(folder) => Checkpoint::open(folder).map(|checkpoint| (checkpoint, None)),
-        Resume::IfThere(folder) => Checkpoint::open_last_good(folder),
+    let (place, checkpoint, note) = match resume {
+        Resume::From(folder) => (0, Checkpoint::open(folder).map_err(refuse)?, None),
+        Resume::IfThere(_) => Checkpoint::open_last_good(found).map_err(refuse)?,
     };
-    let (checkpoint, note) = opened.map_err(refuse)?;
     let settings = settings(config, num_samples);
-    checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
+    let differs =
+        checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
     let Progress { position, steps, .. } = checkpoint.progress();
     // With --resume auto, one command may start a run again and again, so it is not an error if the run
     // is complete.
@@ -117,15 +240,17 @@ fn open(
             ),
         }));
     }
-    Ok((checkpoint, note.map(|note| format!("{}: {note}", resume.flag()))))
+    let notes = note.into_iter().chain(differs).collect();
+    Ok(Opened { checkpoint, place, notes })
 }
 
 /// The settings that must be the same for a run, with `num_samples` training samples, to continue as if
 /// it had never stopped.
-fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
+pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let order = "the samples would come in another order";
     let course = "the learning rate would take another course";
     let sync = "the gradients would be other ones";
+    let other = "it goes on, but ends with other weights than a run that was not interrupted";
     let TrainConfig { model, data, strategy, schedule, .. } = config;
     let data = identity_of_data(data, config.seed).into_iter();
     let mut settings: Vec<Setting> =
@@ -157,9 +282,10 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             value: format!("{num_samples} training samples"),
             otherwise: order,
             fix: "pass a --data-dir with the same files".into(),
+            may_differ: false,
         },
         Setting::of_flag("--accumulate", accumulation, sync),
-        Setting::of_flag("--strategy", strategy.kind(), sync),
+        Setting::of_flag("--strategy", strategy.kind(), other).that_may_differ(),
         Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),
         Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
@@ -168,16 +294,4 @@ fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
     ]);
     settings
-}
-
-/// Writes the checkpoint of a run that stands at `progress`, with so many training samples.
-pub fn save(
-    folder: &Folder,
-    config: &TrainConfig,
-    num_samples: usize,
-    storage: &Storage,
-    optimizer: &Optimizer,
-    progress: &Progress,
-) -> Result<()> {
-    folder.save(&settings(config, num_samples), storage, optimizer, progress)
 }

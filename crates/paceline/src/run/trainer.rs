@@ -31,6 +31,7 @@ use crate::run::evaluation;
 use crate::run::open_data::OpenData;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::run::resume;
+use crate::run::saving::Saving;
 use crate::run::step::{StepOutcome, Stepper};
 use crate::run::stop::StopRequest;
 use crate::text::placement_line;
@@ -62,7 +63,7 @@ pub fn run_rank(
     Host { disk, allocator, stop }: Host,
 ) -> Result<()> {
     let begin = Instant::now();
-    let saves = match &config.save {
+    let own = match &config.save {
         Some(path) if world.rank() == 0 => {
             Some(Folder::take(path, disk.clone(), &this_run(folder))?)
         }
@@ -72,6 +73,10 @@ pub fn run_rank(
     let placements = world.gather_object(&placement_line(world.rank(), local_rank), 0)?;
     let placements = placements.unwrap_or_default();
     listeners.tell(Event::Placed { group: &world, placements: &placements })?;
+    let saving = match &config.save {
+        Some(path) => Some(Saving::new(config, path, own, &disk, &world)?),
+        None => None,
+    };
     let mesh = Mesh::new(world, &config.mesh)?;
 
     let compute = Compute::new(config.threads, allocator.clone())?;
@@ -96,7 +101,7 @@ pub fn run_rank(
     let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let num_samples = dataset.len();
-    let progress = resume::begin(config, &replica, &mut optimizer, num_samples)?;
+    let progress = resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
     let track = SpanTrack::with_capacity(TRACK_CAPACITY);
@@ -115,7 +120,7 @@ pub fn run_rank(
         predicted,
         listeners,
         test,
-        saves,
+        saving,
         stop,
     };
     let trained = trainer.train(stream, progress)?;
@@ -173,8 +178,8 @@ struct Trainer<'a> {
     listeners: Listeners<'a>,
     /// The test set, if the run evaluates.
     test: Option<Arc<dyn Dataset>>,
-    /// On rank 0: where checkpoints go, if the run saves.
-    saves: Option<Folder>,
+    /// Writes this rank's part of checkpoints, if the run saves.
+    saving: Option<Saving>,
     stop: StopRequest,
 }
 
@@ -253,8 +258,9 @@ impl Trainer<'_> {
                 let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
                 if is_due && ended.is_none() && progress.steps < total_steps && !is_stopped {
                     self.stepper.sync_replicas()?;
-                    self.save(&progress)?;
+                    self.save(&progress, false)?;
                 }
+                self.saving.as_mut().map_or(Ok(()), Saving::look)?;
             }
             self.stepper.sync_replicas()?;
             let sums = ended.unwrap_or(progress.epoch);
@@ -262,8 +268,9 @@ impl Trainer<'_> {
             self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
             last = Some((epoch, sums));
             let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
-            if is_due || progress.steps == total_steps || is_stopped {
-                self.save(&progress)?;
+            let is_last = progress.steps == total_steps || is_stopped;
+            if is_due || is_last {
+                self.save(&progress, is_last)?;
             }
         }
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
@@ -304,20 +311,15 @@ impl Trainer<'_> {
         self.config.eval_every.is_some_and(|every| steps.is_multiple_of(every))
     }
 
-    /// Writes a checkpoint, if the run saves. The replicas must be equal.
-    fn save(&mut self, progress: &Progress) -> Result<()> {
-        if self.config.save.is_none() {
-            return Ok(());
-        }
+    /// Begins to write a checkpoint, if the run saves. The last one is complete when this returns. The replicas must be
+    /// equal.
+    fn save(&mut self, progress: &Progress, is_last: bool) -> Result<()> {
+        let Some(saving) = &mut self.saving else { return Ok(()) };
         let begin = Instant::now();
         self.stepper.check_finite(progress.steps)?;
-        let Stepper { replica, optimizer, .. } = &self.stepper;
-        if let Some(folder) = &self.saves {
-            let (config, storage) = (self.config, &replica.storage);
-            resume::save(folder, config, self.num_samples, storage, optimizer, progress)?;
-        }
-        // No rank continues, and perhaps dies, before the checkpoint is complete.
-        self.stepper.replica.group.barrier()?;
+        let (config, num_samples) = (self.config, self.num_samples);
+        let waits = is_last || config.save_sync;
+        saving.save(config, num_samples, &self.stepper, progress, waits)?;
         self.listeners.tell(Event::Saved { steps: progress.steps, took: begin.elapsed() })
     }
 

@@ -137,6 +137,17 @@ impl Sandbox {
         });
     }
 
+    /// The folder of the latest checkpoint in `saved`.
+    pub fn checkpoint(&self) -> PathBuf {
+        let latest = fs::read_to_string(self.path("saved/latest")).unwrap();
+        self.path("saved").join(latest.trim())
+    }
+
+    /// The index of the latest checkpoint in `saved`, which has the digests of all its files.
+    pub fn checkpoint_index(&self) -> Vec<u8> {
+        fs::read(self.checkpoint().join("index.json")).unwrap()
+    }
+
     /// The only run folder.
     pub fn run_folder(&self) -> PathBuf {
         let folders: Vec<_> =

@@ -62,8 +62,8 @@ impl StrategySettings for Flags {
         if self.local_sgd_as_published { Models::Different } else { Models::EqualAfterAverage }
     }
 
-    fn not_in_checkpoint(&self, optimizer_has_state: bool) -> Option<&'static str> {
-        optimizer_has_state.then_some("the other ranks' optimizers")
+    fn not_in_checkpoint(&self) -> Option<&'static str> {
+        self.local_sgd_as_published.then_some("the other ranks' models")
     }
 
     fn advice(&self) -> Advice {

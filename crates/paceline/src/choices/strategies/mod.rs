@@ -146,9 +146,9 @@ pub trait StrategySettings: Debug + Send + Sync {
     }
 
     /// The state that a checkpoint lacks, so that a resumed run ends with other weights than an
-    /// uninterrupted one; `None` if it lacks nothing. The answer may depend on whether the optimizer has
-    /// state.
-    fn not_in_checkpoint(&self, _optimizer_has_state: bool) -> Option<&'static str> {
+    /// uninterrupted one; `None` if it lacks nothing. The optimizers of all ranks and the strategy's own tensors
+    /// (`Strategy::state`) are in it.
+    fn not_in_checkpoint(&self) -> Option<&'static str> {
         None
     }
 

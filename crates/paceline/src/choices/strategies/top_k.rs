@@ -75,10 +75,6 @@ impl StrategySettings for Settings {
         Some(self.ddp.caps())
     }
 
-    fn not_in_checkpoint(&self, _: bool) -> Option<&'static str> {
-        Some("the gradients that the ranks have not sent yet")
-    }
-
     fn advice(&self) -> Advice {
         Advice::CompareWithDdp
     }

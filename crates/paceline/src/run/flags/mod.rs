@@ -153,6 +153,16 @@ pub struct RunFlags {
     /// Write the checkpoint after every N optimizer steps instead of after every epoch
     #[arg(long, value_name = "N", requires = "save", help_heading = "Output")]
     pub save_every: Option<u64>,
+    /// Keep the last N checkpoints
+    #[arg(long, value_name = "N", requires = "save", default_value_t = 2, help_heading = "Output")]
+    pub save_keep: usize,
+    /// Memory of each rank for the copy from which a checkpoint is written, in MB of 2^20 bytes; if the copy does not
+    /// fit, training waits while the rest is written [default: as much as the copy takes]
+    #[arg(long, value_name = "MB", requires = "save", help_heading = "Output")]
+    pub save_budget_mb: Option<usize>,
+    /// Go on training only when a checkpoint is complete, and not while it is written
+    #[arg(long, requires = "save", help_heading = "Output")]
+    pub save_sync: bool,
     /// Continue from the checkpoint in this folder; with auto, from the one in the folder of --save, if
     /// there is one yet
     #[arg(long, value_name = "DIR|auto", help_heading = "Output")]

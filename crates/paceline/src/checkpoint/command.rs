@@ -1,0 +1,155 @@
+//! `paceline checkpoint`: shows, verifies and exports checkpoints.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+
+use paceline_analysis::table::{aligned, grouped};
+
+use super::opened::{Checkpoint, find};
+use super::reader::Reader;
+use super::verify::verify;
+use super::{export::export, steps};
+use crate::cli::checkpoint::{CheckpointCommand, ExportArgs};
+use crate::disk::Disk;
+use crate::outputs::{check_file, write_whole};
+use crate::text::{plural, say, thousands};
+use crate::{Failure, Result};
+
+/// Runs `paceline checkpoint`. Returns the exit code.
+pub fn checkpoint(command: &CheckpointCommand) -> Result<u8> {
+    match command {
+        CheckpointCommand::Show(args) => {
+            say(&shown(&Checkpoint::open(&args.folder).map_err(Failure::Usage)?, &args.folder));
+            Ok(0)
+        }
+        CheckpointCommand::Verify(args) => verify_all(&args.folder),
+        CheckpointCommand::Export(args) => export_to(args),
+    }
+}
+
+/// A checkpoint in words: where it stands, its tensors and the settings of its run.
+fn shown(checkpoint: &Checkpoint, folder: &Path) -> String {
+    let index = checkpoint.index();
+    let progress = checkpoint.progress();
+    let num_bytes: u64 = index.files.iter().map(|file| file.num_bytes).sum();
+    let others: Vec<String> = steps::all(folder)
+        .into_iter()
+        .map(steps::name)
+        .filter(|n| *n != checkpoint.name())
+        .collect();
+    let mut facts = vec![
+        ("Checkpoint", checkpoint.path().display().to_string()),
+        ("Step", thousands(progress.steps)),
+        (
+            "Epoch",
+            format!(
+                "{} complete, and {} of the next",
+                thousands(progress.position.epoch),
+                plural(progress.position.batch, "batch").replace("batchs", "batches")
+            ),
+        ),
+        ("Samples", thousands(progress.samples)),
+        ("Written by", plural(index.world_size, "rank")),
+        ("Strategy", index.strategy.clone()),
+        ("Size", megabytes(num_bytes)),
+        ("Digest", format!("sha256 {}", checkpoint.digest())),
+    ];
+    if !others.is_empty() {
+        facts.push(("Also there", others.join(", ")));
+    }
+    let mut text = String::new();
+    for (name, value) in facts {
+        let _ = writeln!(text, "{name:<12}{value}");
+    }
+    let files: Vec<[String; 3]> = index
+        .files
+        .iter()
+        .enumerate()
+        .map(|(rank, file)| [file.name.clone(), rank.to_string(), megabytes(file.num_bytes)])
+        .collect();
+    let tensors: Vec<[String; 5]> = index
+        .tensors
+        .iter()
+        .map(|(name, tensor)| {
+            let mut ranks: Vec<usize> = tensor.pieces.iter().map(|piece| piece.file).collect();
+            ranks.sort_unstable();
+            ranks.dedup();
+            let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+            [
+                name.clone(),
+                tensor.dtype.clone(),
+                format!("{:?}", tensor.shape),
+                ranks.join(" "),
+                thousands(tensor.num_elems() as u64),
+            ]
+        })
+        .collect();
+    let settings: Vec<[String; 2]> =
+        index.run.iter().map(|(key, value)| [key.clone(), value.clone()]).collect();
+    let _ = write!(
+        text,
+        "\n{}\n\n{}\n\n{}",
+        aligned(&["File", "Rank", "Size"], &files, |at| at < 1),
+        aligned(&["Tensor", "Type", "Shape", "Ranks", "Elements"], &tensors, |at| at < 4),
+        aligned(&["Setting", "Value"], &settings, |_| true),
+    );
+    text
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{} MB", grouped(bytes as f64 / 1e6, 2))
+}
+
+/// Verifies every checkpoint in the folder.
+fn verify_all(folder: &Path) -> Result<u8> {
+    let found = find(folder).map_err(Failure::Usage)?;
+    let mut num_problems = 0;
+    for path in &found {
+        let verified = verify(path);
+        num_problems += verified.problems.len();
+        match verified.problems.is_empty() {
+            true => say(&format!(
+                "{}: all of {} in {} match their digests",
+                path.display(),
+                megabytes(verified.num_bytes),
+                plural(verified.num_files, "file")
+            )),
+            false => verified.problems.iter().for_each(|problem| say(problem)),
+        }
+    }
+    if num_problems == 0 {
+        return Ok(0);
+    }
+    Err(Failure::Run(format!(
+        "{} in {}: {}",
+        plural(num_problems, "problem"),
+        folder.display(),
+        plural(found.len(), "checkpoint") + " verified"
+    )))
+}
+
+fn export_to(args: &ExportArgs) -> Result<u8> {
+    let ExportArgs { folder, to, optimizer, force } = args;
+    check_file("--to", to)?;
+    if to.exists() && !force {
+        return Err(Failure::Usage(format!(
+            "--to {} is there already; pass --force to replace it, or name another file",
+            to.display()
+        )));
+    }
+    let checkpoint = Checkpoint::open(folder).map_err(Failure::Usage)?;
+    let reader = Reader::open(checkpoint.path()).map_err(Failure::Usage)?;
+    let written = write_whole(&Disk::default(), to, |out| export(&reader, *optimizer, out));
+    let (num_tensors, num_bytes) = written.map_err(|error: io::Error| {
+        Failure::io(format!("cannot export to {}", to.display()), error)
+    })?;
+    say(&format!(
+        "{}: {} of {}, {}",
+        to.display(),
+        plural(num_tensors, "tensor"),
+        checkpoint.path().display(),
+        megabytes(num_bytes)
+    ));
+    Ok(0)
+}

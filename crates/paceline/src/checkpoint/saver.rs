@@ -1,0 +1,182 @@
+//! Saves checkpoints of one rank while it trains.
+//!
+//! A save copies what this rank writes, and hands the copy to a thread that writes it. One save at a time: before the
+//! next one begins, and before the run ends, all ranks wait for the one before. This file does not know what a rank
+//! writes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use paceline_memory::Allocator;
+
+use super::index::Index;
+use super::pieces::Piece;
+use super::writer::{self, Completion, Job, Status};
+use super::{snapshot, steps};
+use crate::disk::Disk;
+use crate::{Failure, Result};
+
+/// How long rank 0 waits for the parts of the other ranks, after it has written its own.
+const LIMIT: Duration = Duration::from_secs(600);
+/// How long it goes on waiting when the run has ended early: for ranks that were about to write their parts.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How a run saves.
+#[derive(Clone, Debug)]
+pub struct SaveSettings {
+    /// How many checkpoints stay.
+    pub keep: usize,
+    /// The memory for a copy, in bytes. `None` takes as much as the copy needs.
+    pub budget_bytes: Option<usize>,
+}
+
+/// Writes one rank's parts of checkpoints.
+#[derive(Debug)]
+pub struct Saver {
+    disk: Disk,
+    folder: PathBuf,
+    settings: SaveSettings,
+    /// Tells this run's folders from those that another run has left.
+    id: String,
+    rank: usize,
+    world_size: usize,
+    /// How long rank 0 waits for the other parts.
+    limit: Duration,
+    save: Option<Running>,
+}
+
+/// A save that has begun.
+#[derive(Debug)]
+struct Running {
+    status: Arc<Status>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Saver {
+    /// Saves to `folder` as one of the ranks of a run. All ranks of the run, and no others, have this `id`.
+    pub fn new(
+        disk: Disk,
+        folder: &Path,
+        settings: SaveSettings,
+        id: String,
+        rank: usize,
+        world_size: usize,
+    ) -> Self {
+        Self {
+            disk,
+            folder: folder.to_owned(),
+            settings,
+            id,
+            rank,
+            world_size,
+            limit: LIMIT,
+            save: None,
+        }
+    }
+
+    /// The same, but rank 0 waits so long for the other parts.
+    #[cfg(test)]
+    pub fn with_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Begins to save the pieces of this rank. Returns when they have been copied, so that they may change. `head` is
+    /// the index without files and tensors. There must be no save under way.
+    pub fn begin(
+        &mut self,
+        head: Index,
+        steps: u64,
+        pieces: &[Piece],
+        allocator: &Allocator,
+    ) -> Result<()> {
+        let Self { rank, world_size, .. } = *self;
+        let num_bytes = snapshot::num_bytes(pieces);
+        let num_waiting = snapshot::num_waiting(num_bytes, self.settings.budget_bytes);
+        let (sender, blocks) = sync_channel(num_waiting);
+        let status = Arc::new(Status::default());
+        let job = Job {
+            disk: self.disk.clone(),
+            folder: self.folder.clone(),
+            partial: self.folder.join(steps::partial_name(steps, &self.id)),
+            rank,
+            world_size,
+            tensors: snapshot::entries(pieces, rank),
+            num_bytes: num_bytes as u64,
+            blocks,
+            status: status.clone(),
+        };
+        let completion = (rank == 0).then(|| Completion {
+            head,
+            steps,
+            keep: self.settings.keep,
+            limit: self.limit,
+        });
+        let thread = Builder::new().name("checkpoint".into());
+        let thread = thread.spawn(move || {
+            // Whatever happens in there, nobody waits for this rank's part any more.
+            let _over = EndPart(job.status.clone());
+            writer::run(&job, completion)
+        });
+        let thread = thread.map_err(|e| Failure::io("cannot start a thread that saves", e))?;
+        self.save = Some(Running { status, thread });
+        snapshot::copy(pieces, allocator, &sender)
+    }
+
+    /// Whether a copy of these pieces takes more memory than it may, so that training waits while it is written.
+    pub fn is_over_budget(&self, pieces: &[Piece]) -> bool {
+        let needed = snapshot::num_bytes(pieces);
+        self.settings.budget_bytes.is_some_and(|budget| budget < needed)
+    }
+
+    /// Whether a save is under way, or has ended and nobody has asked for its outcome.
+    pub fn is_saving(&self) -> bool {
+        self.save.is_some()
+    }
+
+    /// The outcome of a save that has ended meanwhile. Does not wait.
+    pub fn look(&mut self) -> Result<()> {
+        match &self.save {
+            Some(save) if save.thread.is_finished() => self.wait(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until this rank's part of the save is on the disk. Returns why it is not, if the save has failed.
+    pub fn wait_for_part(&mut self) -> Result<()> {
+        let Some(save) = &self.save else { return Ok(()) };
+        save.status.wait_for_part();
+        // On rank 0 the save goes on, unless it has failed.
+        if self.rank == 0 { self.look() } else { self.wait() }
+    }
+
+    /// Waits until the save is over. On rank 0 the checkpoint is then complete.
+    pub fn wait(&mut self) -> Result<()> {
+        let Some(Running { thread, .. }) = self.save.take() else { return Ok(()) };
+        let panicked =
+            |_| Failure::Run("the thread that writes the checkpoint has panicked".into());
+        thread.join().map_err(panicked)?
+    }
+}
+
+/// A run that ends early does not leave its last save half done if it can help it.
+impl Drop for Saver {
+    fn drop(&mut self) {
+        let Some(Running { status, thread }) = self.save.take() else { return };
+        status.end_run(GRACE);
+        // The run has failed for another reason already, or is about to.
+        let _ = thread.join();
+    }
+}
+
+/// Says that a part is over, also when its writer panics.
+struct EndPart(Arc<Status>);
+
+impl Drop for EndPart {
+    fn drop(&mut self) {
+        self.0.end_part();
+    }
+}

@@ -1,0 +1,46 @@
+//! Compares every file of a checkpoint with its digests.
+
+use std::path::Path;
+
+use super::reader::Reader;
+
+/// The result of reading a whole checkpoint.
+#[derive(Debug)]
+pub struct Verified {
+    /// The number of files.
+    pub num_files: usize,
+    /// Their bytes.
+    pub num_bytes: u64,
+    /// What is wrong, with the file and the rank that wrote it.
+    pub problems: Vec<String>,
+}
+
+/// Reads the checkpoint in the folder `path` as a whole. Files are read on several threads at once.
+pub fn verify(path: &Path) -> Verified {
+    let reader = match Reader::open_index(path) {
+        Ok(reader) => reader,
+        Err(problem) => return Verified { num_files: 0, num_bytes: 0, problems: vec![problem] },
+    };
+    let files = &reader.index().files;
+    let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(files.len());
+    let problems = std::thread::scope(|scope| {
+        let threads = (0..num_threads).map(|first| {
+            let reader = &reader;
+            scope.spawn(move || {
+                let own = (first..files.len()).step_by(num_threads);
+                let problems = own.map(|file| match reader.problem_with(file) {
+                    Some(problem) => vec![problem],
+                    None => reader.verify_file(file),
+                });
+                problems.flatten().collect::<Vec<_>>()
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let join = |thread: std::thread::ScopedJoinHandle<Vec<String>>| {
+            thread.join().unwrap_or_else(|_| vec!["a thread that reads has panicked".to_owned()])
+        };
+        threads.into_iter().flat_map(join).collect()
+    });
+    let num_bytes = files.iter().map(|file| file.num_bytes).sum();
+    Verified { num_files: files.len(), num_bytes, problems }
+}

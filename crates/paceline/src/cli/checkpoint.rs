@@ -1,0 +1,41 @@
+//! Flags of `paceline checkpoint`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// What to do with a checkpoint.
+#[derive(Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// Print where a checkpoint stands, its files, its tensors and the settings of its run
+    Show(FolderArgs),
+    /// Read all checkpoints in a folder as a whole, and compare them with their digests
+    Verify(FolderArgs),
+    /// Write the parameters and running statistics as one safetensors file
+    Export(ExportArgs),
+}
+
+/// A folder.
+#[derive(Debug, Args)]
+pub struct FolderArgs {
+    /// Folder of the checkpoints, as --save names it, or of one of them
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
+
+/// Flags of `paceline checkpoint export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Folder of the checkpoints, of which the latest is exported, or of one of them
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// The file
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
+    /// Write the optimizer's state too
+    #[arg(long)]
+    pub optimizer: bool,
+    /// Replace the file if there is one
+    #[arg(long)]
+    pub force: bool,
+}

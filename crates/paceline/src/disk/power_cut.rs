@@ -1,0 +1,309 @@
+//! A record of what was done to a disk, and the states in which a power cut can leave that disk, for tests.
+//!
+//! The model is pessimistic, as file systems are allowed to be. What a file holds is on the disk once the file has been
+//! synced. Before that, its last writes may be missing or torn, and its length may be kept or not. The names in a folder
+//! are on the disk once that folder has been synced. Before that, any first part of the changes of names may have
+//! reached the disk, or any last part without the first.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{Disk, folder_of};
+
+/// One operation, after it has succeeded. Files have numbers, because a file may have no name, or several ones.
+#[derive(Clone, Debug)]
+pub enum Recorded {
+    /// A new folder.
+    Folder(PathBuf),
+    /// A new file, with a name if it has one.
+    Create {
+        /// Its number.
+        file: usize,
+        /// Its name.
+        path: Option<PathBuf>,
+    },
+    /// Bytes at the end of a file.
+    Write {
+        /// The file.
+        file: usize,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// What the file holds was forced to the disk.
+    Sync(usize),
+    /// Another name of a file.
+    Link {
+        /// The file.
+        file: usize,
+        /// The name.
+        path: PathBuf,
+    },
+    /// Another name in place of the one before.
+    Rename {
+        /// The name before.
+        from: PathBuf,
+        /// The new name.
+        to: PathBuf,
+    },
+    /// The end of a file or a folder.
+    Remove(PathBuf),
+    /// The names in the folder were forced to the disk.
+    SyncFolder(PathBuf),
+    /// Somebody was told that everything so far is safe.
+    Acknowledged(u64),
+}
+
+/// Remembers the operations of all disks that share it.
+#[derive(Debug, Default)]
+pub struct Recorder(Mutex<(usize, Vec<Recorded>)>);
+
+impl Recorder {
+    fn lock(&self) -> MutexGuard<'_, (usize, Vec<Recorded>)> {
+        self.0.lock().expect("no panic meanwhile")
+    }
+
+    /// Remembers an operation.
+    pub fn add(&self, operation: Recorded) {
+        self.lock().1.push(operation);
+    }
+
+    /// Remembers a new file. Returns its number.
+    pub fn created(&self, path: Option<&Path>) -> usize {
+        let (next, operations) = &mut *self.lock();
+        *next += 1;
+        operations.push(Recorded::Create { file: *next, path: path.map(Path::to_owned) });
+        *next
+    }
+}
+
+impl Disk {
+    /// A disk that remembers what is done to it.
+    pub fn recorded() -> Self {
+        Self { recorder: Some(Arc::default()), ..Self::default() }
+    }
+
+    /// What has been done so far.
+    pub fn operations(&self) -> Vec<Recorded> {
+        self.recorder.as_ref().map_or_else(Vec::new, |recorder| recorder.lock().1.clone())
+    }
+
+    pub(super) fn record(&self, operation: Recorded) {
+        if let Some(recorder) = &self.recorder {
+            recorder.add(operation);
+        }
+    }
+
+    /// Remembers that the caller relies on everything so far.
+    pub fn acknowledge(&self, what: u64) {
+        self.record(Recorded::Acknowledged(what));
+    }
+}
+
+/// What becomes of bytes that have not been synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsynced {
+    /// They are on the disk by chance.
+    Kept,
+    /// They are missing.
+    Dropped,
+    /// They are missing, but the file is as long as if they were there.
+    Zeros,
+    /// Half of the last write is missing.
+    Torn,
+}
+
+impl Unsynced {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Kept, Self::Dropped, Self::Zeros, Self::Torn];
+}
+
+/// Which of the changes of names that have not been synced are on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Names {
+    /// The first ones, so many of each folder.
+    First(usize),
+    /// All but the first ones of each folder.
+    AllBut(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Node {
+    File(usize),
+    Folder(usize),
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Add(String, Node),
+    Remove(String),
+    Rename(String, String),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Contents {
+    /// What has been synced.
+    synced: Vec<u8>,
+    /// All writes since then.
+    writes: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entries {
+    synced: BTreeMap<String, Node>,
+    changes: Vec<Change>,
+}
+
+impl Entries {
+    /// The names if these changes have happened. A change of a name that is not there has no effect.
+    fn after<'a>(&self, changes: impl IntoIterator<Item = &'a Change>) -> BTreeMap<String, Node> {
+        let mut names = self.synced.clone();
+        for change in changes {
+            match change {
+                Change::Add(name, node) => drop(names.insert(name.clone(), *node)),
+                Change::Remove(name) => drop(names.remove(name)),
+                Change::Rename(from, to) => {
+                    if let Some(node) = names.remove(from) {
+                        names.insert(to.clone(), node);
+                    }
+                }
+            }
+        }
+        names
+    }
+}
+
+/// A disk below one folder: what it holds, and what of it has been synced.
+#[derive(Clone, Debug)]
+pub struct ModelDisk {
+    root: PathBuf,
+    files: BTreeMap<usize, Contents>,
+    /// Folder 0 is the root.
+    folders: Vec<Entries>,
+}
+
+impl ModelDisk {
+    /// An empty disk below `root`.
+    pub fn new(root: &Path) -> Self {
+        Self { root: root.to_owned(), files: BTreeMap::new(), folders: vec![Entries::default()] }
+    }
+
+    /// Does what was done to the real disk.
+    pub fn apply(&mut self, operation: &Recorded) {
+        match operation {
+            Recorded::Folder(path) => {
+                if path != &self.root && self.find(path).is_none() {
+                    self.folders.push(Entries::default());
+                    self.change(path, |name| Change::Add(name, Node::Folder(0)));
+                    let number = self.folders.len() - 1;
+                    let parent = self.folder(folder_of(path));
+                    let last = self.folders[parent].changes.last_mut();
+                    if let Some(Change::Add(_, node)) = last {
+                        *node = Node::Folder(number);
+                    }
+                }
+            }
+            Recorded::Create { file, path } => {
+                self.files.insert(*file, Contents::default());
+                if let Some(path) = path {
+                    self.change(path, |name| Change::Add(name, Node::File(*file)));
+                }
+            }
+            Recorded::Write { file, bytes } => {
+                self.files.get_mut(file).expect("a file").writes.push(bytes.clone());
+            }
+            Recorded::Sync(file) => {
+                let contents = self.files.get_mut(file).expect("a file");
+                contents.synced.extend(contents.writes.drain(..).flatten());
+            }
+            Recorded::Link { file, path } => {
+                self.change(path, |name| Change::Add(name, Node::File(*file)));
+            }
+            Recorded::Rename { from, to } => {
+                assert_eq!(folder_of(from), folder_of(to), "names change within a folder");
+                let to = name_of(to);
+                self.change(from, |name| Change::Rename(name, to));
+            }
+            Recorded::Remove(path) => self.change(path, Change::Remove),
+            Recorded::SyncFolder(path) => {
+                let folder = self.folder(path);
+                let entries = &mut self.folders[folder];
+                entries.synced = entries.after(&entries.changes);
+                entries.changes.clear();
+            }
+            Recorded::Acknowledged(_) => {}
+        }
+    }
+
+    /// The largest number of changes of names in a folder that has not been synced since.
+    pub fn num_unsynced_names(&self) -> usize {
+        self.folders.iter().map(|folder| folder.changes.len()).max().unwrap_or(0)
+    }
+
+    /// Writes into `to` what is left after a power cut.
+    pub fn leave(&self, to: &Path, data: Unsynced, names: Names) {
+        self.leave_folder(0, to, data, names);
+    }
+
+    fn leave_folder(&self, folder: usize, to: &Path, data: Unsynced, names: Names) {
+        let entries = &self.folders[folder];
+        let all = entries.changes.len();
+        let changes = match names {
+            Names::First(count) => &entries.changes[..count.min(all)],
+            Names::AllBut(count) => &entries.changes[count.min(all)..],
+        };
+        for (name, node) in entries.after(changes) {
+            let path = to.join(name);
+            match node {
+                Node::File(file) => fs::write(path, self.contents(file, data)).unwrap(),
+                Node::Folder(folder) => {
+                    fs::create_dir(&path).unwrap();
+                    self.leave_folder(folder, &path, data, names);
+                }
+            }
+        }
+    }
+
+    fn contents(&self, file: usize, data: Unsynced) -> Vec<u8> {
+        let Contents { synced, writes } = &self.files[&file];
+        let mut bytes = synced.clone();
+        let unsynced = writes.concat();
+        match (data, writes.split_last()) {
+            (Unsynced::Kept, _) => bytes.extend(unsynced),
+            (Unsynced::Dropped, _) | (Unsynced::Torn, None) => {}
+            (Unsynced::Zeros, _) => bytes.resize(bytes.len() + unsynced.len(), 0),
+            (Unsynced::Torn, Some((last, before))) => {
+                bytes.extend(before.concat());
+                bytes.extend(&last[..last.len() / 2]);
+            }
+        }
+        bytes
+    }
+
+    fn change(&mut self, path: &Path, change: impl FnOnce(String) -> Change) {
+        let folder = self.folder(folder_of(path));
+        self.folders[folder].changes.push(change(name_of(path)));
+    }
+
+    fn folder(&self, path: &Path) -> usize {
+        match self.find(path) {
+            Some(Node::Folder(folder)) => folder,
+            other => panic!("{} is {other:?}", path.display()),
+        }
+    }
+
+    /// What has this name now.
+    fn find(&self, path: &Path) -> Option<Node> {
+        let below = path.strip_prefix(&self.root).ok()?;
+        below.iter().try_fold(Node::Folder(0), |at, name| {
+            let Node::Folder(folder) = at else { return None };
+            let entries = &self.folders[folder];
+            entries.after(&entries.changes).get(name.to_str()?).copied()
+        })
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().and_then(|name| name.to_str()).expect("a name").to_owned()
+}

@@ -1,0 +1,174 @@
+//! The checkpoints of a run: what each rank writes of the state of training, and when the ranks wait for each other.
+//!
+//! Takes a stepper and a progress between two steps. [`checkpoint`](crate::checkpoint) knows how the checkpoint gets to
+//! the disk. While steps are made, no rank waits for another one because of a checkpoint. Where all ranks save, or the
+//! run ends, they learn together whether the checkpoint before is complete.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
+
+use paceline_collectives::Group;
+use paceline_strategies::Replica;
+
+use super::config::TrainConfig;
+use super::progress::Progress;
+use super::resume;
+use super::step::Stepper;
+use crate::checkpoint::pieces::{self, Piece, Ranges};
+use crate::checkpoint::{self, Folder, SaveSettings, Saver};
+use crate::disk::Disk;
+use crate::{Failure, Result, streams};
+
+/// Saves one rank's part of a run.
+#[derive(Debug)]
+pub struct Saving {
+    saver: Saver,
+    /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
+    _folder: Option<Folder>,
+    /// What each rank owns, from the first save on.
+    owned: Vec<Ranges>,
+    /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
+    is_under_way: bool,
+    has_warned: bool,
+}
+
+impl Saving {
+    /// Makes ready to save to the folder `path`. `folder` is the same, on rank 0. All ranks call this together. Fails
+    /// if a rank does not see the folder of rank 0.
+    pub fn new(
+        config: &TrainConfig,
+        path: &Path,
+        folder: Option<Folder>,
+        disk: &Disk,
+        world: &Group,
+    ) -> Result<Self> {
+        let own = format!("{:016x}", RandomState::new().build_hasher().finish());
+        let id: String = world.broadcast_object(Some(&own), 0)?;
+        let own = |act: fn(&Folder, &str) -> Result<()>| {
+            folder.as_ref().map_or(Ok(()), |folder| act(folder, &id))
+        };
+        agree(world, own(Folder::show))?;
+        let is_seen = match Folder::is_seen(path, &id) {
+            true => Ok(()),
+            false => Err(Failure::Usage(format!(
+                "--save {}: rank {} does not see the folder of rank 0 there; each rank writes its part of a \
+                 checkpoint, so pass a folder that all hosts share",
+                path.display(),
+                world.rank()
+            ))),
+        };
+        let is_same = agree(world, is_seen);
+        let hidden = own(Folder::hide);
+        is_same?;
+        agree(world, hidden)?;
+        let settings =
+            SaveSettings { keep: config.save_keep, budget_bytes: config.save_budget_bytes };
+        let (rank, world_size) = (world.rank(), world.world_size());
+        let saver = Saver::new(disk.clone(), path, settings, id, rank, world_size);
+        Ok(Self {
+            saver,
+            _folder: folder,
+            owned: Vec::new(),
+            is_under_way: false,
+            has_warned: false,
+        })
+    }
+
+    /// Begins to save a run with `num_samples` training samples that stands at `progress`. The replicas must be equal as
+    /// far as the strategy makes them equal. All ranks call this together. Waits for the save before. With `waits`, the
+    /// checkpoint is complete when this returns.
+    pub fn save(
+        &mut self,
+        config: &TrainConfig,
+        num_samples: usize,
+        stepper: &Stepper,
+        progress: &Progress,
+        waits: bool,
+    ) -> Result<()> {
+        let Stepper { replica, optimizer, strategy, .. } = stepper;
+        let Replica { group: world, model, mesh, compute, .. } = replica;
+        self.finish(world)?;
+        if self.owned.is_empty() {
+            let owned = |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank));
+            self.owned = (0..world.world_size()).map(owned).collect();
+        }
+        let pieces = self.pieces(config, world.rank(), stepper)?;
+        self.warn_of_budget(config, world.rank(), &pieces);
+        let settings = resume::settings(config, num_samples);
+        let kind = config.strategy.kind();
+        let steps = optimizer.steps();
+        let head = checkpoint::head(world.world_size(), kind, &settings, steps, progress);
+        self.is_under_way = true;
+        self.saver.begin(head, progress.steps, &pieces, &compute.allocator)?;
+        if waits { self.finish(world) } else { Ok(()) }
+    }
+
+    /// Fails if the save that is under way has failed on this rank meanwhile. Does not wait.
+    pub fn look(&mut self) -> Result<()> {
+        self.saver.look()
+    }
+
+    /// Waits until the save that is under way is complete. All ranks call this together.
+    fn finish(&mut self, world: &Group) -> Result<()> {
+        if !std::mem::take(&mut self.is_under_way) {
+            return Ok(());
+        }
+        // Rank 0 would wait for the part of a rank that has failed.
+        let part = self.saver.wait_for_part();
+        agree(world, part)?;
+        // No rank continues, and perhaps dies, before the checkpoint is complete.
+        let whole = self.saver.wait();
+        agree(world, whole)
+    }
+
+    /// What this rank writes.
+    fn pieces(&self, config: &TrainConfig, rank: usize, stepper: &Stepper) -> Result<Vec<Piece>> {
+        let Stepper { replica, optimizer, strategy, .. } = stepper;
+        let storage = &replica.storage;
+        let is_first = rank == 0;
+        let mut pieces = if config.strategy.is_alone() || config.strategy.keeps_replicas_equal() {
+            let own = pieces::share(&self.owned, rank);
+            pieces::of_ranges("", &own, storage, optimizer)?
+        } else if is_first {
+            pieces::of_ranges("", &self.owned[0], storage, optimizer)?
+        } else {
+            // Each rank has an optimizer of its own. Any number of ranks goes on from that of rank 0, and the same number
+            // of ranks from their own.
+            let state = self.owned[rank].state.clone();
+            let own = Ranges { values: Vec::new(), state };
+            pieces::of_ranges(&pieces::strategy_prefix(rank), &own, storage, optimizer)?
+        };
+        if is_first {
+            pieces.extend(pieces::of_buffers(storage)?);
+        }
+        pieces.extend(pieces::of_strategy(rank, strategy.state()));
+        Ok(pieces)
+    }
+
+    /// Says once that training waits for the disk because the copy may not take more memory.
+    fn warn_of_budget(&mut self, config: &TrainConfig, rank: usize, pieces: &[Piece]) {
+        if rank > 0 || self.has_warned || !self.saver.is_over_budget(pieces) {
+            return;
+        }
+        self.has_warned = true;
+        let budget = config.save_budget_bytes.unwrap_or(0) >> 20;
+        let needed = pieces.iter().map(|piece| piece.data.num_bytes()).sum::<usize>() as f64;
+        streams::stderr().line(&format!(
+            "warning: --save-budget-mb {budget}: a rank's part of a checkpoint has {:.0} MB, so training waits \
+             while the rest is written",
+            (needed / f64::from(1 << 20)).ceil()
+        ));
+    }
+}
+
+/// Fails on all ranks if a rank has failed: on that rank with its own error.
+fn agree(world: &Group, own: Result<()>) -> Result<()> {
+    let failed = world.all_gather_object(&own.is_err());
+    own?;
+    match failed?.iter().position(|failed| *failed) {
+        None => Ok(()),
+        Some(rank) => {
+            Err(Failure::Consequence(format!("rank {rank} cannot save its part of the checkpoint")))
+        }
+    }
+}
