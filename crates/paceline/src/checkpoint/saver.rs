@@ -148,9 +148,9 @@ impl Saver {
     /// Waits until this rank's part of the save is on the disk. Returns why it is not, if the save has failed.
     pub fn wait_for_part(&mut self) -> Result<()> {
         let Some(save) = &self.save else { return Ok(()) };
-        save.status.wait_for_part();
+        let has_part = save.status.wait_for_part();
         // On rank 0 the save goes on, unless it has failed.
-        if self.rank == 0 { self.look() } else { self.wait() }
+        if self.rank == 0 && has_part { Ok(()) } else { self.wait() }
     }
 
     /// Waits until the save is over. On rank 0 the checkpoint is then complete.
@@ -177,6 +177,6 @@ struct EndPart(Arc<Status>);
 
 impl Drop for EndPart {
     fn drop(&mut self) {
-        self.0.end_part();
+        self.0.end_part(false);
     }
 }

@@ -73,8 +73,8 @@ pub(super) struct Status {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether this rank's part is on the disk, or the writer has ended.
-    is_part_over: bool,
+    /// Whether this rank's part is on the disk, once that is certain.
+    has_part: Option<bool>,
     /// When the writer stops waiting for other ranks, because the run has ended.
     deadline: Option<Instant>,
 }
@@ -84,16 +84,19 @@ impl Status {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The writer says that its rank's part is written, or never will be.
-    pub fn end_part(&self) {
-        self.lock().is_part_over = true;
+    /// The writer says that its rank's part is written, or never will be. What it says first holds.
+    pub fn end_part(&self, is_written: bool) {
+        self.lock().has_part.get_or_insert(is_written);
         self.changed.notify_all();
     }
 
-    /// Waits until the rank's part is written, or never will be.
-    pub fn wait_for_part(&self) {
+    /// Waits until the rank's part is written, or never will be. Returns whether it is.
+    pub fn wait_for_part(&self) -> bool {
         let mut state = self.lock();
-        while !state.is_part_over {
+        loop {
+            if let Some(has_part) = state.has_part {
+                return has_part;
+            }
             state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
     }
@@ -118,7 +121,7 @@ pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<()> {
     let outcome = write_part(job).and_then(|part| match completion {
         None => publish(job, &part),
         Some(completion) => {
-            job.status.end_part();
+            job.status.end_part(true);
             complete(job, part, completion)
         }
     });
@@ -130,12 +133,8 @@ pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<()> {
             let _ = job.disk.remove(&job.partial.join(name));
         }
     }
-    job.status.end_part();
-    outcome.map_err(|failure| match job.partial.exists() || job.rank == 0 {
-        true => failure,
-        // Rank 0 has failed, and has removed what there was.
-        false => Failure::Consequence("rank 0 has given up the checkpoint".into()),
-    })
+    job.status.end_part(outcome.is_ok());
+    outcome
 }
 
 fn file_name(job: &Job) -> String {
@@ -150,15 +149,22 @@ fn unfinished_mark_name(rank: usize) -> String {
     format!("rank-{rank:03}.partial")
 }
 
-fn failed(path: &Path) -> impl Fn(io::Error) -> Failure {
-    move |error| Failure::io(format!("cannot write {}", path.display()), error)
+fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
+    let is_gone = |error: &io::Error| {
+        job.rank > 0 && error.kind() == io::ErrorKind::NotFound && !job.partial.exists()
+    };
+    move |error| match is_gone(&error) {
+        // Rank 0 has failed, and has removed what there was.
+        true => Failure::Consequence("rank 0 has given up the checkpoint".into()),
+        false => Failure::io(format!("cannot write {}", path.display()), error),
+    }
 }
 
 /// Writes and syncs this rank's file.
 fn write_part(job: &Job) -> Result<Part> {
     let name = file_name(job);
     let path = job.partial.join(&name);
-    let failed = failed(&path);
+    let failed = failed(job, &path);
     job.disk.create_folder(&job.partial).map_err(&failed)?;
     let mut out = job.disk.create(&path).map_err(&failed)?;
     let mut file = ShardFile { name, ..ShardFile::default() };
@@ -187,7 +193,7 @@ fn publish(job: &Job, part: &Part) -> Result<()> {
         // The name makes it complete. It need not outlive a power cut, after which the folder is of no use.
         job.disk.rename(&unfinished, &mark)
     };
-    write().map_err(failed(&mark))
+    write().map_err(failed(job, &mark))
 }
 
 /// Waits for the parts of all ranks, writes the index, and gives the checkpoint its name.
@@ -224,9 +230,9 @@ fn complete(job: &Job, own: Part, completion: Completion) -> Result<()> {
         out.sync()?;
         job.disk.sync_folder(&job.partial)
     };
-    write().map_err(failed(&path))?;
+    write().map_err(failed(job, &path))?;
     steps::publish(&job.disk, &job.folder, &job.partial, steps, keep)
-        .map_err(failed(&job.folder.join(steps::name(steps))))
+        .map_err(failed(job, &job.folder.join(steps::name(steps))))
 }
 
 /// Waits for the mark of a rank. The system may show a file of another host late, so it is looked for again and again.
