@@ -85,8 +85,7 @@ fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
     let progress = opened.progress();
     progress.last_epoch();
     opened.check(&layout, &config, &settings).map_err(sentence)?;
-    let all =
-        Ranges { values: storage.values().ranges().to_vec(), state: vec![0..layout.trained_len()] };
+    let all = Ranges::everything(&layout);
     let (rank, world_size, strategy) = (0, 1, "any of the exact ones");
     opened.dropped(world_size, strategy);
     let place = Place { rank, world_size, strategy };

@@ -194,8 +194,8 @@ impl Index {
             next = end;
             let end = (piece.len * dtype.size_bytes()) as u64;
             let end = piece.offset.checked_add(end);
-            let file = self.files.get(piece.file);
-            if !file.is_some_and(|file| end.is_some_and(|end| end <= file.num_bytes)) {
+            let len = self.files.get(piece.file).map_or(0, |file| file.num_bytes);
+            if end.is_none_or(|end| end > len) {
                 return Err(format!("a piece of the tensor {name} lies outside of the files"));
             }
         }

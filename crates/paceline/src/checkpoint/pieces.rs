@@ -37,6 +37,14 @@ pub struct Ranges {
     pub state: Vec<Range<usize>>,
 }
 
+impl Ranges {
+    /// Everything, as in a replica.
+    pub fn everything(layout: &Layout) -> Self {
+        let (all, trained) = (0..layout.len(), 0..layout.trained_len());
+        Self { values: vec![all], state: vec![trained] }
+    }
+}
+
 impl From<&Owned> for Ranges {
     fn from(owned: &Owned) -> Self {
         Self { values: owned.values.clone(), state: owned.state.clone() }
@@ -196,20 +204,28 @@ mod tests {
 
     #[test]
     fn every_element_is_written_by_one_of_its_owners() {
+        // One range each.
+        let one = |ranges: &[Range<usize>]| {
+            let lists: Vec<Vec<Range<usize>>> = ranges.iter().map(|r| vec![r.clone()]).collect();
+            check(&lists.iter().map(Vec::as_slice).collect::<Vec<_>>())
+        };
         let all = || 0..640;
-        assert_eq!(check(&[&[all()]]), [640]);
-        assert_eq!(check(&[&[all()], &[all()], &[all()], &[all()]]), [160; 4]);
-        assert_eq!(check(&[&[0..320], &[320..640]]), [320; 2]);
+        assert_eq!(one(&[all()]), [640]);
+        assert_eq!(one(&[all(), all(), all(), all()]), [160; 4]);
+        assert_eq!(one(&[0..320, 320..640]), [320; 2]);
         // Two replicas of two shards, and of uneven ones.
-        assert_eq!(check(&[&[0..320], &[320..640], &[0..320], &[320..640]]), [160; 4]);
+        assert_eq!(one(&[0..320, 320..640, 0..320, 320..640]), [160; 4]);
         assert_eq!(
-            check(&[&[0..16, 32..48], &[16..32], &[0..16, 32..48], &[16..32]]),
+            check(&[&[0..16, 32..48], &[16..24, 24..32], &[0..16, 32..48], &[16..24, 24..32]]),
             [16, 0, 16, 16]
         );
         // A rank that owns nothing, ranks that own a part in common, and fewer elements than ranks.
-        assert_eq!(check(&[&[], &[all()]]), [0, 640]);
-        assert_eq!(check(&[&[0..320], &[160..640], &[]]).iter().sum::<usize>(), 640);
-        assert_eq!(check(&[&[0..5], &[0..5], &[0..5]]).iter().sum::<usize>(), 5);
+        assert_eq!(check(&[&[], &[0..320, 320..640]]), [0, 640]);
+        assert_eq!(
+            check(&[&[0..160, 160..320], &[160..320, 320..640], &[]]).iter().sum::<usize>(),
+            640
+        );
+        assert_eq!(one(&[0..5, 0..5, 0..5]).iter().sum::<usize>(), 5);
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Saver {
             blocks,
             status: status.clone(),
         };
-        let completion = (rank == 0).then(|| Completion {
+        let completion = (rank == 0).then_some(Completion {
             head,
             steps,
             keep: self.settings.keep,

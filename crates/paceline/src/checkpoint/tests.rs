@@ -58,8 +58,7 @@ fn shard(storage: &Storage, rank: usize, ranks: usize) -> Ranges {
 }
 
 fn everything(storage: &Storage) -> Ranges {
-    let layout = storage.layout();
-    Ranges { values: vec![0..layout.len()], state: vec![0..layout.trained_len()] }
+    Ranges::everything(storage.layout())
 }
 
 fn saver(disk: &Disk, folder: &Path, rank: usize, ranks: usize, budget: Option<usize>) -> Saver {
@@ -238,7 +237,8 @@ fn a_part_that_never_comes_leaves_no_checkpoint() {
 fn a_part_of_the_elements_is_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let written = model(mlp(16), 1, 5);
-    let owned = Ranges { values: vec![0..64], ..everything(&written.0) };
+    let first = 0..64;
+    let owned = Ranges { values: vec![first], ..everything(&written.0) };
     let failure = save(&Disk::default(), folder.path(), &written, &[owned], 1).unwrap_err();
     let text = failure.to_string();
     assert!(text.contains("would be incomplete") && text.contains("are in no file"), "{text}");
