@@ -13,7 +13,7 @@ use paceline_collectives::MeshShape;
 use paceline_data::{Dataset, TargetSpec};
 use paceline_kernels::{Compute, KernelError};
 use paceline_memory::{Allocator, Category, DType, MemoryError};
-use paceline_model::{Batch, Model, ModelError, Rehearsal};
+use paceline_model::{Batch, Model, ModelError, Owned, Rehearsal};
 use paceline_strategies::{SHARED_SUMS_BYTES, Strategy};
 
 use crate::choices::optimizers::OptimizerSettings;
@@ -88,6 +88,8 @@ pub struct Shape<'a> {
     pub data_set_bytes: f64,
     /// Whether each rank is a process.
     pub has_processes: bool,
+    /// The most bytes that the copy of a checkpoint takes, if the run saves any.
+    pub snapshot_bytes: Option<usize>,
 }
 
 impl<'a> Shape<'a> {
@@ -107,6 +109,10 @@ impl<'a> Shape<'a> {
             prefetches: !config.data.is_generated(),
             data_set_bytes: config.data.resident_bytes(dataset),
             has_processes: config.transport != TransportName::Thread,
+            snapshot_bytes: config
+                .save
+                .as_ref()
+                .map(|_| config.save_budget_bytes.unwrap_or(usize::MAX)),
         }
     }
 }
@@ -287,6 +293,7 @@ fn need(
             Category::Workspace => passes.workspace,
             Category::Communication => (footprint.communication + SHARED_SUMS_BYTES) as u64,
             Category::Data => data_bytes(shape, shape.rows[rank]),
+            Category::Snapshots => snapshot_bytes(shape, strategy, model, rank),
         }
     };
     let by_category = Category::ALL.map(bytes_of);
@@ -299,6 +306,23 @@ fn need(
     let resident = total as f64 + shape.data_set_bytes + process;
     let resident = shape.has_processes.then_some(resident as u64);
     Need { by_category, total, resident, is_at_least: passes.is_at_least }
+}
+
+/// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, of which ranks that own
+/// the same elements write equal parts. The copy shrinks while it is written.
+fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: usize) -> u64 {
+    let Some(most) = shape.snapshot_bytes else { return 0 };
+    let owned = |rank| strategy.owned(model, shape.mesh, rank);
+    let part = |of: fn(&Owned) -> &Vec<Range<usize>>, all: usize| -> f64 {
+        let len = |rank| of(&owned(rank)).iter().map(Range::len).sum::<usize>() as f64;
+        let held: f64 = (0..shape.rows.len()).map(len).sum();
+        if held > 0.0 { len(rank) * all as f64 / held } else { 0.0 }
+    };
+    let (layout, copies) = (&model.layout, shape.optimizer.config().state_names().len());
+    let elems = part(|of| &of.values, layout.len())
+        + part(|of| &of.state, layout.trained_len()) * copies as f64;
+    let elem_bytes = shape.strategy.options.precision.master.size_bytes() as f64;
+    ((elems * elem_bytes) as u64).min(most as u64)
 }
 
 /// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.

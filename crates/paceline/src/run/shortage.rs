@@ -27,8 +27,7 @@ pub fn check(
 ) -> Result<()> {
     let Some(available) = resources::available_bytes() else { return Ok(()) };
     let available = available as f64;
-    let (data, copy) = (config.data.resident_bytes(dataset), copy_bytes(config, model));
-    let resident = (data + copy) * local_ranks as f64;
+    let resident = config.data.resident_bytes(dataset) * local_ranks as f64;
     let shape = Shape::of(config, dataset);
     let needs = Needs::of(&shape, model)?;
     let needed = needs.sum(local_ranks) + resident;
@@ -67,30 +66,15 @@ pub fn check(
         gb(needed),
         gb(available),
         config.strategy.name(),
-        in_words(need, data, copy),
+        in_words(need, resident / local_ranks as f64),
     )))
 }
 
-/// The bytes of the copy of values and optimizer state that a rank makes for a checkpoint. The ranks together copy
-/// everything once.
-fn copy_bytes(config: &TrainConfig, model: &Model) -> f64 {
-    if config.save.is_none() {
-        return 0.0;
-    }
-    let state_copies = config.optimizer.config().state_names().len() as f64;
-    let elem_bytes = config.strategy.options.precision.master.size_bytes() as f64;
-    let all = model.layout.len() as f64 * (1.0 + state_copies) * elem_bytes;
-    let own = all / config.world_size as f64;
-    config.save_budget_bytes.map_or(own, |budget| own.min(budget as f64))
-}
-
 /// The need of a rank by category, without the categories that take less than a hundredth of it.
-fn in_words(need: &Need, data: f64, copy: f64) -> String {
+fn in_words(need: &Need, resident: f64) -> String {
     let by_category = Category::ALL.map(|category| (category.name(), need.of(category) as f64));
-    let all = by_category
-        .into_iter()
-        .chain([("the data set", data), ("the copy that is saved", copy)]);
-    let whole = need.total as f64 + data + copy;
+    let all = by_category.into_iter().chain([("the data set", resident)]);
+    let whole = need.total as f64 + resident;
     let parts = all.filter(|(_, bytes)| *bytes * 100.0 >= whole);
     parts.map(|(name, bytes)| format!("{} for {name}", gb(bytes))).collect::<Vec<_>>().join(", ")
 }

@@ -163,6 +163,7 @@ impl<'a> Case<'a> {
             prefetches: !self.config.data.is_generated(),
             data_set_bytes: self.config.data.resident_bytes(self.dataset),
             has_processes: true,
+            snapshot_bytes: None,
         }
     }
 
