@@ -41,7 +41,7 @@ pub struct ShardFile {
     pub name: String,
     /// Its length.
     pub num_bytes: u64,
-    /// The SHA-256 of each chunk of [`CHUNK_BYTES`], in hexadecimal.
+    /// The SHA-256 of each chunk of `CHUNK_BYTES`, in hexadecimal.
     pub chunks: Vec<String>,
 }
 

@@ -4,12 +4,12 @@
 //! rank 0 writes `index.json`, which says what they mean. The index has logical tensors without padding, so a checkpoint
 //! can be read by any number of ranks, whatever each of them holds.
 //!
-//! - [`index`]: which tensors there are, where their elements lie, and the digests of the files
-//! - [`pieces`]: which elements a rank writes
-//! - [`snapshot`], [`writer`], [`saver`]: copied at once, written in the background, completed by rank 0
-//! - [`steps`], [`folder`]: the checkpoints in a folder, and the run to which the folder belongs
-//! - [`reader`], [`opened`]: any range of any tensor, compared with the digests, put into place
-//! - [`verify`], [`export`], [`command`]: `paceline checkpoint`
+//! - `index`: which tensors there are, where their elements lie, and the digests of the files
+//! - `pieces`: which elements a rank writes
+//! - `snapshot`, `writer`, `saver`: copied at once, written in the background, completed by rank 0
+//! - `steps`, `folder`: the checkpoints in a folder, and the run to which the folder belongs
+//! - `reader`, `opened`: any range of any tensor, compared with the digests, put into place
+//! - `verify`, `export`, `command`: `paceline checkpoint`
 //!
 //! This module knows neither how ranks talk to each other nor how a run is configured: it gets the settings that have to
 //! be the same as a list.

@@ -1,6 +1,6 @@
 //! The checkpoints of a run: what each rank writes of the state of training, and when the ranks wait for each other.
 //!
-//! Takes a stepper and a progress between two steps. [`checkpoint`](crate::checkpoint) knows how the checkpoint gets to
+//! Takes a stepper and a progress between two steps. [`checkpoint`] knows how the checkpoint gets to
 //! the disk. While steps are made, no rank waits for another one because of a checkpoint. Where all ranks save, or the
 //! run ends, they learn together whether the checkpoint before is complete.
 
