@@ -82,8 +82,10 @@ def cost(binary: Path, rounds: int) -> Record:
     return {"model": MODEL, "steps": STEPS, "rounds": found, "ratios": ratios}
 
 
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def ranks_of(launcher: int) -> list[int]:
+    """The processes of the ranks. The launcher has one more child, which ends the ranks if the launcher is killed."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(pid) for pid in children if b"\0RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()]
 
 
 def last_step(folder: Path) -> int:
@@ -105,7 +107,7 @@ def kill_one(binary: Path, work: Path, chance: random.Random) -> Record:
     wait_s = chance.uniform(0.3, 1.5)
     time.sleep(wait_s)
     try:
-        victims = [process.pid, *children(process.pid)]
+        victims = [process.pid, *ranks_of(process.pid)]
         os.kill(chance.choice(victims), signal.SIGKILL)
     except (FileNotFoundError, ProcessLookupError):
         pass

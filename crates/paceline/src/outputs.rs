@@ -4,6 +4,7 @@
 
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use paceline_analysis::plot::{LineChart, PlotError};
 use paceline_analysis::report::{self, Report};
@@ -63,7 +64,10 @@ pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     let absolute = std::path::absolute(folder)
         .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.display())))?;
     let existing = absolute.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    let probe = existing.join(format!(".paceline-probe-{}", std::process::id()));
+    // Threads of one program may check the same folder at the same time.
+    static PROBES: AtomicU64 = AtomicU64::new(0);
+    let number = PROBES.fetch_add(1, Ordering::Relaxed);
+    let probe = existing.join(format!(".paceline-probe-{}-{number}", std::process::id()));
     let written = if existing.is_dir() {
         std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe))
     } else {

@@ -116,7 +116,7 @@ fn a_flag_that_exists_is_refused() {
         bucket_cap_mb: Option<u64>,
     });
     strategy!(Output, "written", {
-        /// A flag of a sweep
+        /// A flag of a study and of a sweep
         #[arg(long)]
         output: Option<u64>,
     });
@@ -133,7 +133,7 @@ fn a_flag_that_exists_is_refused() {
     refused(&Program::new().strategy::<Seed>(), "", &seed);
     let caps = ["--strategy capped", "--bucket-cap-mb is a flag of paceline train already"];
     refused(&Program::new().strategy::<Caps>(), "", &caps);
-    let output = ["--strategy written", "--output is a flag of paceline sweep already"];
+    let output = ["--strategy written", "--output is a flag of paceline bench scaling already"];
     refused(&Program::new().strategy::<Output>(), "", &output);
     let help = ["--strategy helped", "--help is a flag of paceline train already"];
     refused(&Program::new().strategy::<Helper>(), "", &help);

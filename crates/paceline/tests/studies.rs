@@ -127,7 +127,7 @@ fn buckets_are_swept_beside_other_strategies() {
 fn naive_ddp_is_compared_with_better_ways() {
     let sandbox = Sandbox::new();
     let flags = format!(
-        "naive-ddp {TINY} {SHORT} --sizes 0.001,0.03,1 --rounds 1 --link 1gbit,1ms --no-gradient-view --json n.json \
+        "naive-ddp {TINY} {SHORT} --sizes 0.001,0.01,1 --rounds 1 --link 1gbit,1ms --no-gradient-view --json n.json \
          --csv n.csv --charts charts --output kept"
     );
     let run = bench_in(&sandbox, &flags).ok();
@@ -141,7 +141,7 @@ fn naive_ddp_is_compared_with_better_ways() {
     let report = json(&sandbox.path("n.json"));
     let rows = report["rows"].as_array().unwrap();
     let cases: Vec<&str> = rows.iter().filter_map(|row| row["case"].as_str()).collect();
-    let bucketed = ["bucketed, 0.001 MB", "bucketed, 0.03 MB", "bucketed, 1 MB"];
+    let bucketed = ["bucketed, 0.001 MB", "bucketed, 0.01 MB", "bucketed, 1 MB"];
     assert_eq!(cases, [&["naive", "flat", "overlapped"][..], &bucketed].concat());
     let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
     assert_eq!(strategies, ["simple_ddp", "flat_ddp", "simple_ddp_async", "ddp", "ddp", "ddp"]);
