@@ -164,6 +164,8 @@ fn steps(folder: &Path) -> Vec<u64> {
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        // Not those of saves.
+        .filter(|line| line.get("loss").is_some())
         .map(|line| line["step"].as_u64().unwrap())
         .collect()
 }

@@ -19,6 +19,8 @@ fn column(sandbox: &Sandbox, key: &str) -> Vec<f64> {
         // A killed run may leave half a line, which the next run writes again.
         lines.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
     }
+    // Those of steps only.
+    lines.retain(|line| line.get("loss").is_some());
     lines.sort_by_key(|line| line["step"].as_u64());
     lines.dedup_by_key(|line| line["step"].as_u64());
     lines.iter().map(|line| line[key].as_f64().unwrap()).collect()

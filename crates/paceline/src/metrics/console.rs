@@ -178,7 +178,7 @@ impl Listener for Console<'_> {
                 }
             }
             Event::Ended(facts) => self.ended(facts),
-            Event::StepBegun { .. } | Event::Saved { .. } => {}
+            Event::StepBegun { .. } | Event::Saved(_) => {}
         }
         Ok(())
     }

@@ -63,17 +63,23 @@ pub enum Event<'a> {
         took: Duration,
     },
     /// What a checkpoint consists of has been copied, and is being written. The last checkpoint of a run is complete.
-    Saved {
-        /// Optimizer steps before it.
-        steps: u64,
-        /// The time for which training has waited.
-        took: Duration,
-    },
+    Saved(Save),
     /// The last step is done. The group has all ranks.
     TrainingEnded(&'a Group),
     /// Everything is done. Only rank 0 gets this event, since the reports of the ranks are gathered
     /// there.
     Ended(&'a Facts<'a>),
+}
+
+/// A checkpoint that is being written.
+#[derive(Clone, Copy, Debug)]
+pub struct Save {
+    /// Optimizer steps before it.
+    pub steps: u64,
+    /// The epoch of the last of these steps, from 0.
+    pub epoch: u64,
+    /// The time for which training has waited.
+    pub took: Duration,
 }
 
 /// A step that is done.

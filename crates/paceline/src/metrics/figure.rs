@@ -2,11 +2,9 @@
 //!
 //! The figures themselves are in [`table`](super::table).
 
-use std::time::Duration;
-
 use serde_json::Value;
 
-use super::event::StepDone;
+use super::event::{Save, StepDone};
 use super::facts::Facts;
 use super::meter::StepTimes;
 use super::steps::AllSteps;
@@ -95,7 +93,7 @@ pub enum Source {
     /// An evaluation, if it has this figure. The value of a run is that of the evaluation at its end.
     Evaluation(fn(&Evaluation) -> Option<f64>),
     /// The time that saving a checkpoint took.
-    Save(fn(Duration) -> f64),
+    Save(fn(&Save) -> f64),
     /// A run.
     Run(fn(&Facts) -> Value),
     /// The summary of a run, together with what the comparison is told or computes.
@@ -221,6 +219,15 @@ impl Figure {
         match self.source {
             Source::Position(of) => Some(of(evaluation.steps, evaluation.epoch + 1).into()),
             Source::Evaluation(of) => of(evaluation).map(Value::from),
+            _ => None,
+        }
+    }
+
+    /// Its value in a save; `None` if it is not a figure of saves.
+    pub fn of_save(&self, save: &Save) -> Option<Value> {
+        match self.source {
+            Source::Position(of) => Some(of(save.steps, save.epoch + 1).into()),
+            Source::Save(of) => Some(of(save).into()),
             _ => None,
         }
     }

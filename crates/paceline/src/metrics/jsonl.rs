@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one line with a JSON object per step and per evaluation, as rank 0 saw them. A view
+//! `metrics.jsonl`: one line with a JSON object per step, per evaluation and per save, as rank 0 saw them. A view
 //! of the table of figures.
 
 use std::io::{BufWriter, Write};
@@ -68,6 +68,7 @@ impl Listener for MetricsFile {
             Event::Evaluated(evaluation) if !evaluation.is_repeated => {
                 self.add(&Line::new(|figure| figure.of_evaluation(evaluation)))
             }
+            Event::Saved(save) => self.add(&Line::new(|figure| figure.of_save(save))),
             _ => Ok(()),
         }
     }

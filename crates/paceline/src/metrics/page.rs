@@ -35,7 +35,7 @@ Every figure that a run reports, by the name that it has in all files. This page
 
 - Times are of *measured* steps, those after `--warmup-steps`, unless the definition says otherwise. A mean
   is over ranks and steps.
-- `metrics.jsonl` has the figure of one step or one evaluation, as rank 0 saw it; `summary.json` that of the run.
+- `metrics.jsonl` has the figure of one step, evaluation or save, as rank 0 saw it; `summary.json` that of the run.
 - *Ranks* says how the values of the ranks become one figure of the run.
 - MB are 1e6 bytes.
 - *Exposed* means that the main thread is blocked on communication, whatever the reason; *hidden* means that

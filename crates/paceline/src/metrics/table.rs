@@ -156,8 +156,8 @@ pub static TABLE: &[Figure] = &[
     Figure::new("step_samples_per_s", ("samples/s", "", 0), First,
         Source::Step(|s| Some(json!(s.loss.count as f64 / (s.times.step + s.times.data) as f64 * 1e9))),
         "Samples of the step, divided by its time with the wait for its data.").curve("speed/samples_per_s"),
-    Figure::new("save_s", ("save", "s", 2), First, Source::Save(|took| took.as_secs_f64()),
-        "Time for which training waits for a checkpoint: the copy of what is saved, and the end of the save before.").curve("checkpoint/save_s"),
+    Figure::new("save_s", ("save", "s", 2), First, Source::Save(|s| s.took.as_secs_f64()),
+        "Time for which training waits for a checkpoint: the copy of what is saved, and the end of the save before.").metrics().curve("checkpoint/save_s"),
 
     // Where the time of a step goes: the main thread.
     time("forward_ms", "forward", |t| t.forward, "Forward pass and loss, less exposed communication within.")

@@ -73,19 +73,12 @@ impl Listener for TensorBoard {
         match event {
             run::Event::Step(step) => self.add(step.steps, |figure| figure.of_step(step)),
             run::Event::Evaluated(evaluation) if !evaluation.is_repeated => {
-                // The curve of the epochs has a point per step already.
-                let value = |figure: &Figure| match figure.source {
-                    Source::Position(_) => None,
-                    _ => figure.of_evaluation(evaluation),
-                };
-                self.add(evaluation.steps, value);
+                self.add(evaluation.steps, |figure| {
+                    without_position(figure)?.of_evaluation(evaluation)
+                });
             }
-            run::Event::Saved { steps, took } => {
-                let value = |figure: &Figure| match figure.source {
-                    Source::Save(of) => Some(of(*took).into()),
-                    _ => None,
-                };
-                self.add(*steps, value);
+            run::Event::Saved(save) => {
+                self.add(save.steps, |figure| without_position(figure)?.of_save(save));
             }
             _ => {}
         }
@@ -139,6 +132,11 @@ impl TensorBoard {
             self.file = None;
         }
     }
+}
+
+/// A figure that is not the position of the run. The curve of the epochs has a point per step already.
+fn without_position(figure: &Figure) -> Option<&Figure> {
+    (!matches!(figure.source, Source::Position(_))).then_some(figure)
 }
 
 /// An event of this moment, as a record.

@@ -18,7 +18,7 @@ use signal_hook::consts::SIGTERM;
 use crate::checkpoint::Folder;
 use crate::disk::Disk;
 use crate::insight::memory::{Needs, Shape};
-use crate::metrics::event::{Event, Listeners, StepDone};
+use crate::metrics::event::{Event, Listeners, Save, StepDone};
 use crate::metrics::facts::{Facts, Outcome};
 use crate::metrics::memory::{self, RankMemory};
 use crate::metrics::meter::Meter;
@@ -320,7 +320,8 @@ impl Trainer<'_> {
         let (config, num_samples) = (self.config, self.num_samples);
         let waits = is_last || config.save_sync;
         saving.save(config, num_samples, &self.stepper, progress, waits)?;
-        self.listeners.tell(Event::Saved { steps: progress.steps, took: begin.elapsed() })
+        let (steps, epoch) = (progress.steps, progress.last_epoch());
+        self.listeners.tell(Event::Saved(Save { steps, epoch, took: begin.elapsed() }))
     }
 
     /// Evaluates after a step, and tells the listeners.
