@@ -22,6 +22,8 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// e to the power of `self`.
     fn exp(self) -> Self;
+    /// e to the power of `self`, in a form that a compiler can vectorize; see [`crate::exp`].
+    fn fast_exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
     /// Square root.
@@ -31,7 +33,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($float:ident) => {
+    ($float:ident, $fast_exp:path) => {
         impl Real for $float {
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -44,6 +46,10 @@ macro_rules! real {
             #[inline(always)]
             fn exp(self) -> Self {
                 $float::exp(self)
+            }
+            #[inline(always)]
+            fn fast_exp(self) -> Self {
+                $fast_exp(self)
             }
             #[inline(always)]
             fn ln(self) -> Self {
@@ -60,5 +66,5 @@ macro_rules! real {
         }
     };
 }
-real!(f32);
-real!(f64);
+real!(f32, crate::exp::exp);
+real!(f64, f64::exp);

@@ -1,0 +1,117 @@
+//! Rows of a table, selected by numbers.
+
+use paceline_memory::{DType, Device, Tensor};
+
+use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
+use crate::{Compute, KernelError, Real, Result};
+
+const OP: &str = "embedding";
+
+/// The sizes of the table: rows, columns. Checks the other shapes.
+fn sizes(
+    ids: &Tensor,
+    table: &Tensor,
+    rows: &Tensor,
+    operand: &'static str,
+) -> Result<(usize, usize)> {
+    let &[len, width] = table.dims() else {
+        let (expected, got) = ([0, 0].into(), table.shape());
+        return Err(KernelError::Shape { op: OP, operand: "table", expected, got });
+    };
+    expect_shape(OP, operand, rows.shape(), [ids.num_elems(), width])?;
+    Ok((len, width))
+}
+
+/// Errors if a number is not a row of the table.
+fn check(ids: &[i64], len: usize) -> Result<()> {
+    match ids.iter().find(|id| !(0..len as i64).contains(id)) {
+        Some(&index) => Err(KernelError::Index { op: OP, index, len }),
+        None => Ok(()),
+    }
+}
+
+/// `output[i] = table[ids[i]]`. Shapes: ids of i64, any shape with n elements; table (len, width), output (n, width). f32 and f64;
+/// overwrites.
+pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor) -> Result<()> {
+    let _time = compute.time("embedding_forward", [ids, table]);
+    let (len, width) = sizes(ids, table, output, "output")?;
+    match compute.device_of(OP, [ids, table, output])? {
+        Device::Cpu => match table.dtype() {
+            DType::F32 => gather::<f32>(ids, table, len, width, output),
+            DType::F64 => gather::<f64>(ids, table, len, width, output),
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
+        Device::Meta => {
+            let dtype = meta::float(OP, table)?;
+            let pretended = Pretended::new(compute, OP).reads(DType::I64, [ids])?;
+            pretended.reads(dtype, [table])?.writes(dtype, [output])?;
+            Ok(())
+        }
+    }
+}
+
+fn gather<T: Real>(
+    ids: &Tensor,
+    table: &Tensor,
+    len: usize,
+    width: usize,
+    output: &Tensor,
+) -> Result<()> {
+    let (ids, table) = (ids.read::<i64>()?, table.read::<T>()?);
+    check(&ids, len)?;
+    let mut output = output.write::<T>()?;
+    for (row, &id) in output.chunks_exact_mut(width.max(1)).zip(ids.iter()) {
+        row.copy_from_slice(&table[id as usize * width..][..width]);
+    }
+    Ok(())
+}
+
+/// `d_table[ids[i]] += d_output[i]`, in order of `i`. All other rows are set to zero, or stay as they are if `accumulate`. Shapes and
+/// types as in [`forward`].
+pub fn backward(
+    compute: &Compute,
+    ids: &Tensor,
+    d_output: &Tensor,
+    d_table: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
+    let _time = compute.time("embedding_backward", [ids, d_table]);
+    let (len, width) = sizes(ids, d_table, d_output, "d_output")?;
+    match compute.device_of(OP, [ids, d_output, d_table])? {
+        Device::Cpu => match d_table.dtype() {
+            DType::F32 => scatter::<f32>(ids, d_output, len, width, d_table, accumulate),
+            DType::F64 => scatter::<f64>(ids, d_output, len, width, d_table, accumulate),
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
+        Device::Meta => {
+            let dtype = meta::float(OP, d_table)?;
+            let pretended = Pretended::new(compute, OP).reads(DType::I64, [ids])?;
+            pretended.reads(dtype, [d_output])?.writes(dtype, [d_table])?;
+            Ok(())
+        }
+    }
+}
+
+fn scatter<T: Real>(
+    ids: &Tensor,
+    d_output: &Tensor,
+    len: usize,
+    width: usize,
+    d_table: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
+    let (ids, d_output) = (ids.read::<i64>()?, d_output.read::<T>()?);
+    check(&ids, len)?;
+    let mut d_table = d_table.write::<T>()?;
+    if !accumulate {
+        d_table.fill(T::default());
+    }
+    for (row, &id) in d_output.chunks_exact(width.max(1)).zip(ids.iter()) {
+        let sums = &mut d_table[id as usize * width..][..width];
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += *x;
+        }
+    }
+    Ok(())
+}
