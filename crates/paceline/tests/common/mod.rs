@@ -333,7 +333,9 @@ pub fn metrics(folder: &Path) -> Vec<Value> {
 #[track_caller]
 pub fn column(folder: &Path, key: &str) -> Vec<f64> {
     let value = |step: &Value| step[key].as_f64().unwrap_or_else(|| panic!("no {key} in {step}"));
-    metrics(folder).iter().map(value).collect()
+    let lines = metrics(folder);
+    // Not those of evaluations and saves.
+    lines.iter().filter(|line| line.get("loss").is_some()).map(value).collect()
 }
 
 /// An IDX file of bytes: the dimensions, then the items.
