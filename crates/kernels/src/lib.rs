@@ -14,6 +14,7 @@
 //! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
 //! height, kernel width, channels in, channels out); linear weights are (out, in).
 
+pub mod attention;
 pub mod batch_norm;
 pub mod cast;
 pub mod conv2d;
@@ -25,11 +26,13 @@ pub mod norm;
 pub mod optimizer;
 pub mod pool2d;
 pub mod reference;
+pub mod rotary;
 pub mod top_k;
 
 mod activation;
 mod compute;
 mod error;
+mod exp;
 mod matmul;
 mod meta;
 mod real;
