@@ -14,6 +14,7 @@
 //! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
 //! height, kernel width, channels in, channels out); linear weights are (out, in).
 
+pub mod attention;
 pub mod batch_norm;
 pub mod cast;
 pub mod conv2d;
@@ -28,6 +29,7 @@ pub mod optimizer;
 pub mod pool2d;
 pub mod reference;
 pub mod rms_norm;
+pub mod rotary;
 pub mod swiglu;
 pub mod top_k;
 

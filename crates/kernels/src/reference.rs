@@ -5,6 +5,7 @@
 
 use crate::Real;
 use crate::activation::Activation;
+pub use crate::attention::plain::{backward as attention_backward, forward as attention_forward};
 use crate::batch_norm::BatchNorm;
 use crate::conv2d::Conv2d;
 

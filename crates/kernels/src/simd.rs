@@ -54,6 +54,9 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn store(self, to: *mut f32);
     /// `self * factor + addend`, rounded once if the processor can do so.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// Transposes a square of `LANES` rows: row `i` is read at `from + i * from_row`, and column `i` is written at
+    /// `to + i * to_row`. The two do not overlap.
+    unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -94,6 +97,47 @@ mod x86 {
             // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
         }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+            // SAFETY: the caller guarantees the processor and 16 elements at 16 places each.
+            unsafe {
+                // Loops and no closures: a closure would be compiled without the instructions if it were not inlined.
+                let mut rows = [_mm512_setzero_ps(); 16];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_loadu_ps(from.add(i * from_row));
+                }
+                // In each quarter of a register: pairs of one column, then fours of one column.
+                let mut fours = rows;
+                for i in (0..16).step_by(4) {
+                    let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+                    let ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                    let cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+                    fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                    fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+                    let ab = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+                    let cd = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+                    fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                    fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+                }
+                // Now the quarters: squares of 4 x 4.
+                for i in 0..4 {
+                    let [a, b, c, d] = [fours[i], fours[4 + i], fours[8 + i], fours[12 + i]];
+                    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                    let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+                    let even2 = _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d);
+                    let odd2 = _mm512_shuffle_f32x4::<0b11_01_11_01>(c, d);
+                    let columns = [
+                        _mm512_shuffle_f32x4::<0b10_00_10_00>(even, even2),
+                        _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd2),
+                        _mm512_shuffle_f32x4::<0b11_01_11_01>(even, even2),
+                        _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd2),
+                    ];
+                    for (quarter, column) in columns.into_iter().enumerate() {
+                        _mm512_storeu_ps(to.add((quarter * 4 + i) * to_row), column);
+                    }
+                }
+            }
+        }
     }
 
     #[derive(Clone, Copy)]
@@ -127,6 +171,37 @@ mod x86 {
         unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
             // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+            // SAFETY: the caller guarantees the processor and 8 elements at 8 places each.
+            unsafe {
+                // Loops and no closures: a closure would be compiled without the instructions if it were not inlined.
+                let mut rows = [_mm256_setzero_ps(); 8];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = _mm256_loadu_ps(from.add(i * from_row));
+                }
+                // In each half of a register: pairs of one column, then fours of one column.
+                let mut fours = rows;
+                for i in (0..8).step_by(4) {
+                    let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+                    let ab = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
+                    let cd = _mm256_castps_pd(_mm256_unpacklo_ps(c, d));
+                    fours[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+                    fours[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
+                    let ab = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+                    let cd = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+                    fours[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+                    fours[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
+                }
+                // Now the halves.
+                for i in 0..4 {
+                    let (a, b) = (fours[i], fours[4 + i]);
+                    _mm256_storeu_ps(to.add(i * to_row), _mm256_permute2f128_ps::<0x20>(a, b));
+                    let upper = _mm256_permute2f128_ps::<0x31>(a, b);
+                    _mm256_storeu_ps(to.add((4 + i) * to_row), upper);
+                }
+            }
         }
     }
 }
@@ -164,6 +239,16 @@ unsafe impl Vector for Portable {
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // Rounds twice: a fused form would be a function call on processors without one.
         Self(std::array::from_fn(|i| self.0[i] * factor.0[i] + addend.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+        // SAFETY: the caller guarantees four elements at four places each.
+        let rows: [Self; 4] =
+            std::array::from_fn(|i| unsafe { Self::load(from.add(i * from_row)) });
+        for i in 0..4 {
+            // SAFETY: as above.
+            unsafe { Self(rows.map(|row| row.0[i])).store(to.add(i * to_row)) };
+        }
     }
 }
 

@@ -1,0 +1,223 @@
+//! The backward pass of one row of the batch and one head of keys, in f32, tile by tile.
+//!
+//! In: qkv, the results of the forward pass and their gradient, and scratch memory of
+//! [`backward_scratch`](super::backward_scratch). Out: the columns of the gradient of qkv that belong to the head of keys.
+//! This file does not know how threads share the pairs.
+//!
+//! Tiles of queries are on the outside, head by head; tiles of keys up to the diagonal are on the inside. The gradients of
+//! all keys and values stay in scratch memory until every head of the group has added to them.
+
+use super::forward::start_of;
+use super::tile::{
+    Grid, Left, Operands, Right, SIDE, at_level, pack, product, scores, take, transpose, width,
+};
+use crate::exp::exp;
+use crate::rotary::turn_back;
+use crate::simd::Vector;
+
+/// What the forward pass wrote, and the gradient of its output.
+#[derive(Clone, Copy)]
+pub(super) struct Results<'a> {
+    pub(super) output: &'a [f32],
+    pub(super) log_sums: &'a [f32],
+    pub(super) d_output: &'a [f32],
+}
+
+at_level! {
+    /// Writes the places of the pair in the gradient of qkv.
+    ///
+    /// # Safety
+    ///
+    /// No other thread uses the places of this pair at the same time.
+    fn pair(
+        operands: &Operands<'_>,
+        results: &Results<'_>,
+        pair: usize,
+        scratch: &mut [f32],
+        d_qkv: &Grid<'_>,
+    ) = pair_with
+}
+
+/// # Safety
+///
+/// As `pair`, and the processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
+    operands: &Operands<'_>,
+    results: &Results<'_>,
+    pair: usize,
+    mut scratch: &mut [f32],
+    d_qkv: &Grid<'_>,
+) {
+    let spec = operands.spec;
+    let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
+    let (len, head_dim, width) = (operands.lengths[row] as usize, spec.head_dim, width(spec));
+    let all = spec.seq.next_multiple_of(SIDE) * width;
+    let used = len.next_multiple_of(SIDE) * width;
+    let k = &mut take(&mut scratch, all)[..used]; // (tokens, width), rotated
+    let v = &mut take(&mut scratch, all)[..used]; // (tokens, width)
+    let dk = &mut take(&mut scratch, all)[..used]; // (tokens, width), of the rotated keys
+    let dv = &mut take(&mut scratch, all)[..used]; // (tokens, width)
+    let q = take(&mut scratch, SIDE * width); // (SIDE, width), rotated and scaled
+    let q_turned = take(&mut scratch, SIDE * width); // (width, SIDE)
+    let dy = take(&mut scratch, SIDE * width); // (SIDE, width)
+    let dy_turned = take(&mut scratch, SIDE * width); // (width, SIDE)
+    let dq = take(&mut scratch, SIDE * width); // (SIDE, width), of the rotated and scaled queries
+    let p = take(&mut scratch, SIDE * SIDE); // (keys, queries)
+    let ds = take(&mut scratch, SIDE * SIDE); // (keys, queries)
+
+    let k_column = (spec.heads + kv_head) * head_dim;
+    let v_column = k_column + spec.kv_heads * head_dim;
+    operands.pack_rotated(row, 0..len, k_column, 1.0, k);
+    operands.pack(row, 0..len, v_column, v);
+    dk.fill(0.0);
+    dv.fill(0.0);
+    let scale = spec.scale() as f32;
+    for head in kv_head * spec.group()..(kv_head + 1) * spec.group() {
+        let column = head * head_dim;
+        for first in (0..len).step_by(SIDE) {
+            let queries = SIDE.min(len - first);
+            let columns = queries.next_multiple_of(V::LANES);
+            let tokens = first..first + queries;
+            operands.pack_rotated(row, tokens.clone(), column, scale, q);
+            let at = |token| (row * spec.seq + token) * spec.heads * head_dim + column;
+            pack(
+                width,
+                tokens.clone(),
+                dy,
+                |token, to| {
+                    to.copy_from_slice(&results.d_output[at(token)..][..head_dim]);
+                },
+                head_dim,
+            );
+            // SAFETY: the caller guarantees the processor.
+            unsafe {
+                transpose::<V>(width, q, q_turned);
+                transpose::<V>(width, dy, dy_turned);
+            }
+            // Queries that do not exist have zeros everywhere, so they add zeros.
+            let (mut log_sums, mut products) = ([0.0f32; SIDE], [0.0f32; SIDE]);
+            let from = (row * spec.heads + head) * spec.seq + first;
+            log_sums[..queries].copy_from_slice(&results.log_sums[from..from + queries]);
+            for ((product, dy), token) in
+                products.iter_mut().zip(dy.chunks_exact(width)).zip(tokens)
+            {
+                *product = dot(&dy[..head_dim], &results.output[at(token)..][..head_dim]);
+            }
+            for first_key in (0..=first).step_by(SIDE) {
+                let is_diagonal = first_key == first;
+                let keys = if is_diagonal { queries } else { SIDE };
+                let from_key = first_key * width;
+                let (k, v) = (&k[from_key..], &v[from_key..]);
+                // SAFETY: the caller guarantees the processor.
+                unsafe {
+                    scores::<V, R, C>(width, head_dim, k, keys, q_turned, columns, is_diagonal, p);
+                    scores::<V, R, C>(
+                        width,
+                        head_dim,
+                        v,
+                        keys,
+                        dy_turned,
+                        columns,
+                        is_diagonal,
+                        ds,
+                    );
+                }
+                gradient_of_scores(p, ds, keys, columns, is_diagonal, &log_sums, &products);
+                for j in (0..keys).step_by(R) {
+                    // Queries before the key do not attend to it.
+                    let start = if is_diagonal { j } else { 0 };
+                    let steps = queries - start;
+                    let to = from_key + j * width;
+                    for (a, b, to) in [(&*p, &*dy, &mut dv[to..]), (&*ds, &*q, &mut dk[to..])] {
+                        let a = Left { elems: &a[j * SIDE + start..], row: SIDE, step: 1 };
+                        let b = Right { elems: &b[start * width..], row: width };
+                        // SAFETY: the caller guarantees the processor.
+                        unsafe { product::<V, R, C>(a, b, steps, width, to, width, true) };
+                    }
+                }
+                for i in (0..queries).step_by(R) {
+                    let steps = if is_diagonal { keys.min(i + R) } else { keys };
+                    let a = Left { elems: &ds[i..], row: 1, step: SIDE };
+                    let (b, to) = (Right { elems: k, row: width }, &mut dq[i * width..]);
+                    // SAFETY: the caller guarantees the processor.
+                    unsafe { product::<V, R, C>(a, b, steps, width, to, width, first_key > 0) };
+                }
+            }
+            for (i, dq) in dq.chunks_exact(width).take(queries).enumerate() {
+                let token = first + i;
+                // SAFETY: the caller guarantees that nobody else uses the places of this pair.
+                let to = unsafe { d_qkv.place(row * spec.seq + token, column, head_dim) };
+                turn_back(&dq[..head_dim], operands.angles(token), scale, to);
+            }
+        }
+        for token in len..spec.seq {
+            // SAFETY: as above.
+            unsafe { d_qkv.place(row * spec.seq + token, column, head_dim) }.fill(0.0);
+        }
+    }
+    for token in 0..spec.seq {
+        // SAFETY: as above; the two columns do not overlap.
+        let [to_k, to_v] = [k_column, v_column]
+            .map(|at| unsafe { d_qkv.place(row * spec.seq + token, at, head_dim) });
+        if token < len {
+            let from = token * width..token * width + head_dim;
+            turn_back(&dk[from.clone()], operands.angles(token), 1.0, to_k);
+            to_v.copy_from_slice(&dv[from]);
+        } else {
+            to_k.fill(0.0);
+            to_v.fill(0.0);
+        }
+    }
+}
+
+/// Replaces scores by probabilities, `p = exp(p - log_sum)`, and `ds` by the gradient of the scores,
+/// `p (ds - product)`; both are zero above the diagonal, as far as products use them.
+#[inline(always)]
+fn gradient_of_scores(
+    p: &mut [f32],
+    ds: &mut [f32],
+    keys: usize,
+    columns: usize,
+    is_diagonal: bool,
+    log_sums: &[f32; SIDE],
+    products: &[f32; SIDE],
+) {
+    let columns = columns.min(SIDE);
+    let ((p, _), (ds, _)) = (p.as_chunks_mut::<SIDE>(), ds.as_chunks_mut::<SIDE>());
+    for (j, (p, ds)) in p.iter_mut().zip(ds).take(keys).enumerate() {
+        let mut start = 0;
+        if is_diagonal {
+            start = start_of(j / 4);
+            p[start..j].fill(f32::NEG_INFINITY);
+            ds[start..j].fill(0.0);
+        }
+        for i in start..columns {
+            p[i] = exp(p[i] - log_sums[i]);
+            ds[i] = p[i] * (ds[i] - products[i]);
+        }
+    }
+}
+
+/// The scalar product, in 16 sums whose additions overlap.
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 16];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    for (a, b) in a.iter().zip(b) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    for ((sum, a), b) in sums.iter_mut().zip(a_rest).zip(b_rest) {
+        *sum += a * b;
+    }
+    let mut len = 16;
+    while len > 1 {
+        len /= 2;
+        for i in 0..len {
+            sums[i] += sums[i + len];
+        }
+    }
+    sums[0]
+}

@@ -1,0 +1,187 @@
+//! The forward pass of one row of the batch and one head of keys, in f32, tile by tile.
+//!
+//! In: qkv, and scratch memory of [`forward_scratch`](super::forward_scratch). Out: the columns of the output that belong to
+//! the head of keys, and their log_sums. This file does not know how threads share the pairs.
+//!
+//! For a tile of queries, keys are visited from the first tile to the diagonal. The largest score so far, the sum of the
+//! exponentials relative to it and the output that is not divided yet are kept for each query, and corrected when the
+//! largest score grows (the online softmax). Scores are stored transposed, a row for each key, so that all these are
+//! computed lane by lane.
+
+use super::tile::{
+    Grid, Left, Operands, Right, SIDE, at_level, product, scores, take, transpose, width,
+};
+use crate::exp::exp;
+use crate::simd::Vector;
+
+at_level! {
+    /// Writes log_sums of the pair (heads of the group, seq) and its places of the output.
+    ///
+    /// # Safety
+    ///
+    /// No other thread uses the places of this pair at the same time.
+    fn pair(
+        operands: &Operands<'_>,
+        pair: usize,
+        scratch: &mut [f32],
+        log_sums: &mut [f32],
+        output: &Grid<'_>,
+    ) = pair_with
+}
+
+/// # Safety
+///
+/// As `pair`, and the processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
+    operands: &Operands<'_>,
+    pair: usize,
+    mut scratch: &mut [f32],
+    log_sums: &mut [f32],
+    output: &Grid<'_>,
+) {
+    let spec = operands.spec;
+    let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
+    let (len, head_dim, width) = (operands.lengths[row] as usize, spec.head_dim, width(spec));
+    let all = spec.seq.next_multiple_of(SIDE) * width;
+    let used = len.next_multiple_of(SIDE) * width;
+    let k = &mut take(&mut scratch, all)[..used]; // (tokens, width), rotated
+    let v = &mut take(&mut scratch, all)[..used]; // (tokens, width)
+    let q = take(&mut scratch, SIDE * width); // (SIDE, width), rotated and scaled
+    let q_turned = take(&mut scratch, SIDE * width); // (width, SIDE)
+    let sums = take(&mut scratch, SIDE * width); // (SIDE, width), the output before the division
+    let square = take(&mut scratch, SIDE * SIDE); // (keys, queries)
+
+    let k_column = (spec.heads + kv_head) * head_dim;
+    operands.pack_rotated(row, 0..len, k_column, 1.0, k);
+    operands.pack(row, 0..len, k_column + spec.kv_heads * head_dim, v);
+    let scale = spec.scale() as f32;
+    for (n, log_sums) in log_sums.chunks_exact_mut(spec.seq).enumerate() {
+        let column = (kv_head * spec.group() + n) * head_dim;
+        for first in (0..len).step_by(SIDE) {
+            let queries = SIDE.min(len - first);
+            let columns = queries.next_multiple_of(V::LANES);
+            operands.pack_rotated(row, first..first + queries, column, scale, q);
+            // SAFETY: the caller guarantees the processor.
+            unsafe { transpose::<V>(width, q, q_turned) };
+            let mut softmax = Softmax::new();
+            for first_key in (0..=first).step_by(SIDE) {
+                let is_diagonal = first_key == first;
+                let keys = if is_diagonal { queries } else { SIDE };
+                let (k, v) = (&k[first_key * width..], &v[first_key * width..]);
+                // SAFETY: the caller guarantees the processor.
+                unsafe {
+                    scores::<V, R, C>(
+                        width,
+                        head_dim,
+                        k,
+                        keys,
+                        q_turned,
+                        columns,
+                        is_diagonal,
+                        square,
+                    );
+                }
+                softmax.add(square, keys, columns, is_diagonal);
+                if first_key > 0 {
+                    for (sums, factor) in sums.chunks_exact_mut(width).zip(softmax.factors) {
+                        sums.iter_mut().for_each(|sum| *sum *= factor);
+                    }
+                }
+                for i in (0..queries).step_by(R) {
+                    let steps = if is_diagonal { keys.min(i + R) } else { keys };
+                    let a = Left { elems: &square[i..], row: 1, step: SIDE };
+                    let (b, to) = (Right { elems: v, row: width }, &mut sums[i * width..]);
+                    // SAFETY: the caller guarantees the processor.
+                    unsafe { product::<V, R, C>(a, b, steps, width, to, width, first_key > 0) };
+                }
+            }
+            for i in 0..queries {
+                let token = first + i;
+                // SAFETY: the caller guarantees that nobody else uses the places of this pair.
+                let to = unsafe { output.place(row * spec.seq + token, column, head_dim) };
+                let divisor = softmax.sums[i];
+                for (to, sum) in to.iter_mut().zip(&sums[i * width..]) {
+                    *to = sum / divisor;
+                }
+                log_sums[token] = softmax.largest[i] + divisor.ln();
+            }
+        }
+        for token in len..spec.seq {
+            // SAFETY: as above.
+            unsafe { output.place(row * spec.seq + token, column, head_dim) }.fill(0.0);
+        }
+        log_sums[len..].fill(0.0);
+    }
+}
+
+/// The state of the online softmax of a tile of queries.
+struct Softmax {
+    /// The largest score of each query so far.
+    largest: [f32; SIDE],
+    /// The sum of `exp(score - largest)` of each query.
+    sums: [f32; SIDE],
+    /// `exp(largest before - largest)` of the last step.
+    factors: [f32; SIDE],
+}
+
+impl Softmax {
+    #[inline(always)]
+    fn new() -> Self {
+        let (largest, zeros) = ([f32::NEG_INFINITY; SIDE], [0.0; SIDE]);
+        Self { largest, sums: zeros, factors: zeros }
+    }
+
+    /// Replaces scores (keys, queries) by `exp(score - largest)`, and by zero above the diagonal. What lies further
+    /// above the diagonal than a register is long is left alone.
+    #[inline(always)]
+    fn add(&mut self, square: &mut [f32], keys: usize, columns: usize, is_diagonal: bool) {
+        let columns = columns.min(SIDE);
+        let (rows, _) = square.as_chunks_mut::<SIDE>();
+        // Four rows at a time, which shortens the chain of additions. Rows behind the last key are above the diagonal.
+        let (fours, _) = rows[..keys.next_multiple_of(4)].as_chunks_mut::<4>();
+        if is_diagonal {
+            for (n, four) in fours.iter_mut().enumerate() {
+                for (j, row) in (4 * n..).zip(four) {
+                    row[start_of(n)..j].fill(f32::NEG_INFINITY);
+                }
+            }
+        }
+        let start = |n| if is_diagonal { start_of(n) } else { 0 };
+        let before = self.largest;
+        for (n, [a, b, c, d]) in fours.iter().enumerate() {
+            for i in start(n)..columns {
+                let most = larger(larger(a[i], b[i]), larger(c[i], d[i]));
+                self.largest[i] = larger(self.largest[i], most);
+            }
+        }
+        for ((factor, before), largest) in self.factors.iter_mut().zip(before).zip(self.largest) {
+            *factor = exp(before - largest);
+        }
+        let mut sums = [0.0f32; SIDE];
+        for (n, [a, b, c, d]) in fours.iter_mut().enumerate() {
+            for i in start(n)..columns {
+                let largest = self.largest[i];
+                a[i] = exp(a[i] - largest);
+                b[i] = exp(b[i] - largest);
+                c[i] = exp(c[i] - largest);
+                d[i] = exp(d[i] - largest);
+                sums[i] += (a[i] + b[i]) + (c[i] + d[i]);
+            }
+        }
+        for ((sum, factor), new) in self.sums.iter_mut().zip(self.factors).zip(sums) {
+            *sum = *sum * factor + new;
+        }
+    }
+}
+
+/// The first query that the keys `4 n..4 n + 4` of a square on the diagonal compute, with whole registers.
+#[inline(always)]
+pub(super) fn start_of(n: usize) -> usize {
+    4 * n / 16 * 16
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}

@@ -1,0 +1,294 @@
+//! Causal attention of a Llama: rotated queries and keys, grouped heads, rows of different lengths.
+//!
+//! Input: the queries, keys and values of all heads side by side, one row per token, and the number of real tokens of
+//! each row of the batch. Output: the mean of the values that each query attends to, and the gradients. This module
+//! does not know how queries, keys and values are made, and keeps nothing between calls.
+//!
+//! No matrix of (seq, seq) exists at any time: 64 queries and 64 keys are worked on at a time, and the backward
+//! pass computes probabilities again from the logarithms of the forward pass's sums. Each f32 thread takes
+//! [`forward_scratch`] or [`backward_scratch`] elements of scratch memory, which grow linearly with `seq`.
+//!
+//! Threads share the pairs of a row of the batch and a head of keys. What a pair computes depends only on the real tokens
+//! of its row: neither on other rows, nor on the padding, nor on the number of threads.
+//!
+//! Sources: Vaswani et al., "Attention Is All You Need", 2017; Su et al., "RoFormer", 2021 (rotation); Ainslie et al.,
+//! "GQA: Training Generalized Multi-Query Transformer Models", 2023 (grouped heads); Dao, "FlashAttention-2", 2023
+//! (tiles, and the backward pass).
+
+use paceline_memory::{DType, Device, Tensor};
+
+use crate::compute::batches;
+use crate::error::expect_shape;
+use crate::meta::{self, Pretended};
+use crate::rotary::RotaryTable;
+use crate::{Compute, KernelError, Result};
+
+mod backward;
+mod forward;
+pub(crate) mod plain;
+mod tile;
+
+use self::tile::{Grid, Operands};
+
+const OP: &str = "attention";
+
+/// The sizes of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSpec {
+    /// Rows of the batch.
+    pub batch: usize,
+    /// Tokens of a row, with padding.
+    pub seq: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; divides `heads`. Head `h` attends to keys and values of head `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Elements of a head; even.
+    pub head_dim: usize,
+}
+
+impl AttentionSpec {
+    /// Shape of queries, keys and values, and of their gradient: (batch * seq, (heads + 2 * kv_heads) * head_dim). The
+    /// columns are the queries of all heads, then the keys of all heads, then the values of all heads.
+    pub fn qkv_shape(&self) -> [usize; 2] {
+        [self.batch * self.seq, (self.heads + 2 * self.kv_heads) * self.head_dim]
+    }
+
+    /// Shape of the output and of its gradient: (batch * seq, heads * head_dim).
+    pub fn output_shape(&self) -> [usize; 2] {
+        [self.batch * self.seq, self.heads * self.head_dim]
+    }
+
+    /// Number of elements of the logarithms: batch * heads * seq, in this order.
+    pub fn log_sums_len(&self) -> usize {
+        self.batch * self.heads * self.seq
+    }
+
+    /// Heads of queries that share a head of keys.
+    pub(crate) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Pairs of a row of the batch and a head of keys, which threads share.
+    fn pairs(&self) -> usize {
+        self.batch * self.kv_heads
+    }
+
+    /// `1 / sqrt(head_dim)`.
+    pub(crate) fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+
+    fn check(&self) -> Result<()> {
+        let Self { heads, kv_heads, head_dim, .. } = *self;
+        let reason = if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+            format!("kv_heads must divide heads, got {kv_heads} and {heads}")
+        } else if head_dim == 0 || head_dim % 2 != 0 {
+            format!("head_dim must be even and not zero, got {head_dim}")
+        } else {
+            return Ok(());
+        };
+        Err(KernelError::Geometry { op: OP, reason })
+    }
+}
+
+/// Elements of f32 scratch memory of a thread of [`forward()`]: `2 s d + 3 * 64 d + 64 * 64`, where `s` is `seq`
+/// rounded up to 64, and `d` is `head_dim` rounded up to 16.
+pub fn forward_scratch(spec: &AttentionSpec) -> usize {
+    tile::scratch_len(spec, 2, 3, 1)
+}
+
+/// Elements of f32 scratch memory of a thread of [`backward()`]: `4 s d + 5 * 64 d + 2 * 64 * 64`, with the names of
+/// [`forward_scratch`].
+pub fn backward_scratch(spec: &AttentionSpec) -> usize {
+    tile::scratch_len(spec, 4, 5, 2)
+}
+
+/// The shapes of the operands that both passes have.
+fn check_shapes(
+    spec: &AttentionSpec,
+    [qkv, lengths, output, log_sums]: [&Tensor; 4],
+    table: &RotaryTable,
+) -> Result<()> {
+    spec.check()?;
+    expect_shape(OP, "qkv", qkv.shape(), spec.qkv_shape())?;
+    expect_shape(OP, "lengths", lengths.shape(), [spec.batch])?;
+    expect_shape(OP, "output", output.shape(), spec.output_shape())?;
+    expect_shape(OP, "log_sums", log_sums.shape(), [spec.log_sums_len()])?;
+    table.check(OP, spec.head_dim, spec.seq)
+}
+
+fn check_lengths(spec: &AttentionSpec, lengths: &[i64]) -> Result<()> {
+    let is_wrong = |length: &i64| !usize::try_from(*length).is_ok_and(|len| len <= spec.seq);
+    let Some(row) = lengths.iter().position(is_wrong) else { return Ok(()) };
+    let reason = format!("length {} of row {row} is not within 0..={}", lengths[row], spec.seq);
+    Err(KernelError::Geometry { op: OP, reason })
+}
+
+/// For each head and each query `i` of a row, over its keys `j <= i`:
+/// `s[j] = (R_i q[i] . R_j k[j]) / sqrt(head_dim)`, `log_sum[i] = ln(sum over j of exp(s[j]))` and
+/// `output[i] = sum over j of exp(s[j] - log_sum[i]) v[j]`. `R_i` is the rotation of position `i` of the table; the
+/// position of a token is its place in its row.
+///
+/// Shapes: qkv [`AttentionSpec::qkv_shape`], not rotated; lengths (batch) of i64, the real tokens of each row, which come
+/// first; output [`AttentionSpec::output_shape`]; log_sums (batch * heads * seq), for [`backward()`]. f32 and f64, like the
+/// table. Overwrites output and log_sums. Padding is not read, and its output and log_sums are zero. Errors if a length
+/// is not within `0..=seq`, or the table is too short.
+#[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
+pub fn forward(
+    compute: &Compute,
+    qkv: &Tensor,
+    lengths: &Tensor,
+    table: &RotaryTable,
+    spec: &AttentionSpec,
+    output: &Tensor,
+    log_sums: &Tensor,
+) -> Result<()> {
+    let _time = compute.time("attention_forward", [qkv, lengths]);
+    check_shapes(spec, [qkv, lengths, output, log_sums], table)?;
+    match compute.device_of(OP, [qkv, lengths, table.values(), output, log_sums])? {
+        Device::Cpu => {
+            let lengths = lengths.read::<i64>()?;
+            check_lengths(spec, &lengths)?;
+            match qkv.dtype() {
+                DType::F32 => {
+                    let (qkv, angles) = (qkv.read()?, table.values().read()?);
+                    let operands = Operands { spec, qkv: &qkv, lengths: &lengths, angles: &angles };
+                    let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
+                    let output = Grid::new(&mut output, spec.output_shape());
+                    let group_len = spec.group() * spec.seq;
+                    let items = batches(compute, &mut log_sums, group_len, spec.pairs());
+                    compute.threads.for_each(items, |(first, log_sums)| {
+                        let mut scratch = compute.scratch(forward_scratch(spec))?;
+                        for (n, log_sums) in log_sums.chunks_exact_mut(group_len.max(1)).enumerate()
+                        {
+                            // SAFETY: each pair occurs once, so no other thread has its columns.
+                            unsafe {
+                                forward::pair(
+                                    compute.simd,
+                                    &operands,
+                                    first + n,
+                                    &mut scratch,
+                                    log_sums,
+                                    &output,
+                                );
+                            }
+                        }
+                        Ok(())
+                    })
+                }
+                DType::F64 => {
+                    let (qkv, angles) = (qkv.read::<f64>()?, table.values().read()?);
+                    let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
+                    plain::forward(spec, &qkv, &lengths, &angles, &mut output, &mut log_sums);
+                    Ok(())
+                }
+                dtype => Err(KernelError::DType { op: OP, dtype }),
+            }
+        }
+        Device::Meta => {
+            let dtype = meta::float(OP, qkv)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [qkv, table.values()])?;
+            let pretended = pretended.reads(DType::I64, [lengths])?;
+            let mut pretended = pretended.writes(dtype, [output, log_sums])?;
+            pretend_scratch(&mut pretended, compute, spec, dtype, forward_scratch(spec))
+        }
+    }
+}
+
+/// The gradient of queries, keys and values from `d_output`, and from what [`forward()`] read and wrote. With
+/// `p[i, j] = exp(s[i, j] - log_sum[i])` and `d[i] = d_output[i] . output[i]`, for each head:
+/// `dv[j] = sum over i >= j of p[i, j] d_output[i]`, `ds[i, j] = p[i, j] (d_output[i] . v[j] - d[i]) / sqrt(head_dim)`,
+/// `dq[i] = R_i^T sum over j <= i of ds[i, j] R_j k[j]` and `dk[j] = R_j^T sum over i >= j of ds[i, j] R_i q[i]`. Heads that
+/// share keys and values add to their gradients in the order of the heads.
+///
+/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; overwrites d_qkv. Padding is not read, and its
+/// gradient is zero. Errors as [`forward()`].
+#[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
+pub fn backward(
+    compute: &Compute,
+    qkv: &Tensor,
+    lengths: &Tensor,
+    table: &RotaryTable,
+    spec: &AttentionSpec,
+    output: &Tensor,
+    log_sums: &Tensor,
+    d_output: &Tensor,
+    d_qkv: &Tensor,
+) -> Result<()> {
+    let _time = compute.time("attention_backward", [qkv, lengths]);
+    check_shapes(spec, [qkv, lengths, output, log_sums], table)?;
+    expect_shape(OP, "d_output", d_output.shape(), spec.output_shape())?;
+    expect_shape(OP, "d_qkv", d_qkv.shape(), spec.qkv_shape())?;
+    let operands = [qkv, lengths, table.values(), output, log_sums, d_output, d_qkv];
+    match compute.device_of(OP, operands)? {
+        Device::Cpu => {
+            let lengths = lengths.read::<i64>()?;
+            check_lengths(spec, &lengths)?;
+            match qkv.dtype() {
+                DType::F32 => {
+                    let (qkv, angles) = (qkv.read()?, table.values().read()?);
+                    let operands = Operands { spec, qkv: &qkv, lengths: &lengths, angles: &angles };
+                    let (output, log_sums, d_output) =
+                        (output.read()?, log_sums.read()?, d_output.read()?);
+                    let results = backward::Results {
+                        output: &output,
+                        log_sums: &log_sums,
+                        d_output: &d_output,
+                    };
+                    let mut d_qkv = d_qkv.write()?;
+                    let d_qkv = Grid::new(&mut d_qkv, spec.qkv_shape());
+                    compute.threads.for_each(compute.threads.split(spec.pairs()), |pairs| {
+                        let mut scratch = compute.scratch(backward_scratch(spec))?;
+                        for pair in pairs {
+                            // SAFETY: each pair occurs once, so no other thread has its columns.
+                            unsafe {
+                                backward::pair(
+                                    compute.simd,
+                                    &operands,
+                                    &results,
+                                    pair,
+                                    &mut scratch,
+                                    &d_qkv,
+                                );
+                            }
+                        }
+                        Ok(())
+                    })
+                }
+                DType::F64 => {
+                    let (qkv, angles) = (qkv.read::<f64>()?, table.values().read()?);
+                    let (output, log_sums) = (output.read()?, log_sums.read()?);
+                    let (d_output, mut d_qkv) = (d_output.read()?, d_qkv.write()?);
+                    let results = (&*output, &*log_sums, &*d_output);
+                    plain::backward(spec, &qkv, &lengths, &angles, results, &mut d_qkv);
+                    Ok(())
+                }
+                dtype => Err(KernelError::DType { op: OP, dtype }),
+            }
+        }
+        Device::Meta => {
+            let dtype = meta::float(OP, qkv)?;
+            let reads = [qkv, table.values(), output, log_sums, d_output];
+            let pretended = Pretended::new(compute, OP).reads(dtype, reads)?;
+            let mut pretended = pretended.reads(DType::I64, [lengths])?.writes(dtype, [d_qkv])?;
+            pretend_scratch(&mut pretended, compute, spec, dtype, backward_scratch(spec))
+        }
+    }
+}
+
+/// Takes the scratch memory of all threads.
+fn pretend_scratch(
+    pretended: &mut Pretended,
+    compute: &Compute,
+    spec: &AttentionSpec,
+    dtype: DType,
+    len: usize,
+) -> Result<()> {
+    if dtype == DType::F32 {
+        for _ in compute.threads.split(spec.pairs()) {
+            pretended.scratch(dtype, len)?;
+        }
+    }
+    Ok(())
+}
