@@ -2,20 +2,21 @@
 
     cargo build --release
     python3 bench/sharding.py                   # needs the peer: see bench/README.md
+    python3 bench/sharding.py --model llama --batch-size 32 --out results/llama_32.json
 
-The model is an MLP of three 2048-wide layers with 14.7 million parameters, batch 64 per rank, AdamW, on 2 ranks of 1
-thread, each pinned to its own core. In every round each of our strategies runs, and then each counterpart in PyTorch:
+The model is an MLP of three 2048-wide layers with 14.7 million parameters, batch 64 per rank, or a Llama of 4 blocks of width 256 with 7.4
+million parameters, batch 4 of 128 tokens per rank. It is trained with AdamW, on 2 ranks of 1 thread, each pinned to its own core. In every round each of our strategies runs, and then each counterpart in PyTorch:
 
     ddp        DistributedDataParallel
     sharded1   ZeroRedundancyOptimizer on top of it
-    sharded2   fully_shard, each layer a unit, which stays whole after the forward pass
-    sharded3   fully_shard, each layer a unit, which is sharded again after the forward pass
+    sharded2   fully_shard, each layer or block a unit, which stays whole after the forward pass
+    sharded3   fully_shard, each layer or block a unit, which is sharded again after the forward pass
 
 A round gives one ratio of step times for each pair, and for each of our strategies the ratio to our `ddp`. Ratios
 are used because a time alone says more about the machine than about the program.
 
 Prints two tables and writes the raw records of all runs with date, machine, versions and commands to
-`results/sharding.json`. Run it from the root of the repository; only the standard library is needed. Exits with 1 if
+`results/sharding.json`, or `results/llama.json`. Run it from the root of the repository; only the standard library is needed. Exits with 1 if
 something could not be run or the two sides did not train the same model, and with 2 on a wrong argument.
 """
 import argparse
@@ -30,7 +31,7 @@ from pathlib import Path
 from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
 FEATURES = (2048, 2048, 2048, 2048, 1024)
-BATCH_SIZE = 64  # per rank
+BATCH_SIZE = {"mlp": 64, "llama": 4}  # per rank
 RANKS = 2
 WARMUP_STEPS = 5
 TIMEOUT_SECONDS = 300
@@ -42,12 +43,16 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare a sharded training step with PyTorch's, interleaved.")
     parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
     parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
+    parser.add_argument("--model", choices=list(BATCH_SIZE), default="mlp")
+    parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for mlp, 4 for llama)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each strategy and side (default: 5)")
     parser.add_argument("--seconds", type=float, default=5, help="timed seconds of each run of the peer (default: 5)")
     parser.add_argument("--steps", type=int, default=60, help="timed steps of each of our runs (default: 60)")
     parser.add_argument("--ours-only", action="store_true", help="compare our strategies with each other only")
-    parser.add_argument("--out", type=Path, default=Path("results/sharding.json"), metavar="FILE")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="(default: results/sharding.json or results/llama.json)")
     arguments = parser.parse_args()
+    arguments.batch_size = arguments.batch_size or BATCH_SIZE[arguments.model]
+    arguments.out = arguments.out or Path("results") / {"mlp": "sharding.json", "llama": "llama.json"}[arguments.model]
     if arguments.rounds < 1 or arguments.steps < 1 or arguments.seconds <= 0:
         parser.error("--rounds, --steps and --seconds must be above zero")
     if not arguments.paceline.is_file():
@@ -57,36 +62,44 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def our_arguments(strategy: str, steps: int) -> list[str]:
-    total = steps + WARMUP_STEPS
+def our_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
+    total = arguments.steps + WARMUP_STEPS
+    model = "--model llama"
+    if arguments.model == "mlp":
+        model = (
+            f"--model mlp --input-dim {FEATURES[0]} --hidden-dim {FEATURES[1]} --num-layers {len(FEATURES) - 2}"
+            f" --output-dim {FEATURES[-1]}"
+        )
     return shlex.split(
-        f"train --model mlp --input-dim {FEATURES[0]} --hidden-dim {FEATURES[1]} --num-layers {len(FEATURES) - 2}"
-        f" --output-dim {FEATURES[-1]} --batch-size {BATCH_SIZE} --optimizer adamw --strategy {strategy} --nproc {RANKS}"
+        f"train {model} --batch-size {arguments.batch_size} --optimizer adamw --strategy {strategy} --nproc {RANKS}"
         f" --threads 1 --pin-cores --epochs 1 --steps-per-epoch {total} --warmup-steps {WARMUP_STEPS} --quiet"
         " --json step.json"
     )
 
 
-def peer_arguments(strategy: str, seconds: float) -> list[str]:
-    features = " ".join(map(str, FEATURES))
+def peer_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
+    model = "--model llama"
+    if arguments.model == "mlp":
+        model = f"--model mlp --features {' '.join(map(str, FEATURES))}"
     return shlex.split(
-        f"--model mlp --features {features} --batch-size {BATCH_SIZE} --optimizer adamw --lr 0.001 --ranks {RANKS}"
-        f" --sharding {COUNTERPARTS[strategy]} --warmup-steps {WARMUP_STEPS} --seconds {seconds:g}"
+        f"{model} --batch-size {arguments.batch_size} --optimizer adamw --lr 0.001 --ranks {RANKS}"
+        f" --sharding {COUNTERPARTS[strategy]} --warmup-steps {WARMUP_STEPS} --seconds {arguments.seconds:g}"
     )
 
 
-def measure_ours(binary: Path, strategy: str, steps: int) -> Record:
+def measure_ours(arguments: argparse.Namespace, strategy: str) -> Record:
     # A run writes its run folder into the current folder, which is temporary here.
     with tempfile.TemporaryDirectory(prefix="sharding_") as folder:
-        run([binary.absolute(), *our_arguments(strategy, steps)], Path(folder), TIMEOUT_SECONDS)
+        command = [arguments.paceline.absolute(), *our_arguments(arguments, strategy)]
+        run(command, Path(folder), TIMEOUT_SECONDS)
         record = json.loads(Path(folder, "step.json").read_text())
     kept = ("step_ms_median", "step_ms_p99", "params", "peak_bytes", "resident_bytes", "weights_sha256", "steps")
     return {key: record[key] for key in kept if key in record} | {"step_ms": record["step_ms_median"]}
 
 
-def measure_peer(python: Path, strategy: str, seconds: float, failures: list[str]) -> Record:
+def measure_peer(arguments: argparse.Namespace, strategy: str, failures: list[str]) -> Record:
     """One run, repeated once if it fails; `failures` records that."""
-    command = [python.absolute(), PEER_SCRIPT, *peer_arguments(strategy, seconds)]
+    command = [arguments.peer_python.absolute(), PEER_SCRIPT, *peer_arguments(arguments, strategy)]
     for is_last in (False, True):
         try:
             return json.loads(run(command, ROOT, TIMEOUT_SECONDS).strip().splitlines()[-1])
@@ -101,9 +114,9 @@ def one_round(arguments: argparse.Namespace, failures: list[str]) -> dict[str, R
     """A record for each side of each strategy."""
     records: dict[str, Record] = {}
     for strategy in COUNTERPARTS:
-        records[strategy] = {"ours": measure_ours(arguments.paceline, strategy, arguments.steps)}
+        records[strategy] = {"ours": measure_ours(arguments, strategy)}
         if not arguments.ours_only:
-            theirs = measure_peer(arguments.peer_python, strategy, arguments.seconds, failures)
+            theirs = measure_peer(arguments, strategy, failures)
             records[strategy]["theirs"] = theirs
             if theirs["params"] != records[strategy]["ours"]["params"]:
                 raise RunFailed(f"{strategy}: not the same model: {records[strategy]['ours']['params']} and {theirs['params']}")
@@ -151,8 +164,8 @@ def main() -> int:
         "commit": commit(),
         "commands": {
             name: {
-                "ours": shlex.join([shown(arguments.paceline), *our_arguments(name, arguments.steps)]),
-                "theirs": shlex.join([shown(PEER_SCRIPT), *peer_arguments(name, arguments.seconds)]),
+                "ours": shlex.join([shown(arguments.paceline), *our_arguments(arguments, name)]),
+                "theirs": shlex.join([shown(PEER_SCRIPT), *peer_arguments(arguments, name)]),
             }
             for name in COUNTERPARTS
         },

@@ -1,6 +1,7 @@
 """Our training step in PyTorch, on the CPU: DistributedDataParallel over Gloo, or a sharded form of it.
 
     .peer/bin/python bench/peer/step.py --model cnn --ranks 2 --seconds 5
+    .peer/bin/python bench/peer/step.py --model llama --optimizer adamw --amp bf16
     .peer/bin/python bench/peer/step.py --model mlp --features 2048 2048 2048 2048 1024 --sharding resharded
 
 Each rank has one thread, and is pinned to its own core if there are enough cores. The settings are the
@@ -31,6 +32,8 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from llama import Block, Llama
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -46,25 +49,30 @@ CNNS = {
     "cnn32": CnnShape(image=(3, 32, 32), channels=(16, 32), hidden=64),
 }
 CLASSES = 10
+LLAMA = {"layers": 4, "width": 256, "heads": 4, "kv_heads": 4, "intermediate": 688, "vocab": 8192, "seq": 128}
 MLP_FEATURES = (4096, 4096, 4096, 4096, 2048)  # input, three hidden layers, output
-BATCH_SIZE = {"cnn": 64, "cnn32": 64, "mlp": 256}
+BATCH_SIZE = {"cnn": 64, "cnn32": 64, "mlp": 256, "llama": 4}
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time one data-parallel training step of PyTorch.")
     parser.add_argument("--model", choices=list(BATCH_SIZE), default="cnn")
     parser.add_argument("--ranks", type=int, default=2, help="1 trains without a process group (default: 2)")
-    parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for a cnn, 256 for mlp)")
+    parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for a cnn, 256 for mlp, 4 for llama)")
     parser.add_argument(
         "--features", type=int, nargs="+", default=MLP_FEATURES, help="of the mlp: input, hidden layers, output"
     )
+    for flag, default in LLAMA.items():
+        name = f"--{flag.replace('_', '-')}"
+        parser.add_argument(name, type=int, default=default, help=f"of the llama (default: {default})")
+    parser.add_argument("--amp", choices=["off", "bf16"], default="off", help="automatic mixed precision (default: off)")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument(
         "--sharding",
         choices=["none", "zero1", "kept", "resharded"],
         default="none",
-        help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, each layer with parameters a unit, "
-        "which stays whole after the forward pass or does not (default: none)",
+        help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, each layer with parameters (of a llama each block) "
+        "a unit, which stays whole after the forward pass or does not (default: none)",
     )
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
@@ -120,6 +128,11 @@ def build(arguments: argparse.Namespace) -> tuple[nn.Module, Loss, Tensor, Tenso
         inputs = torch.randn(batch_size, features[0])
         targets = torch.randn(batch_size, features[-1])
         return mlp(features), F.mse_loss, inputs, targets
+    if arguments.model == "llama":
+        model = Llama(**{key: getattr(arguments, key) for key in LLAMA})
+        inputs = torch.randint(0, arguments.vocab, (batch_size, arguments.seq))
+        targets = torch.randint(0, arguments.vocab, (batch_size * arguments.seq,))
+        return model, F.cross_entropy, inputs, targets
     memory_format = torch.channels_last if arguments.channels_last else torch.contiguous_format
     shape = CNNS[arguments.model]
     model = Cnn(shape, CLASSES).to(memory_format=memory_format)
@@ -132,7 +145,9 @@ def distributed(model: nn.Module, sharding: str) -> nn.Module:
     """The model on several ranks."""
     if sharding in ("none", "zero1"):
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-    for unit in [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]:
+    is_llama = isinstance(model, Llama)
+    units = (Block,) if is_llama else (nn.Linear, nn.Conv2d)
+    for unit in [module for module in model.modules() if isinstance(module, units)]:
         fully_shard(unit, reshard_after_forward=sharding == "resharded")
     return fully_shard(model, reshard_after_forward=sharding == "resharded")
 
@@ -176,7 +191,8 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     optimizer = optimizer_of(model, arguments)
 
     def step() -> Tensor:
-        loss = loss_function(model(inputs), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=arguments.amp == "bf16"):
+            loss = loss_function(model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -207,6 +223,7 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
         "torch": torch.__version__,
         "model": arguments.model,
         "sharding": arguments.sharding,
+        "amp": arguments.amp,
         "ranks": num_ranks,
         "params": num_params,
         "batch_size": arguments.batch_size,

@@ -115,3 +115,26 @@ fn scatter<T: Real>(
     }
     Ok(())
 }
+
+/// `rows[i] = i * seq + lengths[i] - 1`: the row of the last element of each sequence, where sequences of different lengths are padded
+/// to `seq` rows each. Shapes: lengths and rows (batch), i64; overwrites. Errors if a length is not among 1 to `seq`.
+pub fn last_rows(compute: &Compute, lengths: &Tensor, seq: usize, rows: &Tensor) -> Result<()> {
+    let op = "last_rows";
+    expect_shape(op, "rows", rows.shape(), lengths.shape())?;
+    match compute.device_of(op, [lengths, rows])? {
+        Device::Cpu => {
+            let (lengths, mut rows) = (lengths.read::<i64>()?, rows.write::<i64>()?);
+            for (at, (row, &length)) in rows.iter_mut().zip(lengths.iter()).enumerate() {
+                if !(1..=seq as i64).contains(&length) {
+                    return Err(KernelError::Index { op, index: length - 1, len: seq });
+                }
+                *row = (at * seq) as i64 + length - 1;
+            }
+        }
+        Device::Meta => {
+            let pretended = Pretended::new(compute, op).reads(DType::I64, [lengths])?;
+            pretended.writes(DType::I64, [rows])?;
+        }
+    }
+    Ok(())
+}

@@ -15,6 +15,9 @@ impl Batch {
     /// The name of the tensor that most objectives compare the output with.
     pub const TARGETS: &'static str = "targets";
 
+    /// The name of the tensor that has the length of each sequence without its padding: (n) of i64.
+    pub const LENGTHS: &'static str = "lengths";
+
     /// A batch of inputs (n, ...) and targets: labels (n) or values (n, columns).
     pub fn new(inputs: Tensor, targets: Tensor) -> Self {
         Self { tensors: vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)] }

@@ -125,6 +125,11 @@ impl<'a> Context<'a> {
         tensor.ok_or(ModelError::NotInBatch { name })
     }
 
+    /// A tensor that the batch may have, such as the lengths of its sequences.
+    pub fn optional(&self, name: &str) -> Option<&'a Tensor> {
+        self.batch.and_then(|batch| batch.get(name))
+    }
+
     /// Opens the root units, whose parameters several blocks use, for both passes. They stay open until
     /// [`Context::close_roots`].
     pub fn open_roots(&mut self) -> Result<()> {
@@ -234,6 +239,11 @@ impl<'a> Context<'a> {
         self.units.value(self.storage.layout(), id)
     }
 
+    /// Parameters that lie side by side in one unit, as a flat tensor, for reading. Errors if they do not, or if the unit is closed.
+    pub fn params(&self, ids: &[ParamId]) -> Result<Tensor> {
+        self.units.values(self.storage.layout(), ids)
+    }
+
     /// A buffer, for reading. A training pass may update it.
     pub fn buffer(&self, id: BufferId) -> Result<Tensor> {
         self.storage.buffer(id)
@@ -248,6 +258,12 @@ impl<'a> Context<'a> {
     /// [`Context::accumulates`] is true. Errors if the unit of the parameter is closed.
     pub fn grad(&self, id: ParamId) -> Result<Tensor> {
         self.units.grad(self.storage.layout(), id)
+    }
+
+    /// The memory of the gradients of parameters that lie side by side in one unit, as a flat tensor: see [`Context::grad`]. Either all of
+    /// them accumulate or none.
+    pub fn grads(&self, ids: &[ParamId]) -> Result<Tensor> {
+        self.units.grads(self.storage.layout(), ids)
     }
 
     /// Whether the layer must add to a gradient instead of overwriting it, because an earlier micro-batch of

@@ -43,6 +43,14 @@ pub enum ModelError {
         /// The name of the tensor.
         name: &'static str,
     },
+    /// A layer was asked for the gradient of an input that has none.
+    #[error(
+        "{layer} has no gradient of its input, which consists of numbers; it must be a model's first layer"
+    )]
+    NoInputGradient {
+        /// The layer.
+        layer: &'static str,
+    },
     /// This rank has no optimizer state for a range of flat storage.
     #[error("this rank has no optimizer state for the elements {} to {}", range.start, range.end)]
     NotOwned {

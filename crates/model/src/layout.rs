@@ -289,6 +289,9 @@ pub struct LayoutBuilder {
 }
 
 impl LayoutBuilder {
+    /// Each parameter begins at a multiple of this number of elements.
+    pub const ALIGN_ELEMS: usize = ALIGN_ELEMS;
+
     /// A builder without parameters.
     pub fn new() -> Self {
         Self::default()

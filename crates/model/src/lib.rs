@@ -52,6 +52,7 @@
 pub mod fuzzing;
 pub mod gradcheck;
 pub mod layers;
+pub mod pretrained;
 pub mod weights;
 
 mod batch;
@@ -62,6 +63,7 @@ mod error;
 mod held;
 mod layer;
 mod layout;
+mod llama;
 mod mlp;
 mod model;
 mod objective;
@@ -83,6 +85,7 @@ pub use layer::{Layer, Saved};
 pub use layout::{
     BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitId,
 };
+pub use llama::{LlamaConfig, LlamaTask};
 pub use mlp::MlpConfig;
 pub use model::Model;
 pub use objective::{CrossEntropy, MeanSquaredError, Objective};

@@ -30,6 +30,12 @@ impl Model {
         Ok(())
     }
 
+    /// The same model with activation checkpointing of each block: see [`Checkpointed`](crate::layers::Checkpointed).
+    pub fn checkpointed(self) -> Self {
+        let blocks = self.blocks.into_iter().map(Block::checkpointed).collect();
+        Self { blocks, ..self }
+    }
+
     /// The blocks in `range` as one layer, for example those of a pipeline stage. Panics if there are fewer blocks.
     pub fn stage(&self, range: Range<usize>) -> Chain<'_, Block> {
         Chain(&self.blocks[range])

@@ -17,6 +17,12 @@ pub trait Objective: Send + Sync {
         None
     }
 
+    /// Whether the objective writes gradients of parameters: those of its unit, or a parameter of a root unit. Then the
+    /// backward pass of a micro-batch begins with its loss.
+    fn has_parameters(&self) -> bool {
+        self.unit().is_some()
+    }
+
     /// The number that the mean loss divides by: the samples of the batch by default, or its tokens.
     fn count(&self, batch: &Batch) -> Result<usize> {
         Ok(batch.num_samples())
@@ -24,6 +30,12 @@ pub trait Objective: Send + Sync {
 
     /// Adds to `sums`, f64 (3): the sum of the losses, the number of correct predictions, and [`Objective::count`].
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()>;
+
+    /// The number that the mean loss divides by in the shares of all ranks together, if these have `num_samples` samples. `batch` is the
+    /// share of one of them, which may have no sample.
+    fn count_of_all(&self, _batch: &Batch, num_samples: usize) -> usize {
+        num_samples
+    }
 
     /// Like [`Objective::evaluate`]. Also returns the gradient of `scale` times the summed loss with respect to the
     /// output.

@@ -59,10 +59,13 @@ impl Rehearsal {
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
+            drop(cx);
+            units.readiness.begin_pass();
+            let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
+            let mut cx = cx.with_batch(batch);
             let d_output = model.differentiate(&mut cx, &output, 1.0, &sums)?;
             drop(output);
             allocator.end_phase(FORWARD);
-            units.readiness.begin_pass();
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             model.network().backward(&mut cx.with_batch(batch), saved, d_output, false)?;
             allocator.end_phase(BACKWARD);

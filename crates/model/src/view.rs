@@ -3,6 +3,8 @@
 //! A pass opens a unit, uses it and closes it. The code that runs the pass decides where the view lies: in whole
 //! storage, or in memory that holds only this unit for the moment. A view knows nothing of ranks.
 
+use std::ops::Range;
+
 use paceline_memory::Tensor;
 
 use crate::{GradReadiness, Held, Layout, ModelError, Param, ParamId, Result, Storage, UnitId};
@@ -85,6 +87,22 @@ impl OpenUnits {
         Ok(())
     }
 
+    /// The values of parameters that lie side by side in one unit, as a flat tensor. Errors if they do not, or if the unit is
+    /// closed.
+    pub(crate) fn values(&self, layout: &Layout, ids: &[ParamId]) -> Result<Tensor> {
+        let (range, first) = side_by_side(layout, ids)?;
+        self.view(layout, first)?.1.values.slice(range)
+    }
+
+    /// The gradients of parameters that lie side by side in one unit, as a flat tensor. Errors as
+    /// [`OpenUnits::values`], or if the unit is open without gradients.
+    pub(crate) fn grads(&self, layout: &Layout, ids: &[ParamId]) -> Result<Tensor> {
+        let (range, first) = side_by_side(layout, ids)?;
+        let (param, view) = self.view(layout, first)?;
+        let grads = view.grads.as_ref().ok_or_else(|| closed(layout, param, "the gradient"))?;
+        grads.slice(range)
+    }
+
     /// The values of a parameter. Errors if its unit is closed.
     pub(crate) fn value(&self, layout: &Layout, id: ParamId) -> Result<Tensor> {
         let (param, view) = self.view(layout, id)?;
@@ -102,6 +120,22 @@ impl OpenUnits {
         let param = layout.param(id);
         let view = self.views[param.unit.0].as_ref();
         Ok((param, view.ok_or_else(|| closed(layout, param, "the value"))?))
+    }
+}
+
+/// The elements of parameters that lie side by side in one unit, and the first parameter.
+fn side_by_side(layout: &Layout, ids: &[ParamId]) -> Result<(Range<usize>, ParamId)> {
+    let params = || ids.iter().map(|id| layout.param(*id));
+    let meet = |(a, b): (&Param, &Param)| a.unit == b.unit && a.range().end == b.start;
+    match (ids, params().next_back()) {
+        (&[first, ..], Some(last)) if params().zip(params().skip(1)).all(meet) => {
+            Ok((layout.param(first).start..last.range().end, first))
+        }
+        _ => {
+            let names: Vec<&str> = params().map(|param| &*param.name).collect();
+            let reason = format!("the parameters {} do not lie side by side", names.join(", "));
+            Err(ModelError::Config(reason))
+        }
     }
 }
 

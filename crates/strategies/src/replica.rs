@@ -27,7 +27,7 @@ pub const SHARED_SUMS_BYTES: usize = NUM_SHARED_SUMS * size_of::<f64>();
 pub struct MicroBatch {
     /// The rank's samples; there may be none at the end of an epoch.
     pub batch: Batch,
-    /// The number that the mean loss divides by (samples or tokens), in the shares of all ranks together.
+    /// The number of samples in the shares of all ranks together.
     pub global_count: usize,
 }
 

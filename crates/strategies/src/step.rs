@@ -113,7 +113,7 @@ impl<'a> Step<'a> {
         let num_levels = options.accumulation.num_partial_sums(micro_batches.len());
         partial_sums.begin_step(compute, storage.grads().tensor(), num_levels)?;
         units.begin_step();
-        let count: usize = micro_batches.iter().map(|batch| batch.global_count).sum();
+        let count = count_of_all(replica, micro_batches);
         let scale = group.world_size() as f64 / count as f64;
         let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
         let mut step = Self {
@@ -158,7 +158,13 @@ impl<'a> Step<'a> {
 
     /// The loss of micro-batch number `at`, from the output of the model's last block. Returns the gradient of the
     /// output. After the loss of the last micro-batch, the all-reduce of the losses starts.
+    ///
+    /// If the objective has parameters, the backward pass begins here. Then the loss of a micro-batch must come right before
+    /// its backward pass.
     pub fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
+        if self.replica.model.objective.has_parameters() {
+            self.begin_backward_of(at)?;
+        }
         self.timed(span::FORWARD, |step| {
             let Replica { model, own_sums, .. } = step.replica;
             let scale = step.scale;
@@ -182,17 +188,23 @@ impl<'a> Step<'a> {
         saved: Saved,
         d_output: Tensor,
     ) -> Result<Option<Tensor>> {
-        if self.backward.0 != Some(at) {
-            if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
-                self.end_backward(false)?;
-            }
-            self.begin_backward(at)?;
-        }
+        self.begin_backward_of(at)?;
         let wants_input = blocks.start > 0;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
             step.pass(Some(at), |cx| stage.backward(cx, saved, d_output, wants_input))
         })
+    }
+
+    /// Begins the backward pass of a micro-batch, unless it has begun, and ends the one before it.
+    fn begin_backward_of(&mut self, at: usize) -> Result<()> {
+        if self.backward.0 == Some(at) {
+            return Ok(());
+        }
+        if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
+            self.end_backward(false)?;
+        }
+        self.begin_backward(at)
     }
 
     /// Begins the backward pass of a micro-batch. If gradients are added up as a tree, the gradients of the micro-batch
@@ -303,7 +315,7 @@ impl<'a> Step<'a> {
         }
         let sums = replica.sums.read::<f64>()?;
         let count = match is_shared {
-            true => self.micro_batches.iter().map(|batch| batch.global_count).sum(),
+            true => count_of_all(replica, self.micro_batches),
             false => num_samples,
         };
         let loss = StepLoss {
@@ -317,4 +329,10 @@ impl<'a> Step<'a> {
         };
         Ok((loss, left_out, num_samples))
     }
+}
+
+/// The number that the mean loss divides by: the samples or tokens of all ranks in these micro-batches.
+fn count_of_all(replica: &Replica, micro_batches: &[MicroBatch]) -> usize {
+    let objective = &replica.model.objective;
+    micro_batches.iter().map(|own| objective.count_of_all(&own.batch, own.global_count)).sum()
 }

@@ -6,13 +6,13 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Maps (n, inputs) to (n, outputs), with a bias or without.
+/// Maps (n, inputs) to (n, outputs), with a bias. [`Projection`](super::Projection) has none.
 #[derive(Clone, Debug)]
 pub struct Linear {
     outputs: usize,
     activation: Activation,
     weight: ParamId,
-    bias: Option<ParamId>,
+    bias: ParamId,
 }
 
 impl Linear {
@@ -25,26 +25,13 @@ impl Linear {
     ) -> Self {
         let init = Init::fan_in(inputs);
         let weight = layout.param("weight", [outputs, inputs], init);
-        let bias = Some(layout.param("bias", [outputs], init));
+        let bias = layout.param("bias", [outputs], init);
         Self { outputs, activation, weight, bias }
-    }
-
-    /// Registers weight (outputs, inputs) with these initial values, and no bias.
-    pub fn without_bias(
-        layout: &mut LayoutBuilder,
-        inputs: usize,
-        outputs: usize,
-        activation: Activation,
-        init: Init,
-    ) -> Self {
-        let weight = layout.param("weight", [outputs, inputs], init);
-        Self { outputs, activation, weight, bias: None }
     }
 
     /// A layer that is tied to another layer: it uses the same parameters.
     pub fn tied_to(layout: &mut LayoutBuilder, other: &Linear, activation: Activation) -> Self {
-        let weight = layout.tie(other.weight);
-        let bias = other.bias.map(|bias| layout.tie(bias));
+        let (weight, bias) = (layout.tie(other.weight), layout.tie(other.bias));
         Self { outputs: other.outputs, activation, weight, bias }
     }
 
@@ -67,9 +54,8 @@ impl Linear {
 impl Layer for Linear {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.activation([input.dims()[0], self.outputs])?;
-        let weight = cx.param(self.weight)?;
-        let bias = self.bias.map(|bias| cx.param(bias)).transpose()?;
-        linear::forward(cx.compute, &input, &weight, bias.as_ref(), self.activation, &output)?;
+        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
+        linear::forward(cx.compute, &input, &weight, Some(&bias), self.activation, &output)?;
         Ok((output.clone(), Saved::of([input, output])))
     }
 
@@ -84,13 +70,10 @@ impl Layer for Linear {
         }
         let d_sum = self.d_sum(cx, saved, d_output)?;
         let [input, _] = saved.tensors()?;
-        let dw = cx.grad(self.weight)?;
-        let db = self.bias.map(|bias| cx.grad(bias)).transpose()?;
+        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
         let accumulate = cx.accumulates(self.weight);
-        linear::backward_weight(cx.compute, input, &d_sum, &dw, db.as_ref(), accumulate)?;
-        if let Some(bias) = self.bias {
-            cx.gradient_ready(bias)?;
-        }
+        linear::backward_weight(cx.compute, input, &d_sum, &dw, Some(&db), accumulate)?;
+        cx.gradient_ready(self.bias)?;
         cx.gradient_ready(self.weight)
     }
 

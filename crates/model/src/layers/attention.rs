@@ -1,0 +1,104 @@
+//! Causal self-attention with rotary positions and grouped queries.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use paceline_kernels::attention::{self, AttentionSpec};
+use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
+use paceline_memory::{DType, Device, Tensor};
+
+use crate::{Batch, Context, Layer, Result, Saved};
+
+/// Maps queries, keys and values, side by side as (batch * seq, (heads + 2 * kv_heads) * head_dim), to (batch * seq, heads * head_dim). `batch` and
+/// `seq` are the extents of the batch's inputs. If the batch has lengths, nothing looks at the tokens behind them.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    heads: usize,
+    kv_heads: usize,
+    rotary: Arc<Rotary>,
+}
+
+/// The rotary positions of a model, whose layers share the tables.
+#[derive(Debug)]
+pub struct Rotary {
+    config: RotaryConfig,
+    max_len: usize,
+    /// One for each device and element type that has been asked for.
+    tables: Mutex<Vec<RotaryTable>>,
+}
+
+impl Rotary {
+    /// Positions `0..max_len`. Their tables are made when a pass first needs them. Errors if the settings are invalid.
+    pub fn new(config: RotaryConfig, max_len: usize) -> Result<Self> {
+        config.frequencies()?;
+        Ok(Self { config, max_len, tables: Mutex::default() })
+    }
+
+    fn table(&self, cx: &Context) -> Result<RotaryTable> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = (cx.compute.device(), cx.dtype());
+        let is_wanted =
+            |table: &&RotaryTable| (table.values().device(), table.values().dtype()) == wanted;
+        if let Some(table) = tables.iter().find(is_wanted) {
+            return Ok(table.clone());
+        }
+        let allocator = &cx.compute.allocator;
+        let table = RotaryTable::new(allocator, self.config, self.max_len, cx.dtype())?;
+        tables.push(table.clone());
+        Ok(table)
+    }
+}
+
+impl Attention {
+    /// Has no parameters.
+    pub fn new(heads: usize, kv_heads: usize, rotary: Arc<Rotary>) -> Self {
+        Self { heads, kv_heads, rotary }
+    }
+
+    fn spec(&self, cx: &Context) -> Result<AttentionSpec> {
+        let Self { heads, kv_heads, .. } = *self;
+        let head_dim = self.rotary.config.head_dim;
+        let inputs = cx.batch(Batch::INPUTS)?;
+        let (batch, seq) = (inputs.dims()[0], inputs.dims()[1]);
+        Ok(AttentionSpec { batch, seq, heads, kv_heads, head_dim })
+    }
+
+    /// The lengths of the sequences, or the full length if the batch has none.
+    fn lengths(&self, cx: &Context, spec: &AttentionSpec) -> Result<Tensor> {
+        if let Some(lengths) = cx.optional(Batch::LENGTHS) {
+            return Ok(lengths.clone());
+        }
+        let lengths = cx.scratch(DType::I64, [spec.batch])?;
+        match cx.compute.device() {
+            Device::Cpu => lengths.write::<i64>()?.fill(spec.seq as i64),
+            Device::Meta => {}
+        }
+        Ok(lengths)
+    }
+}
+
+impl Layer for Attention {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let spec = self.spec(cx)?;
+        let output = cx.activation(spec.output_shape())?;
+        let log_sums = cx.activation([spec.log_sums_len()])?;
+        let (lengths, table) = (self.lengths(cx, &spec)?, self.rotary.table(cx)?);
+        attention::forward(cx.compute, &input, &lengths, &table, &spec, &output, &log_sums)?;
+        Ok((output.clone(), Saved::of([input, output, log_sums])))
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let spec = self.spec(cx)?;
+        let [input, output, log_sums] = saved.tensors()?;
+        let d_input = cx.activation(input.shape())?;
+        let (lengths, table) = (self.lengths(cx, &spec)?, self.rotary.table(cx)?);
+        attention::backward(
+            cx.compute, input, &lengths, &table, &spec, output, log_sums, d_output, &d_input,
+        )?;
+        Ok(d_input)
+    }
+}

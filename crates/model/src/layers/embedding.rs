@@ -1,0 +1,52 @@
+//! The embedding layer: a row of a table for each number.
+
+use paceline_kernels::embedding;
+use paceline_memory::Tensor;
+
+use crate::{Context, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
+
+/// Maps numbers (batch, seq) of i64 to rows (batch * seq, width). It is the first layer of a model, since numbers have no gradient.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    width: usize,
+    weight: ParamId,
+}
+
+impl Embedding {
+    /// Registers weight (len, width).
+    pub fn new(layout: &mut LayoutBuilder, len: usize, width: usize, init: Init) -> Self {
+        Self { width, weight: layout.param("weight", [len, width], init) }
+    }
+
+    /// The table, for a head that is tied to it.
+    pub fn weight(&self) -> ParamId {
+        self.weight
+    }
+}
+
+impl Layer for Embedding {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let output = cx.activation([input.num_elems(), self.width])?;
+        embedding::forward(cx.compute, &input, &cx.param(self.weight)?, &output)?;
+        Ok((output, Saved::of([input])))
+    }
+
+    fn backward_weight(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<()> {
+        if !cx.trains(self.weight) {
+            return Ok(());
+        }
+        let [input] = saved.tensors()?;
+        let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
+        embedding::backward(cx.compute, input, d_output, &d_weight, accumulate)?;
+        cx.gradient_ready(self.weight)
+    }
+
+    fn backward_input(&self, _: &mut Context, _: &mut Saved, _: &Tensor) -> Result<Tensor> {
+        Err(ModelError::NoInputGradient { layer: "an embedding" })
+    }
+}

@@ -1,0 +1,57 @@
+//! Normalization by the root mean square.
+
+use paceline_kernels::rms_norm;
+use paceline_memory::Tensor;
+
+use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+
+/// Divides each row of (n, columns) by its root mean square, and multiplies it by a weight (columns).
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    eps: f64,
+    weight: ParamId,
+}
+
+impl RmsNorm {
+    /// Registers the weight under this name. `eps` is added to the mean square.
+    pub fn new(layout: &mut LayoutBuilder, name: &str, columns: usize, eps: f64) -> Self {
+        Self { eps, weight: layout.param(name, [columns], Init::Constant(1.0)) }
+    }
+}
+
+impl Layer for RmsNorm {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let output = cx.activation(input.shape())?;
+        let r = cx.activation([input.dims()[0]])?;
+        rms_norm::forward(cx.compute, &input, &cx.param(self.weight)?, self.eps, &output, &r)?;
+        Ok((output, Saved::of([input, r])))
+    }
+
+    fn backward_weight(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<()> {
+        if !cx.trains(self.weight) {
+            return Ok(());
+        }
+        let [input, r] = saved.tensors()?;
+        let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
+        rms_norm::backward_weight(cx.compute, input, r, d_output, &d_weight, accumulate)?;
+        cx.gradient_ready(self.weight)
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let [input, r] = saved.tensors()?;
+        let d_input = cx.activation(input.shape())?;
+        let weight = cx.param(self.weight)?;
+        rms_norm::backward_input(cx.compute, input, &weight, r, d_output, &d_input)?;
+        Ok(d_input)
+    }
+}

@@ -1,0 +1,30 @@
+//! The gated activation of a feed-forward layer.
+
+use paceline_kernels::swiglu;
+use paceline_memory::Tensor;
+
+use crate::{Context, Layer, Result, Saved};
+
+/// Maps gate and up, side by side as (n, 2 * columns), to `silu(gate) * up`, (n, columns).
+#[derive(Clone, Copy, Debug)]
+pub struct SwiGlu;
+
+impl Layer for SwiGlu {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let output = cx.activation([input.dims()[0], input.dims()[1] / 2])?;
+        swiglu::forward(cx.compute, &input, &output)?;
+        Ok((output, Saved::of([input])))
+    }
+
+    fn backward_input(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Tensor> {
+        let [input] = saved.tensors()?;
+        let d_input = cx.activation(input.shape())?;
+        swiglu::backward(cx.compute, input, d_output, &d_input)?;
+        Ok(d_input)
+    }
+}

@@ -1,0 +1,65 @@
+//! The objective of a sequence classifier: a linear layer on the last token of each sequence, and the cross-entropy.
+
+use paceline_kernels::embedding;
+use paceline_kernels::linear_cross_entropy::{self, Gradients};
+use paceline_memory::{DType, Tensor};
+
+use crate::{Batch, Context, Objective, ParamId, Result, UnitId};
+
+/// Classifies each sequence by its last token that is not padding: that row of (batch * seq, width) becomes logits over the
+/// classes, which are compared with the target, (batch) of i64. The mean is over the sequences.
+#[derive(Clone, Debug)]
+pub(super) struct Classifier {
+    pub unit: UnitId,
+    /// (classes, width).
+    pub weight: ParamId,
+}
+
+impl Classifier {
+    /// The last token of each sequence, (batch, width), and the rows where these lie, (batch).
+    fn last_tokens(&self, cx: &Context, output: &Tensor) -> Result<[Tensor; 2]> {
+        let (inputs, lengths) = (cx.batch(Batch::INPUTS)?, cx.batch(Batch::LENGTHS)?);
+        let rows = cx.scratch(DType::I64, lengths.shape())?;
+        embedding::last_rows(cx.compute, lengths, inputs.dims()[1], &rows)?;
+        let last = cx.activation([rows.num_elems(), output.dims()[1]])?;
+        embedding::forward(cx.compute, &rows, output, &last)?;
+        Ok([last, rows])
+    }
+}
+
+impl Objective for Classifier {
+    fn unit(&self) -> Option<UnitId> {
+        Some(self.unit)
+    }
+
+    fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
+        let [last, _] = self.last_tokens(cx, output)?;
+        let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);
+        Ok(linear_cross_entropy::evaluate(cx.compute, &last, &weight, targets, sums)?)
+    }
+
+    fn differentiate(
+        &self,
+        cx: &mut Context,
+        output: &Tensor,
+        scale: f64,
+        sums: &Tensor,
+    ) -> Result<Tensor> {
+        let [last, rows] = self.last_tokens(cx, output)?;
+        let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);
+        let d_last = cx.activation(last.shape())?;
+        let trains = cx.trains(self.weight);
+        let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
+        let accumulate = cx.accumulates(self.weight);
+        let gradients = Gradients { d_input: &d_last, d_weight: d_weight.as_ref(), accumulate };
+        linear_cross_entropy::differentiate(
+            cx.compute, &last, &weight, targets, scale, gradients, sums,
+        )?;
+        if trains {
+            cx.gradient_ready(self.weight)?;
+        }
+        let d_output = cx.activation(output.shape())?;
+        embedding::backward(cx.compute, &rows, &d_last, &d_output, false)?;
+        Ok(d_output)
+    }
+}

@@ -1,0 +1,213 @@
+//! Reads and writes `config.json` as Hugging Face's `transformers` does.
+//!
+//! Input: the text of the file. Output: settings, or the setting that is missing, wrong or not supported. Knows nothing of
+//! weights.
+
+use paceline_kernels::rotary::{Llama3Scaling, RotaryScaling};
+use serde_json::{Map, Value, json};
+
+use super::{LlamaConfig, LlamaTask};
+use crate::{ModelError, Result};
+
+/// The architectures that can be read, with what they predict.
+const CAUSAL: &str = "LlamaForCausalLM";
+const CLASSIFIER: &str = "LlamaForSequenceClassification";
+
+/// The object of a `config.json`, or a part of it.
+struct Settings<'a> {
+    object: &'a Map<String, Value>,
+}
+
+impl<'a> Settings<'a> {
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The value that `read` makes of a key, or the default, if there is one and the key is absent.
+    fn read<T>(
+        &self,
+        key: &str,
+        needs: &str,
+        default: Option<T>,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<T> {
+        match (self.get(key), default) {
+            (None, Some(default)) => Ok(default),
+            (None, None) => Err(ModelError::Config(format!("{key} is missing"))),
+            (Some(value), _) => read(value).ok_or_else(|| {
+                ModelError::Config(format!("{key} is {value}, and must be {needs}"))
+            }),
+        }
+    }
+
+    fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
+        let read = |value: &Value| usize::try_from(value.as_u64()?).ok();
+        self.read(key, "a whole number", default, read)
+    }
+
+    fn real(&self, key: &str, default: Option<f64>) -> Result<f64> {
+        self.read(key, "a number", default, Value::as_f64)
+    }
+
+    fn is_set(&self, key: &str) -> Result<bool> {
+        self.read(key, "true or false", Some(false), Value::as_bool)
+    }
+
+    fn word(&self, key: &str, default: &'a str) -> Result<&'a str> {
+        self.read(key, "a word", Some(default), Value::as_str)
+    }
+}
+
+impl LlamaConfig {
+    /// Reads a `config.json`.
+    ///
+    /// Errors if the text is not a JSON object, if the architecture is another one, if a setting has no possible value, or if the model would need
+    /// something that is not supported. The message names the setting, not the file.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let value: Value = serde_json::from_str(text)
+            .map_err(|e| ModelError::Config(format!("this is no JSON ({e})")))?;
+        let object = value.as_object();
+        let object = object.ok_or_else(|| ModelError::Config("this is no JSON object".into()))?;
+        let settings = Settings { object };
+        let task = task(&settings)?;
+        for (key, supported) in [("hidden_act", "silu"), ("model_type", "llama")] {
+            let word = settings.word(key, supported)?;
+            if word != supported {
+                return Err(unsupported(key, word, supported));
+            }
+        }
+        for key in ["attention_bias", "mlp_bias"] {
+            if settings.is_set(key)? {
+                return Err(unsupported(key, "true", "false"));
+            }
+        }
+        let hidden_size = settings.size("hidden_size", None)?;
+        let num_attention_heads = settings.size("num_attention_heads", None)?;
+        let (rope_theta, rope_scaling) = rotary(&settings)?;
+        let config = Self {
+            vocab_size: settings.size("vocab_size", None)?,
+            hidden_size,
+            intermediate_size: settings.size("intermediate_size", None)?,
+            num_hidden_layers: settings.size("num_hidden_layers", None)?,
+            num_attention_heads,
+            num_key_value_heads: settings.size("num_key_value_heads", Some(num_attention_heads))?,
+            head_dim: settings.size("head_dim", Some(hidden_size / num_attention_heads.max(1)))?,
+            max_position_embeddings: settings.size("max_position_embeddings", Some(2048))?,
+            rope_theta,
+            rope_scaling,
+            rms_norm_eps: settings.real("rms_norm_eps", Some(1e-6))?,
+            initializer_range: settings.real("initializer_range", Some(0.02))?,
+            tie_word_embeddings: settings.is_set("tie_word_embeddings")?,
+            task,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The settings as `transformers` reads them.
+    pub fn to_json(&self) -> Value {
+        let mut rope = json!({"rope_theta": self.rope_theta, "rope_type": "default"});
+        match self.rope_scaling {
+            None => {}
+            Some(RotaryScaling::Linear { factor }) => {
+                rope["rope_type"] = json!("linear");
+                rope["factor"] = json!(factor);
+            }
+            Some(RotaryScaling::Llama3(Llama3Scaling {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position,
+            })) => {
+                rope["rope_type"] = json!("llama3");
+                rope["factor"] = json!(factor);
+                rope["low_freq_factor"] = json!(low_freq_factor);
+                rope["high_freq_factor"] = json!(high_freq_factor);
+                rope["original_max_position_embeddings"] = json!(original_max_position);
+            }
+        }
+        // Versions before 5 read rope_theta and rope_scaling, later ones rope_parameters.
+        let scaling = match self.rope_scaling {
+            None => Value::Null,
+            Some(_) => rope.clone(),
+        };
+        let mut config = json!({
+            "architectures": [CAUSAL],
+            "attention_bias": false,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "initializer_range": self.initializer_range,
+            "intermediate_size": self.intermediate_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "mlp_bias": false,
+            "model_type": "llama",
+            "num_attention_heads": self.num_attention_heads,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_key_value_heads": self.num_key_value_heads,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": rope,
+            "rope_scaling": scaling,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "vocab_size": self.vocab_size,
+        });
+        if let LlamaTask::Classification { num_labels } = self.task {
+            let label = |at: usize| format!("LABEL_{at}");
+            let names = (0..num_labels).map(|at| (at.to_string(), json!(label(at))));
+            let numbers = (0..num_labels).map(|at| (label(at), json!(at)));
+            config["architectures"] = json!([CLASSIFIER]);
+            config["id2label"] = Value::Object(names.collect());
+            config["label2id"] = Value::Object(numbers.collect());
+        }
+        config
+    }
+}
+
+fn unsupported(key: &str, got: &str, supported: &str) -> ModelError {
+    ModelError::Config(format!("{key} is {got}, which is not supported; it must be {supported}"))
+}
+
+fn task(settings: &Settings) -> Result<LlamaTask> {
+    let num_labels = || match settings.get("id2label").and_then(Value::as_object) {
+        Some(labels) => Ok(labels.len()),
+        // As in `transformers`.
+        None => settings.size("num_labels", Some(2)),
+    };
+    let names = settings.get("architectures").and_then(Value::as_array);
+    let name = names.and_then(|names| names.first()).and_then(Value::as_str);
+    match name {
+        Some(CAUSAL) => Ok(LlamaTask::LanguageModel),
+        Some(CLASSIFIER) => Ok(LlamaTask::Classification { num_labels: num_labels()? }),
+        None => Err(ModelError::Config(format!(
+            "architectures is missing; it must be [{CAUSAL:?}] or [{CLASSIFIER:?}]"
+        ))),
+        Some(other) => {
+            Err(unsupported("the architecture", other, &format!("{CAUSAL} or {CLASSIFIER}")))
+        }
+    }
+}
+
+/// The base and the scaling of the rotary positions: under `rope_parameters`, or in files of versions before 5 under `rope_theta` and
+/// `rope_scaling`.
+fn rotary(settings: &Settings) -> Result<(f64, Option<RotaryScaling>)> {
+    let nested = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| settings.get(key));
+    let empty = Map::new();
+    let scaling = Settings { object: nested.and_then(Value::as_object).unwrap_or(&empty) };
+    let theta = scaling.real("rope_theta", Some(settings.real("rope_theta", Some(10_000.0))?))?;
+    let factor = || scaling.real("factor", None);
+    // Early files say "type".
+    let kind = scaling.word("rope_type", scaling.word("type", "default")?)?;
+    let scaling = match kind {
+        "default" => None,
+        "linear" => Some(RotaryScaling::Linear { factor: factor()? }),
+        "llama3" => Some(RotaryScaling::Llama3(Llama3Scaling {
+            factor: factor()?,
+            low_freq_factor: scaling.real("low_freq_factor", None)?,
+            high_freq_factor: scaling.real("high_freq_factor", None)?,
+            original_max_position: scaling.size("original_max_position_embeddings", None)?,
+        })),
+        other => return Err(unsupported("rope_type", other, "default, linear or llama3")),
+    };
+    Ok((theta, scaling))
+}

@@ -1,0 +1,107 @@
+//! The Llama family of language models.
+//!
+//! | file | |
+//! |---|---|
+//! | `config.rs` | the settings |
+//! | `config_file.rs` | `config.json` |
+//! | `head.rs` | the objective of a language model |
+//! | `classifier.rs` | the objective of a sequence classifier |
+
+mod classifier;
+mod config;
+mod config_file;
+mod head;
+
+use std::sync::Arc;
+
+use self::classifier::Classifier;
+use self::head::LanguageModelHead;
+use crate::layers::{
+    Attention, Embedding, Projection, Residual, RmsNorm, Rotary, Sequence, SwiGlu,
+};
+use crate::{Block, Init, LayoutBuilder, Model, Objective, Result};
+
+pub use config::{LlamaConfig, LlamaTask};
+
+impl LlamaConfig {
+    /// Builds the model for `world_size` ranks. Units and parameters have the names of Hugging Face's files: `model.embed_tokens`,
+    /// `model.layers.0` and so on, `model.norm`, and `lm_head` or `score`.
+    ///
+    /// Inputs are tokens (batch, seq) of i64, and the batch may have the `lengths` of its sequences, (batch). Errors if the sizes do not fit together.
+    pub fn build(&self, world_size: usize) -> Result<Model> {
+        self.check()?;
+        LayoutBuilder::check_world_size(world_size)?;
+        let init = Init::Normal { std: self.initializer_range };
+        let width = self.hidden_size;
+        let mut layout = LayoutBuilder::new();
+        let unit = layout.unit("model.embed_tokens");
+        let embedding = Embedding::new(&mut layout, self.vocab_size, width, init);
+        let table = embedding.weight();
+        let mut blocks = vec![Block::new(unit, embedding)];
+        let rotary = Arc::new(Rotary::new(self.rotary(), self.max_position_embeddings)?);
+        for at in 0..self.num_hidden_layers {
+            let unit = layout.unit(format!("model.layers.{at}"));
+            blocks.push(Block::new(unit, self.layer(&mut layout, &rotary, init)?));
+        }
+        let unit = layout.unit("model.norm");
+        let norm = RmsNorm::new(&mut layout, "weight", width, self.rms_norm_eps);
+        blocks.push(Block::new(unit, norm));
+        let objective: Box<dyn Objective> = match self.task {
+            LlamaTask::LanguageModel if self.tie_word_embeddings => {
+                Box::new(LanguageModelHead { unit: None, weight: layout.tie(table) })
+            }
+            LlamaTask::LanguageModel => {
+                let unit = layout.unit("lm_head");
+                let weight = layout.param("weight", [self.vocab_size, width], init);
+                Box::new(LanguageModelHead { unit: Some(unit), weight })
+            }
+            LlamaTask::Classification { num_labels } => {
+                let unit = layout.unit("score");
+                let weight = layout.param("weight", [num_labels, width], init);
+                Box::new(Classifier { unit, weight })
+            }
+        };
+        let name = match self.task {
+            LlamaTask::LanguageModel => "llama",
+            LlamaTask::Classification { .. } => "llama classifier",
+        };
+        let layout = Arc::new(layout.finish(world_size));
+        // At least one token per sample, whose row each block keeps.
+        let activation_elems = (self.num_hidden_layers + 2) * width;
+        Ok(Model { name, blocks, objective, layout, activation_elems })
+    }
+
+    /// A block: attention, then the feed-forward layer.
+    fn layer(
+        &self,
+        layout: &mut LayoutBuilder,
+        rotary: &Arc<Rotary>,
+        init: Init,
+    ) -> Result<Sequence> {
+        let Self { hidden_size: width, intermediate_size, head_dim, .. } = *self;
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        let norm = RmsNorm::new(layout, "input_layernorm.weight", width, self.rms_norm_eps);
+        let parts = [
+            ("self_attn.q_proj.weight", heads * head_dim),
+            ("self_attn.k_proj.weight", kv_heads * head_dim),
+            ("self_attn.v_proj.weight", kv_heads * head_dim),
+        ];
+        let qkv = Projection::new(layout, width, &parts, init)?;
+        let attention = Attention::new(heads, kv_heads, rotary.clone());
+        let parts = [("self_attn.o_proj.weight", width)];
+        let out = Projection::new(layout, heads * head_dim, &parts, init)?;
+        let attention = Sequence::new().then(norm).then(qkv).then(attention).then(out);
+
+        let norm =
+            RmsNorm::new(layout, "post_attention_layernorm.weight", width, self.rms_norm_eps);
+        let parts = [
+            ("mlp.gate_proj.weight", intermediate_size),
+            ("mlp.up_proj.weight", intermediate_size),
+        ];
+        let gate_up = Projection::new(layout, width, &parts, init)?;
+        let parts = [("mlp.down_proj.weight", width)];
+        let down = Projection::new(layout, intermediate_size, &parts, init)?;
+        let feed_forward = Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down);
+        Ok(Sequence::new().then(Residual(attention)).then(Residual(feed_forward)))
+    }
+}

@@ -1,0 +1,220 @@
+//! Weights of a folder in the form of Hugging Face: `model.safetensors`, or several such files and an index.
+//!
+//! Input: a folder, and storage that holds any part of a model. Output: that part, converted to the storage's element type. Only the
+//! headers and the bytes that are needed are read. This module knows nothing of ranks: a rank that holds a shard reads its shard.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use paceline_memory::{DType, Tensor};
+use safetensors::tensor::{Dtype, Metadata};
+
+use crate::{Layout, ModelError, Result, Storage};
+
+/// The file of a model that is not divided.
+const SINGLE: &str = "model.safetensors";
+/// The file that says which file has which tensor.
+const INDEX: &str = "model.safetensors.index.json";
+/// No header is longer, as in the reference implementation of the format.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Bytes that are read at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// The tensors of a folder, by name.
+#[derive(Debug)]
+pub struct Pretrained {
+    folder: PathBuf,
+    tensors: BTreeMap<String, Stored>,
+}
+
+/// Where a tensor lies.
+#[derive(Clone, Debug)]
+struct Stored {
+    path: Arc<Path>,
+    file: Arc<File>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// Its first byte in the file.
+    begin: u64,
+}
+
+fn refused<T>(path: &Path, reason: impl Into<String>) -> Result<T> {
+    Err(ModelError::File { path: path.to_owned(), reason: reason.into() })
+}
+
+impl Pretrained {
+    /// Reads the headers of a folder's weight files.
+    ///
+    /// Errors if there are none, if a file is not what its header or the index says, or if it cannot be read. The message names the file.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
+        let tensors = match (single.exists(), index.exists()) {
+            (true, _) => tensors_of(&single)?,
+            (false, true) => tensors_by_index(folder, &index)?,
+            (false, false) => {
+                return refused(folder, format!("there is no {SINGLE} and no {INDEX}"));
+            }
+        };
+        Ok(Self { folder: folder.to_owned(), tensors })
+    }
+
+    /// Checks names, shapes and types against a model. `replaced` are parameters that need not be there, such as a new head, and `ignored`
+    /// are tensors that the model does not use. Errors name the first tensor that is missing, left over, or of another shape or type.
+    pub fn check(&self, layout: &Layout, replaced: &[&str], ignored: &[&str]) -> Result<()> {
+        for param in layout.params().iter().filter(|param| !replaced.contains(&&*param.name)) {
+            let Some(stored) = self.tensors.get(&param.name) else {
+                return refused(&self.folder, format!("there is no tensor {}", param.name));
+            };
+            if stored.shape != param.shape.dims() {
+                let (name, got) = (&param.name, &stored.shape);
+                let reason =
+                    format!("{name} has shape {got:?}, and the model needs {}", param.shape);
+                return refused(&stored.path, reason);
+            }
+            if !matches!(stored.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+                let reason = format!("{} is of type {:?}", param.name, stored.dtype);
+                return refused(&stored.path, format!("{reason}; F32, F16 and BF16 can be read"));
+            }
+        }
+        let is_known = |name: &str| {
+            ignored.contains(&name) || layout.params().iter().any(|param| param.name == name)
+        };
+        match self.tensors.iter().find(|(name, _)| !is_known(name)) {
+            Some((name, stored)) => {
+                refused(&stored.path, format!("the model has no parameter {name}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads what the storage holds of all parameters, except those of `replaced` that are not there. Call [`Pretrained::check`]
+    /// first. Errors if a file cannot be read, or if the memory of a parameter is in use.
+    pub fn load(&self, storage: &Storage) -> Result<()> {
+        for param in storage.layout().params() {
+            let Some(stored) = self.tensors.get(&param.name) else { continue };
+            for (range, tensor) in storage.values().within(&param.range())? {
+                stored.read(range.start - param.start..range.end - param.start, &tensor)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stored {
+    /// Reads these elements into a flat tensor of f32 or f64.
+    fn read(&self, elems: Range<usize>, to: &Tensor) -> Result<()> {
+        match to.dtype() {
+            DType::F64 => self.read_as(elems, &mut to.write::<f64>()?, f64::from),
+            _ => self.read_as(elems, &mut to.write::<f32>()?, |x| x),
+        }
+    }
+
+    fn read_as<T>(
+        &self,
+        elems: Range<usize>,
+        to: &mut [T],
+        convert: impl Fn(f32) -> T,
+    ) -> Result<()> {
+        let size = self.dtype.bitsize() / 8;
+        let mut bytes = vec![0; CHUNK_BYTES.min(elems.len() * size)];
+        let mut at = self.begin + (elems.start * size) as u64;
+        for to in to.chunks_mut(CHUNK_BYTES / size) {
+            let bytes = &mut bytes[..to.len() * size];
+            if let Err(error) = self.file.read_exact_at(bytes, at) {
+                return refused(&self.path, format!("cannot be read ({error})"));
+            }
+            at += bytes.len() as u64;
+            for (to, bytes) in to.iter_mut().zip(bytes.chunks_exact(size)) {
+                *to = convert(match (self.dtype, bytes) {
+                    (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+                    (Dtype::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+                    (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+                    _ => return refused(&self.path, format!("{:?} cannot be read", self.dtype)),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tensors of one file.
+fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>> {
+    let read = || -> std::io::Result<(File, u64, Vec<u8>)> {
+        let file = File::open(path)?;
+        let len = file.metadata()?.len();
+        let mut prefix = [0; 8];
+        file.read_exact_at(&mut prefix, 0)?;
+        let header_len = u64::from_le_bytes(prefix);
+        if header_len > MAX_HEADER_BYTES || header_len + 8 > len {
+            return Err(std::io::Error::other(format!(
+                "its header would have {header_len} bytes, and the file has {len}: it is truncated, or no safetensors file"
+            )));
+        }
+        let mut header = vec![0; header_len as usize];
+        file.read_exact_at(&mut header, 8)?;
+        Ok((file, len, header))
+    };
+    let (file, len, header) = match read() {
+        Ok(read) => read,
+        Err(error) => return refused(path, error.to_string()),
+    };
+    let metadata: Metadata = match serde_json::from_slice(&header) {
+        Ok(metadata) => metadata,
+        Err(error) => return refused(path, format!("its header is damaged ({error})")),
+    };
+    let data = 8 + header.len() as u64;
+    let expected = data + metadata.data_len() as u64;
+    if len != expected {
+        let reason = format!(
+            "it has {len} bytes, and its header says {expected}: it is truncated or damaged"
+        );
+        return refused(path, reason);
+    }
+    let (path, file): (Arc<Path>, _) = (path.into(), Arc::new(file));
+    let tensors = metadata.tensors().into_iter().map(|(name, info)| {
+        let (dtype, shape) = (info.dtype, info.shape.clone());
+        let begin = data + info.data_offsets.0 as u64;
+        (name, Stored { path: path.clone(), file: file.clone(), dtype, shape, begin })
+    });
+    Ok(tensors.collect())
+}
+
+/// The tensors of the files that an index names.
+fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stored>> {
+    let text = match std::fs::read_to_string(index) {
+        Ok(text) => text,
+        Err(error) => return refused(index, format!("cannot be read ({error})")),
+    };
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let Index { weight_map } = match serde_json::from_str(&text) {
+        Ok(index) => index,
+        Err(error) => return refused(index, format!("is no index of weights ({error})")),
+    };
+    let mut files = BTreeMap::new();
+    let mut tensors = BTreeMap::new();
+    for (name, file) in weight_map {
+        // A file of another folder has no business here.
+        if file.contains('/') {
+            return refused(index, format!("{name} lies in {file:?}, which is no name of a file"));
+        }
+        if !files.contains_key(&file) {
+            files.insert(file.clone(), tensors_of(&folder.join(&file))?);
+        }
+        let Some(stored) = files[&file].get(&name) else {
+            return refused(
+                &folder.join(&file),
+                format!("there is no tensor {name}, which {INDEX} says is here"),
+            );
+        };
+        tensors.insert(name, stored.clone());
+    }
+    Ok(tensors)
+}
