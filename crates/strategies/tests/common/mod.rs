@@ -7,7 +7,9 @@ use paceline_collectives::{Group, Mesh, ReduceOp, Work};
 use paceline_kernels::optimizer::Sgd;
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Batch, CnnConfig, MlpConfig, Model, Optimizer, OptimizerConfig};
+use paceline_model::{
+    Batch, CnnConfig, LlamaConfig, LlamaTask, MlpConfig, Model, Optimizer, OptimizerConfig,
+};
 use paceline_strategies::{
     BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch, Replica,
     ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded1, Sharded2, Sharded3,
@@ -25,12 +27,24 @@ pub enum Net {
     Mlp,
     /// Three hidden layers share their parameters.
     TiedMlp,
+    /// A language model, whose objective has parameters.
+    Llama,
+    /// Its head uses the weight of the embedding.
+    TiedLlama,
+    /// Sequences of different lengths.
+    LlamaClassifier,
 }
 
 /// Networks whose passes treat every sample independently.
 pub const NETS: [Net; 2] = [Net::Cnn, Net::Mlp];
-/// Networks whose passes do so too, but with parameters that have no gradient, or several contributions.
-pub const SPECIAL_NETS: [Net; 2] = [Net::FrozenCnn, Net::TiedMlp];
+/// Networks whose passes do so too, but with parameters that have no gradient, or several contributions, or belong to the
+/// objective.
+pub const SPECIAL_NETS: [Net; 5] =
+    [Net::FrozenCnn, Net::TiedMlp, Net::Llama, Net::TiedLlama, Net::LlamaClassifier];
+
+/// Tokens of a sequence, with padding.
+const SEQ: usize = 5;
+const VOCAB: usize = 19;
 
 impl Net {
     pub fn build(self, world_size: usize) -> Model {
@@ -60,6 +74,26 @@ impl Net {
                 tie_layers: matches!(self, Net::TiedMlp),
             }
             .build(world_size),
+            Net::Llama | Net::TiedLlama | Net::LlamaClassifier => LlamaConfig {
+                vocab_size: VOCAB,
+                hidden_size: 16,
+                intermediate_size: 24,
+                num_hidden_layers: 2,
+                num_attention_heads: 4,
+                num_key_value_heads: 2,
+                head_dim: 4,
+                max_position_embeddings: SEQ,
+                rope_theta: 10_000.0,
+                rope_scaling: None,
+                rms_norm_eps: 1e-5,
+                initializer_range: 0.2,
+                tie_word_embeddings: matches!(self, Net::TiedLlama),
+                task: match self {
+                    Net::LlamaClassifier => LlamaTask::Classification { num_labels: 3 },
+                    _ => LlamaTask::LanguageModel,
+                },
+            }
+            .build(world_size),
         }
         .unwrap()
     }
@@ -71,8 +105,16 @@ impl Net {
         let (each, longer) = (samples.len() / world_size, samples.len() % world_size);
         let start = samples.start + rank * each + rank.min(longer);
         let mine = start..start + each + usize::from(rank < longer);
-        let (inputs, targets) = self.batch(allocator, mine);
-        MicroBatch { batch: Batch::new(inputs, targets), global_count: samples.len() }
+        let (inputs, targets) = self.batch(allocator, mine.clone());
+        let batch = Batch::new(inputs, targets);
+        let batch = match self {
+            Net::LlamaClassifier => {
+                let length = |n: usize| 1 + (n * 3) as i64 % SEQ as i64;
+                batch.with(Batch::LENGTHS, integers(allocator, &[mine.len()], mine.map(length)))
+            }
+            _ => batch,
+        };
+        MicroBatch { batch, global_count: samples.len() }
     }
 
     /// Inputs and targets of the samples with these numbers.
@@ -88,16 +130,34 @@ impl Net {
         };
         match self {
             Net::Cnn | Net::BatchNormCnn | Net::FrozenCnn => {
-                let labels = allocator.tensor(DType::I64, [mine.len()], Category::Data).unwrap();
                 let numbers = mine.clone().map(|n| (n * 7 % 10) as i64);
-                labels.write::<i64>().unwrap().iter_mut().zip(numbers).for_each(|(l, n)| *l = n);
+                let labels = integers(allocator, &[mine.len()], numbers);
                 (tensor(&[mine.len(), 12, 12, 1], elems(144, 0)), labels)
+            }
+            Net::Llama | Net::TiedLlama | Net::LlamaClassifier => {
+                let tokens = |salt: usize| {
+                    let of =
+                        move |n| (0..SEQ).map(move |at| ((n * 11 + at * 7 + salt) % VOCAB) as i64);
+                    integers(allocator, &[mine.len(), SEQ], mine.clone().flat_map(of))
+                };
+                let classes = mine.clone().map(|n| (n % 3) as i64);
+                let targets = match self {
+                    Net::LlamaClassifier => integers(allocator, &[mine.len()], classes),
+                    _ => tokens(5),
+                };
+                (tokens(0), targets)
             }
             Net::Mlp | Net::TiedMlp => {
                 (tensor(&[mine.len(), 12], elems(12, 0)), tensor(&[mine.len(), 3], elems(3, 1000)))
             }
         }
     }
+}
+
+fn integers(allocator: &Allocator, shape: &[usize], numbers: impl Iterator<Item = i64>) -> Tensor {
+    let tensor = allocator.tensor(DType::I64, shape, Category::Data).unwrap();
+    tensor.write::<i64>().unwrap().iter_mut().zip(numbers).for_each(|(to, n)| *to = n);
+    tensor
 }
 
 /// Element `at` of sample `n`: between -1 and 1, and looks random.
