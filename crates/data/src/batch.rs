@@ -9,21 +9,36 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor, WriteGuard};
+use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor};
 
-use crate::{DataError, Dataset, EpochPlan, Sampler, TargetMut, TargetSpec};
+use crate::field::TensorShape;
+use crate::sample::{Column, Values};
+use crate::{BatchShape, DataError, Dataset, EpochPlan, Field, Sample, Sampler};
 
 /// One rank's share of one global batch. Dropping it returns its memory for a later batch.
 #[derive(Debug)]
 pub struct Batch {
     /// The batch's position in the data.
     pub position: Position,
-    /// f32, (local, input extents...), where `local` is this rank's number of samples and may be 0.
-    pub inputs: Tensor,
-    /// Classes: i64, (local). Values: f32, (local, dim).
-    pub targets: Tensor,
+    /// The tensors by name: all fields of the data set in their order, each (local, extents...), where `local` is
+    /// this rank's number of samples and may be 0. A ragged field is (local, longest, extents...), padded at the end, where
+    /// `longest` is the largest length of this rank's samples and at least 1. If a field is ragged, the last tensor is
+    /// `lengths`, i64 (local).
+    pub tensors: Vec<(&'static str, Tensor)>,
     /// Samples of all ranks together. The loss must be weighted by this number.
     pub global_count: usize,
+}
+
+impl Batch {
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
+    }
+
+    /// The number of this rank's samples.
+    pub fn num_samples(&self) -> usize {
+        self.tensors.first().map_or(0, |(_, tensor)| tensor.dims()[0])
+    }
 }
 
 /// A position in the data, between two batches.
@@ -44,8 +59,7 @@ pub(crate) struct Producer {
     next: Position,
     end_epoch: u64,
     plan: EpochPlan,
-    input_shape: Vec<usize>,
-    target: TargetSpec,
+    shape: BatchShape,
 }
 
 impl fmt::Debug for Producer {
@@ -71,19 +85,16 @@ impl Producer {
         if start.batch > batches {
             return setting("the first batch", format!("at most {batches}"), start.batch);
         }
-        let (input_shape, target) = (dataset.input_shape().to_vec(), dataset.target());
-        if input_shape.len() > 3 {
-            let needs = "at most 3".to_owned();
-            return setting("the number of extents of an input", needs, input_shape.len());
-        }
+        let shape = BatchShape::of(&*dataset);
+        shape.check()?;
         let plan = sampler.epoch(start.epoch);
         let next = start;
-        Ok(Self { dataset, sampler, allocator, next, end_epoch, plan, input_shape, target })
+        Ok(Self { dataset, sampler, allocator, next, end_epoch, plan, shape })
     }
 
     /// Allocates the memory of `count` batches and returns it, so that the pool has it from now on.
     pub(crate) fn reserve(&self, count: usize) -> Result<(), DataError> {
-        let batches: Result<Vec<_>, MemoryError> = (0..count).map(|_| self.tensors(0)).collect();
+        let batches: Result<Vec<_>, MemoryError> = (0..count).map(|_| self.tensors()).collect();
         batches?;
         Ok(())
     }
@@ -107,86 +118,85 @@ impl Producer {
     fn batch(&self, position: Position, stop: &AtomicBool) -> Result<Option<Batch>, DataError> {
         let Some(share) = self.plan.batch(position.batch) else { return Ok(None) };
         let epoch = position.epoch;
-        let (inputs, targets) = self.tensors(share.indices.len())?;
-        let input_elems: usize = self.input_shape.iter().product();
-        let mut input_rows = inputs.write::<f32>()?;
-        let mut target_rows = TargetRows::new(&targets, self.target)?;
+        let rows = share.indices.len();
+        let memory = self.tensors()?;
+        let mut columns = self.columns(&memory, rows)?;
+        let mut lengths = Vec::new();
         for (row, &index) in share.indices.iter().enumerate() {
             // Checked before each sample: reading one may be slow, and the end of a run should not wait
             // for a whole batch.
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
-            let index = index as usize;
-            let input = &mut input_rows[row * input_elems..][..input_elems];
-            let target = target_rows.row(row);
-            // Unwind safety: the half-written sample is never used after a panic.
-            let read = AssertUnwindSafe(|| self.dataset.read(epoch, index, input, target));
-            catch_unwind(read).map_err(|panic| DataError::Panicked {
-                epoch,
-                index,
-                message: panic_message(&*panic),
-            })?;
-            target_rows.check(row, epoch, index)?;
+            let length = self.read(&mut columns, row, (epoch, index as usize))?;
+            lengths.extend(length.map(|length| length as i64));
         }
-        drop((input_rows, target_rows));
-        Ok(Some(Batch { position, inputs, targets, global_count: share.global_count }))
+        let longest = lengths.iter().max().map_or(1, |longest| *longest as usize);
+        columns.iter_mut().for_each(|column| column.pad(&lengths, longest));
+        drop(columns);
+        let tensors = self.shape.tensors(rows, longest);
+        let tensors = tensors.iter().zip(&memory).map(|(shape, memory)| {
+            Ok((
+                shape.name,
+                Tensor::new(memory.buffer().clone(), 0, shape.dtype, shape.dims.as_slice())?,
+            ))
+        });
+        let tensors = tensors.collect::<Result<Vec<_>, MemoryError>>()?;
+        if self.shape.max_length().is_some()
+            && let Some((_, tensor)) = tensors.last()
+        {
+            tensor.write::<i64>()?.copy_from_slice(&lengths);
+        }
+        Ok(Some(Batch { position, tensors, global_count: share.global_count }))
     }
 
-    /// Inputs and targets of `rows` samples. Their buffers always have room for the largest batch, so that
-    /// the pool can give the same blocks to full batches and to a short last one.
-    fn tensors(&self, rows: usize) -> Result<(Tensor, Tensor), MemoryError> {
-        let inputs = self.tensor(DType::F32, rows, &self.input_shape)?;
-        let targets = match self.target {
-            TargetSpec::Class { .. } => self.tensor(DType::I64, rows, &[])?,
-            TargetSpec::Values { dim } => self.tensor(DType::F32, rows, &[dim])?,
+    /// Reads a sample into a row and checks it. Returns its length if a field is ragged.
+    fn read(
+        &self,
+        columns: &mut [Column],
+        row: usize,
+        (epoch, index): (u64, usize),
+    ) -> Result<Option<usize>, DataError> {
+        let is_ragged = self.shape.max_length().is_some();
+        // Unwind safety: the half-written sample is never used after a panic.
+        let read = AssertUnwindSafe(|| {
+            let mut sample = Sample::new(columns, row);
+            self.dataset.read(epoch, index, &mut sample);
+            assert!(!is_ragged || sample.length().is_some(), "it set no length");
+            sample.length()
+        });
+        let length = catch_unwind(read).map_err(|panic| DataError::Panicked {
+            epoch,
+            index,
+            message: panic_message(&*panic),
+        })?;
+        columns.iter().try_for_each(|column| column.check(row, length, (epoch, index)))?;
+        Ok(length)
+    }
+
+    /// The tensors of the largest batch. All batches use memory of these sizes, so that the pool can give the same
+    /// blocks to each of them, however many samples it has and however long they are.
+    fn tensors(&self) -> Result<Vec<Tensor>, MemoryError> {
+        let shapes = self.shape.largest(self.sampler.local_batch_max());
+        let tensor = |TensorShape { dtype, dims, .. }: TensorShape| {
+            let num_bytes = dims.iter().fold(dtype.size_bytes(), |n, dim| n.saturating_mul(*dim));
+            let buffer = self.allocator.host(num_bytes, Category::Data)?;
+            Tensor::new(buffer, 0, dtype, dims.as_slice())
         };
-        Ok((inputs, targets))
+        shapes.into_iter().map(tensor).collect()
     }
 
-    fn tensor(&self, dtype: DType, rows: usize, row: &[usize]) -> Result<Tensor, MemoryError> {
-        let row_bytes = row.iter().product::<usize>() * dtype.size_bytes();
-        let capacity_bytes = self.sampler.local_batch_max() * row_bytes;
-        let buffer = self.allocator.host(capacity_bytes, Category::Data)?;
-        let shape = [&[rows], row].concat();
-        Tensor::new(buffer, 0, dtype, shape.as_slice())
-    }
-}
-
-/// The targets of a batch, while they are written.
-enum TargetRows {
-    Classes { rows: WriteGuard<i64>, num_classes: usize },
-    Values { rows: WriteGuard<f32>, dim: usize },
-}
-
-impl TargetRows {
-    fn new(targets: &Tensor, spec: TargetSpec) -> Result<Self, MemoryError> {
-        Ok(match spec {
-            TargetSpec::Class { num_classes } => {
-                Self::Classes { rows: targets.write()?, num_classes }
-            }
-            TargetSpec::Values { dim } => Self::Values { rows: targets.write()?, dim },
-        })
-    }
-
-    fn row(&mut self, row: usize) -> TargetMut<'_> {
-        match self {
-            Self::Classes { rows, .. } => TargetMut::Class(&mut rows[row]),
-            Self::Values { rows, dim } => TargetMut::Values(&mut rows[row * *dim..][..*dim]),
-        }
-    }
-
-    /// Checks the class. This is done here rather than in a loss kernel, so that the error can name the
-    /// sample.
-    fn check(&self, row: usize, epoch: u64, index: usize) -> Result<(), DataError> {
-        match self {
-            &Self::Classes { ref rows, num_classes }
-                if usize::try_from(rows[row]).map_or(true, |class| class >= num_classes) =>
-            {
-                Err(DataError::Class { epoch, index, class: rows[row], num_classes })
-            }
-            _ => Ok(()),
-        }
+    /// The fields' memory for `rows` samples.
+    fn columns(&self, tensors: &[Tensor], rows: usize) -> Result<Vec<Column>, MemoryError> {
+        let column = |(field, tensor): (&Field, &Tensor)| {
+            let tensor = tensor.slice(0..rows * field.max_elems())?;
+            let values = match field.dtype() {
+                DType::I64 => Values::I64(Box::new(tensor.write::<i64>()?)),
+                _ => Values::F32(Box::new(tensor.write::<f32>()?)),
+            };
+            Ok(Column::new(field.clone(), values))
+        };
+        self.shape.fields().iter().zip(tensors).map(column).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::files;
-use crate::{DataError, Dataset, Split, TargetMut, TargetSpec};
+use crate::{DataError, Dataset, Field, Sample, Split};
 
 const SIDE: usize = 32;
 const CHANNELS: usize = 3;
@@ -70,22 +70,18 @@ impl Dataset for Cifar10 {
         self.records.len() / RECORD
     }
 
-    fn input_shape(&self) -> &[usize] {
-        &[SIDE, SIDE, CHANNELS]
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::f32("inputs", [SIDE, SIDE, CHANNELS]), Field::class(10)]
     }
 
-    fn target(&self) -> TargetSpec {
-        TargetSpec::Class { num_classes: 10 }
-    }
-
-    fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+    fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
         let record = &self.records[index * RECORD..][..RECORD];
         let (label, image) = (record[0], &record[1..]);
-        for (at, pixel) in input.chunks_exact_mut(CHANNELS).enumerate() {
+        for (at, pixel) in sample.f32("inputs").chunks_exact_mut(CHANNELS).enumerate() {
             for (channel, value) in pixel.iter_mut().enumerate() {
                 *value = self.values[channel][usize::from(image[channel * PLANE + at])];
             }
         }
-        target.set_class(i64::from(label));
+        sample.set_class(i64::from(label));
     }
 }

@@ -1,7 +1,10 @@
 //! The trait that every data set implements, including the user's own.
 //!
-//! Input: an epoch and an index. Output: one sample, written to memory of the caller. A data set knows
+//! Input: an epoch and an index. Output: one sample of named fields, written to memory of the
+//! caller. A data set knows
 //! nothing of batches, ranks or the order in which it is read.
+
+use crate::{Field, Sample};
 
 /// Samples that can be read in any order, from any thread.
 ///
@@ -10,21 +13,16 @@ pub trait Dataset: Send + Sync {
     /// The number of samples of an epoch.
     fn len(&self) -> usize;
 
-    /// The extents of one input: `[height, width, channels]` for images, `[dim]` for vectors. At most three,
-    /// because a batch adds one in front.
-    fn input_shape(&self) -> &[usize];
+    /// The fields of each sample. The first one is `inputs`, which the model takes. Most objectives compare its output with
+    /// the field `targets`. All fields are tensors of the batch, under their names.
+    fn fields(&self) -> Vec<Field>;
 
-    /// The kind of target of each sample.
-    fn target(&self) -> TargetSpec;
-
-    /// Writes sample `index` of `epoch`. Must write every element, since the memory still holds an earlier
-    /// batch. A data set that is the same in each epoch ignores `epoch`.
+    /// Writes sample `index` of `epoch`. Must write every element of every field, since the memory still holds an
+    /// earlier batch. A data set that is the same in each epoch ignores `epoch`.
     ///
-    /// `index` is below [`Dataset::len`]. `input` has as many elements as [`Dataset::input_shape`],
-    /// row-major. `target` is of the kind that [`Dataset::target`] returns. The same epoch and index must
-    /// always give the same sample, because each rank reads for itself. A panic ends the loader with an
-    /// error.
-    fn read(&self, epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>);
+    /// `index` is below [`Dataset::len`]. The same epoch and index must always give the same sample, because each rank
+    /// reads for itself. A panic ends the loader with an error.
+    fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>);
 
     /// Whether there are no samples at all.
     fn is_empty(&self) -> bool {
@@ -32,47 +30,20 @@ pub trait Dataset: Send + Sync {
     }
 }
 
-/// The kind of target of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TargetSpec {
-    /// One of `num_classes` classes, counted from zero.
-    Class {
-        /// The number of classes.
-        num_classes: usize,
-    },
-    /// `dim` real numbers.
-    Values {
-        /// The number of values.
-        dim: usize,
-    },
-}
-
-/// The memory to which the target of one sample is written.
-#[derive(Debug)]
-pub enum TargetMut<'a> {
-    /// The class.
-    Class(&'a mut i64),
-    /// The values.
-    Values(&'a mut [f32]),
-}
-
-impl<'a> TargetMut<'a> {
-    /// Writes the class. Panics if the target is values, that is, if [`Dataset::target`] returned a different
-    /// kind.
-    pub fn set_class(self, class: i64) {
-        match self {
-            TargetMut::Class(target) => *target = class,
-            TargetMut::Values(_) => panic!("a class was written to a target of values"),
-        }
+impl dyn Dataset + '_ {
+    /// The extents of an input: `[height, width, channels]` for images, `[dim]` for vectors.
+    pub fn input_shape(&self) -> Vec<usize> {
+        self.field(Field::INPUTS).map_or_else(Vec::new, |field| field.extents().to_vec())
     }
 
-    /// The memory for the values. Panics if the target is a class, that is, if [`Dataset::target`] returned
-    /// a different kind.
-    pub fn values(self) -> &'a mut [f32] {
-        match self {
-            TargetMut::Values(target) => target,
-            TargetMut::Class(_) => panic!("values were written to a target that is a class"),
-        }
+    /// The number of classes, if the targets are a class.
+    pub fn num_classes(&self) -> Option<usize> {
+        self.field(Field::TARGETS).and_then(|field| field.num_classes())
+    }
+
+    /// The field of this name.
+    pub fn field(&self, name: &str) -> Option<Field> {
+        self.fields().into_iter().find(|field| field.name() == name)
     }
 }
 

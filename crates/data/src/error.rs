@@ -167,6 +167,28 @@ pub enum DataError {
         /// The number of classes that it announced.
         num_classes: usize,
     },
+    /// The user's data set gave a number outside the range that it announced for a field.
+    #[error(
+        "sample {index} of epoch {epoch} has {value} in {name}, which is not from 0 to {limit} - 1"
+    )]
+    OutOfRange {
+        /// The epoch that was read.
+        epoch: u64,
+        /// The sample that was read.
+        index: usize,
+        /// The field.
+        name: &'static str,
+        /// The number that the data set gave.
+        value: i64,
+        /// The number above all that are possible.
+        limit: usize,
+    },
+    /// No batch can be made of the fields of a data set.
+    #[error("the fields of the data set: {problem}")]
+    Fields {
+        /// What is wrong.
+        problem: String,
+    },
     /// A data set panicked.
     #[error("the data set panicked when sample {index} of epoch {epoch} was read: {message}")]
     Panicked {

@@ -13,7 +13,7 @@ use flate2::write::GzEncoder;
 use crate::cifar10::{self, Cifar10};
 use crate::idx::{self, Idx};
 use crate::mnist::Mnist;
-use crate::{Dataset, TargetMut};
+use crate::{Dataset, OwnedSample};
 
 /// The items that the bytes are read as: labels, small images, and the images of MNIST.
 const ITEM_SHAPES: [&[usize]; 3] = [&[], &[2, 3], &[28, 28]];
@@ -78,10 +78,9 @@ fn as_cifar(bytes: &[u8]) -> Result<(), String> {
 
 /// Reads the first and the last sample.
 fn read_all(dataset: &dyn Dataset) {
-    let mut input = vec![0.0; dataset.input_shape().iter().product()];
     for index in [0, dataset.len() - 1] {
-        let mut class = -1;
-        dataset.read(0, index, &mut input, TargetMut::Class(&mut class));
+        let mut sample = OwnedSample::read(dataset, 0, index).expect("the fields are sound");
+        let (input, class) = (sample.f32("inputs"), sample.i64("targets")[0]);
         assert!((0..10).contains(&class), "sample {index} has the class {class}");
         assert!(input.iter().all(|value| value.abs() < 4.0), "normalized pixels are small");
     }

@@ -11,9 +11,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use paceline_data::{
-//!     Dataset, Loader, LoaderConfig, Order, Sampler, TargetMut, TargetSpec,
-//! };
+//! use paceline_data::{Dataset, Field, Loader, LoaderConfig, Order, Sample, Sampler};
 //! use paceline_memory::Allocator;
 //!
 //! /// Numbers from 0 to 1 and their squares.
@@ -24,17 +22,14 @@
 //!         100
 //!     }
 //!
-//!     fn input_shape(&self) -> &[usize] {
-//!         &[1]
+//!     fn fields(&self) -> Vec<Field> {
+//!         vec![Field::f32("inputs", [1]), Field::f32("targets", [1])]
 //!     }
 //!
-//!     fn target(&self) -> TargetSpec {
-//!         TargetSpec::Values { dim: 1 }
-//!     }
-//!
-//!     fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
-//!         input[0] = index as f32 / 100.0;
-//!         target.values()[0] = input[0] * input[0];
+//!     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
+//!         let x = index as f32 / 100.0;
+//!         sample.f32("inputs")[0] = x;
+//!         sample.f32("targets")[0] = x * x;
 //!     }
 //! }
 //!
@@ -45,9 +40,52 @@
 //! let mut rows = Vec::new();
 //! for batch in Loader::new(dataset, sampler, Allocator::new(), config)? {
 //!     let batch = batch?;
-//!     rows.push(batch.inputs.dims()[0]);
+//!     rows.push(batch.num_samples());
 //! }
 //! assert_eq!(rows, [16, 16, 16, 2]); // of 32, 32, 32 and 4
+//! # Ok::<(), paceline_data::DataError>(())
+//! ```
+//!
+//! # Samples of different lengths
+//!
+//! A ragged field has one extent, the first, that varies from sample to sample. A batch pads it to the longest sample of
+//! the rank, and has the lengths as a tensor of its own.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use paceline_data::{Dataset, Field, Loader, LoaderConfig, Order, Sample, Sampler};
+//! use paceline_memory::Allocator;
+//!
+//! /// 1, then 1 2, then 1 2 3, and so on.
+//! struct Counting;
+//!
+//! impl Dataset for Counting {
+//!     fn len(&self) -> usize {
+//!         3
+//!     }
+//!
+//!     fn fields(&self) -> Vec<Field> {
+//!         vec![Field::ragged_i64("inputs", 3, 0).below(4), Field::class(2)]
+//!     }
+//!
+//!     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
+//!         sample.set_length(index + 1);
+//!         for (value, number) in sample.i64("inputs").iter_mut().zip(1..) {
+//!             *value = number;
+//!         }
+//!         sample.set_class(index as i64 % 2);
+//!     }
+//! }
+//!
+//! let sampler = Sampler::new(3, 3, 0, 1, Order::Sequential)?;
+//! let mut loader =
+//!     Loader::new(Arc::new(Counting), sampler, Allocator::new(), LoaderConfig::default())?;
+//! let batch = loader.next().unwrap()?;
+//! let values = |name| batch.get(name).unwrap().read::<i64>();
+//! assert_eq!(values("inputs")?[..], [1, 0, 0, 1, 2, 0, 1, 2, 3]); // (3, 3)
+//! assert_eq!(values("lengths")?[..], [1, 2, 3]);
+//! assert_eq!(values("targets")?[..], [0, 1, 0]);
 //! # Ok::<(), paceline_data::DataError>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -56,6 +94,7 @@ mod batch;
 mod cifar10;
 mod dataset;
 mod error;
+mod field;
 mod files;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -63,18 +102,23 @@ mod idx;
 mod loader;
 mod mnist;
 mod random;
+mod sample;
 mod sampler;
 mod subset;
 mod synthetic_images;
 mod synthetic_regression;
+mod synthetic_tokens;
 
 pub use batch::{Batch, Position};
 pub use cifar10::Cifar10;
-pub use dataset::{Dataset, Split, TargetMut, TargetSpec};
+pub use dataset::{Dataset, Split};
 pub use error::DataError;
+pub use field::{BatchShape, Field, TensorShape};
 pub use loader::{Loader, LoaderConfig, Prefetch};
 pub use mnist::Mnist;
+pub use sample::{OwnedSample, Sample};
 pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share};
 pub use subset::Subset;
 pub use synthetic_images::{SyntheticImages, SyntheticImagesConfig};
 pub use synthetic_regression::SyntheticRegression;
+pub use synthetic_tokens::SyntheticTokens;

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::files;
 use crate::idx::{self, Idx};
-use crate::{DataError, Dataset, Split, TargetMut, TargetSpec};
+use crate::{DataError, Dataset, Field, Sample, Split};
 
 const SIDE: usize = 28;
 const HINT: &str = "the four MNIST files are at \
@@ -62,19 +62,15 @@ impl Dataset for Mnist {
         self.labels.len()
     }
 
-    fn input_shape(&self) -> &[usize] {
-        &[SIDE, SIDE, 1]
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::f32("inputs", [SIDE, SIDE, 1]), Field::class(10)]
     }
 
-    fn target(&self) -> TargetSpec {
-        TargetSpec::Class { num_classes: 10 }
-    }
-
-    fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+    fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
         let image = &self.images[index * SIDE * SIDE..][..SIDE * SIDE];
-        for (value, &pixel) in input.iter_mut().zip(image) {
+        for (value, &pixel) in sample.f32("inputs").iter_mut().zip(image) {
             *value = self.values[usize::from(pixel)];
         }
-        target.set_class(i64::from(self.labels[index]));
+        sample.set_class(i64::from(self.labels[index]));
     }
 }

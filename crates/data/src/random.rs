@@ -20,6 +20,8 @@ pub(crate) enum Purpose {
     TestImages = 4,
     /// Synthetic vectors.
     Regression = 5,
+    /// Synthetic tokens.
+    Tokens = 6,
 }
 
 /// The generator for one item. The index selects the ChaCha stream, and everything else is the key, so no two

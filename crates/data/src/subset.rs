@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DataError, Dataset, TargetMut, TargetSpec};
+use crate::{DataError, Dataset, Field, Sample};
 
 /// A range of consecutive samples of another data set.
 pub struct Subset {
@@ -31,34 +31,29 @@ impl Dataset for Subset {
         self.range.len()
     }
 
-    fn input_shape(&self) -> &[usize] {
-        self.dataset.input_shape()
+    fn fields(&self) -> Vec<Field> {
+        self.dataset.fields()
     }
 
-    fn target(&self) -> TargetSpec {
-        self.dataset.target()
-    }
-
-    fn read(&self, epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
-        self.dataset.read(epoch, self.range.start + index, input, target);
+    fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>) {
+        self.dataset.read(epoch, self.range.start + index, sample);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SyntheticRegression;
+    use crate::{OwnedSample, SyntheticRegression};
 
     #[test]
     fn a_subset_reads_what_the_whole_has_there() {
         let whole: Arc<dyn Dataset> = Arc::new(SyntheticRegression::new(3, 2, 10, 42).unwrap());
         let subset = Subset::new(whole.clone(), 4..7).unwrap();
         assert_eq!((subset.len(), subset.is_empty()), (3, false));
-        assert_eq!((subset.input_shape(), subset.target()), (whole.input_shape(), whole.target()));
+        assert_eq!(subset.fields(), whole.fields());
         let sample = |dataset: &dyn Dataset, index| {
-            let (mut input, mut target) = ([0.0; 3], [0.0; 2]);
-            dataset.read(5, index, &mut input, TargetMut::Values(&mut target));
-            (input, target)
+            let mut sample = OwnedSample::read(dataset, 5, index).unwrap();
+            (sample.f32("inputs"), sample.f32("targets"))
         };
         for index in 0..3 {
             assert_eq!(sample(&subset, index), sample(whole.as_ref(), 4 + index));

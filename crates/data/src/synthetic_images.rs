@@ -6,7 +6,7 @@
 use rand::RngExt;
 
 use crate::random::{Purpose, fill_normal, generator};
-use crate::{DataError, Dataset, Split, TargetMut, TargetSpec};
+use crate::{DataError, Dataset, Field, Sample, Split};
 
 /// Side of the grid of random values between which a template is interpolated.
 const GRID: usize = 4;
@@ -105,18 +105,15 @@ impl Dataset for SyntheticImages {
         self.labels.len()
     }
 
-    fn input_shape(&self) -> &[usize] {
-        &self.shape
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::f32("inputs", self.shape), Field::class(self.num_classes)]
     }
 
-    fn target(&self) -> TargetSpec {
-        TargetSpec::Class { num_classes: self.num_classes }
-    }
-
-    fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+    fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
+        let input = sample.f32("inputs");
         let image_elems = input.len();
         input.copy_from_slice(&self.images[index * image_elems..][..image_elems]);
-        target.set_class(self.labels[index]);
+        sample.set_class(self.labels[index]);
     }
 }
 

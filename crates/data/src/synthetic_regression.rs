@@ -3,7 +3,7 @@
 //! Input: dimensions and a seed. Output: the same numbers on every machine. Nothing is stored.
 
 use crate::random::{Purpose, fill_normal, generator};
-use crate::{DataError, Dataset, TargetMut, TargetSpec};
+use crate::{DataError, Dataset, Field, Sample};
 
 /// Standard normal inputs and unrelated standard normal targets, new ones in each epoch.
 ///
@@ -11,7 +11,7 @@ use crate::{DataError, Dataset, TargetMut, TargetSpec};
 /// Nothing is stored. Each sample is made when it is read, from its own random stream.
 #[derive(Clone, Debug)]
 pub struct SyntheticRegression {
-    input_shape: [usize; 1],
+    input_dim: usize,
     output_dim: usize,
     len: usize,
     seed: u64,
@@ -29,7 +29,7 @@ impl SyntheticRegression {
         DataError::at_least_one("the input dimension", input_dim)?;
         DataError::at_least_one("the output dimension", output_dim)?;
         DataError::at_least_one("the number of samples", len)?;
-        Ok(Self { input_shape: [input_dim], output_dim, len, seed })
+        Ok(Self { input_dim, output_dim, len, seed })
     }
 }
 
@@ -38,24 +38,22 @@ impl Dataset for SyntheticRegression {
         self.len
     }
 
-    fn input_shape(&self) -> &[usize] {
-        &self.input_shape
+    fn fields(&self) -> Vec<Field> {
+        let Self { input_dim, output_dim, .. } = *self;
+        vec![Field::f32("inputs", [input_dim]), Field::f32("targets", [output_dim])]
     }
 
-    fn target(&self) -> TargetSpec {
-        TargetSpec::Values { dim: self.output_dim }
-    }
-
-    fn read(&self, epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+    fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>) {
         let mut generator = generator(self.seed, Purpose::Regression, epoch, index as u64);
-        fill_normal(&mut generator, input);
-        fill_normal(&mut generator, target.values());
+        fill_normal(&mut generator, sample.f32("inputs"));
+        fill_normal(&mut generator, sample.f32("targets"));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OwnedSample;
 
     #[test]
     fn an_empty_dimension_is_refused() {
@@ -67,9 +65,8 @@ mod tests {
     fn regression_is_normal_and_new_for_each_epoch_and_index() {
         let data = SyntheticRegression::new(4096, 2048, 100, 42).unwrap();
         let read = |epoch, index| {
-            let (mut input, mut values) = (vec![0.0; 4096], vec![0.0; 2048]);
-            data.read(epoch, index, &mut input, TargetMut::Values(&mut values));
-            [input, values].concat()
+            let mut sample = OwnedSample::read(&data, epoch, index).unwrap();
+            [sample.f32("inputs"), sample.f32("targets")].concat()
         };
         assert_eq!(read(1, 2), read(1, 2));
         for other in [read(2, 1), read(1, 1), read(2, 2)] {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use paceline_data::{Cifar10, Dataset, Split, TargetMut, TargetSpec};
+use paceline_data::{Cifar10, Dataset, Field, OwnedSample, Split};
 use tempfile::TempDir;
 
 const RECORD: usize = 3073;
@@ -51,11 +51,10 @@ fn records_become_normalised_images_with_the_channels_last() {
         for (split, first, count) in [(Split::Train, 0, 25), (Split::Test, 100, 2)] {
             let data = Cifar10::load(folder.path(), split).unwrap();
             assert_eq!(data.len(), count);
-            assert_eq!(data.input_shape(), [32, 32, 3]);
-            assert_eq!(data.target(), TargetSpec::Class { num_classes: 10 });
+            assert_eq!(data.fields(), [Field::f32("inputs", [32, 32, 3]), Field::class(10)]);
             for index in 0..count {
-                let (mut input, mut class) = (vec![f32::NAN; 3072], -1);
-                data.read(0, index, &mut input, TargetMut::Class(&mut class));
+                let mut sample = OwnedSample::read(&data, 0, index).unwrap();
+                let (input, class) = (sample.f32("inputs"), sample.i64("targets")[0]);
                 assert_eq!(class, (first + index) as i64 % 10);
                 for (at, value) in input.into_iter().enumerate() {
                     let (pixel, channel) = (at / 3, at % 3);

@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_data::{
-    Batch, DataError, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, Sampler, Split,
-    SyntheticImages, SyntheticImagesConfig, SyntheticRegression, TargetMut, TargetSpec,
+    Batch, DataError, Dataset, Field, Loader, LoaderConfig, Order, OwnedSample, Position, Prefetch,
+    Sample, Sampler, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression,
 };
-use paceline_memory::{Allocator, Category};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 
 const MODES: [Prefetch; 4] = [
     Prefetch::None,
@@ -49,37 +49,81 @@ fn check(batch: &Batch, dataset: &dyn Dataset, sampler: &Sampler) {
     let plan = sampler.epoch(batch.position.epoch);
     let share = plan.batch(batch.position.batch).unwrap();
     assert_eq!(batch.global_count, share.global_count);
-    let mut dims = vec![share.indices.len()];
-    dims.extend(dataset.input_shape());
-    assert_eq!(batch.inputs.dims(), dims);
-
-    let elems: usize = dataset.input_shape().iter().product();
-    let inputs = batch.inputs.read::<f32>().unwrap();
-    for (row, &index) in share.indices.iter().enumerate() {
-        let mut input = vec![f32::NAN; elems];
-        match dataset.target() {
-            TargetSpec::Class { .. } => {
-                let mut class = -1;
-                let target = TargetMut::Class(&mut class);
-                dataset.read(batch.position.epoch, index as usize, &mut input, target);
-                assert_eq!(batch.targets.dims(), [share.indices.len()]);
-                assert_eq!(batch.targets.read::<i64>().unwrap()[row], class);
-            }
-            TargetSpec::Values { dim } => {
-                let mut values = vec![f32::NAN; dim];
-                let target = TargetMut::Values(&mut values);
-                dataset.read(batch.position.epoch, index as usize, &mut input, target);
-                assert_eq!(batch.targets.dims(), [share.indices.len(), dim]);
-                assert_eq!(batch.targets.read::<f32>().unwrap()[row * dim..][..dim], values);
+    assert_eq!(batch.num_samples(), share.indices.len());
+    let epoch = batch.position.epoch;
+    let read = |&index: &u32| OwnedSample::read(dataset, epoch, index as usize).unwrap();
+    let mut samples: Vec<OwnedSample> = share.indices.iter().map(read).collect();
+    let longest = samples.iter().filter_map(OwnedSample::length).max().unwrap_or(1);
+    for field in dataset.fields() {
+        let tensor = batch.get(field.name()).unwrap();
+        let mut dims = [&[samples.len()], field.extents()].concat();
+        if field.is_ragged() {
+            dims[1] = longest;
+        }
+        assert_eq!((tensor.dims(), tensor.dtype()), (dims.as_slice(), field.dtype()));
+        let elems: usize = dims[1..].iter().product();
+        for (row, sample) in samples.iter_mut().enumerate() {
+            let place = row * elems..(row + 1) * elems;
+            match field.dtype() {
+                DType::I64 => {
+                    let values = sample.i64(field.name());
+                    compare(&tensor.read::<i64>().unwrap()[place], &values, -100);
+                }
+                _ => {
+                    let values = sample.f32(field.name());
+                    compare(&tensor.read::<f32>().unwrap()[place], &values, 0.5);
+                }
             }
         }
-        assert_eq!(inputs[row * elems..][..elems], input);
+    }
+    let lengths: Vec<i64> = samples.iter().flat_map(|s| s.length().map(|n| n as i64)).collect();
+    match batch.get("lengths") {
+        Some(tensor) => assert_eq!(tensor.read::<i64>().unwrap()[..], lengths),
+        None => assert!(lengths.is_empty()),
+    }
+}
+
+/// A row has the values of its sample, and then the padding.
+fn compare<T: PartialEq + std::fmt::Debug>(row: &[T], values: &[T], pad: T) {
+    assert_eq!(row[..values.len()], *values);
+    assert!(row[values.len()..].iter().all(|value| *value == pad), "{row:?}");
+}
+
+/// Samples of different lengths, with three ragged fields and a fixed one.
+struct Ragged;
+
+impl Dataset for Ragged {
+    fn len(&self) -> usize {
+        23
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![
+            Field::ragged_i64("inputs", 11, -100).below(1000),
+            Field::ragged_i64("targets", 11, -100),
+            Field::ragged_f32("weights", 11, &[2, 3], 0.5),
+            Field::f32("score", []),
+        ]
+    }
+
+    fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>) {
+        let length = 1 + (index * 7 + epoch as usize) % 11;
+        sample.set_length(length);
+        sample.f32("score")[0] = index as f32;
+        for name in ["inputs", "targets"] {
+            for (at, value) in sample.i64(name).iter_mut().enumerate() {
+                *value = (index * 20 + at + name.len()) as i64;
+            }
+        }
+        for (at, value) in sample.f32("weights").iter_mut().enumerate() {
+            *value = (index * 100 + at) as f32;
+        }
     }
 }
 
 #[test]
 fn every_batch_is_what_direct_reads_give() {
-    for dataset in [images(), regression()] {
+    for dataset in [images(), regression(), Arc::new(Ragged)] {
         for prefetch in MODES {
             // 23 samples in batches of 5: the last batch has 3 samples, so the last of four ranks gets none.
             for (rank, world) in [(0, 1), (0, 4), (3, 4), (6, 7)] {
@@ -170,18 +214,14 @@ impl Dataset for Custom {
         1000
     }
 
-    fn input_shape(&self) -> &[usize] {
-        &[1]
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::f32("inputs", [1]), Field::class(3)]
     }
 
-    fn target(&self) -> TargetSpec {
-        TargetSpec::Class { num_classes: 3 }
-    }
-
-    fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+    fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        input[0] = 0.0;
-        target.set_class((self.read)(index));
+        sample.f32("inputs")[0] = 0.0;
+        sample.set_class((self.read)(index));
     }
 }
 
@@ -247,49 +287,112 @@ fn a_class_out_of_range_names_its_sample() {
     assert_eq!(first(|_| -1), "sample 0 of epoch 0 has the class -1, not one of 0..3");
 }
 
-/// A data set that writes a different kind of target than it announces, and whose inputs may have too many
-/// extents.
-struct Odd(Vec<usize>);
+/// A data set with a mistake: what it writes does not fit its fields, or its inputs have too many extents.
+struct Odd {
+    fields: Vec<Field>,
+    read: fn(&mut Sample<'_>),
+}
 
 impl Dataset for Odd {
     fn len(&self) -> usize {
         4
     }
 
-    fn input_shape(&self) -> &[usize] {
-        &self.0
+    fn fields(&self) -> Vec<Field> {
+        self.fields.clone()
     }
 
-    fn target(&self) -> TargetSpec {
-        TargetSpec::Values { dim: 1 }
+    fn read(&self, _epoch: u64, _index: usize, sample: &mut Sample<'_>) {
+        (self.read)(sample);
     }
+}
 
-    fn read(&self, _epoch: u64, _index: usize, _input: &mut [f32], target: TargetMut<'_>) {
-        target.set_class(1);
+fn first_of(dataset: Odd, len: usize) -> String {
+    let start = || {
+        let sampler = Sampler::new(len, 2, 0, 1, Order::Sequential)?;
+        let (dataset, config) = (Arc::new(dataset), LoaderConfig::default());
+        Loader::new(dataset, sampler, Allocator::new(), config)?.next().transpose()
+    };
+    start().unwrap_err().to_string()
+}
+
+#[test]
+fn samples_that_do_not_fit_their_fields_are_refused() {
+    let ragged = || Field::ragged_i64("inputs", 3, 9).below(5);
+    for (fields, read, expected) in [
+        (ragged(), (|_| ()) as fn(&mut Sample<'_>), "it set no length"),
+        (ragged(), |s| s.i64("inputs")[0] = 1, "inputs is ragged: call set_length first"),
+        (ragged(), |s| s.set_length(4), "the length 4 is not from 1 to 3"),
+        (ragged(), |s| s.set_length(0), "the length 0 is not from 1 to 3"),
+        (ragged(), |s| s.f32("inputs")[0] = 1.0, "inputs is ragged"),
+        (Field::i64("inputs", [2]), |s| s.set_length(2), "no field is ragged"),
+        (Field::i64("inputs", [2]), |s| s.f32("inputs")[0] = 1.0, "has integers, not real"),
+        (Field::f32("inputs", [2]), |s| s.i64("inputs")[0] = 1, "has real numbers, not integers"),
+        (Field::f32("inputs", [2]), |s| s.set_class(1), "the data set has no field targets"),
+    ] {
+        let message = first_of(Odd { fields: vec![fields], read }, 4);
+        let begin = "the data set panicked when sample 0 of epoch 0 was read: ";
+        assert!(message.starts_with(begin) && message.contains(expected), "{message}");
+    }
+    let read: fn(&mut Sample<'_>) = |sample| {
+        sample.set_length(2);
+        sample.i64("inputs").copy_from_slice(&[4, 5]);
+    };
+    assert_eq!(
+        first_of(Odd { fields: vec![ragged()], read }, 4),
+        "sample 0 of epoch 0 has 5 in inputs, which is not from 0 to 5 - 1"
+    );
+}
+
+#[test]
+fn ragged_batches_use_the_same_memory_again() {
+    for prefetch in MODES {
+        let (allocator, dataset) = (Allocator::new(), Arc::new(Ragged));
+        let sampler = sampler(&*dataset, 5, 0, 1);
+        let loader = Loader::new(dataset, sampler, allocator.clone(), epochs(20, prefetch));
+        let mut loader = loader.unwrap();
+        let (blocks, bytes) =
+            (allocator.fresh_blocks(), allocator.usage(Category::Data).peak_bytes);
+        let dims = |batch: Result<Batch, _>| batch.unwrap().get("inputs").map(|t| t.dims()[1]);
+        let mut lengths: Vec<_> = loader.by_ref().filter_map(dims).collect();
+        assert_eq!(lengths.len(), 100);
+        lengths.dedup();
+        assert!(lengths.len() > 5, "the batches have different lengths: {lengths:?}");
+        assert_eq!(allocator.fresh_blocks(), blocks, "{prefetch:?}");
+        assert_eq!(allocator.usage(Category::Data).peak_bytes, bytes, "{prefetch:?}");
     }
 }
 
 #[test]
+fn a_rank_without_samples_has_ragged_batches_of_length_1() {
+    let sampler = sampler(&Ragged, 5, 6, 7);
+    let config = epochs(1, Prefetch::None);
+    let mut loader = Loader::new(Arc::new(Ragged), sampler, Allocator::new(), config).unwrap();
+    let batch = loader.next().unwrap().unwrap();
+    let dims = |name| batch.get(name).map(Tensor::dims);
+    assert_eq!(dims("inputs"), Some([0, 1].as_slice()));
+    assert_eq!(dims("weights"), Some([0, 1, 2, 3].as_slice()));
+    assert_eq!(dims("lengths"), Some([0].as_slice()));
+}
+
+#[test]
 fn a_data_set_that_does_not_fit_is_refused() {
-    let start = |shape: &[usize], len| {
-        let sampler = Sampler::new(len, 2, 0, 1, Order::Sequential).unwrap();
-        let dataset = Arc::new(Odd(shape.to_vec()));
-        let mut loader = Loader::new(dataset, sampler, Allocator::new(), LoaderConfig::default())?;
-        loader.next().transpose()
+    let message = |shape: &[usize], len| {
+        let fields = vec![Field::f32("inputs", shape), Field::f32("targets", [1])];
+        first_of(Odd { fields, read: |sample| sample.set_class(1) }, len)
     };
-    let message = |shape: &[usize], len| start(shape, len).unwrap_err().to_string();
     assert_eq!(
         message(&[1], 5),
         "the sampler's number of samples must be the data set's length 4, got 5"
     );
     assert_eq!(
         message(&[1, 1, 1, 1], 4),
-        "the number of extents of an input must be at most 3, got 4"
+        "the fields of the data set: inputs has 4 extents; at most 3 are possible"
     );
     assert_eq!(
         message(&[1], 4),
         "the data set panicked when sample 0 of epoch 0 was read: \
-         a class was written to a target of values"
+         the field targets has real numbers, not integers"
     );
     assert!(message(&[1 << 59], 4).starts_with("out of memory"));
 }

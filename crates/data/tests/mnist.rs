@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use paceline_data::{DataError, Dataset, Mnist, Split, TargetMut, TargetSpec};
+use paceline_data::{DataError, Dataset, Field, Mnist, OwnedSample, Split};
 use tempfile::TempDir;
 
 const IMAGES: &str = "train-images-idx3-ubyte";
@@ -43,9 +43,8 @@ fn folder(files: &[(&str, &[u8])]) -> TempDir {
 }
 
 fn sample(data: &dyn Dataset, index: usize) -> (Vec<f32>, i64) {
-    let (mut input, mut class) = (vec![f32::NAN; 784], -1);
-    data.read(0, index, &mut input, TargetMut::Class(&mut class));
-    (input, class)
+    let mut sample = OwnedSample::read(data, 0, index).unwrap();
+    (sample.f32("inputs"), sample.i64("targets")[0])
 }
 
 /// The error of loading the training split, with the folder's name replaced by DIR.
@@ -74,8 +73,7 @@ fn plain_and_compressed_files_give_the_same_samples() {
     {
         let data = Mnist::load(folder.path(), split).unwrap();
         assert_eq!((data.len(), data.is_empty()), (13, false));
-        assert_eq!(data.input_shape(), [28, 28, 1]);
-        assert_eq!(data.target(), TargetSpec::Class { num_classes: 10 });
+        assert_eq!(data.fields(), [Field::f32("inputs", [28, 28, 1]), Field::class(10)]);
         for index in 0..13 {
             let (input, class) = sample(&data, index);
             assert_eq!(class, index as i64 % 10);

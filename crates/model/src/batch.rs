@@ -15,12 +15,18 @@ impl Batch {
     /// The name of the tensor that most objectives compare the output with.
     pub const TARGETS: &'static str = "targets";
 
-    /// The name of the tensor that has the length of each sequence without its padding: (n) of i64.
+    /// The name of the tensor with the samples' lengths, i64 (n), if some are padded.
     pub const LENGTHS: &'static str = "lengths";
 
     /// A batch of inputs (n, ...) and targets: labels (n) or values (n, columns).
     pub fn new(inputs: Tensor, targets: Tensor) -> Self {
         Self { tensors: vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)] }
+    }
+
+    /// A batch of these tensors. The first one is what the first block takes. Panics without tensors.
+    pub fn of(tensors: Vec<(&'static str, Tensor)>) -> Self {
+        assert!(!tensors.is_empty(), "a batch has at least the tensor that the first block takes");
+        Self { tensors }
     }
 
     /// The same batch with one more tensor, for example a mask.

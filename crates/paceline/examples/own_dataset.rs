@@ -42,25 +42,21 @@ impl Dataset for Images {
         self.len
     }
 
-    fn input_shape(&self) -> &[usize] {
-        &[16, 16, 1] // height, width, channels
-    }
-
-    fn target(&self) -> TargetSpec {
-        TargetSpec::Class { num_classes: 4 }
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::f32("inputs", [16, 16, 1]), Field::class(4)] // height, width, channels
     }
 
     /// Each rank reads for itself, so an image depends on nothing but the seed and its index.
-    fn read(&self, _epoch: u64, index: usize, input: &mut [f32], target: TargetMut<'_>) {
+    fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
         let image = mix(self.seed ^ mix(index as u64));
         let random = |at| (mix(image ^ mix(at)) >> 40) as f32 / (1 << 24) as f32; // 0 to 1
         let (class, phase) = (image % 4, TAU * random(0));
         let (down, right) = (PI / 4.0 * class as f32).sin_cos();
-        for (at, pixel) in input.iter_mut().enumerate() {
+        for (at, pixel) in sample.f32("inputs").iter_mut().enumerate() {
             let place = down * (at / 16) as f32 + right * (at % 16) as f32;
             *pixel = (phase + place).sin() + self.noise * (2.0 * random(1 + at as u64) - 1.0);
         }
-        target.set_class(class as i64);
+        sample.set_class(class as i64);
     }
 }
 

@@ -50,7 +50,7 @@ impl Own for Powers {
 
 impl ModelSettings for Powers {
     fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model> {
-        let TargetSpec::Class { num_classes } = dataset.target() else {
+        let Some(num_classes) = dataset.num_classes() else {
             return Err(ModelError::Config("powers needs classes as targets".into()));
         };
         let inputs = dataset.input_shape().iter().product();

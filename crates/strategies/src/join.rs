@@ -9,7 +9,6 @@
 //! Operations per batch: one blocking all-reduce of 8 bytes.
 
 use paceline_collectives::ReduceOp;
-use paceline_memory::Tensor;
 use paceline_model::Batch;
 use paceline_trace::SpanTrack;
 
@@ -19,34 +18,30 @@ use crate::{MicroBatch, Replica, Result};
 /// Lets a rank train together with ranks that have more or less data.
 #[derive(Debug)]
 pub struct Join {
-    inputs: Tensor,  // (0, input extents...)
-    targets: Tensor, // (0) or (0, columns)
+    empty: Batch,
 }
 
 impl Join {
-    /// `inputs` and `targets` are a batch without samples, which is used when this rank has no batch left.
-    pub fn new(inputs: Tensor, targets: Tensor) -> Self {
-        Self { inputs, targets }
+    /// `empty` is a batch without samples, which is used when this rank has no batch left.
+    pub fn new(empty: Batch) -> Self {
+        Self { empty }
     }
 
-    /// This rank's share of the next micro-batch. `own` holds its inputs and targets, or `None` if it has no
-    /// batch left. Returns `None` once no rank has samples. All ranks call this, and either all get a share
+    /// This rank's share of the next micro-batch. `own` is `None` if it has no batch left. Returns `None` once no rank has samples. All ranks call this, and either all get a share
     /// or none does.
     ///
     /// Records the time spent waiting for the others as [`span::EXPOSED`].
     pub fn next(
         &self,
         replica: &Replica,
-        own: Option<(Tensor, Tensor)>,
+        own: Option<Batch>,
         track: &mut SpanTrack,
     ) -> Result<Option<MicroBatch>> {
-        let empty = || (self.inputs.clone(), self.targets.clone());
-        let (inputs, targets) = own.unwrap_or_else(empty);
-        let mut count = [inputs.dims()[0] as i64];
+        let batch = own.unwrap_or_else(|| self.empty.clone());
+        let mut count = [batch.num_samples() as i64];
         track
             .record(span::EXPOSED, || replica.group.all_reduce_slice(&mut count, ReduceOp::Sum))?;
         let global_count = count[0] as usize;
-        let batch = Batch::new(inputs, targets);
         Ok((global_count > 0).then_some(MicroBatch { batch, global_count }))
     }
 }

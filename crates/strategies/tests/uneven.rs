@@ -49,13 +49,14 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
         let mut trainer = Trainer::new(net, group, make());
         let allocator = trainer.replica.compute.allocator.clone();
         let (inputs, targets) = net.batch(&allocator, 0..0);
-        let join = Join::new(inputs, targets);
+        let join = Join::new(Batch::new(inputs, targets));
         let mut counts = Vec::new();
         loop {
             trainer.track.clear();
             let mut shares = Vec::new();
             for _ in 0..micro_batches {
                 let own = own.next().map(|samples| net.batch(&allocator, samples));
+                let own = own.map(|(inputs, targets)| Batch::new(inputs, targets));
                 let Trainer { replica, track, .. } = &mut trainer;
                 shares.extend(join.next(replica, own, track).unwrap());
             }

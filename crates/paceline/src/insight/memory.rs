@@ -10,9 +10,9 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use paceline_collectives::MeshShape;
-use paceline_data::{Dataset, TargetSpec};
+use paceline_data::{BatchShape, Dataset};
 use paceline_kernels::{Compute, KernelError};
-use paceline_memory::{Allocator, Category, DType, MemoryError};
+use paceline_memory::{Allocator, Category, MemoryError};
 use paceline_model::{Batch, Model, ModelError, Owned, Rehearsal};
 use paceline_strategies::{SHARED_SUMS_BYTES, Strategy};
 
@@ -32,33 +32,16 @@ const OWN_PROCESS_BYTES: f64 = 4.5e6;
 /// The pages of the program that are in use. The ranks and their launcher share them. Measured like the bytes above.
 const PROGRAM_BYTES: f64 = 6.5e6;
 
-/// What one sample looks like.
-#[derive(Clone, Debug)]
-pub struct SampleShape {
-    /// The extents of an input.
-    pub input: Vec<usize>,
-    /// The kind of target.
-    pub target: TargetSpec,
-}
-
-impl SampleShape {
-    /// The samples of a data set.
-    pub fn of(dataset: &dyn Dataset) -> Self {
-        Self { input: dataset.input_shape().to_vec(), target: dataset.target() }
-    }
-
-    /// A batch of `rows` samples in the memory of an allocator, without contents of its own.
-    fn batch(&self, allocator: &Allocator, rows: usize) -> std::result::Result<Batch, MemoryError> {
-        let tensor = |dtype, row: &[usize]| {
-            let shape = [&[rows], row].concat();
-            allocator.tensor(dtype, shape.as_slice(), Category::Data)
-        };
-        let targets = match self.target {
-            TargetSpec::Class { .. } => tensor(DType::I64, &[])?,
-            TargetSpec::Values { dim } => tensor(DType::F32, &[dim])?,
-        };
-        Ok(Batch::new(tensor(DType::F32, &self.input)?, targets))
-    }
+/// The largest batch of `rows` samples in the memory of an allocator, without contents of its own.
+fn batch_of(
+    shape: &BatchShape,
+    allocator: &Allocator,
+    rows: usize,
+) -> std::result::Result<Batch, MemoryError> {
+    let tensors = shape.largest(rows).into_iter().map(|tensor| {
+        Ok((tensor.name, allocator.tensor(tensor.dtype, tensor.dims.as_slice(), Category::Data)?))
+    });
+    Ok(Batch::of(tensors.collect::<std::result::Result<Vec<_>, MemoryError>>()?))
 }
 
 /// The part of a configuration that determines the memory of a rank.
@@ -74,8 +57,8 @@ pub struct Shape<'a> {
     pub clips: bool,
     /// Compute threads of a rank.
     pub threads: usize,
-    /// What one sample looks like.
-    pub samples: SampleShape,
+    /// The samples' fields.
+    pub samples: BatchShape,
     /// Samples of a batch, by rank.
     pub rows: Vec<usize>,
     /// Batches of a step.
@@ -102,7 +85,7 @@ impl<'a> Shape<'a> {
             optimizer: &config.optimizer,
             clips: config.clip_grad_norm.is_some(),
             threads: config.threads,
-            samples: SampleShape::of(dataset),
+            samples: BatchShape::of(dataset),
             rows: rows(config, dataset.len()),
             num_batches,
             num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
@@ -230,7 +213,7 @@ impl Passes {
         let options = shape.strategy.options;
         let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
             let compute = Compute::new(shape.threads, Allocator::meta())?;
-            let batch = shape.samples.batch(&compute.allocator, rows)?;
+            let batch = batch_of(&shape.samples, &compute.allocator, rows)?;
             // The third micro-batch of a step would need what the second one needs.
             let batches = vec![batch; shape.num_batches.clamp(1, 2)];
             let precision = options.precision;
@@ -327,15 +310,7 @@ fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: u
 
 /// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.
 fn data_bytes(shape: &Shape, rows: usize) -> u64 {
-    let SampleShape { input, target } = &shape.samples;
-    let input = input
-        .iter()
-        .fold(DType::F32.size_bytes() as u64, |bytes, dim| bytes.saturating_mul(*dim as u64));
-    let target = match *target {
-        TargetSpec::Class { .. } => DType::I64.size_bytes() as u64,
-        TargetSpec::Values { dim } => (dim * DType::F32.size_bytes()) as u64,
-    };
     let ahead = if shape.prefetches { BATCHES_AHEAD } else { 0 };
     let count = (shape.num_batches + ahead).min(shape.num_batches_of_run).max(1);
-    (input + target).saturating_mul(rows as u64).saturating_mul(count as u64)
+    (shape.samples.max_bytes() as u64).saturating_mul(rows as u64).saturating_mul(count as u64)
 }

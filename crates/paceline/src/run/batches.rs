@@ -7,10 +7,10 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 use paceline_data::{
-    Batch, DataError, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, SampleCounts,
-    Sampler, Subset, TargetSpec,
+    Batch, BatchShape, DataError, Dataset, Loader, LoaderConfig, Order, Position, Prefetch,
+    SampleCounts, Sampler, Subset,
 };
-use paceline_memory::{Category, DType};
+use paceline_memory::{Category, MemoryError};
 use paceline_model::Batch as ModelBatch;
 use paceline_strategies::{AccumulationOrder, Join, MicroBatch, Replica};
 use paceline_trace::Track;
@@ -115,8 +115,8 @@ fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Resul
 
 /// A batch in the form that strategies take.
 pub fn share_of(batch: Batch) -> MicroBatch {
-    let Batch { inputs, targets, global_count, .. } = batch;
-    MicroBatch { batch: ModelBatch::new(inputs, targets), global_count }
+    let Batch { tensors, global_count, .. } = batch;
+    MicroBatch { batch: ModelBatch::of(tensors), global_count }
 }
 
 /// The coordination that ranks with their own shards need to train together; `None` if the ranks share
@@ -130,11 +130,9 @@ pub fn join(
         return Ok(None);
     }
     let allocator = &replica.compute.allocator;
-    let inputs = [&[0], dataset.input_shape()].concat();
-    let inputs = allocator.tensor(DType::F32, inputs.as_slice(), Category::Data)?;
-    let targets = match dataset.target() {
-        TargetSpec::Class { .. } => allocator.tensor(DType::I64, [0], Category::Data)?,
-        TargetSpec::Values { dim } => allocator.tensor(DType::F32, [0, dim], Category::Data)?,
-    };
-    Ok(Some(Join::new(inputs, targets)))
+    let tensors = BatchShape::of(dataset).empty().into_iter().map(|tensor| {
+        Ok((tensor.name, allocator.tensor(tensor.dtype, tensor.dims.as_slice(), Category::Data)?))
+    });
+    let tensors = tensors.collect::<std::result::Result<Vec<_>, MemoryError>>()?;
+    Ok(Some(Join::new(ModelBatch::of(tensors))))
 }

@@ -84,7 +84,7 @@ impl Stepper {
     /// there are. Ranks with batches of their own have to add up their numbers.
     fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
         let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
-        let own = batch.map(|batch| (batch.inputs, batch.targets));
+        let own = batch.map(|batch| share_of(batch).batch);
         Ok(join.next(&self.replica, own, &mut self.track)?)
     }
 

@@ -15,7 +15,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use clap::ArgMatches;
-use paceline_data::{Dataset, Split, TargetSpec};
+use paceline_data::{BatchShape, Dataset, Field, Split};
+use paceline_memory::DType;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -54,10 +55,11 @@ impl RunNeeds<'_> {
     pub fn check_images(&self, data: &str) -> Result<()> {
         match self.samples {
             Samples::Any | Samples::Images => Ok(()),
-            Samples::Vectors { .. } => Err(Failure::Usage(format!(
-                "--model {} trains on vectors, and --data {data} has images; leave --data out, or pass another \
+            Samples::Vectors { .. } | Samples::Tokens { .. } => Err(Failure::Usage(format!(
+                "--model {} trains on {}, and --data {data} has images; leave --data out, or pass another \
                  --model",
-                self.model
+                self.model,
+                self.samples.plural()
             ))),
         }
     }
@@ -84,10 +86,10 @@ pub trait DataSettings: Debug + Send + Sync {
     }
 
     /// About how much memory the opened training part takes, in bytes. By default nothing if samples are generated,
-    /// otherwise an f32 per element of an input.
+    /// otherwise the elements of each input.
     fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
-        let elems: usize = dataset.input_shape().iter().product();
-        let bytes = dataset.len() as f64 * (elems * size_of::<f32>()) as f64;
+        let of_input = dataset.field(Field::INPUTS).map_or(0, |field| field.max_bytes());
+        let bytes = dataset.len() as f64 * of_input as f64;
         if self.is_generated() { 0.0 } else { bytes }
     }
 
@@ -157,25 +159,72 @@ impl DataConfig {
             let reason = format!("--data {name}: its {split:?} part has no samples");
             return Err(Failure::Usage(reason));
         }
-        let (shape, target) = (dataset.input_shape(), dataset.target());
-        let fits = match *samples {
-            Samples::Any => true,
-            Samples::Images => shape.len() == 3 && matches!(target, TargetSpec::Class { .. }),
-            Samples::Vectors { input_dim, output_dim } => {
-                shape == [input_dim] && target == TargetSpec::Values { dim: output_dim }
-            }
-        };
-        if fits {
+        let shape = BatchShape::of(&*dataset);
+        shape.check().map_err(|error| Failure::Usage(format!("--data {name}: {error}")))?;
+        if fits(*samples, &*dataset) {
             return Ok(dataset);
         }
-        let target = match target {
-            TargetSpec::Class { num_classes } => format!("one of {num_classes} classes"),
-            TargetSpec::Values { dim } => format!("{dim} values"),
-        };
+        let has = described(&*dataset);
         Err(Failure::Usage(format!(
-            "--data {name} has inputs of {shape:?} with {target} each, and --model {model} trains on {samples}; \
+            "--data {name} has {has} each, and --model {model} trains on {samples}; \
              leave --data out, or pass another --model"
         )))
+    }
+}
+
+/// Whether a model that trains on these samples can train on the data set.
+fn fits(samples: Samples, dataset: &dyn Dataset) -> bool {
+    let inputs = dataset.field(Field::INPUTS);
+    let Some(inputs) = inputs.as_ref() else { return false };
+    let targets = dataset.field(Field::TARGETS);
+    let vector = |field: &Field, dim| {
+        field.dtype() == DType::F32 && !field.is_ragged() && field.extents() == [dim]
+    };
+    match samples {
+        Samples::Any => true,
+        Samples::Images => {
+            let is_image = inputs.dtype() == DType::F32 && inputs.extents().len() == 3;
+            is_image && !inputs.is_ragged() && dataset.num_classes().is_some()
+        }
+        Samples::Vectors { input_dim, output_dim } => {
+            vector(inputs, input_dim) && targets.is_some_and(|field| vector(&field, output_dim))
+        }
+        Samples::Tokens { vocab, classes } => {
+            let is_sequence = |field: &Field| {
+                let known = field.limit().is_some_and(|limit| limit <= vocab);
+                field.dtype() == DType::I64 && field.extents().len() == 1 && known
+            };
+            let alike = |field: &Field| {
+                (field.is_ragged(), field.extents()) == (inputs.is_ragged(), inputs.extents())
+            };
+            is_sequence(inputs)
+                && match classes {
+                    Some(_) => dataset.num_classes() == classes,
+                    None => targets.is_some_and(|field| is_sequence(&field) && alike(&field)),
+                }
+        }
+    }
+}
+
+/// What a data set has, as an error says it.
+fn described(dataset: &dyn Dataset) -> String {
+    let targets = dataset.field(Field::TARGETS);
+    let targets = match (dataset.num_classes(), &targets) {
+        (Some(classes), _) => format!("one of {classes} classes"),
+        (None, Some(field)) if field.dtype() == DType::F32 => {
+            format!("{} values", field.max_elems())
+        }
+        (None, Some(field)) => format!("{} integers", field.max_elems()),
+        (None, None) => "no targets".to_owned(),
+    };
+    let shape = dataset.input_shape();
+    match dataset.field(Field::INPUTS) {
+        Some(field) if field.dtype() == DType::I64 => {
+            let most = if field.is_ragged() { "up to " } else { "" };
+            let below = field.limit().map(|limit| format!(" below {limit}")).unwrap_or_default();
+            format!("{most}{shape:?} integers{below} with {targets}")
+        }
+        _ => format!("inputs of {shape:?} with {targets}"),
     }
 }
 

@@ -1,10 +1,13 @@
 //! `--data synthetic`: generated from the seed. Images with a learnable pattern for a model that
-//! classifies images; normally distributed vectors for a model that maps vectors to vectors.
+//! classifies images; normally distributed vectors for a model that maps vectors to vectors; random tokens for a language
+//! model.
 
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args};
-use paceline_data::{Dataset, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression};
+use paceline_data::{
+    Dataset, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression, SyntheticTokens,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -15,8 +18,10 @@ use crate::{Failure, Result, resources};
 
 /// Default number of training images.
 const SAMPLES: usize = 8192;
-/// Default number of batches per epoch of vectors. The vectors themselves never end.
+/// Default number of batches per epoch of vectors and tokens. The samples themselves never end.
 const STEPS: usize = 20;
+/// Default length of a sequence of tokens.
+const SEQ_LEN: usize = 128;
 /// Default height, width and channels of images.
 const IMAGE: [usize; 3] = [28, 28, 1];
 /// Number of classes of the images.
@@ -34,6 +39,9 @@ struct Flags {
     /// Height, width and channels of synthetic images [default: 28 28 1]
     #[arg(long, num_args = 3, value_names = ["H", "W", "C"], value_parser = width())]
     image: Option<Vec<usize>>,
+    /// Tokens of each synthetic sequence [default: 128]
+    #[arg(long, value_name = "N", value_parser = width())]
+    seq_len: Option<usize>,
 }
 
 impl Choice for Synthetic {
@@ -42,7 +50,7 @@ impl Choice for Synthetic {
     }
 
     fn about(&self) -> &'static str {
-        "Made from the seed: learnable images for the CNN, normal vectors for the MLP"
+        "Made from the seed: learnable images for the CNN, normal vectors for the MLP, tokens for language models"
     }
 
     fn flags(&self) -> Vec<Arg> {
@@ -58,6 +66,12 @@ impl DataChoice for Synthetic {
             Samples::Vectors { input_dim, output_dim } => {
                 vectors(&flags, input_dim, output_dim, run)
             }
+            Samples::Tokens { vocab, classes: None } => tokens(&flags, vocab, run),
+            Samples::Tokens { classes: Some(_), .. } => usage(format!(
+                "--data synthetic has no sequences of tokens with classes, on which --model {} trains; pass \
+                 --data text",
+                run.model
+            )),
         }
     }
 }
@@ -67,6 +81,9 @@ fn usage<T>(problem: String) -> Result<T> {
 }
 
 fn images(flags: &Flags) -> Result<Arc<dyn DataSettings>> {
+    if flags.seq_len.is_some() {
+        return usage("--seq-len is for synthetic tokens only; leave it out".into());
+    }
     let samples = flags.samples.unwrap_or(SAMPLES);
     let image = match flags.image.as_deref() {
         None => IMAGE,
@@ -108,14 +125,40 @@ fn vectors(
     if let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given) {
         return usage(format!("{flag} is for synthetic images only; leave it out"));
     }
-    let steps = run.steps_per_epoch.unwrap_or(STEPS);
-    match steps.checked_mul(run.global_batch_size) {
-        Some(samples) => Ok(Arc::new(Vectors { samples, input_dim, output_dim })),
-        None => usage(format!(
-            "--steps-per-epoch {steps}: too many for steps of {} samples; lower it",
-            run.global_batch_size
-        )),
+    if flags.seq_len.is_some() {
+        return usage("--seq-len is for synthetic tokens only; leave it out".into());
     }
+    Ok(Arc::new(Vectors { samples: samples_of(run)?, input_dim, output_dim }))
+}
+
+fn tokens(flags: &Flags, vocab: usize, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+    if flags.image.is_some() {
+        return usage("--image is for synthetic images only; leave it out".into());
+    }
+    let seq_len = flags.seq_len.unwrap_or(SEQ_LEN);
+    if seq_len == 0 {
+        return usage("--seq-len 0: pass the number of tokens of a sequence".into());
+    }
+    let samples = match flags.samples {
+        Some(0) => return usage("--samples 0: pass the number of sequences to train on".into()),
+        Some(samples) => samples,
+        None => samples_of(run)?,
+    };
+    Ok(Arc::new(Tokens { samples, vocab, seq_len }))
+}
+
+/// The number of samples of an epoch that never ends by itself.
+fn samples_of(run: &RunNeeds) -> Result<usize> {
+    let steps = run.steps_per_epoch.unwrap_or(STEPS);
+    steps.checked_mul(run.global_batch_size).map_or_else(
+        || {
+            usage(format!(
+                "--steps-per-epoch {steps}: too many for steps of {} samples; lower it",
+                run.global_batch_size
+            ))
+        },
+        Ok,
+    )
 }
 
 fn opened<T: Dataset + 'static>(
@@ -180,5 +223,35 @@ impl DataSettings for Vectors {
 
     fn identity(&self) -> Option<Vec<(&'static str, String)>> {
         Some(vec![("--samples", self.samples.to_string())])
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Tokens {
+    samples: usize,
+    vocab: usize,
+    seq_len: usize,
+}
+
+impl DataSettings for Tokens {
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn open(&self, seed: u64, _: Split) -> Result<Arc<dyn Dataset>> {
+        opened(SyntheticTokens::new(self.vocab, self.seq_len, self.samples, seed))
+    }
+
+    fn has_test(&self) -> bool {
+        false
+    }
+
+    fn is_generated(&self) -> bool {
+        true
+    }
+
+    fn identity(&self) -> Option<Vec<(&'static str, String)>> {
+        let seq_len = self.seq_len.to_string();
+        Some(vec![("--samples", self.samples.to_string()), ("--seq-len", seq_len)])
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args};
-use paceline_data::{Dataset, TargetSpec};
+use paceline_data::Dataset;
 use paceline_model::{CnnConfig, Model, ModelError};
 
 use super::{ModelChoice, ModelSettings, Samples};
@@ -85,10 +85,10 @@ impl ModelSettings for Flags {
         world_size: usize,
     ) -> std::result::Result<Model, ModelError> {
         let shape = dataset.input_shape();
-        let image = shape.try_into().map_err(|_| {
+        let image = shape.as_slice().try_into().map_err(|_| {
             ModelError::Config(format!("a CNN needs images, not samples of {shape:?}"))
         })?;
-        let TargetSpec::Class { num_classes } = dataset.target() else {
+        let Some(num_classes) = dataset.num_classes() else {
             return Err(ModelError::Config("a CNN needs classes as targets".into()));
         };
         let config = CnnConfig {

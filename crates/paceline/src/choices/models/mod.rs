@@ -86,6 +86,25 @@ pub enum Samples {
         /// Number of elements of a target.
         output_dim: usize,
     },
+    /// Sequences of tokens.
+    Tokens {
+        /// The number of tokens that the model knows.
+        vocab: usize,
+        /// The number of classes, if each sequence has a class. Otherwise each token has another token as its target.
+        classes: Option<usize>,
+    },
+}
+
+impl Samples {
+    /// What the samples are, in one word.
+    pub fn plural(&self) -> &'static str {
+        match self {
+            Samples::Any => "anything",
+            Samples::Images => "images",
+            Samples::Vectors { .. } => "vectors",
+            Samples::Tokens { .. } => "tokens",
+        }
+    }
 }
 
 impl fmt::Display for Samples {
@@ -95,6 +114,15 @@ impl fmt::Display for Samples {
             Samples::Images => f.write_str("images with a class each"),
             Samples::Vectors { input_dim, output_dim } => {
                 write!(f, "vectors of {input_dim} elements with {output_dim} values each")
+            }
+            Samples::Tokens { vocab, classes: None } => {
+                write!(
+                    f,
+                    "sequences of tokens below {vocab} with a token as the target of each token"
+                )
+            }
+            Samples::Tokens { vocab, classes: Some(classes) } => {
+                write!(f, "sequences of tokens below {vocab} with one of {classes} classes each")
             }
         }
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use paceline_analysis::table::{Cell, Column, Table};
-use paceline_data::Dataset;
+use paceline_data::{BatchShape, Dataset};
 use paceline_memory::Category;
 use paceline_model::Model;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use super::{MAX_RANKS, PredictArgs};
 use crate::choices::models::{MODELS, ModelConfig};
 use crate::choices::registry::read;
 use crate::choices::strategies::{STRATEGIES, Synchronises};
-use crate::insight::memory::{Need, Needs, SampleShape, Shape};
+use crate::insight::memory::{Need, Needs, Shape};
 use crate::run::config::TrainConfig;
 use crate::run::flags::RunFlags;
 use crate::run::resolve::resolve_unchecked;
@@ -156,7 +156,7 @@ impl<'a> Case<'a> {
             optimizer: &self.config.optimizer,
             clips: self.config.clip_grad_norm.is_some(),
             threads: self.config.threads,
-            samples: SampleShape::of(self.dataset),
+            samples: BatchShape::of(self.dataset),
             rows: vec![rows; self.config.world_size],
             num_batches: self.strategy.accumulate,
             num_batches_of_run: usize::MAX,
