@@ -10,7 +10,7 @@ use paceline_strategies::{
     Ddp, HalfPrecision, LocalSgd, NoSync, SHARED_SUMS_BYTES, TopK, clip_grad_norm, span, train_step,
 };
 
-use common::{Make, Net, Trainer, all_exact, on_ranks};
+use common::{Make, NETS, Net, SEQ, SPECIAL_NETS, Trainer, all_exact, on_ranks};
 
 const OTHERS: [Make; 5] = [
     || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
@@ -30,12 +30,20 @@ fn batch(net: Net, allocator: &Allocator, rows: usize) -> Batch {
         Net::Mlp | Net::TiedMlp => {
             Batch::new(tensor(DType::F32, &[rows, 12]), tensor(DType::F32, &[rows, 3]))
         }
+        Net::Llama | Net::TiedLlama => {
+            let tokens = || tensor(DType::I64, &[rows, SEQ]);
+            Batch::new(tokens(), tokens())
+        }
+        Net::LlamaClassifier => {
+            let batch = Batch::new(tensor(DType::I64, &[rows, SEQ]), tensor(DType::I64, &[rows]));
+            batch.with(Batch::LENGTHS, tensor(DType::I64, &[rows]))
+        }
     }
 }
 
 #[test]
 fn a_step_takes_the_memory_that_is_predicted() {
-    for net in [Net::Cnn, Net::BatchNormCnn, Net::Mlp, Net::FrozenCnn, Net::TiedMlp] {
+    for net in NETS.into_iter().chain(SPECIAL_NETS).chain([Net::BatchNormCnn]) {
         for (make, world_size) in
             all_exact().chain(OTHERS).flat_map(|make| [2, 4].map(|n| (make, n)))
         {

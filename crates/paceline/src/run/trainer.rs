@@ -99,6 +99,7 @@ pub fn run_rank(
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options;
     let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
+    config.model.load(&replica.storage)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let num_samples = dataset.len();
     let progress = resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;

@@ -43,7 +43,7 @@ pub const SPECIAL_NETS: [Net; 5] =
     [Net::FrozenCnn, Net::TiedMlp, Net::Llama, Net::TiedLlama, Net::LlamaClassifier];
 
 /// Tokens of a sequence, with padding.
-const SEQ: usize = 5;
+pub const SEQ: usize = 5;
 const VOCAB: usize = 19;
 
 impl Net {

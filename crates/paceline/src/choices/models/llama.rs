@@ -1,10 +1,13 @@
-//! `--model llama`: a language model of the Llama family with random weights, whose sizes the flags state.
+//! `--model llama`: a model of the Llama family, which predicts tokens or classifies sequences. The flags state its sizes, or a
+//! folder of Hugging Face states them and has the weights.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use paceline_data::Dataset;
-use paceline_model::{LlamaConfig, LlamaTask, Model, ModelError};
+use paceline_model::pretrained::Pretrained;
+use paceline_model::{LlamaConfig, LlamaTask, Model, ModelError, Storage};
 use serde::Serialize;
 
 use super::{Defaults, ModelChoice, ModelSettings, Samples};
@@ -13,6 +16,8 @@ use crate::{Failure, Result};
 
 /// A larger number of blocks is taken for a mistake.
 const MAX_LAYERS: usize = 10_000;
+/// The file with the settings of a pretrained model.
+const CONFIG: &str = "config.json";
 
 /// The choice.
 pub(super) struct Llama;
@@ -21,9 +26,9 @@ pub(super) struct Llama;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 struct Flags {
-    /// Llama: sizes by name; the flags below change single ones
-    #[arg(long, value_name = "SIZE", value_enum, default_value_t = Size::Tiny)]
-    llama_size: Size,
+    /// Llama: sizes by name; the flags below change single ones [default: tiny]
+    #[arg(long, value_name = "SIZE", value_enum)]
+    llama_size: Option<Size>,
     /// Llama: number of blocks [default: that of --llama-size]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
@@ -33,7 +38,7 @@ struct Flags {
     /// Llama: number of heads of queries [default: that of --llama-size]
     #[arg(long, value_name = "N", value_parser = width())]
     heads: Option<usize>,
-    /// Llama: number of heads of keys and values [default: as many as --heads]
+    /// Llama: number of heads of keys and values [default: that of --llama-size, or as many as --heads]
     #[arg(long, value_name = "N", value_parser = width())]
     kv_heads: Option<usize>,
     /// Llama: width of the feed-forward layers [default: that of --llama-size]
@@ -45,13 +50,32 @@ struct Flags {
     /// Llama: the head uses the weight of the embedding
     #[arg(long)]
     tie_embeddings: bool,
+    /// Llama: a folder with a config.json and weights as Hugging Face stores them; it states all sizes
+    #[arg(long, value_name = "DIR")]
+    pretrained: Option<PathBuf>,
+    /// Llama: where the first weights come from [default: pretrained, if there is a folder]
+    #[arg(long, value_name = "FROM", value_enum)]
+    init: Option<InitFrom>,
+    /// Llama: put each sequence into one of N classes, instead of predicting tokens
+    #[arg(long, value_name = "N", value_parser = width())]
+    num_labels: Option<usize>,
     /// Llama: keep only the input of each block for the backward pass, and compute the rest again
     #[arg(long)]
     checkpoint_activations: bool,
 }
 
-/// Sizes by name. All but the first are those of the language models of Stanford's course CS336.
-#[derive(Clone, Copy, Debug, ValueEnum, Serialize)]
+/// Where the first weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum InitFrom {
+    /// The folder of --pretrained
+    Pretrained,
+    /// The seed of the run
+    Random,
+}
+
+/// Sizes by name. Small to xl are those of the language models of Stanford's course CS336.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Size {
     /// 4 blocks of width 256, vocabulary 8192
     Tiny,
@@ -63,17 +87,36 @@ enum Size {
     Large,
     /// 48 blocks of width 1600, vocabulary 10,000
     Xl,
+    /// SmolLM2-360M: 32 blocks of width 960, vocabulary 49,152, tied
+    #[value(name = "smollm2-360m")]
+    SmolLm2,
 }
 
 impl Size {
-    /// Blocks, width, heads, width of the feed-forward layers, vocabulary.
-    fn numbers(self) -> [usize; 5] {
-        match self {
-            Self::Tiny => [4, 256, 4, 688, 8192],
-            Self::Small => [12, 768, 12, 3072, 10_000],
-            Self::Medium => [24, 1024, 16, 4096, 10_000],
-            Self::Large => [36, 1280, 20, 5120, 10_000],
-            Self::Xl => [48, 1600, 25, 6400, 10_000],
+    fn config(self) -> LlamaConfig {
+        let [layers, width, heads, kv_heads, intermediate, vocab] = match self {
+            Self::Tiny => [4, 256, 4, 4, 688, 8192],
+            Self::Small => [12, 768, 12, 12, 3072, 10_000],
+            Self::Medium => [24, 1024, 16, 16, 4096, 10_000],
+            Self::Large => [36, 1280, 20, 20, 5120, 10_000],
+            Self::Xl => [48, 1600, 25, 25, 6400, 10_000],
+            Self::SmolLm2 => [32, 960, 15, 5, 2560, 49_152],
+        };
+        LlamaConfig {
+            vocab_size: vocab,
+            hidden_size: width,
+            intermediate_size: intermediate,
+            num_hidden_layers: layers,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim: width / heads,
+            max_position_embeddings: 8192,
+            rope_theta: if self == Self::SmolLm2 { 100_000.0 } else { 10_000.0 },
+            rope_scaling: None,
+            rms_norm_eps: 1e-5,
+            initializer_range: 0.02,
+            tie_word_embeddings: self == Self::SmolLm2,
+            task: LlamaTask::LanguageModel,
         }
     }
 }
@@ -84,7 +127,7 @@ impl Choice for Llama {
     }
 
     fn about(&self) -> &'static str {
-        "A language model of the Llama family with random weights"
+        "A language model of the Llama family, with random or with pretrained weights"
     }
 
     fn flags(&self) -> Vec<Arg> {
@@ -99,69 +142,143 @@ impl ModelChoice for Llama {
 
     fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
         let flags: Flags = read(settings)?;
-        let [layers, width, heads, intermediate, vocab] = flags.llama_size.numbers();
-        let heads = flags.heads.unwrap_or(heads);
-        let sizes = Sizes {
-            layers: flags.layers.unwrap_or(layers),
-            width: flags.width.unwrap_or(width),
-            heads,
-            kv_heads: flags.kv_heads.unwrap_or(heads),
-            intermediate: flags.intermediate.unwrap_or(intermediate),
-            vocab: flags.vocab.unwrap_or(vocab),
-            tie_embeddings: flags.tie_embeddings,
-            checkpoint_activations: flags.checkpoint_activations,
+        let checkpoint_activations = flags.checkpoint_activations;
+        let (mut config, folder) = match &flags.pretrained {
+            Some(folder) => (of_folder(&flags, folder)?, Some(folder)),
+            None => (of_sizes(&flags)?, None),
         };
-        sizes.check()?;
-        Ok(Arc::new(sizes))
+        if let Some(num_labels) = flags.num_labels {
+            config.task = LlamaTask::Classification { num_labels };
+        }
+        config.check().map_err(|e| usage(format!("--model llama: {e}")))?;
+        let init = flags.init.unwrap_or(InitFrom::Pretrained);
+        let weights = match (init, folder) {
+            (InitFrom::Random, _) => None,
+            (InitFrom::Pretrained, Some(folder)) => Some(Weights::open(folder, &config)?),
+            (InitFrom::Pretrained, None) if flags.init.is_some() => {
+                return Err(usage(
+                    "--init pretrained needs a folder; pass --pretrained DIR".into(),
+                ));
+            }
+            (InitFrom::Pretrained, None) => None,
+        };
+        Ok(Arc::new(Settings { config, weights, checkpoint_activations }))
     }
+}
+
+fn usage(problem: String) -> Failure {
+    Failure::Usage(problem)
+}
+
+/// The settings of a folder. No flag may state a size too.
+fn of_folder(flags: &Flags, folder: &Path) -> Result<LlamaConfig> {
+    let sizes = [
+        ("--llama-size", flags.llama_size.is_some()),
+        ("--layers", flags.layers.is_some()),
+        ("--width", flags.width.is_some()),
+        ("--heads", flags.heads.is_some()),
+        ("--kv-heads", flags.kv_heads.is_some()),
+        ("--intermediate", flags.intermediate.is_some()),
+        ("--vocab", flags.vocab.is_some()),
+        ("--tie-embeddings", flags.tie_embeddings),
+    ];
+    if let Some((flag, _)) = sizes.iter().find(|(_, is_given)| *is_given) {
+        return Err(usage(format!("{flag}: the folder of --pretrained states it; leave it out")));
+    }
+    let path = folder.join(CONFIG);
+    let text = std::fs::read_to_string(&path)
+        .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))?;
+    LlamaConfig::from_json(&text)
+        .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))
+}
+
+/// The settings that the flags state.
+fn of_sizes(flags: &Flags) -> Result<LlamaConfig> {
+    let base = flags.llama_size.unwrap_or(Size::Tiny).config();
+    let width = flags.width.unwrap_or(base.hidden_size);
+    let heads = flags.heads.unwrap_or(base.num_attention_heads);
+    let kv_heads = match (flags.kv_heads, flags.heads) {
+        (Some(kv_heads), _) => kv_heads,
+        (None, Some(heads)) => heads,
+        (None, None) => base.num_key_value_heads,
+    };
+    let config = LlamaConfig {
+        vocab_size: flags.vocab.unwrap_or(base.vocab_size),
+        hidden_size: width,
+        intermediate_size: flags.intermediate.unwrap_or(base.intermediate_size),
+        num_hidden_layers: flags.layers.unwrap_or(base.num_hidden_layers),
+        num_attention_heads: heads,
+        num_key_value_heads: kv_heads,
+        head_dim: width / heads.max(1),
+        tie_word_embeddings: flags.tie_embeddings || base.tie_word_embeddings,
+        ..base
+    };
+    let sizes = [
+        ("--width", width),
+        ("--heads", heads),
+        ("--kv-heads", kv_heads),
+        ("--intermediate", config.intermediate_size),
+        ("--vocab", config.vocab_size),
+    ];
+    let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        format!("{flag} must be above zero")
+    } else if config.num_hidden_layers > MAX_LAYERS {
+        format!("--layers {}: pass {MAX_LAYERS} or less", config.num_hidden_layers)
+    } else if !width.is_multiple_of(heads) {
+        format!("--width {width} must be a multiple of --heads {heads}")
+    } else if !config.head_dim.is_multiple_of(2) {
+        format!(
+            "--width {width} gives each of --heads {heads} a width of {}, which must be even, because rotary \
+             positions rotate pairs",
+            config.head_dim
+        )
+    } else if !heads.is_multiple_of(kv_heads) {
+        format!("--heads {heads} must be a multiple of --kv-heads {kv_heads}")
+    } else {
+        return Ok(config);
+    };
+    Err(usage(problem))
 }
 
 /// The settings.
-#[derive(Clone, Debug, Serialize)]
-struct Sizes {
-    layers: usize,
-    width: usize,
-    heads: usize,
-    kv_heads: usize,
-    intermediate: usize,
-    vocab: usize,
-    tie_embeddings: bool,
+#[derive(Debug)]
+struct Settings {
+    config: LlamaConfig,
+    /// The first weights, if they do not come from the seed.
+    weights: Option<Weights>,
     checkpoint_activations: bool,
 }
 
-impl Sizes {
-    fn check(&self) -> Result<()> {
-        let Self { layers, width, heads, kv_heads, intermediate, vocab, .. } = *self;
-        let sizes = [
-            ("--width", width),
-            ("--heads", heads),
-            ("--kv-heads", kv_heads),
-            ("--intermediate", intermediate),
-            ("--vocab", vocab),
-        ];
-        let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            format!("{flag} must be above zero")
-        } else if layers > MAX_LAYERS {
-            format!("--layers {layers}: pass {MAX_LAYERS} or less")
-        } else if !width.is_multiple_of(heads) {
-            format!("--width {width}: it is no multiple of --heads {heads}, so the heads have no width")
-        } else if !(width / heads).is_multiple_of(2) {
-            format!(
-                "--width {width} makes --heads {heads} heads of width {}, which must be even, because rotary positions rotate pairs",
-                width / heads
-            )
-        } else if !heads.is_multiple_of(kv_heads) {
-            format!("--kv-heads {kv_heads}: --heads {heads} must be a multiple of it")
-        } else {
-            return Ok(());
+/// The weights of a folder, whose names and shapes are checked.
+#[derive(Debug)]
+struct Weights {
+    folder: PathBuf,
+    file: Pretrained,
+}
+
+impl Weights {
+    fn open(folder: &Path, config: &LlamaConfig) -> Result<Self> {
+        let refused = |e: ModelError| usage(format!("--pretrained {e}"));
+        let file = Pretrained::open(folder).map_err(refused)?;
+        let layout = config.build(1).map_err(refused)?.layout;
+        // A language model becomes a classifier by a new head in place of the old one. A tied head may be stored too.
+        let (replaced, ignored): (&[&str], &[&str]) = match config.task {
+            LlamaTask::Classification { .. } => (&["score.weight"], &["lm_head.weight"]),
+            LlamaTask::LanguageModel if config.tie_word_embeddings => (&[], &["lm_head.weight"]),
+            LlamaTask::LanguageModel => (&[], &[]),
         };
-        Err(Failure::Usage(problem))
+        file.check(&layout, replaced, ignored).map_err(refused)?;
+        Ok(Self { folder: folder.to_owned(), file })
     }
 }
 
-impl ModelSettings for Sizes {
+impl ModelSettings for Settings {
     fn samples(&self) -> Samples {
-        Samples::Tokens { vocab: self.vocab, classes: None }
+        let classes = match self.config.task {
+            LlamaTask::LanguageModel => None,
+            LlamaTask::Classification { num_labels } => Some(num_labels),
+        };
+        Samples::Tokens { vocab: self.config.vocab_size, classes }
     }
 
     fn defaults(&self) -> Defaults {
@@ -173,26 +290,24 @@ impl ModelSettings for Sizes {
         dataset: &dyn Dataset,
         world_size: usize,
     ) -> std::result::Result<Model, ModelError> {
-        let config = LlamaConfig {
-            vocab_size: self.vocab,
-            hidden_size: self.width,
-            intermediate_size: self.intermediate,
-            num_hidden_layers: self.layers,
-            num_attention_heads: self.heads,
-            num_key_value_heads: self.kv_heads,
-            head_dim: self.width / self.heads,
-            max_position_embeddings: dataset.input_shape()[0],
-            rope_theta: 10_000.0,
-            rope_scaling: None,
-            rms_norm_eps: 1e-5,
-            initializer_range: 0.02,
-            tie_word_embeddings: self.tie_embeddings,
-            task: LlamaTask::LanguageModel,
-        };
-        let mut model = config.build(world_size)?;
-        if self.checkpoint_activations {
-            model = model.checkpointed();
+        let (longest, most) = (dataset.input_shape()[0], self.config.max_position_embeddings);
+        if longest > most {
+            return Err(ModelError::Config(format!(
+                "the samples have up to {longest} tokens, and the model knows {most} positions"
+            )));
         }
-        Ok(model)
+        // The positions that occur, since those behind them would only take memory.
+        let config = LlamaConfig { max_position_embeddings: longest, ..self.config.clone() };
+        let model = config.build(world_size)?;
+        Ok(if self.checkpoint_activations { model.checkpointed() } else { model })
+    }
+
+    fn load(&self, storage: &Storage) -> Result<()> {
+        match &self.weights {
+            Some(weights) => weights.file.load(storage).map_err(|e| {
+                Failure::Run(format!("--pretrained {}: {e}", weights.folder.display()))
+            }),
+            None => Ok(()),
+        }
     }
 }

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `cnn.rs` | convolutions and one hidden layer |
 //! | `mlp.rs` | linear layers |
+//! | `llama.rs` | language models of the Llama family |
 
 mod cnn;
+mod llama;
 mod mlp;
 
 use std::fmt;
@@ -14,7 +16,7 @@ use std::sync::Arc;
 
 use clap::ArgMatches;
 use paceline_data::Dataset;
-use paceline_model::{Model, ModelError};
+use paceline_model::{Model, ModelError, Storage};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
@@ -23,7 +25,7 @@ use crate::Result;
 
 /// The models. The first one is the default.
 pub static MODELS: Registry<dyn ModelChoice> =
-    Registry::new("model", "Model", &[&cnn::Cnn, &mlp::Mlp]);
+    Registry::new("model", "Model", &[&cnn::Cnn, &mlp::Mlp, &llama::Llama]);
 
 /// A model that `--model` can name.
 pub trait ModelChoice: Choice {
@@ -62,6 +64,11 @@ pub trait ModelSettings: Debug + Send + Sync {
     /// Whether the run prints the summary of the scaling benchmark at its end.
     fn ends_with_scaling_block(&self) -> bool {
         false
+    }
+
+    /// Replaces the initial values of the parameters that a rank holds, if the first weights do not come from the seed.
+    fn load(&self, _storage: &Storage) -> Result<()> {
+        Ok(())
     }
 
     /// Builds the model for this data set on `world_size` ranks.
