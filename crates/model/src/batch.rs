@@ -1,6 +1,8 @@
 //! A batch as a model sees it: tensors with names.
 
-use paceline_memory::Tensor;
+use paceline_memory::{DType, Tensor};
+
+use crate::Result;
 
 /// The samples of one rank in one pass, as named tensors, such as inputs and targets. The first extent of each tensor
 /// is the number of samples, which may be zero.
@@ -43,6 +45,17 @@ impl Batch {
     /// The tensor that the first block takes.
     pub fn inputs(&self) -> &Tensor {
         &self.tensors[0].1
+    }
+
+    /// The number of tokens without padding: the sum of the lengths, or all inputs if there are none. Zero if the inputs are
+    /// no integers. Errors if the memory is in use.
+    pub fn num_tokens(&self) -> Result<usize> {
+        let inputs = self.inputs();
+        match self.get(Self::LENGTHS) {
+            _ if inputs.dtype() != DType::I64 => Ok(0),
+            Some(lengths) => Ok(lengths.read::<i64>()?.iter().sum::<i64>() as usize),
+            None => Ok(inputs.num_elems()),
+        }
     }
 
     /// The number of samples.

@@ -20,13 +20,17 @@ use crate::{MicroBatch, Replica, Result, Strategy, StrategyError};
 /// The loss of a training step over the whole batch. The same on every rank, except where noted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLoss {
-    /// Mean loss over the samples of all ranks.
+    /// Mean loss over the samples or tokens of all ranks.
     pub loss: f64,
-    /// Samples classified correctly, on all ranks together.
+    /// Samples or tokens that were predicted correctly, on all ranks together.
     pub correct: f64,
-    /// Samples of all ranks together.
+    /// The number that the mean is taken over, on all ranks together: that of samples or of tokens, as the objective says.
     pub count: usize,
-    /// Whether loss, correct and count are those of all ranks. If not, they are only this rank's.
+    /// Samples of all ranks together.
+    pub samples: usize,
+    /// Tokens of this rank's samples; zero if the inputs are no tokens.
+    pub own_tokens: usize,
+    /// Whether loss, correct, count and samples are those of all ranks. If not, they are only this rank's.
     pub is_shared: bool,
     /// Sum of the losses of this rank's samples.
     pub local_sum: f64,
@@ -39,9 +43,9 @@ pub struct StepLoss {
 /// them after the last micro-batch. The earlier micro-batches correspond to PyTorch's `no_sync`: their
 /// gradients are added up on this rank, in the order of [`ReplicaOptions`](crate::ReplicaOptions).
 ///
-/// Every sample has the same weight, however unevenly the batch is divided: each rank's gradient is
-/// scaled by `world_size / samples of all ranks`, so that the mean over the ranks is the mean over the
-/// samples. The sums of the loss travel while the backward pass runs.
+/// Every sample or token has the same weight, however unevenly the batch is divided: each rank's gradient is
+/// scaled by `world_size / count of all ranks`, so that the mean over the ranks is the mean over the
+/// samples or tokens. The sums of the loss travel while the backward pass runs.
 pub fn train_step(
     strategy: &mut dyn Strategy,
     replica: &mut Replica,
@@ -309,20 +313,28 @@ impl<'a> Step<'a> {
         if let Some(work) = self.pending.take().flatten() {
             self.track.record(span::EXPOSED, || work.wait())?;
         }
-        let mut num_samples = 0;
-        for batch in self.micro_batches {
-            num_samples += replica.model.objective.count(&batch.batch)?;
+        let (mut num_samples, mut own_count, mut own_tokens) = (0, 0, 0);
+        for MicroBatch { batch, .. } in self.micro_batches {
+            num_samples += batch.num_samples();
+            own_count += replica.model.objective.count(batch)?;
+            own_tokens += batch.num_tokens()?;
         }
         let sums = replica.sums.read::<f64>()?;
-        let count = match is_shared {
-            true => count_of_all(replica, self.micro_batches),
-            false => num_samples,
+        let all = |batch: &MicroBatch| batch.global_count;
+        let (count, samples) = match is_shared {
+            true => (
+                count_of_all(replica, self.micro_batches),
+                self.micro_batches.iter().map(all).sum(),
+            ),
+            false => (own_count, num_samples),
         };
         let loss = StepLoss {
             // If the loss is not shared, this rank may have had no sample.
             loss: sums[0] / count.max(1) as f64,
             correct: sums[1],
             count,
+            samples,
+            own_tokens,
             is_shared,
             local_sum: replica.own_sums.read::<f64>()?[0],
             stops: sums[2] > 0.0,

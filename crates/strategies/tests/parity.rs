@@ -42,7 +42,7 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.digest, outcomes[0].digest, "{net:?}: rank {rank} of {world_size}");
-        let agreed = |loss: &StepLoss| StepLoss { local_sum: 0.0, ..*loss };
+        let agreed = |loss: &StepLoss| StepLoss { local_sum: 0.0, own_tokens: 0, ..*loss };
         let ours = outcome.losses.iter().map(agreed);
         assert!(ours.eq(outcomes[0].losses.iter().map(agreed)), "{net:?}: rank {rank}");
     }

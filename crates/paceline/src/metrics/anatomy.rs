@@ -260,6 +260,8 @@ pub(super) mod tests {
             loss: 1.0,
             correct: 0.0,
             count: 1,
+            samples: 1,
+            own_tokens: 0,
             is_shared: true,
             local_sum: 1.0,
             stops: false,

@@ -40,11 +40,14 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
     } else {
         lines.extend([
             format!(
-                "Step: {} ms median, {} ms p99 over {} steps; {} samples/s, waiting for data included",
+                "Step: {} ms median, {} ms p99 over {} steps; {} samples/s{}, waiting for data included",
                 number("step_ms_median"),
                 number("step_ms_p99"),
                 thousands(num_measured),
-                rounded(facts.steps.samples_per_s())
+                rounded(facts.steps.samples_per_s()),
+                facts.steps.tokens_per_s().map_or(String::new(), |of| {
+                    format!(", {} tokens/s", rounded(Some(of)))
+                })
             ),
             format!("Compute time: {} ms per step", number("compute_ms")),
             format!(

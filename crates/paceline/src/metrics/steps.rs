@@ -50,6 +50,8 @@ pub struct StepLog {
     shared_samples: u64,
     /// Samples of this rank in steps in which each rank knows only its own.
     own_samples: u64,
+    /// Tokens of this rank.
+    own_tokens: u64,
 }
 
 impl StepLog {
@@ -67,7 +69,8 @@ impl StepLog {
             true => &mut self.shared_samples,
             false => &mut self.own_samples,
         };
-        *samples += loss.count as u64;
+        *samples += loss.samples as u64;
+        self.own_tokens += loss.own_tokens as u64;
         let &StepTimes { step, data, wait, .. } = times;
         self.keep(KeptStep { number, step, data, wait }, MAX_STEPS);
     }
@@ -141,12 +144,22 @@ impl<'a> AllSteps<'a> {
     /// Samples per second of all ranks in the measured steps, including the slowest rank's wait for data.
     /// This is a mean, so a loader that stalls now and then counts.
     pub fn samples_per_s(&self) -> Option<f64> {
-        let walls = self.slowest(KeptStep::wall);
-        let wall_s = walls.iter().map(|ns| *ns as f64).sum::<f64>() / walls.len() as f64 / 1e9;
         let shared = self.logs.first()?.shared_samples;
         let own: u64 = self.logs.iter().map(|log| log.own_samples).sum();
-        let samples = (shared + own) as f64 / self.count() as f64;
-        (self.count() > 0).then(|| samples / wall_s)
+        self.per_s(shared + own)
+    }
+
+    /// Tokens per second of all ranks, padding left out, in the same time; `None` if the model has no tokens.
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        let tokens = self.logs.iter().map(|log| log.own_tokens).sum();
+        self.per_s(tokens).filter(|_| tokens > 0)
+    }
+
+    /// `sum`, a sum over the measured steps, divided by the time of these steps with the wait for data.
+    fn per_s(&self, sum: u64) -> Option<f64> {
+        let walls = self.slowest(KeptStep::wall);
+        let wall_s = walls.iter().map(|ns| *ns as f64).sum::<f64>() / walls.len() as f64 / 1e9;
+        (self.count() > 0).then(|| sum as f64 / self.count() as f64 / wall_s)
     }
 }
 
@@ -155,7 +168,16 @@ mod tests {
     use super::*;
 
     fn loss(count: usize, is_shared: bool) -> StepLoss {
-        StepLoss { loss: 1.0, correct: 0.0, count, is_shared, local_sum: 1.0, stops: false }
+        StepLoss {
+            loss: 1.0,
+            correct: 0.0,
+            count,
+            samples: count,
+            own_tokens: 0,
+            is_shared,
+            local_sum: 1.0,
+            stops: false,
+        }
     }
 
     fn log(walls_ms: &[(u64, u64)]) -> StepLog {

@@ -102,7 +102,7 @@ pub static TABLE: &[Figure] = &[
     step("batch", plain("batch"), Same, Source::Step(|s| Some(json!(s.batches))), "Batches of the epoch so far.").console(),
 
     // What is learned.
-    step("samples", plain("samples"), Sum, Source::Step(|s| Some(json!(s.loss.count))),
+    step("samples", plain("samples"), Sum, Source::Step(|s| Some(json!(s.loss.samples))),
         "Samples of the step; where ranks train apart, as between averages of `local_sgd`, those of rank 0."),
     step("loss", ("loss", "", 4), Sum, Source::Step(|s| Some(json!(s.loss.loss))),
         "Mean loss of the step's samples, before its update. `summary.json` has `train_loss` and `eval_loss` instead; its \
@@ -143,6 +143,9 @@ pub static TABLE: &[Figure] = &[
     run("samples_per_s", ("samples/s", "", 0), SlowestOfStep, |f| json!(f.steps.samples_per_s()),
         "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for their data. \
          Neither evaluations nor saves are in it.").console().first().swept(Higher),
+    run("tokens_per_s", ("tokens/s", "", 0), SlowestOfStep, |f| json!(f.steps.tokens_per_s()),
+        "Tokens of the measured steps of all ranks, padding left out, divided by the time of these steps with the wait for \
+         their data; null if the model has no tokens.").console().first().swept(Higher),
     run("samples_per_s_without_data", ("samples/s without data", "", 0), SlowestOfStep,
         |f| json!(f.steps.step_ms(0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
         "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would make of data that are \
@@ -154,7 +157,7 @@ pub static TABLE: &[Figure] = &[
     time("step_ms", "mean step", |t| t.step,
         "Time from the batch being there to the end of the optimizer.").metrics().console().curve("speed/step_ms"),
     Figure::new("step_samples_per_s", ("samples/s", "", 0), First,
-        Source::Step(|s| Some(json!(s.loss.count as f64 / (s.times.step + s.times.data) as f64 * 1e9))),
+        Source::Step(|s| Some(json!(s.loss.samples as f64 / (s.times.step + s.times.data) as f64 * 1e9))),
         "Samples of the step, divided by its time with the wait for its data.").curve("speed/samples_per_s"),
     Figure::new("save_s", ("save", "s", 2), First, Source::Save(|s| s.took.as_secs_f64()),
         "Time for which training waits for a checkpoint: the copy of what is saved, and the end of the save before.").metrics().curve("checkpoint/save_s"),

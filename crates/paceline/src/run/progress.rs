@@ -107,6 +107,8 @@ mod tests {
             loss: 0.5,
             correct: 3.0,
             count: 4,
+            samples: 4,
+            own_tokens: 0,
             is_shared: true,
             local_sum: 2.0,
             stops: false,
