@@ -43,19 +43,12 @@ pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32]
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     pub(super) spec: &'a AttentionSpec,
-    pub(super) qkv: &'a [f32],
+    pub(super) qkv: Rows<'a>,
     pub(super) lengths: &'a [i64],
     pub(super) angles: &'a [f32],
 }
 
 impl<'a> Operands<'a> {
-    /// The elements of a token from `column` on, one head of them.
-    #[inline(always)]
-    pub(super) fn head(&self, row: usize, token: usize, column: usize) -> &'a [f32] {
-        let at = (row * self.spec.seq + token) * self.spec.qkv_shape()[1] + column;
-        &self.qkv[at..at + self.spec.head_dim]
-    }
-
     /// The cosines and sines of a position.
     #[inline(always)]
     pub(super) fn angles(&self, token: usize) -> &'a [f32] {
@@ -73,48 +66,68 @@ impl<'a> Operands<'a> {
         factor: f32,
         to: &mut [f32],
     ) {
-        pack(
-            width(self.spec),
-            tokens,
-            to,
-            |token, to| {
-                turn(self.head(row, token, column), self.angles(token), factor, to);
-            },
-            self.spec.head_dim,
-        );
+        let (head_dim, width) = (self.spec.head_dim, width(self.spec));
+        let (rows, rest) = to.split_at_mut(tokens.len() * width);
+        // A loop and no closure, which would be compiled without vector instructions if it were not inlined.
+        for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
+            let from = self.qkv.head(self.spec, row, token, column);
+            turn(from, self.angles(token), factor, &mut to[..head_dim]);
+            to[head_dim..].fill(0.0);
+        }
+        rest.fill(0.0);
     }
 
     /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
     #[inline(always)]
     pub(super) fn pack(&self, row: usize, tokens: Range<usize>, column: usize, to: &mut [f32]) {
-        pack(
-            width(self.spec),
-            tokens,
-            to,
-            |token, to| {
-                to.copy_from_slice(self.head(row, token, column));
-            },
-            self.spec.head_dim,
-        );
+        self.qkv.pack(self.spec, row, tokens, column, to);
     }
 }
 
-/// Fills the rows of `to`, one for each token, then zeros. `fill` writes the first `head_dim` elements of a row.
-#[inline(always)]
-pub(super) fn pack(
-    width: usize,
-    tokens: Range<usize>,
-    to: &mut [f32],
-    fill: impl Fn(usize, &mut [f32]),
-    head_dim: usize,
-) {
-    let (rows, rest) = to.split_at_mut(tokens.len() * width);
-    for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
-        let (head, padding) = to.split_at_mut(head_dim);
-        fill(token, head);
-        padding.fill(0.0);
+/// A row-major matrix with a row for each token of the batch.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    elems: &'a [f32],
+    columns: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Panics if the sizes do not agree.
+    pub(super) fn new(elems: &'a [f32], [rows, columns]: [usize; 2]) -> Self {
+        assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
+        Self { elems, columns }
     }
-    rest.fill(0.0);
+
+    /// The elements of a token from `column` on, one head of them.
+    #[inline(always)]
+    pub(super) fn head(
+        &self,
+        spec: &AttentionSpec,
+        row: usize,
+        token: usize,
+        column: usize,
+    ) -> &'a [f32] {
+        &self.elems[(row * spec.seq + token) * self.columns + column..][..spec.head_dim]
+    }
+
+    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
+    #[inline(always)]
+    pub(super) fn pack(
+        &self,
+        spec: &AttentionSpec,
+        row: usize,
+        tokens: Range<usize>,
+        column: usize,
+        to: &mut [f32],
+    ) {
+        let width = width(spec);
+        let (rows, rest) = to.split_at_mut(tokens.len() * width);
+        for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
+            to[..spec.head_dim].copy_from_slice(self.head(spec, row, token, column));
+            to[spec.head_dim..].fill(0.0);
+        }
+        rest.fill(0.0);
+    }
 }
 
 /// Writes the transpose of `from` (SIDE, width) to `to` (width, SIDE).
@@ -186,12 +199,11 @@ pub(super) unsafe fn product<V: Vector, const R: usize, const C: usize>(
             let place = (a, b_at, b.row, steps, c_at, c_row, accumulate);
             match registers {
                 1 => registers_of::<V, R, 1>(place),
-                2 => registers_of::<V, R, 2>(place),
-                3 => registers_of::<V, R, 3>(place),
-                _ => registers_of::<V, R, 4>(place),
+                2 if C > 2 => registers_of::<V, R, 2>(place),
+                _ => registers_of::<V, R, C>(place),
             }
         }
-        n += registers.min(4) * V::LANES;
+        n += registers * V::LANES;
     }
 }
 
