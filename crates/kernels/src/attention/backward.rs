@@ -81,6 +81,16 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
             let tokens = first..first + queries;
             operands.pack_rotated(row, tokens.clone(), column, scale, q);
             results.d_output.pack(spec, row, tokens.clone(), column, dy);
+            for matrix in [operands.qkv, results.d_output, results.output] {
+                operands.prefetch_next(matrix, row, head, first);
+            }
+            let places = row * spec.seq + first..row * spec.seq + first + queries;
+            d_qkv.prefetch(places.clone(), column, head_dim);
+            if head % spec.group() == 0 {
+                operands.prefetch_next_keys(row, kv_head, first);
+                d_qkv.prefetch(places.clone(), k_column, head_dim);
+                d_qkv.prefetch(places, v_column, head_dim);
+            }
             // SAFETY: the caller guarantees the processor.
             unsafe {
                 transpose::<V>(width, q, q_turned);

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::AttentionSpec;
 use crate::rotary::turn;
-use crate::simd::Vector;
+use crate::simd::{Vector, prefetch};
 
 /// The number of queries, and of keys, of a tile.
 pub(super) const SIDE: usize = 64;
@@ -49,6 +49,28 @@ pub(super) struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
+    /// Asks for what comes behind a tile of queries: the next tile of this head, or the first one of the next head. With
+    /// the first head of a group also for a tile of the keys and values of the next group.
+    #[inline(always)]
+    pub(super) fn prefetch_next(&self, matrix: Rows<'_>, row: usize, head: usize, first: usize) {
+        let (spec, len) = (self.spec, self.lengths[row] as usize);
+        let (row, head, first) = match first + SIDE < len {
+            true => (row, head, first + SIDE),
+            false => (row + (head + 1) / spec.heads, (head + 1) % spec.heads, 0),
+        };
+        matrix.prefetch(spec, row, first, head * spec.head_dim);
+    }
+
+    /// Asks for a tile of the keys and values of the head of keys behind `kv_head`.
+    #[inline(always)]
+    pub(super) fn prefetch_next_keys(&self, row: usize, kv_head: usize, first: usize) {
+        let spec = self.spec;
+        let (row, kv_head) = (row + (kv_head + 1) / spec.kv_heads, (kv_head + 1) % spec.kv_heads);
+        for head in [spec.heads + kv_head, spec.heads + spec.kv_heads + kv_head] {
+            self.qkv.prefetch(spec, row, first, head * spec.head_dim);
+        }
+    }
+
     /// The cosines and sines of a position.
     #[inline(always)]
     pub(super) fn angles(&self, token: usize) -> &'a [f32] {
@@ -108,6 +130,17 @@ impl<'a> Rows<'a> {
         column: usize,
     ) -> &'a [f32] {
         &self.elems[(row * spec.seq + token) * self.columns + column..][..spec.head_dim]
+    }
+
+    /// Asks for the elements of a tile of tokens from `column` on, if they exist. Heads of a token lie far from those of the
+    /// next token, which processors do not foresee.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, spec: &AttentionSpec, row: usize, first: usize, column: usize) {
+        if row < spec.batch {
+            for token in first..spec.seq.min(first + SIDE) {
+                prefetch(self.head(spec, row, token, column).as_ptr(), spec.head_dim);
+            }
+        }
     }
 
     /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
@@ -291,6 +324,14 @@ impl<'a> Grid<'a> {
     pub(super) fn new(elems: &'a mut [f32], [rows, columns]: [usize; 2]) -> Self {
         assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
         Self { start: elems.as_mut_ptr(), rows, columns, borrowed: PhantomData }
+    }
+
+    /// Asks for the places of a tile of rows, which will be written soon.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, rows: Range<usize>, column: usize, len: usize) {
+        for row in rows {
+            prefetch(self.start.wrapping_add(row * self.columns + column), len);
+        }
     }
 
     /// `len` elements of a row from `column` on. Panics if they are not all in the row.
