@@ -260,23 +260,51 @@ fn turn_in_place<T: Real>(head: &mut [T], angles: &[T]) {
 /// `to = factor * (from, rotated)`, where `angles` is a row of a table. All have the elements of a head.
 #[inline(always)]
 pub(crate) fn turn<T: Real>(from: &[T], angles: &[T], factor: T, to: &mut [T]) {
-    let half = from.len() / 2;
-    let ((cos, sin), (x, y)) = (angles.split_at(half), from.split_at(half));
-    let (first, second) = to.split_at_mut(half);
-    for j in 0..half {
-        first[j] = (x[j] * cos[j] - y[j] * sin[j]) * factor;
-        second[j] = (y[j] * cos[j] + x[j] * sin[j]) * factor;
-    }
+    for_each_pair(from, angles, to, |[x, y], cos, sin| {
+        [(x * cos - y * sin) * factor, (y * cos + x * sin) * factor]
+    });
 }
 
 /// `to = factor * (from, rotated back)`: the gradient before a rotation from the gradient behind it.
 #[inline(always)]
 pub(crate) fn turn_back<T: Real>(from: &[T], angles: &[T], factor: T, to: &mut [T]) {
+    for_each_pair(from, angles, to, |[x, y], cos, sin| {
+        [(x * cos + y * sin) * factor, (y * cos - x * sin) * factor]
+    });
+}
+
+/// Pairs that are computed at a time.
+const LANES: usize = 8;
+
+/// Computes each pair of `to` from the same pair of `from`, its cosine and its sine.
+#[inline(always)]
+fn for_each_pair<T: Real>(
+    from: &[T],
+    angles: &[T],
+    to: &mut [T],
+    compute: impl Fn([T; 2], T, T) -> [T; 2],
+) {
     let half = from.len() / 2;
-    let ((cos, sin), (x, y)) = (angles.split_at(half), from.split_at(half));
+    let ((x, y), (cos, sin)) = (from.split_at(half), angles.split_at(half));
     let (first, second) = to.split_at_mut(half);
-    for j in 0..half {
-        first[j] = (x[j] * cos[j] + y[j] * sin[j]) * factor;
-        second[j] = (y[j] * cos[j] - x[j] * sin[j]) * factor;
+    // Parts of a fixed length: a compiler checks for every loop of another length whether slices overlap, which takes
+    // longer than a head of usual size.
+    let (xs, x_rest) = x.as_chunks::<LANES>();
+    let (ys, y_rest) = y.as_chunks::<LANES>();
+    let (cosines, cos_rest) = cos.as_chunks::<LANES>();
+    let (sines, sin_rest) = sin.as_chunks::<LANES>();
+    let (firsts, first_rest) = first.as_chunks_mut::<LANES>();
+    let (seconds, second_rest) = second.as_chunks_mut::<LANES>();
+    for part in 0..xs.len() {
+        let (x, y, cos, sin) = (xs[part], ys[part], cosines[part], sines[part]);
+        let (mut a, mut b) = ([T::default(); LANES], [T::default(); LANES]);
+        for j in 0..LANES {
+            [a[j], b[j]] = compute([x[j], y[j]], cos[j], sin[j]);
+        }
+        (firsts[part], seconds[part]) = (a, b);
+    }
+    for j in 0..x_rest.len() {
+        let pair = [x_rest[j], y_rest[j]];
+        [first_rest[j], second_rest[j]] = compute(pair, cos_rest[j], sin_rest[j]);
     }
 }

@@ -252,6 +252,20 @@ unsafe impl Vector for Portable {
     }
 }
 
+/// Asks the processor to bring `len` elements closer. A hint: nothing is read, so the address may be any.
+#[inline(always)]
+pub(crate) fn prefetch(from: *const f32, len: usize) {
+    const LINE: usize = 64 / size_of::<f32>();
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..len).step_by(LINE) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing and cannot fail, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, len, LINE);
+}
+
 /// Compiles a function of plain code once per level, so that the compiler may use that level's
 /// instructions on its loops: `multiversion!(fn name(level, a: A, b: B) = body)` makes `name` from
 /// an `#[inline(always)]` function `body(a, b)`. Plain code gives the same bits at every level,

@@ -1,8 +1,10 @@
 //! Operations on the device without contents: the checks and the scratch memory of the CPU.
 
+use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
+use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
 use paceline_kernels::{Compute, Result, cast, elementwise, norm};
 use paceline_memory::{Access, Allocator, Category, DType, PhaseUsage, Tensor};
 
@@ -55,6 +57,49 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
         norm::scale(compute, &grads, 0.5)
     });
     assert_eq!(cpu, meta);
+}
+
+/// Rotates queries and keys, runs both passes of an attention on fresh tensors, and makes the table that they read.
+fn attend(
+    compute: &Compute,
+    tensor: &dyn Fn(DType, &[usize]) -> Tensor,
+    dtype: DType,
+    spec: &AttentionSpec,
+) -> Result<()> {
+    let config = RotaryConfig { head_dim: spec.head_dim, theta: 1e4, scaling: None };
+    let table = RotaryTable::new(&compute.allocator, config, spec.seq, dtype)?;
+    let [qkv, d_qkv] = [(); 2].map(|()| tensor(dtype, &spec.qkv_shape()));
+    let [output, d_output] = [(); 2].map(|()| tensor(dtype, &spec.output_shape()));
+    let log_sums = tensor(dtype, &[spec.log_sums_len()]);
+    let lengths = tensor(DType::I64, &[spec.batch]);
+    attention::forward(compute, &qkv, &lengths, &table, spec, &output, &log_sums)?;
+    attention::backward(
+        compute, &qkv, &lengths, &table, spec, &output, &log_sums, &d_output, &d_qkv,
+    )?;
+    rotary::rotate(compute, &table, (0, spec.seq), spec.heads, &qkv)
+}
+
+#[test]
+fn attention_takes_the_scratch_memory_of_the_cpu() {
+    let spec = |batch, seq| AttentionSpec { batch, seq, heads: 6, kv_heads: 3, head_dim: 40 };
+    for spec in [spec(3, 70), spec(1, 1), spec(0, 64), spec(2, 0)] {
+        for dtype in [DType::F32, DType::F64] {
+            let [cpu, meta] = on_both(1, |compute, tensor| attend(compute, tensor, dtype, &spec));
+            assert_eq!(cpu, meta, "{spec:?} {dtype}");
+            let takes_scratch = cpu.of(Category::Workspace).peak_bytes > 0;
+            assert_eq!(takes_scratch, dtype == DType::F32, "{spec:?} {dtype}");
+        }
+    }
+    let bytes = |usage: PhaseUsage| usage.of(Category::Workspace).peak_bytes;
+    let spec = spec(3, 70);
+    for num_threads in [2, 3, 20] {
+        let [cpu, meta] =
+            on_both(num_threads, |compute, tensor| attend(compute, tensor, DType::F32, &spec));
+        // At most one share for each thread, and there are nine pairs of a row and a head of keys.
+        let one_thread = attention::backward_scratch(&spec) as u64 * 4;
+        assert_eq!(bytes(meta), one_thread * num_threads.min(9) as u64);
+        assert!((one_thread..=bytes(meta)).contains(&bytes(cpu)), "{cpu:?} {meta:?}");
+    }
 }
 
 /// Threads may overlap less than the device without contents assumes, but not more.

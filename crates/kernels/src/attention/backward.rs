@@ -9,7 +9,7 @@
 
 use super::forward::start_of;
 use super::tile::{
-    Grid, Left, Operands, Right, SIDE, at_level, pack, product, scores, take, transpose, width,
+    Grid, Left, Operands, Right, Rows, SIDE, at_level, product, scores, take, transpose, width,
 };
 use crate::exp::exp;
 use crate::rotary::turn_back;
@@ -18,9 +18,9 @@ use crate::simd::Vector;
 /// What the forward pass wrote, and the gradient of its output.
 #[derive(Clone, Copy)]
 pub(super) struct Results<'a> {
-    pub(super) output: &'a [f32],
+    pub(super) output: Rows<'a>,
     pub(super) log_sums: &'a [f32],
-    pub(super) d_output: &'a [f32],
+    pub(super) d_output: Rows<'a>,
 }
 
 at_level! {
@@ -80,16 +80,17 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
             let columns = queries.next_multiple_of(V::LANES);
             let tokens = first..first + queries;
             operands.pack_rotated(row, tokens.clone(), column, scale, q);
-            let at = |token| (row * spec.seq + token) * spec.heads * head_dim + column;
-            pack(
-                width,
-                tokens.clone(),
-                dy,
-                |token, to| {
-                    to.copy_from_slice(&results.d_output[at(token)..][..head_dim]);
-                },
-                head_dim,
-            );
+            results.d_output.pack(spec, row, tokens.clone(), column, dy);
+            for matrix in [operands.qkv, results.d_output, results.output] {
+                operands.prefetch_next(matrix, row, head, first);
+            }
+            let places = row * spec.seq + first..row * spec.seq + first + queries;
+            d_qkv.prefetch(places.clone(), column, head_dim);
+            if head % spec.group() == 0 {
+                operands.prefetch_next_keys(row, kv_head, first);
+                d_qkv.prefetch(places.clone(), k_column, head_dim);
+                d_qkv.prefetch(places, v_column, head_dim);
+            }
             // SAFETY: the caller guarantees the processor.
             unsafe {
                 transpose::<V>(width, q, q_turned);
@@ -102,7 +103,7 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
             for ((product, dy), token) in
                 products.iter_mut().zip(dy.chunks_exact(width)).zip(tokens)
             {
-                *product = dot(&dy[..head_dim], &results.output[at(token)..][..head_dim]);
+                *product = dot(&dy[..head_dim], results.output.head(spec, row, token, column));
             }
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;

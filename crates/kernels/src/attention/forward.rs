@@ -62,6 +62,12 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
             let queries = SIDE.min(len - first);
             let columns = queries.next_multiple_of(V::LANES);
             operands.pack_rotated(row, first..first + queries, column, scale, q);
+            operands.prefetch_next(operands.qkv, row, kv_head * spec.group() + n, first);
+            if n == 0 {
+                operands.prefetch_next_keys(row, kv_head, first);
+            }
+            let places = row * spec.seq + first..row * spec.seq + first + queries;
+            output.prefetch(places, column, head_dim);
             // SAFETY: the caller guarantees the processor.
             unsafe { transpose::<V>(width, q, q_turned) };
             let mut softmax = Softmax::new();

@@ -28,7 +28,7 @@ mod forward;
 pub(crate) mod plain;
 mod tile;
 
-use self::tile::{Grid, Operands};
+use self::tile::{Grid, Operands, Rows};
 
 const OP: &str = "attention";
 
@@ -153,7 +153,12 @@ pub fn forward(
             match qkv.dtype() {
                 DType::F32 => {
                     let (qkv, angles) = (qkv.read()?, table.values().read()?);
-                    let operands = Operands { spec, qkv: &qkv, lengths: &lengths, angles: &angles };
+                    let operands = Operands {
+                        spec,
+                        qkv: Rows::new(&qkv, spec.qkv_shape()),
+                        lengths: &lengths,
+                        angles: &angles,
+                    };
                     let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
                     let output = Grid::new(&mut output, spec.output_shape());
                     let group_len = spec.group() * spec.seq;
@@ -228,13 +233,18 @@ pub fn backward(
             match qkv.dtype() {
                 DType::F32 => {
                     let (qkv, angles) = (qkv.read()?, table.values().read()?);
-                    let operands = Operands { spec, qkv: &qkv, lengths: &lengths, angles: &angles };
+                    let operands = Operands {
+                        spec,
+                        qkv: Rows::new(&qkv, spec.qkv_shape()),
+                        lengths: &lengths,
+                        angles: &angles,
+                    };
                     let (output, log_sums, d_output) =
                         (output.read()?, log_sums.read()?, d_output.read()?);
                     let results = backward::Results {
-                        output: &output,
+                        output: Rows::new(&output, spec.output_shape()),
                         log_sums: &log_sums,
-                        d_output: &d_output,
+                        d_output: Rows::new(&d_output, spec.output_shape()),
                     };
                     let mut d_qkv = d_qkv.write()?;
                     let d_qkv = Grid::new(&mut d_qkv, spec.qkv_shape());

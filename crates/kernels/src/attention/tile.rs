@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::AttentionSpec;
 use crate::rotary::turn;
-use crate::simd::Vector;
+use crate::simd::{Vector, prefetch};
 
 /// The number of queries, and of keys, of a tile.
 pub(super) const SIDE: usize = 64;
@@ -43,17 +43,32 @@ pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32]
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     pub(super) spec: &'a AttentionSpec,
-    pub(super) qkv: &'a [f32],
+    pub(super) qkv: Rows<'a>,
     pub(super) lengths: &'a [i64],
     pub(super) angles: &'a [f32],
 }
 
 impl<'a> Operands<'a> {
-    /// The elements of a token from `column` on, one head of them.
+    /// Asks for what comes behind a tile of queries: the next tile of this head, or the first one of the next head. With
+    /// the first head of a group also for a tile of the keys and values of the next group.
     #[inline(always)]
-    pub(super) fn head(&self, row: usize, token: usize, column: usize) -> &'a [f32] {
-        let at = (row * self.spec.seq + token) * self.spec.qkv_shape()[1] + column;
-        &self.qkv[at..at + self.spec.head_dim]
+    pub(super) fn prefetch_next(&self, matrix: Rows<'_>, row: usize, head: usize, first: usize) {
+        let (spec, len) = (self.spec, self.lengths[row] as usize);
+        let (row, head, first) = match first + SIDE < len {
+            true => (row, head, first + SIDE),
+            false => (row + (head + 1) / spec.heads, (head + 1) % spec.heads, 0),
+        };
+        matrix.prefetch(spec, row, first, head * spec.head_dim);
+    }
+
+    /// Asks for a tile of the keys and values of the head of keys behind `kv_head`.
+    #[inline(always)]
+    pub(super) fn prefetch_next_keys(&self, row: usize, kv_head: usize, first: usize) {
+        let spec = self.spec;
+        let (row, kv_head) = (row + (kv_head + 1) / spec.kv_heads, (kv_head + 1) % spec.kv_heads);
+        for head in [spec.heads + kv_head, spec.heads + spec.kv_heads + kv_head] {
+            self.qkv.prefetch(spec, row, first, head * spec.head_dim);
+        }
     }
 
     /// The cosines and sines of a position.
@@ -73,48 +88,79 @@ impl<'a> Operands<'a> {
         factor: f32,
         to: &mut [f32],
     ) {
-        pack(
-            width(self.spec),
-            tokens,
-            to,
-            |token, to| {
-                turn(self.head(row, token, column), self.angles(token), factor, to);
-            },
-            self.spec.head_dim,
-        );
+        let (head_dim, width) = (self.spec.head_dim, width(self.spec));
+        let (rows, rest) = to.split_at_mut(tokens.len() * width);
+        // A loop and no closure, which would be compiled without vector instructions if it were not inlined.
+        for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
+            let from = self.qkv.head(self.spec, row, token, column);
+            turn(from, self.angles(token), factor, &mut to[..head_dim]);
+            to[head_dim..].fill(0.0);
+        }
+        rest.fill(0.0);
     }
 
     /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
     #[inline(always)]
     pub(super) fn pack(&self, row: usize, tokens: Range<usize>, column: usize, to: &mut [f32]) {
-        pack(
-            width(self.spec),
-            tokens,
-            to,
-            |token, to| {
-                to.copy_from_slice(self.head(row, token, column));
-            },
-            self.spec.head_dim,
-        );
+        self.qkv.pack(self.spec, row, tokens, column, to);
     }
 }
 
-/// Fills the rows of `to`, one for each token, then zeros. `fill` writes the first `head_dim` elements of a row.
-#[inline(always)]
-pub(super) fn pack(
-    width: usize,
-    tokens: Range<usize>,
-    to: &mut [f32],
-    fill: impl Fn(usize, &mut [f32]),
-    head_dim: usize,
-) {
-    let (rows, rest) = to.split_at_mut(tokens.len() * width);
-    for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
-        let (head, padding) = to.split_at_mut(head_dim);
-        fill(token, head);
-        padding.fill(0.0);
+/// A row-major matrix with a row for each token of the batch.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    elems: &'a [f32],
+    columns: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Panics if the sizes do not agree.
+    pub(super) fn new(elems: &'a [f32], [rows, columns]: [usize; 2]) -> Self {
+        assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
+        Self { elems, columns }
     }
-    rest.fill(0.0);
+
+    /// The elements of a token from `column` on, one head of them.
+    #[inline(always)]
+    pub(super) fn head(
+        &self,
+        spec: &AttentionSpec,
+        row: usize,
+        token: usize,
+        column: usize,
+    ) -> &'a [f32] {
+        &self.elems[(row * spec.seq + token) * self.columns + column..][..spec.head_dim]
+    }
+
+    /// Asks for the elements of a tile of tokens from `column` on, if they exist. Heads of a token lie far from those of the
+    /// next token, which processors do not foresee.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, spec: &AttentionSpec, row: usize, first: usize, column: usize) {
+        if row < spec.batch {
+            for token in first..spec.seq.min(first + SIDE) {
+                prefetch(self.head(spec, row, token, column).as_ptr(), spec.head_dim);
+            }
+        }
+    }
+
+    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
+    #[inline(always)]
+    pub(super) fn pack(
+        &self,
+        spec: &AttentionSpec,
+        row: usize,
+        tokens: Range<usize>,
+        column: usize,
+        to: &mut [f32],
+    ) {
+        let width = width(spec);
+        let (rows, rest) = to.split_at_mut(tokens.len() * width);
+        for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
+            to[..spec.head_dim].copy_from_slice(self.head(spec, row, token, column));
+            to[spec.head_dim..].fill(0.0);
+        }
+        rest.fill(0.0);
+    }
 }
 
 /// Writes the transpose of `from` (SIDE, width) to `to` (width, SIDE).
@@ -186,12 +232,11 @@ pub(super) unsafe fn product<V: Vector, const R: usize, const C: usize>(
             let place = (a, b_at, b.row, steps, c_at, c_row, accumulate);
             match registers {
                 1 => registers_of::<V, R, 1>(place),
-                2 => registers_of::<V, R, 2>(place),
-                3 => registers_of::<V, R, 3>(place),
-                _ => registers_of::<V, R, 4>(place),
+                2 if C > 2 => registers_of::<V, R, 2>(place),
+                _ => registers_of::<V, R, C>(place),
             }
         }
-        n += registers.min(4) * V::LANES;
+        n += registers * V::LANES;
     }
 }
 
@@ -279,6 +324,14 @@ impl<'a> Grid<'a> {
     pub(super) fn new(elems: &'a mut [f32], [rows, columns]: [usize; 2]) -> Self {
         assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
         Self { start: elems.as_mut_ptr(), rows, columns, borrowed: PhantomData }
+    }
+
+    /// Asks for the places of a tile of rows, which will be written soon.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, rows: Range<usize>, column: usize, len: usize) {
+        for row in rows {
+            prefetch(self.start.wrapping_add(row * self.columns + column), len);
+        }
     }
 
     /// `len` elements of a row from `column` on. Panics if they are not all in the row.
