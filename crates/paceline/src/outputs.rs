@@ -122,7 +122,8 @@ pub fn write_whole<T, E: From<io::Error>>(
     disk.replace(&target, None, write)
 }
 
-fn make_folder(disk: &Disk, folder: &Path) -> Result<()> {
+/// Makes a folder and those above it, as far as they are missing.
+pub fn make_folder(disk: &Disk, folder: &Path) -> Result<()> {
     disk.create_folder(folder)
         .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))
 }

@@ -145,6 +145,32 @@ fn pretrained_weights_are_where_training_begins() {
 }
 
 #[test]
+fn what_is_exported_can_be_loaded_again() {
+    let sandbox = Sandbox::new();
+    let base = format!("{SMALL} {TEN_STEPS} --batch-size 2 --nproc 2");
+    let trained = sandbox.train(&format!("{base} --strategy sharded3 --save ckpt")).ok();
+    let export = |flags: &str| {
+        let mut command = sandbox.paceline();
+        command.args(format!("checkpoint export ckpt {flags}").split_whitespace());
+        Run::of(command)
+    };
+    export("--hugging-face --to folder").ok().line("folder/model.safetensors: 21 tensors of ");
+    let config = json(&sandbox.path("folder/config.json"));
+    assert_eq!(config["architectures"], json!(["LlamaForCausalLM"]));
+    assert_eq!((&config["num_key_value_heads"], &config["vocab_size"]), (&2.into(), &41.into()));
+    export("--hugging-face --to folder").refused(&["folder/model.safetensors is there already"]);
+    // With a learning rate of zero, the weights stay as they were loaded.
+    let flags = format!("--model llama --pretrained folder --seq-len 7 {TEN_STEPS} --batch-size 2");
+    let loaded = sandbox.train(&format!("{flags} --nproc 2 --lr 0 --weight-decay 0")).ok();
+    assert_eq!(loaded.weights(), trained.weights());
+
+    sandbox.train("--channels 4 --hidden 8 --samples 64 --epochs 1 --save cnn").ok();
+    let mut command = sandbox.paceline();
+    command.args("checkpoint export cnn --hugging-face --to other".split_whitespace());
+    Run::of(command).refused(&["--hugging-face", "a model that transformers does not have"]);
+}
+
+#[test]
 fn folders_that_do_not_fit_are_refused() {
     let sandbox = Sandbox::new();
     let refused = |name: &str, flags: &str, expected: &[&str]| {

@@ -6,13 +6,14 @@ use std::path::Path;
 
 use paceline_analysis::table::{aligned, grouped};
 
+use super::export::{export, export_parameters};
 use super::opened::{Checkpoint, find};
 use super::reader::Reader;
 use super::verify::verify;
-use super::{export::export, steps};
+use super::{HUGGING_FACE_CONFIG, steps};
 use crate::cli::checkpoint::{CheckpointCommand, ExportArgs};
 use crate::disk::Disk;
-use crate::outputs::{check_file, write_whole};
+use crate::outputs::{check_file, check_folder, make_folder, write_json, write_whole};
 use crate::text::{plural, say, thousands};
 use crate::{Failure, Result};
 
@@ -130,23 +131,46 @@ fn verify_all(folder: &Path) -> Result<u8> {
 }
 
 fn export_to(args: &ExportArgs) -> Result<u8> {
-    let ExportArgs { folder, to, optimizer, force } = args;
-    check_file("--to", to)?;
-    if to.exists() && !force {
+    let ExportArgs { folder, to, optimizer, hugging_face, force } = args;
+    let file = match hugging_face {
+        true => to.join("model.safetensors"),
+        false => to.clone(),
+    };
+    match hugging_face {
+        true => check_folder("--to", to, "pass a folder that you can write to")?,
+        false => check_file("--to", to)?,
+    }
+    if file.exists() && !force {
         return Err(Failure::Usage(format!(
-            "--to {} is there already; pass --force to replace it, or name another file",
-            to.display()
+            "--to {} is there already; pass --force to replace it, or another --to",
+            file.display()
         )));
     }
     let checkpoint = Checkpoint::open(folder).map_err(Failure::Usage)?;
     let reader = Reader::open(checkpoint.path()).map_err(Failure::Usage)?;
-    let written = write_whole(&Disk::default(), to, |out| export(&reader, *optimizer, out));
+    let disk = Disk::default();
+    if *hugging_face {
+        let Some(config) = reader.index().run.get(HUGGING_FACE_CONFIG) else {
+            return Err(Failure::Usage(format!(
+                "--hugging-face: {} is of a model that transformers does not have; leave the flag out",
+                checkpoint.path().display()
+            )));
+        };
+        make_folder(&disk, to)?;
+        let config: serde_json::Value = serde_json::from_str(config)
+            .map_err(|e| Failure::Run(format!("{}: {e}", checkpoint.path().display())))?;
+        write_json(&disk, &to.join(HUGGING_FACE_CONFIG), &config)?;
+    }
+    let written = write_whole(&disk, &file, |out| match hugging_face {
+        true => export_parameters(&reader, out),
+        false => export(&reader, *optimizer, out),
+    });
     let (num_tensors, num_bytes) = written.map_err(|error: io::Error| {
-        Failure::io(format!("cannot export to {}", to.display()), error)
+        Failure::io(format!("cannot export to {}", file.display()), error)
     })?;
     say(&format!(
         "{}: {} of {}, {}",
-        to.display(),
+        file.display(),
         plural(num_tensors, "tensor"),
         checkpoint.path().display(),
         megabytes(num_bytes)

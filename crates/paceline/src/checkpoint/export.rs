@@ -1,8 +1,8 @@
 //! Writes a checkpoint as one safetensors file, for other programs.
 //!
 //! The tensors have the names `model.<parameter or buffer>` and, if they are asked for, `optimizer.<state>.<parameter>`,
-//! as in the weight files of `paceline-model`, which can read the file. It is written tensor by tensor, so it may be
-//! larger than memory.
+//! as in the weight files of `paceline-model`, which can read the file. For Hugging Face's `transformers` they have the names of
+//! the parameters alone. The file is written tensor by tensor, so it may be larger than memory.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -29,32 +29,64 @@ pub fn export(
     let is_wanted = |name: &str| {
         name.starts_with("model.") || (with_optimizer && name.starts_with("optimizer."))
     };
-    let tensors: Vec<(&String, &TensorEntry)> =
-        reader.index().tensors.iter().filter(|(name, _)| is_wanted(name)).collect();
+    let all = reader.index().tensors.iter();
+    let tensors: Vec<Named> = all
+        .filter(|(name, _)| is_wanted(name))
+        .map(|(name, tensor)| Named { stored: name, written: name, tensor })
+        .collect();
     let mut metadata: BTreeMap<String, String> = reader.index().run.clone();
     // The digest covers all tensors and stands before them, so they are read twice.
     let mut digest = FileDigest::new(&metadata);
-    for (name, tensor) in &tensors {
-        digest.tensor(name, tensor.num_bytes());
-        read(reader, name, tensor, |bytes| {
+    for Named { stored, written, tensor } in &tensors {
+        digest.tensor(written, tensor.num_bytes());
+        read(reader, stored, tensor, |bytes| {
             digest.bytes(bytes);
             Ok(())
         })?;
     }
     metadata.insert(DIGEST_KEY.into(), digest.finish());
+    write(reader, &metadata, &tensors, out)
+}
+
+/// Writes the parameters under their own names. Returns the number of tensors and of their bytes.
+pub fn export_parameters(reader: &Reader, out: &mut dyn Write) -> io::Result<(usize, u64)> {
+    let all = reader.index().tensors.iter();
+    let tensors: Vec<Named> = all
+        .filter_map(|(stored, tensor)| {
+            Some(Named { stored, written: stored.strip_prefix("model.")?, tensor })
+        })
+        .collect();
+    // `transformers` asks for this entry.
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    write(reader, &metadata, &tensors, out)
+}
+
+/// A tensor, its name in the checkpoint, and its name in the file.
+struct Named<'a> {
+    stored: &'a str,
+    written: &'a str,
+    tensor: &'a TensorEntry,
+}
+
+fn write(
+    reader: &Reader,
+    metadata: &BTreeMap<String, String>,
+    tensors: &[Named],
+    out: &mut dyn Write,
+) -> io::Result<(usize, u64)> {
     let mut header = serde_json::Map::from_iter([("__metadata__".to_owned(), json!(metadata))]);
     let mut end = 0;
-    for (name, tensor) in &tensors {
+    for Named { written, tensor, .. } in tensors {
         let start = end;
         end += tensor.num_bytes();
-        header.insert((*name).clone(), info(tensor, [start, end]));
+        header.insert((*written).to_owned(), info(tensor, [start, end]));
     }
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(HEADER_ALIGNMENT), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    for (name, tensor) in &tensors {
-        read(reader, name, tensor, |bytes| out.write_all(bytes))?;
+    for Named { stored, tensor, .. } in tensors {
+        read(reader, stored, tensor, |bytes| out.write_all(bytes))?;
     }
     Ok((tensors.len(), end as u64))
 }

@@ -40,3 +40,6 @@ pub use snapshot::MIN_BUDGET_BYTES;
 pub use steps::is_in;
 
 pub(crate) use snapshot::entries;
+
+/// The file of settings in a folder for Hugging Face's `transformers`, and the setting of a checkpoint that has its contents.
+pub const HUGGING_FACE_CONFIG: &str = "config.json";

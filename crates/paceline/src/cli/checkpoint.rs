@@ -29,13 +29,16 @@ pub struct ExportArgs {
     /// Folder of the checkpoints, of which the latest is exported, or of one of them
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
-    /// The file
-    #[arg(long, value_name = "FILE")]
+    /// The file, or with --hugging-face the folder
+    #[arg(long, value_name = "PATH")]
     pub to: PathBuf,
     /// Write the optimizer's state too
-    #[arg(long)]
+    #[arg(long, conflicts_with = "hugging_face")]
     pub optimizer: bool,
-    /// Replace the file if there is one
+    /// Write a folder with config.json and model.safetensors, which Hugging Face's transformers can load
+    #[arg(long)]
+    pub hugging_face: bool,
+    /// Replace files that are there already
     #[arg(long)]
     pub force: bool,
 }

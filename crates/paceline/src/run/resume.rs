@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::named::Course;
 use crate::checkpoint::pieces::Ranges;
-use crate::checkpoint::{self, Checkpoint, Place, Setting};
+use crate::checkpoint::{self, Checkpoint, HUGGING_FACE_CONFIG, Place, Setting};
 use crate::choices::data::DataConfig;
 use crate::run::config::TrainConfig;
 use crate::run::origin::Resume;
@@ -260,6 +260,15 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     settings.extend(
         of_model.map(|(flag, value)| Setting::of_flag(&flag, value, "it would be another model")),
     );
+    // What other programs need in order to load the weights.
+    settings.extend(model.hugging_face_config().map(|config| Setting {
+        key: HUGGING_FACE_CONFIG.into(),
+        name: HUGGING_FACE_CONFIG.into(),
+        value: config.to_string(),
+        otherwise: "it would be another model",
+        fix: "state the same model".into(),
+        may_differ: false,
+    }));
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| {
         samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
     });

@@ -9,15 +9,15 @@ use paceline_data::Dataset;
 use paceline_model::pretrained::Pretrained;
 use paceline_model::{LlamaConfig, LlamaTask, Model, ModelError, Storage};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{Defaults, ModelChoice, ModelSettings, Samples};
+use crate::checkpoint::HUGGING_FACE_CONFIG;
 use crate::choices::registry::{Choice, flags_of, read, width};
 use crate::{Failure, Result};
 
 /// A larger number of blocks is taken for a mistake.
 const MAX_LAYERS: usize = 10_000;
-/// The file with the settings of a pretrained model.
-const CONFIG: &str = "config.json";
 
 /// The choice.
 pub(super) struct Llama;
@@ -185,7 +185,7 @@ fn of_folder(flags: &Flags, folder: &Path) -> Result<LlamaConfig> {
     if let Some((flag, _)) = sizes.iter().find(|(_, is_given)| *is_given) {
         return Err(usage(format!("{flag}: the folder of --pretrained states it; leave it out")));
     }
-    let path = folder.join(CONFIG);
+    let path = folder.join(HUGGING_FACE_CONFIG);
     let text = std::fs::read_to_string(&path)
         .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))?;
     LlamaConfig::from_json(&text)
@@ -300,6 +300,10 @@ impl ModelSettings for Settings {
         let config = LlamaConfig { max_position_embeddings: longest, ..self.config.clone() };
         let model = config.build(world_size)?;
         Ok(if self.checkpoint_activations { model.checkpointed() } else { model })
+    }
+
+    fn hugging_face_config(&self) -> Option<Value> {
+        Some(self.config.to_json())
     }
 
     fn load(&self, storage: &Storage) -> Result<()> {

@@ -18,7 +18,7 @@ use clap::ArgMatches;
 use paceline_data::Dataset;
 use paceline_model::{Model, ModelError, Storage};
 use serde::{Serialize, Serializer};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::registry::{Choice, FlagValues, Registry};
 use crate::Result;
@@ -64,6 +64,11 @@ pub trait ModelSettings: Debug + Send + Sync {
     /// Whether the run prints the summary of the scaling benchmark at its end.
     fn ends_with_scaling_block(&self) -> bool {
         false
+    }
+
+    /// The settings as Hugging Face's `transformers` has them in `config.json`, if it has this model.
+    fn hugging_face_config(&self) -> Option<Value> {
+        None
     }
 
     /// Replaces the initial values of the parameters that a rank holds, if the first weights do not come from the seed.
