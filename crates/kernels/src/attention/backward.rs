@@ -8,9 +8,8 @@
 //! all keys and values stay in scratch memory until every head of the group has added to them.
 
 use super::forward::start_of;
-use super::tile::{
-    Grid, Left, Operands, Right, Rows, SIDE, at_level, product, scores, take, transpose, width,
-};
+use super::product::{Left, Right, at_level, product, scores};
+use super::tile::{Grid, Operands, Rows, SIDE, take, transpose, width};
 use crate::exp::exp;
 use crate::rotary::turn_back;
 use crate::simd::Vector;

@@ -26,6 +26,7 @@ use crate::{Compute, KernelError, Result};
 mod backward;
 mod forward;
 pub(crate) mod plain;
+mod product;
 mod tile;
 
 use self::tile::{Grid, Operands, Rows};
