@@ -95,7 +95,7 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
                 transpose::<V>(width, q, q_turned);
                 transpose::<V>(width, dy, dy_turned);
             }
-            // Queries that do not exist have zeros everywhere, so they add zeros.
+            // Products below end with the last query, so what lies behind it is not used.
             let (mut log_sums, mut products) = ([0.0f32; SIDE], [0.0f32; SIDE]);
             let from = (row * spec.heads + head) * spec.seq + first;
             log_sums[..queries].copy_from_slice(&results.log_sums[from..from + queries]);

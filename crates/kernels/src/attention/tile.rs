@@ -2,7 +2,8 @@
 //!
 //! In: matrices with a row for each token, and scratch memory. Out: packed tiles. This file does not know what is computed.
 //!
-//! The rows of a tile are `width` elements long: `head_dim` rounded up to 16. What lies behind `head_dim` is zero.
+//! The rows of a tile are `width` elements long: `head_dim` rounded up to 16. What lies behind `head_dim`, and behind the
+//! last token, is zero. Nothing that is computed from it is used; zeros only keep old contents from slowing it down.
 
 use std::marker::PhantomData;
 use std::ops::Range;
