@@ -208,8 +208,8 @@ pub fn forward(
 /// `dq[i] = R_i^T sum over j <= i of ds[i, j] R_j k[j]` and `dk[j] = R_j^T sum over i >= j of ds[i, j] R_i q[i]`. Heads that
 /// share keys and values add to their gradients in the order of the heads.
 ///
-/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; overwrites d_qkv. Padding is not read, and its
-/// gradient is zero. Errors as [`forward()`].
+/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; overwrites d_qkv. Padding is not read,
+/// and its gradient is zero. Errors as [`forward()`].
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn backward(
     compute: &Compute,
