@@ -82,7 +82,8 @@ impl Inputs {
         let output = nan(spec.output_shape().into());
         let log_sums = nan([spec.log_sums_len()].into());
         let d_qkv = nan(spec.qkv_shape().into());
-        attention::forward(compute, &qkv, &lengths, &table, spec, &output, &log_sums).unwrap();
+        attention::forward(compute, &qkv, Some(&lengths), &table, spec, &output, &log_sums)
+            .unwrap();
         let results = [&output, &log_sums, &d_qkv].map(|x| x.read::<f32>().unwrap().to_vec());
         // Padding of the results is not read either.
         for (at, output) in
@@ -94,7 +95,15 @@ impl Inputs {
         }
         let d_output = f32s(spec.output_shape(), d_output);
         attention::backward(
-            compute, &qkv, &lengths, &table, spec, &output, &log_sums, &d_output, &d_qkv,
+            compute,
+            &qkv,
+            Some(&lengths),
+            &table,
+            spec,
+            &output,
+            &log_sums,
+            &d_output,
+            &d_qkv,
         )
         .unwrap();
         let [output, log_sums, _] = results;
@@ -321,14 +330,23 @@ fn the_gradient_is_that_of_finite_differences() {
     let log_sums = f64s([spec.log_sums_len()].into(), &vec![f64::NAN; spec.log_sums_len()]);
     let lengths_t = tensor(DType::I64, [2], &inputs.lengths);
     let loss = || {
-        attention::forward(&compute, &qkv, &lengths_t, &table, &spec, &output, &log_sums).unwrap();
+        attention::forward(&compute, &qkv, Some(&lengths_t), &table, &spec, &output, &log_sums)
+            .unwrap();
         let output = output.read::<f64>().unwrap();
         let products = output.iter().zip(&inputs.d_output);
         products.filter(|(_, d)| !d.is_nan()).map(|(y, d)| y * d).sum::<f64>()
     };
     loss();
     attention::backward(
-        &compute, &qkv, &lengths_t, &table, &spec, &output, &log_sums, &d_output, &d_qkv,
+        &compute,
+        &qkv,
+        Some(&lengths_t),
+        &table,
+        &spec,
+        &output,
+        &log_sums,
+        &d_output,
+        &d_qkv,
     )
     .unwrap();
     let [_, columns] = spec.qkv_shape();
@@ -375,7 +393,7 @@ fn mistakes_are_errors() {
             let log_sums = log_sums.view([spec.log_sums_len()]).unwrap();
             let lengths = tensor(DType::I64, [2], &lengths);
             let result =
-                attention::forward(&compute, &qkv, &lengths, table, spec, &output, &log_sums);
+                attention::forward(&compute, &qkv, Some(&lengths), table, spec, &output, &log_sums);
             result.map_err(|e| e.to_string())
         };
     let good = table(&spec, DType::F32);

@@ -72,9 +72,17 @@ fn attend(
     let [output, d_output] = [(); 2].map(|()| tensor(dtype, &spec.output_shape()));
     let log_sums = tensor(dtype, &[spec.log_sums_len()]);
     let lengths = tensor(DType::I64, &[spec.batch]);
-    attention::forward(compute, &qkv, &lengths, &table, spec, &output, &log_sums)?;
+    attention::forward(compute, &qkv, Some(&lengths), &table, spec, &output, &log_sums)?;
     attention::backward(
-        compute, &qkv, &lengths, &table, spec, &output, &log_sums, &d_output, &d_qkv,
+        compute,
+        &qkv,
+        Some(&lengths),
+        &table,
+        spec,
+        &output,
+        &log_sums,
+        &d_output,
+        &d_qkv,
     )?;
     rotary::rotate(compute, &table, (0, spec.seq), spec.heads, &qkv)
 }

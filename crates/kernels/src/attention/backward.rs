@@ -8,9 +8,8 @@
 //! all keys and values stay in scratch memory until every head of the group has added to them.
 
 use super::forward::start_of;
-use super::tile::{
-    Grid, Left, Operands, Right, Rows, SIDE, at_level, product, scores, take, transpose, width,
-};
+use super::product::{Left, Right, at_level, product, scores};
+use super::tile::{Grid, Operands, Rows, SIDE, take, transpose, width};
 use crate::exp::exp;
 use crate::rotary::turn_back;
 use crate::simd::Vector;
@@ -96,7 +95,7 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
                 transpose::<V>(width, q, q_turned);
                 transpose::<V>(width, dy, dy_turned);
             }
-            // Queries that do not exist have zeros everywhere, so they add zeros.
+            // Products below end with the last query, so what lies behind it is not used.
             let (mut log_sums, mut products) = ([0.0f32; SIDE], [0.0f32; SIDE]);
             let from = (row * spec.heads + head) * spec.seq + first;
             log_sums[..queries].copy_from_slice(&results.log_sums[from..from + queries]);

@@ -8,9 +8,8 @@
 //! largest score grows (the online softmax). Scores are stored transposed, a row for each key, so that all these are
 //! computed lane by lane.
 
-use super::tile::{
-    Grid, Left, Operands, Right, SIDE, at_level, product, scores, take, transpose, width,
-};
+use super::product::{Left, Right, at_level, product, scores};
+use super::tile::{Grid, Operands, SIDE, take, transpose, width};
 use crate::exp::exp;
 use crate::simd::Vector;
 

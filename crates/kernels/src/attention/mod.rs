@@ -26,6 +26,7 @@ use crate::{Compute, KernelError, Result};
 mod backward;
 mod forward;
 pub(crate) mod plain;
+mod product;
 mod tile;
 
 use self::tile::{Grid, Operands, Rows};
@@ -107,20 +108,26 @@ pub fn backward_scratch(spec: &AttentionSpec) -> usize {
 /// The shapes of the operands that both passes have.
 fn check_shapes(
     spec: &AttentionSpec,
-    [qkv, lengths, output, log_sums]: [&Tensor; 4],
+    [qkv, output, log_sums]: [&Tensor; 3],
+    lengths: Option<&Tensor>,
     table: &RotaryTable,
 ) -> Result<()> {
     spec.check()?;
     expect_shape(OP, "qkv", qkv.shape(), spec.qkv_shape())?;
-    expect_shape(OP, "lengths", lengths.shape(), [spec.batch])?;
+    if let Some(lengths) = lengths {
+        expect_shape(OP, "lengths", lengths.shape(), [spec.batch])?;
+    }
     expect_shape(OP, "output", output.shape(), spec.output_shape())?;
     expect_shape(OP, "log_sums", log_sums.shape(), [spec.log_sums_len()])?;
     table.check(OP, spec.head_dim, spec.seq)
 }
 
-fn check_lengths(spec: &AttentionSpec, lengths: &[i64]) -> Result<()> {
-    let is_wrong = |length: &i64| !usize::try_from(*length).is_ok_and(|len| len <= spec.seq);
-    let Some(row) = lengths.iter().position(is_wrong) else { return Ok(()) };
+/// The number of real tokens of each row, which is `seq` if there are no lengths. Errors if a length is too large.
+fn real_lengths(spec: &AttentionSpec, lengths: Option<&Tensor>) -> Result<Vec<i64>> {
+    let Some(lengths) = lengths else { return Ok(vec![spec.seq as i64; spec.batch]) };
+    let lengths = lengths.read::<i64>()?.to_vec();
+    let is_wrong = |len: &i64| !(0..=spec.seq as i64).contains(len);
+    let Some(row) = lengths.iter().position(is_wrong) else { return Ok(lengths) };
     let reason = format!("length {} of row {row} is not within 0..={}", lengths[row], spec.seq);
     Err(KernelError::Geometry { op: OP, reason })
 }
@@ -131,25 +138,25 @@ fn check_lengths(spec: &AttentionSpec, lengths: &[i64]) -> Result<()> {
 /// position of a token is its place in its row.
 ///
 /// Shapes: qkv [`AttentionSpec::qkv_shape`], not rotated; lengths (batch) of i64, the real tokens of each row, which come
-/// first; output [`AttentionSpec::output_shape`]; log_sums (batch * heads * seq), for [`backward()`]. f32 and f64, like the
+/// first, or `None` if there is no padding; output [`AttentionSpec::output_shape`]; log_sums (batch * heads * seq), for [`backward()`]. f32 and f64, like the
 /// table. Overwrites output and log_sums. Padding is not read, and its output and log_sums are zero. Errors if a length
 /// is not within `0..=seq`, or the table is too short.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn forward(
     compute: &Compute,
     qkv: &Tensor,
-    lengths: &Tensor,
+    lengths: Option<&Tensor>,
     table: &RotaryTable,
     spec: &AttentionSpec,
     output: &Tensor,
     log_sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_forward", [qkv, lengths]);
-    check_shapes(spec, [qkv, lengths, output, log_sums], table)?;
-    match compute.device_of(OP, [qkv, lengths, table.values(), output, log_sums])? {
+    let _time = compute.time("attention_forward", [qkv]);
+    check_shapes(spec, [qkv, output, log_sums], lengths, table)?;
+    let operands = [qkv, table.values(), output, log_sums];
+    match compute.device_of(OP, operands.into_iter().chain(lengths))? {
         Device::Cpu => {
-            let lengths = lengths.read::<i64>()?;
-            check_lengths(spec, &lengths)?;
+            let lengths = real_lengths(spec, lengths)?;
             match qkv.dtype() {
                 DType::F32 => {
                     let (qkv, angles) = (qkv.read()?, table.values().read()?);
@@ -194,7 +201,7 @@ pub fn forward(
         Device::Meta => {
             let dtype = meta::float(OP, qkv)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [qkv, table.values()])?;
-            let pretended = pretended.reads(DType::I64, [lengths])?;
+            let pretended = pretended.reads(DType::I64, lengths)?;
             let mut pretended = pretended.writes(dtype, [output, log_sums])?;
             pretend_scratch(&mut pretended, compute, spec, dtype, forward_scratch(spec))
         }
@@ -207,13 +214,13 @@ pub fn forward(
 /// `dq[i] = R_i^T sum over j <= i of ds[i, j] R_j k[j]` and `dk[j] = R_j^T sum over i >= j of ds[i, j] R_i q[i]`. Heads that
 /// share keys and values add to their gradients in the order of the heads.
 ///
-/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; overwrites d_qkv. Padding is not read, and its
-/// gradient is zero. Errors as [`forward()`].
+/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; overwrites d_qkv. Padding is not read,
+/// and its gradient is zero. Errors as [`forward()`].
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn backward(
     compute: &Compute,
     qkv: &Tensor,
-    lengths: &Tensor,
+    lengths: Option<&Tensor>,
     table: &RotaryTable,
     spec: &AttentionSpec,
     output: &Tensor,
@@ -221,15 +228,14 @@ pub fn backward(
     d_output: &Tensor,
     d_qkv: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_backward", [qkv, lengths]);
-    check_shapes(spec, [qkv, lengths, output, log_sums], table)?;
+    let _time = compute.time("attention_backward", [qkv]);
+    check_shapes(spec, [qkv, output, log_sums], lengths, table)?;
     expect_shape(OP, "d_output", d_output.shape(), spec.output_shape())?;
     expect_shape(OP, "d_qkv", d_qkv.shape(), spec.qkv_shape())?;
-    let operands = [qkv, lengths, table.values(), output, log_sums, d_output, d_qkv];
-    match compute.device_of(OP, operands)? {
+    let operands = [qkv, table.values(), output, log_sums, d_output, d_qkv];
+    match compute.device_of(OP, operands.into_iter().chain(lengths))? {
         Device::Cpu => {
-            let lengths = lengths.read::<i64>()?;
-            check_lengths(spec, &lengths)?;
+            let lengths = real_lengths(spec, lengths)?;
             match qkv.dtype() {
                 DType::F32 => {
                     let (qkv, angles) = (qkv.read()?, table.values().read()?);
@@ -281,7 +287,7 @@ pub fn backward(
             let dtype = meta::float(OP, qkv)?;
             let reads = [qkv, table.values(), output, log_sums, d_output];
             let pretended = Pretended::new(compute, OP).reads(dtype, reads)?;
-            let mut pretended = pretended.reads(DType::I64, [lengths])?.writes(dtype, [d_qkv])?;
+            let mut pretended = pretended.reads(DType::I64, lengths)?.writes(dtype, [d_qkv])?;
             pretend_scratch(&mut pretended, compute, spec, dtype, backward_scratch(spec))
         }
     }

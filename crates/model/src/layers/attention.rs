@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::Tensor;
 
 use crate::{Batch, Context, Layer, Result, Saved};
 
@@ -61,19 +61,6 @@ impl Attention {
         let (batch, seq) = (inputs.dims()[0], inputs.dims()[1]);
         Ok(AttentionSpec { batch, seq, heads, kv_heads, head_dim })
     }
-
-    /// The lengths of the sequences, or the full length if the batch has none.
-    fn lengths(&self, cx: &Context, spec: &AttentionSpec) -> Result<Tensor> {
-        if let Some(lengths) = cx.optional(Batch::LENGTHS) {
-            return Ok(lengths.clone());
-        }
-        let lengths = cx.scratch(DType::I64, [spec.batch])?;
-        match cx.compute.device() {
-            Device::Cpu => lengths.write::<i64>()?.fill(spec.seq as i64),
-            Device::Meta => {}
-        }
-        Ok(lengths)
-    }
 }
 
 impl Layer for Attention {
@@ -81,8 +68,8 @@ impl Layer for Attention {
         let spec = self.spec(cx)?;
         let output = cx.activation(spec.output_shape())?;
         let log_sums = cx.activation([spec.log_sums_len()])?;
-        let (lengths, table) = (self.lengths(cx, &spec)?, self.rotary.table(cx)?);
-        attention::forward(cx.compute, &input, &lengths, &table, &spec, &output, &log_sums)?;
+        let (lengths, table) = (cx.optional(Batch::LENGTHS), self.rotary.table(cx)?);
+        attention::forward(cx.compute, &input, lengths, &table, &spec, &output, &log_sums)?;
         Ok((output.clone(), Saved::of([input, output, log_sums])))
     }
 
@@ -95,9 +82,9 @@ impl Layer for Attention {
         let spec = self.spec(cx)?;
         let [input, output, log_sums] = saved.tensors()?;
         let d_input = cx.activation(input.shape())?;
-        let (lengths, table) = (self.lengths(cx, &spec)?, self.rotary.table(cx)?);
+        let (lengths, table) = (cx.optional(Batch::LENGTHS), self.rotary.table(cx)?);
         attention::backward(
-            cx.compute, input, &lengths, &table, &spec, output, log_sums, d_output, &d_input,
+            cx.compute, input, lengths, &table, &spec, output, log_sums, d_output, &d_input,
         )?;
         Ok(d_input)
     }
