@@ -4,9 +4,10 @@ use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
+use paceline_kernels::linear_cross_entropy::{self, Gradients};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
-use paceline_kernels::{Compute, Result, cast, elementwise, norm};
-use paceline_memory::{Access, Allocator, Category, DType, PhaseUsage, Tensor};
+use paceline_kernels::{Compute, Result, cast, elementwise, embedding, norm, rms_norm, swiglu};
+use paceline_memory::{Access, Allocator, Category, DType, Device, PhaseUsage, Tensor};
 
 /// Runs operations on fresh tensors on both devices with this number of threads. Returns the memory of each device.
 fn on_both(
@@ -57,6 +58,43 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
         norm::scale(compute, &grads, 0.5)
     });
     assert_eq!(cpu, meta);
+}
+
+#[test]
+fn a_language_model_takes_the_scratch_memory_of_the_cpu() {
+    // Two chunks of a head's outputs; and none.
+    for rows in [700, 0] {
+        let [cpu, meta] = on_both(2, |compute, tensor| {
+            let [x, y] = [(); 2].map(|()| tensor(DType::F32, &[rows, 8]));
+            let (w, r) = (tensor(DType::F32, &[8]), tensor(DType::F32, &[rows]));
+            rms_norm::forward(compute, &x, &w, 1e-5, &y, &r)?;
+            rms_norm::backward_weight(compute, &x, &r, &y, &w, true)?;
+            rms_norm::backward_input(compute, &x, &w, &r, &y, &tensor(DType::F32, &[rows, 8]))?;
+            let half = tensor(DType::F32, &[rows, 4]);
+            swiglu::forward(compute, &x, &half)?;
+            swiglu::backward(compute, &x, &half, &y)?;
+            let table = tensor(DType::F32, &[11, 8]);
+            let ids = tensor(DType::I64, &[rows]);
+            ids_are_zero(&ids)?;
+            embedding::forward(compute, &ids, &table, &x)?;
+            embedding::backward(compute, &ids, &x, &table, true)?;
+            let d_weight = tensor(DType::F32, &[11, 8]);
+            let gradients = Gradients { d_input: &y, d_weight: Some(&d_weight), accumulate: false };
+            let sums = tensor(DType::F64, &[3]);
+            linear_cross_entropy::differentiate(compute, &x, &table, &ids, 1.0, gradients, &sums)
+        });
+        assert_eq!(cpu, meta, "{rows} rows");
+        let bytes = cpu.of(Category::Workspace).peak_bytes;
+        assert_eq!(bytes, 4 * 11 * rows.min(512) as u64);
+    }
+}
+
+/// Fresh memory holds anything, and not every number is a row of a table.
+fn ids_are_zero(ids: &Tensor) -> Result<()> {
+    match ids.device() {
+        Device::Cpu => Ok(ids.write::<i64>()?.fill(0)),
+        Device::Meta => Ok(()),
+    }
 }
 
 /// Rotates queries and keys, runs both passes of an attention on fresh tensors, and makes the table that they read.

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{conv2d, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::layers::{Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence};
-use paceline_model::{Block, CnnConfig, LayoutBuilder, MeanSquaredError, MlpConfig, Model};
+use paceline_model::layers::{
+    Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Projection, Relu, Residual, RmsNorm,
+    Sequence, SwiGlu,
+};
+use paceline_model::{Block, CnnConfig, Init, LayoutBuilder, MeanSquaredError, MlpConfig, Model};
 
 /// A convolution: image, channels in and out, kernel, stride, padding.
 pub fn conv(
@@ -62,6 +65,14 @@ pub fn every_layer() -> Model {
     let unit = layout.unit("fc0");
     let fc0 = Linear::new(&mut layout, 16, 5, Activation::Relu);
     blocks.push(Block::new(unit, Sequence::new().then(Flatten).then(Sequence::new().then(fc0))));
+    let unit = layout.unit("feed_forward");
+    let init = Init::Normal { std: 0.3 };
+    let norm = RmsNorm::new(&mut layout, "norm", 5, 1e-5);
+    let parts = [("gate", 16), ("up", 16)];
+    let gate_up = Projection::new(&mut layout, 5, &parts, init).unwrap();
+    let down = Projection::new(&mut layout, 16, &[("down", 5)], init).unwrap();
+    let feed_forward = Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down);
+    blocks.push(Block::new(unit, Residual(feed_forward)));
     let unit = layout.unit("fc1");
     blocks.push(Block::new(unit, Linear::new(&mut layout, 5, 3, Activation::None)));
     Model {
