@@ -24,6 +24,12 @@ pub trait Dataset: Send + Sync {
     /// reads for itself. A panic ends the loader with an error.
     fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>);
 
+    /// The length of each sample, if a field is ragged and the lengths are known without reading. A sampler can then make
+    /// batches of samples of like length.
+    fn lengths(&self) -> Option<Vec<u32>> {
+        None
+    }
+
     /// Whether there are no samples at all.
     fn is_empty(&self) -> bool {
         self.len() == 0

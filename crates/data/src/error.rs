@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use paceline_memory::MemoryError;
 
+use crate::text::TextError;
+
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
@@ -210,6 +212,9 @@ pub enum DataError {
         /// The panic's message.
         message: String,
     },
+    /// Files of text, a tokenizer, or the cache of tokens.
+    #[error(transparent)]
+    Text(#[from] TextError),
     /// The batches do not fit into memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),

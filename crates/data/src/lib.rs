@@ -108,6 +108,7 @@ mod subset;
 mod synthetic_images;
 mod synthetic_regression;
 mod synthetic_tokens;
+pub mod text;
 
 pub use batch::{Batch, Position};
 pub use cifar10::Cifar10;

@@ -22,6 +22,10 @@ pub(crate) enum Purpose {
     Regression = 5,
     /// Synthetic tokens.
     Tokens = 6,
+    /// The order of rows before some of them are taken.
+    Rows = 7,
+    /// The order of batches of samples of like length.
+    Batches = 8,
 }
 
 /// The generator for one item. The index selects the ChaCha stream, and everything else is the key, so no two

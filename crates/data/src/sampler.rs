@@ -4,12 +4,17 @@
 //! The ranks do not communicate: each computes the same order from the seed and takes its share. A sampler
 //! knows nothing of the samples themselves.
 
+use std::cmp::Reverse;
 use std::ops::Range;
+use std::sync::Arc;
 
 use rand::seq::SliceRandom;
 
 use crate::random::{Purpose, generator};
 use crate::{DataError, Position};
+
+/// Batches of a window of samples of like length: see [`Sampler::with_lengths`].
+const WINDOW_STEPS: usize = 50;
 
 /// The order of the samples within an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub struct Sampler {
     max_batches: usize,
     /// Consecutive batches whose samples are divided together: see [`Sampler::with_steps_of`].
     batches_per_step: usize,
+    /// The length of each sample, if samples of like length are to be together.
+    lengths: Option<Arc<[u32]>>,
 }
 
 /// The order of one epoch.
@@ -91,7 +98,8 @@ impl Sampler {
             return setting("the rank", format!("below the world size {world}"), rank);
         }
         let (max_batches, batches_per_step) = (usize::MAX, 1);
-        Ok(Self { len, global_batch, rank, world, order, max_batches, batches_per_step })
+        let lengths = None;
+        Ok(Self { len, global_batch, rank, world, order, max_batches, batches_per_step, lengths })
     }
 
     /// Limits each epoch to `max_batches` batches. The remaining samples are not read in that epoch. Errors
@@ -107,6 +115,22 @@ impl Sampler {
     pub fn with_steps_of(self, batches: usize) -> Result<Self, DataError> {
         DataError::at_least_one("the number of batches per step", batches)?;
         Ok(Self { batches_per_step: batches, ..self })
+    }
+
+    /// Makes batches of samples of like length, so that little of them is padding.
+    ///
+    /// The rule: the order of the epoch is cut into windows of 50 steps. The samples of a window are sorted, the longest
+    /// first, and cut into steps again; samples of one length stay in the order of the epoch. If the order is shuffled, the
+    /// steps of a window are shuffled too, except for a last one with fewer samples, which stays last. So each sample still
+    /// occurs once per epoch, and the ranks' shares are as large as without lengths.
+    ///
+    /// Errors unless there is a length for each sample.
+    pub fn with_lengths(self, lengths: Vec<u32>) -> Result<Self, DataError> {
+        if lengths.len() != self.len {
+            let (setting, got) = ("the number of lengths", lengths.len());
+            return Err(DataError::Setting { setting, needs: self.len.to_string(), got });
+        }
+        Ok(Self { lengths: Some(lengths.into()), ..self })
     }
 
     /// The number of samples of the data set, even if the number of batches is limited.
@@ -135,7 +159,26 @@ impl Sampler {
         if let Order::Shuffled { seed } = self.order {
             order.shuffle(&mut generator(seed, Purpose::Shuffle, epoch, 0));
         }
+        if let Some(lengths) = &self.lengths {
+            self.bring_together(&mut order, lengths, epoch);
+        }
         EpochPlan { sampler: self.clone(), epoch, order }
+    }
+
+    /// Sorts the order of an epoch by length, within its windows.
+    fn bring_together(&self, order: &mut [u32], lengths: &[u32], epoch: u64) {
+        let of_step = self.global_batch.saturating_mul(self.batches_per_step);
+        let windows = order.chunks_mut(of_step.saturating_mul(WINDOW_STEPS));
+        for (number, window) in windows.enumerate() {
+            window.sort_by_key(|index| Reverse(lengths[*index as usize]));
+            let Order::Shuffled { seed } = self.order else { continue };
+            let mut steps: Vec<Vec<u32>> =
+                window.chunks_exact(of_step).map(<[u32]>::to_vec).collect();
+            steps.shuffle(&mut generator(seed, Purpose::Batches, epoch, number as u64));
+            for (place, step) in window.chunks_exact_mut(of_step).zip(steps) {
+                place.copy_from_slice(&step);
+            }
+        }
     }
 
     /// The number of samples in all batches before `position`, in this epoch and in earlier epochs.

@@ -35,6 +35,10 @@ impl Dataset for Subset {
         self.dataset.fields()
     }
 
+    fn lengths(&self) -> Option<Vec<u32>> {
+        Some(self.dataset.lengths()?[self.range.clone()].to_vec())
+    }
+
     fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>) {
         self.dataset.read(epoch, self.range.start + index, sample);
     }

@@ -163,3 +163,72 @@ fn ranks_and_batches_of_a_step_are_exchangeable() {
         }
     }
 }
+
+/// Lengths without an order of their own.
+fn lengths(len: usize) -> Vec<u32> {
+    (0..len as u32).map(|index| 1 + index.wrapping_mul(2_654_435_761) % 100).collect()
+}
+
+#[test]
+fn lengths_change_the_order_and_nothing_else() {
+    for order in [Order::Sequential, SHUFFLED] {
+        for (len, global_batch, world) in [(1, 4, 2), (97, 8, 3), (1000, 8, 4), (1003, 2, 3)] {
+            for steps in [1, 3] {
+                let case = format!("{len} by {global_batch} on {world}, {steps}, {order:?}");
+                let of_rank = |rank| {
+                    let sampler = sampler(len, global_batch, rank, world, order);
+                    sampler.with_steps_of(steps).unwrap()
+                };
+                let by_length = |rank| of_rank(rank).with_lengths(lengths(len)).unwrap().epoch(5);
+                let plans: Vec<_> =
+                    (0..world).map(|r| (of_rank(r).epoch(5), by_length(r))).collect();
+                let mut seen: Vec<u32> = Vec::new();
+                for batch in 0..of_rank(0).batches_per_epoch() {
+                    for (plain, sorted) in &plans {
+                        let (plain, sorted) =
+                            (plain.batch(batch).unwrap(), sorted.batch(batch).unwrap());
+                        assert_eq!(plain.indices.len(), sorted.indices.len(), "{case}");
+                        assert_eq!(plain.global_count, sorted.global_count, "{case}");
+                        seen.extend(sorted.indices);
+                    }
+                }
+                seen.sort_unstable();
+                assert_eq!(seen, (0..len as u32).collect::<Vec<_>>(), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_have_samples_of_like_length() {
+    let (len, batch, all) = (1003, 8, lengths(1003));
+    // The tokens that batches have when each is padded to its longest sample.
+    let padded = |sampler: &Sampler, epoch| -> u32 {
+        let plan = sampler.epoch(epoch);
+        let of_batch = |at| -> u32 {
+            let indices = plan.batch(at).unwrap().indices;
+            let lengths = indices.iter().map(|index| all[*index as usize]);
+            lengths.clone().max().unwrap() * indices.len() as u32
+        };
+        (0..sampler.batches_per_epoch()).map(of_batch).sum()
+    };
+    let plain = sampler(len, batch, 0, 1, SHUFFLED);
+    let sorted = plain.clone().with_lengths(all.clone()).unwrap();
+    let tokens: u32 = all.iter().sum();
+    for epoch in 0..3 {
+        let extra = |sampler| padded(sampler, epoch) - tokens;
+        // A window has 400 samples with 100 lengths: a batch of 8 spans about 2 lengths instead of about 80.
+        assert!(extra(&sorted) * 10 < extra(&plain), "{} {}", extra(&sorted), extra(&plain));
+    }
+    let order = |sampler: &Sampler, epoch| {
+        let plan = sampler.epoch(epoch);
+        (0..125).flat_map(|at| plan.batch(at).unwrap().indices.to_vec()).collect::<Vec<_>>()
+    };
+    assert_eq!(order(&sorted, 1), order(&sorted, 1));
+    assert_ne!(order(&sorted, 1), order(&sorted, 2));
+    let firsts: Vec<u32> = order(&sorted, 0).chunks(8).map(|step| all[step[0] as usize]).collect();
+    assert!(!firsts[..50].is_sorted_by(|a, b| a >= b), "steps come in a random order: {firsts:?}");
+
+    let error = plain.with_lengths(vec![1; 5]).unwrap_err().to_string();
+    assert_eq!(error, "the number of lengths must be 1003, got 5");
+}

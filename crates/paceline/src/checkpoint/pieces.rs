@@ -233,6 +233,6 @@ mod tests {
         let ranges = [10..20, 30..35, 50..60];
         assert_eq!(part_of(&ranges, 0..25), ranges);
         assert_eq!(part_of(&ranges, 5..16), [15..20, 30..35, 50..51]);
-        assert_eq!(part_of(&ranges, 10..10), []);
+        assert!(part_of(&ranges, 10..10).is_empty());
     }
 }

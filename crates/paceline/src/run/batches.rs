@@ -59,6 +59,11 @@ impl BatchStream {
                 Arc::new(Subset::new(dataset, first..first + samples[rank])?)
             }
         };
+        let lengths = dataset.lengths().filter(|_| config.data.groups_by_length());
+        let sampler = match lengths {
+            Some(lengths) => sampler.with_lengths(lengths)?,
+            None => sampler,
+        };
         // A rank with fewer samples than others may be at the end of its epoch already.
         let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
         // Generated samples are not prefetched: a thread that makes them would slow down the step that is

@@ -5,11 +5,13 @@
 //! | `synthetic.rs` | generated from the seed: images or vectors, depending on the model |
 //! | `mnist.rs` | MNIST, and other data sets in its format |
 //! | `cifar10.rs` | CIFAR-10 |
+//! | `text.rs` | texts with a class each, or running text |
 
 mod cifar10;
 mod files;
 mod mnist;
 mod synthetic;
+mod text;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ use crate::{Failure, Result};
 pub static DATA_SETS: Registry<dyn DataChoice> = Registry::new(
     "data",
     "Data",
-    &[&synthetic::Synthetic, &mnist::MnistFiles, &cifar10::Cifar10Files],
+    &[&synthetic::Synthetic, &mnist::MnistFiles, &cifar10::Cifar10Files, &text::Text],
 );
 
 /// A data set that `--data` can name.
@@ -91,6 +93,11 @@ pub trait DataSettings: Debug + Send + Sync {
         let of_input = dataset.field(Field::INPUTS).map_or(0, |field| field.max_bytes());
         let bytes = dataset.len() as f64 * of_input as f64;
         if self.is_generated() { 0.0 } else { bytes }
+    }
+
+    /// Whether batches have samples of like length, if the data set knows the lengths of its samples.
+    fn groups_by_length(&self) -> bool {
+        false
     }
 
     /// Downloads its missing files, if the run asks for that. Unless `quiet`, reports progress on

@@ -39,8 +39,8 @@ struct Flags {
     /// Height, width and channels of synthetic images [default: 28 28 1]
     #[arg(long, num_args = 3, value_names = ["H", "W", "C"], value_parser = width())]
     image: Option<Vec<usize>>,
-    /// Tokens of each synthetic sequence [default: 128]
-    #[arg(long, value_name = "N", value_parser = width())]
+    /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
+    #[arg(long, value_name = "N")]
     seq_len: Option<usize>,
 }
 

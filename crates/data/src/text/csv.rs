@@ -1,0 +1,62 @@
+//! Texts with labels in CSV files.
+//!
+//! Input: a file with a header line, whose fields may be in quotes. Output: rows. This module checks no label's range.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::rc::Rc;
+
+use super::TextError;
+use super::rows::{Row, Sink, column};
+
+/// Reads the rows of a file.
+pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
+    let file = File::open(path).map_err(|error| TextError::file(path, error))?;
+    let quotes = Rc::new(Cell::new(0));
+    let counting = Counting { file: BufReader::new(file), quotes: quotes.clone() };
+    let mut reader = csv::Reader::from_reader(counting);
+    let header = reader.headers().map_err(|error| TextError::file(path, error))?;
+    let header: Vec<String> = header.iter().map(str::to_owned).collect();
+    let (text, label) = (column(path, &header, "text")?, column(path, &header, "label")?);
+    for (number, record) in (1..).zip(reader.records()) {
+        let record = record.map_err(|error| {
+            // Without the position of the crate, which counts the header.
+            let problem = match error.kind() {
+                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
+                    "has {len} fields, and the header has {expected_len}; is the file cut off?"
+                ),
+                _ => error.to_string(),
+            };
+            TextError::row(path, number, problem)
+        })?;
+        let given = record[label].trim();
+        let label = given.parse().map_err(|_| {
+            TextError::row(path, number, format!("the label {given:?} is not an integer"))
+        })?;
+        sink(number, Row { text: record[text].to_owned(), label })?;
+    }
+    // The reader takes the end of the file for the end of a quoted field.
+    if quotes.get() % 2 == 1 {
+        let problem =
+            "has an odd number of quotes: it is cut off, or a quote in a field is not doubled";
+        return Err(TextError::file(path, problem));
+    }
+    Ok(())
+}
+
+/// Counts the quotes that are read.
+struct Counting<R> {
+    file: R,
+    quotes: Rc<Cell<usize>>,
+}
+
+impl<R: Read> Read for Counting<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.file.read(buffer)?;
+        let quotes = buffer[..len].iter().filter(|byte| **byte == b'"').count();
+        self.quotes.set(self.quotes.get() + quotes);
+        Ok(len)
+    }
+}

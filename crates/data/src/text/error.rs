@@ -1,0 +1,77 @@
+//! What can be wrong with files of text and with tokenizers.
+
+use std::path::{Path, PathBuf};
+
+/// An error in text files, in a tokenizer, or in the cache of tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// The folder has no files for a part of the data.
+    #[error(
+        "found no {part}*.parquet, {part}*.csv or {part}*.jsonl (for language models, {part}*.txt) in {}",
+        folder.display()
+    )]
+    NoFiles {
+        /// The folder.
+        folder: PathBuf,
+        /// `train` or `test`.
+        part: &'static str,
+    },
+    /// The folder has files of several formats for a part of the data.
+    #[error("{} and {} have different formats; leave one format in the folder", first.display(), second.display())]
+    Formats {
+        /// A file.
+        first: PathBuf,
+        /// A file of another format.
+        second: PathBuf,
+    },
+    /// A file lacks a column.
+    #[error("{}: has no column {name}; its columns are {}", path.display(), present.join(", "))]
+    Column {
+        /// The file.
+        path: PathBuf,
+        /// The column that is missing.
+        name: &'static str,
+        /// The columns that are there.
+        present: Vec<String>,
+    },
+    /// A row cannot be used.
+    #[error("{}: row {row}: {problem}", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The row, counted from one. A header is no row.
+        row: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file or a folder cannot be used.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// More samples are wanted than there are.
+    #[error("{wanted} {part} samples are wanted, and {} has {available} for them; ask for fewer", folder.display())]
+    TooFew {
+        /// `training` or `test`.
+        part: &'static str,
+        /// The number that is wanted.
+        wanted: usize,
+        /// The number that is there.
+        available: usize,
+        /// The folder.
+        folder: PathBuf,
+    },
+}
+
+impl TextError {
+    pub(crate) fn file(path: &Path, problem: impl ToString) -> Self {
+        Self::File { path: path.into(), problem: problem.to_string() }
+    }
+
+    pub(crate) fn row(path: &Path, row: usize, problem: impl Into<String>) -> Self {
+        Self::Row { path: path.into(), row, problem: problem.into() }
+    }
+}

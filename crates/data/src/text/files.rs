@@ -1,0 +1,90 @@
+//! Finds the text files of a folder.
+//!
+//! Input: a folder. Output: the files of the training part and of the test part, in the order of their names, and their
+//! format. This module opens no file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::TextError;
+use crate::Split;
+
+/// A format of text files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextFormat {
+    /// Parquet, with the columns `text` and `label`.
+    Parquet,
+    /// Comma-separated values with a header line that names `text` and `label`.
+    Csv,
+    /// An object per line, with the members `text` and `label`.
+    JsonLines,
+    /// Running text without labels.
+    Plain,
+}
+
+impl TextFormat {
+    /// The format of a file, by the end of its name.
+    pub fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "parquet" => Some(Self::Parquet),
+            "csv" => Some(Self::Csv),
+            "jsonl" => Some(Self::JsonLines),
+            "txt" => Some(Self::Plain),
+            _ => None,
+        }
+    }
+}
+
+/// The text files of a folder: `train*` and `test*`, with the endings `.parquet`, `.csv`, `.jsonl` or `.txt`.
+#[derive(Clone, Debug)]
+pub struct TextFiles {
+    folder: PathBuf,
+    train: Vec<PathBuf>,
+    test: Vec<PathBuf>,
+}
+
+impl TextFiles {
+    /// Looks into a folder. Errors if there is nothing to train on, or if a part has files of several formats.
+    pub fn find(folder: &Path) -> Result<Self, TextError> {
+        let entries = fs::read_dir(folder).map_err(|error| TextError::file(folder, error))?;
+        let mut paths = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|error| TextError::file(folder, error))?.path();
+            if TextFormat::of(&path).is_some() && path.is_file() {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        let part = |prefix: &str| -> Result<Vec<PathBuf>, TextError> {
+            let begins = |path: &&PathBuf| {
+                path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+            };
+            let part: Vec<PathBuf> = paths.iter().filter(begins).cloned().collect();
+            let first = part.first().and_then(|path| TextFormat::of(path));
+            match part.iter().find(|path| TextFormat::of(path) != first) {
+                Some(second) => {
+                    Err(TextError::Formats { first: part[0].clone(), second: second.clone() })
+                }
+                None => Ok(part),
+            }
+        };
+        let (train, test) = (part("train")?, part("test")?);
+        if train.is_empty() {
+            return Err(TextError::NoFiles { folder: folder.into(), part: "train" });
+        }
+        Ok(Self { folder: folder.into(), train, test })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The files of a part. There may be none to test with.
+    pub fn of(&self, split: Split) -> &[PathBuf] {
+        match split {
+            Split::Train => &self.train,
+            Split::Test => &self.test,
+        }
+    }
+}

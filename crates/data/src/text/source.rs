@@ -1,0 +1,190 @@
+//! From a folder of texts to a data set of tokens.
+//!
+//! Input: files, a tokenizer, and which part of them is wanted. Output: a data set. The tokens come from the cache if they
+//! are there. This module knows nothing of models, and draws no progress.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rand::seq::SliceRandom;
+
+use super::cache::{CacheFile, Key};
+use super::{
+    TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows, Tokenizer,
+};
+use crate::Split;
+use crate::random::{Purpose, generator};
+
+/// Texts with a class each, as tokens.
+#[derive(Clone, Debug)]
+pub struct TextSettings {
+    /// Texts are cut to this many tokens.
+    pub max_length: usize,
+    /// The number of classes.
+    pub num_classes: usize,
+    /// Determines the order of the rows before some of them are taken.
+    pub seed: u64,
+    /// How many rows to train on. By default all that are not to test with.
+    pub train_samples: Option<usize>,
+    /// How many rows to test with. By default all of the test files.
+    pub test_samples: Option<usize>,
+}
+
+/// Told what happens while tokens are made.
+pub struct Report<'a> {
+    /// How many of how many texts are tokenized.
+    pub progress: &'a mut dyn FnMut(usize, usize),
+    /// A file in the cache cannot be used. It is made again.
+    pub warn: &'a mut dyn FnMut(String),
+}
+
+/// Files of text and the tokenizer for them.
+pub struct TextSource {
+    files: TextFiles,
+    tokenizer: Tokenizer,
+    cache: Option<PathBuf>,
+}
+
+impl TextSource {
+    /// The texts in a folder. Tokens are kept in the folder `cache`, if there is one.
+    pub fn new(folder: &Path, tokenizer: &Path, cache: Option<PathBuf>) -> Result<Self, TextError> {
+        let files = TextFiles::find(folder)?;
+        Ok(Self { files, tokenizer: Tokenizer::load(tokenizer)?, cache })
+    }
+
+    /// The number above all tokens.
+    pub fn vocab(&self) -> usize {
+        self.tokenizer.vocab()
+    }
+
+    /// Texts with classes. The rows of the files are brought into a random order, and the first ones are taken. Without
+    /// test files, the rows to test with are those that follow the training rows in this order.
+    pub fn classified(
+        &self,
+        split: Split,
+        settings: &TextSettings,
+        report: Report<'_>,
+    ) -> Result<TokenDataset, TextError> {
+        let files = self.files_of(split);
+        let rows = self.cached(files, &format!("{split:?} {settings:?}"), report, |progress| {
+            let rows = TextRows::read(files, settings.num_classes)?;
+            let chosen = self.choose(split, rows.texts.len(), settings)?;
+            let texts: Vec<String> = chosen.iter().map(|row| rows.texts[*row].clone()).collect();
+            let labels = chosen.iter().map(|row| rows.labels[*row]).collect();
+            drop(rows);
+            let tokens = self.tokenizer.encode(&texts, settings.max_length, progress)?;
+            if let Some(at) = tokens.iter().position(Vec::is_empty) {
+                let problem = format!("makes no tokens of the text {:?}", texts[at]);
+                return Err(TextError::file(self.files.folder(), problem));
+            }
+            let mut end = 0;
+            let ends = tokens.iter().map(|row| {
+                end += row.len() as u64;
+                end
+            });
+            Ok(TokenRows { ends: ends.collect(), tokens: tokens.concat(), labels })
+        })?;
+        Ok(TokenDataset::new(rows, self.vocab(), settings.num_classes))
+    }
+
+    /// Running text in blocks of `seq_len` tokens.
+    pub fn blocks(
+        &self,
+        split: Split,
+        seq_len: usize,
+        report: Report<'_>,
+    ) -> Result<TokenBlocks, TextError> {
+        let files = self.files.of(split);
+        if files.is_empty() {
+            return Err(TextError::NoFiles { folder: self.files.folder().into(), part: "test" });
+        }
+        let rows = self.cached(files, "running text", report, |progress| {
+            let mut tokens = Vec::new();
+            for path in files {
+                if TextFormat::of(path) != Some(TextFormat::Plain) {
+                    return Err(TextError::file(path, "running text is in .txt files"));
+                }
+                let text = fs::read_to_string(path).map_err(|e| TextError::file(path, e))?;
+                tokens.extend(self.tokenizer.encode_running_text(&text, &mut *progress)?);
+            }
+            Ok(TokenRows { ends: vec![tokens.len() as u64], tokens, labels: vec![0] })
+        })?;
+        if rows.tokens.len() <= seq_len {
+            let problem = format!(
+                "has {} tokens in its {split:?} files, too few for a block of {seq_len} and the token after it",
+                rows.tokens.len()
+            );
+            return Err(TextError::file(self.files.folder(), problem));
+        }
+        Ok(TokenBlocks::new(rows.tokens, seq_len, self.vocab()))
+    }
+
+    /// The files that a part is made of: without test files, both parts are made of the training files.
+    fn files_of(&self, split: Split) -> &[PathBuf] {
+        match self.files.of(split) {
+            [] => self.files.of(Split::Train),
+            files => files,
+        }
+    }
+
+    /// The rows of a part, out of the `len` rows of its files.
+    fn choose(
+        &self,
+        split: Split,
+        len: usize,
+        settings: &TextSettings,
+    ) -> Result<Vec<usize>, TextError> {
+        let mut order: Vec<usize> = (0..len).collect();
+        order.shuffle(&mut generator(settings.seed, Purpose::Rows, 0, 0));
+        let is_divided = self.files.of(Split::Test).is_empty();
+        let for_test = if is_divided { settings.test_samples.unwrap_or(0) } else { 0 };
+        let left = len.saturating_sub(for_test);
+        let train = settings.train_samples.unwrap_or(left);
+        let too_few = |part, wanted, available| TextError::TooFew {
+            part,
+            wanted,
+            available,
+            folder: self.files.folder().into(),
+        };
+        let (begin, wanted) = match split {
+            Split::Train if train > left => return Err(too_few("training", train, left)),
+            Split::Train => (0, train),
+            Split::Test if is_divided => (train, for_test),
+            Split::Test => (0, settings.test_samples.unwrap_or(len)),
+        };
+        match order.get(begin..begin.saturating_add(wanted)) {
+            Some(chosen) => Ok(chosen.to_vec()),
+            None => Err(too_few("test", wanted, len.saturating_sub(begin))),
+        }
+    }
+
+    /// The tokens from the cache, or else from `make`.
+    fn cached(
+        &self,
+        files: &[PathBuf],
+        settings: &str,
+        report: Report<'_>,
+        make: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<TokenRows, TextError>,
+    ) -> Result<TokenRows, TextError> {
+        let Report { progress, warn } = report;
+        let Some(folder) = &self.cache else { return make(progress) };
+        let mut key = Key::new(settings);
+        key.add(self.tokenizer.json());
+        for path in files {
+            // The end of the name decides the format.
+            key.add(path.extension().unwrap_or_default().as_encoded_bytes());
+            key.add_file(path)?;
+        }
+        let cache = CacheFile::new(folder, key.finish());
+        match cache.read() {
+            Ok(Some(rows)) => return Ok(rows),
+            Ok(None) => {}
+            Err(reason) => {
+                warn(format!("{}: {reason}; the texts are tokenized again", cache.path().display()))
+            }
+        }
+        let rows = make(progress)?;
+        cache.write(&rows)?;
+        Ok(rows)
+    }
+}

@@ -1,0 +1,388 @@
+//! Texts from files of every format become the same samples, and what is wrong with a file is said with its row.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use paceline_data::text::{
+    Report, TextError, TextFiles, TextRows, TextSettings, TextSource, Tokenizer,
+};
+use paceline_data::{Dataset, OwnedSample, Split};
+use parquet::basic::Compression;
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use tempfile::TempDir;
+
+const TEXTS: [&str; 5] =
+    ["good food", "bad, \"bad\" food\nand more", "good", "more good food", "\u{e4} good"];
+const LABELS: [i64; 5] = [1, 0, 1, 1, 0];
+
+/// A tokenizer of words, which puts a token in front of each text. It states a truncation and a padding of its own.
+const TOKENIZER: &str = r#"{
+    "version": "1.0",
+    "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+    "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null,
+                "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
+    "added_tokens": [
+        {"id": 6, "content": "[CLS]", "single_word": false, "lstrip": false, "rstrip": false,
+         "normalized": false, "special": true}
+    ],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [6], "tokens": ["[CLS]"]}}
+    },
+    "decoder": null,
+    "model": {"type": "WordLevel", "unk_token": "?",
+              "vocab": {"?": 0, "good": 1, "bad": 2, "food": 3, "more": 4, "and": 5}}
+}"#;
+
+fn write(folder: &TempDir, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.path().join(name);
+    fs::write(&path, contents).unwrap();
+    path
+}
+
+fn csv() -> String {
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let rows =
+        TEXTS.iter().zip(LABELS).map(|(text, label)| format!("{label},{},x\n", quoted(text)));
+    ["label,text,other\n".to_owned()].into_iter().chain(rows).collect()
+}
+
+fn jsonl() -> String {
+    let rows = TEXTS.iter().zip(LABELS);
+    rows.map(|(text, label)| format!("{{\"text\": {text:?}, \"label\": {label}}}\n"))
+        .collect::<String>()
+        // Rust writes it in another way than JSON.
+        .replace("\\u{e4}", "\\u00e4")
+}
+
+fn write_parquet(path: &Path, compression: Compression, texts: &[&str], labels: &[i64]) {
+    let schema =
+        "message rows { required int64 label; required binary text (UTF8); required int64 other; }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let properties = WriterProperties::builder().set_compression(compression).build();
+    let file = File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    // Two row groups.
+    for rows in [0..2, 2..texts.len()] {
+        let mut group = writer.next_row_group().unwrap();
+        let texts: Vec<ByteArray> = texts[rows.clone()].iter().map(|t| (*t).into()).collect();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&labels[rows.clone()], None, None).unwrap();
+        column.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
+        column.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&labels[rows], None, None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+#[test]
+fn every_format_has_the_same_rows() {
+    let folder = TempDir::new().unwrap();
+    let mut paths = vec![write(&folder, "a.csv", csv()), write(&folder, "a.jsonl", jsonl())];
+    for (name, compression) in [
+        ("plain", Compression::UNCOMPRESSED),
+        ("snappy", Compression::SNAPPY),
+        ("gzip", Compression::GZIP(Default::default())),
+    ] {
+        let path = folder.path().join(format!("{name}.parquet"));
+        write_parquet(&path, compression, &TEXTS, &LABELS);
+        paths.push(path);
+    }
+    for path in &paths {
+        let rows = TextRows::read(std::slice::from_ref(path), 2).unwrap();
+        assert_eq!(rows.texts, TEXTS, "{path:?}");
+        assert_eq!(rows.labels, LABELS, "{path:?}");
+    }
+    let all = TextRows::read(&paths, 2).unwrap();
+    assert_eq!(all.texts.len(), 25);
+}
+
+#[test]
+fn an_error_names_the_file_and_the_row() {
+    let folder = TempDir::new().unwrap();
+    let message = |name: &str, contents: &[u8], classes| {
+        let path = write(&folder, name, contents);
+        let error = TextRows::read(&[path], classes).unwrap_err().to_string();
+        let folder = folder.path().display().to_string();
+        error.replace(&format!("{folder}/"), "")
+    };
+    let csv = csv();
+    let parquet = folder.path().join("whole.parquet");
+    write_parquet(&parquet, Compression::SNAPPY, &TEXTS, &LABELS);
+    let parquet = fs::read(parquet).unwrap();
+    for (name, contents, classes, expected) in [
+        (
+            "a.csv",
+            "text,stars\nx,1\n".as_bytes(),
+            2,
+            "a.csv: has no column label; its columns are text, stars",
+        ),
+        (
+            "a.csv",
+            b"text,label\nx,1\ny,one\n",
+            2,
+            "a.csv: row 2: the label \"one\" is not an integer",
+        ),
+        ("a.csv", b"text,label\nx,1.0\n", 2, "a.csv: row 1: the label \"1.0\" is not an integer"),
+        (
+            "a.csv",
+            b"text,label\nx,2\n",
+            2,
+            "row 1: the label is 2, not one of the 2 classes from 0 to 1",
+        ),
+        ("a.csv", b"text,label\nx,-1\n", 2, "row 1: the label is -1, not one of the 2 classes"),
+        ("a.csv", b"text,label\n  ,1\n", 2, "a.csv: row 1: the text is empty"),
+        (
+            "a.csv",
+            b"text,label\nx\n",
+            2,
+            "row 1: has 1 fields, and the header has 2; is the file cut off?",
+        ),
+        (
+            "a.csv",
+            b"label,text\n0,\"x\n1,y\n",
+            2,
+            "a.csv: has an odd number of quotes: it is cut off",
+        ),
+        ("a.csv", b"text,label\n", 2, "a.csv: has no rows"),
+        ("a.csv", b"", 2, "a.csv: has no column text"),
+        ("a.csv", b"text,label\n\xff,1\n", 2, "a.csv: row 1: "),
+        ("a.csv", &csv.as_bytes()[..csv.len() - 8], 2, "a.csv: row 5: has 2 fields"),
+        (
+            "a.jsonl",
+            b"{\"text\": \"x\"}\n",
+            2,
+            "a.jsonl: has no column label; its columns are text",
+        ),
+        ("a.jsonl", b"{\"text\": 3, \"label\": 1}\n", 2, "row 1: the text 3 is not a string"),
+        (
+            "a.jsonl",
+            b"\n{\"text\": \"x\", \"label\": 0.5}",
+            2,
+            "row 2: the label 0.5 is not an integer",
+        ),
+        ("a.jsonl", b"{\"text\": \"x\", \"la", 2, "; is the file cut off?"),
+        ("a.jsonl", b"[1]\n", 2, "a.jsonl: row 1: is not a JSON object"),
+        ("a.parquet", b"PAR1", 2, "is the file cut off, or not a Parquet file?"),
+        (
+            "a.parquet",
+            &parquet[..parquet.len() - 9],
+            2,
+            "is the file cut off, or not a Parquet file?",
+        ),
+        ("a.parquet", &parquet, 1, "a.parquet: row 1: the label is 1, not one of the 1 classes"),
+        ("a.txt", b"x", 2, "a.txt: plain text has no labels"),
+    ] {
+        let message = message(name, contents, classes);
+        assert!(message.contains(expected), "{message}\nlacks {expected}");
+    }
+}
+
+#[test]
+fn files_are_found_by_the_beginning_of_their_names() {
+    let folder = TempDir::new().unwrap();
+    let find = || TextFiles::find(folder.path());
+    let error = find().unwrap_err().to_string();
+    assert!(error.starts_with("found no train*.parquet, train*.csv or train*.jsonl"), "{error}");
+    for name in ["train-1.csv", "train-0.csv", "test.csv", "validation.csv", "train.md"] {
+        write(&folder, name, "");
+    }
+    let files = find().unwrap();
+    let names = |split| -> Vec<_> {
+        files.of(split).iter().map(|path| path.file_name().unwrap().to_string_lossy()).collect()
+    };
+    assert_eq!(names(Split::Train), ["train-0.csv", "train-1.csv"]);
+    assert_eq!(names(Split::Test), ["test.csv"]);
+    write(&folder, "train-2.jsonl", "");
+    let error = find().unwrap_err().to_string();
+    assert!(error.contains("train-2.jsonl have different formats"), "{error}");
+}
+
+#[test]
+fn texts_are_cut_with_their_special_tokens() {
+    let folder = TempDir::new().unwrap();
+    let tokenizer = Tokenizer::load(&write(&folder, "tokenizer.json", TOKENIZER)).unwrap();
+    assert_eq!(tokenizer.vocab(), 7);
+    let mut seen = Vec::new();
+    let texts = TEXTS.map(str::to_owned);
+    let tokens = tokenizer.encode(&texts, 4, &mut |done, of| seen.push((done, of))).unwrap();
+    // Quotes and commas are words that the tokenizer does not know.
+    let expected: [&[u32]; 5] = [&[6, 1, 3], &[6, 2, 0, 0], &[6, 1], &[6, 4, 1, 3], &[6, 0, 1]];
+    assert_eq!(tokens, expected);
+    assert_eq!(seen, [(0, 5), (5, 5)]);
+    let error = tokenizer.encode(&texts, 1, &mut |_, _| ()).unwrap_err().to_string();
+    assert!(
+        error.contains("adds 1 special tokens to each text, so 1 tokens leave no room"),
+        "{error}"
+    );
+    let many: Vec<String> = (0..2500).map(|at| TEXTS[at % 5].to_owned()).collect();
+    let tokens = tokenizer.encode(&many, 4, &mut |_, _| ()).unwrap();
+    assert!(tokens.iter().enumerate().all(|(at, row)| *row == expected[at % 5]));
+    let error = Tokenizer::load(&write(&folder, "tokenizer.json", "{}")).err().unwrap().to_string();
+    assert!(error.contains("tokenizer.json: is not the tokenizer.json of a model"), "{error}");
+}
+
+/// A folder with the files of both parts, `train` with 40 rows and, unless it is empty, `test` with 8.
+fn folder_of_rows(has_test: bool) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let row = |at: usize| format!("good{},{}\n", " food".repeat(at), at % 2);
+    let rows = |range: std::ops::Range<usize>| range.map(row).collect::<String>();
+    write(&folder, "train-0.csv", format!("text,label\n{}", rows(0..20)));
+    write(&folder, "train-1.csv", format!("text,label\n{}", rows(20..40)));
+    if has_test {
+        write(&folder, "test.csv", format!("text,label\n{}", rows(0..8)));
+    }
+    write(&folder, "tokenizer.json", TOKENIZER);
+    folder
+}
+
+fn settings(seed: u64, train: Option<usize>, test: Option<usize>) -> TextSettings {
+    let (train_samples, test_samples) = (train, test);
+    TextSettings { max_length: 64, num_classes: 2, seed, train_samples, test_samples }
+}
+
+/// The lengths of the samples of a part, whether progress was reported, and the warnings.
+fn open(
+    folder: &TempDir,
+    split: Split,
+    settings: &TextSettings,
+) -> Result<(Vec<u32>, bool, Vec<String>), TextError> {
+    let cache = Some(folder.path().join("cache"));
+    let source = TextSource::new(folder.path(), &folder.path().join("tokenizer.json"), cache)?;
+    let (mut made, mut warnings) = (false, Vec::new());
+    let report =
+        Report { progress: &mut |_, _| made = true, warn: &mut |text| warnings.push(text) };
+    let data = source.classified(split, settings, report)?;
+    for index in 0..data.len() {
+        let mut sample = OwnedSample::read(&data, 0, index).unwrap();
+        let (tokens, length) = (sample.i64("inputs"), sample.length().unwrap());
+        assert_eq!(tokens.len(), length);
+        assert_eq!(tokens[..2], [6, 1]);
+        assert!(tokens[2..].iter().all(|token| *token == 3));
+        // A row has as many words `food` as its number says.
+        assert_eq!(sample.i64("targets"), [(length as i64 - 2) % 2]);
+    }
+    Ok((data.lengths().unwrap(), made, warnings))
+}
+
+#[test]
+fn the_seed_and_the_numbers_choose_the_rows() {
+    let folder = folder_of_rows(true);
+    let lengths = |split, settings| open(&folder, split, &settings).unwrap().0;
+    let sorted = |mut lengths: Vec<u32>| {
+        lengths.sort_unstable();
+        lengths
+    };
+    let all = lengths(Split::Train, settings(1, None, None));
+    assert_eq!(sorted(all.clone()), (2..42).collect::<Vec<_>>());
+    assert_eq!(lengths(Split::Train, settings(1, Some(10), None)), all[..10]);
+    assert_ne!(lengths(Split::Train, settings(2, Some(10), None)), all[..10]);
+    assert_eq!(lengths(Split::Test, settings(1, Some(3), None)).len(), 8);
+    assert_eq!(lengths(Split::Test, settings(1, None, Some(5))).len(), 5);
+    let error =
+        open(&folder, Split::Train, &settings(1, Some(41), None)).err().unwrap().to_string();
+    assert!(error.starts_with("41 training samples are wanted, and "), "{error}");
+    let error = open(&folder, Split::Test, &settings(1, None, Some(9))).err().unwrap().to_string();
+    assert!(error.contains("has 8 for them; ask for fewer"), "{error}");
+}
+
+#[test]
+fn without_test_files_the_parts_share_no_row() {
+    let folder = folder_of_rows(false);
+    for (train, test) in [(None, 10), (Some(25), 10), (Some(30), 10)] {
+        let settings = settings(3, train, Some(test));
+        let [train_rows, test_rows] =
+            [Split::Train, Split::Test].map(|split| open(&folder, split, &settings).unwrap().0);
+        assert_eq!((train_rows.len(), test_rows.len()), (train.unwrap_or(30), test));
+        assert!(test_rows.iter().all(|length| !train_rows.contains(length)));
+    }
+    let error = open(&folder, Split::Train, &settings(3, Some(31), Some(10))).err().unwrap();
+    assert!(error.to_string().starts_with("31 training samples are wanted"), "{error}");
+}
+
+#[test]
+fn tokens_are_made_once_and_again_if_anything_changes_or_is_damaged() {
+    let folder = folder_of_rows(true);
+    let chosen = settings(1, Some(20), None);
+    let open_with = |settings: &TextSettings| open(&folder, Split::Train, settings).unwrap();
+    let (first, made, warnings) = open_with(&chosen);
+    assert_eq!((made, warnings.len()), (true, 0));
+    assert_eq!(open_with(&chosen), (first.clone(), false, vec![]));
+    assert!(open_with(&settings(2, Some(20), None)).1, "another seed");
+    assert!(open_with(&TextSettings { max_length: 50, ..chosen.clone() }).1, "another length");
+    assert!(!open_with(&chosen).1, "the first one is still there");
+
+    let cached = |at: usize| {
+        let files = fs::read_dir(folder.path().join("cache")).unwrap();
+        let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+        files.sort();
+        assert!(files.iter().all(|path| path.extension().unwrap() == "tokens"), "{files:?}");
+        files.swap_remove(at)
+    };
+    let only = |settings: &TextSettings| {
+        fs::remove_dir_all(folder.path().join("cache")).unwrap();
+        assert!(open_with(settings).1);
+        cached(0)
+    };
+    let path = only(&chosen);
+    let whole = fs::read(&path).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    for damaged in [&flipped[..], &whole[..whole.len() - 1], &whole[..10], &[]] {
+        fs::write(&path, damaged).unwrap();
+        let (lengths, made, warnings) = open_with(&chosen);
+        assert_eq!((&lengths, made), (&first, true));
+        assert!(warnings.len() == 1 && warnings[0].ends_with("the texts are tokenized again"));
+        assert_eq!(fs::read(&path).unwrap(), whole);
+    }
+    // The right bytes under a wrong name.
+    let other = only(&settings(2, Some(20), None));
+    fs::write(&other, &whole).unwrap();
+    let (_, made, warnings) = open_with(&settings(2, Some(20), None));
+    assert!(made && warnings[0].contains("it holds other tokens"), "{warnings:?}");
+
+    fs::write(folder.path().join("tokenizer.json"), format!("{TOKENIZER} ")).unwrap();
+    assert!(open_with(&chosen).1, "another tokenizer");
+    let text = fs::read_to_string(folder.path().join("train-1.csv")).unwrap();
+    fs::write(folder.path().join("train-1.csv"), text.trim_end()).unwrap();
+    assert!(open_with(&chosen).1, "other files");
+}
+
+#[test]
+fn running_text_is_cut_into_blocks() {
+    let folder = TempDir::new().unwrap();
+    let tokenizer = write(&folder, "tokenizer.json", TOKENIZER);
+    write(&folder, "train-0.txt", "good food\nand more");
+    write(&folder, "train-1.txt", "bad food good and");
+    let cache = Some(folder.path().join("cache"));
+    let source = TextSource::new(folder.path(), &tokenizer, cache).unwrap();
+    let blocks = |seq_len| {
+        let report = Report { progress: &mut |_, _| (), warn: &mut |text| panic!("{text}") };
+        source.blocks(Split::Train, seq_len, report)
+    };
+    let data = blocks(3).unwrap();
+    assert_eq!(data.len(), 2);
+    let read = |index| {
+        let mut sample = OwnedSample::read(&data, 0, index).unwrap();
+        (sample.i64("inputs"), sample.i64("targets"))
+    };
+    assert_eq!(read(0), (vec![1, 3, 5], vec![3, 5, 4]));
+    assert_eq!(read(1), (vec![4, 2, 3], vec![2, 3, 1]));
+    // 8 tokens: a block of 7 has a token after it, a block of 8 has none.
+    assert_eq!(blocks(7).unwrap().len(), 1);
+    let error = blocks(8).err().unwrap().to_string();
+    assert!(error.contains("has 8 tokens in its Train files, too few for a block of 8"), "{error}");
+}
