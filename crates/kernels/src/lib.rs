@@ -21,6 +21,7 @@ pub mod conv_relu_pool;
 pub mod elementwise;
 pub mod linear;
 pub mod loss;
+pub mod matmul;
 pub mod norm;
 pub mod optimizer;
 pub mod pool2d;
@@ -28,10 +29,11 @@ pub mod reference;
 pub mod top_k;
 
 mod activation;
+mod bf16;
 mod compute;
 mod error;
-mod matmul;
 mod meta;
+mod product;
 mod real;
 mod simd;
 

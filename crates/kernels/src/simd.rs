@@ -38,6 +38,19 @@ impl SimdLevel {
     }
 }
 
+/// Whether this processor has AVX512-BF16, which adds products of pairs of bf16 to f32. Few kernels use it, so it is no
+/// level of its own.
+pub(crate) fn has_bf16_dots() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        is_x86_feature_detected!("avx512bf16")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
 /// A register of f32 lanes.
 ///
 /// # Safety
