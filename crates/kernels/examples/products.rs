@@ -1,7 +1,7 @@
 //! The speed of matrix products: `cargo run --release -p paceline-kernels --example products`.
 //!
 //! Prints GFLOP/s of one thread for each size (m x n x k) and orientation: [`matmul::product`] with operands in bf16, to
-//! bf16 and to f32, and with operands in f32; and [`matmul::matmul`] in f32. Beside them stand the processor's peaks, of
+//! bf16 and to f32, with operands in f32, and in bf16 without AVX512-BF16; and [`matmul::matmul`] in f32. Beside them stand the processor's peaks, of
 //! loops that touch no memory, measured in the same run. Each number is the best of many short repetitions, taken in turns,
 //! so that work of others on the machine disturbs it little. Arguments choose the cases whose name contains one of them.
 
@@ -22,9 +22,11 @@ const SECONDS: f64 = 1.5;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let compute = Compute::new(1, Allocator::new())?;
+    let fused = Compute::new(1, Allocator::new())?.without_bf16_dots();
     let mut peaks = Peaks::default();
     println!("GFLOP/s, one thread; AVX512-BF16: {}", compute.uses_bf16_dots());
-    println!("{:24}{:>10}{:>10}{:>10}{:>10}", "m x n x k", "bf16", "to f32", "from f32", "gemm f32");
+    let heads = ["bf16", "to f32", "from f32", "no dots", "gemm f32"].map(|head| format!("{head:>10}"));
+    println!("{:24}{}", "m x n x k", heads.concat());
     for (m, n, k) in SIZES {
         for (orientation, turned) in
             [("a b", (false, false)), ("a b^T", (false, true)), ("a^T b", (true, false))]
@@ -39,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let (mut c, mut c16) = (vec![0.0; m * n], vec![bf16::ZERO; m * n]);
             let (ma, mb) = (view(&a, m, k, turned.0), view(&b, k, n, turned.1));
             let (ma16, mb16) = (view(&a16, m, k, turned.0), view(&b16, k, n, turned.1));
-            let mut best = [f64::INFINITY; 4];
+            let mut best = [f64::INFINITY; 5];
             let start = Instant::now();
             while start.elapsed().as_secs_f64() < SECONDS {
                 let mut product = |which: usize| -> paceline_kernels::Result<()> {
@@ -48,6 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         0 => matmul::product(&compute, ma16, mb16, c16, false)?,
                         1 => matmul::product(&compute, ma16, mb16, Destination::new(&mut c[..], m, n), false)?,
                         2 => matmul::product(&compute, ma, mb, c16, false)?,
+                        3 => matmul::product(&fused, ma16, mb16, c16, false)?,
                         _ => matmul::matmul(&compute, ma, mb, &mut c, false),
                     }
                     Ok(())
@@ -60,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 peaks.measure();
             }
             let speed = best.map(|seconds| 2.0 * (m * n * k) as f64 / seconds / 1e9);
-            println!("{name:24}{:10.1}{:10.1}{:10.1}{:10.1}", speed[0], speed[1], speed[2], speed[3]);
+            println!("{name:24}{}", speed.map(|speed| format!("{speed:10.1}")).concat());
         }
     }
     println!("peak: f32 {:.1}, bf16 {:.1}", peaks.f32, peaks.bf16);
@@ -122,7 +125,8 @@ impl Peaks {
 fn fused(steps: usize) {
     use std::arch::x86_64::*;
     let x = black_box(_mm512_set1_ps(0.5));
-    let mut sums = [_mm512_setzero_ps(); 24];
+    // The compiler must not see that all sums are equal.
+    let mut sums = black_box([_mm512_setzero_ps(); 24]);
     for _ in 0..steps {
         for sum in &mut sums {
             *sum = _mm512_fmadd_ps(x, x, *sum);
@@ -138,7 +142,8 @@ fn dots(steps: usize) {
     use std::arch::x86_64::*;
     // SAFETY: both types are any 512 bits.
     let x: __m512bh = unsafe { std::mem::transmute(black_box(_mm512_set1_epi32(0x3f00_3f00))) };
-    let mut sums = [_mm512_setzero_ps(); 24];
+    // The compiler must not see that all sums are equal.
+    let mut sums = black_box([_mm512_setzero_ps(); 24]);
     for _ in 0..steps {
         for sum in &mut sums {
             *sum = _mm512_dpbf16_ps(*sum, x, x);
