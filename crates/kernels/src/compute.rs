@@ -17,7 +17,7 @@ const SHARE: &str = "share of a kernel";
 #[derive(Debug)]
 pub struct Compute {
     pub(crate) simd: SimdLevel,
-    /// Whether products in bf16 use AVX512-BF16, at the level that has AVX-512.
+    /// Whether products in bf16 may use AVX512-BF16, at the level that has AVX-512.
     pub(crate) has_bf16_dots: bool,
     /// The threads that share the work of a kernel.
     pub threads: Threads,
@@ -40,7 +40,7 @@ impl Compute {
         };
         Ok(Self {
             simd: SimdLevel::detect(),
-            has_bf16_dots: simd::has_bf16_dots(),
+            has_bf16_dots: simd::prefers_bf16_dots(),
             threads,
             allocator,
             track: None,
@@ -129,10 +129,11 @@ impl Compute {
         SimdLevel::available().contains(&simd).then_some(Self { simd, ..self })
     }
 
-    /// The same resources without AVX512-BF16: products in bf16 then compute as on a processor that has only the
-    /// instructions of [`Compute::simd`].
-    pub fn without_bf16_dots(self) -> Self {
-        Self { has_bf16_dots: false, ..self }
+    /// The same resources with or without AVX512-BF16 for products in bf16. `None` if it is wanted and this processor or
+    /// [`Compute::simd`] does not have it. [`Compute::new`] chooses what is faster on the processor.
+    pub fn with_bf16_dots(self, is_wanted: bool) -> Option<Self> {
+        let can = self.simd == SimdLevel::Avx512 && simd::has_bf16_dots();
+        (can || !is_wanted).then_some(Self { has_bf16_dots: is_wanted, ..self })
     }
 
     /// Whether products in bf16 use AVX512-BF16.

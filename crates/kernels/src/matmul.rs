@@ -111,7 +111,10 @@ struct Out<T>(*mut T);
 unsafe impl<T: Send> Send for Out<T> {}
 
 fn expect_strided(len: usize, rows: usize, columns: usize, row_stride: usize) {
-    assert!(columns <= row_stride, "rows of {columns} elements overlap at a stride of {row_stride}");
+    assert!(
+        columns <= row_stride,
+        "rows of {columns} elements overlap at a stride of {row_stride}"
+    );
     let needed = match rows {
         0 => Some(0),
         _ => (rows - 1).checked_mul(row_stride).and_then(|start| start.checked_add(columns)),
@@ -144,6 +147,14 @@ impl<'a> From<Matrix<'a, bf16>> for Operand<'a> {
 }
 
 impl Operand<'_> {
+    /// The transpose, without moving data.
+    pub fn transposed(self) -> Self {
+        match self {
+            Operand::F32(matrix) => Operand::F32(matrix.transposed()),
+            Operand::Bf16(matrix) => Operand::Bf16(matrix.transposed()),
+        }
+    }
+
     /// Rows and columns.
     fn dims(&self) -> (usize, usize) {
         match self {
@@ -155,8 +166,12 @@ impl Operand<'_> {
     /// The operand with its rows as lanes. It is only ever read.
     fn rows_as_lanes(&self) -> product::Operand {
         let (elems, lane_stride, k_stride) = match self {
-            Operand::F32(m) => (Elems::F32(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride),
-            Operand::Bf16(m) => (Elems::Bf16(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride),
+            Operand::F32(m) => {
+                (Elems::F32(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
+            }
+            Operand::Bf16(m) => {
+                (Elems::Bf16(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
+            }
         };
         product::Operand { elems, lane_stride, k_stride }
     }

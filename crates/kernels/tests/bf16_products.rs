@@ -28,11 +28,11 @@ fn instruction_sets(threads: usize) -> Vec<Compute> {
     let new = || Compute::new(threads, Allocator::new()).unwrap();
     let mut computes: Vec<_> = SimdLevel::available()
         .into_iter()
-        .map(|level| new().without_bf16_dots().with_simd(level).unwrap())
+        .map(|level| new().with_simd(level).unwrap().with_bf16_dots(false).unwrap())
         .collect();
-    match new().uses_bf16_dots() {
-        true => computes.push(new()),
-        false => println!("not tested: this processor has no AVX512-BF16"),
+    match new().with_bf16_dots(true) {
+        Some(compute) => computes.push(compute),
+        None => println!("not tested: this processor has no AVX512-BF16"),
     }
     computes
 }
@@ -88,7 +88,13 @@ impl Case {
         sums
     }
 
-    fn product(&self, compute: &Compute, types: (Type, Type), c: Destination<'_>, accumulate: bool) {
+    fn product(
+        &self,
+        compute: &Compute,
+        types: (Type, Type),
+        c: Destination<'_>,
+        accumulate: bool,
+    ) {
         let (a16, b16) = (halves(&self.a), halves(&self.b));
         let (m, n, k) = (self.m, self.n, self.k);
         let (a_dims, b_dims) = (
@@ -116,7 +122,8 @@ impl Case {
     }
 }
 
-const ORIENTATIONS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+const ORIENTATIONS: [(bool, bool); 4] =
+    [(false, false), (false, true), (true, false), (true, true)];
 
 /// The largest error of a sum of k products of bf16 in f32. Each product of two bf16 is exact in f32. Each of at most
 /// `k + 3` additions (old value, blocks of k and bias among them) rounds once, with a relative error of 2^-24, or
@@ -163,7 +170,12 @@ fn every_orientation_type_and_size() {
                 let old = numbers(3, m * stride);
                 let bias = numbers(4, n);
                 let mut sums = old.clone();
-                case.product(compute, types, Destination::strided(&mut sums[..], m, n, stride), false);
+                case.product(
+                    compute,
+                    types,
+                    Destination::strided(&mut sums[..], m, n, stride),
+                    false,
+                );
                 let mut added = old.clone();
                 let c = Destination::strided(&mut added[..], m, n, stride);
                 case.product(compute, types, c.with_bias(Some(&bias)), true);
@@ -176,7 +188,10 @@ fn every_orientation_type_and_size() {
                         let at = i * stride + j;
                         let (exact, size) = exact[i * n + j];
                         let near = |got: f64, want: f64, error: f64| {
-                            assert!((got - want).abs() <= error, "{what} [{i}, {j}]: {got}, not {want}");
+                            assert!(
+                                (got - want).abs() <= error,
+                                "{what} [{i}, {j}]: {got}, not {want}"
+                            );
                         };
                         near(f64::from(sums[at]), exact, bound(k, size));
                         let (start, b) = (f64::from(old[at]), f64::from(bias[j]));
@@ -189,7 +204,11 @@ fn every_orientation_type_and_size() {
                     }
                     for at in i * stride + n..(i + 1) * stride {
                         assert_eq!(sums[at], old[at], "{what}: between the rows");
-                        assert_eq!(rounded[at], bf16::from_f32(old[at]), "{what}: between the rows");
+                        assert_eq!(
+                            rounded[at],
+                            bf16::from_f32(old[at]),
+                            "{what}: between the rows"
+                        );
                     }
                 }
             }
@@ -216,7 +235,9 @@ fn a_row_has_the_same_bits_whatever_the_others_are() {
             case.product(one, (F32, Bf16), Destination::new(&mut rounded[..], m, n), false);
             assert_eq!(rounded, halves(&first), "{}: rounded once", name(one));
             // Rows and columns of the whole, computed alone.
-            for (rows, columns) in [(0..1, 0..n), (3..17, 1..2), (40..97, 7..150), (96..97, 149..150)] {
+            for (rows, columns) in
+                [(0..1, 0..n), (3..17, 1..2), (40..97, 7..150), (96..97, 149..150)]
+            {
                 let mut part = Case::new((rows.len(), columns.len(), k), transposed, 0);
                 for i in rows.clone() {
                     for p in 0..k {
@@ -242,7 +263,12 @@ fn a_row_has_the_same_bits_whatever_the_others_are() {
                 for i in rows.clone() {
                     let start = (i - rows.start) * columns.len();
                     let of_whole = &first[i * n + columns.start..i * n + columns.end];
-                    assert_eq!(&c[start..start + columns.len()], of_whole, "{}: row {i}", name(one));
+                    assert_eq!(
+                        &c[start..start + columns.len()],
+                        of_whole,
+                        "{}: row {i}",
+                        name(one)
+                    );
                 }
             }
         }

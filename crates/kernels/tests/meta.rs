@@ -57,6 +57,37 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
     assert_eq!(cpu, meta);
 }
 
+#[test]
+fn products_in_bf16_take_the_scratch_memory_of_the_cpu() {
+    // The last sizes have several blocks of the inner dimension, so sums are kept between the blocks.
+    for (num_threads, (m, n, k)) in [
+        (1, (5, 7, 9)),
+        (3, (200, 300, 40)),
+        (2, (0, 3, 4)),
+        (1, (300, 1200, 1300)),
+        (4, (130, 70, 1300)),
+    ] {
+        for bias in [DType::F32, DType::BF16] {
+            let [cpu, meta] = on_both(num_threads, |compute, tensor| {
+                let (x, y) = (tensor(DType::BF16, &[m, k]), tensor(DType::BF16, &[m, n]));
+                let (w, dw) = (tensor(DType::BF16, &[n, k]), tensor(DType::F32, &[n, k]));
+                let b = tensor(bias, &[n]);
+                linear::forward(compute, &x, &w, Some(&b), Activation::Relu, &y)?;
+                elementwise::relu_backward(
+                    compute,
+                    &y.clone(),
+                    &tensor(DType::BF16, &[m, n]),
+                    &tensor(DType::BF16, &[m, n]),
+                )?;
+                linear::backward_weight(compute, &x, &y, &dw, Some(&b), true)?;
+                linear::backward_input(compute, &w, &y, &x)
+            });
+            assert_eq!(cpu, meta, "{num_threads} threads: {m} {n} {k}");
+            assert!(m == 0 || cpu.of(Category::Workspace).peak_bytes > 0);
+        }
+    }
+}
+
 /// Threads may overlap less than the device without contents assumes, but not more.
 #[test]
 fn threads_take_no_more_than_on_the_device_without_contents() {

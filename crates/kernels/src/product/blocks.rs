@@ -106,7 +106,8 @@ impl Blocks {
                         for i in (0..m_len).step_by(K::ROWS) {
                             let (row, column) = (m0 + i, n0 + j);
                             let at = row * c.row_stride + column;
-                            let sums = sums.map(|sums| (sums.wrapping_add(row * self.n + j), self.n));
+                            let sums =
+                                sums.map(|sums| (sums.wrapping_add(row * self.n + j), self.n));
                             let mut tile = Tile {
                                 rows: K::ROWS.min(m_len - i),
                                 columns: K::COLUMNS.min(n_len - j),
@@ -130,7 +131,10 @@ impl Blocks {
                                 (tile.bias, tile.with_relu) = (None, false);
                             }
                             tile.prefetch();
-                            let (a, b) = (packed_a.wrapping_add(i * units), packed_b.wrapping_add(j * units));
+                            let (a, b) = (
+                                packed_a.wrapping_add(i * units),
+                                packed_b.wrapping_add(j * units),
+                            );
                             // SAFETY: both panels are packed with `units` units, the buffer holds a tile, and the
                             // tile lies in `c` or in the sums.
                             unsafe {

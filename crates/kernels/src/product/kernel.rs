@@ -260,12 +260,7 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn dots<const ROWS: usize>(
-        units: usize,
-        a: *const u32,
-        b: *const u32,
-        sums: *mut f32,
-    ) {
+    unsafe fn dots<const ROWS: usize>(units: usize, a: *const u32, b: *const u32, sums: *mut f32) {
         // SAFETY: the caller's contract; a `__m512bh` is any 512 bits.
         unsafe {
             let load = |from: *const u32| -> __m512bh {

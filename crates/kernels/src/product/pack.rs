@@ -57,7 +57,9 @@ unsafe fn copy<T: Copy, const LANES: usize>(
         let len = STRIP.min(k_len - k0);
         let mut strip = [[0.0; LANES]; STRIP];
         // SAFETY: lanes below `lanes` and k below `k_len`, which the caller guarantees.
-        let at = |lane: usize, k: usize| unsafe { unit(*start.add(lane * lane_stride + (k0 + k) * k_stride)) };
+        let at = |lane: usize, k: usize| unsafe {
+            unit(*start.add(lane * lane_stride + (k0 + k) * k_stride))
+        };
         if k_stride == 1 {
             for lane in 0..lanes {
                 for (k, strip) in strip[..len].iter_mut().enumerate() {

@@ -18,7 +18,8 @@ unsafe trait Units<T> {
     /// The first 16 units of a lane whose elements are contiguous, from its first `len` elements, then zeros.
     unsafe fn along_k(from: *const T, len: usize) -> __m512i;
     /// The first unit of 16 contiguous lanes, from `len` elements (up to `K`) of the lanes in `mask`, then zeros.
-    unsafe fn across_lanes(from: *const T, k_stride: usize, len: usize, mask: __mmask16) -> __m512i;
+    unsafe fn across_lanes(from: *const T, k_stride: usize, len: usize, mask: __mmask16)
+    -> __m512i;
 }
 
 /// A unit is a pair of bf16. Needs AVX512-BF16.
@@ -46,7 +47,12 @@ unsafe impl Units<f32> for Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn across_lanes(from: *const f32, k_stride: usize, len: usize, mask: __mmask16) -> __m512i {
+    unsafe fn across_lanes(
+        from: *const f32,
+        k_stride: usize,
+        len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
         // SAFETY: the caller guarantees the lanes in `mask` of `len` elements, and the processor.
         unsafe {
             let second = if len == 2 { mask } else { 0 };
@@ -66,7 +72,12 @@ unsafe impl Units<bf16> for Pairs {
         unsafe { _mm512_maskz_loadu_epi16(first(len), from.cast()) }
     }
     #[inline(always)]
-    unsafe fn across_lanes(from: *const bf16, k_stride: usize, len: usize, mask: __mmask16) -> __m512i {
+    unsafe fn across_lanes(
+        from: *const bf16,
+        k_stride: usize,
+        len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
         // SAFETY: the caller guarantees the lanes in `mask` of `len` elements, and the processor.
         unsafe {
             let second = if len == 2 { mask } else { 0 };
@@ -87,7 +98,12 @@ unsafe impl Units<f32> for Singles {
         unsafe { round(_mm512_maskz_loadu_ps(first(len) as u16, from)) }
     }
     #[inline(always)]
-    unsafe fn across_lanes(from: *const f32, _k_stride: usize, _len: usize, mask: __mmask16) -> __m512i {
+    unsafe fn across_lanes(
+        from: *const f32,
+        _k_stride: usize,
+        _len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
         // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
         unsafe { round(_mm512_maskz_loadu_ps(mask, from)) }
     }
@@ -102,7 +118,12 @@ unsafe impl Units<bf16> for Singles {
         unsafe { widen(_mm256_maskz_loadu_epi16(first(len) as u16, from.cast())) }
     }
     #[inline(always)]
-    unsafe fn across_lanes(from: *const bf16, _k_stride: usize, _len: usize, mask: __mmask16) -> __m512i {
+    unsafe fn across_lanes(
+        from: *const bf16,
+        _k_stride: usize,
+        _len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
         // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
         unsafe { widen(_mm256_maskz_loadu_epi16(mask, from.cast())) }
     }
@@ -217,12 +238,12 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
                     let start = start.wrapping_add(u0 * U::K);
                     let mut rows = [_mm512_setzero_si512(); 16];
                     if there == 16.min(LANES) && len == 16 * U::K {
-                        for lane in 0..16.min(LANES) {
-                            rows[lane] = U::along_k(start.add(lane * lane_stride), 16 * U::K);
+                        for (lane, row) in rows.iter_mut().enumerate().take(16.min(LANES)) {
+                            *row = U::along_k(start.add(lane * lane_stride), 16 * U::K);
                         }
                     } else {
-                        for lane in 0..there {
-                            rows[lane] = U::along_k(start.add(lane * lane_stride), len);
+                        for (lane, row) in rows.iter_mut().enumerate().take(there) {
+                            *row = U::along_k(start.add(lane * lane_stride), len);
                         }
                     }
                     let rows = transpose(rows);

@@ -53,12 +53,12 @@ pub(super) unsafe fn store<const COLUMNS: usize>(sums: *const f32, tile: &Tile) 
             let row = &mut row[..tile.columns];
             if let Some((addend, stride)) = tile.addend {
                 for (j, x) in row.iter_mut().enumerate() {
-                    *x = *addend.add(i * stride + j) + *x;
+                    *x += *addend.add(i * stride + j);
                 }
             }
             if let (Elems::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
                 for (j, x) in row.iter_mut().enumerate() {
-                    *x = widen(*to.add(i * tile.stride + j)) + *x;
+                    *x += widen(*to.add(i * tile.stride + j));
                 }
             }
             if let Some(bias) = tile.bias {
@@ -72,9 +72,9 @@ pub(super) unsafe fn store<const COLUMNS: usize>(sums: *const f32, tile: &Tile) 
                 }
             }
             match tile.to {
-                Elems::F32(to) => to
-                    .add(i * tile.stride)
-                    .copy_from_nonoverlapping(row.as_ptr(), row.len()),
+                Elems::F32(to) => {
+                    to.add(i * tile.stride).copy_from_nonoverlapping(row.as_ptr(), row.len())
+                }
                 Elems::Bf16(to) => {
                     for (j, x) in row.iter().enumerate() {
                         to.add(i * tile.stride + j).write(round(*x));
@@ -100,10 +100,10 @@ pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
         // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
         unsafe {
             let zero = _mm512_setzero_ps();
-            let bias = match tile.bias {
-                Some(bias) => Some(_mm512_maskz_loadu_ps(mask, bias.add(j))),
-                None => None,
-            };
+            let mut bias = zero;
+            if let Some(from) = tile.bias {
+                bias = _mm512_maskz_loadu_ps(mask, from.add(j));
+            }
             for i in 0..tile.rows {
                 let mut x = _mm512_load_ps(sums.add(i * 32 + j));
                 if let Some((addend, stride)) = tile.addend {
@@ -114,7 +114,7 @@ pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
                     let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
                     x = _mm512_add_ps(_mm512_castsi512_ps(old), x);
                 }
-                if let Some(bias) = bias {
+                if tile.bias.is_some() {
                     x = _mm512_add_ps(x, bias);
                 }
                 if tile.with_relu {
