@@ -8,11 +8,11 @@
 //! and a panel of `b` in the first-level cache.
 
 use super::kernel::MicroKernel;
-use super::store::Tile;
+use super::store::{Buffer, Tile};
 use super::{Elems, Product, Sizes};
 
-/// The largest packed block of `a`, in elements of 4 bytes: 256 KiB.
-const A_LEN: usize = 1 << 16;
+/// The largest packed block of `a`, in elements of 4 bytes: 512 KiB.
+const A_LEN: usize = 1 << 17;
 /// The largest packed block of `b`, in elements of 4 bytes: 512 KiB.
 const B_LEN: usize = 1 << 17;
 /// Lengths are rounded up to this number of elements, a cache line.
@@ -32,18 +32,16 @@ pub(super) struct Blocks {
     sums_len: usize,
 }
 
-/// A tile of sums on its way from registers to `c`.
-#[repr(align(64))]
-struct Buffer([f32; 14 * 32]);
-
 impl Blocks {
     /// The blocks of a product. The block of k depends on k only: it decides the order of sums.
     pub(super) fn new<K: MicroKernel>(sizes: Sizes, is_c_bf16: bool) -> Self {
         let num_k = sizes.k.div_ceil(K::K_BLOCK).max(1);
         let k = sizes.k.div_ceil(num_k).next_multiple_of(K_STEP).max(K_STEP);
         let units = k / K::K_PER_UNIT;
+        // As few blocks as possible, of the same number of panels.
         let block = |len: usize, panel: usize, most: usize| {
-            len.next_multiple_of(panel).min(most / units / panel * panel).max(panel)
+            let panels = len.div_ceil(panel).max(1);
+            panels.div_ceil(panels.div_ceil((most / units / panel).max(1))) * panel
         };
         let (m, n) = (block(sizes.m, K::ROWS, A_LEN), block(sizes.n, K::COLUMNS, B_LEN));
         let has_sums = is_c_bf16 && num_k > 1;
@@ -85,21 +83,13 @@ impl Blocks {
                 let k_len = self.k.min(k - k0);
                 let units = k_len.div_ceil(K::K_PER_UNIT);
                 let is_last = k0 + self.k >= k;
-                for j in (0..n_len).step_by(K::COLUMNS) {
-                    let lanes = K::COLUMNS.min(n_len - j);
-                    let panel = packed_b.wrapping_add(j * units);
-                    // SAFETY: the columns and the range of k lie in `b`; a block has room for its panels.
-                    unsafe { K::pack_b(&b.from(n0 + j, k0), lanes, k_len, panel) };
-                }
+                // SAFETY: the columns and the range of k lie in `b`, and the block has room for its panels.
+                unsafe { K::pack_b(&b.from(n0, k0), n_len, k_len, packed_b) };
                 for m0 in (0..m).step_by(self.m) {
                     let m_len = self.m.min(m - m0);
                     if a_holds != Some((m0, k0)) {
-                        for i in (0..m_len).step_by(K::ROWS) {
-                            let lanes = K::ROWS.min(m_len - i);
-                            let panel = packed_a.wrapping_add(i * units);
-                            // SAFETY: as for `b`.
-                            unsafe { K::pack_a(&a.from(m0 + i, k0), lanes, k_len, panel) };
-                        }
+                        // SAFETY: as for `b`.
+                        unsafe { K::pack_a(&a.from(m0, k0), m_len, k_len, packed_a) };
                         a_holds = Some((m0, k0));
                     }
                     for j in (0..n_len).step_by(K::COLUMNS) {
@@ -114,7 +104,7 @@ impl Blocks {
                                 addend: sums.filter(|_| k0 > 0),
                                 to: c.elems.at(at),
                                 stride: c.row_stride,
-                                adds_to_bf16: c.accumulate,
+                                adds_to_bf16: c.accumulate && matches!(c.elems, Elems::Bf16(_)),
                                 bias: c.bias.map(|bias| bias.wrapping_add(column)),
                                 with_relu: c.with_relu,
                             };
@@ -128,19 +118,17 @@ impl Blocks {
                                 _ => {}
                             }
                             if !is_last {
-                                (tile.bias, tile.with_relu) = (None, false);
+                                (tile.bias, tile.with_relu, tile.adds_to_bf16) =
+                                    (None, false, false);
                             }
                             tile.prefetch();
                             let (a, b) = (
                                 packed_a.wrapping_add(i * units),
                                 packed_b.wrapping_add(j * units),
                             );
-                            // SAFETY: both panels are packed with `units` units, the buffer holds a tile, and the
-                            // tile lies in `c` or in the sums.
-                            unsafe {
-                                K::multiply(units, tile.rows, a, b, buffer.0.as_mut_ptr());
-                                K::store(buffer.0.as_ptr(), &tile);
-                            }
+                            // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in
+                            // the sums.
+                            unsafe { K::multiply(units, a, b, &mut buffer, &tile) };
                         }
                     }
                 }

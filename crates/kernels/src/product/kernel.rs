@@ -4,7 +4,7 @@
 //! for each lane (row of `a`, column of `b`). A unit holds one k as f32, or two as a pair of bf16, the first in the low
 //! half. What is missing at the edges is zero.
 
-use super::store::Tile;
+use super::store::{Buffer, Tile};
 use super::{Operand, pack, store};
 use crate::simd::{Portable, Vector};
 
@@ -23,15 +23,19 @@ pub(super) unsafe trait MicroKernel {
     /// The largest block of k. A panel of `b` then takes half of a first-level cache.
     const K_BLOCK: usize;
 
-    /// Packs `k_len` elements of the first `lanes` lanes of `a` into a panel.
-    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panel: *mut u32);
+    /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.
+    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
     /// The same for `b`.
-    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panel: *mut u32);
-    /// `sums = a b`, (ROWS, COLUMNS), of which at least the first `rows` rows are written. Each sum starts at zero and
-    /// adds unit after unit.
-    unsafe fn multiply(units: usize, rows: usize, a: *const u32, b: *const u32, sums: *mut f32);
-    /// Writes a tile to `c` or to the sums between blocks of k.
-    unsafe fn store(sums: *const f32, tile: &Tile);
+    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
+    /// Multiplies two panels of `units` units, and writes the tile of sums to its place. Each sum starts at zero and adds
+    /// unit after unit. `buffer` has room for the sums.
+    unsafe fn multiply(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    );
 }
 
 /// Calls `$multiply::<ROWS>` with the smallest even number of rows that is enough.
@@ -87,21 +91,26 @@ unsafe impl MicroKernel for Plain {
     const K_PER_UNIT: usize = 1;
     const K_BLOCK: usize = 256;
 
-    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
-        unsafe { pack::pack::<{ Self::ROWS }>(a, lanes, k_len, panel) }
+        unsafe { pack::pack::<{ Self::ROWS }>(a, lanes, k_len, panels) }
     }
-    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
-        unsafe { pack::pack::<{ Self::COLUMNS }>(b, lanes, k_len, panel) }
+        unsafe { pack::pack::<{ Self::COLUMNS }>(b, lanes, k_len, panels) }
     }
-    unsafe fn multiply(units: usize, _rows: usize, a: *const u32, b: *const u32, sums: *mut f32) {
+    unsafe fn multiply(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    ) {
         // SAFETY: the caller's contract.
-        unsafe { fused::<Portable, 6, 6>(units, a, b, sums) }
-    }
-    unsafe fn store(sums: *const f32, tile: &Tile) {
-        // SAFETY: the caller's contract.
-        unsafe { store::store::<{ Self::COLUMNS }>(sums, tile) }
+        unsafe {
+            fused::<Portable, 6, 6>(units, a, b, buffer.0.as_mut_ptr());
+            store::store::<{ Self::COLUMNS }>(buffer.0.as_ptr(), tile);
+        }
     }
 }
 
@@ -127,52 +136,47 @@ mod x86 {
         const K_PER_UNIT: usize = 1;
         const K_BLOCK: usize = 256;
 
-        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner(a: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+            unsafe fn inner(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
-                unsafe { pack::pack::<6>(a, lanes, k_len, panel) }
+                unsafe { pack::pack::<6>(a, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
-            unsafe { inner(a, lanes, k_len, panel) }
+            unsafe { inner(a, lanes, k_len, panels) }
         }
-        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner(b: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+            unsafe fn inner(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
-                unsafe { pack::pack::<16>(b, lanes, k_len, panel) }
+                unsafe { pack::pack::<16>(b, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
-            unsafe { inner(b, lanes, k_len, panel) }
+            unsafe { inner(b, lanes, k_len, panels) }
         }
         unsafe fn multiply(
             units: usize,
-            rows: usize,
             a: *const u32,
             b: *const u32,
-            sums: *mut f32,
+            buffer: &mut Buffer,
+            tile: &Tile,
         ) {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn inner<const ROWS: usize>(
                 units: usize,
                 a: *const u32,
                 b: *const u32,
-                sums: *mut f32,
+                buffer: &mut Buffer,
+                tile: &Tile,
             ) {
                 // SAFETY: the caller's contract.
-                unsafe { fused::<simd::Avx2, ROWS, 6>(units, a, b, sums) }
+                unsafe {
+                    fused::<simd::Avx2, ROWS, 6>(units, a, b, buffer.0.as_mut_ptr());
+                    store::store::<16>(buffer.0.as_ptr(), tile);
+                }
             }
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(rows, 2 4 6, inner(units, a, b, sums)) }
-        }
-        unsafe fn store(sums: *const f32, tile: &Tile) {
-            #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner(sums: *const f32, tile: &Tile) {
-                // SAFETY: the caller's contract.
-                unsafe { store::store::<16>(sums, tile) }
-            }
-            // SAFETY: the caller's contract.
-            unsafe { inner(sums, tile) }
+            unsafe { with_rows!(tile.rows, 2 4 6, inner(units, a, b, buffer, tile)) }
         }
     }
 
@@ -186,37 +190,23 @@ mod x86 {
         const K_PER_UNIT: usize = 1;
         const K_BLOCK: usize = 256;
 
-        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
-            unsafe { pack_singles::<14>(a, lanes, k_len, panel) }
+            unsafe { pack_singles::<14>(a, lanes, k_len, panels) }
         }
-        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
-            unsafe { pack_singles::<32>(b, lanes, k_len, panel) }
+            unsafe { pack_singles::<32>(b, lanes, k_len, panels) }
         }
         unsafe fn multiply(
             units: usize,
-            rows: usize,
             a: *const u32,
             b: *const u32,
-            sums: *mut f32,
+            buffer: &mut Buffer,
+            tile: &Tile,
         ) {
-            #[target_feature(enable = "avx512f")]
-            unsafe fn inner<const ROWS: usize>(
-                units: usize,
-                a: *const u32,
-                b: *const u32,
-                sums: *mut f32,
-            ) {
-                // SAFETY: the caller's contract.
-                unsafe { fused::<simd::Avx512, ROWS, 14>(units, a, b, sums) }
-            }
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(rows, 2 4 6 8 10 12 14, inner(units, a, b, sums)) }
-        }
-        unsafe fn store(sums: *const f32, tile: &Tile) {
-            // SAFETY: the caller's contract.
-            unsafe { store::store_avx512(sums, tile) }
+            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, widened(units, a, b, buffer, tile)) }
         }
     }
 
@@ -232,44 +222,72 @@ mod x86 {
         const K_PER_UNIT: usize = 2;
         const K_BLOCK: usize = 512;
 
-        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
-            unsafe { pack_pairs::<14>(a, lanes, k_len, panel) }
+            unsafe { pack_pairs::<14>(a, lanes, k_len, panels) }
         }
-        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panel: *mut u32) {
+        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
-            unsafe { pack_pairs::<32>(b, lanes, k_len, panel) }
+            unsafe { pack_pairs::<32>(b, lanes, k_len, panels) }
         }
         unsafe fn multiply(
             units: usize,
-            rows: usize,
             a: *const u32,
             b: *const u32,
-            sums: *mut f32,
+            buffer: &mut Buffer,
+            tile: &Tile,
         ) {
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(rows, 2 4 6 8 10 12 14, dots(units, a, b, sums)) }
-        }
-        unsafe fn store(sums: *const f32, tile: &Tile) {
-            // SAFETY: the caller's contract.
-            unsafe { store::store_avx512(sums, tile) }
+            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, dots(units, a, b, buffer, tile)) }
         }
     }
 
     /// # Safety
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn dots<const ROWS: usize>(units: usize, a: *const u32, b: *const u32, sums: *mut f32) {
-        // SAFETY: the caller's contract; a `__m512bh` is any 512 bits.
-        unsafe {
-            let load = |from: *const u32| -> __m512bh {
-                std::mem::transmute(_mm512_load_si512(from.cast()))
-            };
-            let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
-            for u in 0..units {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn widened<const ROWS: usize>(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    ) {
+        let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
+        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
+        for u in 0..units {
+            // SAFETY: the caller's contract; panels of `b` start on cache lines.
+            unsafe {
                 let b = b.add(u * 32);
-                let (b0, b1) = (load(b), load(b.add(16)));
+                let (b0, b1) = (_mm512_load_ps(b), _mm512_load_ps(b.add(16)));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let a = _mm512_set1_ps(*a.add(u * 14 + i));
+                    acc[0] = _mm512_fmadd_ps(a, b0, acc[0]);
+                    acc[1] = _mm512_fmadd_ps(a, b1, acc[1]);
+                }
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { store::store_registers(acc, buffer, tile) }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn dots<const ROWS: usize>(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    ) {
+        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
+        for u in 0..units {
+            // SAFETY: the caller's contract; panels of `b` start on cache lines; a `__m512bh` is any 512 bits.
+            unsafe {
+                let b = b.add(u * 32).cast::<__m512bh>();
+                let (b0, b1) = (b.read(), b.add(1).read());
                 for (i, acc) in acc.iter_mut().enumerate() {
                     let a = _mm512_set1_epi32(a.add(u * 14 + i).cast::<i32>().read());
                     let a = std::mem::transmute::<__m512i, __m512bh>(a);
@@ -277,10 +295,8 @@ mod x86 {
                     acc[1] = _mm512_dpbf16_ps(acc[1], a, b1);
                 }
             }
-            for (i, acc) in acc.into_iter().enumerate() {
-                _mm512_store_ps(sums.add(i * 32), acc[0]);
-                _mm512_store_ps(sums.add(i * 32 + 16), acc[1]);
-            }
         }
+        // SAFETY: the caller's contract.
+        unsafe { store::store_registers(acc, buffer, tile) }
     }
 }

@@ -16,30 +16,35 @@ impl Operand {
     }
 }
 
-/// Packs the first `lanes` lanes of `k_len` elements into a panel of `LANES` lanes, rounded to bf16 and kept as f32.
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, rounded to bf16 and kept as f32.
 ///
 /// # Safety
 ///
-/// The operand has these elements, and the panel has room for `k_len * LANES` units.
+/// The operand has these elements, and the panels have room for `k_len` units of their lanes.
 #[inline(always)]
 pub(super) unsafe fn pack<const LANES: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
-    panel: *mut u32,
+    panels: *mut u32,
 ) {
-    let panel = panel.cast::<f32>();
-    // SAFETY: the caller's contract.
-    unsafe {
-        match from.elems {
-            Elems::F32(start) => {
-                copy::<f32, LANES>(start, from, lanes, k_len, panel, |x| widen(round(x)));
+    for lane in (0..lanes).step_by(LANES) {
+        let (from, lanes) = (&from.from(lane, 0), LANES.min(lanes - lane));
+        let panel = panels.wrapping_add(lane * k_len).cast::<f32>();
+        // SAFETY: the caller's contract.
+        unsafe {
+            match from.elems {
+                Elems::F32(start) => {
+                    copy::<f32, LANES>(start, from, lanes, k_len, panel, |x| widen(round(x)));
+                }
+                Elems::Bf16(start) => copy::<bf16, LANES>(start, from, lanes, k_len, panel, widen),
             }
-            Elems::Bf16(start) => copy::<bf16, LANES>(start, from, lanes, k_len, panel, widen),
         }
     }
 }
 
+/// Fills one panel.
+///
 /// # Safety
 ///
 /// As for [`pack`].

@@ -161,20 +161,20 @@ pub(super) unsafe fn round(x: __m512) -> __m512i {
     }
 }
 
-/// Packs the first `lanes` lanes of `k_len` elements into a panel of `LANES` lanes, as pairs.
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as pairs.
 ///
 /// # Safety
 ///
-/// The operand has these elements, the panel has room for its units, and the processor has the instructions.
+/// The operand has these elements, the panels have room for their units, and the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pairs<const LANES: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
-    panel: *mut u32,
+    panels: *mut u32,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { pack::<Pairs, LANES>(from, lanes, k_len, panel) }
+    unsafe { pack::<Pairs, LANES>(from, lanes, k_len, panels) }
 }
 
 /// The same, as single numbers.
@@ -187,10 +187,10 @@ pub(super) unsafe fn pack_singles<const LANES: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
-    panel: *mut u32,
+    panels: *mut u32,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { pack::<Singles, LANES>(from, lanes, k_len, panel) }
+    unsafe { pack::<Singles, LANES>(from, lanes, k_len, panels) }
 }
 
 /// # Safety
@@ -201,13 +201,13 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
-    panel: *mut u32,
+    panels: *mut u32,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         match from.elems {
-            Elems::F32(start) => copy::<f32, U, LANES>(start, from, lanes, k_len, panel),
-            Elems::Bf16(start) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panel),
+            Elems::F32(start) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
+            Elems::Bf16(start) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panels),
         }
     }
 }
@@ -221,18 +221,20 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
-    panel: *mut u32,
+    panels: *mut u32,
 ) {
     let &Operand { lane_stride, k_stride, .. } = from;
     let units = k_len.div_ceil(U::K);
-    for group in (0..LANES).step_by(16) {
-        let slots = first((LANES - group).min(16)) as u16;
-        let there = lanes.saturating_sub(group).min(16);
-        let start = start.wrapping_add(group * lane_stride);
-        let panel = panel.wrapping_add(group);
-        // SAFETY: loads are limited to the lanes and elements that are there, stores to the lanes of the panel.
-        unsafe {
-            if k_stride == 1 {
+    // The places of the panels in groups of up to 16 lanes: `(first lane, first unit)`.
+    let groups =
+        |lane: usize| (0..LANES).step_by(16).map(move |group| (lane + group, lane * units + group));
+    let slots = first(LANES.min(16)) as u16;
+    // SAFETY: loads are limited to the lanes and elements that are there, stores to the lanes of the panels.
+    unsafe {
+        if k_stride == 1 {
+            for (lane, to) in (0..lanes).step_by(LANES).flat_map(groups) {
+                let there = lanes.saturating_sub(lane).min(16.min(LANES));
+                let start = start.wrapping_add(lane * lane_stride);
                 for u0 in (0..units).step_by(16) {
                     let len = (k_len - u0 * U::K).min(16 * U::K);
                     let start = start.wrapping_add(u0 * U::K);
@@ -246,33 +248,38 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
                             *row = U::along_k(start.add(lane * lane_stride), len);
                         }
                     }
-                    let rows = transpose(rows);
-                    let to = panel.wrapping_add(u0 * LANES);
-                    for (u, row) in rows.into_iter().enumerate() {
+                    let to = panels.wrapping_add(to + u0 * LANES);
+                    for (u, row) in transpose(rows).into_iter().enumerate() {
                         if u0 + u < units {
                             _mm512_mask_storeu_epi32(to.wrapping_add(u * LANES).cast(), slots, row);
                         }
                     }
                 }
-            } else {
-                let mask = first(there) as u16;
+            }
+        } else {
+            // Several panels at a time: more of each row is read while its page and lines are at hand.
+            for lane0 in (0..lanes).step_by(TOGETHER * LANES) {
+                let end = lanes.min(lane0 + TOGETHER * LANES);
                 for u in 0..units {
                     let len = (k_len - u * U::K).min(U::K);
                     let start = start.wrapping_add(u * U::K * k_stride);
-                    for k in 0..U::K {
-                        let ahead = start.wrapping_add((AHEAD * U::K + k) * k_stride);
-                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    for (lane, to) in (lane0..end).step_by(LANES).flat_map(groups) {
+                        let mask = first(lanes.saturating_sub(lane)) as u16;
+                        let row = U::across_lanes(start.wrapping_add(lane), k_stride, len, mask);
+                        _mm512_mask_storeu_epi32(
+                            panels.wrapping_add(to + u * LANES).cast(),
+                            slots,
+                            row,
+                        );
                     }
-                    let row = U::across_lanes(start, k_stride, len, mask);
-                    _mm512_mask_storeu_epi32(panel.wrapping_add(u * LANES).cast(), slots, row);
                 }
             }
         }
     }
 }
 
-/// Rows that are far apart are fetched this many units before they are needed: the processor does not foresee them.
-const AHEAD: usize = 8;
+/// The number of panels that are filled side by side.
+const TOGETHER: usize = 4;
 
 /// The transpose of 16 x 16 numbers of 32 bits.
 #[inline(always)]

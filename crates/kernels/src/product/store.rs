@@ -3,6 +3,10 @@
 use super::Elems;
 use crate::bf16::{round, widen};
 
+/// Room for the largest tile of sums.
+#[repr(align(64))]
+pub(super) struct Buffer(pub(super) [f32; 14 * 32]);
+
 /// Where a tile of sums goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the bias.
 pub(super) struct Tile {
     pub(super) rows: usize,
@@ -85,18 +89,72 @@ pub(super) unsafe fn store<const COLUMNS: usize>(sums: *const f32, tile: &Tile) 
     }
 }
 
-/// The same for sums with rows of 32.
+/// Writes sums from registers: at once if there is at most an addend, otherwise by way of the buffer.
+///
+/// # Safety
+///
+/// As for [`store`]; the processor has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) unsafe fn store_registers<const ROWS: usize>(
+    sums: [[std::arch::x86_64::__m512; 2]; ROWS],
+    buffer: &mut Buffer,
+    tile: &Tile,
+) {
+    use std::arch::x86_64::*;
+
+    let masks = [0, 16].map(|j| first(tile.columns.saturating_sub(j)));
+    // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
+    unsafe {
+        if tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16 {
+            for (i, sums) in sums.into_iter().enumerate() {
+                _mm512_store_ps(buffer.0.as_mut_ptr().add(i * 32), sums[0]);
+                _mm512_store_ps(buffer.0.as_mut_ptr().add(i * 32 + 16), sums[1]);
+            }
+            return store_avx512(buffer.0.as_ptr(), tile);
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            if i >= tile.rows {
+                break;
+            }
+            for (h, mut x) in sums.into_iter().enumerate() {
+                let (at, mask) = (i * tile.stride + 16 * h, masks[h]);
+                if let Some((addend, stride)) = tile.addend {
+                    let addend = addend.wrapping_add(i * stride + 16 * h);
+                    x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend), x);
+                }
+                match tile.to {
+                    Elems::F32(to) => _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x),
+                    Elems::Bf16(to) => {
+                        let x = super::pack_avx512::round(x);
+                        let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x));
+                        _mm256_mask_storeu_epi16(to.wrapping_add(at).cast(), mask, x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The bits of the first `len` of 16 places.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn first(len: usize) -> u16 {
+    if len >= 16 { u16::MAX } else { (1 << len) - 1 }
+}
+
+/// The same as [`store`] for sums with rows of 32.
 ///
 /// # Safety
 ///
 /// As for [`store`]; the processor has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
+unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
     use std::arch::x86_64::*;
 
     for j in (0..tile.columns).step_by(16) {
-        let mask = ((1u32 << (tile.columns - j).min(16)) - 1) as __mmask16;
+        let mask = first(tile.columns - j);
         // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
         unsafe {
             let zero = _mm512_setzero_ps();
