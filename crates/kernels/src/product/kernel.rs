@@ -20,7 +20,7 @@ pub(super) unsafe trait MicroKernel {
     const COLUMNS: usize;
     /// The number of k in a unit: 1 (f32) or 2 (bf16).
     const K_PER_UNIT: usize;
-    /// The largest block of k. A panel of `b` then takes half of a first-level cache.
+    /// The largest block of k. A panel of `a` then takes a third of a first-level cache, and one of `b` 16 or 32 KiB.
     const K_BLOCK: usize;
 
     /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.

@@ -12,7 +12,8 @@
 //! - `store`: adds a finished tile to `c`, with bias and ReLU, and rounds it if `c` is bf16.
 //!
 //! A [`MicroKernel`](kernel::MicroKernel) chooses what the panels hold. With AVX512-BF16 that is pairs of bf16; without,
-//! it is the same rounded numbers as f32, so that the kernel is that of an f32 product.
+//! it is the same rounded numbers as f32, so that the kernel is that of an f32 product. Which of the two is faster depends
+//! on the processor, see `prefers_bf16_dots`.
 //!
 //! **Order of sums.** k is cut into blocks by a rule that looks at k only. The products of a block are added one after
 //! the other (pair after pair with AVX512-BF16), starting from zero, then block after block. Neither m, n, the number of

@@ -264,6 +264,10 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
                     let len = (k_len - u * U::K).min(U::K);
                     let start = start.wrapping_add(u * U::K * k_stride);
                     for (lane, to) in (lane0..end).step_by(LANES).flat_map(groups) {
+                        for k in 0..U::K {
+                            let ahead = (AHEAD * U::K + k) * k_stride + lane;
+                            _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(ahead).cast());
+                        }
                         let mask = first(lanes.saturating_sub(lane)) as u16;
                         let row = U::across_lanes(start.wrapping_add(lane), k_stride, len, mask);
                         _mm512_mask_storeu_epi32(
@@ -278,6 +282,8 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
     }
 }
 
+/// Rows that are far apart are fetched this many units before they are needed: the processor does not foresee them.
+const AHEAD: usize = 8;
 /// The number of panels that are filled side by side.
 const TOGETHER: usize = 4;
 
