@@ -10,7 +10,7 @@
 
 use super::kernel::MicroKernel;
 use super::store::{Buffer, Tile};
-use super::{Elems, Product, Sizes};
+use super::{Elems, Output, Product, Sizes};
 
 /// The largest packed block of `a`, in elements of 4 bytes: 512 KiB.
 const A_LEN: usize = 1 << 17;
@@ -95,33 +95,11 @@ impl Blocks {
                     }
                     for i in (0..m_len).step_by(K::ROWS) {
                         for j in (0..n_len).step_by(K::COLUMNS) {
-                            let (row, column) = (m0 + i, n0 + j);
-                            let at = row * c.row_stride + column;
-                            let sums =
-                                sums.map(|sums| (sums.wrapping_add(row * self.n + j), self.n));
-                            let mut tile = Tile {
-                                rows: K::ROWS.min(m_len - i),
-                                columns: K::COLUMNS.min(n_len - j),
-                                addend: sums.filter(|_| k0 > 0),
-                                to: c.elems.at(at),
-                                stride: c.row_stride,
-                                adds_to_bf16: c.accumulate && matches!(c.elems, Elems::Bf16(_)),
-                                bias: c.bias.map(|bias| bias.wrapping_add(column)),
-                                with_relu: c.with_relu,
-                            };
-                            match (sums, tile.to) {
-                                (Some((sums, stride)), _) if !is_last => {
-                                    tile = Tile { to: Elems::F32(sums), stride, ..tile };
-                                }
-                                (_, Elems::F32(c)) if k0 > 0 || part.c.accumulate => {
-                                    tile.addend = Some((c, tile.stride));
-                                }
-                                _ => {}
-                            }
-                            if !is_last {
-                                (tile.bias, tile.with_relu, tile.adds_to_bf16) =
-                                    (None, false, false);
-                            }
+                            let rows_columns = (K::ROWS.min(m_len - i), K::COLUMNS.min(n_len - j));
+                            let row = m0 + i;
+                            let sums = sums.map(|s| (s.wrapping_add(row * self.n + j), self.n));
+                            let tile =
+                                tile(&c, (row, n0 + j), rows_columns, sums, k0 == 0, is_last);
                             tile.prefetch();
                             let (a, b) = (
                                 packed_a.wrapping_add(i * units),
@@ -136,4 +114,37 @@ impl Blocks {
             }
         }
     }
+}
+
+/// Where a tile that starts at `(row, column)` goes after a block of k. `sums` are its place in the sums between blocks,
+/// if there are any; an f32 `c` holds these sums itself.
+fn tile(
+    c: &Output,
+    (row, column): (usize, usize),
+    (rows, columns): (usize, usize),
+    sums: Option<(*mut f32, usize)>,
+    is_first: bool,
+    is_last: bool,
+) -> Tile {
+    let to = c.elems.at(row * c.row_stride + column);
+    let mut tile = Tile {
+        rows,
+        columns,
+        addend: sums.filter(|_| !is_first),
+        to,
+        stride: c.row_stride,
+        adds_to_bf16: is_last && c.accumulate && matches!(to, Elems::Bf16(_)),
+        bias: c.bias.filter(|_| is_last).map(|bias| bias.wrapping_add(column)),
+        with_relu: is_last && c.with_relu,
+    };
+    match (to, sums) {
+        (Elems::F32(c_tile), _) if !is_first || c.accumulate => {
+            tile.addend = Some((c_tile, c.row_stride));
+        }
+        (Elems::Bf16(_), Some((sums, stride))) if !is_last => {
+            (tile.to, tile.stride) = (Elems::F32(sums), stride);
+        }
+        _ => {}
+    }
+    tile
 }
