@@ -8,7 +8,7 @@ use paceline_trace::{Event, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
 use crate::meta::Pretended;
-use crate::{KernelError, Result, SimdLevel};
+use crate::{KernelError, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
@@ -17,6 +17,8 @@ const SHARE: &str = "share of a kernel";
 #[derive(Debug)]
 pub struct Compute {
     pub(crate) simd: SimdLevel,
+    /// Whether products in bf16 may use AVX512-BF16, at the level that has AVX-512.
+    pub(crate) has_bf16_dots: bool,
     /// The threads that share the work of a kernel.
     pub threads: Threads,
     /// Where scratch memory comes from.
@@ -38,6 +40,7 @@ impl Compute {
         };
         Ok(Self {
             simd: SimdLevel::detect(),
+            has_bf16_dots: simd::prefers_bf16_dots(),
             threads,
             allocator,
             track: None,
@@ -124,6 +127,18 @@ impl Compute {
     /// The same resources with different vector instructions. `None` if this processor does not have them.
     pub fn with_simd(self, simd: SimdLevel) -> Option<Self> {
         SimdLevel::available().contains(&simd).then_some(Self { simd, ..self })
+    }
+
+    /// The same resources with or without AVX512-BF16 for products in bf16. `None` if it is wanted and this processor or
+    /// [`Compute::simd`] does not have it. [`Compute::new`] chooses what is faster on the processor.
+    pub fn with_bf16_dots(self, is_wanted: bool) -> Option<Self> {
+        let can = self.simd == SimdLevel::Avx512 && simd::has_bf16_dots();
+        (can || !is_wanted).then_some(Self { has_bf16_dots: is_wanted, ..self })
+    }
+
+    /// Whether products in bf16 use AVX512-BF16.
+    pub fn uses_bf16_dots(&self) -> bool {
+        self.simd == SimdLevel::Avx512 && self.has_bf16_dots
     }
 
     /// Which vector instructions fast paths use.

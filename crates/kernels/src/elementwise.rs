@@ -1,7 +1,9 @@
 //! Element-wise operations: ReLU, bias, sums over rows.
 
+use half::bf16;
 use paceline_memory::{DType, Device, Tensor};
 
+use crate::bf16::widen;
 use crate::error::expect_shape;
 use crate::meta::{self, Pretended};
 use crate::simd::multiversion;
@@ -25,7 +27,7 @@ pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// `dx = dy` where the output was not zero, and 0 elsewhere. f32 and f64; overwrites.
+/// `dx = dy` where the output was not zero, and 0 elsewhere. f32, f64 and bf16; overwrites.
 pub fn relu_backward(
     compute: &Compute,
     output: &Tensor,
@@ -46,10 +48,17 @@ pub fn relu_backward(
                 let (y, dy) = (output.read()?, d_output.read()?);
                 relu_backward_body::<f64>(&y, &dy, &mut d_input.write()?);
             }
+            DType::BF16 => {
+                let (y, dy) = (output.read()?, d_output.read()?);
+                relu_backward_bf16(compute.simd, &y, &dy, &mut d_input.write()?);
+            }
             dtype => return Err(KernelError::DType { op, dtype }),
         },
         Device::Meta => {
-            let dtype = meta::float(op, output)?;
+            let dtype = match output.dtype() {
+                DType::BF16 => DType::BF16,
+                _ => meta::float(op, output)?,
+            };
             let pretended = Pretended::new(compute, op).reads(dtype, [output, d_output])?;
             pretended.writes(dtype, [d_input])?;
         }
@@ -72,8 +81,12 @@ multiversion! {
     fn relu_backward_f32(y: &[f32], dy: &[f32], dx: &mut [f32]) = relu_backward_body
 }
 
+multiversion! {
+    fn relu_backward_bf16(y: &[bf16], dy: &[bf16], dx: &mut [bf16]) = relu_backward_body
+}
+
 #[inline(always)]
-fn relu_backward_body<T: Real>(y: &[T], dy: &[T], dx: &mut [T]) {
+fn relu_backward_body<T: Copy + Default + PartialEq>(y: &[T], dy: &[T], dx: &mut [T]) {
     for ((dx, dy), y) in dx.iter_mut().zip(dy).zip(y) {
         *dx = if *y == T::default() { T::default() } else { *dy };
     }
@@ -136,6 +149,32 @@ pub(crate) fn add_rows_body<T: Real>(rows: &[T], sums: &mut [T]) {
     for row in rows.chunks_exact(sums.len()) {
         for (sum, x) in sums.iter_mut().zip(row) {
             *sum += *x;
+        }
+    }
+}
+
+/// The same for rows of bf16, with sums in f32.
+pub(crate) fn add_rows_of_bf16(
+    level: SimdLevel,
+    rows: &[bf16],
+    sums: &mut [f32],
+    accumulate: bool,
+) {
+    if !accumulate {
+        sums.fill(0.0);
+    }
+    add_rows_bf16(level, rows, sums);
+}
+
+multiversion! {
+    fn add_rows_bf16(rows: &[bf16], sums: &mut [f32]) = add_rows_of_bf16_body
+}
+
+#[inline(always)]
+fn add_rows_of_bf16_body(rows: &[bf16], sums: &mut [f32]) {
+    for row in rows.chunks_exact(sums.len()) {
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += widen(*x);
         }
     }
 }

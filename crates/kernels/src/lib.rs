@@ -24,6 +24,7 @@ pub mod embedding;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod loss;
+pub mod matmul;
 pub mod norm;
 pub mod optimizer;
 pub mod pool2d;
@@ -34,12 +35,13 @@ pub mod swiglu;
 pub mod top_k;
 
 mod activation;
+mod bf16;
 mod compute;
 mod error;
 mod exp;
 mod lanes;
-mod matmul;
 mod meta;
+mod product;
 mod real;
 mod simd;
 

@@ -1,6 +1,14 @@
-//! Matrix products, by the `gemm` crate.
+//! Matrix products of slices.
+//!
+//! In: matrices that are row-major, or transposes of such. Out: a row-major product. [`matmul`] computes in f32 or f64, by
+//! the `gemm` crate; [`product`] rounds its operands to bf16 and sums in f32, by code of this crate. Nothing here knows
+//! tensors or layers.
 
-use crate::{Compute, Real};
+use half::bf16;
+
+use crate::linear::Activation;
+use crate::product::{self, Elems, Output, Product, Sizes};
+use crate::{Compute, Real, Result};
 
 /// A row-major matrix in a slice, or its transpose.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +26,12 @@ impl<'a, T> Matrix<'a, T> {
         let size = rows.checked_mul(columns);
         assert_eq!(Some(elems.len()), size, "a matrix of {rows} x {columns}");
         Self { elems, rows, columns, row_stride: columns, column_stride: 1 }
+    }
+
+    /// The first `columns` of each `row_stride` elements, `rows` times. Panics if `elems` is too short, or rows overlap.
+    pub fn strided(elems: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
+        expect_strided(elems.len(), rows, columns, row_stride);
+        Self { elems, rows, columns, row_stride, column_stride: 1 }
     }
 
     /// The transpose, without moving data.
@@ -95,3 +109,189 @@ struct Out<T>(*mut T);
 
 // SAFETY: the address points into a slice that `matmul` borrows for writing until the pool is done.
 unsafe impl<T: Send> Send for Out<T> {}
+
+fn expect_strided(len: usize, rows: usize, columns: usize, row_stride: usize) {
+    assert!(
+        columns <= row_stride,
+        "rows of {columns} elements overlap at a stride of {row_stride}"
+    );
+    let needed = match rows {
+        0 => Some(0),
+        _ => (rows - 1).checked_mul(row_stride).and_then(|start| start.checked_add(columns)),
+    };
+    assert!(
+        needed.is_some_and(|needed| needed <= len),
+        "{len} elements for {rows} x {columns} at a stride of {row_stride}"
+    );
+}
+
+/// An operand of [`product`].
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// Rounded to bf16 by the product.
+    F32(Matrix<'a, f32>),
+    /// Used exactly.
+    Bf16(Matrix<'a, bf16>),
+}
+
+impl<'a> From<Matrix<'a, f32>> for Operand<'a> {
+    fn from(matrix: Matrix<'a, f32>) -> Self {
+        Operand::F32(matrix)
+    }
+}
+
+impl<'a> From<Matrix<'a, bf16>> for Operand<'a> {
+    fn from(matrix: Matrix<'a, bf16>) -> Self {
+        Operand::Bf16(matrix)
+    }
+}
+
+impl Operand<'_> {
+    /// The transpose, without moving data.
+    pub fn transposed(self) -> Self {
+        match self {
+            Operand::F32(matrix) => Operand::F32(matrix.transposed()),
+            Operand::Bf16(matrix) => Operand::Bf16(matrix.transposed()),
+        }
+    }
+
+    /// Rows and columns.
+    fn dims(&self) -> (usize, usize) {
+        match self {
+            Operand::F32(matrix) => (matrix.rows, matrix.columns),
+            Operand::Bf16(matrix) => (matrix.rows, matrix.columns),
+        }
+    }
+
+    /// The operand with its rows as lanes. It is only ever read.
+    fn rows_as_lanes(&self) -> product::Operand {
+        let (elems, lane_stride, k_stride) = match self {
+            Operand::F32(m) => {
+                (Elems::F32(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
+            }
+            Operand::Bf16(m) => {
+                (Elems::Bf16(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
+            }
+        };
+        product::Operand { elems, lane_stride, k_stride }
+    }
+
+    /// The operand with its columns as lanes.
+    fn columns_as_lanes(&self) -> product::Operand {
+        let product::Operand { elems, lane_stride, k_stride } = self.rows_as_lanes();
+        product::Operand { elems, lane_stride: k_stride, k_stride: lane_stride }
+    }
+}
+
+/// The elements that [`product`] writes.
+#[derive(Debug)]
+pub enum Elements<'a> {
+    /// Sums as they are.
+    F32(&'a mut [f32]),
+    /// Sums rounded to nearest, ties to even.
+    Bf16(&'a mut [bf16]),
+}
+
+impl<'a> From<&'a mut [f32]> for Elements<'a> {
+    fn from(elems: &'a mut [f32]) -> Self {
+        Elements::F32(elems)
+    }
+}
+
+impl<'a> From<&'a mut [bf16]> for Elements<'a> {
+    fn from(elems: &'a mut [bf16]) -> Self {
+        Elements::Bf16(elems)
+    }
+}
+
+/// Where [`product`] writes, and what it does with a sum before.
+#[derive(Debug)]
+pub struct Destination<'a> {
+    elems: Elements<'a>,
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    bias: Option<&'a [f32]>,
+    activation: Activation,
+}
+
+impl<'a> Destination<'a> {
+    /// `elems` as (rows, columns), row-major. Panics if the sizes do not agree.
+    pub fn new(elems: impl Into<Elements<'a>>, rows: usize, columns: usize) -> Self {
+        let elems = elems.into();
+        let len = match &elems {
+            Elements::F32(elems) => elems.len(),
+            Elements::Bf16(elems) => elems.len(),
+        };
+        assert_eq!(Some(len), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
+        Self { elems, rows, columns, row_stride: columns, bias: None, activation: Activation::None }
+    }
+
+    /// The first `columns` of each `row_stride` elements; the others are left alone. Panics if `elems` is too short, or
+    /// rows overlap.
+    pub fn strided(
+        elems: impl Into<Elements<'a>>,
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+    ) -> Self {
+        let elems = elems.into();
+        let len = match &elems {
+            Elements::F32(elems) => elems.len(),
+            Elements::Bf16(elems) => elems.len(),
+        };
+        expect_strided(len, rows, columns, row_stride);
+        Self { elems, rows, columns, row_stride, bias: None, activation: Activation::None }
+    }
+
+    /// Adds a number to each column, in f32. Panics if there is not one for each column.
+    pub fn with_bias(self, bias: Option<&'a [f32]>) -> Self {
+        assert!(bias.is_none_or(|bias| bias.len() == self.columns), "a bias for each column");
+        Self { bias, ..self }
+    }
+
+    /// Applies an activation function last.
+    pub fn with_activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+}
+
+/// `c = a * b`, or `c += a * b` if `accumulate`, with `a` and `b` rounded to bf16 (to nearest, ties to even; NaN stays
+/// NaN), and products and sums in f32. Bias and activation of `c` follow, then one rounding if `c` is bf16. Takes scratch
+/// memory. Panics if the sizes do not agree.
+///
+/// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
+/// the other rows are, and for any number of threads. An f32 `c` is the first addend of its sum, a bf16 `c` the last.
+/// With AVX512-BF16, denormal numbers count as zero; other instructions give other bits.
+pub fn product<'a>(
+    compute: &Compute,
+    a: impl Into<Operand<'a>>,
+    b: impl Into<Operand<'a>>,
+    c: Destination<'_>,
+    accumulate: bool,
+) -> Result<()> {
+    let (a, b) = (a.into(), b.into());
+    let ((m, k), (b_rows, n)) = (a.dims(), b.dims());
+    assert_eq!(k, b_rows, "inner dimensions");
+    assert_eq!((c.rows, c.columns), (m, n), "size of the product");
+    let elems = match c.elems {
+        Elements::F32(elems) => Elems::F32(elems.as_mut_ptr()),
+        Elements::Bf16(elems) => Elems::Bf16(elems.as_mut_ptr()),
+    };
+    let c = Output {
+        elems,
+        row_stride: c.row_stride,
+        accumulate,
+        bias: c.bias.map(<[f32]>::as_ptr),
+        with_relu: c.activation == Activation::Relu,
+    };
+    let (a, b) = (a.rows_as_lanes(), b.columns_as_lanes());
+    // SAFETY: the constructors of matrices and destinations checked sizes and strides, the sizes agree, and the slices
+    // are borrowed until the product is done, that of `c` for writing.
+    unsafe { product::run(compute, Product { sizes: Sizes { m, n, k }, a, b, c }) }
+}
+
+/// The number of f32 elements of scratch memory that [`product`] takes for `c` (m, n) and sums of k products.
+pub fn scratch_len(compute: &Compute, m: usize, n: usize, k: usize, is_c_bf16: bool) -> usize {
+    product::scratch_len(compute, Sizes { m, n, k }, is_c_bf16)
+}

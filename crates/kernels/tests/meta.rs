@@ -61,6 +61,37 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
 }
 
 #[test]
+fn products_in_bf16_take_the_scratch_memory_of_the_cpu() {
+    // The last sizes have several blocks of the inner dimension, so sums are kept between the blocks.
+    for (num_threads, (m, n, k)) in [
+        (1, (5, 7, 9)),
+        (3, (200, 300, 40)),
+        (2, (0, 3, 4)),
+        (1, (300, 1200, 1300)),
+        (4, (130, 70, 1300)),
+    ] {
+        for bias in [DType::F32, DType::BF16] {
+            let [cpu, meta] = on_both(num_threads, |compute, tensor| {
+                let (x, y) = (tensor(DType::BF16, &[m, k]), tensor(DType::BF16, &[m, n]));
+                let (w, dw) = (tensor(DType::BF16, &[n, k]), tensor(DType::F32, &[n, k]));
+                let b = tensor(bias, &[n]);
+                linear::forward(compute, &x, &w, Some(&b), Activation::Relu, &y)?;
+                elementwise::relu_backward(
+                    compute,
+                    &y.clone(),
+                    &tensor(DType::BF16, &[m, n]),
+                    &tensor(DType::BF16, &[m, n]),
+                )?;
+                linear::backward_weight(compute, &x, &y, &dw, Some(&b), true)?;
+                linear::backward_input(compute, &w, &y, &x)
+            });
+            assert_eq!(cpu, meta, "{num_threads} threads: {m} {n} {k}");
+            assert!(m == 0 || cpu.of(Category::Workspace).peak_bytes > 0);
+        }
+    }
+}
+
+#[test]
 fn a_language_model_takes_the_scratch_memory_of_the_cpu() {
     // Two chunks of a head's outputs; and none.
     for rows in [700, 0] {
@@ -92,9 +123,10 @@ fn a_language_model_takes_the_scratch_memory_of_the_cpu() {
 /// Fresh memory holds anything, and not every number is a row of a table.
 fn ids_are_zero(ids: &Tensor) -> Result<()> {
     match ids.device() {
-        Device::Cpu => Ok(ids.write::<i64>()?.fill(0)),
-        Device::Meta => Ok(()),
+        Device::Cpu => ids.write::<i64>()?.fill(0),
+        Device::Meta => {}
     }
+    Ok(())
 }
 
 /// Rotates queries and keys, runs both passes of an attention on fresh tensors, and makes the table that they read.

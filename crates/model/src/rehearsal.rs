@@ -59,7 +59,6 @@ impl Rehearsal {
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
-            drop(cx);
             units.readiness.begin_pass();
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);

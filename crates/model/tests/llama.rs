@@ -120,7 +120,6 @@ impl Case {
         let count = model.objective.count(batch).unwrap();
         let d_output = model.differentiate(&mut cx, &output, 1.0 / count as f64, &sums).unwrap();
         model.network().backward(&mut cx, saved, d_output, false).unwrap();
-        drop(cx);
         finals.sort();
         let every: Vec<ParamId> = model.layout.trained().map(|(id, _)| id).collect();
         assert_eq!(finals, every, "every gradient is announced once");

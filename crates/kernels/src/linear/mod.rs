@@ -1,6 +1,12 @@
 //! The fully connected layer: `y = x w^T + b`, optionally without `b`, and optionally followed by ReLU.
 //!
 //! Shapes: x (m, k), w (n, k), b (n), y (m, n).
+//!
+//! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the operand that comes from the layer
+//! before (x, or `dy` for the gradient of the input): if it is bf16, each other tensor is f32 or bf16. Products then
+//! round their operands to bf16 and sum in f32, see [`matmul::product`](crate::matmul::product); a bias is added in f32.
+
+mod mixed;
 
 use paceline_memory::{DType, Device, Tensor};
 
@@ -24,7 +30,7 @@ fn sizes(operand: &'static str, x: &Tensor, weight: &Tensor) -> Result<(usize, u
     Ok((m, n, k))
 }
 
-/// Writes `output` (m, n). f32 and f64; overwrites.
+/// Writes `output` (m, n). f32, f64, or mixed with bf16; overwrites.
 pub fn forward(
     compute: &Compute,
     input: &Tensor,
@@ -39,6 +45,10 @@ pub fn forward(
         expect_shape(OP, "bias", bias.shape(), [n])?;
     }
     expect_shape(OP, "output", output.shape(), [m, n])?;
+    if input.dtype() == DType::BF16 {
+        let (sizes, operands) = ((m, n, k), (input, weight));
+        return mixed::forward(compute, sizes, operands, bias, activation, output);
+    }
     let with_relu = activation == Activation::Relu;
     match compute.device_of(OP, [input, weight, output].into_iter().chain(bias))? {
         Device::Cpu => {
@@ -99,7 +109,7 @@ pub fn forward(
 
 /// Gradients of weight and bias from `d_output` (m, n), the gradient before the activation:
 /// `dw = dy^T x`, `db = sum over rows of dy`. Overwrites, or adds to what is there if `accumulate`.
-/// f32 and f64.
+/// f32, f64, or mixed with bf16.
 pub fn backward_weight(
     compute: &Compute,
     input: &Tensor,
@@ -113,6 +123,10 @@ pub fn backward_weight(
     expect_shape(OP, "d_output", d_output.shape(), [m, n])?;
     if let Some(d_bias) = d_bias {
         expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
+    }
+    if input.dtype() == DType::BF16 {
+        let (sizes, operands) = ((m, n, k), (input, d_output));
+        return mixed::backward_weight(compute, sizes, operands, d_weight, d_bias, accumulate);
     }
     macro_rules! product {
         ($real:ty, $add_rows:expr) => {{
@@ -146,7 +160,7 @@ pub fn backward_weight(
     Ok(())
 }
 
-/// Gradient of the input: `dx = dy w`, (m, k). f32 and f64; overwrites.
+/// Gradient of the input: `dx = dy w`, (m, k). f32, f64, or mixed with bf16; overwrites.
 pub fn backward_input(
     compute: &Compute,
     weight: &Tensor,
@@ -156,6 +170,9 @@ pub fn backward_input(
     let _time = compute.time("linear_backward_input", [weight, d_output]);
     let (m, n, k) = sizes("d_output", d_output, weight)?;
     expect_shape(OP, "d_input", d_input.shape(), [m, k])?;
+    if d_output.dtype() == DType::BF16 {
+        return mixed::backward_input(compute, (m, n, k), weight, d_output, d_input);
+    }
     macro_rules! product {
         ($real:ty) => {{
             let (w, dy) = (weight.read::<$real>()?, d_output.read::<$real>()?);

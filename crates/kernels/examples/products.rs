@@ -1,0 +1,168 @@
+//! The speed of matrix products: `cargo run --release -p paceline-kernels --example products`.
+//!
+//! Prints GFLOP/s of one thread for each size (m x n x k) and orientation: [`matmul::product`] with operands in bf16, to
+//! bf16 and to f32, with operands in f32, and in bf16 the way that is not
+//! the processor's best (with or without AVX512-BF16); and [`matmul::matmul`] in f32. Beside them stand the processor's peaks, of
+//! loops that touch no memory, measured in the same run. Each number is the best of many short repetitions, taken in turns,
+//! so that work of others on the machine disturbs it little. Arguments choose the cases whose name contains one of them.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use half::bf16;
+use paceline_kernels::Compute;
+use paceline_kernels::matmul::{self, Destination, Matrix};
+use paceline_memory::Allocator;
+
+const SIZES: [(usize, usize, usize); 5] =
+    [(512, 256, 256), (512, 704, 256), (512, 8192, 256), (256, 4096, 4096), (4096, 4096, 256)];
+
+/// Seconds that a case is measured for.
+const SECONDS: f64 = 1.5;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let compute = Compute::new(1, Allocator::new())?;
+    // The other way to compute, if the processor has one.
+    let other = Compute::new(1, Allocator::new())?.with_bf16_dots(!compute.uses_bf16_dots());
+    let mut peaks = Peaks::default();
+    println!("GFLOP/s, one thread; AVX512-BF16: {}", compute.uses_bf16_dots());
+    let heads =
+        ["bf16", "to f32", "from f32", "other way", "gemm f32"].map(|head| format!("{head:>10}"));
+    println!("{:24}{}", "m x n x k", heads.concat());
+    for (m, n, k) in SIZES {
+        for (orientation, turned) in
+            [("a b", (false, false)), ("a b^T", (false, true)), ("a^T b", (true, false))]
+        {
+            let name = format!("{m}x{n}x{k} {orientation}");
+            if !wanted.is_empty() && !wanted.iter().any(|part| name.contains(part)) {
+                continue;
+            }
+            let (a, b) = (numbers(m * k), numbers(k * n));
+            let halves = |x: &[f32]| x.iter().copied().map(bf16::from_f32).collect::<Vec<_>>();
+            let (a16, b16) = (halves(&a), halves(&b));
+            let (mut c, mut c16) = (vec![0.0; m * n], vec![bf16::ZERO; m * n]);
+            let (ma, mb) = (view(&a, m, k, turned.0), view(&b, k, n, turned.1));
+            let (ma16, mb16) = (view(&a16, m, k, turned.0), view(&b16, k, n, turned.1));
+            let mut best = [f64::INFINITY; 5];
+            let start = Instant::now();
+            while start.elapsed().as_secs_f64() < SECONDS {
+                let mut product = |which: usize| -> paceline_kernels::Result<()> {
+                    let c16 = Destination::new(&mut c16[..], m, n);
+                    match which {
+                        0 => matmul::product(&compute, ma16, mb16, c16, false)?,
+                        1 => matmul::product(
+                            &compute,
+                            ma16,
+                            mb16,
+                            Destination::new(&mut c[..], m, n),
+                            false,
+                        )?,
+                        2 => matmul::product(&compute, ma, mb, c16, false)?,
+                        3 => match &other {
+                            Some(other) => matmul::product(other, ma16, mb16, c16, false)?,
+                            None => return Ok(()),
+                        },
+                        _ => matmul::matmul(&compute, ma, mb, &mut c, false),
+                    }
+                    Ok(())
+                };
+                for (which, best) in best.iter_mut().enumerate() {
+                    let before = Instant::now();
+                    product(which)?;
+                    if which == 3 && other.is_none() {
+                        continue;
+                    }
+                    *best = best.min(before.elapsed().as_secs_f64());
+                }
+                peaks.measure();
+            }
+            let speed = best.map(|seconds| 2.0 * (m * n * k) as f64 / seconds / 1e9);
+            println!("{name:24}{}", speed.map(|speed| format!("{speed:10.1}")).concat());
+        }
+    }
+    println!("peak: f32 {:.1}, bf16 {:.1}", peaks.f32, peaks.bf16);
+    Ok(())
+}
+
+/// A matrix of (rows, columns), stored as it is or transposed.
+fn view<T>(elems: &[T], rows: usize, columns: usize, is_turned: bool) -> Matrix<'_, T> {
+    match is_turned {
+        true => Matrix::new(elems, columns, rows).transposed(),
+        false => Matrix::new(elems, rows, columns),
+    }
+}
+
+fn numbers(len: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / u32::MAX as f32 - 0.5
+    };
+    (0..len).map(next).collect()
+}
+
+/// GFLOP/s of loops that work in registers only, the best so far. Zero where the processor lacks the instructions.
+#[derive(Default)]
+struct Peaks {
+    f32: f64,
+    bf16: f64,
+}
+
+impl Peaks {
+    #[cfg(target_arch = "x86_64")]
+    fn measure(&mut self) {
+        const STEPS: usize = 20_000;
+        let speed = |run: &dyn Fn(), flop_per_lane: usize| {
+            let before = Instant::now();
+            run();
+            (STEPS * 24 * 16 * flop_per_lane) as f64 / before.elapsed().as_secs_f64() / 1e9
+        };
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has AVX-512.
+            self.f32 = self.f32.max(speed(&|| unsafe { fused(STEPS) }, 2));
+        }
+        if is_x86_feature_detected!("avx512bf16") {
+            // SAFETY: the processor has AVX512-BF16.
+            self.bf16 = self.bf16.max(speed(&|| unsafe { dots(STEPS) }, 4));
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn measure(&mut self) {}
+}
+
+/// 24 fused multiply-adds per step.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn fused(steps: usize) {
+    use std::arch::x86_64::*;
+    let x = black_box(_mm512_set1_ps(0.5));
+    // The compiler must not see that all sums are equal.
+    let mut sums = black_box([_mm512_setzero_ps(); 24]);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(x, x, *sum);
+        }
+    }
+    black_box(sums);
+}
+
+/// 24 dot products of pairs per step.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn dots(steps: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: both types are any 512 bits.
+    let x: __m512bh = unsafe { std::mem::transmute(black_box(_mm512_set1_epi32(0x3f00_3f00))) };
+    // The compiler must not see that all sums are equal.
+    let mut sums = black_box([_mm512_setzero_ps(); 24]);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, x, x);
+        }
+    }
+    black_box(sums);
+}

@@ -1,0 +1,150 @@
+//! The loops over the blocks of a product, and the sizes of the blocks.
+//!
+//! In: the part of a product that one thread makes, and scratch memory. Out: its part of `c`. The arithmetic is that of a
+//! [`MicroKernel`].
+//!
+//! For each block of columns, for each block of k: pack the block of `b`; for each block of rows: pack the block of `a`;
+//! for each panel of `a`, for each panel of `b`: make a tile of `c`. The packed blocks stay in the second-level cache, and a
+//! panel of `a` in the first-level cache. The tiles of a panel of `a` lie side by side in `c`, so that long rows of `c` are
+//! written in order of memory; that was measured to be faster than the order of BLIS, in which they lie below each other.
+
+use super::kernel::MicroKernel;
+use super::store::{Buffer, Tile};
+use super::{Elems, Output, Product, Sizes};
+
+/// The largest packed block of `a`, in elements of 4 bytes: 512 KiB.
+const A_LEN: usize = 1 << 17;
+/// The largest packed block of `b`, in elements of 4 bytes: 512 KiB.
+const B_LEN: usize = 1 << 17;
+/// Lengths are rounded up to this number of elements, a cache line.
+const LINE: usize = 16;
+/// Blocks of k are a multiple of this, so that only the last one has units that are padded.
+const K_STEP: usize = 32;
+
+/// The sizes of the blocks and their scratch memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks {
+    m: usize,
+    n: usize,
+    k: usize,
+    /// Lengths of the packed block of `b`, that of `a`, and the sums, in scratch memory.
+    b_len: usize,
+    a_len: usize,
+    sums_len: usize,
+}
+
+impl Blocks {
+    /// The blocks of a product. The block of k depends on k only: it decides the order of sums.
+    pub(super) fn new<K: MicroKernel>(sizes: Sizes, is_c_bf16: bool) -> Self {
+        let num_k = sizes.k.div_ceil(K::K_BLOCK).max(1);
+        let k = sizes.k.div_ceil(num_k).next_multiple_of(K_STEP).max(K_STEP);
+        let units = k / K::K_PER_UNIT;
+        // As few blocks as possible, of the same number of panels.
+        let block = |len: usize, panel: usize, most: usize| {
+            let panels = len.div_ceil(panel).max(1);
+            panels.div_ceil(panels.div_ceil((most / units / panel).max(1))) * panel
+        };
+        let (m, n) = (block(sizes.m, K::ROWS, A_LEN), block(sizes.n, K::COLUMNS, B_LEN));
+        let has_sums = is_c_bf16 && num_k > 1;
+        Self {
+            m,
+            n,
+            k,
+            b_len: (n * units).next_multiple_of(LINE),
+            a_len: (m * units).next_multiple_of(LINE),
+            sums_len: if has_sums { (sizes.m * n).next_multiple_of(LINE) } else { 0 },
+        }
+    }
+
+    /// The length of the scratch memory, in elements of 4 bytes.
+    pub(super) fn len(&self) -> usize {
+        self.b_len + self.a_len + self.sums_len
+    }
+
+    /// Makes a part of a product.
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`super::run`], and of `K`. `self` is made from the sizes of the part.
+    pub(super) unsafe fn run<K: MicroKernel>(&self, part: &Product, scratch: &mut [f32]) {
+        const { assert!(K::ROWS * K::COLUMNS <= 14 * 32) };
+        assert_eq!(scratch.len(), self.len(), "scratch memory of a product");
+        let Product { sizes: Sizes { m, n, k }, a, b, c } = *part;
+        let start = scratch.as_mut_ptr();
+        let packed_b = start.cast::<u32>();
+        let packed_a = start.wrapping_add(self.b_len).cast::<u32>();
+        let sums = (self.sums_len > 0).then(|| start.wrapping_add(self.b_len + self.a_len));
+        let mut buffer = Buffer([0.0; 14 * 32]);
+        // The block of `a` that is packed: with a single block of k and of m, it serves all columns.
+        let mut a_holds = None;
+        for n0 in (0..n).step_by(self.n) {
+            let n_len = self.n.min(n - n0);
+            // A product over nothing still writes its zeros.
+            for k0 in (0..k.max(1)).step_by(self.k) {
+                let k_len = self.k.min(k - k0);
+                let units = k_len.div_ceil(K::K_PER_UNIT);
+                let is_last = k0 + self.k >= k;
+                // SAFETY: the columns and the range of k lie in `b`, and the block has room for its panels.
+                unsafe { K::pack_b(&b.from(n0, k0), n_len, k_len, packed_b) };
+                for m0 in (0..m).step_by(self.m) {
+                    let m_len = self.m.min(m - m0);
+                    if a_holds != Some((m0, k0)) {
+                        // SAFETY: as for `b`.
+                        unsafe { K::pack_a(&a.from(m0, k0), m_len, k_len, packed_a) };
+                        a_holds = Some((m0, k0));
+                    }
+                    for i in (0..m_len).step_by(K::ROWS) {
+                        for j in (0..n_len).step_by(K::COLUMNS) {
+                            let rows_columns = (K::ROWS.min(m_len - i), K::COLUMNS.min(n_len - j));
+                            let row = m0 + i;
+                            let sums = sums.map(|s| (s.wrapping_add(row * self.n + j), self.n));
+                            let tile =
+                                tile(&c, (row, n0 + j), rows_columns, sums, k0 == 0, is_last);
+                            tile.prefetch();
+                            let (a, b) = (
+                                packed_a.wrapping_add(i * units),
+                                packed_b.wrapping_add(j * units),
+                            );
+                            // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in
+                            // the sums.
+                            unsafe { K::multiply(units, a, b, &mut buffer, &tile) };
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where a tile that starts at `(row, column)` goes after a block of k. `sums` are its place in the sums between blocks,
+/// if there are any; an f32 `c` holds these sums itself.
+fn tile(
+    c: &Output,
+    (row, column): (usize, usize),
+    (rows, columns): (usize, usize),
+    sums: Option<(*mut f32, usize)>,
+    is_first: bool,
+    is_last: bool,
+) -> Tile {
+    let to = c.elems.at(row * c.row_stride + column);
+    let mut tile = Tile {
+        rows,
+        columns,
+        addend: sums.filter(|_| !is_first),
+        to,
+        stride: c.row_stride,
+        adds_to_bf16: is_last && c.accumulate && matches!(to, Elems::Bf16(_)),
+        bias: c.bias.filter(|_| is_last).map(|bias| bias.wrapping_add(column)),
+        with_relu: is_last && c.with_relu,
+    };
+    match (to, sums) {
+        (Elems::F32(c_tile), _) if !is_first || c.accumulate => {
+            tile.addend = Some((c_tile, c.row_stride));
+        }
+        (Elems::Bf16(_), Some((sums, stride))) if !is_last => {
+            (tile.to, tile.stride) = (Elems::F32(sums), stride);
+        }
+        _ => {}
+    }
+    tile
+}

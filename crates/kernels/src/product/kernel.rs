@@ -1,0 +1,302 @@
+//! The micro-kernels: a panel of `a` times a panel of `b`, with all sums in registers.
+//!
+//! In: packed panels. Out: a tile of sums in a buffer. A panel is a sequence of units of 4 bytes: for each unit of k, one
+//! for each lane (row of `a`, column of `b`). A unit holds one k as f32, or two as a pair of bf16, the first in the low
+//! half. What is missing at the edges is zero.
+
+use super::store::{Buffer, Tile};
+use super::{Operand, pack, store};
+use crate::simd::{Portable, Vector};
+
+/// A micro-kernel, the format of its panels, and the functions that fill and empty them.
+///
+/// # Safety
+///
+/// The functions may only run on a processor that has the instructions of the kernel.
+pub(super) unsafe trait MicroKernel {
+    /// Rows of a tile, and lanes of a panel of `a`.
+    const ROWS: usize;
+    /// Columns of a tile, and lanes of a panel of `b`.
+    const COLUMNS: usize;
+    /// The number of k in a unit: 1 (f32) or 2 (bf16).
+    const K_PER_UNIT: usize;
+    /// The largest block of k. A panel of `a` then takes a third of a first-level cache, and one of `b` 16 or 32 KiB.
+    const K_BLOCK: usize;
+
+    /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.
+    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
+    /// The same for `b`.
+    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
+    /// Multiplies two panels of `units` units, and writes the tile of sums to its place. Each sum starts at zero and adds
+    /// unit after unit. `buffer` has room for the sums.
+    unsafe fn multiply(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    );
+}
+
+/// Calls `$multiply::<ROWS>` with the smallest even number of rows that is enough.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_rows {
+    ($rows:expr, $($candidate:literal)*, $multiply:ident $args:tt) => {
+        match $rows {
+            $(..=$candidate => $multiply::<$candidate> $args,)*
+            _ => unreachable!("a tile has no more rows"),
+        }
+    };
+}
+
+/// Sums of f32 products, each rounded once with its addition if the processor has a fused form.
+///
+/// # Safety
+///
+/// The contract of [`MicroKernel::multiply`], for panels of `ROWS` and `2 * V::LANES` lanes.
+#[inline(always)]
+unsafe fn fused<V: Vector, const ROWS: usize, const LANES: usize>(
+    units: usize,
+    a: *const u32,
+    b: *const u32,
+    sums: *mut f32,
+) {
+    let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
+    // SAFETY: the caller's contract; unit `u` of the panels starts at `u` times their lanes.
+    unsafe {
+        let mut acc = [[V::zero(); 2]; ROWS];
+        for u in 0..units {
+            let b = b.add(u * 2 * V::LANES);
+            let (b0, b1) = (V::load(b), V::load(b.add(V::LANES)));
+            for (i, acc) in acc.iter_mut().enumerate() {
+                let a = V::splat(*a.add(u * LANES + i));
+                acc[0] = a.mul_add(b0, acc[0]);
+                acc[1] = a.mul_add(b1, acc[1]);
+            }
+        }
+        for (i, acc) in acc.into_iter().enumerate() {
+            acc[0].store(sums.add(i * 2 * V::LANES));
+            acc[1].store(sums.add((2 * i + 1) * V::LANES));
+        }
+    }
+}
+
+/// Plain code, for every processor.
+pub(super) struct Plain;
+
+// SAFETY: plain code runs everywhere.
+unsafe impl MicroKernel for Plain {
+    const ROWS: usize = 6;
+    const COLUMNS: usize = 2 * Portable::LANES;
+    const K_PER_UNIT: usize = 1;
+    const K_BLOCK: usize = 256;
+
+    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        // SAFETY: the caller's contract.
+        unsafe { pack::pack::<{ Self::ROWS }>(a, lanes, k_len, panels) }
+    }
+    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        // SAFETY: the caller's contract.
+        unsafe { pack::pack::<{ Self::COLUMNS }>(b, lanes, k_len, panels) }
+    }
+    unsafe fn multiply(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            fused::<Portable, 6, 6>(units, a, b, buffer.0.as_mut_ptr());
+            store::store::<{ Self::COLUMNS }>(buffer.0.as_ptr(), tile);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512, Dots};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::super::pack_avx512::{pack_pairs, pack_singles};
+    use super::super::{pack, store};
+    use super::*;
+    use crate::simd;
+
+    /// AVX2 with fused multiply-add. The panels hold rounded numbers as f32.
+    pub(in super::super) struct Avx2;
+
+    // SAFETY: each function enables the instructions that it needs, which the caller guarantees.
+    unsafe impl MicroKernel for Avx2 {
+        const ROWS: usize = 6;
+        const COLUMNS: usize = 16;
+        const K_PER_UNIT: usize = 1;
+        const K_BLOCK: usize = 256;
+
+        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn inner(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+                // SAFETY: the caller's contract.
+                unsafe { pack::pack::<6>(a, lanes, k_len, panels) }
+            }
+            // SAFETY: the caller's contract.
+            unsafe { inner(a, lanes, k_len, panels) }
+        }
+        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn inner(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+                // SAFETY: the caller's contract.
+                unsafe { pack::pack::<16>(b, lanes, k_len, panels) }
+            }
+            // SAFETY: the caller's contract.
+            unsafe { inner(b, lanes, k_len, panels) }
+        }
+        unsafe fn multiply(
+            units: usize,
+            a: *const u32,
+            b: *const u32,
+            buffer: &mut Buffer,
+            tile: &Tile,
+        ) {
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn inner<const ROWS: usize>(
+                units: usize,
+                a: *const u32,
+                b: *const u32,
+                buffer: &mut Buffer,
+                tile: &Tile,
+            ) {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    fused::<simd::Avx2, ROWS, 6>(units, a, b, buffer.0.as_mut_ptr());
+                    store::store::<16>(buffer.0.as_ptr(), tile);
+                }
+            }
+            // SAFETY: the caller's contract.
+            unsafe { with_rows!(tile.rows, 2 4 6, inner(units, a, b, buffer, tile)) }
+        }
+    }
+
+    /// AVX-512 without BF16. The panels hold rounded numbers as f32.
+    pub(in super::super) struct Avx512;
+
+    // SAFETY: as for `Avx2`.
+    unsafe impl MicroKernel for Avx512 {
+        const ROWS: usize = 14;
+        const COLUMNS: usize = 32;
+        const K_PER_UNIT: usize = 1;
+        const K_BLOCK: usize = 256;
+
+        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            // SAFETY: the caller's contract.
+            unsafe { pack_singles::<14>(a, lanes, k_len, panels) }
+        }
+        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            // SAFETY: the caller's contract.
+            unsafe { pack_singles::<32>(b, lanes, k_len, panels) }
+        }
+        unsafe fn multiply(
+            units: usize,
+            a: *const u32,
+            b: *const u32,
+            buffer: &mut Buffer,
+            tile: &Tile,
+        ) {
+            // SAFETY: the caller's contract.
+            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, widened(units, a, b, buffer, tile)) }
+        }
+    }
+
+    /// AVX512-BF16: the panels hold pairs of bf16, and one instruction adds both products of a pair. It reads denormal
+    /// numbers as zero, writes zero for denormal sums, and rounds to nearest, ties to even. The order of the two additions
+    /// of a pair is the processor's.
+    pub(in super::super) struct Dots;
+
+    // SAFETY: as for `Avx2`.
+    unsafe impl MicroKernel for Dots {
+        const ROWS: usize = 14;
+        const COLUMNS: usize = 32;
+        const K_PER_UNIT: usize = 2;
+        const K_BLOCK: usize = 512;
+
+        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            // SAFETY: the caller's contract.
+            unsafe { pack_pairs::<14>(a, lanes, k_len, panels) }
+        }
+        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            // SAFETY: the caller's contract.
+            unsafe { pack_pairs::<32>(b, lanes, k_len, panels) }
+        }
+        unsafe fn multiply(
+            units: usize,
+            a: *const u32,
+            b: *const u32,
+            buffer: &mut Buffer,
+            tile: &Tile,
+        ) {
+            // SAFETY: the caller's contract.
+            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, dots(units, a, b, buffer, tile)) }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn widened<const ROWS: usize>(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    ) {
+        let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
+        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
+        for u in 0..units {
+            // SAFETY: the caller's contract; panels of `b` start on cache lines.
+            unsafe {
+                let b = b.add(u * 32);
+                let (b0, b1) = (_mm512_load_ps(b), _mm512_load_ps(b.add(16)));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let a = _mm512_set1_ps(*a.add(u * 14 + i));
+                    acc[0] = _mm512_fmadd_ps(a, b0, acc[0]);
+                    acc[1] = _mm512_fmadd_ps(a, b1, acc[1]);
+                }
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { store::store_registers(acc, buffer, tile) }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn dots<const ROWS: usize>(
+        units: usize,
+        a: *const u32,
+        b: *const u32,
+        buffer: &mut Buffer,
+        tile: &Tile,
+    ) {
+        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
+        for u in 0..units {
+            // SAFETY: the caller's contract; panels of `b` start on cache lines; a `__m512bh` is any 512 bits.
+            unsafe {
+                let b = b.add(u * 32).cast::<__m512bh>();
+                let (b0, b1) = (b.read(), b.add(1).read());
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let a = _mm512_set1_epi32(a.add(u * 14 + i).cast::<i32>().read());
+                    let a = std::mem::transmute::<__m512i, __m512bh>(a);
+                    acc[0] = _mm512_dpbf16_ps(acc[0], a, b0);
+                    acc[1] = _mm512_dpbf16_ps(acc[1], a, b1);
+                }
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { store::store_registers(acc, buffer, tile) }
+    }
+}

@@ -1,0 +1,215 @@
+//! Matrix products with operands in bf16 and sums in f32.
+//!
+//! In: the addresses and strides of `a`, `b` and `c` ([`Operand`], [`Output`]), whose sizes
+//! [`matmul::product`](crate::matmul::product) has checked. Out: `c`. This module knows nothing of tensors.
+//!
+//! The frame is that of GotoBLAS and BLIS (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
+//! 2008), one file for each part:
+//!
+//! - `blocks`: the loops over blocks of n, k and m, and the sizes of the blocks;
+//! - `pack`, `pack_avx512`: copy a block of an operand into panels, and round it to bf16 on the way;
+//! - `kernel`: multiplies a panel of `a` with a panel of `b`, in registers;
+//! - `store`: adds a finished tile to `c`, with bias and ReLU, and rounds it if `c` is bf16.
+//!
+//! A [`MicroKernel`](kernel::MicroKernel) chooses what the panels hold. With AVX512-BF16 that is pairs of bf16; without,
+//! it is the same rounded numbers as f32, so that the kernel is that of an f32 product. Which of the two is faster depends
+//! on the processor, see `prefers_bf16_dots`.
+//!
+//! **Order of sums.** k is cut into blocks by a rule that looks at k only. The products of a block are added one after
+//! the other (pair after pair with AVX512-BF16), starting from zero, then block after block. Neither m, n, the number of
+//! threads nor the place of a row or column changes an element's bits. Different instructions may give different bits.
+
+mod blocks;
+mod kernel;
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pack_avx512;
+mod store;
+
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::{Compute, Result, SimdLevel};
+use blocks::Blocks;
+use kernel::Plain;
+#[cfg(target_arch = "x86_64")]
+use kernel::{Avx2, Avx512, Dots};
+
+/// The address of a matrix, and its element type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Elems {
+    F32(*mut f32),
+    Bf16(*mut bf16),
+}
+
+impl Elems {
+    /// The address `elems` elements further on.
+    fn at(self, elems: usize) -> Self {
+        match self {
+            Elems::F32(start) => Elems::F32(start.wrapping_add(elems)),
+            Elems::Bf16(start) => Elems::Bf16(start.wrapping_add(elems)),
+        }
+    }
+}
+
+/// `a` or `b`, as lanes: the rows of `a`, or the columns of `b`. One of the strides is 1.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operand {
+    pub(crate) elems: Elems,
+    pub(crate) lane_stride: usize,
+    pub(crate) k_stride: usize,
+}
+
+/// `c`, row-major, and what is done with each sum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    pub(crate) elems: Elems,
+    pub(crate) row_stride: usize,
+    /// Adds to what is there.
+    pub(crate) accumulate: bool,
+    /// A number for each column, which is added.
+    pub(crate) bias: Option<*const f32>,
+    pub(crate) with_relu: bool,
+}
+
+/// Rows, columns and inner dimension.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+}
+
+/// A product whose matrices are described by addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) sizes: Sizes,
+    pub(crate) a: Operand,
+    pub(crate) b: Operand,
+    pub(crate) c: Output,
+}
+
+// SAFETY: addresses only; who follows them promises that the threads write disjoint parts of `c`.
+unsafe impl Send for Product {}
+// SAFETY: as above.
+unsafe impl Sync for Product {}
+
+impl Product {
+    /// The part of the product that makes these rows and columns of `c`.
+    fn part(&self, rows: &Range<usize>, columns: &Range<usize>) -> Self {
+        let Self { sizes, a, b, c } = *self;
+        let bias = c.bias.map(|bias| bias.wrapping_add(columns.start));
+        let c_start = c.elems.at(rows.start * c.row_stride + columns.start);
+        Self {
+            sizes: Sizes { m: rows.len(), n: columns.len(), ..sizes },
+            a: Operand { elems: a.elems.at(rows.start * a.lane_stride), ..a },
+            b: Operand { elems: b.elems.at(columns.start * b.lane_stride), ..b },
+            c: Output { elems: c_start, bias, ..c },
+        }
+    }
+}
+
+/// The number of f32 elements of scratch memory of a product: for each part of `c` that a thread makes, one packed block
+/// of `a` and of `b`, and f32 sums of `part rows x block columns` if `c` is bf16 and k has several blocks.
+pub(crate) fn scratch_len(compute: &Compute, sizes: Sizes, is_c_bf16: bool) -> usize {
+    let parts = parts(compute, sizes);
+    parts.iter().map(|(rows, columns)| blocks(compute, sizes, rows, columns, is_c_bf16).len()).sum()
+}
+
+fn blocks(
+    compute: &Compute,
+    sizes: Sizes,
+    rows: &Range<usize>,
+    columns: &Range<usize>,
+    is_c_bf16: bool,
+) -> Blocks {
+    let sizes = Sizes { m: rows.len(), n: columns.len(), ..sizes };
+    match instructions(compute) {
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Dots => Blocks::new::<Dots>(sizes, is_c_bf16),
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512 => Blocks::new::<Avx512>(sizes, is_c_bf16),
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => Blocks::new::<Avx2>(sizes, is_c_bf16),
+        Instructions::Plain => Blocks::new::<Plain>(sizes, is_c_bf16),
+    }
+}
+
+/// Computes the product on all threads.
+///
+/// # Safety
+///
+/// The addresses, strides and sizes describe memory that may be read, and written in the case of `c`; nobody else
+/// writes to it meanwhile, and `c` overlaps neither `a`, `b` nor the bias.
+pub(crate) unsafe fn run(compute: &Compute, product: Product) -> Result<()> {
+    let is_c_bf16 = matches!(product.c.elems, Elems::Bf16(_));
+    let mut scratch = compute.scratch(scratch_len(compute, product.sizes, is_c_bf16))?;
+    let mut rest = &mut scratch[..];
+    let with_scratch = |(rows, columns): (Range<usize>, Range<usize>)| {
+        let blocks = blocks(compute, product.sizes, &rows, &columns, is_c_bf16);
+        let (own, after) = std::mem::take(&mut rest).split_at_mut(blocks.len());
+        rest = after;
+        (product.part(&rows, &columns), blocks, own)
+    };
+    let items = parts(compute, product.sizes).into_iter().map(with_scratch).collect();
+    let instructions = instructions(compute);
+    compute.threads.for_each(items, |(part, blocks, scratch)| {
+        // SAFETY: the caller's promise; parts are disjoint, and the processor has the chosen instructions.
+        unsafe {
+            match instructions {
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Dots => blocks.run::<Dots>(&part, scratch),
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx512 => blocks.run::<Avx512>(&part, scratch),
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx2 => blocks.run::<Avx2>(&part, scratch),
+                Instructions::Plain => blocks.run::<Plain>(&part, scratch),
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The micro-kernel of a product.
+#[derive(Clone, Copy)]
+enum Instructions {
+    #[cfg(target_arch = "x86_64")]
+    Dots,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Plain,
+}
+
+fn instructions(compute: &Compute) -> Instructions {
+    match compute.simd {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 if compute.uses_bf16_dots() => Instructions::Dots,
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 => Instructions::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 => Instructions::Avx2,
+        _ => Instructions::Plain,
+    }
+}
+
+/// Divides `c` into a grid with a part for each thread. Each thread packs the rows of `a` and the columns of `b` of its
+/// part, so the grid with the fewest rows and columns per part is chosen. A part starts at a multiple of 64 rows and
+/// columns: two threads then write no common cache line of a `c` whose rows start on cache lines.
+fn parts(compute: &Compute, sizes: Sizes) -> Vec<(Range<usize>, Range<usize>)> {
+    const STEP: usize = 64;
+    let threads = compute.threads.count();
+    let lines = |len: usize, parts: usize| len.div_ceil(parts).next_multiple_of(STEP);
+    let grids = (1..=threads).filter(|down| threads.is_multiple_of(*down));
+    let packed = |down: &usize| lines(sizes.m, *down) + lines(sizes.n, threads / down);
+    let down = grids.min_by_key(packed).unwrap_or(1);
+    let (rows, columns) = (lines(sizes.m, down), lines(sizes.n, threads / down));
+    let ranges = |len: usize, step: usize| {
+        (0..len).step_by(step.max(1)).map(move |start| start..len.min(start + step))
+    };
+    let columns = ranges(sizes.n, columns).collect::<Vec<_>>();
+    let with_columns = |rows: Range<usize>| columns.iter().map(move |c| (rows.clone(), c.clone()));
+    ranges(sizes.m, rows).flat_map(with_columns).collect()
+}

@@ -1,0 +1,320 @@
+//! Packs panels with AVX-512: 16 lanes at a time, by transposes in registers where k is contiguous.
+
+use std::arch::x86_64::*;
+use std::mem::transmute;
+
+use half::bf16;
+
+use super::{Elems, Operand};
+
+/// How the elements of one type become units: 16 of them in a register.
+///
+/// # Safety
+///
+/// The functions may only run on a processor that has the instructions, and touch only the elements that they are told.
+unsafe trait Units<T> {
+    /// The number of k in a unit.
+    const K: usize;
+    /// The first 16 units of a lane whose elements are contiguous, from its first `len` elements, then zeros.
+    unsafe fn along_k(from: *const T, len: usize) -> __m512i;
+    /// The first unit of 16 contiguous lanes, from `len` elements (up to `K`) of the lanes in `mask`, then zeros.
+    unsafe fn across_lanes(from: *const T, k_stride: usize, len: usize, mask: __mmask16)
+    -> __m512i;
+}
+
+/// A unit is a pair of bf16. Needs AVX512-BF16.
+struct Pairs;
+/// A unit is a number that is rounded to bf16, as f32.
+struct Singles;
+
+/// The bits of the first `len` of 32 places.
+#[inline(always)]
+fn first(len: usize) -> u32 {
+    if len >= 32 { u32::MAX } else { (1 << len) - 1 }
+}
+
+// SAFETY: masked loads touch no element outside their mask.
+unsafe impl Units<f32> for Pairs {
+    const K: usize = 2;
+    #[inline(always)]
+    unsafe fn along_k(from: *const f32, len: usize) -> __m512i {
+        let mask = first(len);
+        // SAFETY: the caller guarantees `len` elements and the processor.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask as u16, from);
+            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(16));
+            transmute(_mm512_cvtne2ps_pbh(high, low))
+        }
+    }
+    #[inline(always)]
+    unsafe fn across_lanes(
+        from: *const f32,
+        k_stride: usize,
+        len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
+        // SAFETY: the caller guarantees the lanes in `mask` of `len` elements, and the processor.
+        unsafe {
+            let second = if len == 2 { mask } else { 0 };
+            let low = _mm512_maskz_loadu_ps(mask, from);
+            let high = _mm512_maskz_loadu_ps(second, from.wrapping_add(k_stride));
+            interleave(transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)))
+        }
+    }
+}
+
+// SAFETY: masked loads touch no element outside their mask.
+unsafe impl Units<bf16> for Pairs {
+    const K: usize = 2;
+    #[inline(always)]
+    unsafe fn along_k(from: *const bf16, len: usize) -> __m512i {
+        // SAFETY: the caller guarantees `len` elements and the processor.
+        unsafe { _mm512_maskz_loadu_epi16(first(len), from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn across_lanes(
+        from: *const bf16,
+        k_stride: usize,
+        len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
+        // SAFETY: the caller guarantees the lanes in `mask` of `len` elements, and the processor.
+        unsafe {
+            let second = if len == 2 { mask } else { 0 };
+            let low = _mm256_maskz_loadu_epi16(mask, from.cast());
+            let high = _mm256_maskz_loadu_epi16(second, from.wrapping_add(k_stride).cast());
+            let (low, high) = (_mm512_cvtepu16_epi32(low), _mm512_cvtepu16_epi32(high));
+            _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+        }
+    }
+}
+
+// SAFETY: masked loads touch no element outside their mask.
+unsafe impl Units<f32> for Singles {
+    const K: usize = 1;
+    #[inline(always)]
+    unsafe fn along_k(from: *const f32, len: usize) -> __m512i {
+        // SAFETY: the caller guarantees `len` elements and the processor.
+        unsafe { round(_mm512_maskz_loadu_ps(first(len) as u16, from)) }
+    }
+    #[inline(always)]
+    unsafe fn across_lanes(
+        from: *const f32,
+        _k_stride: usize,
+        _len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
+        // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
+        unsafe { round(_mm512_maskz_loadu_ps(mask, from)) }
+    }
+}
+
+// SAFETY: masked loads touch no element outside their mask.
+unsafe impl Units<bf16> for Singles {
+    const K: usize = 1;
+    #[inline(always)]
+    unsafe fn along_k(from: *const bf16, len: usize) -> __m512i {
+        // SAFETY: the caller guarantees `len` elements and the processor.
+        unsafe { widen(_mm256_maskz_loadu_epi16(first(len) as u16, from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn across_lanes(
+        from: *const bf16,
+        _k_stride: usize,
+        _len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
+        // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
+        unsafe { widen(_mm256_maskz_loadu_epi16(mask, from.cast())) }
+    }
+}
+
+/// Pairs of the bf16 at the same place of both halves of a register.
+#[inline(always)]
+unsafe fn interleave(halves: __m512i) -> __m512i {
+    // SAFETY: the caller guarantees the processor.
+    unsafe {
+        let low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(halves));
+        let high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(halves));
+        _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+    }
+}
+
+#[inline(always)]
+unsafe fn widen(x: __m256i) -> __m512i {
+    // SAFETY: the caller guarantees the processor.
+    unsafe { _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)) }
+}
+
+/// The nearest bf16 of each lane, ties to even, in the high half of the lane; NaN stays NaN.
+#[inline(always)]
+pub(super) unsafe fn round(x: __m512) -> __m512i {
+    // SAFETY: the caller guarantees the processor.
+    unsafe {
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        let quiet = _mm512_set1_epi32(0x40_0000);
+        let nearest = _mm512_mask_or_epi32(sum, is_nan, bits, quiet);
+        _mm512_and_si512(nearest, _mm512_set1_epi32(0xffff_0000_u32 as i32))
+    }
+}
+
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as pairs.
+///
+/// # Safety
+///
+/// The operand has these elements, the panels have room for their units, and the processor has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack_pairs<const LANES: usize>(
+    from: &Operand,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut u32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { pack::<Pairs, LANES>(from, lanes, k_len, panels) }
+}
+
+/// The same, as single numbers.
+///
+/// # Safety
+///
+/// As for [`pack_pairs`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) unsafe fn pack_singles<const LANES: usize>(
+    from: &Operand,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut u32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { pack::<Singles, LANES>(from, lanes, k_len, panels) }
+}
+
+/// # Safety
+///
+/// As for [`pack_pairs`].
+#[inline(always)]
+unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
+    from: &Operand,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut u32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match from.elems {
+            Elems::F32(start) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
+            Elems::Bf16(start) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panels),
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`pack_pairs`].
+#[inline(always)]
+unsafe fn copy<T, U: Units<T>, const LANES: usize>(
+    start: *const T,
+    from: &Operand,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut u32,
+) {
+    let &Operand { lane_stride, k_stride, .. } = from;
+    let units = k_len.div_ceil(U::K);
+    // The places of the panels in groups of up to 16 lanes: `(first lane, first unit)`.
+    let groups =
+        |lane: usize| (0..LANES).step_by(16).map(move |group| (lane + group, lane * units + group));
+    let slots = first(LANES.min(16)) as u16;
+    // SAFETY: loads are limited to the lanes and elements that are there, stores to the lanes of the panels.
+    unsafe {
+        if k_stride == 1 {
+            for (lane, to) in (0..lanes).step_by(LANES).flat_map(groups) {
+                let there = lanes.saturating_sub(lane).min(16.min(LANES));
+                let start = start.wrapping_add(lane * lane_stride);
+                for u0 in (0..units).step_by(16) {
+                    let len = (k_len - u0 * U::K).min(16 * U::K);
+                    let start = start.wrapping_add(u0 * U::K);
+                    let mut rows = [_mm512_setzero_si512(); 16];
+                    if there == 16.min(LANES) && len == 16 * U::K {
+                        for (lane, row) in rows.iter_mut().enumerate().take(16.min(LANES)) {
+                            *row = U::along_k(start.add(lane * lane_stride), 16 * U::K);
+                        }
+                    } else {
+                        for (lane, row) in rows.iter_mut().enumerate().take(there) {
+                            *row = U::along_k(start.add(lane * lane_stride), len);
+                        }
+                    }
+                    let to = panels.wrapping_add(to + u0 * LANES);
+                    for (u, row) in transpose(rows).into_iter().enumerate() {
+                        if u0 + u < units {
+                            _mm512_mask_storeu_epi32(to.wrapping_add(u * LANES).cast(), slots, row);
+                        }
+                    }
+                }
+            }
+        } else {
+            // Several panels at a time: more of each row is read while its page and lines are at hand.
+            for lane0 in (0..lanes).step_by(TOGETHER * LANES) {
+                let end = lanes.min(lane0 + TOGETHER * LANES);
+                for u in 0..units {
+                    let len = (k_len - u * U::K).min(U::K);
+                    let start = start.wrapping_add(u * U::K * k_stride);
+                    for (lane, to) in (lane0..end).step_by(LANES).flat_map(groups) {
+                        for k in 0..U::K {
+                            let ahead = (AHEAD * U::K + k) * k_stride + lane;
+                            _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(ahead).cast());
+                        }
+                        let mask = first(lanes.saturating_sub(lane)) as u16;
+                        let row = U::across_lanes(start.wrapping_add(lane), k_stride, len, mask);
+                        _mm512_mask_storeu_epi32(
+                            panels.wrapping_add(to + u * LANES).cast(),
+                            slots,
+                            row,
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows that are far apart are fetched this many units before they are needed: the processor does not foresee them.
+const AHEAD: usize = 8;
+/// The number of panels that are filled side by side.
+const TOGETHER: usize = 4;
+
+/// The transpose of 16 x 16 numbers of 32 bits.
+#[inline(always)]
+unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: the caller guarantees the processor.
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        let (mut s, mut t) = ([zero; 16], [zero; 16]);
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+        }
+        for i in 0..4 {
+            s[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+            s[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+            s[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+            s[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+        }
+        // `s[4 i + j]` has columns j, j + 4, j + 8 and j + 12 of rows 4 i to 4 i + 3.
+        for j in 0..4 {
+            let even = _mm512_shuffle_i32x4::<0x88>(s[j], s[j + 4]);
+            let odd = _mm512_shuffle_i32x4::<0xdd>(s[j], s[j + 4]);
+            let even_below = _mm512_shuffle_i32x4::<0x88>(s[j + 8], s[j + 12]);
+            let odd_below = _mm512_shuffle_i32x4::<0xdd>(s[j + 8], s[j + 12]);
+            t[j] = _mm512_shuffle_i32x4::<0x88>(even, even_below);
+            t[j + 8] = _mm512_shuffle_i32x4::<0xdd>(even, even_below);
+            t[j + 4] = _mm512_shuffle_i32x4::<0x88>(odd, odd_below);
+            t[j + 12] = _mm512_shuffle_i32x4::<0xdd>(odd, odd_below);
+        }
+        t
+    }
+}

@@ -1,0 +1,194 @@
+//! Writes a tile of sums to `c`: addend, bias, ReLU, and the one rounding if `c` is bf16.
+
+use super::Elems;
+use crate::bf16::{round, widen};
+
+/// Room for the largest tile of sums.
+#[repr(align(64))]
+pub(super) struct Buffer(pub(super) [f32; 14 * 32]);
+
+/// Where a tile of sums goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the bias.
+pub(super) struct Tile {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Numbers of the same shape, and the stride of their rows.
+    pub(super) addend: Option<(*mut f32, usize)>,
+    pub(super) to: Elems,
+    pub(super) stride: usize,
+    /// Whether a bf16 `c` is added. An f32 `c` is the addend.
+    pub(super) adds_to_bf16: bool,
+    /// A number for each column.
+    pub(super) bias: Option<*const f32>,
+    pub(super) with_relu: bool,
+}
+
+impl Tile {
+    /// Asks for the cache lines that the tile will be written to, while its sums are being made.
+    pub(super) fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for row in 0..self.rows {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch touches no memory that the program can observe, at any address.
+            unsafe {
+                match self.to.at(row * self.stride) {
+                    Elems::F32(to) => {
+                        _mm_prefetch::<_MM_HINT_T0>(to.cast());
+                        _mm_prefetch::<_MM_HINT_T0>(to.wrapping_add(16).cast());
+                    }
+                    Elems::Bf16(to) => _mm_prefetch::<_MM_HINT_T0>(to.cast()),
+                }
+            }
+        }
+    }
+}
+
+/// Writes a tile whose sums have rows of `COLUMNS`.
+///
+/// # Safety
+///
+/// All addresses of the tile may be read and written.
+#[inline(always)]
+pub(super) unsafe fn store<const COLUMNS: usize>(sums: *const f32, tile: &Tile) {
+    for i in 0..tile.rows {
+        // SAFETY: the caller's contract; rows and columns lie in the tile.
+        unsafe {
+            let mut row = [0.0; COLUMNS];
+            row.copy_from_slice(std::slice::from_raw_parts(sums.add(i * COLUMNS), COLUMNS));
+            let row = &mut row[..tile.columns];
+            if let Some((addend, stride)) = tile.addend {
+                for (j, x) in row.iter_mut().enumerate() {
+                    *x += *addend.add(i * stride + j);
+                }
+            }
+            if let (Elems::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
+                for (j, x) in row.iter_mut().enumerate() {
+                    *x += widen(*to.add(i * tile.stride + j));
+                }
+            }
+            if let Some(bias) = tile.bias {
+                for (j, x) in row.iter_mut().enumerate() {
+                    *x += *bias.add(j);
+                }
+            }
+            if tile.with_relu {
+                for x in row.iter_mut() {
+                    *x = if *x > 0.0 || x.is_nan() { *x } else { 0.0 };
+                }
+            }
+            match tile.to {
+                Elems::F32(to) => {
+                    to.add(i * tile.stride).copy_from_nonoverlapping(row.as_ptr(), row.len())
+                }
+                Elems::Bf16(to) => {
+                    for (j, x) in row.iter().enumerate() {
+                        to.add(i * tile.stride + j).write(round(*x));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes sums from registers: at once if there is at most an addend, otherwise by way of the buffer.
+///
+/// # Safety
+///
+/// As for [`store`]; the processor has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) unsafe fn store_registers<const ROWS: usize>(
+    sums: [[std::arch::x86_64::__m512; 2]; ROWS],
+    buffer: &mut Buffer,
+    tile: &Tile,
+) {
+    use std::arch::x86_64::*;
+
+    let masks = [0, 16].map(|j| first(tile.columns.saturating_sub(j)));
+    // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
+    unsafe {
+        if tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16 {
+            for (i, sums) in sums.into_iter().enumerate() {
+                _mm512_store_ps(buffer.0.as_mut_ptr().add(i * 32), sums[0]);
+                _mm512_store_ps(buffer.0.as_mut_ptr().add(i * 32 + 16), sums[1]);
+            }
+            return store_avx512(buffer.0.as_ptr(), tile);
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            if i >= tile.rows {
+                break;
+            }
+            for (h, mut x) in sums.into_iter().enumerate() {
+                let (at, mask) = (i * tile.stride + 16 * h, masks[h]);
+                if let Some((addend, stride)) = tile.addend {
+                    let addend = addend.wrapping_add(i * stride + 16 * h);
+                    x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend), x);
+                }
+                match tile.to {
+                    Elems::F32(to) => _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x),
+                    Elems::Bf16(to) => {
+                        let x = super::pack_avx512::round(x);
+                        let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x));
+                        _mm256_mask_storeu_epi16(to.wrapping_add(at).cast(), mask, x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The bits of the first `len` of 16 places.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn first(len: usize) -> u16 {
+    if len >= 16 { u16::MAX } else { (1 << len) - 1 }
+}
+
+/// The same as [`store`] for sums with rows of 32.
+///
+/// # Safety
+///
+/// As for [`store`]; the processor has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
+    use std::arch::x86_64::*;
+
+    for j in (0..tile.columns).step_by(16) {
+        let mask = first(tile.columns - j);
+        // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
+        unsafe {
+            let zero = _mm512_setzero_ps();
+            let mut bias = zero;
+            if let Some(from) = tile.bias {
+                bias = _mm512_maskz_loadu_ps(mask, from.add(j));
+            }
+            for i in 0..tile.rows {
+                let mut x = _mm512_load_ps(sums.add(i * 32 + j));
+                if let Some((addend, stride)) = tile.addend {
+                    x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend.add(i * stride + j)), x);
+                }
+                if let (Elems::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
+                    let old = _mm256_maskz_loadu_epi16(mask, to.add(i * tile.stride + j).cast());
+                    let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
+                    x = _mm512_add_ps(_mm512_castsi512_ps(old), x);
+                }
+                if tile.bias.is_some() {
+                    x = _mm512_add_ps(x, bias);
+                }
+                if tile.with_relu {
+                    // Not less or equal: above zero, or NaN.
+                    x = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLE_UQ>(x, zero), x);
+                }
+                let at = i * tile.stride + j;
+                match tile.to {
+                    Elems::F32(to) => _mm512_mask_storeu_ps(to.add(at), mask, x),
+                    Elems::Bf16(to) => {
+                        let high = super::pack_avx512::round(x);
+                        let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(high));
+                        _mm256_mask_storeu_epi16(to.add(at).cast(), mask, x);
+                    }
+                }
+            }
+        }
+    }
+}

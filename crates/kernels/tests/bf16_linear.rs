@@ -1,0 +1,146 @@
+//! The fully connected layer with tensors of bf16, against sums in f64 of the same numbers.
+
+use half::bf16;
+use paceline_kernels::linear::{self, Activation};
+use paceline_kernels::{Compute, SimdLevel, elementwise};
+use paceline_memory::{Allocator, Category, DType, Tensor};
+
+/// Small integers: every product and sum below 2^24 is exact in f32, in any order, so the one rounding at the end decides
+/// the bits. The sums exceed 256, so bf16 rounds some of them.
+fn numbers(seed: u32, len: usize) -> Vec<f32> {
+    let at = |i: usize| (i as u32).wrapping_add(seed).wrapping_mul(2_654_435_761) >> 27;
+    (0..len).map(|i| at(i) as f32 - 15.0).collect()
+}
+
+fn tensor(compute: &Compute, dtype: DType, dims: &[usize], elems: &[f32]) -> Tensor {
+    let tensor = compute.allocator.tensor(dtype, dims, Category::Data).unwrap();
+    match dtype {
+        DType::F32 => tensor.write::<f32>().unwrap().copy_from_slice(elems),
+        _ => {
+            let halves: Vec<_> = elems.iter().copied().map(bf16::from_f32).collect();
+            tensor.write::<bf16>().unwrap().copy_from_slice(&halves);
+        }
+    }
+    tensor
+}
+
+/// The exact results, rounded once to the type of the tensor.
+fn assert_equal(got: &Tensor, want: &[f64], what: &str) {
+    let got: Vec<f64> = match got.dtype() {
+        DType::F32 => got.read::<f32>().unwrap().iter().copied().map(f64::from).collect(),
+        _ => {
+            let want: Vec<_> = want.iter().copied().map(bf16::from_f64).collect();
+            assert_eq!(&got.read::<bf16>().unwrap()[..], want, "{what}");
+            return;
+        }
+    };
+    assert_eq!(got, want, "{what}");
+}
+
+fn computes() -> Vec<Compute> {
+    let mut computes = Vec::new();
+    for threads in [1, 3] {
+        let new = || Compute::new(threads, Allocator::new()).unwrap();
+        for level in SimdLevel::available() {
+            computes.push(new().with_simd(level).unwrap().with_bf16_dots(false).unwrap());
+        }
+        computes.extend(new().with_bf16_dots(true));
+    }
+    computes
+}
+
+#[test]
+fn forward_and_gradients_round_once() {
+    let (bf, f) = (DType::BF16, DType::F32);
+    for compute in computes() {
+        for (m, n, k) in [(1, 1, 1), (3, 5, 7), (33, 129, 64), (70, 40, 700), (2, 3, 0), (0, 2, 3)]
+        {
+            for other in [bf, f] {
+                let what = format!("{:?} {m} {n} {k} {other}", compute.simd());
+                let (x, w, b) = (numbers(1, m * k), numbers(2, n * k), numbers(3, n));
+                let dy = numbers(4, m * n);
+                let (xt, wt) =
+                    (tensor(&compute, bf, &[m, k], &x), tensor(&compute, other, &[n, k], &w));
+                let bt = tensor(&compute, other, &[n], &b);
+                let yt = tensor(&compute, other, &[m, n], &numbers(5, m * n));
+
+                let sums = |with_bias: bool| -> Vec<f64> {
+                    let sum = |at: usize| {
+                        let (i, j) = (at / n, at % n);
+                        let products =
+                            (0..k).map(|p| f64::from(x[i * k + p]) * f64::from(w[j * k + p]));
+                        products.sum::<f64>() + if with_bias { f64::from(b[j]) } else { 0.0 }
+                    };
+                    (0..m * n).map(sum).collect()
+                };
+                linear::forward(&compute, &xt, &wt, None, Activation::None, &yt).unwrap();
+                assert_equal(&yt, &sums(false), &what);
+                linear::forward(&compute, &xt, &wt, Some(&bt), Activation::Relu, &yt).unwrap();
+                let want: Vec<_> = sums(true).into_iter().map(|y| y.max(0.0)).collect();
+                assert_equal(&yt, &want, &what);
+
+                let dyt = tensor(&compute, bf, &[m, n], &dy);
+                let (dw, db) = (numbers(6, n * k), numbers(7, n));
+                for accumulate in [false, true] {
+                    let dwt = tensor(&compute, other, &[n, k], &dw);
+                    let dbt = tensor(&compute, other, &[n], &db);
+                    linear::backward_weight(&compute, &xt, &dyt, &dwt, Some(&dbt), accumulate)
+                        .unwrap();
+                    let old = |x: f32| if accumulate { f64::from(x) } else { 0.0 };
+                    let sum = |at: usize| {
+                        let (j, p) = (at / k, at % k);
+                        let products =
+                            (0..m).map(|i| f64::from(dy[i * n + j]) * f64::from(x[i * k + p]));
+                        old(dw[at]) + products.sum::<f64>()
+                    };
+                    assert_equal(&dwt, &(0..n * k).map(sum).collect::<Vec<_>>(), &what);
+                    let sum = |j: usize| {
+                        old(db[j]) + (0..m).map(|i| f64::from(dy[i * n + j])).sum::<f64>()
+                    };
+                    assert_equal(&dbt, &(0..n).map(sum).collect::<Vec<_>>(), &what);
+                }
+
+                let dxt = tensor(&compute, other, &[m, k], &numbers(8, m * k));
+                linear::backward_input(&compute, &wt, &dyt, &dxt).unwrap();
+                let sum = |at: usize| {
+                    let (i, p) = (at / k, at % k);
+                    (0..n).map(|j| f64::from(dy[i * n + j]) * f64::from(w[j * k + p])).sum::<f64>()
+                };
+                assert_equal(&dxt, &(0..m * k).map(sum).collect::<Vec<_>>(), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn relu_stops_the_gradient_of_what_it_cut() {
+    for compute in computes() {
+        let y = [0.0, -0.0, 1.0, f32::NAN, 1e-40, 3.0];
+        let bf = |elems: &[f32]| tensor(&compute, DType::BF16, &[6], elems);
+        let (dy, dx) = (bf(&[1.0, 2.0, 3.0, 4.0, 5.0, f32::INFINITY]), bf(&[9.0; 6]));
+        elementwise::relu_backward(&compute, &bf(&y), &dy, &dx).unwrap();
+        let got = dx.read::<bf16>().unwrap().iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+        assert_eq!(got, [0.0, 0.0, 3.0, 4.0, 5.0, f32::INFINITY]);
+    }
+}
+
+#[test]
+fn other_types_are_refused_on_both_devices() {
+    for allocator in [Allocator::new(), Allocator::meta()] {
+        let compute = Compute::new(1, allocator).unwrap();
+        let of = |dtype, dims: [usize; 2]| {
+            compute.allocator.tensor(dtype, dims, Category::Data).unwrap()
+        };
+        let (x, w) = (of(DType::BF16, [4, 3]), of(DType::F16, [2, 3]));
+        let y = of(DType::BF16, [4, 2]);
+        let error = linear::forward(&compute, &x, &w, None, Activation::None, &y).unwrap_err();
+        assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
+        let error = linear::backward_input(&compute, &w, &y, &x).unwrap_err();
+        assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
+        let error = linear::backward_weight(&compute, &x, &y, &w, None, false).unwrap_err();
+        assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
+        // A bf16 weight needs an input of bf16.
+        let (x, w) = (of(DType::F32, [4, 3]), of(DType::BF16, [2, 3]));
+        assert!(linear::forward(&compute, &x, &w, None, Activation::None, &y).is_err());
+    }
+}
