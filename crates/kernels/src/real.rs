@@ -22,7 +22,7 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// e to the power of `self`.
     fn exp(self) -> Self;
-    /// e to the power of `self`, in a form that a compiler can vectorize; see [`crate::exp`].
+    /// e to the power of `self`, in a form that a compiler can vectorize.
     fn fast_exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
