@@ -258,3 +258,30 @@ fn a_config_file_is_read_written_and_checked() {
     let error = LlamaConfig::from_json("[]").unwrap_err().to_string();
     assert_eq!(error, "this is no JSON object");
 }
+
+#[test]
+fn smollm2_as_a_classifier_has_its_published_tensors() {
+    let config = LlamaConfig {
+        vocab_size: 49_152,
+        hidden_size: 960,
+        intermediate_size: 2560,
+        num_hidden_layers: 32,
+        num_attention_heads: 15,
+        num_key_value_heads: 5,
+        head_dim: 64,
+        max_position_embeddings: 8192,
+        rope_theta: 100_000.0,
+        rope_scaling: None,
+        rms_norm_eps: 1e-5,
+        initializer_range: 0.02,
+        tie_word_embeddings: true,
+        task: LlamaTask::Classification { num_labels: 5 },
+    };
+    let layout = config.build(2).unwrap().layout;
+    assert_eq!((layout.params().len(), layout.num_params()), (291, 361_825_920));
+    // MiB of all parameters, as published, with two decimals.
+    let mib = layout.num_params() as f64 * 4.0 / f64::from(1 << 20);
+    assert_eq!(format!("{mib:.2}"), "1380.26");
+    // Padding adds less than a thousandth.
+    assert!(layout.len() - layout.num_params() < layout.num_params() / 1000);
+}
