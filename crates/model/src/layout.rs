@@ -261,21 +261,34 @@ impl Layout {
         Self { params, units, trained_len, len, world_size, buffers: Vec::new() }
     }
 
-    /// The initial values of a parameter's elements. They depend only on the seed and the parameter's number,
-    /// so every rank can compute all of them.
-    pub fn initial_values(&self, id: ParamId, seed: u64) -> impl Iterator<Item = f64> {
-        let param = self.param(id);
+    /// The initial values of some of a parameter's elements. They depend only on the seed, the parameter's number and the place of
+    /// the element, so every rank can compute those that it holds.
+    pub fn initial_values(
+        &self,
+        id: ParamId,
+        seed: u64,
+        elems: Range<usize>,
+    ) -> impl Iterator<Item = f64> {
+        let init = self.param(id).init;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(id.0 as u64);
-        (0..param.shape.num_elems()).map(move |_| match param.init {
+        // An element takes two words of the stream. Normal values come in pairs.
+        let begin = elems.start - elems.start % 2;
+        rng.set_word_pos(2 * begin as u128);
+        let mut second = None;
+        let values = (begin..elems.end).map(move |_| match init {
             Init::Uniform { bound } => (rng.random::<f64>() * 2.0 - 1.0) * bound,
-            Init::Normal { std } => {
+            Init::Normal { std } => second.take().unwrap_or_else(|| {
                 // By Box and Muller. One minus a number in [0, 1) is never zero.
                 let (radius, turn) = (1.0 - rng.random::<f64>(), rng.random::<f64>());
-                std * (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * turn).cos()
-            }
+                let radius = std * (-2.0 * radius.ln()).sqrt();
+                let (sin, cos) = (std::f64::consts::TAU * turn).sin_cos();
+                second = Some(radius * sin);
+                radius * cos
+            }),
             Init::Constant(value) => value,
-        })
+        });
+        values.skip(elems.start - begin)
     }
 }
 
@@ -457,7 +470,7 @@ mod tests {
         let a = builder.param("weight", [1000], Init::fan_in(25));
         let b = builder.param("bias", [1000], Init::fan_in(25));
         let layout = builder.finish(1);
-        let draw = |id, seed| layout.initial_values(id, seed).collect::<Vec<f64>>();
+        let draw = |id, seed| layout.initial_values(id, seed, 0..1000).collect::<Vec<f64>>();
         assert_eq!(draw(a, 1), draw(a, 1));
         assert_ne!(draw(a, 1), draw(a, 2));
         assert_ne!(draw(a, 1), draw(b, 1));
@@ -466,11 +479,27 @@ mod tests {
     }
 
     #[test]
+    fn an_element_has_the_same_initial_value_whatever_comes_before_it() {
+        for init in [Init::fan_in(9), Init::Normal { std: 0.5 }, Init::Constant(2.0)] {
+            let mut builder = LayoutBuilder::new();
+            builder.unit("a");
+            let a = builder.param("weight", [300], init);
+            let layout = builder.finish(1);
+            let all: Vec<f64> = layout.initial_values(a, 7, 0..300).collect();
+            for range in [0..1, 1..2, 7..300, 64..200, 299..300, 5..5] {
+                let some: Vec<f64> = layout.initial_values(a, 7, range.clone()).collect();
+                assert_eq!(some, all[range.clone()], "{init:?} {range:?}");
+            }
+        }
+    }
+
+    #[test]
     fn normal_values_have_the_moments_of_a_normal_distribution() {
         let mut builder = LayoutBuilder::new();
         builder.unit("a");
         let a = builder.param("weight", [20_000], Init::Normal { std: 0.5 });
-        let values: Vec<f64> = builder.finish(1).initial_values(a, 1).map(|x| x / 0.5).collect();
+        let values: Vec<f64> =
+            builder.finish(1).initial_values(a, 1, 0..20_000).map(|x| x / 0.5).collect();
         let moment = |power| values.iter().map(|x| x.powi(power)).sum::<f64>() / 20_000.0;
         // The seed is fixed. The bounds are five standard errors: sqrt(1, 2, 15, 96 / 20,000) times five.
         assert!(moment(1).abs() < 0.036, "{}", moment(1));

@@ -75,11 +75,9 @@ impl Storage {
         self.values.tensor().fill_zero()?;
         self.grads.tensor().fill_zero()?;
         for (at, param) in self.layout.params().iter().enumerate() {
-            let mut values = self.layout.initial_values(ParamId(at), seed);
-            let mut next = param.start;
             for (range, part) in self.values.within(&param.range())? {
-                let values = values.by_ref().skip(range.start - next).take(range.len());
-                next = range.end;
+                let elems = range.start - param.start..range.end - param.start;
+                let values = self.layout.initial_values(ParamId(at), seed, elems);
                 match part.dtype() {
                     DType::F64 => {
                         part.write::<f64>()?.iter_mut().zip(values).for_each(|(x, v)| *x = v);
