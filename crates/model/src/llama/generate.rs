@@ -78,11 +78,11 @@ struct Rows {
 }
 
 impl<'a> Generator<'a> {
-    /// A generator for texts of at most `max_len` tokens. It computes in the element type of the storage's values, f32 or f64, and
-    /// takes `2 * layers * kv_heads * head_dim * max_len` elements for the cache.
+    /// A generator for texts of at most `max_len` tokens. It computes in the element type of the storage's values, f32 or
+    /// f64, and takes `2 * layers * kv_heads * head_dim * max_len` elements for the cache.
     ///
-    /// Errors if the model is a classifier, if it does not know `max_len` positions, if the storage lacks one of its parameters, or if
-    /// there is no memory.
+    /// Errors if the model is a classifier, if it does not know `max_len` positions, if the storage lacks one of its
+    /// parameters, or if there is no memory.
     pub fn new(
         compute: &'a Compute,
         config: &LlamaConfig,
@@ -168,7 +168,8 @@ impl<'a> Generator<'a> {
         self.position
     }
 
-    /// Reads the next token of the text. Errors if the model does not have the token, or if the text has `max_len` tokens already.
+    /// Reads the next token of the text. Errors if the model does not have the token, or if the text has `max_len` tokens
+    /// already.
     pub fn read(&mut self, token: u32) -> Result<()> {
         let Self { compute, spec, table, rows, .. } = self;
         rows.token.write::<i64>()?.fill(token.into());

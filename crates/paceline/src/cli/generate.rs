@@ -15,8 +15,7 @@ Examples:
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct GenerateArgs {
     /// Folder with config.json, model.safetensors (or its index) and tokenizer.json, as Hugging Face stores them
-    // The name `model` belongs to the flag with which training chooses a kind of model.
-    #[arg(id = "model_folder", long = "model", value_name = "DIR")]
+    #[arg(long = "model", value_name = "DIR")]
     pub folder: PathBuf,
     /// The text to go on from
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]

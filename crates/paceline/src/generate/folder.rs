@@ -1,7 +1,7 @@
 //! A folder with a language model, as Hugging Face stores it: settings, weights, tokenizer, and the tokens that end a text.
 //!
-//! Input: the name of the folder. Output: its contents, or what is missing and where it comes from. This module does not know what
-//! the model is used for.
+//! Input: the name of the folder. Output: its contents, or what is missing and where it comes from. This module does not
+//! know what the model is used for.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,7 +85,8 @@ impl Folder {
             .host(self.layout.num_bytes(dtype), Category::Parameters)
             .map_err(|e| Failure::Run(format!("there is no memory for the weights: {e}")))?;
         let none = allocator.host(0, Category::Gradients).map_err(failed)?;
-        let (values, grads) = ((values, vec![0..self.layout.len()]), (none, Vec::new()));
+        let all = 0..self.layout.len();
+        let (values, grads) = ((values, vec![all]), (none, Vec::new()));
         let storage = Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator);
         let storage = storage.map_err(failed)?;
         self.weights
