@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use paceline_data::text::{
-    Report, TextError, TextFiles, TextRows, TextSettings, TextSource, Tokenizer,
+    Report, TextError, TextFiles, TextRows, TextSettings, TextSource, TextStream, Tokenizer,
 };
 use paceline_data::{Dataset, OwnedSample, Split};
 use parquet::basic::Compression;
@@ -233,6 +233,56 @@ fn texts_are_cut_with_their_special_tokens() {
     assert!(tokens.iter().enumerate().all(|(at, row)| *row == expected[at % 5]));
     let error = Tokenizer::load(&write(&folder, "tokenizer.json", "{}")).err().unwrap().to_string();
     assert!(error.contains("tokenizer.json: is not the tokenizer.json of a model"), "{error}");
+}
+
+/// A tokenizer of bytes, as those of Llama 3 and SmolLM2, with two words of several characters.
+const BYTES: &str = r#"{
+    "version": "1.0", "truncation": null, "padding": null,
+    "added_tokens": [
+        {"id": 8, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
+         "normalized": false, "special": true}
+    ],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    "post_processor": null,
+    "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+              "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+              "vocab": {"a": 0, "b": 1, "\u0120": 2, "\u00c3": 3, "\u00a4": 4, "ab": 5, "\u0120a": 6, "\u0120ab": 7},
+              "merges": ["a b", "\u0120 ab", "\u0120 a"]}
+}"#;
+
+#[test]
+fn tokens_become_text_as_they_come() {
+    let folder = TempDir::new().unwrap();
+    let tokenizer = Tokenizer::load(&write(&folder, "tokenizer.json", BYTES)).unwrap();
+    // "ä" is two bytes, which are a token each.
+    let text = "ab ab \u{e4} aba";
+    let tokens = tokenizer.encode_whole(text).unwrap();
+    assert_eq!(tokens, [5, 7, 2, 3, 4, 7, 0]);
+    assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
+    for known in 0..tokens.len() {
+        let mut stream = TextStream::new(&tokenizer, &tokens[..known]);
+        let pieces: Vec<String> =
+            tokens[known..].iter().map(|token| stream.next(*token).unwrap()).collect();
+        let expected = ["ab", " ab", " ", "", "\u{e4}", " ab", "a"];
+        // Behind half a character, its second half is not one.
+        if known != 4 {
+            assert_eq!(pieces, expected[known..], "behind {known} tokens");
+            assert_eq!(stream.finish().unwrap(), "");
+        }
+    }
+    // A special token, and a number that is no token, have no text. Half a character is given out at the end.
+    let mut stream = TextStream::new(&tokenizer, &[]);
+    let pieces = [0, 8, 99, 1, 3].map(|token| stream.next(token).unwrap());
+    assert_eq!(pieces, ["a", "", "", "b", ""]);
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+    // A tokenizer of words puts spaces between them, and its own special token in front of a text.
+    let tokenizer = Tokenizer::load(&write(&folder, "words.json", TOKENIZER)).unwrap();
+    let tokens = tokenizer.encode_whole("good food").unwrap();
+    assert_eq!(tokens, [6, 1, 3]);
+    let mut stream = TextStream::new(&tokenizer, &tokens);
+    assert_eq!([5, 4].map(|token| stream.next(token).unwrap()), [" and", " more"]);
 }
 
 /// A folder with the files of both parts, `train` with 40 rows and, unless it is empty, `test` with 8.

@@ -85,6 +85,16 @@ pub enum ModelError {
         /// The first parameter that differs, and how.
         reason: String,
     },
+    /// A model computed a logit that is no number, or infinite.
+    #[error(
+        "the logit of token {token} is {value}: the weights are damaged, or their training has diverged"
+    )]
+    Logit {
+        /// The token.
+        token: usize,
+        /// Its logit.
+        value: f64,
+    },
     /// A kernel refused its operands.
     #[error(transparent)]
     Kernel(#[from] KernelError),

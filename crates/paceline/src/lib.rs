@@ -38,6 +38,7 @@ pub mod evaluate;
 pub mod experiment;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod generate;
 pub mod insight;
 pub mod launcher;
 pub mod links;

@@ -19,8 +19,8 @@ use crate::cli::studies::BenchCommand;
 use crate::cli::{Cli, Command};
 use crate::experiment::{self, FinishedRun};
 use crate::{
-    Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, launcher,
-    links, streams, sweep, trace,
+    Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, generate,
+    launcher, links, streams, sweep, trace,
 };
 
 /// The command line of paceline, with choices of its user's own.
@@ -89,6 +89,7 @@ fn run(command: Command) -> Result<u8> {
     match command {
         Command::Train(args) => experiment::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
+        Command::Generate(args) => generate::generate(&args),
         Command::Checkpoint(command) => checkpoint::command::checkpoint(&command),
         Command::Bench(BenchCommand::Operation(args)) => bench::sweep::bench(&args, place()?),
         Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),
@@ -132,15 +133,18 @@ fn add<C: Choice + ?Sized>(
     registry.add(choice, of_type)
 }
 
-/// The command, among those that have the flag `--key` and so would have `flag` too, in which another flag has one of its
-/// names.
+/// The command, among those that choose by `--key` and so would have `flag` too, in which another flag has one of its
+/// names. A flag of the same name that takes any text, such as the folder of `paceline generate
+/// --model`, chooses nothing.
 fn clash(command: &Parser, key: &str, flag: &Arg) -> Option<String> {
     let name = command.get_name();
     let own = names(flag);
     let is_taken = |other: &Arg| names(other).iter().any(|name| own.contains(name));
     // These are no flags of a command until it is used.
     let is_of_all = own.iter().any(|name| ["--help", "-h", "--version", "-V"].contains(&&**name));
-    let has_key = command.get_arguments().any(|other| other.get_long() == Some(key));
+    let is_choice =
+        |other: &Arg| other.get_long() == Some(key) && !other.get_possible_values().is_empty();
+    let has_key = command.get_arguments().any(is_choice);
     if has_key && (is_of_all || command.get_arguments().any(is_taken)) {
         return Some(name.to_owned());
     }
@@ -155,4 +159,19 @@ fn names(flag: &Arg) -> Vec<String> {
         flag.get_short().into_iter().chain(flag.get_all_short_aliases().unwrap_or_default());
     let typed = long.map(|name| format!("--{name}")).chain(short.map(|name| format!("-{name}")));
     typed.chain([flag.get_id().to_string()]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_commands_that_choose_by_the_key_clash() {
+        let of_model =
+            |flag: &'static str| clash(&Cli::command(), MODELS.key, &Arg::new(flag).long(flag));
+        assert_eq!(of_model("seed").as_deref(), Some("paceline train"));
+        assert_eq!(of_model("measure").as_deref(), Some("paceline links"));
+        // `paceline generate --model` names a folder.
+        assert_eq!(of_model("prompt"), None);
+    }
 }

@@ -1,6 +1,6 @@
-//! Turns texts into tokens, with the tokenizer that a model was published with.
+//! Turns texts into tokens and back, with the tokenizer that a model was published with.
 //!
-//! Input: a `tokenizer.json` and texts. Output: numbers of tokens. This module knows nothing of files of text, and pads
+//! Input: a `tokenizer.json` and texts. Output: numbers of tokens, or texts of tokens. This module knows nothing of files of text, and pads
 //! nothing: a batch does.
 
 use std::fs;
@@ -75,6 +75,16 @@ impl Tokenizer {
         truncated.map_err(|error| TextError::file(&self.path, error))?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         self.encode_with(&inner, &texts, true, progress)
+    }
+
+    /// All tokens of one text, with the special tokens that the tokenizer adds.
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        Ok(self.encode_with(&self.inner, &[text], true, &mut |_, _| ())?.concat())
+    }
+
+    /// The text of tokens. Special tokens, and numbers that are no tokens, have none.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
+        self.inner.decode(tokens, true).map_err(|error| TextError::file(&self.path, error))
     }
 
     /// All tokens of a running text, without special tokens. The text is cut where a line ends and the next one begins

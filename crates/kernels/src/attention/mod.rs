@@ -2,7 +2,8 @@
 //!
 //! Input: the queries, keys and values of all heads side by side, one row per token, and the number of real tokens of
 //! each row of the batch. Output: the mean of the values that each query attends to, and the gradients. This module
-//! does not know how queries, keys and values are made, and keeps nothing between calls.
+//! does not know how queries, keys and values are made, and keeps nothing between calls: the cache of [`step`], which computes
+//! one token at a time, belongs to the caller.
 //!
 //! No matrix of (seq, seq) exists at any time: 64 queries and 64 keys are worked on at a time, and the backward
 //! pass computes probabilities again from the logarithms of the forward pass's sums. Each f32 thread takes
@@ -27,8 +28,10 @@ mod backward;
 mod forward;
 pub(crate) mod plain;
 mod product;
+mod step;
 mod tile;
 
+pub use self::step::step;
 use self::tile::{Grid, Operands, Rows};
 
 const OP: &str = "attention";

@@ -6,11 +6,15 @@
 //! | `config_file.rs` | `config.json` |
 //! | `head.rs` | the objective of a language model |
 //! | `classifier.rs` | the objective of a sequence classifier |
+//! | `generate.rs` | the forward pass, token by token |
+//! | `sample.rs` | a token, chosen from its logits |
 
 mod classifier;
 mod config;
 mod config_file;
+mod generate;
 mod head;
+mod sample;
 
 use std::sync::Arc;
 
@@ -22,6 +26,8 @@ use crate::layers::{
 use crate::{Block, Init, LayoutBuilder, Model, Objective, Result};
 
 pub use config::{LlamaConfig, LlamaTask};
+pub use generate::Generator;
+pub use sample::{Sampler, Sampling};
 
 impl LlamaConfig {
     /// Builds the model for `world_size` ranks. Units and parameters have the names of Hugging Face's files: `model.embed_tokens`,

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod check;
 pub mod checkpoint;
 pub mod evaluate;
+pub mod generate;
 pub mod launch;
 pub mod links;
 mod named;
@@ -26,6 +27,7 @@ use analyze::{AnalyzeArgs, CompareRunsArgs};
 use check::CheckArgs;
 use checkpoint::CheckpointCommand;
 use evaluate::EvaluateArgs;
+use generate::GenerateArgs;
 use launch::LaunchArgs;
 use links::LinksArgs;
 use studies::BenchCommand;
@@ -64,6 +66,8 @@ pub enum Command {
     Train(TrainCommand),
     /// Evaluate a checkpoint on the test set
     Evaluate(Box<EvaluateArgs>),
+    /// Go on from a text with a language model, to see what it has learned
+    Generate(GenerateArgs),
     /// Show, verify or export what --save has written
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),

@@ -1,0 +1,173 @@
+//! Attention token by token against attention of the whole sequence, at every SIMD level of this machine, with one and three
+//! threads; what is refused; the device without contents.
+
+use paceline_kernels::attention::{self, AttentionSpec};
+use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
+use paceline_kernels::{Compute, Real, SimdLevel};
+use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+fn table(allocator: &Allocator, spec: &AttentionSpec, dtype: DType) -> RotaryTable {
+    let config = RotaryConfig { head_dim: spec.head_dim, theta: 10_000.0, scaling: None };
+    RotaryTable::new(allocator, config, spec.seq, dtype).unwrap()
+}
+
+fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>) -> Tensor {
+    compute.allocator.tensor(dtype, shape, Category::Data).unwrap()
+}
+
+fn filled<T: Real>(
+    compute: &Compute,
+    dtype: DType,
+    shape: impl Into<Shape>,
+    elems: &[f64],
+) -> Tensor {
+    let tensor = tensor(compute, dtype, shape);
+    for (to, from) in tensor.write::<T>().unwrap().iter_mut().zip(elems) {
+        *to = T::from_f64(*from);
+    }
+    tensor
+}
+
+fn computes() -> Vec<Compute> {
+    let levels = SimdLevel::available().into_iter();
+    let with = |(level, threads)| {
+        Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap()
+    };
+    levels.flat_map(|level| [1, 3].map(|threads| (level, threads))).map(with).collect()
+}
+
+fn random(seed: u64, len: usize) -> Vec<f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..len).map(|_| f64::from(rng.random_range(-1.0f32..1.0))).collect()
+}
+
+/// The output for all tokens at once.
+fn whole<T: Real>(
+    compute: &Compute,
+    dtype: DType,
+    spec: &AttentionSpec,
+    elems: &[f64],
+) -> Vec<f64> {
+    let qkv = filled::<T>(compute, dtype, spec.qkv_shape(), elems);
+    let output = tensor(compute, dtype, spec.output_shape());
+    let log_sums = tensor(compute, dtype, [spec.log_sums_len()]);
+    let table = table(&compute.allocator, spec, dtype);
+    attention::forward(compute, &qkv, None, &table, spec, &output, &log_sums).unwrap();
+    output.read::<T>().unwrap().iter().map(|x| x.to_f64()).collect()
+}
+
+/// The same, token by token, with places of the cache behind the last token that stay NaN.
+fn by_steps<T: Real>(
+    compute: &Compute,
+    dtype: DType,
+    spec: &AttentionSpec,
+    elems: &[f64],
+) -> Vec<f64> {
+    let cached = AttentionSpec { seq: spec.seq + 2, ..*spec };
+    let ([_, columns], [_, width]) = (spec.qkv_shape(), spec.output_shape());
+    let cache = || {
+        let shape = Shape::from(cached.cache_shape());
+        filled::<T>(compute, dtype, shape, &vec![f64::NAN; shape.num_elems()])
+    };
+    let (keys, values) = (cache(), cache());
+    let table = table(&compute.allocator, spec, dtype);
+    let mut all = vec![f64::NAN; spec.batch * spec.seq * width];
+    for position in 0..spec.seq {
+        let rows = (0..spec.batch).map(|row| row * spec.seq + position);
+        let qkv: Vec<f64> =
+            rows.clone().flat_map(|at| &elems[at * columns..][..columns]).copied().collect();
+        let qkv = filled::<T>(compute, dtype, [spec.batch, columns], &qkv);
+        let output =
+            filled::<T>(compute, dtype, [spec.batch, width], &vec![f64::NAN; spec.batch * width]);
+        attention::step(compute, &qkv, &table, &cached, position, &keys, &values, &output).unwrap();
+        let output = output.read::<T>().unwrap();
+        for (at, from) in rows.zip(output.chunks_exact(width)) {
+            let to = &mut all[at * width..][..width];
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f64());
+        }
+    }
+    all
+}
+
+#[track_caller]
+fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= tolerance, "{what}[{at}]: {got}, not {want}");
+    }
+}
+
+#[test]
+fn tokens_one_by_one_get_the_output_of_the_whole_sequence() {
+    let computes = computes();
+    let mut seed = 0;
+    for (heads, kv_heads) in [(1, 1), (4, 1), (4, 2), (9, 3)] {
+        for head_dim in [2, 16, 64, 80] {
+            for seq in [1, 2, 33, 65] {
+                let spec = AttentionSpec { batch: 2, seq, heads, kv_heads, head_dim };
+                seed += 1;
+                let elems = random(seed, 2 * seq * spec.qkv_shape()[1]);
+                let want = whole::<f64>(&computes[0], DType::F64, &spec, &elems);
+                let got = by_steps::<f64>(&computes[0], DType::F64, &spec, &elems);
+                assert_close(&got, &want, 1e-12, &format!("{spec:?} f64"));
+                for compute in &computes {
+                    let got = by_steps::<f32>(compute, DType::F32, &spec, &elems);
+                    let fast = whole::<f32>(compute, DType::F32, &spec, &elems);
+                    let what = format!("{spec:?} {:?}", compute.simd());
+                    // Sums of up to 80 products of numbers below one, in f32.
+                    assert_close(&got, &want, 1e-5, &what);
+                    assert_close(&got, &fast, 1e-5, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_empty_batch_takes_a_step() {
+    let spec = AttentionSpec { batch: 0, seq: 3, heads: 2, kv_heads: 1, head_dim: 4 };
+    for compute in computes() {
+        assert_eq!(by_steps::<f32>(&compute, DType::F32, &spec, &[]), []);
+    }
+}
+
+/// Takes a step with a cache of four places and a table of `positions`.
+fn step_at(compute: &Compute, position: usize, positions: usize, width: usize) -> Option<String> {
+    let spec = AttentionSpec { batch: 3, seq: 4, heads: 4, kv_heads: 2, head_dim: 8 };
+    let table = table(&compute.allocator, &AttentionSpec { seq: positions, ..spec }, DType::F32);
+    let [keys, values] = [(); 2].map(|()| tensor(compute, DType::F32, spec.cache_shape()));
+    let (qkv, output) =
+        (tensor(compute, DType::F32, [3, 64]), tensor(compute, DType::F32, [3, width]));
+    let done = attention::step(compute, &qkv, &table, &spec, position, &keys, &values, &output);
+    done.err().map(|error| error.to_string())
+}
+
+#[test]
+fn positions_behind_the_cache_or_the_table_and_wrong_shapes_are_refused() {
+    for allocator in [Allocator::new(), Allocator::meta()] {
+        let compute = Compute::new(1, allocator).unwrap();
+        assert_eq!(step_at(&compute, 3, 4, 32), None);
+        for ((position, positions, width), expected) in [
+            ((4, 5, 32), "the cache has 4 places, so it has no place 4"),
+            ((3, 3, 32), "the rotary table has 3 positions, 4 are needed"),
+            ((3, 4, 31), "output"),
+        ] {
+            let error = step_at(&compute, position, positions, width).unwrap();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_step_takes_the_scratch_memory_of_the_cpu() {
+    let [cpu, meta] = [Allocator::new(), Allocator::meta()].map(|allocator| {
+        let compute = Compute::new(1, allocator).unwrap();
+        assert_eq!(step_at(&compute, 2, 4, 32), None);
+        compute.allocator.end_phase("all")
+    });
+    assert_eq!(cpu, meta);
+    // Scores of three tokens, and a query.
+    assert_eq!(cpu.of(Category::Workspace).peak_bytes, 4 * (3 + 8));
+}

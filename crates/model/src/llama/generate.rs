@@ -1,0 +1,231 @@
+//! A Llama that reads a text token by token, to predict the next one. Keys and values of earlier tokens are kept.
+//!
+//! Input: the weights of a language model, and tokens. Output: the logits of the token that follows. The passes are
+//! not those of training: there is one row, nothing is saved, and parameters are found by their names in Hugging Face's files.
+//! This module does not know texts, nor how a token is chosen from its logits.
+
+use paceline_kernels::attention::{self, AttentionSpec};
+use paceline_kernels::linear::{self, Activation};
+use paceline_kernels::rotary::RotaryTable;
+use paceline_kernels::{Compute, elementwise, embedding, rms_norm, swiglu};
+use paceline_memory::{Category, DType, Tensor};
+
+use super::{LlamaConfig, LlamaTask};
+use crate::{ModelError, Result, Storage};
+
+/// A language model in the middle of a text.
+#[derive(Debug)]
+pub struct Generator<'a> {
+    compute: &'a Compute,
+    eps: f64,
+    spec: AttentionSpec,
+    table: RotaryTable,
+    /// (vocabulary, width).
+    embedding: Tensor,
+    blocks: Vec<Block>,
+    /// (width).
+    norm: Tensor,
+    /// (vocabulary, width).
+    head: Tensor,
+    rows: Rows,
+    position: usize,
+}
+
+/// The parameters of a block, and its part of the cache.
+#[derive(Debug)]
+struct Block {
+    /// (width).
+    attention_norm: Tensor,
+    /// Those of queries, keys and values, one below the other: ((heads + 2 * kv_heads) * head_dim, width).
+    qkv: Tensor,
+    /// (width, heads * head_dim).
+    out: Tensor,
+    /// (width).
+    feed_forward_norm: Tensor,
+    /// Those of the gate and of its factor, one below the other: (2 * intermediate, width).
+    gate_up: Tensor,
+    /// (width, intermediate).
+    down: Tensor,
+    /// [`AttentionSpec::cache_shape`], rotated.
+    keys: Tensor,
+    /// [`AttentionSpec::cache_shape`].
+    values: Tensor,
+}
+
+/// What is computed for a token: one row each. Every token overwrites them.
+#[derive(Debug)]
+struct Rows {
+    /// (1), of i64.
+    token: Tensor,
+    /// The residual stream, (1, width).
+    stream: Tensor,
+    /// (1, width).
+    normed: Tensor,
+    /// (1), which only a backward pass would read.
+    r: Tensor,
+    /// (1, (heads + 2 * kv_heads) * head_dim).
+    qkv: Tensor,
+    /// (1, heads * head_dim).
+    attended: Tensor,
+    /// (1, 2 * intermediate).
+    gate_up: Tensor,
+    /// (1, intermediate).
+    gated: Tensor,
+    /// What a layer adds to the stream, (1, width).
+    change: Tensor,
+    /// (1, vocabulary).
+    logits: Tensor,
+}
+
+impl<'a> Generator<'a> {
+    /// A generator for texts of at most `max_len` tokens. It computes in the element type of the storage's values, f32 or
+    /// f64, and takes `2 * layers * kv_heads * head_dim * max_len` elements for the cache.
+    ///
+    /// Errors if the model is a classifier, if it does not know `max_len` positions, if the storage lacks one of its
+    /// parameters, or if there is no memory.
+    pub fn new(
+        compute: &'a Compute,
+        config: &LlamaConfig,
+        storage: &Storage,
+        max_len: usize,
+    ) -> Result<Self> {
+        config.check()?;
+        let positions = config.max_position_embeddings;
+        if config.task != LlamaTask::LanguageModel {
+            return Err(ModelError::Config("a classifier predicts no tokens".into()));
+        }
+        if max_len > positions {
+            return Err(ModelError::Config(format!(
+                "{max_len} tokens are wanted, and the model knows {positions} positions"
+            )));
+        }
+        let LlamaConfig { hidden_size: width, intermediate_size, vocab_size, head_dim, .. } =
+            *config;
+        let spec = AttentionSpec {
+            batch: 1,
+            seq: max_len,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim,
+        };
+        let dtype = storage.values().tensor().dtype();
+        let [_, qkv_width] = spec.qkv_shape();
+        let [_, attended_width] = spec.output_shape();
+        let allocator = &compute.allocator;
+        let cache = || allocator.tensor(dtype, spec.cache_shape(), Category::Activations);
+        let block = |at: usize| -> Result<Block> {
+            let param = |parts: &[&str], shape: [usize; 2]| {
+                let names: Vec<String> =
+                    parts.iter().map(|part| format!("model.layers.{at}.{part}.weight")).collect();
+                Ok::<_, ModelError>(rows_of(storage, &names)?.view(shape)?)
+            };
+            let norm = |part: &str| {
+                rows_of(storage, &[format!("model.layers.{at}.{part}_layernorm.weight")])
+            };
+            let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+            let gate_up = ["mlp.gate_proj", "mlp.up_proj"];
+            Ok(Block {
+                attention_norm: norm("input")?,
+                qkv: param(&qkv, [qkv_width, width])?,
+                out: param(&["self_attn.o_proj"], [width, attended_width])?,
+                feed_forward_norm: norm("post_attention")?,
+                gate_up: param(&gate_up, [2 * intermediate_size, width])?,
+                down: param(&["mlp.down_proj"], [width, intermediate_size])?,
+                keys: cache()?,
+                values: cache()?,
+            })
+        };
+        let blocks = (0..config.num_hidden_layers).map(block).collect::<Result<_>>()?;
+        let table_of = |name: &str| -> Result<Tensor> {
+            Ok(rows_of(storage, &[name.to_owned()])?.view([vocab_size, width])?)
+        };
+        let embedding = table_of("model.embed_tokens.weight")?;
+        let head = match config.tie_word_embeddings {
+            true => embedding.clone(),
+            false => table_of("lm_head.weight")?,
+        };
+        let row = |columns: usize| allocator.tensor(dtype, [1, columns], Category::Activations);
+        let rows = Rows {
+            token: allocator.tensor(DType::I64, [1], Category::Data)?,
+            stream: row(width)?,
+            normed: row(width)?,
+            r: allocator.tensor(dtype, [1], Category::Activations)?,
+            qkv: row(qkv_width)?,
+            attended: row(attended_width)?,
+            gate_up: row(2 * intermediate_size)?,
+            gated: row(intermediate_size)?,
+            change: row(width)?,
+            logits: row(vocab_size)?,
+        };
+        let table = RotaryTable::new(allocator, config.rotary(), max_len, dtype)?;
+        let norm = rows_of(storage, &["model.norm.weight".to_owned()])?;
+        let eps = config.rms_norm_eps;
+        Ok(Self { compute, eps, spec, table, embedding, blocks, norm, head, rows, position: 0 })
+    }
+
+    /// The number of tokens that have been read.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Reads the next token of the text. Errors if the model does not have the token, or if the text has `max_len` tokens
+    /// already.
+    pub fn read(&mut self, token: u32) -> Result<()> {
+        let Self { compute, spec, table, rows, .. } = self;
+        rows.token.write::<i64>()?.fill(token.into());
+        embedding::forward(compute, &rows.token, &self.embedding, &rows.stream)?;
+        for block in &self.blocks {
+            let Block { keys, values, .. } = block;
+            let norm = &block.attention_norm;
+            rms_norm::forward(compute, &rows.stream, norm, self.eps, &rows.normed, &rows.r)?;
+            product(compute, &rows.normed, &block.qkv, &rows.qkv)?;
+            let (at, attended) = (self.position, &rows.attended);
+            attention::step(compute, &rows.qkv, table, spec, at, keys, values, attended)?;
+            product(compute, &rows.attended, &block.out, &rows.change)?;
+            elementwise::add(compute, &rows.change, &rows.stream)?;
+
+            let norm = &block.feed_forward_norm;
+            rms_norm::forward(compute, &rows.stream, norm, self.eps, &rows.normed, &rows.r)?;
+            product(compute, &rows.normed, &block.gate_up, &rows.gate_up)?;
+            swiglu::forward(compute, &rows.gate_up, &rows.gated)?;
+            product(compute, &rows.gated, &block.down, &rows.change)?;
+            elementwise::add(compute, &rows.change, &rows.stream)?;
+        }
+        self.position += 1;
+        Ok(())
+    }
+
+    /// The logits of the token that follows, (1, vocabulary). They take as long as several blocks, so they are computed only
+    /// where somebody asks. The next call overwrites them. Errors if no token has been read.
+    pub fn logits(&self) -> Result<&Tensor> {
+        if self.position == 0 {
+            return Err(ModelError::Config("a text must begin with a token".into()));
+        }
+        let Self { compute, rows, .. } = self;
+        rms_norm::forward(compute, &rows.stream, &self.norm, self.eps, &rows.normed, &rows.r)?;
+        product(compute, &rows.normed, &self.head, &rows.logits)?;
+        Ok(&rows.logits)
+    }
+}
+
+fn product(compute: &Compute, input: &Tensor, weight: &Tensor, output: &Tensor) -> Result<()> {
+    Ok(linear::forward(compute, input, weight, None, Activation::None, output)?)
+}
+
+/// The values of parameters that lie one behind the other, as those of a [`Projection`](crate::layers::Projection) do. Flat.
+fn rows_of(storage: &Storage, names: &[String]) -> Result<Tensor> {
+    let params = storage.layout().params();
+    let (mut range, mut len) = (None, 0);
+    for name in names {
+        let Some(param) = params.iter().find(|param| param.name == *name) else {
+            return Err(ModelError::Config(format!("the model has no parameter {name}")));
+        };
+        let start = range.map_or(param.start, |(start, _)| start);
+        range = Some((start, param.range().end));
+        len += param.range().len();
+    }
+    match range {
+        Some((start, end)) if end - start == len => storage.values().slice(start..end),
+        _ => Err(ModelError::Config(format!("{} do not lie side by side", names.join(", ")))),
+    }
+}

@@ -1,0 +1,90 @@
+//! Chooses a token from its logits.
+//!
+//! Input: the logits of all tokens. Output: a token. This module does not know where the logits come from.
+
+use paceline_memory::{DType, Tensor};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::{ModelError, Result};
+
+/// How tokens are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sampling {
+    /// The token with the largest logit; the first one of equals.
+    Greedy,
+    /// A token at random, with the probabilities `softmax(logits / temperature)`.
+    Random {
+        /// Above zero. Below one, likely tokens become likelier.
+        temperature: f64,
+        /// Only that many tokens, those with the largest logits, can be chosen.
+        top_k: Option<usize>,
+        /// Decides the choices: the same seed and the same logits give the same tokens.
+        seed: u64,
+    },
+}
+
+/// Chooses one token after the other.
+#[derive(Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    rng: ChaCha8Rng,
+}
+
+impl Sampler {
+    /// Errors if the temperature is not a number above zero, or if no token could be chosen.
+    pub fn new(sampling: Sampling) -> Result<Self> {
+        let (problem, seed) = match sampling {
+            Sampling::Greedy => (None, 0),
+            Sampling::Random { temperature, top_k, seed } => {
+                let is_positive = temperature > 0.0 && temperature.is_finite();
+                let problem = if !is_positive {
+                    Some(format!("the temperature is {temperature}, and must be above zero"))
+                } else if top_k == Some(0) {
+                    Some("the best 0 tokens leave none to choose".to_owned())
+                } else {
+                    None
+                };
+                (problem, seed)
+            }
+        };
+        match problem {
+            Some(problem) => Err(ModelError::Config(problem)),
+            None => Ok(Self { sampling, rng: ChaCha8Rng::seed_from_u64(seed) }),
+        }
+    }
+
+    /// The next token. `logits` has an element of f32 or f64 for each token. Errors if one of them is not finite.
+    pub fn choose(&mut self, logits: &Tensor) -> Result<u32> {
+        let logits: Vec<f64> = match logits.dtype() {
+            DType::F64 => logits.read::<f64>()?.to_vec(),
+            _ => logits.read::<f32>()?.iter().map(|logit| f64::from(*logit)).collect(),
+        };
+        if let Some(token) = logits.iter().position(|logit| !logit.is_finite()) {
+            return Err(ModelError::Logit { token, value: logits[token] });
+        }
+        // Larger logits first, and among equals the first token: a strict order, so the choice has no freedom.
+        let order = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+        let best = (0..logits.len()).min_by(order);
+        let best = best.ok_or_else(|| ModelError::Config("there are no tokens".into()))?;
+        let Sampling::Random { temperature, top_k, .. } = self.sampling else {
+            return Ok(best as u32);
+        };
+        let mut tokens: Vec<usize> = (0..logits.len()).collect();
+        if let Some(top_k) = top_k.filter(|top_k| *top_k < tokens.len()) {
+            tokens.select_nth_unstable_by(top_k, order);
+            tokens.truncate(top_k);
+            tokens.sort_unstable();
+        }
+        let weight = |token: &usize| ((logits[*token] - logits[best]) / temperature).exp();
+        let mut left = self.rng.random::<f64>() * tokens.iter().map(weight).sum::<f64>();
+        for token in &tokens {
+            left -= weight(token);
+            if left < 0.0 {
+                return Ok(*token as u32);
+            }
+        }
+        // Only rounding gets here.
+        Ok(best as u32)
+    }
+}

@@ -1,0 +1,212 @@
+//! Token by token, a Llama has the logits and chooses the tokens of `transformers`. `fixtures/make_llama.py` and
+//! `fixtures/make_generate.py` stored them.
+
+use paceline_kernels::{Compute, SimdLevel};
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::{Generator, LlamaConfig, ParamId, Sampler, Sampling, Storage};
+use safetensors::SafeTensors;
+
+/// Whole sequences with all their logits.
+static SEQUENCES: &[u8] = include_bytes!("fixtures/llama.safetensors");
+/// Prompts with the tokens that follow.
+static TEXTS: &[u8] = include_bytes!("fixtures/generate.safetensors");
+
+/// Every case of [`TEXTS`], so that none is forgotten.
+const TEXT_CASES: [&str; 2] = ["grouped_tied", "whole"];
+
+fn metadata(file: &[u8]) -> std::collections::HashMap<String, String> {
+    SafeTensors::read_metadata(file).unwrap().1.metadata().clone().unwrap()
+}
+
+fn f32s(file: &[u8], name: &str) -> Vec<f64> {
+    let file = SafeTensors::deserialize(file).unwrap();
+    let elems = file.tensor(name).unwrap().data().chunks_exact(4);
+    elems.map(|bytes| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))).collect()
+}
+
+/// Rows of numbers.
+fn integers(file: &[u8], name: &str) -> Vec<Vec<u32>> {
+    let file = SafeTensors::deserialize(file).unwrap();
+    let tensor = file.tensor(name).unwrap();
+    let elems = tensor.data().chunks_exact(8);
+    let elems: Vec<u32> =
+        elems.map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32).collect();
+    elems.chunks_exact(*tensor.shape().last().unwrap()).map(<[u32]>::to_vec).collect()
+}
+
+fn write(tensor: &Tensor, values: impl IntoIterator<Item = f64>) {
+    match tensor.dtype() {
+        DType::F64 => {
+            let mut to = tensor.write::<f64>().unwrap();
+            to.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+        }
+        _ => {
+            let mut to = tensor.write::<f32>().unwrap();
+            to.iter_mut().zip(values).for_each(|(to, from)| *to = from as f32);
+        }
+    }
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    match tensor.dtype() {
+        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
+        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
+    }
+}
+
+/// The settings and the weights of a case.
+fn model(file: &[u8], case: &str, dtype: DType) -> (LlamaConfig, Storage) {
+    let config = LlamaConfig::from_json(&metadata(file)[case]).unwrap();
+    let layout = config.build(1).unwrap().layout;
+    let storage = Storage::host(layout.clone(), dtype, &Allocator::new()).unwrap();
+    for (at, param) in layout.params().iter().enumerate() {
+        let weight = f32s(file, &format!("{case}.weight.{}", param.name));
+        write(&storage.value(ParamId(at)).unwrap(), weight);
+    }
+    (config, storage)
+}
+
+/// Every way to compute: f64, and f32 at each SIMD level.
+fn computes() -> Vec<(Compute, DType)> {
+    let compute = |threads| Compute::new(threads, Allocator::new()).unwrap();
+    let levels = SimdLevel::available().into_iter();
+    let levels = levels.map(|level| (compute(2).with_simd(level).unwrap(), DType::F32));
+    levels.chain([(compute(1), DType::F64)]).collect()
+}
+
+#[test]
+fn every_position_has_the_logits_of_transformers() {
+    for case in ["causal", "grouped", "tied", "theta", "linear_scaling", "llama3_scaling"] {
+        let want = f32s(SEQUENCES, &format!("{case}.result.logits"));
+        let largest = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        for (compute, dtype) in computes() {
+            let (config, storage) = model(SEQUENCES, case, dtype);
+            let mut want = want.chunks_exact(config.vocab_size);
+            let rows = integers(SEQUENCES, &format!("{case}.batch.inputs"));
+            for (row, tokens) in rows.iter().enumerate() {
+                let len = tokens.len();
+                let mut generator = Generator::new(&compute, &config, &storage, len).unwrap();
+                for (position, token) in tokens.iter().enumerate() {
+                    generator.read(*token).unwrap();
+                    let got = values(generator.logits().unwrap());
+                    let want = want.next().unwrap();
+                    let off = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+                    let off = off.fold(0.0f64, f64::max) / largest;
+                    let what = format!("{case} {dtype} {:?} row {row}", compute.simd());
+                    // Two layers of f32 sums; `transformers` computes norms and angles in f32, whatever the type of the
+                    // model. A wrong term would cause an error of about one.
+                    assert!(off <= 2e-5, "{what}, token {position}: {off}");
+                }
+            }
+            assert!(want.next().is_none(), "{case}: a row was left out");
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_are_those_of_transformers() {
+    let mut cases: Vec<String> = metadata(TEXTS).into_keys().collect();
+    cases.retain(|case| case != "transformers");
+    cases.sort();
+    assert_eq!(cases, TEXT_CASES);
+    for case in TEXT_CASES {
+        let [prompt, want] =
+            ["prompt", "greedy"].map(|what| integers(TEXTS, &format!("{case}.{what}")).concat());
+        assert_eq!(want.len(), 50);
+        for (compute, dtype) in computes() {
+            let (config, storage) = model(TEXTS, case, dtype);
+            let max_len = prompt.len() + want.len();
+            let mut generator = Generator::new(&compute, &config, &storage, max_len).unwrap();
+            let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
+            prompt.iter().for_each(|token| generator.read(*token).unwrap());
+            let mut got = Vec::new();
+            for _ in 0..want.len() {
+                let token = sampler.choose(generator.logits().unwrap()).unwrap();
+                generator.read(token).unwrap();
+                got.push(token);
+            }
+            assert_eq!(got, want, "{case} {dtype} {:?}", compute.simd());
+            assert_eq!(generator.position(), max_len);
+            let error = generator.read(0).unwrap_err().to_string();
+            assert!(error.contains("has no place 57"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_no_generator_can_read_is_refused() {
+    let compute = Compute::new(1, Allocator::new()).unwrap();
+    let (config, storage) = model(TEXTS, "whole", DType::F32);
+    let error = Generator::new(&compute, &config, &storage, 65).unwrap_err().to_string();
+    assert_eq!(error, "65 tokens are wanted, and the model knows 64 positions");
+    let mut generator = Generator::new(&compute, &config, &storage, 3).unwrap();
+    assert_eq!(generator.logits().unwrap_err().to_string(), "a text must begin with a token");
+    assert!(generator.read(61).unwrap_err().to_string().contains("61"));
+    let tied = LlamaConfig { tie_word_embeddings: true, ..config };
+    let other = tied.build(1).unwrap().layout;
+    let other = Storage::host(other, DType::F32, &Allocator::new()).unwrap();
+    let untied = LlamaConfig { tie_word_embeddings: false, ..tied };
+    let error = Generator::new(&compute, &untied, &other, 3).unwrap_err().to_string();
+    assert_eq!(error, "the model has no parameter lm_head.weight");
+    let (classifier, storage) = model(SEQUENCES, "classifier", DType::F32);
+    let error = Generator::new(&compute, &classifier, &storage, 3).unwrap_err().to_string();
+    assert_eq!(error, "a classifier predicts no tokens");
+}
+
+/// Logits of f32.
+fn logits(elems: &[f64]) -> Tensor {
+    let tensor = Allocator::new().tensor(DType::F32, [1, elems.len()], Category::Data).unwrap();
+    write(&tensor, elems.iter().copied());
+    tensor
+}
+
+fn draws(sampling: Sampling, elems: &[f64], count: usize) -> Vec<u32> {
+    let (mut sampler, logits) = (Sampler::new(sampling).unwrap(), logits(elems));
+    (0..count).map(|_| sampler.choose(&logits).unwrap()).collect()
+}
+
+#[test]
+fn tokens_are_drawn_with_the_probabilities_of_their_logits() {
+    let elems: [f64; 5] = [0.5, -1.0, 2.0, 2.0, -3.0];
+    let count = 40_000;
+    for (temperature, top_k) in
+        [(1.0, None), (0.5, None), (2.0, Some(3)), (1.0, Some(1)), (1.5, Some(9))]
+    {
+        let sampling = Sampling::Random { temperature, top_k, seed: 7 };
+        let drawn = draws(sampling, &elems, count);
+        assert_eq!(drawn, draws(sampling, &elems, count), "the same seed");
+        // The best tokens are 2, 3, 0, 1, 4; the first one of equals counts as better.
+        let kept = &[2, 3, 0, 1, 4][..top_k.unwrap_or(5).min(5)];
+        let weight = |token: &usize| (elems[*token] / temperature).exp();
+        let sum: f64 = kept.iter().map(weight).sum();
+        for token in 0..elems.len() {
+            let want = if kept.contains(&token) { weight(&token) / sum } else { 0.0 };
+            let got = drawn.iter().filter(|drawn| **drawn == token as u32).count();
+            let off = got as f64 / count as f64 - want;
+            // Four standard deviations of the most uncertain share.
+            assert!(off.abs() <= 0.01, "{temperature} {top_k:?}: {token} off by {off}");
+            assert!(want > 0.0 || got == 0, "{temperature} {top_k:?}: {token} was chosen");
+        }
+    }
+    let with = |seed| Sampling::Random { temperature: 1.0, top_k: None, seed };
+    assert_ne!(draws(with(1), &elems, 100), draws(with(2), &elems, 100));
+    assert_eq!(draws(Sampling::Greedy, &elems, 2), [2, 2]);
+}
+
+#[test]
+fn settings_and_logits_that_allow_no_choice_are_refused() {
+    let refusal = |temperature, top_k| {
+        Sampler::new(Sampling::Random { temperature, top_k, seed: 0 }).unwrap_err().to_string()
+    };
+    for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let expected = format!("the temperature is {temperature}, and must be above zero");
+        assert_eq!(refusal(temperature, None), expected);
+    }
+    assert_eq!(refusal(1.0, Some(0)), "the best 0 tokens leave none to choose");
+    for sampling in [Sampling::Greedy, Sampling::Random { temperature: 1.0, top_k: None, seed: 0 }]
+    {
+        let mut sampler = Sampler::new(sampling).unwrap();
+        let error = sampler.choose(&logits(&[0.0, f64::NAN, 1.0])).unwrap_err().to_string();
+        assert!(error.starts_with("the logit of token 1 is NaN"), "{error}");
+    }
+}
