@@ -109,7 +109,10 @@ fn names_that_do_not_exist_are_answered_with_those_that_do() {
     refused("--model transformer", &["'transformer'", "--model", "cnn, mlp"]);
     let strategies = ["single, ", "bucket_ddp_async, ", " ddp, ", "flat_ddp, ", "local_sgd, "];
     refused("--strategy magic", &[&["'magic'", "--strategy"][..], &strategies].concat());
-    refused("--data imagenet", &["'imagenet'", "--data", "synthetic, mnist, cifar10, text"]);
+    refused(
+        "--data imagenet",
+        &["'imagenet'", "--data", "synthetic, mnist, cifar10, text, reviews"],
+    );
     refused("--optimizer lion", &["'lion'", "--optimizer", "sgd, adamw"]);
     refused("--transport pigeon", &["'pigeon'", "--transport", "thread, shm, tcp"]);
     refused("--device abacus", &["'abacus'", "--device", "cpu"]);

@@ -103,7 +103,7 @@ fn a_data_set_teaches_a_model_of_paceline() {
     let refused = |args: &str, words: &[&str]| {
         run(&sandbox, "own_dataset", &format!("train {args}")).refused(words);
     };
-    refused("--data wave", &["possible values: synthetic, mnist, cifar10, text, waves"]);
+    refused("--data wave", &["possible values: synthetic, mnist, cifar10, text, reviews, waves"]);
     refused("--data waves --samples 9", &["--samples does not apply to --data waves"]);
     refused("--data waves --images 0", &["--data waves", "has no samples"]);
     let mlp = ["--data waves has inputs of [16, 16, 1]", "--model mlp trains on vectors of 4096"];

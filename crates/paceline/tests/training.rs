@@ -481,6 +481,7 @@ fn help_opens_with_examples() {
       paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
       paceline train --ddp-choice all                     every strategy, compared in a table
       paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar --download
+      paceline train --recipe tiny-llama                  a language model learns from reviews
       paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
       paceline train --save ckpt --steps 200              then: --resume ckpt --steps 400
       paceline train --save ckpt --save-every 50 --max-restarts 3    starts again after a failure

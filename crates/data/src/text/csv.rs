@@ -1,6 +1,7 @@
 //! Texts with labels in CSV files.
 //!
-//! Input: a file with a header line, whose fields may be in quotes. Output: rows. This module checks no label's range.
+//! Input: a file or its contents, with a header line. Fields may be in quotes. Output: rows. This module checks no label's
+//! range.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -14,8 +15,17 @@ use super::rows::{Row, Sink, column};
 /// Reads the rows of a file.
 pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
     let file = File::open(path).map_err(|error| TextError::file(path, error))?;
+    read_contents(path, BufReader::new(file), sink)
+}
+
+/// Reads the rows of a file's contents. Errors name the file `path`.
+pub(super) fn read_contents(
+    path: &Path,
+    contents: impl Read,
+    sink: Sink<'_>,
+) -> Result<(), TextError> {
     let quotes = Rc::new(Cell::new(0));
-    let counting = Counting { file: BufReader::new(file), quotes: quotes.clone() };
+    let counting = Counting { contents, quotes: quotes.clone() };
     let mut reader = csv::Reader::from_reader(counting);
     let header = reader.headers().map_err(|error| TextError::file(path, error))?;
     let header: Vec<String> = header.iter().map(str::to_owned).collect();
@@ -48,13 +58,13 @@ pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
 
 /// Counts the quotes that are read.
 struct Counting<R> {
-    file: R,
+    contents: R,
     quotes: Rc<Cell<usize>>,
 }
 
 impl<R: Read> Read for Counting<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = self.file.read(buffer)?;
+        let len = self.contents.read(buffer)?;
         let quotes = buffer[..len].iter().filter(|byte| **byte == b'"').count();
         self.quotes.set(self.quotes.get() + quotes);
         Ok(len)

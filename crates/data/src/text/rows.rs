@@ -41,8 +41,34 @@ impl TextRows {
         Ok(rows)
     }
 
+    /// Reads the contents of a CSV file that a program carries. Errors name it by `name`.
+    pub fn from_csv(name: &Path, contents: &[u8], num_classes: usize) -> Result<Self, TextError> {
+        let mut rows = Self::default();
+        csv::read_contents(name, contents, &mut rows.checked(name, num_classes))?;
+        match rows.texts.is_empty() {
+            true => Err(TextError::file(name, "has no rows")),
+            false => Ok(rows),
+        }
+    }
+
     fn read_file(&mut self, path: &Path, num_classes: usize) -> Result<(), TextError> {
-        let mut sink = |number: usize, Row { text, label }: Row| {
+        let mut sink = self.checked(path, num_classes);
+        match TextFormat::of(path) {
+            Some(TextFormat::Parquet) => parquet::read(path, &mut sink),
+            Some(TextFormat::Csv) => csv::read(path, &mut sink),
+            Some(TextFormat::JsonLines) => jsonl::read(path, &mut sink),
+            Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
+            None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
+        }
+    }
+
+    /// Adds each row that it is given, after a check.
+    fn checked<'a>(
+        &'a mut self,
+        path: &'a Path,
+        num_classes: usize,
+    ) -> impl FnMut(usize, Row) -> Result<(), TextError> + 'a {
+        move |number, Row { text, label }| {
             if text.trim().is_empty() {
                 return Err(TextError::row(path, number, "the text is empty"));
             }
@@ -56,13 +82,6 @@ impl TextRows {
             self.texts.push(text);
             self.labels.push(label);
             Ok(())
-        };
-        match TextFormat::of(path) {
-            Some(TextFormat::Parquet) => parquet::read(path, &mut sink),
-            Some(TextFormat::Csv) => csv::read(path, &mut sink),
-            Some(TextFormat::JsonLines) => jsonl::read(path, &mut sink),
-            Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
-            None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
         }
     }
 }

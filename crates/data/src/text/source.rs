@@ -10,7 +10,8 @@ use rand::seq::SliceRandom;
 
 use super::cache::{CacheFile, Key};
 use super::{
-    TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows, Tokenizer,
+    Progress, TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows,
+    Tokenizer,
 };
 use crate::Split;
 use crate::random::{Purpose, generator};
@@ -69,20 +70,10 @@ impl TextSource {
         let rows = self.cached(files, &format!("{split:?} {settings:?}"), report, |progress| {
             let rows = TextRows::read(files, settings.num_classes)?;
             let chosen = self.choose(split, rows.texts.len(), settings)?;
-            let texts: Vec<String> = chosen.iter().map(|row| rows.texts[*row].clone()).collect();
+            let texts = chosen.iter().map(|row| rows.texts[*row].clone()).collect();
             let labels = chosen.iter().map(|row| rows.labels[*row]).collect();
             drop(rows);
-            let tokens = self.tokenizer.encode(&texts, settings.max_length, progress)?;
-            if let Some(at) = tokens.iter().position(Vec::is_empty) {
-                let problem = format!("makes no tokens of the text {:?}", texts[at]);
-                return Err(TextError::file(self.files.folder(), problem));
-            }
-            let mut end = 0;
-            let ends = tokens.iter().map(|row| {
-                end += row.len() as u64;
-                end
-            });
-            Ok(TokenRows { ends: ends.collect(), tokens: tokens.concat(), labels })
+            tokenized(TextRows { texts, labels }, &self.tokenizer, settings.max_length, progress)
         })?;
         Ok(TokenDataset::new(rows, self.vocab(), settings.num_classes))
     }
@@ -187,4 +178,38 @@ impl TextSource {
         cache.write(&rows)?;
         Ok(rows)
     }
+}
+
+impl TokenDataset {
+    /// Texts with a class each, all of them, in their order. For texts that no folder holds.
+    pub fn of_texts(
+        texts: TextRows,
+        num_classes: usize,
+        tokenizer: &Tokenizer,
+        max_length: usize,
+    ) -> Result<Self, TextError> {
+        let rows = tokenized(texts, tokenizer, max_length, &mut |_, _| {})?;
+        Ok(Self::new(rows, tokenizer.vocab(), num_classes))
+    }
+}
+
+/// The tokens of texts. Fails if a text has none.
+fn tokenized(
+    rows: TextRows,
+    tokenizer: &Tokenizer,
+    max_length: usize,
+    progress: Progress<'_>,
+) -> Result<TokenRows, TextError> {
+    let TextRows { texts, labels } = rows;
+    let tokens = tokenizer.encode(&texts, max_length, progress)?;
+    if let Some(at) = tokens.iter().position(Vec::is_empty) {
+        let problem = format!("makes no tokens of the text {:?}", texts[at]);
+        return Err(TextError::file(tokenizer.path(), problem));
+    }
+    let mut end = 0;
+    let ends = tokens.iter().map(|row| {
+        end += row.len() as u64;
+        end
+    });
+    Ok(TokenRows { ends: ends.collect(), tokens: tokens.concat(), labels })
 }

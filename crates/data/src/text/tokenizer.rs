@@ -30,6 +30,11 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`. Truncation and padding that it states are not used.
     pub fn load(path: &Path) -> Result<Self, TextError> {
         let json = fs::read(path).map_err(|error| TextError::file(path, error))?;
+        Self::from_json(path, json)
+    }
+
+    /// A tokenizer from the contents of a `tokenizer.json`. Errors name it by `path`.
+    pub fn from_json(path: &Path, json: Vec<u8>) -> Result<Self, TextError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| {
             TextError::file(path, format!("is not the tokenizer.json of a model: {error}"))
         })?;
@@ -47,6 +52,11 @@ impl Tokenizer {
     /// The number above all tokens.
     pub fn vocab(&self) -> usize {
         self.vocab
+    }
+
+    /// The file, or what errors call it.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The file's contents.

@@ -10,6 +10,7 @@ use crate::Result;
 use crate::choices::data::DATA_SETS;
 use crate::choices::models::MODELS;
 use crate::run::flags;
+use crate::run::recipes;
 use crate::run::spec::RunSpec;
 use crate::run::spec_file::SpecFile;
 
@@ -36,6 +37,15 @@ pub struct EvaluateArgs {
     /// Begin with the settings of this TOML or JSON file, such as the config.json of a run
     #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
     pub config: Option<PathBuf>,
+    /// Begin with the settings of a recipe that the program carries
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = recipes::names(),
+        conflicts_with = "config",
+        help_heading = "Evaluation"
+    )]
+    pub recipe: Option<String>,
     /// Write loss, accuracy and the number of samples to this file too
     #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
     pub json: Option<PathBuf>,
@@ -64,12 +74,15 @@ pub(super) fn taken() -> Vec<Arg> {
 }
 
 impl EvaluateArgs {
-    /// The settings of model, data and ranks. Flags win over the file. Also returns notes about settings
-    /// of the file that flags replaced.
+    /// The settings of model, data and ranks. Flags win over the file or the recipe. Also returns notes about
+    /// settings of the file that flags replaced.
     pub fn spec(&self) -> Result<(RunSpec, Vec<String>)> {
-        let Some(path) = &self.config else { return Ok((self.flags.0.clone(), Vec::new())) };
+        let file = match (&self.config, &self.recipe) {
+            (Some(path), _) => SpecFile::read(path)?,
+            (None, Some(recipe)) => recipes::read(recipe)?,
+            (None, None) => return Ok((self.flags.0.clone(), Vec::new())),
+        };
         let taken = taken();
-        let file = SpecFile::read(path)?;
         file.keeping(|key| taken.iter().any(|flag| flags::key(flag) == key)).overlaid(&self.flags.0)
     }
 }

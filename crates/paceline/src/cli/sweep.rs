@@ -16,8 +16,9 @@ Examples:
 ";
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 14] = [
+pub const NOT_SWEPT: [(&str, &str); 15] = [
     ("config", "all runs start from one configuration"),
+    ("recipe", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
     ("quiet", "the runs of a sweep print nothing"),
     ("save", "runs of several rounds would write the same checkpoint"),

@@ -1,4 +1,4 @@
-//! `paceline train`: the flags of a run, and the configuration file that they are added to.
+//! `paceline train`: the flags of a run, and the configuration file or the recipe that they are added to.
 
 use std::path::PathBuf;
 
@@ -7,6 +7,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use super::start::StartFlags;
 use crate::Result;
 use crate::run::flags;
+use crate::run::recipes;
 use crate::run::spec::RunSpec;
 use crate::run::spec_file::SpecFile;
 
@@ -16,6 +17,7 @@ Examples:
   paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
   paceline train --ddp-choice all                     every strategy, compared in a table
   paceline train --channels 16 32 --hidden 64 --data cifar10 --data-dir ~/cifar --download
+  paceline train --recipe tiny-llama                  a language model learns from reviews
   paceline train --model mlp --epochs 1 --steps-per-epoch 10 --warmup-steps 2
   paceline train --save ckpt --steps 200              then: --resume ckpt --steps 400
   paceline train --save ckpt --save-every 50 --max-restarts 3    starts again after a failure
@@ -28,18 +30,20 @@ Examples:
 pub struct TrainCommand {
     typed: std::result::Result<RunSpec, String>,
     config: Option<PathBuf>,
+    recipe: Option<String>,
     /// How ranks are started.
     pub start: StartFlags,
 }
 
 impl TrainCommand {
-    /// The settings of the file and of the flags, and notes about settings of the file that flags
-    /// replaced.
+    /// The settings of the file or the recipe and of the flags, and notes about settings of the file that
+    /// flags replaced.
     pub fn spec(&self) -> Result<(RunSpec, Vec<String>)> {
         let typed = self.typed.clone().map_err(crate::Failure::Usage)?;
-        match &self.config {
-            Some(path) => SpecFile::read(path)?.overlaid(&typed),
-            None => Ok((typed, Vec::new())),
+        match (&self.config, &self.recipe) {
+            (Some(path), _) => SpecFile::read(path)?.overlaid(&typed),
+            (None, Some(recipe)) => recipes::read(recipe)?.overlaid(&typed),
+            (None, None) => Ok((typed, Vec::new())),
         }
     }
 }
@@ -52,8 +56,16 @@ impl Args for TrainCommand {
             .value_parser(clap::value_parser!(PathBuf))
             .help_heading("Configuration")
             .help("Begin with the settings of this TOML or JSON file, such as the config.json of a run");
+        let recipe = Arg::new("recipe")
+            .long("recipe")
+            .value_name("NAME")
+            .value_parser(recipes::names())
+            .conflicts_with("config")
+            .help_heading("Configuration")
+            .help("Begin with the settings of a recipe that the program carries");
         // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
-        let command = command.before_help(EXAMPLES).allow_negative_numbers(true).arg(config);
+        let command =
+            command.before_help(EXAMPLES).allow_negative_numbers(true).args([config, recipe]);
         StartFlags::augment_args(command.args(flags::all()))
     }
 
@@ -66,7 +78,8 @@ impl FromArgMatches for TrainCommand {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
         let typed = RunSpec::typed(matches).map_err(|failure| failure.to_string());
         let start = StartFlags::from_arg_matches(matches)?;
-        Ok(Self { typed, config: matches.get_one("config").cloned(), start })
+        let recipe = matches.get_one("recipe").cloned();
+        Ok(Self { typed, config: matches.get_one("config").cloned(), recipe, start })
     }
 
     fn update_from_arg_matches(

@@ -1,7 +1,7 @@
 //! A training run: its settings, and the work of one rank, from the batches to the summary.
 //!
-//! The settings that the user stated, by flags ([`flags`]) or in a file ([`spec_file`]), form a
-//! specification ([`spec`]). Once all defaults are filled in and everything is checked ([`resolve`]), it
+//! The settings that the user stated, by flags ([`flags`]), in a file ([`spec_file`]) or by a recipe
+//! ([`recipes`]), form a specification ([`spec`]). Once all defaults are filled in and everything is checked ([`resolve`]), it
 //! becomes a configuration ([`config`]).
 //!
 //! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
@@ -21,6 +21,7 @@ pub mod open_data;
 pub mod origin;
 pub mod progress;
 pub mod ranks;
+pub mod recipes;
 pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;

@@ -6,10 +6,12 @@
 //! | `mnist.rs` | MNIST, and other data sets in its format |
 //! | `cifar10.rs` | CIFAR-10 |
 //! | `text.rs` | texts with a class each, or running text |
+//! | `reviews.rs` | short reviews that the program carries |
 
 mod cifar10;
 mod files;
 mod mnist;
+mod reviews;
 mod synthetic;
 mod text;
 
@@ -30,7 +32,13 @@ use crate::{Failure, Result};
 pub static DATA_SETS: Registry<dyn DataChoice> = Registry::new(
     "data",
     "Data",
-    &[&synthetic::Synthetic, &mnist::MnistFiles, &cifar10::Cifar10Files, &text::Text],
+    &[
+        &synthetic::Synthetic,
+        &mnist::MnistFiles,
+        &cifar10::Cifar10Files,
+        &text::Text,
+        &reviews::Reviews,
+    ],
 );
 
 /// A data set that `--data` can name.

@@ -51,7 +51,8 @@ struct Flags {
     #[arg(long)]
     tie_embeddings: bool,
     /// Llama: a folder with a config.json and weights as Hugging Face stores them; it states all sizes
-    #[arg(long, value_name = "DIR")]
+    // A conflict, so that the flag takes the place of the size in a configuration file or a recipe.
+    #[arg(long, value_name = "DIR", conflicts_with = "llama_size")]
     pretrained: Option<PathBuf>,
     /// Llama: where the first weights come from [default: pretrained, if there is a folder]
     #[arg(long, value_name = "FROM", value_enum)]
@@ -173,7 +174,6 @@ fn usage(problem: String) -> Failure {
 /// The settings of a folder. No flag may state a size too.
 fn of_folder(flags: &Flags, folder: &Path) -> Result<LlamaConfig> {
     let sizes = [
-        ("--llama-size", flags.llama_size.is_some()),
         ("--layers", flags.layers.is_some()),
         ("--width", flags.width.is_some()),
         ("--heads", flags.heads.is_some()),
