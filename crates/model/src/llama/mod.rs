@@ -23,7 +23,8 @@ use self::head::LanguageModelHead;
 use crate::layers::{
     Attention, Embedding, Projection, Residual, RmsNorm, Rotary, Sequence, SwiGlu,
 };
-use crate::{Block, Init, LayoutBuilder, Model, Objective, Result};
+use crate::pretrained::Pretrained;
+use crate::{Block, Init, Layout, LayoutBuilder, Model, Objective, Result};
 
 pub use config::{LlamaConfig, LlamaTask};
 pub use generate::Generator;
@@ -75,6 +76,21 @@ impl LlamaConfig {
         // At least one token per sample, whose row each block keeps.
         let activation_elems = (self.num_hidden_layers + 2) * width;
         Ok(Model { name, blocks, objective, layout, activation_elems })
+    }
+
+    /// Checks the weights of a folder against this model, and returns the layout for one rank. A language model becomes a classifier by
+    /// a new head in place of the old one, and a head that is tied to the embedding may be stored too.
+    ///
+    /// Errors as [`LlamaConfig::build`] and [`Pretrained::check`].
+    pub fn check_weights(&self, weights: &Pretrained) -> Result<Arc<Layout>> {
+        let layout = self.build(1)?.layout;
+        let (replaced, ignored): (&[&str], &[&str]) = match self.task {
+            LlamaTask::Classification { .. } => (&["score.weight"], &["lm_head.weight"]),
+            LlamaTask::LanguageModel if self.tie_word_embeddings => (&[], &["lm_head.weight"]),
+            LlamaTask::LanguageModel => (&[], &[]),
+        };
+        weights.check(&layout, replaced, ignored)?;
+        Ok(layout)
     }
 
     /// A block: attention, then the feed-forward layer.

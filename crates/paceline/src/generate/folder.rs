@@ -72,10 +72,7 @@ impl Folder {
             None => ends_of_config(path, &text)?,
         };
         let weights = Pretrained::open(path).map_err(of_weights)?;
-        let layout = config.build(1).map_err(|e| refused(e.to_string()))?.layout;
-        // A tied head may be stored too.
-        let ignored: &[&str] = if config.tie_word_embeddings { &["lm_head.weight"] } else { &[] };
-        weights.check(&layout, &[], ignored).map_err(of_weights)?;
+        let layout = config.check_weights(&weights).map_err(of_weights)?;
         Ok(Self { path: path.to_owned(), config, tokenizer, ends, layout, weights })
     }
 

@@ -260,14 +260,7 @@ impl Weights {
     fn open(folder: &Path, config: &LlamaConfig) -> Result<Self> {
         let refused = |e: ModelError| usage(format!("--pretrained {e}"));
         let file = Pretrained::open(folder).map_err(refused)?;
-        let layout = config.build(1).map_err(refused)?.layout;
-        // A language model becomes a classifier by a new head in place of the old one. A tied head may be stored too.
-        let (replaced, ignored): (&[&str], &[&str]) = match config.task {
-            LlamaTask::Classification { .. } => (&["score.weight"], &["lm_head.weight"]),
-            LlamaTask::LanguageModel if config.tie_word_embeddings => (&[], &["lm_head.weight"]),
-            LlamaTask::LanguageModel => (&[], &[]),
-        };
-        file.check(&layout, replaced, ignored).map_err(refused)?;
+        config.check_weights(&file).map_err(refused)?;
         Ok(Self { folder: folder.to_owned(), file })
     }
 }
