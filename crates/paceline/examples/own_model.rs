@@ -1,5 +1,5 @@
 //! A model of your own, with a layer of your own, and flags for both:
-//! `cargo run --release --example own_model -- train --model powers --width 64 --nproc 2 --evaluate`
+//! `cargo run --release --example own_model -- train --model powers --hidden-width 64 --nproc 2 --evaluate`
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Layer for Power {
 struct Powers {
     /// Powers: width of the hidden layer
     #[arg(long, value_name = "N", default_value_t = 64)]
-    width: usize,
+    hidden_width: usize,
     /// Powers: the power to which positive values are raised
     #[arg(long, value_name = "P", default_value_t = 2.0)]
     power: f32,
@@ -56,17 +56,17 @@ impl ModelSettings for Powers {
         let inputs = dataset.input_shape().iter().product();
         let mut layout = LayoutBuilder::new();
         let unit = layout.unit("hidden");
-        let linear = Linear::new(&mut layout, inputs, self.width, Activation::None);
+        let linear = Linear::new(&mut layout, inputs, self.hidden_width, Activation::None);
         let hidden = Sequence::new().then(Flatten).then(linear).then(Power(self.power));
         let hidden = Block::new(unit, hidden);
         let unit = layout.unit("head");
-        let head = Linear::new(&mut layout, self.width, num_classes, Activation::None);
+        let head = Linear::new(&mut layout, self.hidden_width, num_classes, Activation::None);
         Ok(Model {
             name: Self::NAME,
             blocks: vec![hidden, Block::new(unit, head)],
             objective: Box::new(CrossEntropy),
             layout: Arc::new(layout.finish(world_size)),
-            activation_elems: inputs + 2 * self.width + num_classes,
+            activation_elems: inputs + 2 * self.hidden_width + num_classes,
         })
     }
 }

@@ -32,7 +32,7 @@ fn accuracy(run: &Run) -> f64 {
     run.line("Evaluation accuracy: ").trim_end_matches('%').parse().unwrap()
 }
 
-const MODEL: &str = "--model powers --width 32 --nproc 2";
+const MODEL: &str = "--model powers --hidden-width 32 --nproc 2";
 
 #[test]
 fn a_model_learns_in_two_processes() {
@@ -44,7 +44,7 @@ fn a_model_learns_in_two_processes() {
     assert!(accuracy(&ended) > 90.0, "{}", ended.stdout);
     let config = &json(&sandbox.run_folder().join("config.json"))["resolved"]["model"];
     let expected = serde_json::json!({
-        "frozen": [], "name": "powers", "power": 2, "width": 32
+        "frozen": [], "hidden_width": 32, "name": "powers", "power": 2
     });
     assert_eq!(*config, expected);
 }
@@ -70,22 +70,30 @@ fn a_model_goes_on_from_a_checkpoint_with_the_same_flags_only() {
 fn the_name_of_a_model_and_its_flags_are_known_everywhere() {
     let sandbox = Sandbox::new();
     let help = run(&sandbox, "own_model", "train --help").ok().stdout;
-    for words in ["- powers: One hidden layer", "--width <N>", "Powers: width of the hidden layer"]
+    for words in
+        ["- powers: One hidden layer", "--hidden-width <N>", "Powers: width of the hidden layer"]
     {
         assert!(help.contains(words), "no {words:?} in: {help}");
     }
     let refused = |args: &str, words: &[&str]| {
         run(&sandbox, "own_model", args).refused(words);
     };
-    refused("train --model power", &["possible values: cnn, mlp, powers"]);
-    refused("train --width 8", &["--width does not apply to --model cnn", "--model powers"]);
+    refused("train --model power", &["possible values: cnn, mlp, llama, powers"]);
+    refused(
+        "train --hidden-width 8",
+        &["--hidden-width does not apply to --model cnn", "--model powers"],
+    );
     refused("train --model powers --hidden 8", &["--hidden does not apply to --model powers"]);
-    let empty = ["hidden.weight of powers has no elements", "choose other --width, --power"];
-    refused("train --model powers --width 0", &empty);
-    sandbox.write("run.toml", b"model = \"powers\"\nwidht = 8\n");
-    refused("train --config run.toml", &["run.toml:2", "no key widht", "nearest key is width"]);
+    let empty = ["hidden.weight of powers has no elements", "choose other --hidden-width, --power"];
+    refused("train --model powers --hidden-width 0", &empty);
+    sandbox.write("run.toml", b"model = \"powers\"\nhidden-widht = 8\n");
+    refused(
+        "train --config run.toml",
+        &["run.toml:2", "no key hidden-widht", "nearest key is hidden-width"],
+    );
     refused("train --model powers --freeze fc0", &["--freeze", "there are hidden, head"]);
-    let links = run(&sandbox, "own_model", "links --model powers --width 16 --compute-ms 3").ok();
+    let links =
+        run(&sandbox, "own_model", "links --model powers --hidden-width 16 --compute-ms 3").ok();
     // 784 x 16 + 16 and 16 x 10 + 10.
     assert!(links.stdout.contains("12,730"), "{}", links.stdout);
 }
