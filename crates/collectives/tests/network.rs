@@ -53,16 +53,18 @@ fn ranks<T: Send>(
     })
 }
 
-/// Checks that each rank names ranks that it cannot reach, and no others: the silent rank names some of the others,
-/// and they name the silent rank.
+/// Checks that the silent rank names some of the others, and that each of these names the silent rank. It may also name a rank
+/// whose result is missing because that rank waits for the silent one too.
 #[track_caller]
 fn silence_is_named<T: std::fmt::Debug>(outcomes: &[Result<T, CollectiveError>]) {
     for (rank, outcome) in outcomes.iter().enumerate() {
         let error = outcome.as_ref().expect_err("a silence ended well");
         let named = error.culprits();
-        let is_beyond = |peer: &usize| (*peer == AWAY) != (rank == AWAY);
-        assert!(!named.is_empty(), "rank {rank} names nobody: {error}");
-        assert!(named.iter().all(is_beyond), "rank {rank} names {named:?}: {error}");
+        let is_right = match rank {
+            AWAY => !named.is_empty() && !named.contains(&AWAY),
+            _ => named.contains(&AWAY),
+        };
+        assert!(is_right, "rank {rank} names {named:?}: {error}");
     }
 }
 
