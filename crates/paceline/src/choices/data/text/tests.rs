@@ -1,3 +1,5 @@
+//! `--data text` up to the opened data set, and what it refuses.
+
 use std::fs;
 
 use clap::Command;
