@@ -3,9 +3,13 @@
     cargo build --release
     python3 bench/sharding.py                   # needs the peer: see bench/README.md
     python3 bench/sharding.py --model llama --batch-size 32 --out results/llama_32.json
+    python3 bench/sharding.py --model llama --precision bf16 --strategies ddp --out results/llama_bf16.json
 
-The model is an MLP of three 2048-wide layers with 14.7 million parameters, batch 64 per rank, or a Llama of 4 blocks of width 256 with 7.4
-million parameters, batch 4 of 128 tokens per rank. It is trained with AdamW, on 2 ranks of 1 thread, each pinned to its own core. In every round each of our strategies runs, and then each counterpart in PyTorch:
+The model is an MLP of three 2048-wide layers with 14.7 million parameters, batch 64 per rank, or a Llama of 4 blocks of width
+256 with 7.4 million parameters, batch 4 of 128 tokens per rank. It is trained with AdamW, on 2 ranks of 1 thread, each
+pinned to its own core, or on 1 rank. In every round each of our strategies runs, and then each counterpart in PyTorch:
+
+    single     no group (`--ranks 1`)
 
     ddp        DistributedDataParallel
     sharded1   ZeroRedundancyOptimizer on top of it
@@ -13,7 +17,10 @@ million parameters, batch 4 of 128 tokens per rank. It is trained with AdamW, on
     sharded3   fully_shard, each layer or block a unit, which is sharded again after the forward pass
 
 A round gives one ratio of step times for each pair, and for each of our strategies the ratio to our `ddp`. Ratios
-are used because a time alone says more about the machine than about the program.
+are used because a time alone says more about the machine than about the program. The memory of a rank is its proportional set size.
+
+With `--precision bf16`, PyTorch uses autocast. AMX is switched off for it (`ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`), because we do not
+use it.
 
 Prints two tables and writes the raw records of all runs with date, machine, versions and commands to
 `results/sharding.json`, or `results/llama.json`. Run it from the root of the repository; only the standard library is needed. Exits with 1 if
@@ -22,6 +29,7 @@ something could not be run or the two sides did not train the same model, and wi
 import argparse
 import datetime
 import json
+import os
 import shlex
 import statistics
 import sys
@@ -32,11 +40,10 @@ from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
 FEATURES = (2048, 2048, 2048, 2048, 1024)
 BATCH_SIZE = {"mlp": 64, "llama": 4}  # per rank
-RANKS = 2
 WARMUP_STEPS = 5
 TIMEOUT_SECONDS = 300
 PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "step.py"
-COUNTERPARTS = {"ddp": "none", "sharded1": "zero1", "sharded2": "kept", "sharded3": "resharded"}
+COUNTERPARTS = {"single": "none", "ddp": "none", "sharded1": "zero1", "sharded2": "kept", "sharded3": "resharded"}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -45,6 +52,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
     parser.add_argument("--model", choices=list(BATCH_SIZE), default="mlp")
     parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for mlp, 4 for llama)")
+    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--ranks", type=int, choices=[1, 2], default=2, help="(default: 2)")
+    parser.add_argument("--strategies", nargs="+", choices=list(COUNTERPARTS), help="(default: all for this number of ranks)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each strategy and side (default: 5)")
     parser.add_argument("--seconds", type=float, default=5, help="timed seconds of each run of the peer (default: 5)")
     parser.add_argument("--steps", type=int, default=60, help="timed steps of each of our runs (default: 60)")
@@ -52,6 +62,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FILE", help="(default: results/sharding.json or results/llama.json)")
     arguments = parser.parse_args()
     arguments.batch_size = arguments.batch_size or BATCH_SIZE[arguments.model]
+    possible = [name for name in COUNTERPARTS if (name == "single") == (arguments.ranks == 1)]
+    arguments.strategies = arguments.strategies or possible
+    if not set(arguments.strategies) <= set(possible):
+        parser.error(f"--strategies: with --ranks {arguments.ranks} there are {', '.join(possible)}")
+    if arguments.precision == "bf16":
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
     arguments.out = arguments.out or Path("results") / {"mlp": "sharding.json", "llama": "llama.json"}[arguments.model]
     if arguments.rounds < 1 or arguments.steps < 1 or arguments.seconds <= 0:
         parser.error("--rounds, --steps and --seconds must be above zero")
@@ -71,9 +87,9 @@ def our_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
             f" --output-dim {FEATURES[-1]}"
         )
     return shlex.split(
-        f"train {model} --batch-size {arguments.batch_size} --optimizer adamw --strategy {strategy} --nproc {RANKS}"
+        f"train {model} --batch-size {arguments.batch_size} --optimizer adamw --strategy {strategy} --nproc {arguments.ranks}"
         f" --threads 1 --pin-cores --epochs 1 --steps-per-epoch {total} --warmup-steps {WARMUP_STEPS} --quiet"
-        " --json step.json"
+        f" --precision {arguments.precision} --json step.json"
     )
 
 
@@ -82,7 +98,8 @@ def peer_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
     if arguments.model == "mlp":
         model = f"--model mlp --features {' '.join(map(str, FEATURES))}"
     return shlex.split(
-        f"{model} --batch-size {arguments.batch_size} --optimizer adamw --lr 0.001 --ranks {RANKS}"
+        f"{model} --batch-size {arguments.batch_size} --optimizer adamw --lr 0.001 --ranks {arguments.ranks}"
+        f" --amp {'bf16' if arguments.precision == 'bf16' else 'off'}"
         f" --sharding {COUNTERPARTS[strategy]} --warmup-steps {WARMUP_STEPS} --seconds {arguments.seconds:g}"
     )
 
@@ -113,7 +130,7 @@ def measure_peer(arguments: argparse.Namespace, strategy: str, failures: list[st
 def one_round(arguments: argparse.Namespace, failures: list[str]) -> dict[str, Record]:
     """A record for each side of each strategy."""
     records: dict[str, Record] = {}
-    for strategy in COUNTERPARTS:
+    for strategy in arguments.strategies:
         records[strategy] = {"ours": measure_ours(arguments, strategy)}
         if not arguments.ours_only:
             theirs = measure_peer(arguments, strategy, failures)
@@ -150,13 +167,16 @@ def main() -> int:
     except RunFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    to_ddp = {
-        name: summary([of[name]["ours"]["step_ms"] / of["ddp"]["ours"]["step_ms"] for of in rounds])
-        for name in COUNTERPARTS
+    names: list[str] = arguments.strategies
+    to_ddp = {} if "ddp" not in names else {
+        name: summary([of[name]["ours"]["step_ms"] / of["ddp"]["ours"]["step_ms"] for of in rounds]) for name in names
     }
     speedups = {} if arguments.ours_only else {
-        name: summary([of[name]["theirs"]["step_ms"] / of[name]["ours"]["step_ms"] for of in rounds])
-        for name in COUNTERPARTS
+        name: summary([of[name]["theirs"]["step_ms"] / of[name]["ours"]["step_ms"] for of in rounds]) for name in names
+    }
+    memory = {} if arguments.ours_only else {
+        name: summary([of[name]["ours"]["resident_bytes"] / of[name]["theirs"]["resident_bytes"] for of in rounds])
+        for name in names
     }
     report = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -167,23 +187,28 @@ def main() -> int:
                 "ours": shlex.join([shown(arguments.paceline), *our_arguments(arguments, name)]),
                 "theirs": shlex.join([shown(PEER_SCRIPT), *peer_arguments(arguments, name)]),
             }
-            for name in COUNTERPARTS
+            for name in names
         },
         "to_ddp": to_ddp,
         "speedups": speedups,
+        "memory": memory,
         "peer_failures": failures,
         "rounds": rounds,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=2) + "\n")
-    ours = [("strategy", "ms", "of our ddp [min-max]")]
-    ours += [(name, median_ms(rounds, name, "ours"), ratio_text(to_ddp[name])) for name in COUNTERPARTS]
-    print(aligned(ours, left={0}))
+    if to_ddp:
+        ours = [("strategy", "ms", "of our ddp [min-max]")]
+        ours += [(name, median_ms(rounds, name, "ours"), ratio_text(to_ddp[name])) for name in names]
+        print(aligned(ours, left={0}))
     if speedups:
-        both = [("strategy", "paceline ms", "PyTorch ms", "times as fast [min-max]")]
+        both = [("strategy", "paceline ms", "PyTorch ms", "times as fast [min-max]", "memory of theirs [min-max]")]
         both += [
-            (name, median_ms(rounds, name, "ours"), median_ms(rounds, name, "theirs"), ratio_text(speedups[name]))
-            for name in COUNTERPARTS
+            (
+                name, median_ms(rounds, name, "ours"), median_ms(rounds, name, "theirs"), ratio_text(speedups[name]),
+                ratio_text(memory[name]),
+            )
+            for name in names
         ]
         print("\n" + aligned(both, left={0}))
     print(f"\nraw records: {arguments.out}")

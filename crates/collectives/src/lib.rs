@@ -107,8 +107,8 @@
 //!
 //! In the reductions of `hybrid`, a host sends `p` partial sums: one for each node that its ranks have in the
 //! tree of the sum. `p` is 1 if `k` is a power of two, and at most `2 log2(k)` otherwise (2 for 3 or 6
-//! ranks, 3 for 5 or 7). Partial sums of 16-bit floats travel as f32, which takes twice as many bytes. [`Cost::between_hosts`]
-//! computes the bytes.
+//! ranks, 3 for 5 or 7). Partial sums of 16-bit floats travel as f32, which takes twice as many bytes.
+//! [`Cost::between_hosts`] computes the bytes.
 //!
 //! [`Group::gather_object`], [`Group::all_gather_object`] and [`Group::broadcast_object`] exchange objects
 //! that can be serialized.

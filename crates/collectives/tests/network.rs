@@ -66,8 +66,8 @@ fn silence_is_named<T: std::fmt::Debug>(outcomes: &[Result<T, CollectiveError>])
     }
 }
 
-/// Checks that the silent rank names some of the others, and that each of these names the silent rank. In an all-reduce it may
-/// also name a rank whose result is missing because that rank waits for the silent one too.
+/// Checks that the silent rank names some of the others, and that each of these names the silent rank. In an all-reduce
+/// it may also name a rank whose result is missing because that rank waits for the silent one too.
 #[track_caller]
 fn silence_is_among_the_named<T: std::fmt::Debug>(outcomes: &[Result<T, CollectiveError>]) {
     for (rank, outcome) in outcomes.iter().enumerate() {

@@ -212,6 +212,26 @@ fn files_are_found_by_the_beginning_of_their_names() {
 }
 
 #[test]
+fn files_may_be_in_the_only_subfolder_that_has_them() {
+    let folder = TempDir::new().unwrap();
+    for name in ["tokens", "yelp", "other"] {
+        std::fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    write(&folder, "yelp/train-00000-of-00001.csv", "");
+    write(&folder, "yelp/test.csv", "");
+    write(&folder, "other/test.csv", "");
+    let files = TextFiles::find(folder.path()).unwrap();
+    assert_eq!(files.folder(), folder.path().join("yelp"));
+    assert_eq!((files.of(Split::Train).len(), files.of(Split::Test).len()), (1, 1));
+    write(&folder, "other/train.csv", "");
+    let error = TextFiles::find(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("/other and ") && error.contains("/yelp both have files"), "{error}");
+    // The folder itself comes first.
+    write(&folder, "train.csv", "");
+    assert_eq!(TextFiles::find(folder.path()).unwrap().folder(), folder.path());
+}
+
+#[test]
 fn texts_are_cut_with_their_special_tokens() {
     let folder = TempDir::new().unwrap();
     let tokenizer = Tokenizer::load(&write(&folder, "tokenizer.json", TOKENIZER)).unwrap();
@@ -435,4 +455,73 @@ fn running_text_is_cut_into_blocks() {
     assert_eq!(blocks(7).unwrap().len(), 1);
     let error = blocks(8).err().unwrap().to_string();
     assert!(error.contains("has 8 tokens in its Train files, too few for a block of 8"), "{error}");
+}
+
+/// A tokenizer of characters and of some pairs of them, with these parts in front.
+fn tokenizer_of_pairs(normalizer: &str, pre_tokenizer: &str, added: &str) -> String {
+    let vocab = ["a", "b", "\\n", "Ċ", "Ġ", "▁", "ab", "▁a", "Ġb", "ĊĊ"];
+    let vocab: Vec<String> =
+        vocab.iter().enumerate().map(|(at, token)| format!("\"{token}\": {at}")).collect();
+    let merges = r#"[["a", "b"], ["▁", "a"], ["Ġ", "b"], ["Ċ", "Ċ"]]"#;
+    format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [{added}],
+            "normalizer": {normalizer}, "pre_tokenizer": {pre_tokenizer}, "post_processor": null, "decoder": null,
+            "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                       "vocab": {{{}}}, "merges": {merges}}}}}"#,
+        vocab.join(", ")
+    )
+}
+
+#[test]
+fn running_text_has_the_tokens_of_the_whole_text() {
+    let bytes = |adds: bool| {
+        format!(
+            r#"{{"type": "ByteLevel", "add_prefix_space": {adds}, "trim_offsets": true, "use_regex": true}}"#
+        )
+    };
+    let digits = r#"{"type": "Digits", "individual_digits": true}"#;
+    let sequence = |parts: &str| format!(r#"{{"type": "Sequence", "pretokenizers": [{parts}]}}"#);
+    let metaspace = |scheme: &str| {
+        format!(
+            r#"{{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "{scheme}", "split": false}}"#
+        )
+    };
+    let prepend = r#"{"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}"#;
+    let added = |content: &str, lstrip: bool| {
+        format!(
+            r#"{{"id": 10, "content": "{content}", "single_word": false, "lstrip": {lstrip}, "rstrip": false,
+                "normalized": false, "special": true}}"#
+        )
+    };
+    // Long enough for several pieces, with everything that a cut could meet.
+    let text = "ab ba\nab\n\nba ab\n ab \nb\nab\nab\n".repeat(10_000);
+    let check = |what: &str, tokenizer: String, is_cut: bool| {
+        let tokenizer = Tokenizer::from_json(Path::new(what), tokenizer.into_bytes()).unwrap();
+        let mut num_pieces = 0;
+        let cut = tokenizer.encode_running_text(&text, &mut |_, of| num_pieces = of).unwrap();
+        let whole = tokenizer.encode_whole(&text).unwrap();
+        assert!(cut.len() > text.len() / 4, "{what}: {} tokens", cut.len());
+        assert!(cut == whole, "{what}: {} tokens, and not {}", cut.len(), whole.len());
+        assert_eq!(num_pieces > 1, is_cut, "{what}: {num_pieces} pieces");
+    };
+    let plain = |pre_tokenizer: &str| tokenizer_of_pairs("null", pre_tokenizer, "");
+    check("bytes", plain(&bytes(false)), true);
+    check("digits and bytes", plain(&sequence(&format!("{digits}, {}", bytes(false)))), true);
+    let lowercase = r#"{"type": "Lowercase"}"#;
+    check("lower case", tokenizer_of_pairs(lowercase, &bytes(false), ""), true);
+    check("an added token", tokenizer_of_pairs("null", &bytes(false), &added("<x>", false)), true);
+
+    check("a space before a text", plain(&bytes(true)), false);
+    check("metaspace, always", plain(&metaspace("always")), false);
+    check("metaspace, first", plain(&metaspace("first")), false);
+    check("prepend", tokenizer_of_pairs(prepend, "null", ""), false);
+    let other =
+        r#"{"type": "Split", "pattern": {"String": "b"}, "behavior": "Isolated", "invert": false}"#;
+    check("another pattern", plain(&sequence(&format!("{other}, {}", bytes(false)))), false);
+    let across = tokenizer_of_pairs("null", &bytes(false), &added("\\nab", false));
+    check("an added token on both sides of a line's end", across, false);
+    let takes_space = tokenizer_of_pairs("null", &bytes(false), &added("ba", true));
+    check("an added token that takes the space before it", takes_space, false);
 }

@@ -2,16 +2,16 @@
 //!
 //! Prints GFLOP/s of one thread for each size (m x n x k) and orientation: [`matmul::product`] with operands in bf16, to
 //! bf16 and to f32, with operands in f32, and in bf16 the way that is not
-//! the processor's best (with or without AVX512-BF16); and [`matmul::matmul`] in f32. Beside them stand the processor's peaks, of
-//! loops that touch no memory, measured in the same run. Each number is the best of many short repetitions, taken in turns,
-//! so that work of others on the machine disturbs it little. Arguments choose the cases whose name contains one of them.
+//! the processor's best (with or without AVX512-BF16); and [`matmul::matmul`] in f32. Beside them stand the processor's
+//! peaks, of loops that touch no memory, measured in the same run. Each number is the best of many short repetitions,
+//! taken in turns, so that work of others on the machine disturbs it little. Arguments choose the cases whose name
+//! contains one of them.
 
-use std::hint::black_box;
 use std::time::Instant;
 
 use half::bf16;
-use paceline_kernels::Compute;
 use paceline_kernels::matmul::{self, Destination, Matrix};
+use paceline_kernels::{Compute, SimdLevel, peak};
 use paceline_memory::Allocator;
 
 const SIZES: [(usize, usize, usize); 5] =
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["bf16", "to f32", "from f32", "other way", "gemm f32"].map(|head| format!("{head:>10}"));
     println!("{:24}{}", "m x n x k", heads.concat());
     for (m, n, k) in SIZES {
-        for (orientation, turned) in
+        for (orientation, transposed) in
             [("a b", (false, false)), ("a b^T", (false, true)), ("a^T b", (true, false))]
         {
             let name = format!("{m}x{n}x{k} {orientation}");
@@ -42,8 +42,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let halves = |x: &[f32]| x.iter().copied().map(bf16::from_f32).collect::<Vec<_>>();
             let (a16, b16) = (halves(&a), halves(&b));
             let (mut c, mut c16) = (vec![0.0; m * n], vec![bf16::ZERO; m * n]);
-            let (ma, mb) = (view(&a, m, k, turned.0), view(&b, k, n, turned.1));
-            let (ma16, mb16) = (view(&a16, m, k, turned.0), view(&b16, k, n, turned.1));
+            let (ma, mb) = (view(&a, m, k, transposed.0), view(&b, k, n, transposed.1));
+            let (ma16, mb16) = (view(&a16, m, k, transposed.0), view(&b16, k, n, transposed.1));
             let mut best = [f64::INFINITY; 5];
             let start = Instant::now();
             while start.elapsed().as_secs_f64() < SECONDS {
@@ -86,8 +86,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// A matrix of (rows, columns), stored as it is or transposed.
-fn view<T>(elems: &[T], rows: usize, columns: usize, is_turned: bool) -> Matrix<'_, T> {
-    match is_turned {
+fn view<T>(elems: &[T], rows: usize, columns: usize, is_transposed: bool) -> Matrix<'_, T> {
+    match is_transposed {
         true => Matrix::new(elems, columns, rows).transposed(),
         false => Matrix::new(elems, rows, columns),
     }
@@ -112,57 +112,8 @@ struct Peaks {
 }
 
 impl Peaks {
-    #[cfg(target_arch = "x86_64")]
     fn measure(&mut self) {
-        const STEPS: usize = 20_000;
-        let speed = |run: &dyn Fn(), flop_per_lane: usize| {
-            let before = Instant::now();
-            run();
-            (STEPS * 24 * 16 * flop_per_lane) as f64 / before.elapsed().as_secs_f64() / 1e9
-        };
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has AVX-512.
-            self.f32 = self.f32.max(speed(&|| unsafe { fused(STEPS) }, 2));
-        }
-        if is_x86_feature_detected!("avx512bf16") {
-            // SAFETY: the processor has AVX512-BF16.
-            self.bf16 = self.bf16.max(speed(&|| unsafe { dots(STEPS) }, 4));
-        }
+        self.f32 = self.f32.max(peak::flops_per_s(SimdLevel::detect()) / 1e9);
+        self.bf16 = self.bf16.max(peak::bf16_flops_per_s() / 1e9);
     }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn measure(&mut self) {}
-}
-
-/// 24 fused multiply-adds per step.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn fused(steps: usize) {
-    use std::arch::x86_64::*;
-    let x = black_box(_mm512_set1_ps(0.5));
-    // The compiler must not see that all sums are equal.
-    let mut sums = black_box([_mm512_setzero_ps(); 24]);
-    for _ in 0..steps {
-        for sum in &mut sums {
-            *sum = _mm512_fmadd_ps(x, x, *sum);
-        }
-    }
-    black_box(sums);
-}
-
-/// 24 dot products of pairs per step.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn dots(steps: usize) {
-    use std::arch::x86_64::*;
-    // SAFETY: both types are any 512 bits.
-    let x: __m512bh = unsafe { std::mem::transmute(black_box(_mm512_set1_epi32(0x3f00_3f00))) };
-    // The compiler must not see that all sums are equal.
-    let mut sums = black_box([_mm512_setzero_ps(); 24]);
-    for _ in 0..steps {
-        for sum in &mut sums {
-            *sum = _mm512_dpbf16_ps(*sum, x, x);
-        }
-    }
-    black_box(sums);
 }

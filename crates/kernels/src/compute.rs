@@ -1,7 +1,7 @@
 //! The resources of a kernel: its device, vector instructions, threads and scratch memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use paceline_memory::{Allocator, Category, DType, Device, MemoryError, Tensor, WriteGuard};
 use paceline_trace::{Event, Shapes, Span, Track, now_ns};
@@ -27,6 +27,8 @@ pub struct Compute {
     track: Option<Arc<Track>>,
     /// Whether a kernel is being timed. Kernels that it calls count as part of it.
     is_timing: AtomicBool,
+    /// The floating-point operations of forward products that were rehearsed with this handle.
+    forward_flops: AtomicU64,
 }
 
 impl Compute {
@@ -45,6 +47,7 @@ impl Compute {
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),
+            forward_flops: AtomicU64::new(0),
         })
     }
 
@@ -80,6 +83,21 @@ impl Compute {
             Some(operand) => Err(KernelError::Device { op, operand, compute }),
             None => Ok(compute),
         }
+    }
+
+    /// The floating-point operations of all forward products so far, a multiplication and an addition each counting as
+    /// one. Only a handle of [`Device::Meta`] counts them. Products are those of linear layers, heads, convolutions and
+    /// attention, of which attention counts the pairs of positions that the causal mask leaves. Element-wise operations,
+    /// norms and pooling are left out, as is usual for such counts.
+    pub fn forward_flops(&self) -> u64 {
+        self.forward_flops.load(Ordering::Relaxed)
+    }
+
+    /// Counts a forward product with this number of multiply-adds, as [`Compute::forward_flops`] says.
+    pub(crate) fn count_products(&self, factors: impl IntoIterator<Item = usize>) {
+        let flops =
+            factors.into_iter().fold(2, |all: u64, factor| all.saturating_mul(factor as u64));
+        self.forward_flops.fetch_add(flops, Ordering::Relaxed);
     }
 
     /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the

@@ -1,30 +1,28 @@
 //! Element-wise operations: ReLU, bias, sums over rows.
 
-use half::bf16;
 use paceline_memory::{DType, Device, Tensor};
 
-use crate::bf16::widen;
 use crate::error::expect_shape;
 use crate::meta::{self, Pretended};
 use crate::simd::multiversion;
+use crate::stored::{self, Stored, for_stored};
 use crate::{Compute, KernelError, Real, Result, SimdLevel};
 
-/// `y = max(0, x)`; NaN stays NaN. f32 and f64; overwrites.
+/// `y = max(0, x)`; NaN stays NaN. f32, f64 and bf16; overwrites.
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
     let _time = compute.time("relu_forward", [input]);
     expect_shape("relu", "output", output.shape(), input.shape())?;
     match compute.device_of("relu", [input, output])? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => relu_f32(compute.simd, &input.read()?, &mut output.write()?),
-            DType::F64 => relu_body::<f64>(&input.read()?, &mut output.write()?),
-            dtype => return Err(KernelError::DType { op: "relu", dtype }),
-        },
+        Device::Cpu => for_stored!("relu", input.dtype(), S => {
+            relu_of::<S>(compute.simd, &input.read()?, &mut output.write()?);
+            Ok(())
+        }),
         Device::Meta => {
-            let dtype = meta::float("relu", input)?;
+            let (dtype, _) = stored::types("relu", input)?;
             Pretended::new(compute, "relu").reads(dtype, [input])?.writes(dtype, [output])?;
+            Ok(())
         }
     }
-    Ok(())
 }
 
 /// `dx = dy` where the output was not zero, and 0 elsewhere. f32, f64 and bf16; overwrites.
@@ -39,56 +37,41 @@ pub fn relu_backward(
     expect_shape(op, "d_output", d_output.shape(), output.shape())?;
     expect_shape(op, "d_input", d_input.shape(), output.shape())?;
     match compute.device_of(op, [output, d_output, d_input])? {
-        Device::Cpu => match output.dtype() {
-            DType::F32 => {
-                let (y, dy) = (output.read()?, d_output.read()?);
-                relu_backward_f32(compute.simd, &y, &dy, &mut d_input.write()?);
-            }
-            DType::F64 => {
-                let (y, dy) = (output.read()?, d_output.read()?);
-                relu_backward_body::<f64>(&y, &dy, &mut d_input.write()?);
-            }
-            DType::BF16 => {
-                let (y, dy) = (output.read()?, d_output.read()?);
-                relu_backward_bf16(compute.simd, &y, &dy, &mut d_input.write()?);
-            }
-            dtype => return Err(KernelError::DType { op, dtype }),
-        },
+        Device::Cpu => for_stored!(op, output.dtype(), S => {
+            let (y, dy) = (output.read()?, d_output.read()?);
+            relu_backward_of::<S>(compute.simd, &y, &dy, &mut d_input.write()?);
+            Ok(())
+        }),
         Device::Meta => {
-            let dtype = match output.dtype() {
-                DType::BF16 => DType::BF16,
-                _ => meta::float(op, output)?,
-            };
+            let (dtype, _) = stored::types(op, output)?;
             let pretended = Pretended::new(compute, op).reads(dtype, [output, d_output])?;
             pretended.writes(dtype, [d_input])?;
+            Ok(())
         }
     }
-    Ok(())
 }
 
 multiversion! {
-    fn relu_f32(x: &[f32], y: &mut [f32]) = relu_body
+    fn relu_of<S: Stored>(x: &[S], y: &mut [S]) = relu_body
 }
 
 #[inline(always)]
-fn relu_body<T: Real>(x: &[T], y: &mut [T]) {
+fn relu_body<S: Stored>(x: &[S], y: &mut [S]) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y = if *x > T::default() || x.is_nan() { *x } else { T::default() };
+        let value = x.load();
+        let passes = value > S::Real::default() || value.is_nan();
+        *y = if passes { *x } else { S::default() };
     }
 }
 
 multiversion! {
-    fn relu_backward_f32(y: &[f32], dy: &[f32], dx: &mut [f32]) = relu_backward_body
-}
-
-multiversion! {
-    fn relu_backward_bf16(y: &[bf16], dy: &[bf16], dx: &mut [bf16]) = relu_backward_body
+    fn relu_backward_of<S: Stored>(y: &[S], dy: &[S], dx: &mut [S]) = relu_backward_body
 }
 
 #[inline(always)]
-fn relu_backward_body<T: Copy + Default + PartialEq>(y: &[T], dy: &[T], dx: &mut [T]) {
+fn relu_backward_body<S: Stored>(y: &[S], dy: &[S], dx: &mut [S]) {
     for ((dx, dy), y) in dx.iter_mut().zip(dy).zip(y) {
-        *dx = if *y == T::default() { T::default() } else { *dy };
+        *dx = if y.load() == S::Real::default() { S::default() } else { *dy };
     }
 }
 
@@ -132,79 +115,57 @@ fn turn_add_bias_body(
     }
 }
 
-/// `sums[j] (+)= sum over rows of rows[i, j]`, row by row.
-pub(crate) fn add_rows(level: SimdLevel, rows: &[f32], sums: &mut [f32], accumulate: bool) {
-    if !accumulate {
-        sums.fill(0.0);
-    }
-    add_rows_f32(level, rows, sums);
-}
-
-multiversion! {
-    fn add_rows_f32(rows: &[f32], sums: &mut [f32]) = add_rows_body
-}
-
-#[inline(always)]
-pub(crate) fn add_rows_body<T: Real>(rows: &[T], sums: &mut [T]) {
-    for row in rows.chunks_exact(sums.len()) {
-        for (sum, x) in sums.iter_mut().zip(row) {
-            *sum += *x;
-        }
-    }
-}
-
-/// The same for rows of bf16, with sums in f32.
-pub(crate) fn add_rows_of_bf16(
+/// `sums[j] (+)= sum over rows of rows[i, j]`, row by row, in the type that kernels compute in.
+pub(crate) fn add_rows<S: Stored>(
     level: SimdLevel,
-    rows: &[bf16],
-    sums: &mut [f32],
+    rows: &[S],
+    sums: &mut [S::Real],
     accumulate: bool,
 ) {
     if !accumulate {
-        sums.fill(0.0);
+        sums.fill(S::Real::default());
     }
-    add_rows_bf16(level, rows, sums);
+    add_rows_of::<S>(level, rows, sums);
 }
 
 multiversion! {
-    fn add_rows_bf16(rows: &[bf16], sums: &mut [f32]) = add_rows_of_bf16_body
+    fn add_rows_of<S: Stored>(rows: &[S], sums: &mut [S::Real]) = add_rows_body
 }
 
 #[inline(always)]
-fn add_rows_of_bf16_body(rows: &[bf16], sums: &mut [f32]) {
+fn add_rows_body<S: Stored>(rows: &[S], sums: &mut [S::Real]) {
     for row in rows.chunks_exact(sums.len()) {
         for (sum, x) in sums.iter_mut().zip(row) {
-            *sum += widen(*x);
+            *sum += x.load();
         }
     }
 }
 
-/// `y = x + y`, in place. Shapes: the same. f32 and f64.
+/// `y = x + y`, in place. Shapes: the same. f32, f64 and bf16, whose sum is rounded once.
 pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
     let _time = compute.time("add", [x, y]);
     expect_shape("add", "x", x.shape(), y.shape())?;
     match compute.device_of("add", [x, y])? {
-        Device::Cpu => match y.dtype() {
-            DType::F32 => add_f32(compute.simd, &x.read()?, &mut y.write()?),
-            DType::F64 => add_body::<f64>(&x.read()?, &mut y.write()?),
-            dtype => return Err(KernelError::DType { op: "add", dtype }),
-        },
+        Device::Cpu => for_stored!("add", y.dtype(), S => {
+            add_of::<S>(compute.simd, &x.read()?, &mut y.write()?);
+            Ok(())
+        }),
         Device::Meta => {
-            let dtype = meta::float("add", y)?;
+            let (dtype, _) = stored::types("add", y)?;
             Pretended::new(compute, "add").reads(dtype, [x])?.writes(dtype, [y])?;
+            Ok(())
         }
     }
-    Ok(())
 }
 
 multiversion! {
-    fn add_f32(x: &[f32], y: &mut [f32]) = add_body
+    fn add_of<S: Stored>(x: &[S], y: &mut [S]) = add_body
 }
 
 #[inline(always)]
-fn add_body<T: Real>(x: &[T], y: &mut [T]) {
+fn add_body<S: Stored>(x: &[S], y: &mut [S]) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y = *x + *y;
+        *y = S::store(x.load() + y.load());
     }
 }
 

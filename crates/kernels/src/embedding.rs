@@ -1,10 +1,12 @@
 //! Rows of a table, selected by numbers.
 
-use paceline_memory::{DType, Device, Tensor};
+use half::bf16;
+use paceline_memory::{DType, Device, Element, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
-use crate::{Compute, KernelError, Real, Result};
+use crate::meta::Pretended;
+use crate::stored::{self, Stored};
+use crate::{Compute, KernelError, Result};
 
 const OP: &str = "embedding";
 
@@ -31,8 +33,8 @@ fn check(ids: &[i64], len: usize) -> Result<()> {
     }
 }
 
-/// `output[i] = table[ids[i]]`. Shapes: ids of i64, any shape with n elements; table (len, width), output (n, width). f32 and f64;
-/// overwrites.
+/// `output[i] = table[ids[i]]`. Shapes: ids of i64, any shape with n elements; table (len, width), output (n, width).
+/// f32, f64 and bf16; overwrites.
 pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor) -> Result<()> {
     let _time = compute.time("embedding_forward", [ids, table]);
     let (len, width) = sizes(ids, table, output, "output")?;
@@ -40,10 +42,11 @@ pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor)
         Device::Cpu => match table.dtype() {
             DType::F32 => gather::<f32>(ids, table, len, width, output),
             DType::F64 => gather::<f64>(ids, table, len, width, output),
+            DType::BF16 => gather::<bf16>(ids, table, len, width, output),
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
-            let dtype = meta::float(OP, table)?;
+            let (dtype, _) = stored::types(OP, table)?;
             let pretended = Pretended::new(compute, OP).reads(DType::I64, [ids])?;
             pretended.reads(dtype, [table])?.writes(dtype, [output])?;
             Ok(())
@@ -51,7 +54,7 @@ pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor)
     }
 }
 
-fn gather<T: Real>(
+fn gather<T: Element>(
     ids: &Tensor,
     table: &Tensor,
     len: usize,
@@ -67,8 +70,8 @@ fn gather<T: Real>(
     Ok(())
 }
 
-/// `d_table[ids[i]] += d_output[i]`, in order of `i`. All other rows are set to zero, or stay as they are if `accumulate`. Shapes and
-/// types as in [`forward`].
+/// `d_table[ids[i]] += d_output[i]`, in order of `i`. All other rows are set to zero, or stay as they are if
+/// `accumulate`. Shapes and types as in [`forward`]; a table of bf16 is rounded after each addition.
 pub fn backward(
     compute: &Compute,
     ids: &Tensor,
@@ -82,10 +85,11 @@ pub fn backward(
         Device::Cpu => match d_table.dtype() {
             DType::F32 => scatter::<f32>(ids, d_output, len, width, d_table, accumulate),
             DType::F64 => scatter::<f64>(ids, d_output, len, width, d_table, accumulate),
+            DType::BF16 => scatter::<bf16>(ids, d_output, len, width, d_table, accumulate),
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
-            let dtype = meta::float(OP, d_table)?;
+            let (dtype, _) = stored::types(OP, d_table)?;
             let pretended = Pretended::new(compute, OP).reads(DType::I64, [ids])?;
             pretended.reads(dtype, [d_output])?.writes(dtype, [d_table])?;
             Ok(())
@@ -93,7 +97,7 @@ pub fn backward(
     }
 }
 
-fn scatter<T: Real>(
+fn scatter<T: Stored>(
     ids: &Tensor,
     d_output: &Tensor,
     len: usize,
@@ -110,14 +114,15 @@ fn scatter<T: Real>(
     for (row, &id) in d_output.chunks_exact(width.max(1)).zip(ids.iter()) {
         let sums = &mut d_table[id as usize * width..][..width];
         for (sum, x) in sums.iter_mut().zip(row) {
-            *sum += *x;
+            *sum = T::store(sum.load() + x.load());
         }
     }
     Ok(())
 }
 
-/// `rows[i] = i * seq + lengths[i] - 1`: the row of the last element of each sequence, where sequences of different lengths are padded
-/// to `seq` rows each. Shapes: lengths and rows (batch), i64; overwrites. Errors if a length is not among 1 to `seq`.
+/// `rows[i] = i * seq + lengths[i] - 1`: the row of the last element of each sequence, where sequences of different
+/// lengths are padded to `seq` rows each. Shapes: lengths and rows (batch), i64; overwrites. Errors if a length is not
+/// among 1 to `seq`.
 pub fn last_rows(compute: &Compute, lengths: &Tensor, seq: usize, rows: &Tensor) -> Result<()> {
     let op = "last_rows";
     expect_shape(op, "rows", rows.shape(), lengths.shape())?;

@@ -5,8 +5,8 @@ use crate::Real;
 /// The number of partial results. Additions to different ones overlap, and a compiler keeps all of them in registers.
 const LANES: usize = 32;
 
-/// `f(0) + f(1) + ... + f(len - 1)`. Term `i` is added to partial sum `i mod 32`, in order, and then the partial sums are added
-/// in order.
+/// `f(0) + f(1) + ... + f(len - 1)`. Term `i` is added to partial sum `i mod 32`, in order, and then the partial sums are
+/// added in order.
 #[inline(always)]
 pub(crate) fn sum<T: Real>(len: usize, f: impl Fn(usize) -> T) -> T {
     let mut lanes = [T::default(); LANES];

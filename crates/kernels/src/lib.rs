@@ -8,6 +8,9 @@
 //! ([`Compute::device_of`]). Tensors of another device are refused. An operation returns no number that it has
 //! computed: sums stay in tensors until they are read.
 //!
+//! Activations may be stored in bf16 where an operation says so: it computes in f32, and rounds each result once, when it
+//! stores it.
+//!
 //! Fast paths exist for f32, chosen at run time by [`SimdLevel`]. Each fast path has a plain implementation
 //! in [`mod@reference`], which also computes in f64 for gradient checks.
 //!
@@ -27,6 +30,7 @@ pub mod loss;
 pub mod matmul;
 pub mod norm;
 pub mod optimizer;
+pub mod peak;
 pub mod pool2d;
 pub mod reference;
 pub mod rms_norm;
@@ -44,6 +48,7 @@ mod meta;
 mod product;
 mod real;
 mod simd;
+mod stored;
 
 pub use compute::{Compute, KernelTimer, Threads};
 pub use error::KernelError;

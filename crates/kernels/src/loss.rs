@@ -6,11 +6,14 @@
 //! samples. A batch is summed first and added once, so `sums` have the bits of `sums += batch`.
 //!
 //! The gradient is scaled by `scale`, which for the mean over `n` samples is `1 / n`.
+//!
+//! A bf16 output is computed with in f32, and its gradient is rounded to bf16 at the end.
 
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::Pretended;
+use crate::stored::{self, Stored, for_stored};
 use crate::{Compute, KernelError, Real, Result};
 
 /// Number of elements of the sums of a loss.
@@ -19,7 +22,7 @@ pub const SUMS_LEN: usize = 3;
 /// `loss = sum over rows of ln(sum over j of exp(x[i, j])) - x[i, label[i]]`, and
 /// `d_logits[i, j] = scale * (softmax(x[i])[j] - (j == label[i]))` if requested.
 ///
-/// Shapes: logits (m, classes), labels (m) of i64, d_logits as logits, sums (3) of f64. f32 and f64;
+/// Shapes: logits (m, classes), labels (m) of i64, d_logits as logits, sums (3) of f64. f32, f64 and bf16;
 /// overwrites `d_logits` and adds to `sums`. The largest logit is subtracted first, so that nothing overflows.
 pub fn cross_entropy(
     compute: &Compute,
@@ -50,15 +53,13 @@ pub fn cross_entropy(
                     return Err(KernelError::Label { row, label, num_classes });
                 }
             }
-            let batch = match logits.dtype() {
-                DType::F32 => cross_entropy_of::<f32>(classes, logits, &labels, scale, d_logits)?,
-                DType::F64 => cross_entropy_of::<f64>(classes, logits, &labels, scale, d_logits)?,
-                dtype => return Err(KernelError::DType { op, dtype }),
-            };
+            let batch = for_stored!(op, logits.dtype(), S => {
+                cross_entropy_of::<S>(classes, logits, &labels, scale, d_logits)
+            })?;
             add(&mut sums, batch);
         }
         Device::Meta => {
-            let dtype = meta::float(op, logits)?;
+            let (dtype, _) = stored::types(op, logits)?;
             let pretended = Pretended::new(compute, op).reads(dtype, [logits])?;
             let pretended = pretended.reads(DType::I64, [labels])?.writes(dtype, d_logits)?;
             pretended.writes(DType::F64, [sums])?;
@@ -73,41 +74,42 @@ fn add(sums: &mut [f64], batch: [f64; SUMS_LEN]) {
 }
 
 /// The sums of the batch.
-fn cross_entropy_of<T: Real>(
+fn cross_entropy_of<S: Stored>(
     classes: usize,
     logits: &Tensor,
     labels: &[i64],
     scale: f64,
     d_logits: Option<&Tensor>,
 ) -> Result<[f64; SUMS_LEN]> {
-    let logits = logits.read::<T>()?;
-    let mut d_logits = d_logits.map(|d| d.write::<T>()).transpose()?;
+    let logits = logits.read::<S>()?;
+    let mut d_logits = d_logits.map(|d| d.write::<S>()).transpose()?;
     let (mut loss, mut correct) = (0.0, 0usize);
-    let mut exps = vec![T::default(); classes];
+    let mut exps = vec![S::Real::default(); classes];
     for (i, (row, &label)) in logits.chunks_exact(classes).zip(labels).enumerate() {
         let label = label as usize;
         // The first of the largest logits, or the first NaN, which makes the loss NaN.
         let mut best = 0;
         for (j, x) in row.iter().enumerate() {
-            if *x > row[best] || (x.is_nan() && !row[best].is_nan()) {
+            let (x, largest) = (x.load(), row[best].load());
+            if x > largest || (x.is_nan() && !largest.is_nan()) {
                 best = j;
             }
         }
-        let largest = row[best];
-        let mut total = T::default();
+        let largest = row[best].load();
+        let mut total = S::Real::default();
         for (e, x) in exps.iter_mut().zip(row) {
-            *e = (*x - largest).exp();
+            *e = (x.load() - largest).exp();
             total += *e;
         }
-        loss += (total.ln() + largest - row[label]).to_f64();
+        loss += (total.ln() + largest - row[label].load()).to_f64();
         correct += usize::from(best == label && !largest.is_nan());
         if let Some(d_logits) = &mut d_logits {
-            let scale = T::from_f64(scale);
+            let scale = S::Real::from_f64(scale);
             for (j, (d, e)) in
                 d_logits[i * classes..(i + 1) * classes].iter_mut().zip(&exps).enumerate()
             {
-                let target = if j == label { T::from_f64(1.0) } else { T::default() };
-                *d = (*e / total - target) * scale;
+                let target = S::Real::from_f64(if j == label { 1.0 } else { 0.0 });
+                *d = S::store((*e / total - target) * scale);
             }
         }
     }
@@ -117,8 +119,8 @@ fn cross_entropy_of<T: Real>(
 /// `loss = sum over rows of (mean over j of (x[i, j] - t[i, j])^2)`, and
 /// `d_input[i, j] = scale * 2 / columns * (x[i, j] - t[i, j])` if requested.
 ///
-/// Shapes: all (m, columns), but sums (3) of f64. f32 and f64 (the target of the same type); overwrites
-/// `d_input` and adds to `sums`.
+/// Shapes: all (m, columns), but sums (3) of f64. f32, f64 and bf16; the target has the type that is computed in, f32 for
+/// bf16. Overwrites `d_input` and adds to `sums`.
 pub fn mse(
     compute: &Compute,
     input: &Tensor,
@@ -137,16 +139,14 @@ pub fn mse(
     match compute.device_of(op, [input, target, sums].into_iter().chain(d_input))? {
         Device::Cpu => {
             let mut sums = sums.write::<f64>()?;
-            let batch = match input.dtype() {
-                DType::F32 => mse_of::<f32>(input, target, scale, d_input)?,
-                DType::F64 => mse_of::<f64>(input, target, scale, d_input)?,
-                dtype => return Err(KernelError::DType { op, dtype }),
-            };
+            let batch =
+                for_stored!(op, input.dtype(), S => mse_of::<S>(input, target, scale, d_input))?;
             add(&mut sums, batch);
         }
         Device::Meta => {
-            let dtype = meta::float(op, input)?;
-            let pretended = Pretended::new(compute, op).reads(dtype, [input, target])?;
+            let (dtype, real) = stored::types(op, input)?;
+            let pretended = Pretended::new(compute, op).reads(dtype, [input])?;
+            let pretended = pretended.reads(real, [target])?;
             pretended.writes(dtype, d_input)?.writes(DType::F64, [sums])?;
         }
     }
@@ -158,24 +158,24 @@ pub fn mse(
 const LANES: usize = 16;
 
 /// The sums of the batch.
-fn mse_of<T: Real>(
+fn mse_of<S: Stored>(
     input: &Tensor,
     target: &Tensor,
     scale: f64,
     d_input: Option<&Tensor>,
 ) -> Result<[f64; SUMS_LEN]> {
     let columns = input.dims().last().copied().unwrap_or(1).max(1);
-    let (x, t) = (input.read::<T>()?, target.read::<T>()?);
+    let (x, t) = (input.read::<S>()?, target.read::<S::Real>()?);
     let mut lanes = [0.0f64; LANES];
     if let Some(d_input) = d_input {
-        let factor = T::from_f64(scale * 2.0 / columns as f64);
-        for ((d, x), t) in d_input.write::<T>()?.iter_mut().zip(x.iter()).zip(t.iter()) {
-            *d = (*x - *t) * factor;
+        let factor = S::Real::from_f64(scale * 2.0 / columns as f64);
+        for ((d, x), t) in d_input.write::<S>()?.iter_mut().zip(x.iter()).zip(t.iter()) {
+            *d = S::store((x.load() - *t) * factor);
         }
     }
     for (x, t) in x.chunks(LANES).zip(t.chunks(LANES)) {
         for ((lane, x), t) in lanes.iter_mut().zip(x).zip(t) {
-            let difference = (*x - *t).to_f64();
+            let difference = (x.load() - *t).to_f64();
             *lane += difference * difference;
         }
     }

@@ -34,6 +34,16 @@ impl<'a, T> Matrix<'a, T> {
         Self { elems, rows, columns, row_stride, column_stride: 1 }
     }
 
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// The transpose, without moving data.
     pub fn transposed(self) -> Self {
         Self {

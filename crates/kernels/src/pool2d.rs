@@ -3,10 +3,11 @@
 //! `y[n, i, j, c] = max over u, v < window of x[n, i*s + u, j*s + v, c]`, without padding; rows and
 //! columns that no window covers are ignored. Among equal values the first wins, and NaN always wins.
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::{Category, DType, Device, Element, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::Pretended;
+use crate::stored::{self, Stored, for_stored};
 use crate::{Compute, KernelError, Real, Result};
 
 const OP: &str = "max_pool";
@@ -54,6 +55,11 @@ impl MaxPool2d {
         [batch, out(self.height), out(self.width), self.channels]
     }
 
+    /// Elements of one image of the input, and of the output.
+    fn image_elems(&self) -> [usize; 2] {
+        [self.input_shape(1), self.output_shape(1)].map(|dims| dims.iter().product())
+    }
+
     /// Input element of channel 0 at position `at` of the window of output position `(n, i, j)`.
     fn input_at(&self, (n, i, j): (usize, usize, usize), at: usize) -> usize {
         let (y, x) = (i * self.stride + at / self.window, j * self.stride + at % self.window);
@@ -74,7 +80,7 @@ impl MaxPool2d {
 }
 
 /// Writes `output` and `winners` (u8: the position of the largest value in its window, row-major),
-/// both of [`MaxPool2d::output_shape`]. f32 and f64.
+/// both of [`MaxPool2d::output_shape`]. f32, f64 and bf16; overwrites.
 pub fn forward(
     compute: &Compute,
     pool: &MaxPool2d,
@@ -89,28 +95,22 @@ pub fn forward(
     expect_shape(OP, "output", output.shape(), pool.output_shape(batch))?;
     expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
     match compute.device_of(OP, [input, output, winners])? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => {
-                let (x, mut y) = (input.read()?, output.write()?);
-                forward_of::<f32>(pool, batch, &x, &mut y, &mut winners.write()?)
-            }
-            DType::F64 => {
-                let (x, mut y) = (input.read()?, output.write()?);
-                forward_of::<f64>(pool, batch, &x, &mut y, &mut winners.write()?)
-            }
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
-        },
+        Device::Cpu => for_stored!(OP, input.dtype(), S => {
+            let (x, mut y) = (input.read()?, output.write()?);
+            forward_of::<S>(pool, batch, &x, &mut y, &mut winners.write()?);
+            Ok(())
+        }),
         Device::Meta => {
-            let dtype = meta::float(OP, input)?;
+            let (dtype, _) = stored::types(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
             pretended.writes(dtype, [output])?.writes(DType::U8, [winners])?;
+            Ok(())
         }
     }
-    Ok(())
 }
 
 /// Gradient of the input from `d_output`: each goes to the winner of its window. Where windows overlap,
-/// gradients add up. f32 and f64; overwrites.
+/// gradients add up. f32, f64 and bf16, whose gradients add up in f32 and are rounded once; overwrites.
 pub fn backward(
     compute: &Compute,
     pool: &MaxPool2d,
@@ -125,27 +125,22 @@ pub fn backward(
     expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
     expect_shape(OP, "d_input", d_input.shape(), pool.input_shape(batch))?;
     match compute.device_of(OP, [winners, d_output, d_input])? {
-        Device::Cpu => match d_output.dtype() {
-            DType::F32 => {
-                let (dy, mut dx) = (d_output.read()?, d_input.write()?);
-                backward_of::<f32>(pool, batch, &winners.read()?, &dy, &mut dx)
-            }
-            DType::F64 => {
-                let (dy, mut dx) = (d_output.read()?, d_input.write()?);
-                backward_of::<f64>(pool, batch, &winners.read()?, &dy, &mut dx)
-            }
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
-        },
+        Device::Cpu => for_stored!(OP, d_output.dtype(), S => {
+            backward_rounded::<S>(compute, pool, batch, winners, d_output, d_input)
+        }),
         Device::Meta => {
-            let dtype = meta::float(OP, d_output)?;
+            let (dtype, _) = stored::types(OP, d_output)?;
             let pretended = Pretended::new(compute, OP).reads(DType::U8, [winners])?;
-            pretended.reads(dtype, [d_output])?.writes(dtype, [d_input])?;
+            let mut pretended = pretended.reads(dtype, [d_output])?.writes(dtype, [d_input])?;
+            match dtype {
+                DType::BF16 => pretended.scratch(DType::F32, pool.image_elems()[0]),
+                _ => Ok(()),
+            }
         }
     }
-    Ok(())
 }
 
-fn forward_of<T: Real>(pool: &MaxPool2d, batch: usize, x: &[T], y: &mut [T], winners: &mut [u8]) {
+fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], winners: &mut [u8]) {
     let channels = pool.channels;
     pool.for_each_position(batch, |out, position| {
         let (y, winners) = (&mut y[out..][..channels], &mut winners[out..][..channels]);
@@ -155,7 +150,7 @@ fn forward_of<T: Real>(pool: &MaxPool2d, batch: usize, x: &[T], y: &mut [T], win
         for at in 1..pool.window * pool.window {
             let from = &x[pool.input_at(position, at)..][..channels];
             for ((y, winner), x) in y.iter_mut().zip(winners.iter_mut()).zip(from) {
-                let wins = *x > *y || x.is_nan();
+                let wins = x.load() > y.load() || x.load().is_nan();
                 *y = if wins { *x } else { *y };
                 *winner = if wins { at as u8 } else { *winner };
             }
@@ -163,12 +158,45 @@ fn forward_of<T: Real>(pool: &MaxPool2d, batch: usize, x: &[T], y: &mut [T], win
     });
 }
 
-fn backward_of<T: Real>(pool: &MaxPool2d, batch: usize, winners: &[u8], dy: &[T], dx: &mut [T]) {
-    dx.fill(T::default());
+/// Writes the gradient of the input. If that is stored in another type than gradients add up in, they add up in scratch
+/// memory, one image at a time.
+fn backward_rounded<S: Stored>(
+    compute: &Compute,
+    pool: &MaxPool2d,
+    batch: usize,
+    winners: &Tensor,
+    d_output: &Tensor,
+    d_input: &Tensor,
+) -> Result<()> {
+    let (winners, dy) = (winners.read::<u8>()?, d_output.read::<S>()?);
+    let mut dx = d_input.write::<S>()?;
+    if let Some(dx) = S::as_reals(&mut dx) {
+        backward_of(pool, batch, &winners, &dy, dx);
+        return Ok(());
+    }
+    let [in_elems, out_elems] = pool.image_elems();
+    let sums = compute.allocator.tensor(S::Real::DTYPE, [in_elems], Category::Workspace)?;
+    let mut sums = sums.write::<S::Real>()?;
+    let images = dy.chunks_exact(out_elems).zip(winners.chunks_exact(out_elems));
+    for ((dy, winners), dx) in images.zip(dx.chunks_exact_mut(in_elems)) {
+        backward_of(pool, 1, winners, dy, &mut sums);
+        dx.iter_mut().zip(&sums[..]).for_each(|(dx, sum)| *dx = S::store(*sum));
+    }
+    Ok(())
+}
+
+fn backward_of<S: Stored>(
+    pool: &MaxPool2d,
+    batch: usize,
+    winners: &[u8],
+    dy: &[S],
+    dx: &mut [S::Real],
+) {
+    dx.fill(S::Real::default());
     pool.for_each_position(batch, |out, position| {
         for c in 0..pool.channels {
             let at = usize::from(winners[out + c]);
-            dx[pool.input_at(position, at) + c] += dy[out + c];
+            dx[pool.input_at(position, at) + c] += dy[out + c].load();
         }
     });
 }

@@ -2,12 +2,11 @@
 
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-use paceline_memory::Element;
+use crate::stored::Stored;
 
-/// What kernels need of f32 and f64.
+/// What kernels need of f32 and f64, which are stored as they are.
 pub trait Real:
-    Element
-    + Default
+    Stored<Real = Self>
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>

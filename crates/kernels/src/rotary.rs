@@ -10,10 +10,12 @@
 
 use std::f64::consts::TAU;
 
+use half::bf16;
 use paceline_memory::{Allocator, Category, DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::Pretended;
+use crate::stored::{self, Stored};
 use crate::{Compute, KernelError, Real, Result};
 
 const OP: &str = "rotary";
@@ -200,7 +202,7 @@ fn fill<T: Real>(frequencies: &[f64], values: &mut [T]) {
 /// and the angle `(offset + i % seq) * frequency[j]`.
 ///
 /// Shapes: x (rows, columns), with at least `heads * head_dim` columns. The other columns stay as they are. f32 and f64,
-/// like the table. Errors if the table is too short.
+/// like the table, and bf16 with a table of f32. Errors if the table is too short.
 pub fn rotate(
     compute: &Compute,
     table: &RotaryTable,
@@ -223,9 +225,9 @@ pub fn rotate(
         return Err(KernelError::Geometry { op: OP, reason });
     }
     macro_rules! rotate {
-        ($real:ty) => {{
-            let values = table.values.read::<$real>()?;
-            let mut x = x.write::<$real>()?;
+        ($stored:ty) => {{
+            let values = table.values.read::<<$stored as Stored>::Real>()?;
+            let mut x = x.write::<$stored>()?;
             for (i, row) in x.chunks_exact_mut(columns.max(1)).enumerate() {
                 let at = (offset + i % seq) * head_dim;
                 for head in row[..used].chunks_exact_mut(head_dim) {
@@ -238,28 +240,30 @@ pub fn rotate(
         Device::Cpu => match x.dtype() {
             DType::F32 => rotate!(f32),
             DType::F64 => rotate!(f64),
+            DType::BF16 => rotate!(bf16),
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
-            let dtype = meta::float(OP, x)?;
-            Pretended::new(compute, OP).reads(dtype, [&table.values])?.writes(dtype, [x])?;
+            let (dtype, real) = stored::types(OP, x)?;
+            Pretended::new(compute, OP).reads(real, [&table.values])?.writes(dtype, [x])?;
         }
     }
     Ok(())
 }
 
-fn turn_in_place<T: Real>(head: &mut [T], angles: &[T]) {
+fn turn_in_place<S: Stored>(head: &mut [S], angles: &[S::Real]) {
     let half = head.len() / 2;
     let (cos, sin) = angles.split_at(half);
     let (first, second) = head.split_at_mut(half);
-    for (((x, y), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        (*x, *y) = (*x * *c - *y * *s, *y * *c + *x * *s);
+    for (((first, second), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        let (x, y) = (first.load(), second.load());
+        (*first, *second) = (S::store(x * *c - y * *s), S::store(y * *c + x * *s));
     }
 }
 
 /// `to = factor * (from, rotated)`, where `angles` is a row of a table. All have the elements of a head.
 #[inline(always)]
-pub(crate) fn turn<T: Real>(from: &[T], angles: &[T], factor: T, to: &mut [T]) {
+pub(crate) fn turn<S: Stored>(from: &[S], angles: &[S::Real], factor: S::Real, to: &mut [S::Real]) {
     for_each_pair(from, angles, to, |[x, y], cos, sin| {
         [(x * cos - y * sin) * factor, (y * cos + x * sin) * factor]
     });
@@ -267,7 +271,12 @@ pub(crate) fn turn<T: Real>(from: &[T], angles: &[T], factor: T, to: &mut [T]) {
 
 /// `to = factor * (from, rotated back)`: the gradient before a rotation from the gradient behind it.
 #[inline(always)]
-pub(crate) fn turn_back<T: Real>(from: &[T], angles: &[T], factor: T, to: &mut [T]) {
+pub(crate) fn turn_back<S: Stored>(
+    from: &[S::Real],
+    angles: &[S::Real],
+    factor: S::Real,
+    to: &mut [S],
+) {
     for_each_pair(from, angles, to, |[x, y], cos, sin| {
         [(x * cos + y * sin) * factor, (y * cos - x * sin) * factor]
     });
@@ -278,11 +287,11 @@ const LANES: usize = 8;
 
 /// Computes each pair of `to` from the same pair of `from`, its cosine and its sine.
 #[inline(always)]
-fn for_each_pair<T: Real>(
-    from: &[T],
-    angles: &[T],
+fn for_each_pair<F: Stored, T: Stored<Real = F::Real>>(
+    from: &[F],
+    angles: &[F::Real],
     to: &mut [T],
-    compute: impl Fn([T; 2], T, T) -> [T; 2],
+    compute: impl Fn([F::Real; 2], F::Real, F::Real) -> [F::Real; 2],
 ) {
     let half = from.len() / 2;
     let ((x, y), (cos, sin)) = (from.split_at(half), angles.split_at(half));
@@ -299,12 +308,14 @@ fn for_each_pair<T: Real>(
         let (x, y, cos, sin) = (xs[part], ys[part], cosines[part], sines[part]);
         let (mut a, mut b) = ([T::default(); LANES], [T::default(); LANES]);
         for j in 0..LANES {
-            [a[j], b[j]] = compute([x[j], y[j]], cos[j], sin[j]);
+            let [first, second] = compute([x[j].load(), y[j].load()], cos[j], sin[j]);
+            (a[j], b[j]) = (T::store(first), T::store(second));
         }
         (firsts[part], seconds[part]) = (a, b);
     }
     for j in 0..x_rest.len() {
-        let pair = [x_rest[j], y_rest[j]];
-        [first_rest[j], second_rest[j]] = compute(pair, cos_rest[j], sin_rest[j]);
+        let pair = [x_rest[j].load(), y_rest[j].load()];
+        let [first, second] = compute(pair, cos_rest[j], sin_rest[j]);
+        (first_rest[j], second_rest[j]) = (T::store(first), T::store(second));
     }
 }

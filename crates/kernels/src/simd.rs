@@ -284,47 +284,51 @@ unsafe impl Vector for Portable {
 
 /// Asks the processor to bring `len` elements closer. A hint: nothing is read, so the address may be any.
 #[inline(always)]
-pub(crate) fn prefetch(from: *const f32, len: usize) {
-    const LINE: usize = 64 / size_of::<f32>();
+pub(crate) fn prefetch<T>(from: *const T, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for at in (0..len).step_by(LINE) {
+    for at in (0..len).step_by(64 / size_of::<T>()) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a prefetch reads nothing and cannot fail, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(at).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, len, LINE);
+    let _ = (from, len);
 }
 
 /// Compiles a function of plain code once per level, so that the compiler may use that level's
 /// instructions on its loops: `multiversion!(fn name(level, a: A, b: B) = body)` makes `name` from
 /// an `#[inline(always)]` function `body(a, b)`. Plain code gives the same bits at every level,
-/// because the compiler neither reorders floating-point operations nor fuses them.
+/// because the compiler neither reorders floating-point operations nor fuses them. Both functions may be generic over types:
+/// `multiversion!(fn name<T: Bound>(level, a: &[T]) = body)`.
 macro_rules! multiversion {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:path) => {
+    (
+        $(#[$doc:meta])* $vis:vis fn $name:ident $(<$($T:ident: $bound:path),+>)? (
+            $($arg:ident: $ty:ty),* $(,)?
+        ) = $body:ident
+    ) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name(level: $crate::SimdLevel, $($arg: $ty),*) {
+        $vis fn $name $(<$($T: $bound),+>)? (level: $crate::SimdLevel, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            fn avx512($($arg: $ty),*) {
-                $body($($arg),*)
+            fn avx512 $(<$($T: $bound),+>)? ($($arg: $ty),*) {
+                $body $(::<$($T),+>)? ($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            fn avx2($($arg: $ty),*) {
-                $body($($arg),*)
+            fn avx2 $(<$($T: $bound),+>)? ($($arg: $ty),*) {
+                $body $(::<$($T),+>)? ($($arg),*)
             }
             match level {
                 // SAFETY: a level is only ever chosen from `SimdLevel::available`.
                 #[cfg(target_arch = "x86_64")]
-                $crate::SimdLevel::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::SimdLevel::Avx512 => unsafe { avx512 $(::<$($T),+>)? ($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::SimdLevel::Avx2 => unsafe { avx2($($arg),*) },
-                _ => $body($($arg),*),
+                $crate::SimdLevel::Avx2 => unsafe { avx2 $(::<$($T),+>)? ($($arg),*) },
+                _ => $body $(::<$($T),+>)? ($($arg),*),
             }
         }
     };

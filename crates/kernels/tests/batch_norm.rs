@@ -1,22 +1,13 @@
 //! Batch normalization at every SIMD level of this machine and with one and three threads, against
 //! the plain implementation in double precision.
 
+mod common;
+
+use common::numbers;
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{Compute, SimdLevel, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
-
-/// Pseudorandom numbers in -1..1 without short cycles.
-fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..len).map(next).collect()
-}
 
 fn wide(elems: &[f32]) -> Vec<f64> {
     elems.iter().map(|x| f64::from(*x)).collect()

@@ -112,6 +112,44 @@ fn forward_and_gradients_round_once() {
     }
 }
 
+/// The first layer of a network has an input of f32, and one that ends in f32 has a gradient of f32. Values beyond 8 bits
+/// show whether f32 operands are rounded.
+#[test]
+fn one_activation_of_bf16_is_enough() {
+    let (bf, f) = (DType::BF16, DType::F32);
+    let (m, n, k) = (33, 40, 70);
+    let odd = |seed, len| numbers(seed, len).iter().map(|x| x + x / 1024.0).collect::<Vec<_>>();
+    let (x, w, dy) = (odd(1, m * k), odd(2, n * k), odd(3, m * n));
+    for compute in computes() {
+        let [x32, x16] = [f, bf].map(|dtype| tensor(&compute, dtype, &[m, k], &x));
+        let [dy32, dy16] = [f, bf].map(|dtype| tensor(&compute, dtype, &[m, n], &dy));
+        let wt = tensor(&compute, f, &[n, k], &w);
+        let bits = |out: &Tensor| out.as_bytes().read::<u8>().unwrap().to_vec();
+        let of =
+            |dtype, dims: [usize; 2]| tensor(&compute, dtype, &dims, &odd(9, dims[0] * dims[1]));
+
+        let forward = |x: &Tensor| {
+            let y = of(bf, [m, n]);
+            linear::forward(&compute, x, &wt, None, Activation::None, &y).unwrap();
+            bits(&y)
+        };
+        assert_eq!(forward(&x32), forward(&x16));
+        let weight = |x: &Tensor, dy: &Tensor| {
+            let dw = of(f, [n, k]);
+            linear::backward_weight(&compute, x, dy, &dw, None, false).unwrap();
+            bits(&dw)
+        };
+        assert_eq!(weight(&x32, &dy16), weight(&x16, &dy16));
+        assert_eq!(weight(&x16, &dy32), weight(&x16, &dy16));
+        let input = |dy: &Tensor| {
+            let dx = of(bf, [m, k]);
+            linear::backward_input(&compute, &wt, dy, &dx).unwrap();
+            bits(&dx)
+        };
+        assert_eq!(input(&dy32), input(&dy16));
+    }
+}
+
 #[test]
 fn relu_stops_the_gradient_of_what_it_cut() {
     for compute in computes() {
@@ -139,8 +177,9 @@ fn other_types_are_refused_on_both_devices() {
         assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
         let error = linear::backward_weight(&compute, &x, &y, &w, None, false).unwrap_err();
         assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
-        // A bf16 weight needs an input of bf16.
+        // A bf16 weight needs an activation of bf16.
         let (x, w) = (of(DType::F32, [4, 3]), of(DType::BF16, [2, 3]));
+        let y = of(DType::F32, [4, 2]);
         assert!(linear::forward(&compute, &x, &w, None, Activation::None, &y).is_err());
     }
 }

@@ -1,23 +1,14 @@
 //! Products in bf16: all orientations, element types, instructions of this machine and numbers of threads, against
 //! products in f64 of the rounded operands.
 
+mod common;
+
+use common::numbers;
 use half::bf16;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::matmul::{self, Destination, Matrix, Operand};
 use paceline_kernels::{Compute, SimdLevel};
 use paceline_memory::Allocator;
-
-/// Pseudorandom numbers in -1..1 without short cycles.
-fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..len).map(next).collect()
-}
 
 fn halves(x: &[f32]) -> Vec<bf16> {
     x.iter().copied().map(bf16::from_f32).collect()

@@ -1,23 +1,14 @@
 //! Every fast path, at every SIMD level of this machine and with one and three threads, against the
 //! plain implementation.
 
+mod common;
+
+use common::numbers;
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::optimizer::{self, AdamW, Sgd};
 use paceline_kernels::{Compute, SimdLevel, conv_relu_pool, elementwise, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
-
-/// Pseudorandom numbers in -1..1 without short cycles.
-fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..len).map(next).collect()
-}
 
 fn tensor(allocator: &Allocator, shape: impl Into<Shape>, elems: &[f32]) -> Tensor {
     let tensor = allocator.tensor(DType::F32, shape, Category::Data).unwrap();

@@ -5,8 +5,11 @@ use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::linear_cross_entropy::{self, Gradients};
+use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
-use paceline_kernels::{Compute, Result, cast, elementwise, embedding, norm, rms_norm, swiglu};
+use paceline_kernels::{
+    Compute, Result, cast, conv_relu_pool, elementwise, embedding, loss, norm, rms_norm, swiglu,
+};
 use paceline_memory::{Access, Allocator, Category, DType, Device, PhaseUsage, Tensor};
 
 /// Runs operations on fresh tensors on both devices with this number of threads. Returns the memory of each device.
@@ -61,6 +64,98 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
 }
 
 #[test]
+fn images_of_bf16_take_the_scratch_memory_of_the_cpu() {
+    for (conv, batch) in [
+        (Conv2d::same3x3(7, 9, 3, 5), 6),
+        (Conv2d::same3x3(8, 8, 16, 16), 1),
+        (Conv2d { stride: 2, ..Conv2d::same3x3(9, 9, 20, 33) }, 300),
+        (Conv2d { padding: 0, kernel: (5, 5), ..Conv2d::same3x3(12, 12, 1, 4) }, 0),
+    ] {
+        for input in [DType::F32, DType::BF16] {
+            let [cpu, meta] = on_both(1, |compute, tensor| {
+                let x = tensor(input, &conv.input_shape(batch));
+                let w = tensor(DType::F32, &conv.weight_shape());
+                let b = tensor(DType::F32, &[conv.c_out]);
+                let y = tensor(DType::BF16, &conv.output_shape(batch));
+                conv2d::forward(compute, &conv, &x, &w, &b, &y)?;
+                conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)?;
+                conv2d::backward_input(compute, &conv, &w, &y, &x)?;
+                let shape = conv_relu_pool::output_shape(&conv, batch);
+                let (y, winners) = (tensor(DType::BF16, &shape), tensor(DType::U8, &shape));
+                conv_relu_pool::forward(compute, &conv, &x, &w, &b, &y, &winners)?;
+                conv_relu_pool::backward_weight(compute, &conv, &x, &winners, &y, &w, &b, true)?;
+                conv_relu_pool::backward_input(compute, &conv, &w, &winners, &y, &x)
+            });
+            assert_eq!(cpu, meta, "{conv:?} {input}");
+            assert!(cpu.of(Category::Workspace).peak_bytes > 0);
+        }
+    }
+    let conv = Conv2d::same3x3(10, 10, 16, 24);
+    for num_threads in [2, 3, 20] {
+        let [cpu, meta] = on_both(num_threads, |compute, tensor| {
+            let x = tensor(DType::BF16, &conv.input_shape(40));
+            let y = tensor(DType::BF16, &conv.output_shape(40));
+            let w = tensor(DType::F32, &conv.weight_shape());
+            let b = tensor(DType::F32, &[conv.c_out]);
+            conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)
+        });
+        let workspace = |usage: PhaseUsage| usage.of(Category::Workspace).peak_bytes;
+        let one_part = workspace(meta) / num_threads as u64;
+        assert!((one_part..=workspace(meta)).contains(&workspace(cpu)), "{cpu:?} {meta:?}");
+    }
+}
+
+#[test]
+fn rows_of_bf16_take_the_scratch_memory_of_the_cpu() {
+    for batch in [0, 3] {
+        let [cpu, meta] = on_both(1, |compute, tensor| {
+            let pool = MaxPool2d { height: 9, width: 8, channels: 6, window: 3, stride: 2 };
+            let (input, output) = (pool.input_shape(batch), pool.output_shape(batch));
+            let [x, y] = [input, output].map(|shape| tensor(DType::BF16, &shape));
+            let winners = tensor(DType::U8, &output);
+            pool2d::forward(compute, &pool, &x, &y, &winners)?;
+            pool2d::backward(compute, &pool, &winners, &y, &x)?;
+
+            let config = BatchNorm::new(6, Activation::Relu);
+            let (w, b) = (tensor(DType::F32, &[6]), tensor(DType::F32, &[6]));
+            let [sums, moments] = [(); 2].map(|()| tensor(DType::F64, &[config.sums_len()]));
+            let gradient_sums = tensor(DType::F64, &[config.gradient_sums_len()]);
+            let [y, dy, dx] = [(); 3].map(|()| tensor(DType::BF16, &input));
+            batch_norm::sums(compute, &config, &x, &sums)?;
+            batch_norm::moments(compute, &config, &sums, &moments)?;
+            batch_norm::normalize(compute, &config, &x, &moments, &w, &b, &y)?;
+            let (x, moments, w, b) = (&x, &moments, &w, &b);
+            batch_norm::gradient_sums(compute, &config, x, moments, w, b, &dy, &gradient_sums)?;
+            batch_norm::backward_input(
+                compute,
+                &config,
+                x,
+                moments,
+                w,
+                b,
+                &dy,
+                &gradient_sums,
+                &dx,
+            )?;
+            elementwise::relu(compute, x, &y)?;
+            elementwise::add(compute, x, &y)?;
+
+            let (logits, targets) =
+                (tensor(DType::BF16, &[batch, 5]), tensor(DType::F32, &[batch, 5]));
+            let (gradient, labels) =
+                (tensor(DType::BF16, &[batch, 5]), tensor(DType::I64, &[batch]));
+            let sums = tensor(DType::F64, &[loss::SUMS_LEN]);
+            ids_are_zero(&labels)?;
+            loss::cross_entropy(compute, &logits, &labels, 1.0, Some(&gradient), &sums)?;
+            loss::mse(compute, &logits, &targets, 1.0, Some(&gradient), &sums)
+        });
+        assert_eq!(cpu, meta, "batch {batch}");
+        // The sums of one image of the pool.
+        assert!(cpu.of(Category::Workspace).peak_bytes >= 4 * 9 * 8 * 6);
+    }
+}
+
+#[test]
 fn products_in_bf16_take_the_scratch_memory_of_the_cpu() {
     // The last sizes have several blocks of the inner dimension, so sums are kept between the blocks.
     for (num_threads, (m, n, k)) in [
@@ -94,29 +189,35 @@ fn products_in_bf16_take_the_scratch_memory_of_the_cpu() {
 #[test]
 fn a_language_model_takes_the_scratch_memory_of_the_cpu() {
     // Two chunks of a head's outputs; and none.
-    for rows in [700, 0] {
+    for (rows, stored) in [(700, DType::F32), (0, DType::F32), (700, DType::BF16), (0, DType::BF16)]
+    {
         let [cpu, meta] = on_both(2, |compute, tensor| {
-            let [x, y] = [(); 2].map(|()| tensor(DType::F32, &[rows, 8]));
+            let [x, y] = [(); 2].map(|()| tensor(stored, &[rows, 8]));
             let (w, r) = (tensor(DType::F32, &[8]), tensor(DType::F32, &[rows]));
-            rms_norm::forward(compute, &x, &w, 1e-5, &y, &r)?;
-            rms_norm::backward_weight(compute, &x, &r, &y, &w, true)?;
-            rms_norm::backward_input(compute, &x, &w, &r, &y, &tensor(DType::F32, &[rows, 8]))?;
-            let half = tensor(DType::F32, &[rows, 4]);
+            let stream = tensor(DType::F32, &[rows, 8]);
+            rms_norm::forward(compute, &stream, &w, 1e-5, &y, &r)?;
+            rms_norm::backward_weight(compute, &stream, &r, &y, &w, true)?;
+            let d_stream = tensor(DType::F32, &[rows, 8]);
+            rms_norm::backward_input(compute, &stream, &w, &r, &y, &d_stream)?;
+            let half = tensor(stored, &[rows, 4]);
             swiglu::forward(compute, &x, &half)?;
             swiglu::backward(compute, &x, &half, &y)?;
             let table = tensor(DType::F32, &[11, 8]);
             let ids = tensor(DType::I64, &[rows]);
             ids_are_zero(&ids)?;
-            embedding::forward(compute, &ids, &table, &x)?;
-            embedding::backward(compute, &ids, &x, &table, true)?;
+            embedding::forward(compute, &ids, &tensor(stored, &[11, 8]), &x)?;
+            embedding::backward(compute, &ids, &x, &tensor(stored, &[11, 8]), true)?;
             let d_weight = tensor(DType::F32, &[11, 8]);
             let gradients = Gradients { d_input: &y, d_weight: Some(&d_weight), accumulate: false };
             let sums = tensor(DType::F64, &[3]);
             linear_cross_entropy::differentiate(compute, &x, &table, &ids, 1.0, gradients, &sums)
         });
-        assert_eq!(cpu, meta, "{rows} rows");
+        assert_eq!(cpu, meta, "{rows} rows of {stored}");
         let bytes = cpu.of(Category::Workspace).peak_bytes;
-        assert_eq!(bytes, 4 * 11 * rows.min(512) as u64);
+        let outputs = 4 * 11 * rows.min(512) as u64;
+        // Products in bf16 pack their operands.
+        let is_packed = stored == DType::BF16 && rows > 0;
+        assert_eq!((bytes >= outputs, bytes > outputs), (true, is_packed), "{bytes} of {stored}");
     }
 }
 
@@ -137,10 +238,11 @@ fn attend(
     spec: &AttentionSpec,
 ) -> Result<()> {
     let config = RotaryConfig { head_dim: spec.head_dim, theta: 1e4, scaling: None };
-    let table = RotaryTable::new(&compute.allocator, config, spec.seq, dtype)?;
+    let real = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let table = RotaryTable::new(&compute.allocator, config, spec.seq, real)?;
     let [qkv, d_qkv] = [(); 2].map(|()| tensor(dtype, &spec.qkv_shape()));
     let [output, d_output] = [(); 2].map(|()| tensor(dtype, &spec.output_shape()));
-    let log_sums = tensor(dtype, &[spec.log_sums_len()]);
+    let log_sums = tensor(real, &[spec.log_sums_len()]);
     let lengths = tensor(DType::I64, &[spec.batch]);
     attention::forward(compute, &qkv, Some(&lengths), &table, spec, &output, &log_sums)?;
     attention::backward(
@@ -161,11 +263,11 @@ fn attend(
 fn attention_takes_the_scratch_memory_of_the_cpu() {
     let spec = |batch, seq| AttentionSpec { batch, seq, heads: 6, kv_heads: 3, head_dim: 40 };
     for spec in [spec(3, 70), spec(1, 1), spec(0, 64), spec(2, 0)] {
-        for dtype in [DType::F32, DType::F64] {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
             let [cpu, meta] = on_both(1, |compute, tensor| attend(compute, tensor, dtype, &spec));
             assert_eq!(cpu, meta, "{spec:?} {dtype}");
             let takes_scratch = cpu.of(Category::Workspace).peak_bytes > 0;
-            assert_eq!(takes_scratch, dtype == DType::F32, "{spec:?} {dtype}");
+            assert_eq!(takes_scratch, dtype != DType::F64, "{spec:?} {dtype}");
         }
     }
     let bytes = |usage: PhaseUsage| usage.of(Category::Workspace).peak_bytes;

@@ -228,10 +228,16 @@ impl<'a> Context<'a> {
         self.mode == Mode::Train && !self.recomputes
     }
 
-    /// The type in which layers compute: that of activations and of gradients that go from layer to layer. An input may be
-    /// of another type, such as integers.
+    /// The type of the activations that a layer writes, unless they are wide. An input may be of another type, such as
+    /// integers; the gradient of an input is of the input's type.
     pub fn dtype(&self) -> DType {
         self.storage.precision().compute
+    }
+
+    /// The type of parameters, of statistics that a layer saves, and of activations that many layers add to, such as the
+    /// residual stream of a transformer.
+    pub fn wide_dtype(&self) -> DType {
+        self.storage.precision().master
     }
 
     /// A parameter, for reading. Errors if the unit of the parameter is closed.
@@ -239,7 +245,8 @@ impl<'a> Context<'a> {
         self.units.value(self.storage.layout(), id)
     }
 
-    /// Parameters that lie side by side in one unit, as a flat tensor, for reading. Errors if they do not, or if the unit is closed.
+    /// Parameters that lie side by side in one unit, as a flat tensor, for reading. Errors if they do not, or if the unit
+    /// is closed.
     pub fn params(&self, ids: &[ParamId]) -> Result<Tensor> {
         self.units.values(self.storage.layout(), ids)
     }
@@ -260,8 +267,8 @@ impl<'a> Context<'a> {
         self.units.grad(self.storage.layout(), id)
     }
 
-    /// The memory of the gradients of parameters that lie side by side in one unit, as a flat tensor: see [`Context::grad`]. Either all of
-    /// them accumulate or none.
+    /// The memory of the gradients of parameters that lie side by side in one unit, as a flat tensor: see
+    /// [`Context::grad`]. Either all of them accumulate or none.
     pub fn grads(&self, ids: &[ParamId]) -> Result<Tensor> {
         self.units.grads(self.storage.layout(), ids)
     }
@@ -299,10 +306,19 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Allocates memory for a layer's output, or for a gradient that goes from layer to layer, of the type
-    /// [`Context::dtype`]. Its contents are unspecified.
+    /// Allocates memory for a layer's output, of the type [`Context::dtype`]. Its contents are unspecified.
     pub fn activation(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         self.scratch(self.dtype(), shape)
+    }
+
+    /// Allocates memory of the type [`Context::wide_dtype`]. Its contents are unspecified.
+    pub fn wide_activation(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        self.scratch(self.wide_dtype(), shape)
+    }
+
+    /// Allocates memory for the gradient of an activation: of its type and its shape. Its contents are unspecified.
+    pub fn gradient_of(&self, activation: &Tensor) -> Result<Tensor> {
+        self.scratch(activation.dtype(), activation.shape())
     }
 
     /// Allocates memory of any type for what a layer saves between its passes, or needs within one. Its contents are

@@ -49,7 +49,8 @@ impl Saved {
 /// `d_output`, the gradient of the output. They can be called in either order, and at different times: a pipeline passes
 /// the gradient of the input on first, and computes the gradients of the parameters when it would otherwise wait.
 pub trait Layer: Send + Sync {
-    /// Computes the output. Returns the output, and what the backward pass needs.
+    /// Computes the output. Returns the output, and what the backward pass needs. The output is of the type
+    /// [`Context::dtype`], unless the layer says that it is wide; an input may be of either type.
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)>;
 
     /// Computes and announces the gradients of the parameters. A layer without parameters has nothing to do.
@@ -62,7 +63,7 @@ pub trait Layer: Send + Sync {
         Ok(())
     }
 
-    /// Computes the gradient of the input.
+    /// Computes the gradient of the input, which is of the input's type; see [`Context::gradient_of`].
     fn backward_input(
         &self,
         cx: &mut Context,

@@ -261,8 +261,8 @@ impl Layout {
         Self { params, units, trained_len, len, world_size, buffers: Vec::new() }
     }
 
-    /// The initial values of some of a parameter's elements. They depend only on the seed, the parameter's number and the place of
-    /// the element, so every rank can compute those that it holds.
+    /// The initial values of some of a parameter's elements. They depend only on the seed, the parameter's number and the
+    /// place of the element, so every rank can compute those that it holds.
     pub fn initial_values(
         &self,
         id: ParamId,

@@ -85,7 +85,7 @@ pub use layer::{Layer, Saved};
 pub use layout::{
     BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitId,
 };
-pub use llama::{Generator, LlamaConfig, LlamaTask, Sampler, Sampling};
+pub use llama::{Generator, LlamaConfig, LlamaTask, Sampler, Sampling, SpecialTokens};
 pub use mlp::MlpConfig;
 pub use model::Model;
 pub use objective::{CrossEntropy, MeanSquaredError, Objective};

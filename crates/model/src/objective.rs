@@ -31,8 +31,8 @@ pub trait Objective: Send + Sync {
     /// Adds to `sums`, f64 (3): the sum of the losses, the number of correct predictions, and [`Objective::count`].
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()>;
 
-    /// The number that the mean loss divides by in the shares of all ranks together, if these have `num_samples` samples. `batch` is the
-    /// share of one of them, which may have no sample.
+    /// The number that the mean loss divides by in the shares of all ranks together, if these have `num_samples` samples.
+    /// `batch` is the share of one of them, which may have no sample.
     fn count_of_all(&self, _batch: &Batch, num_samples: usize) -> usize {
         num_samples
     }

@@ -1,9 +1,10 @@
 //! Weights of a folder in the form of Hugging Face: `model.safetensors`, or several such files and an index.
 //!
-//! Input: a folder, and storage that holds any part of a model. Output: that part, converted to the storage's element type. Only the
-//! headers and the bytes that are needed are read. This module knows nothing of ranks: a rank that holds a shard reads its shard.
+//! Input: a folder, and storage that holds any part of a model. Output: that part, converted to the storage's element
+//! type. Only the headers and the bytes that are needed are read. This module knows nothing of ranks: a rank that holds a
+//! shard reads its shard.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -14,7 +15,7 @@ use half::{bf16, f16};
 use paceline_memory::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata};
 
-use crate::{Layout, ModelError, Result, Storage};
+use crate::{Layout, ModelError, Param, Result, Storage};
 
 /// The file of a model that is not divided.
 const SINGLE: &str = "model.safetensors";
@@ -30,6 +31,15 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub struct Pretrained {
     folder: PathBuf,
     tensors: BTreeMap<String, Stored>,
+}
+
+/// A parameter whose first values are not in the files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewParam {
+    /// Its name.
+    pub name: String,
+    /// Shape and type of the tensor that has its name, if there is one.
+    pub stored: Option<String>,
 }
 
 /// Where a tensor lies.
@@ -50,7 +60,8 @@ fn refused<T>(path: &Path, reason: impl Into<String>) -> Result<T> {
 impl Pretrained {
     /// Reads the headers of a folder's weight files.
     ///
-    /// Errors if there are none, if a file is not what its header or the index says, or if it cannot be read. The message names the file.
+    /// Errors if there are none, if a file is not what its header or the index says, or if it cannot be read. The message
+    /// names the file.
     pub fn open(folder: &Path) -> Result<Self> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         let tensors = match (single.exists(), index.exists()) {
@@ -63,22 +74,26 @@ impl Pretrained {
         Ok(Self { folder: folder.to_owned(), tensors })
     }
 
-    /// Checks names, shapes and types against a model. `replaced` are parameters that need not be there, such as a new head, and `ignored`
-    /// are tensors that the model does not use. Errors name the first tensor that is missing, left over, or of another shape or type.
-    pub fn check(&self, layout: &Layout, replaced: &[&str], ignored: &[&str]) -> Result<()> {
-        for param in layout.params().iter().filter(|param| !replaced.contains(&&*param.name)) {
-            let Some(stored) = self.tensors.get(&param.name) else {
-                return refused(&self.folder, format!("there is no tensor {}", param.name));
-            };
-            if stored.shape != param.shape.dims() {
-                let (name, got) = (&param.name, &stored.shape);
-                let reason =
-                    format!("{name} has shape {got:?}, and the model needs {}", param.shape);
-                return refused(&stored.path, reason);
-            }
-            if !matches!(stored.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-                let reason = format!("{} is of type {:?}", param.name, stored.dtype);
-                return refused(&stored.path, format!("{reason}; F32, F16 and BF16 can be read"));
+    /// Checks names, shapes and types against a model. `replaced` are parameters that need not be there, such as a new
+    /// head: those without a tensor of their name, shape and a type that can be read are returned, and
+    /// [`Pretrained::load`] leaves them as they are. `ignored` are tensors that the model does not use. Errors name the
+    /// first tensor that is missing, left over, or of another shape or type.
+    pub fn check(
+        &self,
+        layout: &Layout,
+        replaced: &[&str],
+        ignored: &[&str],
+    ) -> Result<Vec<NewParam>> {
+        let mut new = Vec::new();
+        for param in layout.params() {
+            match self.of(param) {
+                Ok(_) => {}
+                Err(_) if replaced.contains(&&*param.name) => {
+                    let stored = self.tensors.get(&param.name);
+                    let stored = stored.map(|of| format!("{:?} of {:?}", of.shape, of.dtype));
+                    new.push(NewParam { name: param.name.clone(), stored });
+                }
+                Err(error) => return Err(error),
             }
         }
         let is_known = |name: &str| {
@@ -88,20 +103,41 @@ impl Pretrained {
             Some((name, stored)) => {
                 refused(&stored.path, format!("the model has no parameter {name}"))
             }
-            None => Ok(()),
+            None => Ok(new),
         }
     }
 
-    /// Reads what the storage holds of all parameters, except those of `replaced` that are not there. Call [`Pretrained::check`]
-    /// first. Errors if a file cannot be read, or if the memory of a parameter is in use.
-    pub fn load(&self, storage: &Storage) -> Result<()> {
+    /// Reads what the storage holds of all parameters but those that are `new`, which [`Pretrained::check`] has returned.
+    /// Errors if another parameter has no tensor of its shape and a type that can be read, if a file cannot be read, or
+    /// if the memory of a parameter is in use.
+    pub fn load(&self, storage: &Storage, new: &[NewParam]) -> Result<()> {
         for param in storage.layout().params() {
-            let Some(stored) = self.tensors.get(&param.name) else { continue };
+            if new.iter().any(|new| new.name == param.name) {
+                continue;
+            }
+            let stored = self.of(param)?;
             for (range, tensor) in storage.values().within(&param.range())? {
                 stored.read(range.start - param.start..range.end - param.start, &tensor)?;
             }
         }
         Ok(())
+    }
+
+    /// The tensor of a parameter. Errors if there is none, or one that cannot become the parameter.
+    fn of(&self, param: &Param) -> Result<&Stored> {
+        let Some(stored) = self.tensors.get(&param.name) else {
+            return refused(&self.folder, format!("there is no tensor {}", param.name));
+        };
+        if stored.shape != param.shape.dims() {
+            let (name, got) = (&param.name, &stored.shape);
+            let reason = format!("{name} has shape {got:?}, and the model needs {}", param.shape);
+            return refused(&stored.path, reason);
+        }
+        if !matches!(stored.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            let reason = format!("{} is of type {:?}", param.name, stored.dtype);
+            return refused(&stored.path, format!("{reason}; F32, F16 and BF16 can be read"));
+        }
+        Ok(stored)
     }
 }
 
@@ -148,6 +184,10 @@ fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>> {
         let file = File::open(path)?;
         let len = file.metadata()?.len();
         let mut prefix = [0; 8];
+        if len < prefix.len() as u64 {
+            let reason = format!("it has {len} bytes: it is truncated, or no safetensors file");
+            return Err(std::io::Error::other(reason));
+        }
         file.read_exact_at(&mut prefix, 0)?;
         let header_len = u64::from_le_bytes(prefix);
         if header_len > MAX_HEADER_BYTES || header_len + 8 > len {
@@ -190,21 +230,13 @@ fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stor
         Ok(text) => text,
         Err(error) => return refused(index, format!("cannot be read ({error})")),
     };
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
-    let Index { weight_map } = match serde_json::from_str(&text) {
-        Ok(index) => index,
-        Err(error) => return refused(index, format!("is no index of weights ({error})")),
+    let weight_map = match weight_map(&text) {
+        Ok(weight_map) => weight_map,
+        Err(reason) => return refused(index, reason),
     };
     let mut files = BTreeMap::new();
     let mut tensors = BTreeMap::new();
     for (name, file) in weight_map {
-        // A file of another folder has no business here.
-        if file.contains('/') {
-            return refused(index, format!("{name} lies in {file:?}, which is no name of a file"));
-        }
         if !files.contains_key(&file) {
             files.insert(file.clone(), tensors_of(&folder.join(&file))?);
         }
@@ -217,4 +249,24 @@ fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stor
         tensors.insert(name, stored.clone());
     }
     Ok(tensors)
+}
+
+/// The files that a `model.safetensors.index.json` with this text names. Errors say what is wrong with the text.
+pub fn files_of_index(text: &str) -> std::result::Result<BTreeSet<String>, String> {
+    Ok(weight_map(text)?.into_values().collect())
+}
+
+/// Which file has which tensor.
+fn weight_map(text: &str) -> std::result::Result<BTreeMap<String, String>, String> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let Index { weight_map } =
+        serde_json::from_str(text).map_err(|e| format!("is no index of weights ({e})"))?;
+    // A file of another folder has no business here.
+    match weight_map.iter().find(|(_, file)| file.contains('/')) {
+        Some((name, file)) => Err(format!("{name} lies in {file:?}, which is no name of a file")),
+        None => Ok(weight_map),
+    }
 }

@@ -1,8 +1,9 @@
 //! A training step without arithmetic: what it takes of activations and of scratch memory.
 //!
 //! Input: a model, element types, a compute handle of [`Device::Meta`], and micro-batches of that device. Output: memory by
-//! category after each phase, and its peaks. The passes are those of a real step, so nothing has to be estimated, and a
-//! model may be larger than any memory. This file knows nothing of ranks, or of what a strategy adds.
+//! category after each phase, and its peaks; and the floating-point operations of the forward passes. The passes are
+//! those of a real step, so nothing has to be estimated, and a model may be larger than any memory. This file knows
+//! nothing of ranks, or of what a strategy adds.
 
 use std::ops::Range;
 
@@ -24,6 +25,9 @@ pub struct Rehearsal {
     pub backward: PhaseUsage,
     /// After the norm of the gradients, if they are clipped. The optimizer takes no scratch memory.
     pub step: PhaseUsage,
+    /// The floating-point operations of the products of all forward passes and losses ([`Compute::forward_flops`]). What a
+    /// backward pass computes again is not in it.
+    pub forward_flops: u64,
 }
 
 impl Rehearsal {
@@ -52,10 +56,12 @@ impl Rehearsal {
         let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         let mut units = OpenUnits::new(&model.layout);
         let mut hooks = Hooks { syncs_statistics };
+        let mut forward_flops = 0;
         allocator.begin_phase();
         allocator.forget_phases();
         Context::resumed(compute, &storage, &mut units, &mut hooks).open_roots()?;
         for batch in micro_batches {
+            let flops_before = compute.forward_flops();
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
@@ -64,6 +70,7 @@ impl Rehearsal {
             let mut cx = cx.with_batch(batch);
             let d_output = model.differentiate(&mut cx, &output, 1.0, &sums)?;
             drop(output);
+            forward_flops += compute.forward_flops() - flops_before;
             allocator.end_phase(FORWARD);
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             model.network().backward(&mut cx.with_batch(batch), saved, d_output, false)?;
@@ -82,7 +89,7 @@ impl Rehearsal {
             let phase = phases.iter().find(|(known, _)| *known == name);
             phase.map(|(_, usage)| *usage).unwrap_or_default()
         };
-        Ok(Self { forward: named(FORWARD), backward: named(BACKWARD), step })
+        Ok(Self { forward: named(FORWARD), backward: named(BACKWARD), step, forward_flops })
     }
 
     /// The most bytes of a category at once in the whole step.

@@ -87,8 +87,8 @@ impl OpenUnits {
         Ok(())
     }
 
-    /// The values of parameters that lie side by side in one unit, as a flat tensor. Errors if they do not, or if the unit is
-    /// closed.
+    /// The values of parameters that lie side by side in one unit, as a flat tensor. Errors if they do not, or if the
+    /// unit is closed.
     pub(crate) fn values(&self, layout: &Layout, ids: &[ParamId]) -> Result<Tensor> {
         let (range, first) = side_by_side(layout, ids)?;
         self.view(layout, first)?.1.values.slice(range)

@@ -5,9 +5,10 @@ use paceline_kernels::{Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
     Batch, Context, Layer, LlamaConfig, LlamaTask, Model, OpenUnits, Optimizer, OptimizerConfig,
-    ParamId, Storage,
+    ParamId, Precision, SpecialTokens, Storage,
 };
 use safetensors::SafeTensors;
+use serde_json::json;
 
 static FILE: &[u8] = include_bytes!("fixtures/llama.safetensors");
 
@@ -80,10 +81,15 @@ impl Case {
         cases
     }
 
-    fn new(name: &'static str, compute: Compute, dtype: DType, tolerance: f64) -> Self {
+    fn new(
+        name: &'static str,
+        compute: Compute,
+        precision: impl Into<Precision>,
+        tolerance: f64,
+    ) -> Self {
         let config = LlamaConfig::from_json(&metadata(name)).unwrap();
         let model = config.build(1).unwrap();
-        let storage = Storage::host(model.layout.clone(), dtype, &compute.allocator).unwrap();
+        let storage = Storage::host(model.layout.clone(), precision, &compute.allocator).unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
             let (shape, weight) = stored(&format!("{name}.weight.{}", param.name));
             assert_eq!(shape, param.shape.dims(), "{}", param.name);
@@ -186,6 +192,104 @@ fn ten_steps_of_adamw_end_with_the_weights_of_transformers() {
     }
 }
 
+/// Every form of products in bf16 of this machine.
+fn bf16_computes() -> Vec<Compute> {
+    let new = || Compute::new(2, Allocator::new()).unwrap();
+    let levels = SimdLevel::available().into_iter();
+    let widened = levels.map(|level| new().with_simd(level).unwrap().with_bf16_dots(false));
+    widened.flatten().chain(new().with_bf16_dots(true)).collect()
+}
+
+/// The norm of the difference, relative to the norm of what was expected.
+fn distance(got: &[f64], want: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut got.iter().zip(want).map(|(got, want)| got - want));
+    difference / norm(&mut want.iter().copied())
+}
+
+#[test]
+fn gradients_in_bf16_are_near_those_of_transformers() {
+    for name in CASES {
+        for compute in bf16_computes() {
+            let setting = format!("{name} {:?} {}", compute.simd(), compute.uses_bf16_dots());
+            let case = Case::new(name, compute, Precision::BF16, 0.01);
+            let loss = case.train();
+            case.close(&[loss], "result.loss", case.tolerance);
+            let (mut all, mut wanted) = (Vec::new(), Vec::new());
+            for (at, param) in case.model.layout.params().iter().enumerate() {
+                let grad = case.storage.grad(ParamId(at)).unwrap();
+                assert_eq!(grad.dtype(), DType::F32);
+                all.extend(values(&grad));
+                wanted.extend(stored(&format!("{name}.grad.{}", param.name)).1);
+            }
+            // A number is off by up to 2^-8 each time that it is stored. The weights of the cases are large, so that each
+            // block makes the errors of the one before several times larger.
+            let off = distance(&all, &wanted);
+            assert!(off < 0.1, "{setting}: off by {off}");
+        }
+    }
+}
+
+/// A model with initial weights of the usual size.
+#[test]
+fn gradients_in_bf16_are_near_those_in_f32() {
+    let config = LlamaConfig {
+        hidden_size: 64,
+        intermediate_size: 96,
+        num_hidden_layers: 3,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        initializer_range: 0.02,
+        ..LlamaConfig::from_json(&metadata("causal")).unwrap()
+    };
+    let gradients = |compute: Compute, precision| {
+        let like = Case::new("causal", compute, precision, 0.0);
+        let model = config.build(1).unwrap();
+        let storage = Storage::host(model.layout.clone(), precision, &like.compute.allocator);
+        let storage = storage.unwrap();
+        storage.initialize(5).unwrap();
+        let case = Case { model, storage, ..like };
+        case.train();
+        values(case.storage.grads().tensor())
+    };
+    let wide = gradients(Compute::new(1, Allocator::new()).unwrap(), Precision::F32);
+    for compute in bf16_computes() {
+        let setting = format!("{:?} {}", compute.simd(), compute.uses_bf16_dots());
+        let narrow = gradients(compute, Precision::BF16);
+        let off = distance(&narrow, &wide);
+        // The cosine of the angle between them is then above 0.9998.
+        assert!(off > 0.0 && off < 0.02, "{setting}: off by {off}");
+    }
+}
+
+#[test]
+fn steps_in_bf16_lower_the_loss_as_in_f32() {
+    let AdamWSettings { lr, betas, eps, weight_decay } = AdamWSettings::read();
+    let config =
+        OptimizerConfig::AdamW(AdamW { lr, beta1: betas.0, beta2: betas.1, eps, weight_decay });
+    let losses = |name, compute: Compute, precision: Precision| {
+        let case = Case::new(name, compute, precision, 0.0);
+        let mut optimizer = Optimizer::new(config, &case.storage, &case.compute.allocator).unwrap();
+        let step = |_| {
+            let loss = case.train();
+            optimizer.step(&case.compute, &case.storage).unwrap();
+            loss
+        };
+        (0..=STEPS).map(step).collect::<Vec<_>>()
+    };
+    for name in CASES {
+        let compute = || Compute::new(1, Allocator::new()).unwrap();
+        let wide = losses(name, compute(), Precision::F32);
+        assert!(wide[STEPS] < wide[0], "{name}: {wide:?}");
+        for compute in bf16_computes() {
+            let narrow = losses(name, compute, Precision::BF16);
+            let (fell, fell_wide) = (narrow[0] - narrow[STEPS], wide[0] - wide[STEPS]);
+            assert!((fell / fell_wide - 1.0).abs() < 0.05, "{name}: {narrow:?}, not {wide:?}");
+        }
+    }
+}
+
 struct AdamWSettings {
     lr: f64,
     betas: (f64, f64),
@@ -251,12 +355,51 @@ fn a_config_file_is_read_written_and_checked() {
             "rope_type is yarn, which is not supported; it must be default, linear or llama3",
         ),
         ("rope_parameters", "{\"rope_type\": \"linear\"}", "factor is missing"),
+        ("rope_parameters", "\"llama3\"", "rope_parameters is \"llama3\", and must be an object"),
+        // It is wrong even where the other one counts.
+        ("rope_scaling", "\"llama3\"", "rope_scaling is \"llama3\", and must be an object"),
+        ("num_hidden_layers", "10000000000", "num_hidden_layers 10000000000 must be 10000 or less"),
+        ("bos_token_id", "[1]", "bos_token_id is [1], and must be a token"),
+        (
+            "eos_token_id",
+            "\"end\"",
+            "eos_token_id is \"end\", and must be a token or a list of tokens",
+        ),
+        ("pad_token_id", "-2", "pad_token_id is -2, and must be a token"),
     ] {
         let error = change(key, serde_json::from_str(value).unwrap());
         assert!(error.starts_with(expected), "{key} {value}: {error}");
     }
     let error = LlamaConfig::from_json("[]").unwrap_err().to_string();
     assert_eq!(error, "this is no JSON object");
+}
+
+#[test]
+fn special_tokens_are_written_as_they_were_read() {
+    for (stated, begin, ends, pad) in [
+        (
+            json!({"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}),
+            Some(1),
+            vec![2],
+            Some(0),
+        ),
+        (json!({"eos_token_id": [2, 7], "pad_token_id": null}), None, vec![2, 7], None),
+        (json!({}), None, vec![], None),
+        // Early files say so where there is none.
+        (json!({"bos_token_id": 1, "pad_token_id": -1}), Some(1), vec![], None),
+    ] {
+        let mut file: serde_json::Value = serde_json::from_str(&metadata("causal")).unwrap();
+        let file = file.as_object_mut().unwrap();
+        file.retain(|key, _| !key.ends_with("_token_id"));
+        file.extend(stated.as_object().unwrap().clone());
+        let config = LlamaConfig::from_json(&json!(file).to_string()).unwrap();
+        assert_eq!(config.special_tokens, SpecialTokens { begin, ends, pad });
+        let written = config.to_json();
+        for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            let is_token = |value: &&serde_json::Value| **value != json!(-1) && !value.is_null();
+            assert_eq!(written.get(key), stated.get(key).filter(is_token), "{key}");
+        }
+    }
 }
 
 #[test]
@@ -276,6 +419,7 @@ fn smollm2_as_a_classifier_has_its_published_tensors() {
         initializer_range: 0.02,
         tie_word_embeddings: true,
         task: LlamaTask::Classification { num_labels: 5 },
+        special_tokens: SpecialTokens::default(),
     };
     let layout = config.build(2).unwrap().layout;
     assert_eq!((layout.params().len(), layout.num_params()), (291, 361_825_920));

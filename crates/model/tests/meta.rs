@@ -9,9 +9,13 @@ use paceline_kernels::linear::Activation;
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
 use paceline_model::layers::{Linear, Sequence};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Layer, LayoutBuilder, MeanSquaredError, MlpConfig, Model,
-    OpenUnits, ParamId, Precision, Rehearsal, Storage,
+    Batch, Block, CnnConfig, Context, Layer, LayoutBuilder, LlamaConfig, LlamaTask,
+    MeanSquaredError, MlpConfig, Model, OpenUnits, ParamId, Precision, Rehearsal, SpecialTokens,
+    Storage,
 };
+
+/// Activations in bf16, everything else in f32.
+const BF16: Precision = Precision { compute: DType::BF16, grads: DType::F32, master: DType::F32 };
 
 /// The targets of a model: classes, or values with this many columns.
 #[derive(Clone, Copy)]
@@ -32,10 +36,16 @@ fn batch(allocator: &Allocator, n: usize, input: &[usize], targets: Targets) -> 
 }
 
 /// The phases of a step on the host, without the code of the rehearsal.
-fn measured(model: &Model, n: usize, input: &[usize], targets: Targets) -> [PhaseUsage; 2] {
+fn measured(
+    model: &Model,
+    precision: Precision,
+    n: usize,
+    input: &[usize],
+    targets: Targets,
+) -> [PhaseUsage; 2] {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let allocator = &compute.allocator;
-    let storage = Storage::host(model.layout.clone(), DType::F32, allocator).unwrap();
+    let storage = Storage::host(model.layout.clone(), precision, allocator).unwrap();
     storage.initialize(1).unwrap();
     let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
     sums.fill_zero().unwrap();
@@ -54,17 +64,28 @@ fn measured(model: &Model, n: usize, input: &[usize], targets: Targets) -> [Phas
     [forward, allocator.end_phase("backward")]
 }
 
-fn rehearsed(model: &Model, n: usize, input: &[usize], targets: Targets) -> Rehearsal {
+fn rehearsed(
+    model: &Model,
+    precision: Precision,
+    n: usize,
+    input: &[usize],
+    targets: Targets,
+) -> Rehearsal {
     let compute = Compute::new(1, Allocator::meta()).unwrap();
     let batch = batch(&compute.allocator, n, input, targets);
-    Rehearsal::of(model, Precision::F32, &compute, &[batch], None, false).unwrap()
+    Rehearsal::of(model, precision, &compute, &[batch], None, false).unwrap()
 }
 
 /// Everything is equal: each category and the memory taken from the system, now and at the peak.
 fn check(model: &Model, input: &[usize], targets: Targets) {
+    check_in(Precision::F32, model, input, targets);
+}
+
+fn check_in(precision: Precision, model: &Model, input: &[usize], targets: Targets) {
     for n in [1, 3, 17, 64] {
-        let Rehearsal { forward, backward, .. } = rehearsed(model, n, input, targets);
-        assert_eq!([forward, backward], measured(model, n, input, targets), "{model:?}, {n}");
+        let Rehearsal { forward, backward, .. } = rehearsed(model, precision, n, input, targets);
+        let measured = measured(model, precision, n, input, targets);
+        assert_eq!([forward, backward], measured, "{model:?}, {precision:?}, {n}");
         assert!(forward.of(Category::Activations).peak_bytes > 0);
     }
 }
@@ -76,12 +97,15 @@ fn cnn(batch_norm: bool) -> CnnConfig {
 
 #[test]
 fn a_cnn_needs_what_the_rehearsal_says() {
-    for batch_norm in [false, true] {
-        check(&cnn(batch_norm).build(2).unwrap(), &[12, 12, 3], Targets::Classes);
+    for precision in [Precision::F32, BF16] {
+        for batch_norm in [false, true] {
+            let model = cnn(batch_norm).build(2).unwrap();
+            check_in(precision, &model, &[12, 12, 3], Targets::Classes);
+        }
+        // A number of channels that fills no vector register, and an odd image.
+        let odd = CnnConfig { image: [13, 11, 1], channels: vec![3, 5, 7], ..cnn(true) };
+        check_in(precision, &odd.build(1).unwrap(), &[13, 11, 1], Targets::Classes);
     }
-    // A number of channels that fills no vector register, and an odd image.
-    let odd = CnnConfig { image: [13, 11, 1], channels: vec![3, 5, 7], ..cnn(true) };
-    check(&odd.build(1).unwrap(), &[13, 11, 1], Targets::Classes);
 }
 
 #[test]
@@ -89,7 +113,9 @@ fn an_mlp_needs_what_the_rehearsal_says_tied_or_not() {
     for tie_layers in [false, true] {
         let (input_dim, hidden_dim, output_dim) = (20, 48, 5);
         let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 4, tie_layers };
-        check(&config.build(2).unwrap(), &[20], Targets::Values(5));
+        for precision in [Precision::F32, BF16] {
+            check_in(precision, &config.build(2).unwrap(), &[20], Targets::Values(5));
+        }
     }
 }
 
@@ -124,11 +150,86 @@ fn a_model_larger_than_any_memory_is_rehearsed() {
     let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 2, tie_layers: false };
     let model = config.build(8).unwrap();
     assert!(model.layout.num_params() > 1_000_000_000_000);
-    let needed = rehearsed(&model, 1 << 16, &[1 << 10], Targets::Values(10));
+    let needed = rehearsed(&model, Precision::F32, 1 << 16, &[1 << 10], Targets::Values(10));
     let params = 4 * model.layout.num_params() as u64;
     assert!(needed.forward.of(Category::Parameters).current_bytes >= params);
     // Each hidden layer keeps its output: 2^16 rows of 2^20 f32.
     assert!(needed.peak_bytes(Category::Activations) >= 2 << 38);
+}
+
+/// The elements of all weights of products: matrices, and the kernels of convolutions.
+fn weights(model: &Model, belongs: impl Fn(&str) -> bool) -> u64 {
+    let params = model.layout.params().iter().filter(|param| belongs(&param.name));
+    let matrices = params.filter(|param| param.shape.dims().len() > 1);
+    matrices.map(|param| param.shape.num_elems() as u64).sum()
+}
+
+#[test]
+fn forward_products_are_counted() {
+    // In an MLP each weight takes part in a multiply-add per sample. Checkpointed blocks are not counted twice.
+    let (input_dim, hidden_dim, output_dim) = (20, 48, 5);
+    let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 3, tie_layers: false };
+    let mut mlp = config.build(1).unwrap();
+    let once = 2 * 4 * weights(&mlp, |_| true);
+    assert_eq!(rehearsed(&mlp, Precision::F32, 4, &[20], Targets::Values(5)).forward_flops, once);
+    mlp.blocks = mlp.blocks.drain(..).map(Block::checkpointed).collect();
+    assert_eq!(rehearsed(&mlp, Precision::F32, 4, &[20], Targets::Values(5)).forward_flops, once);
+
+    // In a CNN, each weight of a kernel meets every position: 12 x 12, and 6 x 6 after the first pooling.
+    for batch_norm in [false, true] {
+        let cnn = cnn(batch_norm).build(1).unwrap();
+        let kernels = 144 * 9 * 3 * 8 + 36 * 9 * 8 * 16;
+        let rest = 3 * 3 * 16 * 32 + 32 * 10;
+        let flops =
+            rehearsed(&cnn, Precision::F32, 7, &[12, 12, 3], Targets::Classes).forward_flops;
+        assert_eq!(flops, 2 * 7 * (kernels + rest));
+    }
+}
+
+#[test]
+fn forward_products_of_a_llama_are_those_of_its_weights_and_of_attention() {
+    let (rows, seq) = (3, 10);
+    let config = LlamaConfig {
+        vocab_size: 50,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 4,
+        max_position_embeddings: 32,
+        rope_theta: 1e4,
+        rope_scaling: None,
+        rms_norm_eps: 1e-5,
+        initializer_range: 0.02,
+        tie_word_embeddings: false,
+        task: LlamaTask::LanguageModel,
+        special_tokens: SpecialTokens::default(),
+    };
+    let tokens = (rows * seq) as u64;
+    // Two products of a head for each pair of positions that the causal mask leaves.
+    let attention = 2 * 2 * (rows * 2 * 4 * 4 * (seq * (seq + 1) / 2)) as u64;
+    for task in [LlamaTask::LanguageModel, LlamaTask::Classification { num_labels: 5 }] {
+        let model = LlamaConfig { task, ..config.clone() }.build(1).unwrap();
+        let compute = Compute::new(1, Allocator::meta()).unwrap();
+        let ids =
+            |dims: &[usize]| compute.allocator.tensor(DType::I64, dims, Category::Data).unwrap();
+        let (targets, head): (&[usize], u64) = match task {
+            LlamaTask::LanguageModel => (&[rows, seq], tokens),
+            // Only the last token of a row reaches the head.
+            LlamaTask::Classification { .. } => (&[rows], rows as u64),
+        };
+        let named =
+            [("inputs", ids(&[rows, seq])), ("targets", ids(targets)), ("lengths", ids(&[rows]))];
+        let has_lengths = matches!(task, LlamaTask::Classification { .. });
+        let batch = named.into_iter().filter(|(name, _)| has_lengths || *name != "lengths");
+        let batch = Batch::of(batch.collect());
+        let rehearsal = Rehearsal::of(&model, Precision::F32, &compute, &[batch], None, false);
+        let is_head = |name: &str| name.starts_with("lm_head") || name.starts_with("score");
+        let blocks = weights(&model, |name| !is_head(name) && !name.contains("embed_tokens"));
+        let expected = 2 * (tokens * blocks + head * weights(&model, is_head)) + attention;
+        assert_eq!(rehearsal.unwrap().forward_flops, expected, "{task:?}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use paceline_memory::{Allocator, DType};
-use paceline_model::pretrained::Pretrained;
+use paceline_model::pretrained::{NewParam, Pretrained};
 use paceline_model::{Init, Layout, LayoutBuilder, ParamId, Storage};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 
@@ -76,7 +76,7 @@ fn every_type_is_converted_and_each_rank_reads_its_part() {
             file.check(&layout, &[], &[]).unwrap();
             let storage = Storage::host(layout.clone(), of, &Allocator::new()).unwrap();
             storage.initialize(1).unwrap();
-            file.load(&storage).unwrap();
+            file.load(&storage, &[]).unwrap();
             for (at, len) in [(0, 15), (1, 4)] {
                 let value = storage.value(ParamId(at)).unwrap();
                 let found: Vec<f32> = match of {
@@ -138,14 +138,46 @@ fn names_shapes_and_types_must_be_those_of_the_model() {
     let missing = refusal(folder.path(), &[], &[]);
     assert!(missing.ends_with(": there is no tensor b.weight"), "{missing}");
     let file = Pretrained::open(folder.path()).unwrap();
-    file.check(&layout(1), &["b.weight"], &["c"]).unwrap();
+    let new = file.check(&layout(1), &["b.weight"], &["c"]).unwrap();
+    assert_eq!(new, [NewParam { name: "b.weight".into(), stored: None }]);
     // What is replaced keeps its initial value.
     let layout = std::sync::Arc::new(layout(1));
     let storage = Storage::host(layout, DType::F32, &Allocator::new()).unwrap();
     storage.initialize(1).unwrap();
-    file.load(&storage).unwrap();
+    file.load(&storage, &new).unwrap();
     assert_eq!(*storage.value(ParamId(1)).unwrap().read::<f32>().unwrap(), [9.0; 4]);
     assert_eq!(*storage.value(ParamId(0)).unwrap().read::<f32>().unwrap(), *numbers(15));
+}
+
+#[test]
+fn a_new_parameter_is_not_read_from_a_tensor_of_another_shape_or_type() {
+    let load = |tensors: &[_]| {
+        let folder = single(tensors);
+        let file = Pretrained::open(folder.path()).unwrap();
+        let layout = std::sync::Arc::new(layout(1));
+        let new = file.check(&layout, &["b.weight"], &[]).unwrap();
+        let storage = Storage::host(layout, DType::F32, &Allocator::new()).unwrap();
+        storage.initialize(1).unwrap();
+        file.load(&storage, &new).unwrap();
+        let b = storage.value(ParamId(1)).unwrap().read::<f32>().unwrap().to_vec();
+        assert_eq!(*storage.value(ParamId(0)).unwrap().read::<f32>().unwrap(), *numbers(15));
+        let stored: Vec<Option<String>> = new.into_iter().map(|new| new.stored).collect();
+        (b, stored)
+    };
+    // With too few elements, the bytes behind the tensor would be those of another one, or none.
+    let other = |dtype, shape| [("b.weight", dtype, shape), A];
+    let named = |name: &str| vec![Some(name.to_owned())];
+    assert_eq!(load(&other(Dtype::F32, &[2])), (vec![9.0; 4], named("[2] of F32")));
+    assert_eq!(load(&other(Dtype::F32, &[2, 2])), (vec![9.0; 4], named("[2, 2] of F32")));
+    assert_eq!(load(&other(Dtype::F64, &[4])), (vec![9.0; 4], named("[4] of F64")));
+    assert_eq!(load(&[A]), (vec![9.0; 4], vec![None]));
+    // One that fits is read.
+    assert_eq!(load(&[A, B]), (numbers(4), vec![]));
+    // Without a check, nothing is read that does not fit.
+    let folder = single(&other(Dtype::F32, &[2]));
+    let storage = Storage::host(layout(1).into(), DType::F32, &Allocator::new()).unwrap();
+    let error = Pretrained::open(folder.path()).unwrap().load(&storage, &[]).unwrap_err();
+    assert!(error.to_string().contains("b.weight has shape [2]"), "{error}");
 }
 
 #[test]

@@ -7,27 +7,18 @@
 //! Several ranks of one host, or of hosts that share the folder, may want the same file at once. One of
 //! them fetches the file, and the others wait.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use flate2::read::GzDecoder;
-use indicatif::{ProgressBar, ProgressStyle};
 use md5::{Digest, Md5};
-use rustix::fs::{FlockOperation, flock};
 use ureq::Agent;
 
+use self::http::Broken;
 use crate::{Failure, Result};
 
-/// How long to wait for a connection, and how long for the response to a request. Without a network
-/// nothing ever answers.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the body of a file may take: the largest file has 170 MB, which takes 23 minutes at 1 Mbit/s.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// Bytes per read.
-const PIECE_BYTES: usize = 1 << 16;
+pub(crate) mod http;
 
 /// A data set as it is published.
 #[derive(Debug)]
@@ -56,8 +47,20 @@ pub struct Item {
 
 impl Source {
     /// Fetches the files that are missing in `folder` from `address`, which is the published address or a
-    /// mirror. Unless `quiet`, reports progress on standard error.
+    /// mirror. Unless `quiet`, reports progress on standard error. For `--download`, which an error names.
     pub fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<()> {
+        self.obtain_all(address, folder, quiet).map_err(|problem| {
+            Failure::Usage(format!("--download: {problem} and leave --download out"))
+        })
+    }
+
+    /// Like [`Source::fetch`], for any command. An error is the problem and what to do, without the flag or the command.
+    pub fn obtain_all(
+        &self,
+        address: &str,
+        folder: &Path,
+        quiet: bool,
+    ) -> std::result::Result<(), String> {
         let missing: Vec<&Item> =
             self.items.iter().filter(|item| !self.has(folder, item)).collect();
         if missing.is_empty() {
@@ -70,7 +73,7 @@ impl Source {
         let fetched = fs::create_dir_all(folder)
             .map_err(|e| format!("cannot make the folder {}: {e}", folder.display()))
             .and_then(|()| {
-                let agent = agent();
+                let agent = http::agent(true);
                 missing
                     .iter()
                     .try_for_each(|item| self.obtain(&agent, address, folder, item, quiet))
@@ -80,13 +83,12 @@ impl Source {
                 let _ = fs::remove_dir(folder);
             }
             let names: Vec<&str> = missing.iter().map(|item| item.name).collect();
-            Failure::Usage(format!(
-                "--download: {problem}; try again, pass a --mirror that has the same files, or put {} \
-                 into {} yourself{} and leave --download out",
+            format!(
+                "{problem}; try again, pass a --mirror that has the same files, or put {} into {} yourself{}",
                 names.join(", "),
                 folder.display(),
                 if missing.iter().any(|item| item.is_archive()) { ", unpacked," } else { "" }
-            ))
+            )
         })
     }
 
@@ -171,15 +173,6 @@ impl Item {
     }
 }
 
-fn agent() -> Agent {
-    Agent::config_builder()
-        .timeout_connect(Some(CONNECT_TIMEOUT))
-        .timeout_recv_response(Some(CONNECT_TIMEOUT))
-        .timeout_recv_body(Some(BODY_TIMEOUT))
-        .build()
-        .into()
-}
-
 /// The name of a file until it is complete. The name is always the same, so a later run overwrites the
 /// file that a killed run has left.
 fn partial(path: &Path) -> PathBuf {
@@ -191,20 +184,13 @@ fn partial(path: &Path) -> PathBuf {
 /// Takes the right to fetch a file, which is a lock on its partial file. Waits for the process that holds
 /// the lock. Returns `None` if the file is there once the lock is held.
 fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>> {
-    loop {
-        let file =
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(partial)?;
-        flock(&file, FlockOperation::LockExclusive)?;
-        if is_there() {
-            let _ = fs::remove_file(partial);
-            return Ok(None);
-        }
-        // The process that held the lock may have failed and removed the partial file. Then try again.
-        if file.metadata()?.nlink() > 0 {
-            file.set_len(0)?;
-            return Ok(Some(file));
-        }
+    let file = http::locked(partial, || {})?;
+    if is_there() {
+        let _ = fs::remove_file(partial);
+        return Ok(None);
     }
+    file.set_len(0)?;
+    Ok(Some(file))
 }
 
 /// Copies the response of `url` to a file, and checks its MD5 checksum.
@@ -218,34 +204,30 @@ fn receive(
     let fail = |e: &dyn std::fmt::Display| format!("cannot fetch {url}: {e}");
     let response = agent.get(url).call().map_err(|e| fail(&e))?;
     let body = response.into_body();
-    let bar = progress_bar(item.name, body.content_length(), quiet);
+    let bar = http::progress_bar(item.name, body.content_length(), quiet);
     if !quiet && bar.is_hidden() {
         eprintln!("fetching {url}");
     }
-    let mut reader = body.into_reader();
     let mut hasher = Md5::new();
-    let mut piece = vec![0; PIECE_BYTES];
     let mut received: u64 = 0;
-    loop {
-        let count = match reader.read(&mut piece) {
-            Ok(0) => break,
-            Ok(count) => count,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(fail(&e)),
-        };
-        received += count as u64;
+    let taken = http::pieces(body.into_reader(), |piece| {
+        received += piece.len() as u64;
         if received > item.max_bytes {
             return Err(format!(
                 "what {url} sends is not the published file: it is longer than {} bytes",
                 item.max_bytes
             ));
         }
-        hasher.update(&piece[..count]);
-        file.write_all(&piece[..count]).map_err(|e| format!("cannot write {}: {e}", item.name))?;
-        bar.inc(count as u64);
-    }
+        hasher.update(piece);
+        bar.inc(piece.len() as u64);
+        file.write_all(piece).map_err(|e| format!("cannot write {}: {e}", item.name))
+    });
+    taken.map_err(|broken| match broken {
+        Broken::Connection(e) => fail(&e),
+        Broken::Consumer(problem) => problem,
+    })?;
     bar.finish_and_clear();
-    let md5: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let md5 = http::hex(hasher.finalize());
     if md5 == item.md5 {
         return Ok(());
     }
@@ -253,17 +235,6 @@ fn receive(
         "what {url} sends is not the published file: its MD5 is {md5}, and not {}",
         item.md5
     ))
-}
-
-/// A progress bar on standard error, which is hidden if `quiet` or if standard error is not a terminal.
-fn progress_bar(name: &'static str, len: Option<u64>, quiet: bool) -> ProgressBar {
-    if quiet {
-        return ProgressBar::hidden();
-    }
-    let template = "{prefix} [{bar:30}] {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
-    let style = ProgressStyle::with_template(template);
-    let bar = len.map_or_else(ProgressBar::no_length, ProgressBar::new);
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_prefix(name)
 }
 
 #[cfg(test)]

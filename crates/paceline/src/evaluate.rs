@@ -24,18 +24,21 @@ use crate::environment::{self, Placement};
 use crate::metrics::console::evaluation_lines;
 use crate::outputs::{check_file, write_json};
 use crate::run::flags::RunFlags;
+use crate::run::named::PrecisionName;
 use crate::run::progress::EpochSums;
 use crate::run::ranks::{InitMethod, Ranks};
 use crate::run::resolve::{check_choices, with_one_name};
 use crate::run::resolve_ranks as config;
 use crate::run::spec::RunSpec;
-use crate::run::{evaluation, resume};
+use crate::run::{evaluation, precision, resume};
 use crate::text::plural;
 use crate::{Failure, Result, comm};
 
 /// All resolved settings of an evaluation.
 struct EvaluationConfig {
     model: ModelConfig,
+    /// As the flag says, or else as the checkpoint was trained.
+    precision: PrecisionName,
     data: DataConfig,
     seed: u64,
     global_batch_size: usize,
@@ -60,7 +63,7 @@ struct Found<'a> {
 pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
     let (spec, notes) = args.spec()?;
     let placement = placement.as_ref();
-    let (train, config, test) = resolve(&spec, placement)?;
+    let (train, mut config, test) = resolve(&spec, placement)?;
     if let Some(file) = &args.json {
         check_file("--json", file)?;
     }
@@ -70,10 +73,18 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     let model = config.model.build(test.as_ref(), config.world_size);
     let model = model.map_err(|e| Failure::Usage(e.to_string()))?;
     checkpoint.check_model(&model.layout).map_err(refuse)?;
+    if !spec.has("precision") {
+        config.precision = precision::of_checkpoint(&checkpoint).map_err(refuse)?;
+    }
+    precision::check(config.precision, &config.model, &model, test.as_ref())?;
     let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
     if !placement.is_some_and(was_said) {
         notes.iter().for_each(|note| eprintln!("warning: {note}"));
         warn_of_other_data(&checkpoint, &config);
+        if !train.quiet {
+            let found = [config.model.notes(), config.data.notes()].concat();
+            found.iter().for_each(|note| eprintln!("{note}"));
+        }
     }
 
     let ranks = Ranks {
@@ -94,7 +105,11 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
         if is_first {
             let model = config.model.name();
             let (world, transport) = (plural(config.world_size, "rank"), group.transport().name());
-            say(&format!("paceline evaluate: {model} over {transport}, {world}"));
+            let precision = match config.precision {
+                PrecisionName::F32 => String::new(),
+                precision => format!(", in {}", precision.name()),
+            };
+            say(&format!("paceline evaluate: {model} over {transport}, {world}{precision}"));
             let steps = plural(checkpoint.progress().steps as usize, "step");
             say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.display()));
         }
@@ -134,11 +149,13 @@ fn resolve(
     config::check_ranks(&args, placement, world_size)?;
     let comm = config::resolve_comm(&args, placement, world_size)?;
     let global_batch_size = config::resolve_batch(&args, world_size, model.defaults().batch_size)?;
+    let tokenizer = model.tokenizer();
     let needs = RunNeeds {
         model: model.name(),
         samples: model.samples(),
         global_batch_size,
         steps_per_epoch: None,
+        tokenizer: tokenizer.as_deref(),
     };
     let data = DataConfig::resolve(&args.data, &settings, &needs)?;
     if !data.has_test() {
@@ -149,13 +166,21 @@ fn resolve(
         )));
     }
     if !placement.is_some_and(|placement| placement.is_of_evaluation) {
-        data.download(args.quiet)?;
+        data.prepare(args.quiet)?;
     }
     let test = data.open_test(args.seed)?;
     let init_method = config::resolve_init_method(&args.init_method)?;
-    let seed = args.seed;
-    let config =
-        EvaluationConfig { model, data, seed, global_batch_size, world_size, comm, init_method };
+    let (seed, precision) = (args.seed, args.precision);
+    let config = EvaluationConfig {
+        model,
+        precision,
+        data,
+        seed,
+        global_batch_size,
+        world_size,
+        comm,
+        init_method,
+    };
     Ok((args, config, test))
 }
 
@@ -184,7 +209,7 @@ fn evaluate_rank(
     let model = config.model.build(test.as_ref(), group.world_size())?;
     // No gradient is ever computed, so any strategy without state serves.
     let mut strategy = SimpleDdp;
-    let options = ReplicaOptions::default();
+    let options = ReplicaOptions { precision: config.precision.into(), ..Default::default() };
     let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;
     checkpoint.restore_model(&replica.storage, replica.storage.values().ranges())?;
     // Nobody reads the times.

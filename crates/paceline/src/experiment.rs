@@ -33,8 +33,8 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     let is_of_train = placement.as_ref().is_some_and(Placement::is_of_train);
     // The launcher has read these flags before it started this rank.
     let hosts = if is_of_train { None } else { check_start(start, &spec, placement.as_ref())? };
-    if let Some(comparison) = Comparison::asked(&spec) {
-        return strategies::compare(&spec, comparison, placement);
+    if let Some((comparison, several)) = Comparison::asked(&spec) {
+        return strategies::compare(&spec, comparison, several, placement);
     }
     let placement = match &hosts {
         Some(hosts) => Some(hosts.place(num_local_ranks(hosts, &spec)?)),
@@ -54,6 +54,13 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
         launcher::warn_of_ignored_master_flags(start);
         for warning in &config.warnings {
             eprintln!("warning: {warning}");
+        }
+        if !config.quiet {
+            let mut notes = [config.model.notes(), config.data.notes()].concat();
+            if !matches!(config.resume, Some(Resume::From(_))) {
+                notes.extend(config.model.notes_at_start());
+            }
+            notes.iter().for_each(|note| eprintln!("{note}"));
         }
     }
     let ranks = config.ranks();
@@ -150,10 +157,11 @@ fn check_start(
             placement.place.world_size
         ));
     }
-    if let (Some(flag), Some(comparison)) = (given, Comparison::asked(spec)) {
+    if let (Some(flag), Some((comparison, several))) = (given, Comparison::asked(spec)) {
         return usage(format!(
-            "{flag} does not apply to --{} all, which makes several runs; leave it out, or name one strategy",
-            comparison.key()
+            "{flag} does not apply to --{} {}, which makes several runs; leave it out, or name one strategy",
+            comparison.key(),
+            several.word()
         ));
     }
     if start.max_restarts > 0 && !spec.has("save") {

@@ -39,6 +39,7 @@ pub mod experiment;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod generate;
+pub mod hub;
 pub mod insight;
 pub mod launcher;
 pub mod links;

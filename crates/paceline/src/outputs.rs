@@ -110,8 +110,9 @@ pub fn write_whole<T, E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut (dyn Write + Send)) -> std::result::Result<T, E>,
 ) -> std::result::Result<T, E> {
-    // What lies there belongs to the kernel, or is the file that a stream of this process writes to.
+    // What lies there belongs to the kernel, or is the file that a stream of this process writes to. `/dev/shm` has plain files.
     let is_kernels = ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder));
+    let is_kernels = is_kernels && !path.starts_with("/dev/shm");
     if is_kernels || path.metadata().is_ok_and(|of| !of.is_file() && !of.is_dir()) {
         let mut out = BufWriter::new(disk.create(path)?);
         let written = write(&mut out)?;

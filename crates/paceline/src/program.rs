@@ -20,7 +20,7 @@ use crate::cli::{Cli, Command};
 use crate::experiment::{self, FinishedRun};
 use crate::{
     Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, generate,
-    launcher, links, streams, sweep, trace,
+    hub, launcher, links, streams, sweep, trace,
 };
 
 /// The command line of paceline, with choices of its user's own.
@@ -90,6 +90,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Train(args) => experiment::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
         Command::Generate(args) => generate::generate(&args),
+        Command::Fetch(command) => hub::fetch(&command),
         Command::Checkpoint(command) => checkpoint::command::checkpoint(&command),
         Command::Bench(BenchCommand::Operation(args)) => bench::sweep::bench(&args, place()?),
         Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use common::{Run, Sandbox};
+use common::{Run, Sandbox, json};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-/// Tiny models, prompts, and the tokens with which `transformers` goes on. `make_generate.py` of `paceline-model` stored them.
+/// Tiny models, prompts, and the tokens with which `transformers` goes on. `make_generate.py` of `paceline-model` stored
+/// them.
 static FIXTURE: &[u8] = include_bytes!("../../model/tests/fixtures/generate.safetensors");
 
 fn tokens(name: &str) -> Vec<i64> {
@@ -129,7 +130,9 @@ fn a_trained_model_can_be_tried() {
     sandbox.train(&train).ok();
     let mut command = sandbox.paceline();
     command.args("checkpoint export ckpt --hugging-face --to tuned".split_whitespace());
-    Run::of(command).ok();
+    let advice =
+        "Copy tokenizer.json into tuned from the folder of the model that training began with ";
+    assert_eq!(Run::of(command).ok().line(advice), "(the run has read no tokenizer)");
     generate(&sandbox, "t1", "--model tuned").refused(&[
         "--model tuned: there is no tokenizer.json; copy it from the folder of the model that training began with",
     ]);
@@ -137,6 +140,67 @@ fn a_trained_model_can_be_tried() {
     let run = generate(&sandbox, "t1 t40", "--model tuned --max-tokens 9").ok();
     assert!(run.stdout.starts_with("t1 t40 t"), "{}", run.stdout);
     assert_eq!(run.stdout.split_whitespace().count(), 11);
+}
+
+#[test]
+fn a_fine_tuned_model_can_be_tried_at_once() {
+    let sandbox = Sandbox::new();
+    let (prompt, greedy) = (words(&tokens("whole.prompt")), tokens("whole.greedy"));
+    let ids = [
+        ("bos_token_id", json!(1)),
+        ("eos_token_id", json!(greedy[12])),
+        ("pad_token_id", json!(3)),
+    ];
+    write_folder(&sandbox.path("model"), "whole", |config| {
+        for (key, id) in &ids {
+            config[key] = id.clone();
+        }
+    });
+    sandbox.write("model/tokenizer_config.json", b"{\"model_max_length\": 64}");
+    let text = words(&(0..60).collect::<Vec<_>>());
+    sandbox.write("texts/train.txt", text.as_bytes());
+    // With a learning rate of zero, the weights stay as they were.
+    let train = "--model llama --pretrained model --data text --data-dir texts --seq-len 7 --batch-size 2 --nproc 1";
+    let train =
+        format!("{train} --epochs 1 --steps-per-epoch 2 --lr 0 --weight-decay 0 --save ckpt");
+    sandbox.train(&train).ok();
+    let export = |flags: &str| {
+        let mut command = sandbox.paceline();
+        let words = format!("checkpoint export ckpt --hugging-face --to tuned {flags}");
+        command.args(words.split_whitespace());
+        Run::of(command)
+    };
+    let run = export("").ok();
+    run.line("Copied: tokenizer.json, tokenizer_config.json");
+    assert!(!run.stdout.contains("Copy "), "{}", run.stdout);
+    let config = json(&sandbox.path("tuned/config.json"));
+    for (key, id) in &ids {
+        assert_eq!(config[key], *id, "{key}");
+    }
+    let before = |token: i64| greedy.iter().position(|at| *at == token).unwrap();
+    let check = |count: usize| {
+        let run = generate(&sandbox, &prompt, "--model tuned").ok();
+        assert_eq!(run.stdout, format!("{prompt} {}\n", words(&greedy[..count])));
+        assert!(run.stderr.ends_with("the model has ended the text\n"), "{}", run.stderr);
+    };
+    check(before(greedy[12]));
+
+    let generation = json!({"eos_token_id": [greedy[12], greedy[5]]}).to_string();
+    sandbox.write("model/generation_config.json", generation.as_bytes());
+    fs::remove_file(sandbox.path("tuned/model.safetensors")).unwrap();
+    export("").refused(&["--to tuned/tokenizer.json is there already; pass --force"]);
+    export("--force")
+        .ok()
+        .line("Copied: tokenizer.json, tokenizer_config.json, generation_config.json");
+    check(before(greedy[5]).min(before(greedy[12])));
+
+    // The folder of the model is gone.
+    fs::rename(sandbox.path("model"), sandbox.path("moved")).unwrap();
+    let run = export("--force").ok();
+    let advice = run.line(
+        "Copy tokenizer.json, tokenizer_config.json, generation_config.json into tuned from the ",
+    );
+    assert!(advice.contains("model/tokenizer.json: No such file"), "{advice}");
 }
 
 #[test]

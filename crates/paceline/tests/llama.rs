@@ -2,20 +2,20 @@
 
 mod common;
 
-use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
 
+use common::pretrained::write as pretrained;
 use common::{Run, Sandbox, json};
-use safetensors::tensor::{Dtype, TensorView, serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// A model so small that ten steps take no time.
 const SMALL: &str = "--model llama --layers 2 --width 16 --heads 4 --kv-heads 2 --intermediate 24 --vocab 41 --seq-len 7";
 const TEN_STEPS: &str =
     "--epochs 1 --steps-per-epoch 10 --warmup-steps 1 --optimizer adamw --clip-grad-norm 0.5";
-const STRATEGIES: [&str; 11] = [
+/// The choices of `--ddp-choice all` and `--shard-choice all` that lose nothing, except `ddp`, with which they are compared.
+const STRATEGIES: [&str; 12] = [
     "simple_ddp",
+    "simple_ddp_ga --accumulate 1",
     "simple_ddp_hook",
     "simple_ddp_async",
     "bucket_ddp_async",
@@ -36,20 +36,100 @@ fn train(flags: &str) -> (Sandbox, Run) {
 }
 
 #[test]
-fn every_strategy_ends_with_the_same_bits() {
-    for (nproc, transport) in [(2, "shm"), (4, "tcp")] {
-        let base =
-            format!("{SMALL} {TEN_STEPS} --batch-size 2 --nproc {nproc} --transport {transport}");
-        let (_, ddp) = train(&format!("{base} --strategy ddp"));
-        for strategy in STRATEGIES {
-            let (_, run) = train(&format!("{base} --strategy {strategy}"));
-            assert_eq!(run.weights(), ddp.weights(), "{strategy}, {nproc} ranks over {transport}");
+fn every_strategy_ends_with_the_same_bits_over_every_transport() {
+    for nproc in [2, 4] {
+        let base = format!("{SMALL} {TEN_STEPS} --batch-size 2 --nproc {nproc}");
+        let (_, ddp) = train(&format!("{base} --transport shm --strategy ddp"));
+        for transport in ["shm", "tcp"] {
+            for strategy in STRATEGIES {
+                let flags = format!("--transport {transport} --strategy {strategy}");
+                let (_, run) = train(&format!("{base} {flags}"));
+                assert_eq!(run.weights(), ddp.weights(), "{nproc} ranks, {flags}");
+            }
         }
         for flags in ["--checkpoint-activations", "--strategy sharded3 --checkpoint-activations"] {
             let (_, run) = train(&format!("{base} {flags}"));
-            assert_eq!(run.weights(), ddp.weights(), "{flags}");
+            assert_eq!(run.weights(), ddp.weights(), "{nproc} ranks, {flags}");
         }
     }
+}
+
+/// Two ranks with two micro-batches each are four ranks, if both are added up as a tree. Sharded strategies accumulate whole
+/// gradients for that.
+#[test]
+fn accumulated_micro_batches_end_with_the_bits_of_more_ranks() {
+    let train = |nproc: usize, accumulate: usize, flags: &str| {
+        let steps = format!("--steps-per-epoch {}", 10 * accumulate);
+        let steps = TEN_STEPS.replace("--steps-per-epoch 10", &steps);
+        let flags = format!("--nproc {nproc} --accumulate {accumulate} --strategy {flags}");
+        train(&format!("{SMALL} {steps} --batch-size 2 {flags}")).1.weights().to_owned()
+    };
+    let tree = "--accumulation-order tree";
+    let whole = train(4, 1, "simple_ddp");
+    for strategy in ["simple_ddp_ga", "ddp", "sharded3 --accumulate-in whole"] {
+        assert_eq!(train(2, 2, &format!("{strategy} {tree}")), whole, "{strategy}");
+    }
+    let sequential = train(1, 4, "single");
+    assert_ne!(sequential, whole, "the order matters");
+}
+
+/// Threads and strategies make no difference, but the element type does. The learning rate is high, so that rounding has
+/// time to show.
+#[test]
+fn every_strategy_ends_with_the_same_bits_in_bf16() {
+    let base = format!("{SMALL} {TEN_STEPS} --lr 0.01 --batch-size 2 --nproc 2");
+    let (_, wide) = train(&format!("{base} --strategy ddp"));
+    let base = format!("{base} --precision bf16");
+    let (_, ddp) = train(&format!("{base} --strategy ddp"));
+    assert_ne!(ddp.weights(), wide.weights());
+    assert!(ddp.stdout.contains("2 ranks x 1 thread, in bf16"), "{}", ddp.stdout);
+    let more = ["ddp --threads 2", "sharded3 --threads 2", "sharded3 --checkpoint-activations"];
+    for strategy in STRATEGIES.into_iter().chain(more) {
+        let (_, run) = train(&format!("{base} --strategy {strategy}"));
+        assert_eq!(run.weights(), ddp.weights(), "{strategy}");
+    }
+    let last = |run: &Run| -> f64 {
+        let line = run.line("Epoch 1/1: loss ");
+        line.split(',').next().unwrap().parse().unwrap()
+    };
+    let (narrow, wide) = (last(&ddp), last(&wide));
+    assert!((narrow / wide - 1.0).abs() < 0.02, "{narrow}, not {wide}");
+}
+
+#[test]
+fn what_computes_in_bf16_goes_on_and_is_evaluated_in_it() {
+    let sandbox = Sandbox::new();
+    let base = "--recipe tiny-llama --nproc 2 --lr-schedule constant";
+    let train = |flags: &str| sandbox.train(&format!("{base} {flags}"));
+    let trained = train("--precision bf16 --steps 30 --evaluate --save saved --json one.json").ok();
+    let accuracy = json(&sandbox.path("one.json"))["eval_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.8, "{accuracy}");
+    assert_eq!(json(&sandbox.path("one.json"))["precision"], "bf16");
+    let config = json(&sandbox.run_folder().join("config.json"));
+    assert_eq!(config["stated"]["precision"], "bf16");
+    assert_eq!(config["resolved"]["precision"], "bf16");
+
+    let evaluate = |flags: &str| {
+        let mut command = sandbox.paceline();
+        let words = format!("evaluate --recipe tiny-llama --checkpoint saved {flags}");
+        command.args(words.split_whitespace());
+        Run::of(command)
+    };
+    let line = "Evaluation loss: ";
+    let same = evaluate("--nproc 2").ok();
+    assert_eq!(same.line(line), trained.line(line));
+    assert!(same.stdout.contains("2 ranks, in bf16"), "{}", same.stdout);
+    let wide = evaluate("--precision f32").ok();
+    assert!(!wide.stdout.contains("bf16"), "{}", wide.stdout);
+
+    // Weights are f32 in both, so a run can go on in the other type, and is told that this is another run.
+    let note = "it was written with --precision bf16, this run has f32; it goes on, but ends with other weights";
+    let other = train("--steps 40 --resume saved").ok();
+    assert!(other.stderr.contains(note), "{}", other.stderr);
+    let more = train("--precision bf16 --steps 40 --resume saved").ok();
+    assert!(!more.stderr.contains("--precision"), "{}", more.stderr);
+    let whole = train("--precision bf16 --steps 40").ok();
+    assert_eq!(more.weights(), whole.weights());
 }
 
 #[test]
@@ -89,46 +169,6 @@ fn wrong_sizes_are_refused_before_a_rank_starts() {
     sandbox.train("--layers 3").refused(&["--layers", "--model llama"]);
 }
 
-/// A folder as Hugging Face stores it, with weights of 0.01 times the place.
-fn pretrained(folder: &Path, change: impl Fn(&mut Value, &mut Vec<(String, Vec<usize>)>)) {
-    let mut config = json!({
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 41, "hidden_size": 8,
-        "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
-    });
-    let layer = "model.layers.0";
-    let mut tensors = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![41, 8]),
-        (format!("{layer}.input_layernorm.weight"), vec![8]),
-        (format!("{layer}.post_attention_layernorm.weight"), vec![8]),
-        (format!("{layer}.mlp.gate_proj.weight"), vec![12, 8]),
-        (format!("{layer}.mlp.up_proj.weight"), vec![12, 8]),
-        (format!("{layer}.mlp.down_proj.weight"), vec![8, 12]),
-        ("model.norm.weight".to_owned(), vec![8]),
-    ];
-    for part in ["q", "k", "v", "o"] {
-        tensors.push((format!("{layer}.self_attn.{part}_proj.weight"), vec![8, 8]));
-    }
-    change(&mut config, &mut tensors);
-    fs::create_dir_all(folder).unwrap();
-    fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let data: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|(_, shape)| {
-            let elems = 0..shape.iter().product::<usize>();
-            elems.flat_map(|at| (((at * 7) % 11) as f32 * 0.01).to_le_bytes()).collect()
-        })
-        .collect();
-    let views: HashMap<String, TensorView> = tensors
-        .iter()
-        .zip(&data)
-        .map(|((name, shape), data)| {
-            (name.clone(), TensorView::new(Dtype::F32, shape.clone(), data).unwrap())
-        })
-        .collect();
-    fs::write(folder.join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
-}
-
 #[test]
 fn pretrained_weights_are_where_training_begins() {
     let sandbox = Sandbox::new();
@@ -142,6 +182,47 @@ fn pretrained_weights_are_where_training_begins() {
     // The seed makes no weights, only the data.
     let random = sandbox.train(&format!("{base} --nproc 2 --init random")).ok();
     assert_ne!(random.weights(), loaded.weights());
+}
+
+#[test]
+fn a_head_for_another_number_of_classes_is_new() {
+    let sandbox = Sandbox::new();
+    pretrained(&sandbox.path("two"), |config, tensors| {
+        config["architectures"] = json!(["LlamaForSequenceClassification"]);
+        config["num_labels"] = json!(2);
+        tensors.push(("score.weight".to_owned(), vec![2, 8]));
+    });
+    pretrained(&sandbox.path("none"), |_, _| {});
+    let train = |flags: &str| {
+        let flags = format!("--model llama {flags} --data text --data-dir texts --max-length 7");
+        sandbox.train(&format!("{flags} {TEN_STEPS} --nproc 2 --save saved --batch-size 2"))
+    };
+    let rows = (0..40).map(|at| format!("t{at} t2,{}\n", at % 2)).collect::<String>();
+    sandbox.write("texts/train.csv", format!("text,label\n{rows}").as_bytes());
+    let vocab: serde_json::Map<_, _> = (0..41).map(|at| (format!("t{at}"), json!(at))).collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "t0", "vocab": vocab},
+    });
+    sandbox.write("texts/tokenizer.json", tokenizer.to_string().as_bytes());
+    let note = |run: &Run| {
+        let lines = run.stderr.lines().filter(|line| line.starts_with("score.weight is new"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(note(&train("--pretrained two").ok()), [""; 0]);
+    assert_eq!(note(&train("--pretrained two --num-labels 2").ok()), [""; 0]);
+    let begin = "score.weight is new and gets random values, because";
+    let other = format!("{begin} two has one of another kind, [2, 8] of F32");
+    assert_eq!(note(&train("--pretrained two --num-labels 5").ok()), [other]);
+    let none = format!("{begin} none has none");
+    assert_eq!(note(&train("--pretrained none --num-labels 5").ok()), [none]);
+    // A run that goes on has the head of its checkpoint.
+    let more = TEN_STEPS.replace("--epochs 1", "--epochs 2");
+    let flags = "--model llama --pretrained none --num-labels 5 --data text --data-dir texts --max-length 7";
+    let flags = format!("{flags} {more} --nproc 2 --batch-size 2 --resume saved");
+    let rest = sandbox.train(&flags).ok();
+    assert_eq!(note(&rest), [""; 0]);
 }
 
 #[test]

@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::fs;
-
 use common::{Run, Sandbox, json, metrics};
 
 #[test]
@@ -29,11 +27,40 @@ fn tiny_llama_learns_and_is_repeated_from_its_configuration() {
     let again = other.train(&format!("--config {}", file.display()));
     assert_eq!(again.ok().weights(), first.weights());
 
+    // An exported folder has the tokenizer, which is a part of the program.
+    let mut command = sandbox.paceline();
+    command.args("checkpoint export saved --hugging-face --to folder".split(' '));
+    Run::of(command).ok().line("Copied: tokenizer.json");
+    let tokenizer = std::fs::read(sandbox.path("folder/tokenizer.json")).unwrap();
+    assert_eq!(tokenizer, include_bytes!("../recipes/tiny-llama/tokenizer.json"));
+
     // An evaluation takes what it needs from the recipe.
     let mut command = sandbox.paceline();
     command.args("evaluate --recipe tiny-llama --checkpoint saved --json found.json".split(' '));
     Run::of(command).ok();
     assert_eq!(json(&sandbox.path("found.json"))["accuracy"], accuracy);
+}
+
+#[test]
+fn every_batch_has_a_line_with_its_times() {
+    let flags = "--recipe tiny-llama --epochs 2 --accumulate 4 --warmup-steps 1";
+    let run = Sandbox::new().train(&format!("{flags} --log-every 1")).ok();
+    // The 13 batches of an epoch are three steps of four batches, and a step of one.
+    for (epoch, batch) in [1, 2].iter().flat_map(|epoch| [4, 8, 12, 13].map(|batch| (epoch, batch)))
+    {
+        let line = run.line(&format!("Epoch {epoch} Batch {batch} Loss: "));
+        assert!(line.contains(", data ") && line.ends_with(" s"), "{line}");
+    }
+    assert!(run.line("Epoch 2/2: loss ").contains("; 13 batches, mean data "), "{}", run.stdout);
+    assert!(run.line("Training: ").contains(" s, 26 batches, mean data "), "{}", run.stdout);
+    let flops = run.line("Model FLOP/s: ");
+    assert!(flops.contains("% of the peak of 1 thread") && flops.ends_with("measured)"), "{flops}");
+    run.line("Evaluation accuracy: ");
+    run.line("Rank 1 memory, MB: model ");
+    let usual = Sandbox::new().train(flags).ok();
+    assert!(!usual.stdout.contains("Training: "), "{}", usual.stdout);
+    assert!(!usual.line("Epoch 1 Batch 12 Loss: ").contains("data"), "{}", usual.stdout);
+    Sandbox::new().train("--log-every 0").refused(&["--log-every 0", "batches per line"]);
 }
 
 #[test]
@@ -78,13 +105,14 @@ fn mistakes_are_refused() {
     let next = ["--model llama predicts the next token", "--num-labels 2"];
     refused(&sandbox, "--data reviews --model llama", &next);
     let small = "--recipe tiny-llama --vocab 100";
-    refused(&sandbox, small, &["integers below 394", "--model llama"]);
+    refused(&sandbox, small, &["tokens up to 393", "--model llama knows 100", "--vocab 394"]);
 }
 
 #[test]
 fn smollm2_yelp_trains_on_the_users_files() {
     let sandbox = Sandbox::new();
-    refused(&sandbox, "--recipe smollm2-yelp", &["--data text needs --data-dir"]);
+    let unfetched = ["--pretrained", "paceline fetch model HuggingFaceTB/SmolLM2-360M-Instruct"];
+    refused(&sandbox, "--recipe smollm2-yelp", &unfetched);
     let rows = |len: usize| {
         let words = ["awful", "bad", "tea", "good", "great"];
         let row = |at: usize| format!("the {} place,{}\n", words[at % 5], at % 5);
@@ -94,13 +122,38 @@ fn smollm2_yelp_trains_on_the_users_files() {
     sandbox.write("yelp/test.csv", rows(20).as_bytes());
     let tokenizer = include_bytes!("../recipes/tiny-llama/tokenizer.json");
     sandbox.write("yelp/tokenizer.json", tokenizer);
-    // The folder of the model takes the place of the size by name.
+    // Random weights at full size need no fetched model.
+    let full = "--recipe smollm2-yelp --init random --data-dir yelp";
+    let mut command = sandbox.paceline();
+    let model = "--model llama --pretrained HuggingFaceTB/SmolLM2-360M-Instruct --init random --num-labels 5";
+    let data = "--data text --data-dir yelp --max-length 8192";
+    let predict = "predict --memory --strategy ddp --nproc 2 --rank-gb 9 --json memory.json";
+    command.args(format!("{predict} {model} {data}").split_whitespace());
+    Run::of(command).ok();
+    assert_eq!(json(&sandbox.path("memory.json"))["rows"][0]["params"], 361_825_920);
+    refused(&sandbox, &format!("{full} --layers 2"), &["--layers: the folder of --pretrained"]);
+    let unknown = "--recipe smollm2-yelp --init random --pretrained a/b";
+    refused(&sandbox, unknown, &["--pretrained a/b", "paceline fetch model a/b"]);
+    let another = "HuggingFaceTB/SmolLM2-360M-Instruct@v2";
+    let another = format!("--recipe smollm2-yelp --init random --pretrained {another}");
+    refused(&sandbox, &another, &["--pretrained", "@v2: there is nothing at this path"]);
+
+    // A folder takes the place of the name.
     let missing = "--recipe smollm2-yelp --data-dir yelp --pretrained nowhere";
     refused(&sandbox, missing, &["--pretrained nowhere/config.json: No such file"]);
     let sizes = "--layers 1 --width 16 --heads 4 --kv-heads 2 --intermediate 8 --vocab 394";
-    sandbox.train(&format!("--recipe smollm2-yelp --data-dir yelp --epochs 1 {sizes}")).ok();
+    let random = format!("--recipe smollm2-yelp --llama-size tiny {sizes}");
+    let unfetched =
+        ["--data-dir Yelp/yelp_review_full", "paceline fetch data Yelp/yelp_review_full"];
+    refused(&sandbox, &random, &unfetched);
+    sandbox.train(&format!("{random} --data-dir yelp --epochs 1")).ok();
     // 32 rows in batches of 8.
     assert_eq!(losses(&sandbox).len(), 4);
-    let config = fs::read_to_string(sandbox.run_folder().join("config.json")).unwrap();
-    assert!(config.contains("\"smollm2-360m\""), "{config}");
+    // A size takes the place of the model by name.
+    let stated = &json(&sandbox.run_folder().join("config.json"))["stated"];
+    assert_eq!(
+        (&stated["llama-size"], stated.get("pretrained")),
+        (&"tiny".into(), None),
+        "{stated}"
+    );
 }

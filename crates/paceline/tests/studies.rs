@@ -1,4 +1,5 @@
-//! The studies of `paceline bench` and `paceline train --ddp-choice all`, from flags to table, files and charts. These tests do not check times, only that they are consistent.
+//! The studies of `paceline bench` and `paceline train --ddp-choice all`, from flags to table, files and charts. These
+//! tests do not check times, only that they are consistent.
 
 mod common;
 
@@ -308,7 +309,7 @@ fn all_strategies_are_compared() {
     }
     let folder = run.line("Run folders: ");
     let inside = std::fs::read_dir(sandbox.path(folder)).unwrap().count();
-    assert_eq!(inside, runs.len() + 1, "a run folder each, and comparison.json");
+    assert_eq!(inside, runs.len() + 2, "a run folder each, comparison.json and comparison.csv");
 }
 
 #[test]
@@ -386,9 +387,9 @@ fn bad_flags_are_refused_before_anything_runs() {
         assert_eq!(sandbox.contents(), before, "{flags} wrote something");
     }
     for (flags, words) in [
-        ("--ddp-choice magic", &["'magic'", "--ddp-choice", "all, single, simple_ddp"][..]),
+        ("--ddp-choice magic", &["'magic'", "--ddp-choice", "all, published, single"][..]),
         ("--ddp-choice ddp --strategy flat_ddp", &["two names of one flag", "pass one of them"]),
-        ("--ddp-choice all --strategy ddp", &["runs every strategy", "leave --strategy out"]),
+        ("--ddp-choice all --strategy ddp", &["runs several strategies", "leave --strategy out"]),
         ("--ddp-choice all --save x", &["--save", "the same checkpoint"]),
         ("--ddp-choice all --price-per-hour -1", &["--price-per-hour -1", "not negative"]),
         ("--ddp-choice all --accumulate 0", &["--accumulate 0"]),

@@ -87,9 +87,9 @@ impl PeerListener {
     }
 
     /// Makes `N` connections between `rank` and each of its `peers`: connects to the lower ranks, and accepts connections of
-    /// the higher ranks. Both sides have the `N` connections in the same order. `addresses` has an entry for every rank, in rank
-    /// order, and so has the result. Takes at most `limit`. If some ranks cannot be reached, `farewell` is called with the
-    /// connections to each other rank, to tell that rank which ranks are missing.
+    /// the higher ranks. Both sides have the `N` connections in the same order. `addresses` has an entry for every rank,
+    /// in rank order, and so has the result. Takes at most `limit`. If some ranks cannot be reached, `farewell` is called
+    /// with the connections to each other rank, to tell that rank which ranks are missing.
     pub fn connect<const N: usize>(
         &self,
         network: Network,

@@ -27,8 +27,8 @@ impl Join {
         Self { empty }
     }
 
-    /// This rank's share of the next micro-batch. `own` is `None` if it has no batch left. Returns `None` once no rank has samples. All ranks call this, and either all get a share
-    /// or none does.
+    /// This rank's share of the next micro-batch. `own` is `None` if it has no batch left. Returns `None` once no rank
+    /// has samples. All ranks call this, and either all get a share or none does.
     ///
     /// Records the time spent waiting for the others as [`span::EXPOSED`].
     pub fn next(

@@ -1,13 +1,13 @@
 //! Every rank holds all parameters and gradients, and updates an even shard of each unit.
 //!
-//! Stage 1 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on flat
-//! storage. Gradients of a unit are reduce-scattered when they are final, while the backward pass goes on. Each rank then
-//! updates its shards of the parameters, for which alone it has optimizer state. Each unit's parameters are all-gathered
-//! after the optimizer, and the next forward pass waits for each unit when it needs it.
+//! Stage 1 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on
+//! flat storage. Gradients of a unit are reduce-scattered when they are final, while the backward pass goes on. Each rank
+//! then updates its shards of the parameters, for which alone it has optimizer state. Each unit's parameters are
+//! all-gathered after the optimizer, and the next forward pass waits for each unit when it needs it.
 //!
-//! Operations per step: two per unit. Bytes: those of `ddp`, whose all-reduce does the same work in one operation. Memory: the
-//! optimizer's state is divided by the number of ranks. It is faster than `ddp` where the optimizer takes a large part of the
-//! step, since each rank updates a part only.
+//! Operations per step: two per unit. Bytes: those of `ddp`, whose all-reduce does the same work in one operation.
+//! Memory: the optimizer's state is divided by the number of ranks. It is faster than `ddp` where the optimizer takes a
+//! large part of the step, since each rank updates a part only.
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;

@@ -1,12 +1,12 @@
 //! Every rank holds all parameters, and keeps an even shard of each unit's gradients and optimizer state.
 //!
-//! Stage 2 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on flat
-//! storage. It works like [`Sharded1`](crate::Sharded1), but the backward pass writes the gradients of a unit to memory that
-//! units share: the gradients leave it when they are reduced to the shards of their owners.
+//! Stage 2 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on
+//! flat storage. It works like [`Sharded1`](crate::Sharded1), but the backward pass writes the gradients of a unit to
+//! memory that units share: the gradients leave it when they are reduced to the shards of their owners.
 //!
-//! Operations per step: two per unit. Bytes: those of `ddp`. Memory: gradients and optimizer state are divided by the number of
-//! ranks, and there is memory for the whole gradients of two units that follow each other. With several micro-batches per
-//! step see [`ShardAccumulation`](crate::ShardAccumulation).
+//! Operations per step: two per unit. Bytes: those of `ddp`. Memory: gradients and optimizer state are divided by the
+//! number of ranks, and there is memory for the whole gradients of two units that follow each other. With several
+//! micro-batches per step see [`ShardAccumulation`](crate::ShardAccumulation).
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;

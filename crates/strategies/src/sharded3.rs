@@ -1,14 +1,15 @@
 //! Every rank keeps an even shard of each unit's parameters, gradients and optimizer state.
 //!
-//! Stage 3 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on flat
-//! storage; also known as fully sharded data parallelism (Zhao et al., "PyTorch FSDP", 2023). A unit is gathered before its
-//! forward pass and before its backward pass, into memory that units share, and its place is free again afterward. While one
-//! unit is in use, the next ones are gathered. The last units of the forward pass may stay until their backward pass.
-//! Gradients are reduced as in [`Sharded2`](crate::Sharded2).
+//! Stage 3 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020), on
+//! flat storage; also known as fully sharded data parallelism (Zhao et al., "PyTorch FSDP", 2023). A unit is gathered
+//! before its forward pass and before its backward pass, into memory that units share, and its place is free again
+//! afterward. While one unit is in use, the next ones are gathered. The last units of the forward pass may stay until
+//! their backward pass. Gradients are reduced as in [`Sharded2`](crate::Sharded2).
 //!
-//! Operations per step: three per unit, two for the last units, which are still there when their backward pass begins. Bytes: half as many again as `ddp`. Memory: parameters, gradients and
-//! optimizer state are divided by the number of ranks, and there is memory for the whole parameters and gradients of the
-//! units that are open together: two of each by default. It is the choice for models that do not fit otherwise.
+//! Operations per step: three per unit, two for the last units, which are still there when their backward pass begins.
+//! Bytes: half as many again as `ddp`. Memory: parameters, gradients and optimizer state are divided by the number of
+//! ranks, and there is memory for the whole parameters and gradients of the units that are open together: two of each by
+//! default. It is the choice for models that do not fit otherwise.
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
@@ -126,7 +127,7 @@ impl Strategy for Sharded3 {
     ) -> Footprint {
         let place = Place::new(mesh, rank);
         let shards = num_elems(&place.shards(&model.layout, false));
-        let gathered = self.plan_values(model).len() * precision.compute.size_bytes();
+        let gathered = self.plan_values(model).len() * precision.master.size_bytes();
         Footprint {
             parameters: shards * precision.master.size_bytes()
                 + buffer_bytes(&model.layout, precision),
@@ -160,7 +161,7 @@ impl Strategy for Sharded3 {
         let place = Place::new(mesh.shape(), replica.group.rank());
         let groups = groups(mesh);
         let arena = self.plan_values(model);
-        let dtype = options.precision.compute;
+        let dtype = options.precision.master;
         let bytes = arena.len() * dtype.size_bytes();
         let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
         let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;

@@ -1,8 +1,8 @@
 //! The interface of a strategy: three choices, each with a default.
 //!
-//! *Placement*: which blocks a rank computes, and which ranges of values, gradients and optimizer state it owns. *Synchronization*: when and how
-//! gradients are combined. *Schedule*: the order of the passes over the micro-batches. The defaults are those of a
-//! replica: every rank owns everything, and the micro-batches follow each other.
+//! *Placement*: which blocks a rank computes, and which ranges of values, gradients and optimizer state it owns.
+//! *Synchronization*: when and how gradients are combined. *Schedule*: the order of the passes over the micro-batches.
+//! The defaults are those of a replica: every rank owns everything, and the micro-batches follow each other.
 //!
 //! Input: a replica, units that are opened and closed, and announcements of final gradients. Output: gradients that are
 //! the mean over the ranks. A strategy knows nothing of layers.
@@ -149,8 +149,8 @@ pub trait Strategy: Send {
         Ok(track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
     }
 
-    /// Brings the values of a unit together, outside of any pass. They are no longer needed at the next call. Every rank calls
-    /// this. By default they are in the replica's storage.
+    /// Brings the values of a unit together, outside of any pass. They are no longer needed at the next call. Every rank
+    /// calls this. By default they are in the replica's storage.
     fn gather_unit(&mut self, replica: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<Held> {
         Ok(replica.storage.values().clone())
     }

@@ -6,8 +6,8 @@
 //! gradient to its owner only, and does both while the ranks compute.
 //!
 //! Operations per step: two per parameter. Bytes: half as many again as an all-reduce of the gradients. Memory: the
-//! optimizer's state is divided, but unevenly: a rank with a large parameter has more of it. It is never the fastest. It shows
-//! what the idea is.
+//! optimizer's state is divided, but unevenly: a rank with a large parameter has more of it. It is never the fastest. It
+//! shows what the idea is.
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;

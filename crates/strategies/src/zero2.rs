@@ -1,12 +1,13 @@
-//! Gradients and optimizer state divided among the ranks by whole parameters, as in a first implementation of ZeRO's stage 2.
+//! Gradients and optimizer state divided among the ranks by whole parameters, as in a first implementation of ZeRO's
+//! stage 2.
 //!
 //! Every parameter has an owner (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 //! 2020). When the backward pass of a unit is over, each of its gradients is reduced to its owner, and the other ranks drop
 //! theirs. The rest is as in [`Zero1`](crate::Zero1). [`Sharded2`](crate::Sharded2) divides evenly, and reduces while the
 //! backward pass goes on.
 //!
-//! Operations per step: two per parameter. Bytes: those of an all-reduce of the gradients. Memory: gradients and optimizer state
-//! are divided, but unevenly, and there is memory for the whole gradients of the largest unit.
+//! Operations per step: two per parameter. Bytes: those of an all-reduce of the gradients. Memory: gradients and
+//! optimizer state are divided, but unevenly, and there is memory for the whole gradients of the largest unit.
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;

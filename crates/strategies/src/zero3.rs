@@ -6,9 +6,9 @@
 //! ranks, and freed afterward. Gradients are reduced as in [`Zero2`](crate::Zero2). [`Sharded3`](crate::Sharded3)
 //! divides evenly, and gathers the next unit while one is in use.
 //!
-//! Operations per step: three per parameter. Bytes: half as many again as an all-reduce of the gradients. Memory: parameters, gradients
-//! and optimizer state are divided, but unevenly, and there is memory for the whole parameters and gradients of the largest
-//! unit.
+//! Operations per step: three per parameter. Bytes: half as many again as an all-reduce of the gradients. Memory:
+//! parameters, gradients and optimizer state are divided, but unevenly, and there is memory for the whole parameters and
+//! gradients of the largest unit.
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
@@ -75,7 +75,7 @@ impl Strategy for Zero3 {
         let (place, layout) = (Place::new(mesh, rank), &model.layout);
         let values = num_elems(&place.params(layout, false)) * precision.master.size_bytes();
         let grads = num_elems(&self.options.held_params(layout, place));
-        let gathered = plan(model, false).len() * precision.compute.size_bytes();
+        let gathered = plan(model, false).len() * precision.master.size_bytes();
         Footprint {
             parameters: values + buffer_bytes(layout, precision),
             gradients: grads * precision.grads.size_bytes(),
@@ -104,7 +104,7 @@ impl Strategy for Zero3 {
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
-        let values = UnitMemory::new(replica, false, replica.options.precision.compute)?;
+        let values = UnitMemory::new(replica, false, replica.options.precision.master)?;
         let reductions = OwnerReductions::new(replica, &self.options)?;
         self.running = Some(Running { values, reductions });
         Ok(())

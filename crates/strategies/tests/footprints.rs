@@ -5,7 +5,7 @@ mod common;
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
-use paceline_model::{Batch, Precision, Rehearsal};
+use paceline_model::{Batch, Rehearsal};
 use paceline_strategies::{
     Ddp, HalfPrecision, LocalSgd, NoSync, SHARED_SUMS_BYTES, TopK, clip_grad_norm, span, train_step,
 };
@@ -24,6 +24,7 @@ const OTHERS: [Make; 5] = [
 fn batch(net: Net, allocator: &Allocator, rows: usize) -> Batch {
     let tensor = |dtype, dims: &[usize]| allocator.tensor(dtype, dims, Category::Data).unwrap();
     match net {
+        Net::TiedLlamaBf16 | Net::LlamaClassifierBf16 => batch(net.in_f32(), allocator, rows),
         Net::Cnn | Net::BatchNormCnn | Net::FrozenCnn => {
             Batch::new(tensor(DType::F32, &[rows, 12, 12, 1]), tensor(DType::I64, &[rows]))
         }
@@ -71,7 +72,8 @@ fn check(net: Net, make: Make, group: paceline_collectives::Group) {
     let phase = |name: &str| phases.iter().find(|(known, _)| *known == name).unwrap().1;
 
     let (name, rank) = (strategy.name(), replica.group.rank());
-    let stated = strategy.footprint(&replica.model, Precision::F32, replica.mesh.shape(), rank);
+    let precision = net.precision();
+    let stated = strategy.footprint(&replica.model, precision, replica.mesh.shape(), rank);
     let state: usize = replica.owned.state.iter().map(|range| range.len()).sum();
     let what = format!("{name} with {net:?} on rank {rank}");
     for usage in [phase(span::FORWARD), phase(span::BACKWARD), phase("step")] {
@@ -94,7 +96,7 @@ fn check(net: Net, make: Make, group: paceline_collectives::Group) {
         .collect();
     let clipped = Some(&*replica.owned.grads);
     let rehearsal =
-        Rehearsal::of(&replica.model, Precision::F32, &compute, &batches, clipped, false).unwrap();
+        Rehearsal::of(&replica.model, precision, &compute, &batches, clipped, false).unwrap();
     let expected = [rehearsal.forward, rehearsal.backward, rehearsal.step];
     let found = [span::FORWARD, span::BACKWARD, "step"].map(phase);
     for category in [Category::Activations, Category::Workspace] {

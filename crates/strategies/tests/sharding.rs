@@ -94,8 +94,8 @@ fn clipping_gives_the_bits_of_replicas() {
     }
 }
 
-/// Gradients that are reduced after each micro-batch are summed in another order than whole gradients. So the weights differ by
-/// rounding errors, as in `parity.rs`.
+/// Gradients that are reduced after each micro-batch are summed in another order than whole gradients. So the weights
+/// differ by rounding errors, as in `parity.rs`.
 #[test]
 fn sums_of_shards_differ_in_rounding_only_and_not_among_each_other() {
     let options = ShardOptions { accumulation: ShardAccumulation::Shards, ..WHOLE };
@@ -229,7 +229,8 @@ fn each_stage_takes_less_memory_than_the_one_before() {
     }
 }
 
-/// Leaves the run when the backward pass of its first unit begins: units have been gathered, and nothing has been reduced yet.
+/// Leaves the run when the backward pass of its first unit begins: units have been gathered, and nothing has been reduced
+/// yet.
 struct Leaves(Sharded3);
 
 impl Strategy for Leaves {

@@ -1,5 +1,5 @@
-//! Units are open only while they are used: strategies that free each unit after each use end with the same bits. Builds with
-//! debug assertions fill freed memory with not-a-number, so a layer that kept a parameter would show.
+//! Units are open only while they are used: strategies that free each unit after each use end with the same bits. Builds
+//! with debug assertions fill freed memory with not-a-number, so a layer that kept a parameter would show.
 
 mod common;
 

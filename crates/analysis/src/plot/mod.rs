@@ -1,8 +1,8 @@
 //! Line charts, each axis logarithmic or linear, as PNG and SVG.
 //!
 //! A title, two axes with units and named series of points go in. The contents of a file come out. This module
-//! knows neither what was measured nor where the file goes. The same drawing code serves both formats. The text of a PNG is drawn with a font that
-//! the program contains, so a chart looks the same on a machine without fonts.
+//! knows neither what was measured nor where the file goes. The same drawing code serves both formats. The text of a PNG
+//! is drawn with a font that the program contains, so a chart looks the same on a machine without fonts.
 
 mod axis;
 mod chart;

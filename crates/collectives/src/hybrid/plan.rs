@@ -2,8 +2,8 @@
 //! sums the hosts send each other for it.
 //!
 //! The message is divided into a slice for each rail, and each slice into a piece for each rank of the rail. The rank
-//! *owns* its piece. In a reduce-scatter, the piece is the rank's share. If a slice is short, messages cost more than bytes, so one rank of the rail owns the whole slice: it
-//! gets `h-1` partial sums and sends `h-1` results.
+//! *owns* its piece. In a reduce-scatter, the piece is the rank's share. If a slice is short, messages cost more than
+//! bytes, so one rank of the rail owns the whole slice: it gets `h-1` partial sums and sends `h-1` results.
 //!
 //! The ranks of a rail exchange partial sums. Each host combines the data of its own ranks, and sends the owner of a
 //! piece one partial sum for each *node* that the host's ranks have in the tree (`reduce/tree.rs`). If the number of

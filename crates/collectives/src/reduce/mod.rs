@@ -50,9 +50,9 @@ impl Reduction {
     ///
     /// # Safety
     ///
-    /// There is at least one input, and at most [`crate::MAX_RANKS`]. All inputs and outputs are valid for `elems` elements and aligned for
-    /// the type, and nobody else touches them during the call. An output may begin at exactly the address of
-    /// an input, but overlaps no other memory named here.
+    /// There is at least one input, and at most [`crate::MAX_RANKS`]. All inputs and outputs are valid for `elems`
+    /// elements and aligned for the type, and nobody else touches them during the call. An output may begin at exactly
+    /// the address of an input, but overlaps no other memory named here.
     pub(crate) unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], elems: usize) {
         // SAFETY: as required of the caller.
         unsafe { self.perform(Level::best(), Task::Run { inputs, outputs }, elems) }

@@ -6,8 +6,8 @@
 //! travel on to all ranks. Blocks are passed on as soon as they are complete, so the steps overlap.
 //!
 //! Order of summation: share `j` begins at rank `j` and ends at rank `j-1`. That is no tree, and the order
-//! differs between shares, so floating-point sums differ in their last bits from those of the other transports. f16 and bf16 are
-//! rounded at every step.
+//! differs between shares, so floating-point sums differ in their last bits from those of the other transports. f16 and
+//! bf16 are rounded at every step.
 
 use super::inner::{Inner, explain};
 use super::mesh::Ticket;

@@ -24,11 +24,6 @@ impl TokenDataset {
         let longest = lengths.max().unwrap_or(0);
         Self { rows, longest, vocab, num_classes }
     }
-
-    /// The number of tokens of all texts.
-    pub fn num_tokens(&self) -> usize {
-        self.rows.tokens.len()
-    }
 }
 
 impl Dataset for TokenDataset {

@@ -16,6 +16,14 @@ pub enum TextError {
         /// `train` or `test`.
         part: &'static str,
     },
+    /// The folder has nothing to train on, and several of its subfolders have.
+    #[error("{} and {} both have files to train on; pass one of these folders", first.display(), second.display())]
+    Subfolders {
+        /// A subfolder.
+        first: PathBuf,
+        /// Another one.
+        second: PathBuf,
+    },
     /// The folder has files of several formats for a part of the data.
     #[error("{} and {} have different formats; leave one format in the folder", first.display(), second.display())]
     Formats {

@@ -35,7 +35,8 @@ impl TextFormat {
     }
 }
 
-/// The text files of a folder: `train*` and `test*`, with the endings `.parquet`, `.csv`, `.jsonl` or `.txt`.
+/// The text files of a folder: `train*` and `test*`, with the endings `.parquet`, `.csv`, `.jsonl` or `.txt`. Data sets
+/// of the Hugging Face Hub often have them in a subfolder.
 #[derive(Clone, Debug)]
 pub struct TextFiles {
     folder: PathBuf,
@@ -44,17 +45,33 @@ pub struct TextFiles {
 }
 
 impl TextFiles {
-    /// Looks into a folder. Errors if there is nothing to train on, or if a part has files of several formats.
+    /// Looks into a folder, and if that has nothing to train on, into the one subfolder that has. Errors if there is no such
+    /// folder, or several, or if a part has files of several formats.
     pub fn find(folder: &Path) -> Result<Self, TextError> {
-        let entries = fs::read_dir(folder).map_err(|error| TextError::file(folder, error))?;
-        let mut paths = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(|error| TextError::file(folder, error))?.path();
-            if TextFormat::of(&path).is_some() && path.is_file() {
-                paths.push(path);
+        let found = match Self::in_folder(folder) {
+            Err(TextError::NoFiles { .. }) => subfolders(folder)?,
+            outcome => return outcome,
+        };
+        let mut with_files = Vec::new();
+        for subfolder in found {
+            match Self::in_folder(&subfolder) {
+                Err(TextError::NoFiles { .. }) => {}
+                outcome => with_files.push(outcome?),
             }
         }
-        paths.sort();
+        match (with_files.pop(), with_files.pop()) {
+            (Some(files), None) => Ok(files),
+            (Some(second), Some(first)) => {
+                Err(TextError::Subfolders { first: first.folder, second: second.folder })
+            }
+            (None, _) => Err(TextError::NoFiles { folder: folder.into(), part: "train" }),
+        }
+    }
+
+    /// The files of a folder itself.
+    fn in_folder(folder: &Path) -> Result<Self, TextError> {
+        let is_text = |path: &PathBuf| TextFormat::of(path).is_some() && path.is_file();
+        let paths: Vec<PathBuf> = entries(folder)?.into_iter().filter(is_text).collect();
         let part = |prefix: &str| -> Result<Vec<PathBuf>, TextError> {
             let begins = |path: &&PathBuf| {
                 path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
@@ -75,7 +92,7 @@ impl TextFiles {
         Ok(Self { folder: folder.into(), train, test })
     }
 
-    /// The folder.
+    /// The folder of the files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -87,4 +104,18 @@ impl TextFiles {
             Split::Test => &self.test,
         }
     }
+}
+
+/// What is in a folder, in the order of the names.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, TextError> {
+    let entries = fs::read_dir(folder).map_err(|error| TextError::file(folder, error))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths: Vec<PathBuf> =
+        paths.collect::<Result<_, _>>().map_err(|error| TextError::file(folder, error))?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn subfolders(folder: &Path) -> Result<Vec<PathBuf>, TextError> {
+    Ok(entries(folder)?.into_iter().filter(|path| path.is_dir()).collect())
 }

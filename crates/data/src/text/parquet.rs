@@ -16,6 +16,9 @@ use super::rows::{Row, Sink, column};
 /// Reads the rows of a file. Columns other than `text` and `label` are not read.
 pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
     let broken = |error: parquet::errors::ParquetError| {
+        let error = error.to_string();
+        // The library says of some errors that they are its own.
+        let error = error.strip_prefix("Parquet error: ").unwrap_or(&error);
         TextError::file(path, format!("{error}; is the file cut off, or not a Parquet file?"))
     };
     let file = File::open(path).map_err(|error| TextError::file(path, error))?;

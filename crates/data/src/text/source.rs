@@ -89,7 +89,8 @@ impl TextSource {
         if files.is_empty() {
             return Err(TextError::NoFiles { folder: self.files.folder().into(), part: "test" });
         }
-        let rows = self.cached(files, "running text", report, |progress| {
+        // An earlier version cut texts at other places, and other tokens than those of the whole text may be in its files.
+        let rows = self.cached(files, "running text, as a whole", report, |progress| {
             let mut tokens = Vec::new();
             for path in files {
                 if TextFormat::of(path) != Some(TextFormat::Plain) {

@@ -1,4 +1,4 @@
-//! The backward pass of one row of the batch and one head of keys, in f32, tile by tile.
+//! The backward pass of one row of the batch and one head of keys, tile by tile: in f32, whatever qkv is stored in.
 //!
 //! In: qkv, the results of the forward pass and their gradient, and scratch memory of
 //! [`backward_scratch`](super::backward_scratch). Out: the columns of the gradient of qkv that belong to the head of keys.
@@ -13,13 +13,14 @@ use super::tile::{Grid, Operands, Rows, SIDE, take, transpose, width};
 use crate::exp::exp;
 use crate::rotary::turn_back;
 use crate::simd::Vector;
+use crate::stored::Stored;
 
 /// What the forward pass wrote, and the gradient of its output.
 #[derive(Clone, Copy)]
-pub(super) struct Results<'a> {
-    pub(super) output: Rows<'a>,
+pub(super) struct Results<'a, S> {
+    pub(super) output: Rows<'a, S>,
     pub(super) log_sums: &'a [f32],
-    pub(super) d_output: Rows<'a>,
+    pub(super) d_output: Rows<'a, S>,
 }
 
 at_level! {
@@ -28,12 +29,12 @@ at_level! {
     /// # Safety
     ///
     /// No other thread uses the places of this pair at the same time.
-    fn pair(
-        operands: &Operands<'_>,
-        results: &Results<'_>,
+    fn pair<S>(
+        operands: &Operands<'_, S>,
+        results: &Results<'_, S>,
         pair: usize,
         scratch: &mut [f32],
-        d_qkv: &Grid<'_>,
+        d_qkv: &Grid<'_, S>,
     ) = pair_with
 }
 
@@ -41,12 +42,12 @@ at_level! {
 ///
 /// As `pair`, and the processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
-    operands: &Operands<'_>,
-    results: &Results<'_>,
+unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: usize>(
+    operands: &Operands<'_, S>,
+    results: &Results<'_, S>,
     pair: usize,
     mut scratch: &mut [f32],
-    d_qkv: &Grid<'_>,
+    d_qkv: &Grid<'_, S>,
 ) {
     let spec = operands.spec;
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
@@ -58,9 +59,9 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
     let dk = &mut take(&mut scratch, all)[..used]; // (tokens, width), of the rotated keys
     let dv = &mut take(&mut scratch, all)[..used]; // (tokens, width)
     let q = take(&mut scratch, SIDE * width); // (SIDE, width), rotated and scaled
-    let q_turned = take(&mut scratch, SIDE * width); // (width, SIDE)
+    let q_transposed = take(&mut scratch, SIDE * width); // (width, SIDE)
     let dy = take(&mut scratch, SIDE * width); // (SIDE, width)
-    let dy_turned = take(&mut scratch, SIDE * width); // (width, SIDE)
+    let dy_transposed = take(&mut scratch, SIDE * width); // (width, SIDE)
     let dq = take(&mut scratch, SIDE * width); // (SIDE, width), of the rotated and scaled queries
     let p = take(&mut scratch, SIDE * SIDE); // (keys, queries)
     let ds = take(&mut scratch, SIDE * SIDE); // (keys, queries)
@@ -92,8 +93,8 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
             }
             // SAFETY: the caller guarantees the processor.
             unsafe {
-                transpose::<V>(width, q, q_turned);
-                transpose::<V>(width, dy, dy_turned);
+                transpose::<V>(width, q, q_transposed);
+                transpose::<V>(width, dy, dy_transposed);
             }
             // Products below end with the last query, so what lies behind it is not used.
             let (mut log_sums, mut products) = ([0.0f32; SIDE], [0.0f32; SIDE]);
@@ -111,13 +112,22 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
                 let (k, v) = (&k[from_key..], &v[from_key..]);
                 // SAFETY: the caller guarantees the processor.
                 unsafe {
-                    scores::<V, R, C>(width, head_dim, k, keys, q_turned, columns, is_diagonal, p);
+                    scores::<V, R, C>(
+                        width,
+                        head_dim,
+                        k,
+                        keys,
+                        q_transposed,
+                        columns,
+                        is_diagonal,
+                        p,
+                    );
                     scores::<V, R, C>(
                         width,
                         head_dim,
                         v,
                         keys,
-                        dy_turned,
+                        dy_transposed,
                         columns,
                         is_diagonal,
                         ds,
@@ -153,7 +163,7 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
         }
         for token in len..spec.seq {
             // SAFETY: as above.
-            unsafe { d_qkv.place(row * spec.seq + token, column, head_dim) }.fill(0.0);
+            unsafe { d_qkv.place(row * spec.seq + token, column, head_dim) }.fill(S::default());
         }
     }
     for token in 0..spec.seq {
@@ -163,10 +173,12 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
         if token < len {
             let from = token * width..token * width + head_dim;
             turn_back(&dk[from.clone()], operands.angles(token), 1.0, to_k);
-            to_v.copy_from_slice(&dv[from]);
+            for (to, dv) in to_v.iter_mut().zip(&dv[from]) {
+                *to = S::store(*dv);
+            }
         } else {
-            to_k.fill(0.0);
-            to_v.fill(0.0);
+            to_k.fill(S::default());
+            to_v.fill(S::default());
         }
     }
 }
@@ -201,16 +213,16 @@ fn gradient_of_scores(
 
 /// The scalar product, in 16 sums whose additions overlap.
 #[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+fn dot<S: Stored<Real = f32>>(a: &[f32], b: &[S]) -> f32 {
     let mut sums = [0.0f32; 16];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
     for (a, b) in a.iter().zip(b) {
         for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
+            *sum += a * b.load();
         }
     }
     for ((sum, a), b) in sums.iter_mut().zip(a_rest).zip(b_rest) {
-        *sum += a * b;
+        *sum += a * b.load();
     }
     let mut len = 16;
     while len > 1 {

@@ -1,4 +1,4 @@
-//! The forward pass of one row of the batch and one head of keys, in f32, tile by tile.
+//! The forward pass of one row of the batch and one head of keys, tile by tile: in f32, whatever qkv is stored in.
 //!
 //! In: qkv, and scratch memory of [`forward_scratch`](super::forward_scratch). Out: the columns of the output that belong to
 //! the head of keys, and their log_sums. This file does not know how threads share the pairs.
@@ -12,6 +12,7 @@ use super::product::{Left, Right, at_level, product, scores};
 use super::tile::{Grid, Operands, SIDE, take, transpose, width};
 use crate::exp::exp;
 use crate::simd::Vector;
+use crate::stored::Stored;
 
 at_level! {
     /// Writes log_sums of the pair (heads of the group, seq) and its places of the output.
@@ -19,12 +20,12 @@ at_level! {
     /// # Safety
     ///
     /// No other thread uses the places of this pair at the same time.
-    fn pair(
-        operands: &Operands<'_>,
+    fn pair<S>(
+        operands: &Operands<'_, S>,
         pair: usize,
         scratch: &mut [f32],
         log_sums: &mut [f32],
-        output: &Grid<'_>,
+        output: &Grid<'_, S>,
     ) = pair_with
 }
 
@@ -32,12 +33,12 @@ at_level! {
 ///
 /// As `pair`, and the processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
-    operands: &Operands<'_>,
+unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: usize>(
+    operands: &Operands<'_, S>,
     pair: usize,
     mut scratch: &mut [f32],
     log_sums: &mut [f32],
-    output: &Grid<'_>,
+    output: &Grid<'_, S>,
 ) {
     let spec = operands.spec;
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
@@ -47,7 +48,7 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
     let k = &mut take(&mut scratch, all)[..used]; // (tokens, width), rotated
     let v = &mut take(&mut scratch, all)[..used]; // (tokens, width)
     let q = take(&mut scratch, SIDE * width); // (SIDE, width), rotated and scaled
-    let q_turned = take(&mut scratch, SIDE * width); // (width, SIDE)
+    let q_transposed = take(&mut scratch, SIDE * width); // (width, SIDE)
     let sums = take(&mut scratch, SIDE * width); // (SIDE, width), the output before the division
     let square = take(&mut scratch, SIDE * SIDE); // (keys, queries)
 
@@ -68,7 +69,7 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
             let places = row * spec.seq + first..row * spec.seq + first + queries;
             output.prefetch(places, column, head_dim);
             // SAFETY: the caller guarantees the processor.
-            unsafe { transpose::<V>(width, q, q_turned) };
+            unsafe { transpose::<V>(width, q, q_transposed) };
             let mut softmax = Softmax::new();
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;
@@ -81,7 +82,7 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
                         head_dim,
                         k,
                         keys,
-                        q_turned,
+                        q_transposed,
                         columns,
                         is_diagonal,
                         square,
@@ -107,14 +108,14 @@ unsafe fn pair_with<V: Vector, const R: usize, const C: usize>(
                 let to = unsafe { output.place(row * spec.seq + token, column, head_dim) };
                 let divisor = softmax.sums[i];
                 for (to, sum) in to.iter_mut().zip(&sums[i * width..]) {
-                    *to = sum / divisor;
+                    *to = S::store(sum / divisor);
                 }
                 log_sums[token] = softmax.largest[i] + divisor.ln();
             }
         }
         for token in len..spec.seq {
             // SAFETY: as above.
-            unsafe { output.place(row * spec.seq + token, column, head_dim) }.fill(0.0);
+            unsafe { output.place(row * spec.seq + token, column, head_dim) }.fill(S::default());
         }
         log_sums[len..].fill(0.0);
     }

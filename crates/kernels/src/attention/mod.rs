@@ -2,8 +2,8 @@
 //!
 //! Input: the queries, keys and values of all heads side by side, one row per token, and the number of real tokens of
 //! each row of the batch. Output: the mean of the values that each query attends to, and the gradients. This module
-//! does not know how queries, keys and values are made, and keeps nothing between calls: the cache of [`step`], which computes
-//! one token at a time, belongs to the caller.
+//! does not know how queries, keys and values are made, and keeps nothing between calls: the cache of [`step`], which
+//! computes one token at a time, belongs to the caller.
 //!
 //! No matrix of (seq, seq) exists at any time: 64 queries and 64 keys are worked on at a time, and the backward
 //! pass computes probabilities again from the logarithms of the forward pass's sums. Each f32 thread takes
@@ -16,12 +16,14 @@
 //! "GQA: Training Generalized Multi-Query Transformer Models", 2023 (grouped heads); Dao, "FlashAttention-2", 2023
 //! (tiles, and the backward pass).
 
+use half::bf16;
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::Pretended;
 use crate::rotary::RotaryTable;
+use crate::stored::{self, Stored};
 use crate::{Compute, KernelError, Result};
 
 mod backward;
@@ -141,9 +143,12 @@ fn real_lengths(spec: &AttentionSpec, lengths: Option<&Tensor>) -> Result<Vec<i6
 /// position of a token is its place in its row.
 ///
 /// Shapes: qkv [`AttentionSpec::qkv_shape`], not rotated; lengths (batch) of i64, the real tokens of each row, which come
-/// first, or `None` if there is no padding; output [`AttentionSpec::output_shape`]; log_sums (batch * heads * seq), for [`backward()`]. f32 and f64, like the
-/// table. Overwrites output and log_sums. Padding is not read, and its output and log_sums are zero. Errors if a length
-/// is not within `0..=seq`, or the table is too short.
+/// first, or `None` if there is no padding; output [`AttentionSpec::output_shape`]; log_sums (batch * heads * seq), for
+/// [`backward()`].
+///
+/// Types: all f32, all f64, or qkv and output in bf16 with log_sums and table in f32; everything is then computed in f32.
+/// Overwrites output and log_sums. Padding is not read, and its output and log_sums are zero. Errors if a length is not
+/// within `0..=seq`, or the table is too short.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn forward(
     compute: &Compute,
@@ -162,35 +167,10 @@ pub fn forward(
             let lengths = real_lengths(spec, lengths)?;
             match qkv.dtype() {
                 DType::F32 => {
-                    let (qkv, angles) = (qkv.read()?, table.values().read()?);
-                    let operands = Operands {
-                        spec,
-                        qkv: Rows::new(&qkv, spec.qkv_shape()),
-                        lengths: &lengths,
-                        angles: &angles,
-                    };
-                    let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
-                    let output = Grid::new(&mut output, spec.output_shape());
-                    let group_len = spec.group() * spec.seq;
-                    let items = batches(compute, &mut log_sums, group_len, spec.pairs());
-                    compute.threads.for_each(items, |(first, log_sums)| {
-                        let mut scratch = compute.scratch(forward_scratch(spec))?;
-                        for (n, log_sums) in log_sums.chunks_exact_mut(group_len.max(1)).enumerate()
-                        {
-                            // SAFETY: each pair occurs once, so no other thread has its columns.
-                            unsafe {
-                                forward::pair(
-                                    compute.simd,
-                                    &operands,
-                                    first + n,
-                                    &mut scratch,
-                                    log_sums,
-                                    &output,
-                                );
-                            }
-                        }
-                        Ok(())
-                    })
+                    forward_pairs::<f32>(compute, qkv, &lengths, table, spec, output, log_sums)
+                }
+                DType::BF16 => {
+                    forward_pairs::<bf16>(compute, qkv, &lengths, table, spec, output, log_sums)
                 }
                 DType::F64 => {
                     let (qkv, angles) = (qkv.read::<f64>()?, table.values().read()?);
@@ -202,13 +182,46 @@ pub fn forward(
             }
         }
         Device::Meta => {
-            let dtype = meta::float(OP, qkv)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [qkv, table.values()])?;
-            let pretended = pretended.reads(DType::I64, lengths)?;
-            let mut pretended = pretended.writes(dtype, [output, log_sums])?;
-            pretend_scratch(&mut pretended, compute, spec, dtype, forward_scratch(spec))
+            // Each pair of positions (i, j) with j <= i takes part in two products: queries by keys, weights by values.
+            // There are seq * (seq + 1) / 2 pairs.
+            compute.count_products([spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim]);
+            let (dtype, real) = stored::types(OP, qkv)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [qkv])?;
+            let pretended = pretended.reads(real, [table.values()])?.reads(DType::I64, lengths)?;
+            let mut pretended = pretended.writes(dtype, [output])?.writes(real, [log_sums])?;
+            pretend_scratch(&mut pretended, compute, spec, real, forward_scratch(spec))
         }
     }
+}
+
+/// The forward pass in f32, on all threads.
+fn forward_pairs<S: Stored<Real = f32>>(
+    compute: &Compute,
+    qkv: &Tensor,
+    lengths: &[i64],
+    table: &RotaryTable,
+    spec: &AttentionSpec,
+    output: &Tensor,
+    log_sums: &Tensor,
+) -> Result<()> {
+    let (qkv, angles) = (qkv.read::<S>()?, table.values().read()?);
+    let qkv = Rows::new(&qkv, spec.qkv_shape());
+    let operands = Operands { spec, qkv, lengths, angles: &angles };
+    let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
+    let output = Grid::new(&mut output, spec.output_shape());
+    let group_len = spec.group() * spec.seq;
+    let items = batches(compute, &mut log_sums, group_len, spec.pairs());
+    compute.threads.for_each(items, |(first, log_sums)| {
+        let mut scratch = compute.scratch(forward_scratch(spec))?;
+        for (n, log_sums) in log_sums.chunks_exact_mut(group_len.max(1)).enumerate() {
+            let pair = first + n;
+            // SAFETY: each pair occurs once, so no other thread has its columns.
+            unsafe {
+                forward::pair(compute.simd, &operands, pair, &mut scratch, log_sums, &output);
+            }
+        }
+        Ok(())
+    })
 }
 
 /// The gradient of queries, keys and values from `d_output`, and from what [`forward()`] read and wrote. With
@@ -217,8 +230,8 @@ pub fn forward(
 /// `dq[i] = R_i^T sum over j <= i of ds[i, j] R_j k[j]` and `dk[j] = R_j^T sum over i >= j of ds[i, j] R_i q[i]`. Heads that
 /// share keys and values add to their gradients in the order of the heads.
 ///
-/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; overwrites d_qkv. Padding is not read,
-/// and its gradient is zero. Errors as [`forward()`].
+/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; gradients are bf16 if qkv is. Overwrites
+/// d_qkv. Padding is not read, and its gradient is zero. Errors as [`forward()`].
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn backward(
     compute: &Compute,
@@ -241,39 +254,12 @@ pub fn backward(
             let lengths = real_lengths(spec, lengths)?;
             match qkv.dtype() {
                 DType::F32 => {
-                    let (qkv, angles) = (qkv.read()?, table.values().read()?);
-                    let operands = Operands {
-                        spec,
-                        qkv: Rows::new(&qkv, spec.qkv_shape()),
-                        lengths: &lengths,
-                        angles: &angles,
-                    };
-                    let (output, log_sums, d_output) =
-                        (output.read()?, log_sums.read()?, d_output.read()?);
-                    let results = backward::Results {
-                        output: Rows::new(&output, spec.output_shape()),
-                        log_sums: &log_sums,
-                        d_output: Rows::new(&d_output, spec.output_shape()),
-                    };
-                    let mut d_qkv = d_qkv.write()?;
-                    let d_qkv = Grid::new(&mut d_qkv, spec.qkv_shape());
-                    compute.threads.for_each(compute.threads.split(spec.pairs()), |pairs| {
-                        let mut scratch = compute.scratch(backward_scratch(spec))?;
-                        for pair in pairs {
-                            // SAFETY: each pair occurs once, so no other thread has its columns.
-                            unsafe {
-                                backward::pair(
-                                    compute.simd,
-                                    &operands,
-                                    &results,
-                                    pair,
-                                    &mut scratch,
-                                    &d_qkv,
-                                );
-                            }
-                        }
-                        Ok(())
-                    })
+                    let results = (output, log_sums, d_output);
+                    backward_pairs::<f32>(compute, qkv, &lengths, table, spec, results, d_qkv)
+                }
+                DType::BF16 => {
+                    let results = (output, log_sums, d_output);
+                    backward_pairs::<bf16>(compute, qkv, &lengths, table, spec, results, d_qkv)
                 }
                 DType::F64 => {
                     let (qkv, angles) = (qkv.read::<f64>()?, table.values().read()?);
@@ -287,13 +273,46 @@ pub fn backward(
             }
         }
         Device::Meta => {
-            let dtype = meta::float(OP, qkv)?;
-            let reads = [qkv, table.values(), output, log_sums, d_output];
-            let pretended = Pretended::new(compute, OP).reads(dtype, reads)?;
+            let (dtype, real) = stored::types(OP, qkv)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [qkv, output, d_output])?;
+            let pretended = pretended.reads(real, [table.values(), log_sums])?;
             let mut pretended = pretended.reads(DType::I64, lengths)?.writes(dtype, [d_qkv])?;
-            pretend_scratch(&mut pretended, compute, spec, dtype, backward_scratch(spec))
+            pretend_scratch(&mut pretended, compute, spec, real, backward_scratch(spec))
         }
     }
+}
+
+/// The backward pass in f32, on all threads. Results are output, log_sums and d_output.
+fn backward_pairs<S: Stored<Real = f32>>(
+    compute: &Compute,
+    qkv: &Tensor,
+    lengths: &[i64],
+    table: &RotaryTable,
+    spec: &AttentionSpec,
+    (output, log_sums, d_output): (&Tensor, &Tensor, &Tensor),
+    d_qkv: &Tensor,
+) -> Result<()> {
+    let (qkv, angles) = (qkv.read::<S>()?, table.values().read()?);
+    let qkv = Rows::new(&qkv, spec.qkv_shape());
+    let operands = Operands { spec, qkv, lengths, angles: &angles };
+    let (output, log_sums, d_output) = (output.read()?, log_sums.read()?, d_output.read()?);
+    let results = backward::Results {
+        output: Rows::new(&output, spec.output_shape()),
+        log_sums: &log_sums,
+        d_output: Rows::new(&d_output, spec.output_shape()),
+    };
+    let mut d_qkv = d_qkv.write()?;
+    let d_qkv = Grid::new(&mut d_qkv, spec.qkv_shape());
+    compute.threads.for_each(compute.threads.split(spec.pairs()), |pairs| {
+        let mut scratch = compute.scratch(backward_scratch(spec))?;
+        for pair in pairs {
+            // SAFETY: each pair occurs once, so no other thread has its columns.
+            unsafe {
+                backward::pair(compute.simd, &operands, &results, pair, &mut scratch, &d_qkv);
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Takes the scratch memory of all threads.

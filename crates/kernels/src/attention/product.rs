@@ -137,23 +137,26 @@ pub(super) unsafe fn scores<V: Vector, const R: usize, const C: usize>(
 ///
 /// The rows divide a tile and the lanes. Rows times columns are as many sums as additions that a processor has under way.
 macro_rules! at_level {
-    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+    ($(#[$doc:meta])* fn $name:ident<$stored:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
-        pub(super) unsafe fn $name(level: $crate::SimdLevel, $($arg: $ty),*) {
+        pub(super) unsafe fn $name<$stored: $crate::stored::Stored<Real = f32>>(
+            level: $crate::SimdLevel,
+            $($arg: $ty),*
+        ) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            unsafe fn avx512($($arg: $ty),*) {
+            unsafe fn avx512<$stored: $crate::stored::Stored<Real = f32>>($($arg: $ty),*) {
                 // SAFETY: as required of the caller, and this function has the instructions.
-                unsafe { $body::<$crate::simd::Avx512, 8, 2>($($arg),*) }
+                unsafe { $body::<$crate::simd::Avx512, $stored, 8, 2>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            unsafe fn avx2($($arg: $ty),*) {
+            unsafe fn avx2<$stored: $crate::stored::Stored<Real = f32>>($($arg: $ty),*) {
                 // SAFETY: as above.
-                unsafe { $body::<$crate::simd::Avx2, 4, 2>($($arg),*) }
+                unsafe { $body::<$crate::simd::Avx2, $stored, 4, 2>($($arg),*) }
             }
             // SAFETY: a level is only ever chosen from `SimdLevel::available`; the rest is required of the caller.
             unsafe {
@@ -162,7 +165,7 @@ macro_rules! at_level {
                     $crate::SimdLevel::Avx512 => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::SimdLevel::Avx2 => avx2($($arg),*),
-                    _ => $body::<$crate::simd::Portable, 4, 2>($($arg),*),
+                    _ => $body::<$crate::simd::Portable, $stored, 4, 2>($($arg),*),
                 }
             }
         }

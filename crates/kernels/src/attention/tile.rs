@@ -2,8 +2,9 @@
 //!
 //! In: matrices with a row for each token, and scratch memory. Out: packed tiles. This file does not know what is computed.
 //!
-//! The rows of a tile are `width` elements long: `head_dim` rounded up to 16. What lies behind `head_dim`, and behind the
-//! last token, is zero. Nothing that is computed from it is used; zeros only keep old contents from slowing it down.
+//! Tiles are of f32, whatever the matrices are stored in. The rows of a tile are `width` elements long: `head_dim` rounded
+//! up to 16. What lies behind `head_dim`, and behind the last token, is zero. Nothing that is computed from it is used;
+//! zeros only keep old contents from slowing it down.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,6 +12,7 @@ use std::ops::Range;
 use super::AttentionSpec;
 use crate::rotary::turn;
 use crate::simd::{Vector, prefetch};
+use crate::stored::Stored;
 
 /// The number of queries, and of keys, of a tile.
 pub(super) const SIDE: usize = 64;
@@ -38,18 +40,18 @@ pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32]
 
 /// What all threads read.
 #[derive(Clone, Copy)]
-pub(super) struct Operands<'a> {
+pub(super) struct Operands<'a, S> {
     pub(super) spec: &'a AttentionSpec,
-    pub(super) qkv: Rows<'a>,
+    pub(super) qkv: Rows<'a, S>,
     pub(super) lengths: &'a [i64],
     pub(super) angles: &'a [f32],
 }
 
-impl<'a> Operands<'a> {
+impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
     /// Asks for what comes behind a tile of queries: the next tile of this head, or the first one of the next head. With
     /// the first head of a group also for a tile of the keys and values of the next group.
     #[inline(always)]
-    pub(super) fn prefetch_next(&self, matrix: Rows<'_>, row: usize, head: usize, first: usize) {
+    pub(super) fn prefetch_next(&self, matrix: Rows<'_, S>, row: usize, head: usize, first: usize) {
         let (spec, len) = (self.spec, self.lengths[row] as usize);
         let (row, head, first) = match first + SIDE < len {
             true => (row, head, first + SIDE),
@@ -105,14 +107,14 @@ impl<'a> Operands<'a> {
 
 /// A row-major matrix with a row for each token of the batch.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    elems: &'a [f32],
+pub(super) struct Rows<'a, S> {
+    elems: &'a [S],
     columns: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a, S: Stored<Real = f32>> Rows<'a, S> {
     /// Panics if the sizes do not agree.
-    pub(super) fn new(elems: &'a [f32], [rows, columns]: [usize; 2]) -> Self {
+    pub(super) fn new(elems: &'a [S], [rows, columns]: [usize; 2]) -> Self {
         assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
         Self { elems, columns }
     }
@@ -125,7 +127,7 @@ impl<'a> Rows<'a> {
         row: usize,
         token: usize,
         column: usize,
-    ) -> &'a [f32] {
+    ) -> &'a [S] {
         &self.elems[(row * spec.seq + token) * self.columns + column..][..spec.head_dim]
     }
 
@@ -155,8 +157,11 @@ impl<'a> Rows<'a> {
         let width = width(spec);
         let (rows, rest) = to.split_at_mut(tokens.len() * width);
         for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
-            to[..spec.head_dim].copy_from_slice(self.head(spec, row, token, column));
-            to[spec.head_dim..].fill(0.0);
+            let (elems, behind) = to.split_at_mut(spec.head_dim);
+            for (to, x) in elems.iter_mut().zip(self.head(spec, row, token, column)) {
+                *to = x.load();
+            }
+            behind.fill(0.0);
         }
         rest.fill(0.0);
     }
@@ -185,20 +190,20 @@ pub(super) unsafe fn transpose<V: Vector>(width: usize, from: &[f32], to: &mut [
 }
 
 /// A row-major matrix that threads write into, each in its own places.
-pub(super) struct Grid<'a> {
-    start: *mut f32,
+pub(super) struct Grid<'a, S> {
+    start: *mut S,
     rows: usize,
     columns: usize,
-    borrowed: PhantomData<&'a mut [f32]>,
+    borrowed: PhantomData<&'a mut [S]>,
 }
 
 // SAFETY: the matrix is borrowed for writing as long as this value lives, and `Grid::place` makes its callers see to
 // it that no place is used twice at a time.
-unsafe impl Sync for Grid<'_> {}
+unsafe impl<S: Stored> Sync for Grid<'_, S> {}
 
-impl<'a> Grid<'a> {
+impl<'a, S: Stored> Grid<'a, S> {
     /// Panics if the sizes do not agree.
-    pub(super) fn new(elems: &'a mut [f32], [rows, columns]: [usize; 2]) -> Self {
+    pub(super) fn new(elems: &'a mut [S], [rows, columns]: [usize; 2]) -> Self {
         assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
         Self { start: elems.as_mut_ptr(), rows, columns, borrowed: PhantomData }
     }
@@ -218,7 +223,7 @@ impl<'a> Grid<'a> {
     /// No other slice of the same elements exists as long as the result is used.
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "the caller guarantees that there is no other slice")]
-    pub(super) unsafe fn place(&self, row: usize, column: usize, len: usize) -> &mut [f32] {
+    pub(super) unsafe fn place(&self, row: usize, column: usize, len: usize) -> &mut [S] {
         assert!(row < self.rows && len <= self.columns && column <= self.columns - len);
         // SAFETY: the elements are within the borrowed matrix, and the caller guarantees that there is no other slice.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.columns + column), len) }

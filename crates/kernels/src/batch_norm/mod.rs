@@ -2,7 +2,8 @@
 //! `y = (x - mean) / sqrt(variance + eps) * weight + bias`, channel by channel.
 //!
 //! Shapes: x, y and their gradients (n, h, w, c) or (n, c); weight, bias and running statistics (c).
-//! f32 and f64.
+//! f32, f64, or x, y and their gradients in bf16 and everything else in f32. Then only results that go from layer to layer
+//! are rounded, when they are stored.
 //!
 //! Each pass has two halves. The first half computes sums over the batch: [`sums`] in the forward pass,
 //! [`gradient_sums`] in the backward pass. Both are small tensors of f64, which may be added up over
@@ -15,14 +16,12 @@ use crate::activation::Activation;
 use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::meta::{self, Pretended};
+use crate::stored::{self, for_stored};
 use crate::{Compute, KernelError, Real, Result};
 
 mod rows;
 
-use rows::{
-    Factors, gradient_sums_body, gradient_sums_f32, input_body, input_f32, normalize_body,
-    normalize_f32, sums_body, sums_f32,
-};
+use rows::{Factors, add_gradient_sums, add_sums, input_rows, normalize_rows};
 
 const OP: &str = "batch_norm";
 
@@ -94,28 +93,16 @@ pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor
             let mut sums = sums.write::<f64>()?;
             sums[0] = rows as f64;
             let (channels, sums) = (config.channels, &mut sums[1..]);
-            match input.dtype() {
-                DType::F32 => {
-                    let x = input.read::<f32>()?;
-                    add_blocks(compute, rows, sums, |range, sums| {
-                        sums_f32(
-                            compute.simd,
-                            &x[range.start * channels..range.end * channels],
-                            sums,
-                        );
-                    })
-                }
-                DType::F64 => {
-                    let x = input.read::<f64>()?;
-                    add_blocks(compute, rows, sums, |range, sums| {
-                        sums_body(&x[range.start * channels..range.end * channels], sums);
-                    })
-                }
-                dtype => Err(KernelError::DType { op: OP, dtype }),
-            }
+            for_stored!(OP, input.dtype(), S => {
+                let x = input.read::<S>()?;
+                add_blocks(compute, rows, sums, |range, sums| {
+                    let x = &x[range.start * channels..range.end * channels];
+                    add_sums::<S>(compute.simd, x, sums);
+                })
+            })
         }
         Device::Meta => {
-            let dtype = meta::float(OP, input)?;
+            let (dtype, _) = stored::types(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
             let mut pretended = pretended.writes(DType::F64, [sums])?;
             pretended.scratch(DType::F64, blocks_len(rows, 2 * config.channels))
@@ -257,30 +244,22 @@ pub fn normalize(
     let _time = compute.time("batch_norm_normalize", [input]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "output", output.shape(), input.shape())?;
-    macro_rules! run {
-        ($real:ty, $rows:expr) => {{
-            let factors = Factors::<$real>::new(config, moments, weight, bias)?;
-            let (x, mut y) = (input.read::<$real>()?, output.write::<$real>()?);
+    match compute.device_of(OP, [input, moments, weight, bias, output])? {
+        Device::Cpu => for_stored!(OP, input.dtype(), S => {
+            let factors = Factors::new(config, moments, weight, bias)?;
+            let (x, mut y) = (input.read::<S>()?, output.write::<S>()?);
             let items = batches(compute, &mut y, config.channels, rows);
             compute.threads.for_each(items, |(first, y)| {
                 let x = &x[first * config.channels..][..y.len()];
-                $rows(&factors, x, y);
+                normalize_rows::<S>(compute.simd, &factors, x, y);
                 Ok(())
             })
-        }};
-    }
-    match compute.device_of(OP, [input, moments, weight, bias, output])? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => {
-                run!(f32, |f: &_, x: &_, y: &mut _| normalize_f32(compute.simd, f, x, y))
-            }
-            DType::F64 => run!(f64, normalize_body),
-            dtype => Err(KernelError::DType { op: OP, dtype }),
-        },
+        }),
         Device::Meta => {
-            let dtype = meta::float(OP, input)?;
+            let (dtype, real) = stored::types(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
-            pretended.reads(dtype, [input, weight, bias])?.writes(dtype, [output])?;
+            let pretended = pretended.reads(dtype, [input])?.reads(real, [weight, bias])?;
+            pretended.writes(dtype, [output])?;
             Ok(())
         }
     }
@@ -304,32 +283,21 @@ pub fn gradient_sums(
     expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
     expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
     let channels = config.channels;
-    macro_rules! run {
-        ($real:ty, $rows:expr) => {{
-            let factors = Factors::<$real>::new(config, moments, weight, bias)?;
-            let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
+    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums])? {
+        Device::Cpu => for_stored!(OP, input.dtype(), S => {
+            let factors = Factors::new(config, moments, weight, bias)?;
+            let (x, dy) = (input.read::<S>()?, d_output.read::<S>()?);
             add_blocks(compute, rows, &mut gradient_sums.write()?, |range, sums| {
                 let range = range.start * channels..range.end * channels;
-                $rows(&factors, &x[range.clone()], &dy[range], sums);
+                let (x, dy) = (&x[range.clone()], &dy[range]);
+                add_gradient_sums::<S>(compute.simd, &factors, x, dy, sums);
             })
-        }};
-    }
-    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums])? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => run!(f32, |f: &_, x: &_, dy: &_, sums: &mut _| gradient_sums_f32(
-                compute.simd,
-                f,
-                x,
-                dy,
-                sums
-            )),
-            DType::F64 => run!(f64, gradient_sums_body),
-            dtype => Err(KernelError::DType { op: OP, dtype }),
-        },
+        }),
         Device::Meta => {
-            let dtype = meta::float(OP, input)?;
+            let (dtype, real) = stored::types(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
-            let pretended = pretended.reads(dtype, [input, weight, bias, d_output])?;
+            let pretended = pretended.reads(dtype, [input, d_output])?;
+            let pretended = pretended.reads(real, [weight, bias])?;
             let mut pretended = pretended.writes(DType::F64, [gradient_sums])?;
             pretended.scratch(DType::F64, blocks_len(rows, 2 * channels))
         }
@@ -396,33 +364,26 @@ pub fn backward_input(
     expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
     expect_shape(OP, "d_input", d_input.shape(), input.shape())?;
     expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
-    macro_rules! run {
-        ($real:ty, $rows:expr) => {{
-            let mut factors = Factors::<$real>::new(config, moments, weight, bias)?;
+    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums, d_input])? {
+        Device::Cpu => for_stored!(OP, input.dtype(), S => {
+            let mut factors = Factors::new(config, moments, weight, bias)?;
             factors.set_means(&gradient_sums.read::<f64>()?, moments.read::<f64>()?[0]);
-            let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
-            let mut dx = d_input.write::<$real>()?;
+            let (x, dy) = (input.read::<S>()?, d_output.read::<S>()?);
+            let mut dx = d_input.write::<S>()?;
             let items = batches(compute, &mut dx, config.channels, rows);
             compute.threads.for_each(items, |(first, dx)| {
                 let range = first * config.channels..first * config.channels + dx.len();
-                $rows(&factors, &x[range.clone()], &dy[range], dx);
+                let (x, dy) = (&x[range.clone()], &dy[range]);
+                input_rows::<S>(compute.simd, &factors, x, dy, dx);
                 Ok(())
             })
-        }};
-    }
-    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums, d_input])? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => {
-                run!(f32, |f: &_, x: &_, dy: &_, dx: &mut _| input_f32(compute.simd, f, x, dy, dx))
-            }
-            DType::F64 => run!(f64, input_body),
-            dtype => Err(KernelError::DType { op: OP, dtype }),
-        },
+        }),
         Device::Meta => {
-            let dtype = meta::float(OP, input)?;
+            let (dtype, real) = stored::types(OP, input)?;
             let pretended =
                 Pretended::new(compute, OP).reads(DType::F64, [moments, gradient_sums])?;
-            pretended.reads(dtype, [input, weight, bias, d_output])?.writes(dtype, [d_input])?;
+            let pretended = pretended.reads(dtype, [input, d_output])?;
+            pretended.reads(real, [weight, bias])?.writes(dtype, [d_input])?;
             Ok(())
         }
     }

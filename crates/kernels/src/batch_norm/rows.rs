@@ -1,5 +1,5 @@
 //! The loops of batch normalization over rows of channels, in plain code that is compiled for every
-//! level of vector instructions.
+//! level of vector instructions and for every type in which the rows are stored.
 
 use paceline_memory::Tensor;
 
@@ -7,6 +7,7 @@ use super::{BatchNorm, OP};
 use crate::activation::Activation;
 use crate::error::expect_shape;
 use crate::simd::multiversion;
+use crate::stored::Stored;
 use crate::{Real, Result};
 
 /// What the formulas need for each channel, (c) each, in the type of the values.
@@ -121,27 +122,27 @@ macro_rules! in_groups {
 }
 
 multiversion! {
-    pub(super) fn sums_f32(x: &[f32], sums: &mut [f64]) = sums_body
+    pub(super) fn add_sums<S: Stored>(x: &[S], sums: &mut [f64]) = sums_body
 }
 
 #[inline(always)]
-pub(super) fn sums_body<T: Real>(x: &[T], sums: &mut [f64]) {
+fn sums_body<S: Stored>(x: &[S], sums: &mut [f64]) {
     let (sum, squares) = sums.split_at_mut(sums.len() / 2);
     in_groups!(sum.len(), sums_group(x, sum, squares));
 }
 
 #[inline(always)]
-fn sums_group<T: Real, const N: usize>(
+fn sums_group<S: Stored, const N: usize>(
     first: usize,
-    x: &[T],
+    x: &[S],
     sum: &mut [f64],
     squares: &mut [f64],
 ) {
     let (mut s, mut q) = ([0.0; N], [0.0; N]);
     for row in x.chunks_exact(sum.len()) {
-        let x: [T; N] = columns(row, first);
+        let x: [S; N] = columns(row, first);
         for j in 0..N {
-            let x = x[j].to_f64();
+            let x = x[j].load().to_f64();
             s[j] += x;
             q[j] += x * x;
         }
@@ -154,11 +155,15 @@ fn sums_group<T: Real, const N: usize>(
 const ROWS_AT_ONCE: usize = 64;
 
 multiversion! {
-    pub(super) fn normalize_f32(factors: &Factors<f32>, x: &[f32], y: &mut [f32]) = normalize_body
+    pub(super) fn normalize_rows<S: Stored>(
+        factors: &Factors<S::Real>,
+        x: &[S],
+        y: &mut [S],
+    ) = normalize_body
 }
 
 #[inline(always)]
-pub(super) fn normalize_body<T: Real>(factors: &Factors<T>, x: &[T], y: &mut [T]) {
+fn normalize_body<S: Stored>(factors: &Factors<S::Real>, x: &[S], y: &mut [S]) {
     let channels = factors.mean.len();
     let elems = ROWS_AT_ONCE * channels;
     for (x, y) in x.chunks(elems).zip(y.chunks_mut(elems)) {
@@ -167,60 +172,55 @@ pub(super) fn normalize_body<T: Real>(factors: &Factors<T>, x: &[T], y: &mut [T]
 }
 
 #[inline(always)]
-fn normalize_group<T: Real, const N: usize>(
+fn normalize_group<S: Stored, const N: usize>(
     first: usize,
-    factors: &Factors<T>,
-    x: &[T],
-    y: &mut [T],
+    factors: &Factors<S::Real>,
+    x: &[S],
+    y: &mut [S],
 ) {
     let (group, channels) = (factors.group::<N>(first), factors.mean.len());
     for (x, y) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)) {
-        let x: [T; N] = columns(x, first);
+        let x: [S; N] = columns(x, first);
         let y = &mut y[first..first + N];
         for j in 0..N {
-            let z = group.z(j, group.x_hat(j, x[j]));
-            y[j] = if group.is_cut(z) { T::default() } else { z };
+            let z = group.z(j, group.x_hat(j, x[j].load()));
+            y[j] = S::store(if group.is_cut(z) { S::Real::default() } else { z });
         }
     }
 }
 
 multiversion! {
-    pub(super) fn gradient_sums_f32(
-        factors: &Factors<f32>,
-        x: &[f32],
-        dy: &[f32],
+    pub(super) fn add_gradient_sums<S: Stored>(
+        factors: &Factors<S::Real>,
+        x: &[S],
+        dy: &[S],
         sums: &mut [f64],
     ) = gradient_sums_body
 }
 
 #[inline(always)]
-pub(super) fn gradient_sums_body<T: Real>(
-    factors: &Factors<T>,
-    x: &[T],
-    dy: &[T],
-    sums: &mut [f64],
-) {
+fn gradient_sums_body<S: Stored>(factors: &Factors<S::Real>, x: &[S], dy: &[S], sums: &mut [f64]) {
     let (of_dz, of_dz_x_hat) = sums.split_at_mut(sums.len() / 2);
     in_groups!(of_dz.len(), gradient_sums_group(factors, x, dy, of_dz, of_dz_x_hat));
 }
 
 #[inline(always)]
-fn gradient_sums_group<T: Real, const N: usize>(
+fn gradient_sums_group<S: Stored, const N: usize>(
     first: usize,
-    factors: &Factors<T>,
-    x: &[T],
-    dy: &[T],
+    factors: &Factors<S::Real>,
+    x: &[S],
+    dy: &[S],
     of_dz: &mut [f64],
     of_dz_x_hat: &mut [f64],
 ) {
     let (group, channels) = (factors.group::<N>(first), factors.mean.len());
     let (mut s, mut q) = ([0.0; N], [0.0; N]);
     for (x, dy) in x.chunks_exact(channels).zip(dy.chunks_exact(channels)) {
-        let (x, dy): ([T; N], [T; N]) = (columns(x, first), columns(dy, first));
+        let (x, dy): ([S; N], [S; N]) = (columns(x, first), columns(dy, first));
         for j in 0..N {
-            let x_hat = group.x_hat(j, x[j]);
+            let x_hat = group.x_hat(j, x[j].load());
             let is_cut = group.is_cut(group.z(j, x_hat));
-            let dz = if is_cut { 0.0 } else { dy[j].to_f64() };
+            let dz = if is_cut { 0.0 } else { dy[j].load().to_f64() };
             s[j] += dz;
             q[j] += dz * x_hat.to_f64();
         }
@@ -230,11 +230,16 @@ fn gradient_sums_group<T: Real, const N: usize>(
 }
 
 multiversion! {
-    pub(super) fn input_f32(factors: &Factors<f32>, x: &[f32], dy: &[f32], dx: &mut [f32]) = input_body
+    pub(super) fn input_rows<S: Stored>(
+        factors: &Factors<S::Real>,
+        x: &[S],
+        dy: &[S],
+        dx: &mut [S],
+    ) = input_body
 }
 
 #[inline(always)]
-pub(super) fn input_body<T: Real>(factors: &Factors<T>, x: &[T], dy: &[T], dx: &mut [T]) {
+fn input_body<S: Stored>(factors: &Factors<S::Real>, x: &[S], dy: &[S], dx: &mut [S]) {
     let channels = factors.mean.len();
     let elems = ROWS_AT_ONCE * channels;
     for ((x, dy), dx) in x.chunks(elems).zip(dy.chunks(elems)).zip(dx.chunks_mut(elems)) {
@@ -243,25 +248,26 @@ pub(super) fn input_body<T: Real>(factors: &Factors<T>, x: &[T], dy: &[T], dx: &
 }
 
 #[inline(always)]
-fn input_group<T: Real, const N: usize>(
+fn input_group<S: Stored, const N: usize>(
     first: usize,
-    factors: &Factors<T>,
-    x: &[T],
-    dy: &[T],
-    dx: &mut [T],
+    factors: &Factors<S::Real>,
+    x: &[S],
+    dy: &[S],
+    dx: &mut [S],
 ) {
     let (group, channels) = (factors.group::<N>(first), factors.mean.len());
-    let mean_dz: [T; N] = columns(&factors.mean_dz, first);
-    let mean_dz_x_hat: [T; N] = columns(&factors.mean_dz_x_hat, first);
+    let mean_dz: [S::Real; N] = columns(&factors.mean_dz, first);
+    let mean_dz_x_hat: [S::Real; N] = columns(&factors.mean_dz_x_hat, first);
     let inputs = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
     for ((x, dy), dx) in inputs.zip(dx.chunks_exact_mut(channels)) {
-        let (x, dy): ([T; N], [T; N]) = (columns(x, first), columns(dy, first));
+        let (x, dy): ([S; N], [S; N]) = (columns(x, first), columns(dy, first));
         let dx = &mut dx[first..first + N];
         for j in 0..N {
-            let x_hat = group.x_hat(j, x[j]);
-            let dz = if group.is_cut(group.z(j, x_hat)) { T::default() } else { dy[j] };
+            let x_hat = group.x_hat(j, x[j].load());
+            let is_cut = group.is_cut(group.z(j, x_hat));
+            let dz = if is_cut { S::Real::default() } else { dy[j].load() };
             let centred = dz - mean_dz[j] - x_hat * mean_dz_x_hat[j];
-            dx[j] = group.weight[j] * group.inv_std[j] * centred;
+            dx[j] = S::store(group.weight[j] * group.inv_std[j] * centred);
         }
     }
 }

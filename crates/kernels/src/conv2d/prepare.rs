@@ -1,9 +1,13 @@
 //! Images with a border of zeros, and weights in the order in which register tiles read them.
+//!
+//! In: tensors of f32 or bf16. Out: f32, which is rounded to bf16 if the convolution is one of bf16.
 
 use paceline_memory::WriteGuard;
 
 use super::Conv2d;
 use super::direct::Columns;
+use crate::simd::multiversion;
+use crate::stored::{Single, operand};
 use crate::{Compute, Result, SimdLevel};
 
 /// With fewer input values per kernel row, the inner loop of a tile is too short to be fast.
@@ -94,9 +98,9 @@ impl<'a> PaddedImage<'a> {
         Ok(Self { conv, elems })
     }
 
-    /// Copies an image (h, w, c_in) into this memory.
-    pub(crate) fn fill(&mut self, level: SimdLevel, image: &[f32]) {
-        fill_image(level, self.conv, image, &mut self.elems);
+    /// Copies an image (h, w, c_in) into this memory, rounded to `S`.
+    pub(crate) fn fill<X: Single, S: Single>(&mut self, level: SimdLevel, image: &[X]) {
+        fill_image::<X, S>(level, self.conv, image, &mut self.elems);
     }
 
     /// The prepared image.
@@ -105,29 +109,45 @@ impl<'a> PaddedImage<'a> {
     }
 }
 
-/// Copies `image` (h, w, c_in) into `to`, whose border is zero, as [`Reading::input`] expects it.
-pub(crate) fn fill_image(level: SimdLevel, conv: &Conv2d, image: &[f32], to: &mut [f32]) {
-    if is_narrow(conv) {
-        expand(level, conv, image, to);
-        return;
+/// Copies `image` (h, w, c_in), rounded to `S`, into `to`, whose border is zero, as [`Reading::input`] expects it.
+pub(crate) fn fill_image<X: Single, S: Single>(
+    level: SimdLevel,
+    conv: &Conv2d,
+    image: &[X],
+    to: &mut [f32],
+) {
+    match is_narrow(conv) {
+        true => expand::<X, S>(level, conv, image, to),
+        false => copy::<X, S>(level, conv, image, to),
     }
+}
+
+multiversion! {
+    /// Writes the image into the inner part of `to`.
+    fn copy<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) = copy_body
+}
+
+#[inline(always)]
+fn copy_body<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
     let row = conv.width * conv.c_in;
     let padded_row = (conv.width + 2 * conv.padding) * conv.c_in;
     let lead = conv.padding * conv.c_in;
     let rows = to.chunks_exact_mut(padded_row).skip(conv.padding);
     for (to, from) in rows.zip(image.chunks_exact(row)) {
-        to[lead..lead + row].copy_from_slice(from);
+        for (to, from) in to[lead..lead + row].iter_mut().zip(from) {
+            *to = operand::<X, S>(*from);
+        }
     }
 }
 
-crate::simd::multiversion! {
+multiversion! {
     /// Writes the whole patch of every position, except what lies outside the image: there, `to` keeps
     /// the zeros that it starts with.
-    fn expand(conv: &Conv2d, image: &[f32], to: &mut [f32]) = expand_body
+    fn expand<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) = expand_body
 }
 
 #[inline(always)]
-fn expand_body(conv: &Conv2d, image: &[f32], to: &mut [f32]) {
+fn expand_body<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
     let Conv2d { width, c_in: c, kernel: (kh, kw), stride, padding, .. } = *conv;
     let patch = kh * kw * c;
     let positions = conv.out_width();
@@ -147,7 +167,7 @@ fn expand_body(conv: &Conv2d, image: &[f32], to: &mut [f32]) {
                     let mut at = first * patch + (u * kw + v) * c + ch;
                     let mut from = (first * stride + v - padding) * c + ch;
                     for _ in first..end {
-                        row[at] = line[from];
+                        row[at] = operand::<X, S>(line[from]);
                         at += patch;
                         from += stride * c;
                     }

@@ -41,6 +41,7 @@ pub(super) fn forward(
             product(compute, x.matrix(m, k), w.matrix(n, k).transposed(), y, false)
         }
         Device::Meta => {
+            compute.count_products([m, n, k]);
             let mut pretended = claims(compute, [input, weight].into_iter().chain(bias), output)?;
             pretended.scratch(DType::F32, if has_bf16_bias { n } else { 0 })?;
             pretended.scratch(DType::F32, scratch_len(compute, m, n, k, is_bf16(output)))
@@ -79,7 +80,9 @@ pub(super) fn backward_weight(
         Device::Meta => {
             if let Some(d_bias) = d_bias {
                 let mut pretended = claims(compute, [d_output], d_bias)?;
-                pretended.scratch(DType::F32, if is_bf16(d_bias) { n } else { 0 })?;
+                if is_bf16(d_bias) {
+                    pretended.scratch(DType::F32, n)?;
+                }
             }
             let mut pretended = claims(compute, [input, d_output], d_weight)?;
             pretended.scratch(DType::F32, scratch_len(compute, n, k, m, is_bf16(d_weight)))
@@ -113,7 +116,7 @@ pub(super) fn backward_input(
 fn add_rows(compute: &Compute, dy: &Elems, sums: &mut [f32], accumulate: bool) {
     match dy {
         Elems::F32(dy) => elementwise::add_rows(compute.simd, dy, sums, accumulate),
-        Elems::Bf16(dy) => elementwise::add_rows_of_bf16(compute.simd, dy, sums, accumulate),
+        Elems::Bf16(dy) => elementwise::add_rows(compute.simd, dy, sums, accumulate),
     }
 }
 

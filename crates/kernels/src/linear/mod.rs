@@ -2,9 +2,9 @@
 //!
 //! Shapes: x (m, k), w (n, k), b (n), y (m, n).
 //!
-//! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the operand that comes from the layer
-//! before (x, or `dy` for the gradient of the input): if it is bf16, each other tensor is f32 or bf16. Products then
-//! round their operands to bf16 and sum in f32, see [`matmul::product`](crate::matmul::product); a bias is added in f32.
+//! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the activations, which are x and y or
+//! their gradients: if at least one of the two is bf16, each other tensor is f32 or bf16. Products then round their
+//! operands to bf16 and sum in f32, see [`matmul::product`](crate::matmul::product); a bias is added in f32.
 
 mod mixed;
 
@@ -30,6 +30,11 @@ fn sizes(operand: &'static str, x: &Tensor, weight: &Tensor) -> Result<(usize, u
     Ok((m, n, k))
 }
 
+/// Whether an activation is bf16.
+fn is_mixed(activations: [&Tensor; 2]) -> bool {
+    activations.iter().any(|tensor| tensor.dtype() == DType::BF16)
+}
+
 /// Writes `output` (m, n). f32, f64, or mixed with bf16; overwrites.
 pub fn forward(
     compute: &Compute,
@@ -45,7 +50,7 @@ pub fn forward(
         expect_shape(OP, "bias", bias.shape(), [n])?;
     }
     expect_shape(OP, "output", output.shape(), [m, n])?;
-    if input.dtype() == DType::BF16 {
+    if is_mixed([input, output]) {
         let (sizes, operands) = ((m, n, k), (input, weight));
         return mixed::forward(compute, sizes, operands, bias, activation, output);
     }
@@ -96,6 +101,7 @@ pub fn forward(
             }
         }
         Device::Meta => {
+            compute.count_products([m, n, k]);
             let dtype = meta::float(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [input, weight])?;
             let mut pretended = pretended.reads(dtype, bias)?.writes(dtype, [output])?;
@@ -124,31 +130,25 @@ pub fn backward_weight(
     if let Some(d_bias) = d_bias {
         expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
     }
-    if input.dtype() == DType::BF16 {
+    if is_mixed([input, d_output]) {
         let (sizes, operands) = ((m, n, k), (input, d_output));
         return mixed::backward_weight(compute, sizes, operands, d_weight, d_bias, accumulate);
     }
     macro_rules! product {
-        ($real:ty, $add_rows:expr) => {{
+        ($real:ty) => {{
             let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
             let (a, b) = (Matrix::new(&dy, m, n).transposed(), Matrix::new(&x, m, k));
             matmul(compute, a, b, &mut d_weight.write::<$real>()?, accumulate);
             if let Some(d_bias) = d_bias {
-                $add_rows(&dy, &mut d_bias.write::<$real>()?)
+                let mut db = d_bias.write::<$real>()?;
+                elementwise::add_rows(compute.simd, &dy, &mut db, accumulate);
             }
         }};
     }
     match compute.device_of(OP, [input, d_output, d_weight].into_iter().chain(d_bias))? {
         Device::Cpu => match input.dtype() {
-            DType::F32 => product!(f32, |dy: &[f32], db: &mut [f32]| {
-                elementwise::add_rows(compute.simd, dy, db, accumulate)
-            }),
-            DType::F64 => product!(f64, |dy: &[f64], db: &mut [f64]| {
-                if !accumulate {
-                    db.fill(0.0);
-                }
-                elementwise::add_rows_body(dy, db)
-            }),
+            DType::F32 => product!(f32),
+            DType::F64 => product!(f64),
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
@@ -170,7 +170,7 @@ pub fn backward_input(
     let _time = compute.time("linear_backward_input", [weight, d_output]);
     let (m, n, k) = sizes("d_output", d_output, weight)?;
     expect_shape(OP, "d_input", d_input.shape(), [m, k])?;
-    if d_output.dtype() == DType::BF16 {
+    if is_mixed([d_output, d_input]) {
         return mixed::backward_input(compute, (m, n, k), weight, d_output, d_input);
     }
     macro_rules! product {

@@ -8,7 +8,7 @@
 //! panel of `a` in the first-level cache. The tiles of a panel of `a` lie side by side in `c`, so that long rows of `c` are
 //! written in order of memory; that was measured to be faster than the order of BLIS, in which they lie below each other.
 
-use super::kernel::MicroKernel;
+use super::kernel::{MicroKernel, Panels};
 use super::store::{Buffer, Tile};
 use super::{Elems, Output, Product, Sizes};
 
@@ -105,9 +105,10 @@ impl Blocks {
                                 packed_a.wrapping_add(i * units),
                                 packed_b.wrapping_add(j * units),
                             );
+                            let panels = Panels { units, a, b };
                             // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in
                             // the sums.
-                            unsafe { K::multiply(units, a, b, &mut buffer, &tile) };
+                            unsafe { K::multiply(panels, &mut buffer, &tile) };
                         }
                     }
                 }

@@ -27,15 +27,17 @@ pub(super) unsafe trait MicroKernel {
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
     /// The same for `b`.
     unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
-    /// Multiplies two panels of `units` units, and writes the tile of sums to its place. Each sum starts at zero and adds
+    /// Multiplies two panels, and writes the tile of sums to its place. Each sum starts at zero and adds
     /// unit after unit. `buffer` has room for the sums.
-    unsafe fn multiply(
-        units: usize,
-        a: *const u32,
-        b: *const u32,
-        buffer: &mut Buffer,
-        tile: &Tile,
-    );
+    unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile);
+}
+
+/// A panel of `a` and one of `b`, of as many units.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    pub(super) units: usize,
+    pub(super) a: *const u32,
+    pub(super) b: *const u32,
 }
 
 /// Calls `$multiply::<ROWS>` with the smallest even number of rows that is enough.
@@ -56,9 +58,7 @@ macro_rules! with_rows {
 /// The contract of [`MicroKernel::multiply`], for panels of `ROWS` and `2 * V::LANES` lanes.
 #[inline(always)]
 unsafe fn fused<V: Vector, const ROWS: usize, const LANES: usize>(
-    units: usize,
-    a: *const u32,
-    b: *const u32,
+    Panels { units, a, b }: Panels,
     sums: *mut f32,
 ) {
     let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
@@ -99,16 +99,10 @@ unsafe impl MicroKernel for Plain {
         // SAFETY: the caller's contract.
         unsafe { pack::pack::<{ Self::COLUMNS }>(b, lanes, k_len, panels) }
     }
-    unsafe fn multiply(
-        units: usize,
-        a: *const u32,
-        b: *const u32,
-        buffer: &mut Buffer,
-        tile: &Tile,
-    ) {
+    unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
         // SAFETY: the caller's contract.
         unsafe {
-            fused::<Portable, 6, 6>(units, a, b, buffer.0.as_mut_ptr());
+            fused::<Portable, 6, 6>(panels, buffer.0.as_mut_ptr());
             store::store::<{ Self::COLUMNS }>(buffer.0.as_ptr(), tile);
         }
     }
@@ -154,29 +148,17 @@ mod x86 {
             // SAFETY: the caller's contract.
             unsafe { inner(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(
-            units: usize,
-            a: *const u32,
-            b: *const u32,
-            buffer: &mut Buffer,
-            tile: &Tile,
-        ) {
+        unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner<const ROWS: usize>(
-                units: usize,
-                a: *const u32,
-                b: *const u32,
-                buffer: &mut Buffer,
-                tile: &Tile,
-            ) {
+            unsafe fn inner<const ROWS: usize>(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
                 // SAFETY: the caller's contract.
                 unsafe {
-                    fused::<simd::Avx2, ROWS, 6>(units, a, b, buffer.0.as_mut_ptr());
+                    fused::<simd::Avx2, ROWS, 6>(panels, buffer.0.as_mut_ptr());
                     store::store::<16>(buffer.0.as_ptr(), tile);
                 }
             }
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(tile.rows, 2 4 6, inner(units, a, b, buffer, tile)) }
+            unsafe { with_rows!(tile.rows, 2 4 6, inner(panels, buffer, tile)) }
         }
     }
 
@@ -198,15 +180,9 @@ mod x86 {
             // SAFETY: the caller's contract.
             unsafe { pack_singles::<32>(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(
-            units: usize,
-            a: *const u32,
-            b: *const u32,
-            buffer: &mut Buffer,
-            tile: &Tile,
-        ) {
+        unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, widened(units, a, b, buffer, tile)) }
+            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, widened(panels, buffer, tile)) }
         }
     }
 
@@ -230,15 +206,9 @@ mod x86 {
             // SAFETY: the caller's contract.
             unsafe { pack_pairs::<32>(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(
-            units: usize,
-            a: *const u32,
-            b: *const u32,
-            buffer: &mut Buffer,
-            tile: &Tile,
-        ) {
+        unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, dots(units, a, b, buffer, tile)) }
+            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, dots(panels, buffer, tile)) }
         }
     }
 
@@ -246,13 +216,8 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn widened<const ROWS: usize>(
-        units: usize,
-        a: *const u32,
-        b: *const u32,
-        buffer: &mut Buffer,
-        tile: &Tile,
-    ) {
+    unsafe fn widened<const ROWS: usize>(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+        let Panels { units, a, b } = panels;
         let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         for u in 0..units {
@@ -275,13 +240,8 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn dots<const ROWS: usize>(
-        units: usize,
-        a: *const u32,
-        b: *const u32,
-        buffer: &mut Buffer,
-        tile: &Tile,
-    ) {
+    unsafe fn dots<const ROWS: usize>(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+        let Panels { units, a, b } = panels;
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         for u in 0..units {
             // SAFETY: the caller's contract; panels of `b` start on cache lines; a `__m512bh` is any 512 bits.

@@ -8,8 +8,9 @@ use paceline_memory::Tensor;
 
 use crate::{Batch, Context, Layer, Result, Saved};
 
-/// Maps queries, keys and values, side by side as (batch * seq, (heads + 2 * kv_heads) * head_dim), to (batch * seq, heads * head_dim). `batch` and
-/// `seq` are the extents of the batch's inputs. If the batch has lengths, nothing looks at the tokens behind them.
+/// Maps queries, keys and values, side by side as (batch * seq, (heads + 2 * kv_heads) * head_dim), to (batch * seq,
+/// heads * head_dim). `batch` and `seq` are the extents of the batch's inputs. If the batch has lengths, nothing looks at
+/// the tokens behind them.
 #[derive(Clone, Debug)]
 pub struct Attention {
     heads: usize,
@@ -35,14 +36,15 @@ impl Rotary {
 
     fn table(&self, cx: &Context) -> Result<RotaryTable> {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = (cx.compute.device(), cx.dtype());
+        let dtype = cx.wide_dtype();
+        let wanted = (cx.compute.device(), dtype);
         let is_wanted =
             |table: &&RotaryTable| (table.values().device(), table.values().dtype()) == wanted;
         if let Some(table) = tables.iter().find(is_wanted) {
             return Ok(table.clone());
         }
         let allocator = &cx.compute.allocator;
-        let table = RotaryTable::new(allocator, self.config, self.max_len, cx.dtype())?;
+        let table = RotaryTable::new(allocator, self.config, self.max_len, dtype)?;
         tables.push(table.clone());
         Ok(table)
     }
@@ -67,7 +69,7 @@ impl Layer for Attention {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let spec = self.spec(cx)?;
         let output = cx.activation(spec.output_shape())?;
-        let log_sums = cx.activation([spec.log_sums_len()])?;
+        let log_sums = cx.wide_activation([spec.log_sums_len()])?;
         let (lengths, table) = (cx.optional(Batch::LENGTHS), self.rotary.table(cx)?);
         attention::forward(cx.compute, &input, lengths, &table, &spec, &output, &log_sums)?;
         Ok((output.clone(), Saved::of([input, output, log_sums])))
@@ -81,7 +83,7 @@ impl Layer for Attention {
     ) -> Result<Tensor> {
         let spec = self.spec(cx)?;
         let [input, output, log_sums] = saved.tensors()?;
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         let (lengths, table) = (cx.optional(Batch::LENGTHS), self.rotary.table(cx)?);
         attention::backward(
             cx.compute, input, lengths, &table, &spec, output, log_sums, d_output, &d_input,

@@ -6,8 +6,8 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{BufferId, Context, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved};
 
-/// Normalizes (n, h, w, c) or (n, c), channel by channel. In training, the statistics are those of this
-/// rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and the running
+/// Normalizes (n, h, w, c) or (n, c), channel by channel, in the type of its input. In training, the statistics are those
+/// of this rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and the running
 /// statistics are updated from them. In evaluation, the running statistics are used.
 ///
 /// An empty share does not change the running statistics, unless the statistics are computed over all shares.
@@ -82,7 +82,7 @@ impl BatchNorm {
 impl Layer for BatchNorm {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let moments = self.moments(cx, &input)?;
-        let output = cx.activation(input.shape())?;
+        let output = cx.scratch(input.dtype(), input.shape())?;
         let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
         batch_norm::normalize(cx.compute, &self.config, &input, &moments, &weight, &bias, &output)?;
         Ok((output, Saved::of([input, moments])))
@@ -123,7 +123,7 @@ impl Layer for BatchNorm {
         }
         let [input, moments] = saved.tensors()?;
         let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         batch_norm::backward_input(
             cx.compute,
             &self.config,

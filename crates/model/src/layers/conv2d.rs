@@ -5,7 +5,7 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Maps (n, h, w, c_in) to (n, h', w', c_out).
+/// Maps (n, h, w, c_in) to (n, h', w', c_out). An input of f32 is fine where the network computes in bf16.
 #[derive(Debug)]
 pub struct Conv2d {
     geometry: conv2d::Conv2d,
@@ -57,7 +57,7 @@ impl Layer for Conv2d {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let [input] = saved.tensors()?;
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         let weight = cx.param(self.weight)?;
         conv2d::backward_input(cx.compute, &self.geometry, &weight, d_output, &d_input)?;
         Ok(d_input)

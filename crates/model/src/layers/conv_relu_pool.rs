@@ -6,7 +6,7 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out).
+/// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out). An input of f32 is fine where the network computes in bf16.
 #[derive(Debug)]
 pub struct ConvReluPool {
     geometry: Conv2d,
@@ -75,7 +75,7 @@ impl Layer for ConvReluPool {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let [input, winners] = saved.tensors()?;
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         let weight = cx.param(self.weight)?;
         conv_relu_pool::backward_input(
             cx.compute,

@@ -5,7 +5,8 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
 
-/// Maps numbers (batch, seq) of i64 to rows (batch * seq, width). It is the first layer of a model, since numbers have no gradient.
+/// Maps numbers (batch, seq) of i64 to rows (batch * seq, width) of the type of the parameters, with which the residual
+/// stream begins. It is the first layer of a model, since numbers have no gradient.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     width: usize,
@@ -26,7 +27,7 @@ impl Embedding {
 
 impl Layer for Embedding {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let output = cx.activation([input.num_elems(), self.width])?;
+        let output = cx.wide_activation([input.num_elems(), self.width])?;
         embedding::forward(cx.compute, &input, &cx.param(self.weight)?, &output)?;
         Ok((output, Saved::of([input])))
     }

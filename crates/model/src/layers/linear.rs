@@ -6,7 +6,8 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Maps (n, inputs) to (n, outputs), with a bias. [`Projection`](super::Projection) has none.
+/// Maps (n, inputs) to (n, outputs), with a bias. [`Projection`](super::Projection) has none. An input of f32 is fine where
+/// the network computes in bf16.
 #[derive(Clone, Debug)]
 pub struct Linear {
     outputs: usize,
@@ -85,7 +86,7 @@ impl Layer for Linear {
     ) -> Result<Tensor> {
         let d_sum = self.d_sum(cx, saved, d_output)?;
         let [input, _] = saved.tensors()?;
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         linear::backward_input(cx.compute, &cx.param(self.weight)?, &d_sum, &d_input)?;
         Ok(d_input)
     }

@@ -5,7 +5,7 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{Context, Layer, Result, Saved};
 
-/// Maps (n, h, w, c) to (n, h', w', c).
+/// Maps (n, h, w, c) to (n, h', w', c), in the type of its input.
 #[derive(Debug)]
 pub struct MaxPool2d {
     geometry: pool2d::MaxPool2d,
@@ -22,7 +22,7 @@ impl MaxPool2d {
 impl Layer for MaxPool2d {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let shape = self.geometry.output_shape(input.dims()[0]);
-        let output = cx.activation(shape)?;
+        let output = cx.scratch(input.dtype(), shape)?;
         let winners = cx.scratch(DType::U8, shape)?;
         pool2d::forward(cx.compute, &self.geometry, &input, &output, &winners)?;
         Ok((output, Saved::of([winners])))
@@ -35,7 +35,8 @@ impl Layer for MaxPool2d {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let [winners] = saved.tensors()?;
-        let d_input = cx.activation(self.geometry.input_shape(d_output.dims()[0]))?;
+        let shape = self.geometry.input_shape(d_output.dims()[0]);
+        let d_input = cx.scratch(d_output.dtype(), shape)?;
         pool2d::backward(cx.compute, &self.geometry, winners, d_output, &d_input)?;
         Ok(d_input)
     }

@@ -5,13 +5,13 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Layer, Result, Saved};
 
-/// `max(0, x)`, element by element.
+/// `max(0, x)`, element by element, in the type of its input.
 #[derive(Debug, Default)]
 pub struct Relu;
 
 impl Layer for Relu {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let output = cx.activation(input.shape())?;
+        let output = cx.scratch(input.dtype(), input.shape())?;
         elementwise::relu(cx.compute, &input, &output)?;
         Ok((output.clone(), Saved::of([output])))
     }
@@ -23,7 +23,7 @@ impl Layer for Relu {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let [output] = saved.tensors()?;
-        let d_input = cx.activation(output.shape())?;
+        let d_input = cx.gradient_of(output)?;
         elementwise::relu_backward(cx.compute, output, d_output, &d_input)?;
         Ok(d_input)
     }

@@ -5,7 +5,8 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Layer, Result, Saved};
 
-/// `y = x + inner(x)`. The inner layer must not need its own output in its backward pass, because the sum is computed in place.
+/// `y = x + inner(x)`. The inner layer must not need its own output in its backward pass, because the sum is computed in
+/// place. The output of the inner layer is of the type of its input.
 pub struct Residual<L>(pub L);
 
 impl<L: Layer> Layer for Residual<L> {

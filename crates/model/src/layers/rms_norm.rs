@@ -5,7 +5,8 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Divides each row of (n, columns) by its root mean square, and multiplies it by a weight (columns).
+/// Divides each row of (n, columns) by its root mean square, and multiplies it by a weight (columns). The rows are of the
+/// type of the weight.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     eps: f64,
@@ -22,7 +23,7 @@ impl RmsNorm {
 impl Layer for RmsNorm {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.activation(input.shape())?;
-        let r = cx.activation([input.dims()[0]])?;
+        let r = cx.wide_activation([input.dims()[0]])?;
         rms_norm::forward(cx.compute, &input, &cx.param(self.weight)?, self.eps, &output, &r)?;
         Ok((output, Saved::of([input, r])))
     }
@@ -49,7 +50,7 @@ impl Layer for RmsNorm {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let [input, r] = saved.tensors()?;
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         let weight = cx.param(self.weight)?;
         rms_norm::backward_input(cx.compute, input, &weight, r, d_output, &d_input)?;
         Ok(d_input)

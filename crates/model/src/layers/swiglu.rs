@@ -23,7 +23,7 @@ impl Layer for SwiGlu {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let [input] = saved.tensors()?;
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         swiglu::backward(cx.compute, input, d_output, &d_input)?;
         Ok(d_input)
     }

@@ -21,7 +21,7 @@ impl Classifier {
         let (inputs, lengths) = (cx.batch(Batch::INPUTS)?, cx.batch(Batch::LENGTHS)?);
         let rows = cx.scratch(DType::I64, lengths.shape())?;
         embedding::last_rows(cx.compute, lengths, inputs.dims()[1], &rows)?;
-        let last = cx.activation([rows.num_elems(), output.dims()[1]])?;
+        let last = cx.scratch(output.dtype(), [rows.num_elems(), output.dims()[1]])?;
         embedding::forward(cx.compute, &rows, output, &last)?;
         Ok([last, rows])
     }
@@ -47,7 +47,7 @@ impl Objective for Classifier {
     ) -> Result<Tensor> {
         let [last, rows] = self.last_tokens(cx, output)?;
         let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);
-        let d_last = cx.activation(last.shape())?;
+        let d_last = cx.gradient_of(&last)?;
         let trains = cx.trains(self.weight);
         let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
         let accumulate = cx.accumulates(self.weight);
@@ -58,7 +58,7 @@ impl Objective for Classifier {
         if trains {
             cx.gradient_ready(self.weight)?;
         }
-        let d_output = cx.activation(output.shape())?;
+        let d_output = cx.gradient_of(output)?;
         embedding::backward(cx.compute, &rows, &d_last, &d_output, false)?;
         Ok(d_output)
     }

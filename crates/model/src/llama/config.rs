@@ -4,8 +4,8 @@ use paceline_kernels::rotary::{RotaryConfig, RotaryScaling};
 
 use crate::{ModelError, Result};
 
-/// A decoder of the Llama family: token embedding, blocks of attention and feed-forward layers with residual connections, and a
-/// head. Sources: Touvron and others, LLaMA (2023), and the implementation of Hugging Face's `transformers`.
+/// A decoder of the Llama family: token embedding, blocks of attention and feed-forward layers with residual connections,
+/// and a head. Sources: Touvron and others, LLaMA (2023), and the implementation of Hugging Face's `transformers`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
     /// Number of tokens that exist.
@@ -36,6 +36,19 @@ pub struct LlamaConfig {
     pub tie_word_embeddings: bool,
     /// What the model predicts.
     pub task: LlamaTask,
+    /// Tokens with a meaning of their own. The model computes the same without them.
+    pub special_tokens: SpecialTokens,
+}
+
+/// The tokens that programs around a model have to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Begins a text.
+    pub begin: Option<u32>,
+    /// Any of them ends a text.
+    pub ends: Vec<u32>,
+    /// Fills up a text in a batch.
+    pub pad: Option<u32>,
 }
 
 /// What a Llama predicts.
@@ -51,6 +64,9 @@ pub enum LlamaTask {
 }
 
 impl LlamaConfig {
+    /// A larger number of blocks is taken for a mistake.
+    pub const MAX_LAYERS: usize = 10_000;
+
     /// The settings of the rotary positions.
     pub fn rotary(&self) -> RotaryConfig {
         RotaryConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling }
@@ -70,6 +86,12 @@ impl LlamaConfig {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         let problem = if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             format!("{name} must be above zero")
+        } else if self.num_hidden_layers > Self::MAX_LAYERS {
+            format!(
+                "num_hidden_layers {} must be {} or less",
+                self.num_hidden_layers,
+                Self::MAX_LAYERS
+            )
         } else if !heads.is_multiple_of(kv_heads) {
             format!(
                 "num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"

@@ -6,12 +6,16 @@
 use paceline_kernels::rotary::{Llama3Scaling, RotaryScaling};
 use serde_json::{Map, Value, json};
 
-use super::{LlamaConfig, LlamaTask};
+use super::{LlamaConfig, LlamaTask, SpecialTokens};
 use crate::{ModelError, Result};
 
 /// The architectures that can be read, with what they predict.
 const CAUSAL: &str = "LlamaForCausalLM";
 const CLASSIFIER: &str = "LlamaForSequenceClassification";
+/// The keys of tokens with a meaning of their own.
+const BEGIN: &str = "bos_token_id";
+const END: &str = "eos_token_id";
+const PAD: &str = "pad_token_id";
 
 /// The object of a `config.json`, or a part of it.
 struct Settings<'a> {
@@ -56,13 +60,36 @@ impl<'a> Settings<'a> {
     fn word(&self, key: &str, default: &'a str) -> Result<&'a str> {
         self.read(key, "a word", Some(default), Value::as_str)
     }
+
+    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
+        self.read(key, "an object", Some(None), |value| value.as_object().map(Some))
+    }
+
+    /// A token. Early files say -1 where there is none.
+    fn token(&self, key: &str) -> Result<Option<u32>> {
+        let read = |value: &Value| match value.as_i64()? {
+            -1 => Some(None),
+            token => u32::try_from(token).ok().map(Some),
+        };
+        self.read(key, "a token", Some(None), read)
+    }
+
+    /// A token or several, or none.
+    fn tokens(&self, key: &str) -> Result<Vec<u32>> {
+        let token = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let read = |value: &Value| match value {
+            Value::Array(all) => all.iter().map(token).collect(),
+            one => token(one).map(|token| vec![token]),
+        };
+        self.read(key, "a token or a list of tokens", Some(Vec::new()), read)
+    }
 }
 
 impl LlamaConfig {
     /// Reads a `config.json`.
     ///
-    /// Errors if the text is not a JSON object, if the architecture is another one, if a setting has no possible value, or if the model would need
-    /// something that is not supported. The message names the setting, not the file.
+    /// Errors if the text is not a JSON object, if the architecture is another one, if a setting has no possible value,
+    /// or if the model would need something that is not supported. The message names the setting, not the file.
     pub fn from_json(text: &str) -> Result<Self> {
         let value: Value = serde_json::from_str(text)
             .map_err(|e| ModelError::Config(format!("this is no JSON ({e})")))?;
@@ -99,6 +126,11 @@ impl LlamaConfig {
             initializer_range: settings.real("initializer_range", Some(0.02))?,
             tie_word_embeddings: settings.is_set("tie_word_embeddings")?,
             task,
+            special_tokens: SpecialTokens {
+                begin: settings.token(BEGIN)?,
+                ends: settings.tokens(END)?,
+                pad: settings.token(PAD)?,
+            },
         };
         config.check()?;
         Ok(config)
@@ -160,6 +192,20 @@ impl LlamaConfig {
             config["id2label"] = Value::Object(names.collect());
             config["label2id"] = Value::Object(numbers.collect());
         }
+        let SpecialTokens { begin, ends, pad } = &self.special_tokens;
+        let end = match ends[..] {
+            [] => None,
+            [end] => Some(json!(end)),
+            _ => Some(json!(ends)),
+        };
+        // What is not known is left out, as it was in the file that was read.
+        for (key, value) in
+            [(BEGIN, begin.map(Value::from)), (END, end), (PAD, pad.map(Value::from))]
+        {
+            if let Some(value) = value {
+                config[key] = value;
+            }
+        }
         config
     }
 }
@@ -188,12 +234,13 @@ fn task(settings: &Settings) -> Result<LlamaTask> {
     }
 }
 
-/// The base and the scaling of the rotary positions: under `rope_parameters`, or in files of versions before 5 under `rope_theta` and
-/// `rope_scaling`.
+/// The base and the scaling of the rotary positions: under `rope_parameters`, or in files of versions before 5 under
+/// `rope_theta` and `rope_scaling`.
 fn rotary(settings: &Settings) -> Result<(f64, Option<RotaryScaling>)> {
-    let nested = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| settings.get(key));
+    let (parameters, scaling) =
+        (settings.object("rope_parameters")?, settings.object("rope_scaling")?);
     let empty = Map::new();
-    let scaling = Settings { object: nested.and_then(Value::as_object).unwrap_or(&empty) };
+    let scaling = Settings { object: parameters.or(scaling).unwrap_or(&empty) };
     let theta = scaling.real("rope_theta", Some(settings.real("rope_theta", Some(10_000.0))?))?;
     let factor = || scaling.real("factor", None);
     // Early files say "type".

@@ -1,8 +1,8 @@
 //! A Llama that reads a text token by token, to predict the next one. Keys and values of earlier tokens are kept.
 //!
 //! Input: the weights of a language model, and tokens. Output: the logits of the token that follows. The passes are
-//! not those of training: there is one row, nothing is saved, and parameters are found by their names in Hugging Face's files.
-//! This module does not know texts, nor how a token is chosen from its logits.
+//! not those of training: there is one row, nothing is saved, and parameters are found by their names in Hugging Face's
+//! files. This module does not know texts, nor how a token is chosen from its logits.
 
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear::{self, Activation};

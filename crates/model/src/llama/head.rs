@@ -5,8 +5,8 @@ use paceline_memory::Tensor;
 
 use crate::{Batch, Context, ModelError, Objective, ParamId, Result, UnitId};
 
-/// Predicts a target for each position: (batch * seq, width) becomes logits over the vocabulary, a chunk at a time, and these
-/// are compared with the targets, (batch, seq) of i64. The mean is over all tokens.
+/// Predicts a target for each position: (batch * seq, width) becomes logits over the vocabulary, a chunk at a time, and
+/// these are compared with the targets, (batch, seq) of i64. The mean is over all tokens.
 #[derive(Clone, Debug)]
 pub(super) struct LanguageModelHead {
     /// `None` if the weight is that of the embedding.
@@ -57,7 +57,7 @@ impl Objective for LanguageModelHead {
         sums: &Tensor,
     ) -> Result<Tensor> {
         let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);
-        let d_input = cx.activation(output.shape())?;
+        let d_input = cx.gradient_of(output)?;
         let trains = cx.trains(self.weight);
         let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
         let accumulate = cx.accumulates(self.weight);

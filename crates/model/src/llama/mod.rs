@@ -23,18 +23,22 @@ use self::head::LanguageModelHead;
 use crate::layers::{
     Attention, Embedding, Projection, Residual, RmsNorm, Rotary, Sequence, SwiGlu,
 };
-use crate::pretrained::Pretrained;
+use crate::pretrained::{NewParam, Pretrained};
 use crate::{Block, Init, Layout, LayoutBuilder, Model, Objective, Result};
 
-pub use config::{LlamaConfig, LlamaTask};
+pub use config::{LlamaConfig, LlamaTask, SpecialTokens};
 pub use generate::Generator;
 pub use sample::{Sampler, Sampling};
 
 impl LlamaConfig {
-    /// Builds the model for `world_size` ranks. Units and parameters have the names of Hugging Face's files: `model.embed_tokens`,
-    /// `model.layers.0` and so on, `model.norm`, and `lm_head` or `score`.
+    /// Builds the model for `world_size` ranks. Units and parameters have the names of Hugging Face's files:
+    /// `model.embed_tokens`, `model.layers.0` and so on, `model.norm`, and `lm_head` or `score`.
     ///
-    /// Inputs are tokens (batch, seq) of i64, and the batch may have the `lengths` of its sequences, (batch). Errors if the sizes do not fit together.
+    /// The residual stream has the type of the parameters; what goes from layer to layer within a block has the type of
+    /// activations.
+    ///
+    /// Inputs are tokens (batch, seq) of i64, and the batch may have the `lengths` of its sequences, (batch). Errors if
+    /// the sizes do not fit together.
     pub fn build(&self, world_size: usize) -> Result<Model> {
         self.check()?;
         LayoutBuilder::check_world_size(world_size)?;
@@ -78,19 +82,20 @@ impl LlamaConfig {
         Ok(Model { name, blocks, objective, layout, activation_elems })
     }
 
-    /// Checks the weights of a folder against this model, and returns the layout for one rank. A language model becomes a classifier by
-    /// a new head in place of the old one, and a head that is tied to the embedding may be stored too.
+    /// Checks the weights of a folder against this model. Returns the layout for one rank, and the parameters that are
+    /// new, because the folder has none of this name and shape: a language model becomes a classifier by a new head, and
+    /// a classifier gets another number of classes by one. A head that is tied to the embedding may be stored too.
     ///
     /// Errors as [`LlamaConfig::build`] and [`Pretrained::check`].
-    pub fn check_weights(&self, weights: &Pretrained) -> Result<Arc<Layout>> {
+    pub fn check_weights(&self, weights: &Pretrained) -> Result<(Arc<Layout>, Vec<NewParam>)> {
         let layout = self.build(1)?.layout;
         let (replaced, ignored): (&[&str], &[&str]) = match self.task {
             LlamaTask::Classification { .. } => (&["score.weight"], &["lm_head.weight"]),
             LlamaTask::LanguageModel if self.tie_word_embeddings => (&[], &["lm_head.weight"]),
             LlamaTask::LanguageModel => (&[], &[]),
         };
-        weights.check(&layout, replaced, ignored)?;
-        Ok(layout)
+        let new = weights.check(&layout, replaced, ignored)?;
+        Ok((layout, new))
     }
 
     /// A block: attention, then the feed-forward layer.
@@ -111,7 +116,7 @@ impl LlamaConfig {
         let qkv = Projection::new(layout, width, &parts, init)?;
         let attention = Attention::new(heads, kv_heads, rotary.clone());
         let parts = [("self_attn.o_proj.weight", width)];
-        let out = Projection::new(layout, heads * head_dim, &parts, init)?;
+        let out = Projection::new(layout, heads * head_dim, &parts, init)?.into_residual();
         let attention = Sequence::new().then(norm).then(qkv).then(attention).then(out);
 
         let norm =
@@ -122,7 +127,7 @@ impl LlamaConfig {
         ];
         let gate_up = Projection::new(layout, width, &parts, init)?;
         let parts = [("mlp.down_proj.weight", width)];
-        let down = Projection::new(layout, intermediate_size, &parts, init)?;
+        let down = Projection::new(layout, intermediate_size, &parts, init)?.into_residual();
         let feed_forward = Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down);
         Ok(Sequence::new().then(Residual(attention)).then(Residual(feed_forward)))
     }

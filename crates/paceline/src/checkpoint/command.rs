@@ -7,13 +7,14 @@ use std::path::Path;
 use paceline_analysis::table::{aligned, grouped};
 
 use super::export::{export, export_parameters};
+use super::hugging_face::HuggingFace;
 use super::opened::{Checkpoint, find};
 use super::reader::Reader;
+use super::steps;
 use super::verify::verify;
-use super::{HUGGING_FACE_CONFIG, steps};
 use crate::cli::checkpoint::{CheckpointCommand, ExportArgs};
 use crate::disk::Disk;
-use crate::outputs::{check_file, check_folder, make_folder, write_json, write_whole};
+use crate::outputs::{check_file, check_folder, make_folder, write_whole};
 use crate::text::{plural, say, thousands};
 use crate::{Failure, Result};
 
@@ -140,26 +141,18 @@ fn export_to(args: &ExportArgs) -> Result<u8> {
         true => check_folder("--to", to, "pass a folder that you can write to")?,
         false => check_file("--to", to)?,
     }
-    if file.exists() && !force {
-        return Err(Failure::Usage(format!(
-            "--to {} is there already; pass --force to replace it, or another --to",
-            file.display()
-        )));
-    }
+    check_new(&file, *force)?;
     let checkpoint = Checkpoint::open(folder).map_err(Failure::Usage)?;
     let reader = Reader::open(checkpoint.path()).map_err(Failure::Usage)?;
     let disk = Disk::default();
-    if *hugging_face {
-        let Some(config) = reader.index().run.get(HUGGING_FACE_CONFIG) else {
-            return Err(Failure::Usage(format!(
-                "--hugging-face: {} is of a model that transformers does not have; leave the flag out",
-                checkpoint.path().display()
-            )));
-        };
+    let others = match hugging_face {
+        true => Some(beside_weights(&checkpoint, &reader)?),
+        false => None,
+    };
+    if let Some(others) = &others {
+        others.names().try_for_each(|name| check_new(&to.join(name), *force))?;
         make_folder(&disk, to)?;
-        let config: serde_json::Value = serde_json::from_str(config)
-            .map_err(|e| Failure::Run(format!("{}: {e}", checkpoint.path().display())))?;
-        write_json(&disk, &to.join(HUGGING_FACE_CONFIG), &config)?;
+        others.write(&disk, to)?;
     }
     let written = write_whole(&disk, &file, |out| match hugging_face {
         true => export_parameters(&reader, out),
@@ -175,5 +168,34 @@ fn export_to(args: &ExportArgs) -> Result<u8> {
         checkpoint.path().display(),
         megabytes(num_bytes)
     ));
+    if let Some(others) = &others {
+        let names: Vec<&str> = others.names().collect();
+        if !names.is_empty() {
+            say(&format!("Copied: {}", names.join(", ")));
+        }
+        others.advice(to).iter().for_each(|line| say(line));
+    }
     Ok(0)
+}
+
+fn check_new(file: &Path, force: bool) -> Result<()> {
+    if !file.exists() || force {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "--to {} is there already; pass --force to replace it, or another --to",
+        file.display()
+    )))
+}
+
+/// The files of a folder of Hugging Face, without the weights.
+fn beside_weights(checkpoint: &Checkpoint, reader: &Reader) -> Result<HuggingFace> {
+    let path = checkpoint.path().display();
+    let others =
+        HuggingFace::of(&reader.index().run).map_err(|e| Failure::Run(format!("{path}: {e}")))?;
+    others.ok_or_else(|| {
+        Failure::Usage(format!(
+            "--hugging-face: {path} is of a model that transformers does not have; leave the flag out"
+        ))
+    })
 }

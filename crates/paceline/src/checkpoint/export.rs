@@ -1,8 +1,8 @@
 //! Writes a checkpoint as one safetensors file, for other programs.
 //!
 //! The tensors have the names `model.<parameter or buffer>` and, if they are asked for, `optimizer.<state>.<parameter>`,
-//! as in the weight files of `paceline-model`, which can read the file. For Hugging Face's `transformers` they have the names of
-//! the parameters alone. The file is written tensor by tensor, so it may be larger than memory.
+//! as in the weight files of `paceline-model`, which can read the file. For Hugging Face's `transformers` they have the
+//! names of the parameters alone. The file is written tensor by tensor, so it may be larger than memory.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -9,12 +9,13 @@
 //! - `snapshot`, `writer`, `saver`: copied at once, written in the background, completed by rank 0
 //! - `steps`, `folder`: the checkpoints in a folder, and the run to which the folder belongs
 //! - `reader`, `opened`: any range of any tensor, compared with the digests, put into place
-//! - `verify`, `export`, `command`: `paceline checkpoint`
+//! - `verify`, `export`, `hugging_face`, `command`: `paceline checkpoint`
 //!
 //! This module knows neither how ranks talk to each other nor how a run is configured: it gets the settings that have to
 //! be the same as a list.
 
 pub mod command;
+pub mod hugging_face;
 pub mod index;
 pub mod pieces;
 pub mod reader;
@@ -41,5 +42,6 @@ pub use steps::is_in;
 
 pub(crate) use snapshot::entries;
 
-/// The file of settings in a folder for Hugging Face's `transformers`, and the setting of a checkpoint that has its contents.
+/// The file of settings in a folder for Hugging Face's `transformers`, and the setting of a checkpoint that has its
+/// contents.
 pub const HUGGING_FACE_CONFIG: &str = "config.json";

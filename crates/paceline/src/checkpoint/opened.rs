@@ -203,11 +203,12 @@ impl Checkpoint {
         self.check_optimizer(layout, optimizer)?;
         let mut notes = Vec::new();
         for setting in settings {
-            let theirs = self.index().run.get(&setting.key);
+            let theirs = self.index().run.get(&setting.key).map(String::as_str);
+            let theirs = theirs.or(setting.when_missing);
             if theirs == Some(&setting.value) {
                 continue;
             }
-            let difference = setting.refusal(theirs.map(String::as_str));
+            let difference = setting.refusal(theirs);
             match setting.may_differ {
                 true => notes.push(difference),
                 false => return Err(difference),

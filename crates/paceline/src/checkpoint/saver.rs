@@ -153,6 +153,19 @@ impl Saver {
         if self.rank == 0 && has_part { Ok(()) } else { self.wait() }
     }
 
+    /// Ends a save of which another rank has not written its part, and never will. Rank 0 would wait for the part.
+    pub fn give_up(&mut self) {
+        self.end(Duration::ZERO);
+    }
+
+    /// Gives the save this time, and then waits until it is over. Its outcome does not matter.
+    fn end(&mut self, grace: Duration) {
+        let Some(Running { status, thread }) = self.save.take() else { return };
+        status.end_run(grace);
+        // The run has failed for another reason already, or is about to.
+        let _ = thread.join();
+    }
+
     /// Waits until the save is over. On rank 0 the checkpoint is then complete.
     pub fn wait(&mut self) -> Result<()> {
         let Some(Running { thread, .. }) = self.save.take() else { return Ok(()) };
@@ -165,10 +178,7 @@ impl Saver {
 /// A run that ends early does not leave its last save half done if it can help it.
 impl Drop for Saver {
     fn drop(&mut self) {
-        let Some(Running { status, thread }) = self.save.take() else { return };
-        status.end_run(GRACE);
-        // The run has failed for another reason already, or is about to.
-        let _ = thread.join();
+        self.end(GRACE);
     }
 }
 

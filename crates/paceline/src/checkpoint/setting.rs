@@ -15,6 +15,8 @@ pub struct Setting {
     pub fix: String,
     /// Whether a run with another value can go on, with a warning.
     pub may_differ: bool,
+    /// What checkpoints without this setting were written with.
+    pub when_missing: Option<&'static str>,
 }
 
 impl Setting {
@@ -27,12 +29,18 @@ impl Setting {
             otherwise,
             fix: format!("pass the same {flag}"),
             may_differ: false,
+            when_missing: None,
         }
     }
 
     /// The same, but a run with another value goes on with a warning.
     pub fn that_may_differ(self) -> Self {
         Self { may_differ: true, ..self }
+    }
+
+    /// The same setting. Checkpoints of versions that did not write it down were written with this value.
+    pub fn or_else_it_was(self, value: &'static str) -> Self {
+        Self { when_missing: Some(value), ..self }
     }
 
     /// Why a checkpoint that was written with `theirs` cannot be continued, or not as if the run had never stopped.

@@ -343,8 +343,8 @@ fn a_fault_at_any_operation_of_a_save_loses_no_checkpoint() {
     assert!(num_operations > 20, "{num_operations} operations");
 }
 
-/// Two ranks save four times, and keep two checkpoints. The power is cut after each operation. Whatever was on its way to the
-/// disk, a checkpoint loads, and it is not older than the last one that was reported to be complete.
+/// Two ranks save four times, and keep two checkpoints. The power is cut after each operation. Whatever was on its way to
+/// the disk, a checkpoint loads, and it is not older than the last one that was reported to be complete.
 #[test]
 fn a_power_cut_after_any_operation_loses_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();

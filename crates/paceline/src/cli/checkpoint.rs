@@ -35,7 +35,8 @@ pub struct ExportArgs {
     /// Write the optimizer's state too
     #[arg(long, conflicts_with = "hugging_face")]
     pub optimizer: bool,
-    /// Write a folder with config.json and model.safetensors, which Hugging Face's transformers can load
+    /// Write a folder with config.json, model.safetensors and the tokenizer, which Hugging Face's transformers and paceline
+    /// generate can load
     #[arg(long)]
     pub hugging_face: bool,
     /// Replace files that are there already

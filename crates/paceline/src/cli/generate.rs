@@ -14,8 +14,9 @@ Examples:
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct GenerateArgs {
-    /// Folder with config.json, model.safetensors (or its index) and tokenizer.json, as Hugging Face stores them
-    #[arg(long = "model", value_name = "DIR")]
+    /// Folder with config.json, model.safetensors (or its index) and tokenizer.json, as Hugging Face stores them, or a
+    /// model of the Hugging Face Hub (paceline fetch model)
+    #[arg(long = "model", value_name = "DIR|NAME")]
     pub folder: PathBuf,
     /// The text to go on from
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod check;
 pub mod checkpoint;
 pub mod evaluate;
+pub mod fetch;
 pub mod generate;
 pub mod launch;
 pub mod links;
@@ -27,6 +28,7 @@ use analyze::{AnalyzeArgs, CompareRunsArgs};
 use check::CheckArgs;
 use checkpoint::CheckpointCommand;
 use evaluate::EvaluateArgs;
+use fetch::FetchCommand;
 use generate::GenerateArgs;
 use launch::LaunchArgs;
 use links::LinksArgs;
@@ -68,6 +70,9 @@ pub enum Command {
     Evaluate(Box<EvaluateArgs>),
     /// Go on from a text with a language model, to see what it has learned
     Generate(GenerateArgs),
+    /// Fetch a model or a data set by its name, so that training finds it
+    #[command(subcommand)]
+    Fetch(FetchCommand),
     /// Show, verify or export what --save has written
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),

@@ -11,7 +11,7 @@ use crate::run::spec::RunSpec;
 
 /// Flags that commands with [`TrainFlags`] do not pass on: the commands set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 19] = [
+const NOT_PASSED_ON: [&str; 20] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -19,6 +19,7 @@ const NOT_PASSED_ON: [&str; 19] = [
     "steps",
     "json",
     "quiet",
+    "log-every",
     "save",
     "save-every",
     "save-keep",

@@ -14,7 +14,7 @@ pub(super) type Settings = BTreeMap<String, String>;
 
 /// Settings that do not influence the result: where a run writes, what it prints, and which version made
 /// it.
-const NO_MATTER: [&str; 4] = ["json", "quiet", "warnings", "version"];
+const NO_MATTER: [&str; 5] = ["json", "quiet", "log_every", "warnings", "version"];
 
 /// Reads a configuration. A run of an earlier version may have none.
 pub(super) fn read(file: &Path) -> Settings {

@@ -40,6 +40,11 @@ impl Disk {
         Self { faults: Some(Arc::new(faults)), ..Self::default() }
     }
 
+    /// A disk on which nothing goes wrong, and which waits for no device.
+    pub fn without_fault() -> Self {
+        Self::with_fault(Fault::Fails, usize::MAX)
+    }
+
     /// Whether the fault has happened.
     pub fn has_failed(&self) -> bool {
         self.faults.as_ref().is_some_and(|faults| faults.has_failed.load(Ordering::Relaxed))

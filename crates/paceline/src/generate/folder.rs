@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use paceline_data::text::Tokenizer;
 use paceline_memory::{Allocator, Category, DType};
-use paceline_model::pretrained::Pretrained;
+use paceline_model::pretrained::{NewParam, Pretrained};
 use paceline_model::{Layout, LlamaConfig, LlamaTask, ModelError, Storage};
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ use crate::{Failure, Result};
 /// Settings of generation, which not every folder has.
 const GENERATION_CONFIG: &str = "generation_config.json";
 const TOKENIZER: &str = "tokenizer.json";
-/// The key of both files that names the tokens that end a text.
+/// The key that names the tokens that end a text.
 const END: &str = "eos_token_id";
 
 /// The contents of a folder, except for the values of the weights.
@@ -31,6 +31,8 @@ pub(super) struct Folder {
     pub ends: Vec<u32>,
     layout: Arc<Layout>,
     weights: Pretrained,
+    /// Parameters that the weights do not have. A language model has none.
+    new: Vec<NewParam>,
 }
 
 impl Folder {
@@ -67,13 +69,10 @@ impl Folder {
             Some(generation) => ends(&path.join(GENERATION_CONFIG), &generation)?,
             None => None,
         };
-        let ends = match ends {
-            Some(ends) => ends,
-            None => ends_of_config(path, &text)?,
-        };
+        let ends = ends.unwrap_or_else(|| config.special_tokens.ends.clone());
         let weights = Pretrained::open(path).map_err(of_weights)?;
-        let layout = config.check_weights(&weights).map_err(of_weights)?;
-        Ok(Self { path: path.to_owned(), config, tokenizer, ends, layout, weights })
+        let (layout, new) = config.check_weights(&weights).map_err(of_weights)?;
+        Ok(Self { path: path.to_owned(), config, tokenizer, ends, layout, weights, new })
     }
 
     /// The weights, without memory for gradients.
@@ -87,7 +86,7 @@ impl Folder {
         let storage = Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator);
         let storage = storage.map_err(failed)?;
         self.weights
-            .load(&storage)
+            .load(&storage, &self.new)
             .map_err(|e| Failure::Run(format!("--model {}: {e}", self.path.display())))?;
         Ok(storage)
     }
@@ -103,11 +102,7 @@ fn read(folder: &Path, name: &str) -> Result<Option<String>> {
     text.map(Some).map_err(|e| usage(format!("--model {}: {e}", path.display())))
 }
 
-fn ends_of_config(folder: &Path, text: &str) -> Result<Vec<u32>> {
-    Ok(ends(&folder.join(HUGGING_FACE_CONFIG), text)?.unwrap_or_default())
-}
-
-/// The tokens that end a text: a number, or several. `None` if the file does not say.
+/// The tokens that end a text by the settings of generation: a number, or several. `None` if they do not say.
 fn ends(path: &Path, text: &str) -> Result<Option<Vec<u32>>> {
     let refused = |reason: String| usage(format!("--model {}: {reason}", path.display()));
     let file: Value =

@@ -15,7 +15,7 @@ use paceline_model::{Generator, LlamaConfig, ModelError, Sampler, Sampling};
 use self::folder::Folder;
 use crate::cli::generate::GenerateArgs;
 use crate::text::plural;
-use crate::{Failure, Result, streams};
+use crate::{Failure, Result, hub, streams};
 
 /// Runs `paceline generate`: checks the flags, the folder and the prompt, then generates.
 pub fn generate(args: &GenerateArgs) -> Result<u8> {
@@ -27,7 +27,11 @@ pub fn generate(args: &GenerateArgs) -> Result<u8> {
     if args.prompt.is_empty() {
         return Err(usage("--prompt is empty; pass the text to go on from"));
     }
-    let folder = Folder::open(&args.folder)?;
+    let found = hub::find("--model", &args.folder, hub::Wanted::Weights)?;
+    if let Some(note) = &found.note {
+        streams::stderr().line(note);
+    }
+    let folder = Folder::open(&found.path)?;
     let tokens = prompt(args, &folder)?;
     let most = folder.config.max_position_embeddings;
     let max_len = most.min(tokens.len().saturating_add(args.max_tokens));

@@ -1,8 +1,8 @@
 //! Computes how long passes would wait for gathered units with another prefetch.
 //!
-//! Operations form a queue: each starts when it is submitted and the operation before it is done. A pass that needs a unit submits
-//! the gathers of the next ones, and waits for its own. So the times of a run tell how long the passes would wait if more or
-//! fewer units were gathered ahead. This module does not know where the times come from.
+//! Operations form a queue: each starts when it is submitted and the operation before it is done. A pass that needs a
+//! unit submits the gathers of the next ones, and waits for its own. So the times of a run tell how long the passes would
+//! wait if more or fewer units were gathered ahead. This module does not know where the times come from.
 
 use crate::metrics::anatomy::GatherLine;
 
@@ -119,8 +119,8 @@ mod tests {
     fn reductions_take_their_turn() {
         let backward = Use { gather: Some(2.0), compute: 3.0, reduce: 4.0 };
         let uses = Uses { uses: vec![backward; 3], lead: 0.0 };
-        // The second gather is there at 4, before it is needed at 5. The third waits for the first reduction, which ends at 9, and
-        // is there at 11; it is needed at 8.
+        // The second gather is there at 4, before it is needed at 5. The third waits for the first reduction, which ends
+        // at 9, and is there at 11; it is needed at 8.
         assert_eq!(uses.exposed(1), 2.0 + 3.0);
         // Without a prefetch each gather waits for the reduction before it.
         assert_eq!(uses.exposed(0), 2.0 + (4.0 + 2.0) * 2.0);

@@ -3,7 +3,8 @@
 //! Input: a model, a strategy, ranks and a batch. Output: bytes by category. Parameters, gradients, unsharded units and
 //! communication are what the strategy states ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows
 //! from what the rank owns; activations and scratch memory come from a rehearsal of the step on the device without contents
-//! ([`Rehearsal`]); data follow from the loader. Nothing is measured here, and nothing of the size of the model is allocated.
+//! ([`Rehearsal`]); data follow from the loader. Nothing is measured here, and nothing of the size of the model is
+//! allocated.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -32,16 +33,31 @@ const OWN_PROCESS_BYTES: f64 = 4.5e6;
 /// The pages of the program that are in use. The ranks and their launcher share them. Measured like the bytes above.
 const PROGRAM_BYTES: f64 = 6.5e6;
 
-/// The largest batch of `rows` samples in the memory of an allocator, without contents of its own.
-fn batch_of(
+/// A batch of `rows` samples of this length in the memory of an allocator, without contents of its own.
+pub fn batch_of(
     shape: &BatchShape,
     allocator: &Allocator,
     rows: usize,
+    longest: usize,
 ) -> std::result::Result<Batch, MemoryError> {
-    let tensors = shape.largest(rows).into_iter().map(|tensor| {
+    let tensors = shape.tensors(rows, longest).into_iter().map(|tensor| {
         Ok((tensor.name, allocator.tensor(tensor.dtype, tensor.dims.as_slice(), Category::Data)?))
     });
     Ok(Batch::of(tensors.collect::<std::result::Result<Vec<_>, MemoryError>>()?))
+}
+
+/// The outcome of a rehearsal. `None` if the model has a layer of the user's own that reads values, so that it cannot be rehearsed.
+pub(super) fn if_possible(
+    rehearsed: std::result::Result<Rehearsal, ModelError>,
+) -> std::result::Result<Option<Rehearsal>, ModelError> {
+    match rehearsed {
+        Ok(rehearsal) => Ok(Some(rehearsal)),
+        Err(
+            ModelError::Memory(MemoryError::NoContents(_))
+            | ModelError::Kernel(KernelError::Memory(MemoryError::NoContents(_))),
+        ) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The part of a configuration that determines the memory of a rank.
@@ -119,8 +135,8 @@ pub struct Need {
     by_category: [u64; Category::ALL.len()],
     /// The most bytes at once in all categories together.
     pub total: u64,
-    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, the data
-    /// set, and what a process takes by itself.
+    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, the
+    /// data set, and what a process takes by itself.
     pub resident: Option<u64>,
     /// Whether activations are only a lower bound: the model has a layer of the user's own that reads values, so its step
     /// cannot be rehearsed.
@@ -213,23 +229,21 @@ impl Passes {
         let options = shape.strategy.options;
         let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
             let compute = Compute::new(shape.threads, Allocator::meta())?;
-            let batch = batch_of(&shape.samples, &compute.allocator, rows)?;
+            let longest = shape.samples.max_length().unwrap_or(1);
+            let batch = batch_of(&shape.samples, &compute.allocator, rows, longest)?;
             // The third micro-batch of a step would need what the second one needs.
             let batches = vec![batch; shape.num_batches.clamp(1, 2)];
             let precision = options.precision;
             Rehearsal::of(model, precision, &compute, &batches, clipped, options.sync_batch_norm)
         };
-        match rehearse() {
-            Ok(rehearsal) => Ok(Self {
+        match if_possible(rehearse()) {
+            Ok(Some(rehearsal)) => Ok(Self {
                 activations: rehearsal.peak_bytes(Category::Activations),
                 workspace: rehearsal.peak_bytes(Category::Workspace),
                 both: rehearsal.peak_of_step_bytes(),
                 is_at_least: false,
             }),
-            Err(
-                ModelError::Memory(MemoryError::NoContents(_))
-                | ModelError::Kernel(KernelError::Memory(MemoryError::NoContents(_))),
-            ) => {
+            Ok(None) => {
                 let elem_bytes = options.precision.compute.size_bytes() as u64;
                 let of_sample = (model.activation_elems as u64).saturating_mul(elem_bytes);
                 let activations = of_sample.saturating_mul(rows as u64);
@@ -291,8 +305,8 @@ fn need(
     Need { by_category, total, resident, is_at_least: passes.is_at_least }
 }
 
-/// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, of which ranks that own
-/// the same elements write equal parts. The copy shrinks while it is written.
+/// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, of which
+/// ranks that own the same elements write equal parts. The copy shrinks while it is written.
 fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: usize) -> u64 {
     let Some(most) = shape.snapshot_bytes else { return 0 };
     let owned = |rank| strategy.owned(model, shape.mesh, rank);

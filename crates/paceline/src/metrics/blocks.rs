@@ -9,7 +9,7 @@ use super::memory::TOTAL;
 use super::memory_lines::memory_lines;
 use super::steps::AllSteps;
 use super::table::{self, TABLE};
-use crate::text::{plain_table, thousands};
+use crate::text::{plain_table, plural, thousands};
 
 const INSUFFICIENT: &str = "Insufficient measured steps. Increase steps or reduce warmup.";
 
@@ -49,6 +49,17 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
                     format!(", {} tokens/s", rounded(Some(of)))
                 })
             ),
+        ]);
+        lines.extend(facts.model_flops_per_s().zip(facts.peak_flops_per_s()).map(|_| {
+            let threads = plural(facts.config.threads, "thread");
+            format!(
+                "Model FLOP/s: {} GFLOP/s per rank, {} % of the peak of {threads} ({} GFLOP/s, measured)",
+                number("model_gflop_per_s"),
+                number("mfu_pct"),
+                number("peak_gflop_per_s")
+            )
+        }));
+        lines.extend([
             format!("Compute time: {} ms per step", number("compute_ms")),
             format!(
                 "Communication time: {} ms exposed, {} ms hidden per step; {} ms waiting, {} ms moving",

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -11,6 +12,7 @@ use super::event::{Event, Listener, StepDone};
 use super::facts::Facts;
 use crate::Result;
 use crate::run::config::TrainConfig;
+use crate::run::named::PrecisionName;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::streams::{self, Terminal};
 use crate::text::{plural, thousands};
@@ -25,6 +27,41 @@ pub struct Console<'a> {
     /// The run folder.
     folder: PathBuf,
     bar: Option<ProgressBar>,
+    /// The steps of this epoch.
+    epoch: Batches,
+    /// All steps.
+    run: Batches,
+    /// When the first epoch began.
+    begin: Option<Instant>,
+}
+
+/// The times of batches on rank 0.
+#[derive(Clone, Copy, Debug, Default)]
+struct Batches {
+    count: usize,
+    /// The wait for them.
+    data_ns: u64,
+    /// The steps, and the wait for their data.
+    wall_ns: u64,
+}
+
+impl Batches {
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.data_ns += other.data_ns;
+        self.wall_ns += other.wall_ns;
+    }
+
+    /// The mean times of a batch.
+    fn times(&self) -> String {
+        let mean = |ns: u64| ns as f64 / self.count.max(1) as f64;
+        format!("data {:.2} ms, batch {:.4} s", mean(self.data_ns) / 1e6, mean(self.wall_ns) / 1e9)
+    }
+
+    /// Their number and mean times.
+    fn counted(&self) -> String {
+        format!("{} batches, mean {}", self.count, self.times())
+    }
 }
 
 impl<'a> Console<'a> {
@@ -38,7 +75,8 @@ impl<'a> Console<'a> {
             ProgressBar::with_draw_target(None, target)
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Self { config, folder: folder.to_owned(), bar }
+        let (epoch, run) = (Batches::default(), Batches::default());
+        Self { config, folder: folder.to_owned(), bar, epoch, run, begin: None }
     }
 
     fn say(&self, text: impl AsRef<str>) {
@@ -83,18 +121,28 @@ impl<'a> Console<'a> {
         ));
     }
 
-    fn step(&self, StepDone { epoch, batches, loss, .. }: &StepDone) {
+    fn step(&mut self, StepDone { epoch, batches, loss, times, .. }: &StepDone) {
         let (batches, loss) = (*batches, loss.loss);
-        let before = batches - self.config.strategy.accumulate.min(batches);
-        match &self.bar {
-            Some(bar) => {
-                bar.set_message(format!("loss {loss:.4}"));
-                bar.set_position(batches as u64);
-            }
-            None if batches / LINE_EVERY > before / LINE_EVERY => {
-                self.say(format!("Epoch {} Batch {batches} Loss: {loss:.4}", epoch + 1));
-            }
-            None => {}
+        // The last step of an epoch may have fewer batches.
+        let accumulate = self.config.strategy.accumulate;
+        let before = batches.saturating_sub(1) / accumulate * accumulate;
+        let (data_ns, wall_ns) = (times.data, times.step + times.data);
+        let step = Batches { count: batches - before, data_ns, wall_ns };
+        self.epoch.add(step);
+        self.run.add(step);
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("loss {loss:.4}"));
+            bar.set_position(batches as u64);
+        }
+        let every = match (self.config.log_every, &self.bar) {
+            (Some(every), _) => every,
+            (None, None) => LINE_EVERY,
+            (None, Some(_)) => return,
+        };
+        if batches / every > before / every {
+            let times =
+                self.config.log_every.map_or(String::new(), |_| format!(", {}", step.times()));
+            self.say(format!("Epoch {} Batch {batches} Loss: {loss:.4}{times}", epoch + 1));
         }
     }
 
@@ -135,12 +183,16 @@ impl Listener for Console<'_> {
                 let config = self.config;
                 let link = group.link();
                 self.say(format!(
-                    "paceline train: {}, {} over {}, {} x {}{}",
+                    "paceline train: {}, {} over {}, {} x {}{}{}",
                     config.model.name(),
                     config.strategy.name(),
                     group.transport().name(),
                     plural(config.world_size, "rank"),
                     plural(config.threads, "thread"),
+                    match config.precision {
+                        PrecisionName::F32 => String::new(),
+                        precision => format!(", in {}", precision.name()),
+                    },
                     link.map_or(String::new(), |link| format!(", on an emulated link of {link}")),
                 ));
                 placements.iter().for_each(|line| self.say(line));
@@ -152,6 +204,8 @@ impl Listener for Console<'_> {
             )),
             Event::Begun { progress, samples_before } => self.resumed(progress, *samples_before),
             Event::EpochBegun { epoch, num_batches } => {
+                self.epoch = Batches::default();
+                self.begin.get_or_insert_with(Instant::now);
                 if let Some(bar) = &self.bar {
                     bar.set_length(*num_batches as u64);
                     bar.reset();
@@ -165,8 +219,12 @@ impl Listener for Console<'_> {
                     true => format!(", accuracy {:.2} %", 100.0 * sums.accuracy()),
                     false => String::new(),
                 };
+                let batches = match self.config.log_every {
+                    Some(_) => format!("; {}", self.epoch.counted()),
+                    None => String::new(),
+                };
                 self.say(format!(
-                    "Epoch {}/{num_epochs}: loss {:.4}{accuracy}, {:.2} s",
+                    "Epoch {}/{num_epochs}: loss {:.4}{accuracy}, {:.2} s{batches}",
                     epoch + 1,
                     sums.mean_loss(),
                     took.as_secs_f64()
@@ -175,6 +233,10 @@ impl Listener for Console<'_> {
             Event::TrainingEnded(_) => {
                 if let Some(bar) = &self.bar {
                     bar.finish_and_clear();
+                }
+                if let (Some(_), Some(begin)) = (self.config.log_every, self.begin) {
+                    let total = begin.elapsed().as_secs_f64();
+                    self.say(format!("Training: {total:.2} s, {}", self.run.counted()));
                 }
             }
             Event::Ended(facts) => self.ended(facts),

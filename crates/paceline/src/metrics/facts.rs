@@ -41,6 +41,8 @@ pub struct Outcome {
     pub evaluated: Option<Evaluation>,
     /// Wall-clock time of the whole run on rank 0.
     pub total: Duration,
+    /// Floating-point operations of the model's products for a sample in a step; `None` if they cannot be counted.
+    pub flops_per_sample: Option<u64>,
 }
 
 /// Everything that is known about a run at its end.
@@ -163,6 +165,18 @@ impl<'a> Facts<'a> {
             missing.map(move |what| format!("rank {rank}: {what}")).collect::<Vec<_>>()
         };
         self.reports.iter().enumerate().flat_map(of_rank).collect()
+    }
+
+    /// Floating-point operations of the model per second and rank, in the measured steps.
+    pub fn model_flops_per_s(&self) -> Option<f64> {
+        let of_sample = self.outcome.flops_per_sample? as f64;
+        Some(self.steps.samples_per_s()? * of_sample / self.config.world_size as f64)
+    }
+
+    /// The mean over the ranks of the most floating-point operations per second that they can make.
+    pub fn peak_flops_per_s(&self) -> Option<f64> {
+        let peaks = self.reports.iter().map(|report| report.peak_flops_per_s);
+        Some(peaks.sum::<f64>() / self.reports.len() as f64).filter(|peak| *peak > 0.0)
     }
 
     /// The largest value of any rank.

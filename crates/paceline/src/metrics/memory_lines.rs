@@ -1,7 +1,7 @@
 //! What the console prints about memory when a run has ended: by rank and phase, and beside the prediction.
 //!
-//! Input: the reports of the ranks, and what was predicted before the run. Output: lines. Ranks with the same numbers share a
-//! row.
+//! Input: the reports of the ranks, and what was predicted before the run. Output: lines. Ranks with the same numbers
+//! share a row.
 
 use paceline_analysis::table::aligned;
 use paceline_memory::Category;
@@ -59,7 +59,8 @@ fn rank_line(rank: usize, memory: &RankMemory) -> Option<String> {
     ))
 }
 
-/// The rows of all ranks, in which ranks with the same rows share them. The first cell of a rank's first row names the ranks.
+/// The rows of all ranks, in which ranks with the same rows share them. The first cell of a rank's first row names the
+/// ranks.
 fn merged(of_rank: impl IntoIterator<Item = Vec<Vec<String>>>) -> Vec<Vec<String>> {
     let mut groups: Vec<(usize, usize, Vec<Vec<String>>)> = Vec::new();
     for (rank, rows) in of_rank.into_iter().enumerate() {

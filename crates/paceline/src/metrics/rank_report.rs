@@ -31,6 +31,8 @@ pub struct RankReport {
     pub missing_files: Vec<String>,
     /// Digest of this rank's parameters.
     pub weights_sha256: String,
+    /// The most floating-point operations per second that this rank's threads can make, as measured before its first step.
+    pub peak_flops_per_s: f64,
 }
 
 /// Warns that something could not be written that the run can do without. `what` names it with its file. Returns what is
@@ -60,6 +62,7 @@ impl RankReport {
             trace: None,
             missing_files: Vec::new(),
             weights_sha256,
+            peak_flops_per_s: 0.0,
         }
     }
 }

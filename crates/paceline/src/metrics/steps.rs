@@ -155,6 +155,11 @@ impl<'a> AllSteps<'a> {
         self.per_s(tokens).filter(|_| tokens > 0)
     }
 
+    /// The mean number of tokens of a sample, padding left out; `None` if the model has no tokens.
+    pub fn tokens_per_sample(&self) -> Option<f64> {
+        Some(self.tokens_per_s()? / self.samples_per_s()?)
+    }
+
     /// `sum`, a sum over the measured steps, divided by the time of these steps with the wait for data.
     fn per_s(&self, sum: u64) -> Option<f64> {
         let walls = self.slowest(KeptStep::wall);

@@ -82,6 +82,8 @@ pub static TABLE: &[Figure] = &[
     run("world_size", plain("ranks"), Same, |f| json!(f.config.world_size), "Number of ranks.").console().first(),
     run("threads", plain("threads"), Same, |f| json!(f.config.threads), "Threads of a rank.").console(),
     run("device", plain("device"), Same, |f| json!(f.config.device), "Where ranks compute.").console(),
+    run("precision", plain("precision"), Same, |f| json!(f.config.precision),
+        "The element type of products, and of activations between them."),
     run("transport", plain("transport"), Same, |f| json!(f.outcome.transport.name()),
         "How the ranks reach each other.").console().first(),
     run("link", plain("link"), Same, |f| json!(f.outcome.link.map(|link| link.to_string())),
@@ -146,6 +148,23 @@ pub static TABLE: &[Figure] = &[
     run("tokens_per_s", ("tokens/s", "", 0), SlowestOfStep, |f| json!(f.steps.tokens_per_s()),
         "Tokens of the measured steps of all ranks, padding left out, divided by the time of these steps with the wait for \
          their data; null if the model has no tokens.").console().first().swept(Higher),
+    run("model_gflop_per_sample", ("model FLOP/sample", "GFLOP", 4), Same,
+        |f| json!(f.outcome.flops_per_sample.map(|flops| flops as f64 / 1e9)),
+        "Floating-point operations of the model's products (linear layers, heads, convolutions, attention) for a sample in a step: \
+         those of the forward pass times 3, because the backward pass has two products for each. They are counted in a pass \
+         without arithmetic, over a sample of the mean length where lengths differ. Attention counts the pairs of positions that the causal \
+         mask leaves, which is about half of what appendix B of the PaLM paper counts; what `--checkpoint-activations` computes again is \
+         left out. Null for a model with layers that cannot be rehearsed."),
+    run("model_gflop_per_s", ("model FLOP/s", "GFLOP/s", 1), SlowestOfStep,
+        |f| json!(f.model_flops_per_s().map(|flops| flops / 1e9)),
+        "`model_gflop_per_sample` times `samples_per_s`, divided by the number of ranks.").console(),
+    run("peak_gflop_per_s", ("peak", "GFLOP/s", 1), Mean, |f| json!(f.peak_flops_per_s().map(|flops| flops / 1e9)),
+        "The most floating-point operations that the threads of a rank make: a loop of fused multiply-adds of f32 in registers, \
+         the best of 20 repetitions of a tenth of a millisecond, before the first step. With `--precision bf16` it is that loop or one of \
+         dot products of bf16, whichever is faster.").console(),
+    run("mfu_pct", ("model FLOP/s utilisation", "%", 1), Mean,
+        |f| json!(f.model_flops_per_s().zip(f.peak_flops_per_s()).map(|(flops, peak)| 100.0 * flops / peak)),
+        "`model_gflop_per_s` in percent of `peak_gflop_per_s`.").console().second().swept(Higher),
     run("samples_per_s_without_data", ("samples/s without data", "", 0), SlowestOfStep,
         |f| json!(f.steps.step_ms(0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
         "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would make of data that are \

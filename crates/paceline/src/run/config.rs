@@ -8,7 +8,7 @@ use paceline_collectives::MeshShape;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::named::{Device, TransportName};
+use super::named::{Device, PrecisionName, TransportName};
 use super::origin::Resume;
 use super::ranks::{InitMethod, Ranks};
 use super::schedule::Schedule;
@@ -37,6 +37,8 @@ pub struct TrainConfig {
     pub comm: CommConfig,
     /// Where to compute.
     pub device: Device,
+    /// The element type of products.
+    pub precision: PrecisionName,
     /// Number of ranks.
     pub world_size: usize,
     /// The grid of ranks.
@@ -89,6 +91,8 @@ pub struct TrainConfig {
     pub save_sync: bool,
     /// The checkpoint to continue from.
     pub resume: Option<Resume>,
+    /// Batches per line on the console with their times, if the user wants these.
+    pub log_every: Option<usize>,
     /// Whether to write scalars for TensorBoard.
     pub tensorboard: bool,
     /// File to write the summary to.

@@ -1,13 +1,14 @@
 //! A training run: its settings, and the work of one rank, from the batches to the summary.
 //!
 //! The settings that the user stated, by flags ([`flags`]), in a file ([`spec_file`]) or by a recipe
-//! ([`recipes`]), form a specification ([`spec`]). Once all defaults are filled in and everything is checked ([`resolve`]), it
-//! becomes a configuration ([`config`]).
+//! ([`recipes`]), form a specification ([`spec`]). Once all defaults are filled in and everything is checked
+//! ([`resolve`]), it becomes a configuration ([`config`]).
 //!
 //! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
 //! ([`step`]), evaluates ([`evaluation`]) and saves ([`saving`]). The position of a run is a value of its own
 //! ([`progress`]). Checkpoints have it, too, so that a run can continue where another one stopped
-//! ([`resume`]). A signal ends a run after a step ([`stop`]). The files that a run writes go to its [`folder`].
+//! ([`resume`]). All ranks must have found the same files for a name ([`revisions`]). A signal ends a run after a step
+//! ([`stop`]). The files that a run writes go to its [`folder`].
 //!
 //! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.
 
@@ -19,12 +20,14 @@ pub mod folder;
 pub mod named;
 pub mod open_data;
 pub mod origin;
+pub mod precision;
 pub mod progress;
 pub mod ranks;
 pub mod recipes;
 pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;
+pub mod revisions;
 pub mod saving;
 pub mod schedule;
 pub mod shards;

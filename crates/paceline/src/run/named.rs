@@ -1,4 +1,5 @@
-//! The values that flags of every run can name: transports, devices, element types, orders of accumulation, learning rate schedules.
+//! The values that flags of every run can name: transports, devices, element types, orders of accumulation, learning rate
+//! schedules.
 //!
 //! This file does not know what they mean.
 
@@ -44,18 +45,31 @@ pub enum Device {
     Cpu,
 }
 
-/// The element types of activations, gradients and parameters.
+/// In which element type products are computed. Parameters, their gradients and the optimizer's state are f32 in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PrecisionName {
     /// Single precision everywhere
     F32,
+    /// The operands of products in 16 bits; weights, gradients of weights, sums and losses in single precision
+    Bf16,
+}
+
+impl PrecisionName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PrecisionName::F32 => "f32",
+            PrecisionName::Bf16 => "bf16",
+        }
+    }
 }
 
 impl From<PrecisionName> for Precision {
     fn from(name: PrecisionName) -> Self {
         match name {
             PrecisionName::F32 => Precision::F32,
+            PrecisionName::Bf16 => Precision::BF16,
         }
     }
 }

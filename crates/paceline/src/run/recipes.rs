@@ -29,7 +29,7 @@ static RECIPES: [Recipe; 2] = [
     },
     Recipe {
         name: "smollm2-yelp",
-        about: "SmolLM2-360M classifies Yelp reviews; needs --pretrained DIR and --data-dir DIR",
+        about: "SmolLM2-360M classifies Yelp reviews; fetch both first (paceline fetch), or pass their folders",
         path: "recipes/smollm2-yelp.toml",
         toml: include_str!("../../recipes/smollm2-yelp.toml"),
     },

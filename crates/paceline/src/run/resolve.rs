@@ -4,7 +4,7 @@
 use paceline_model::Model;
 
 use super::config::TrainConfig;
-use super::flags::{ALL, Comparison, RunFlags};
+use super::flags::{Comparison, RunFlags, Several};
 use super::open_data::OpenData;
 use super::origin::Resume;
 use super::resolve_ranks::{
@@ -13,7 +13,7 @@ use super::resolve_ranks::{
 use super::schedule::Schedule;
 use super::spec::RunSpec;
 use super::strategy::{self, StrategyConfig};
-use super::{resume, shards, shortage};
+use super::{precision, resume, shards, shortage};
 use crate::checkpoint::{Folder, MIN_BUDGET_BYTES};
 use crate::choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use crate::choices::models::{MODELS, ModelConfig};
@@ -105,16 +105,21 @@ pub fn resolve_unchecked(
     if flags.eval_every == Some(0) {
         return usage("--eval-every 0: pass the number of optimizer steps between two".into());
     }
+    if flags.log_every == Some(0) {
+        return usage("--log-every 0: pass the number of batches per line".into());
+    }
+    let tokenizer = model.tokenizer();
     let needs = RunNeeds {
         model: model.name(),
         samples: model.samples(),
         global_batch_size,
         steps_per_epoch: flags.steps_per_epoch,
+        tokenizer: tokenizer.as_deref(),
     };
     let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
     check_evaluation(&flags, &model, &data)?;
     if !placement.is_some_and(Placement::is_of_train) {
-        data.download(flags.quiet)?;
+        data.prepare(flags.quiet)?;
     }
     let dataset = data.open_train(flags.seed)?;
     let natural_steps = match &flags.rank_samples {
@@ -161,9 +166,10 @@ pub fn resolve_unchecked(
         ));
     }
     let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
-        let flags: Vec<String> = model.flags().into_iter().map(|(flag, _)| flag + ", ").collect();
-        Failure::Usage(format!("{e}; choose other {}--freeze or data", flags.concat()))
+        let flags: String = model.sizes().into_iter().map(|flag| flag + ", ").collect();
+        Failure::Usage(format!("{e}; choose other {flags}--freeze or data"))
     })?;
+    precision::check(flags.precision, &model, &built, dataset.as_ref())?;
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let mut config = TrainConfig {
         spec,
@@ -172,6 +178,7 @@ pub fn resolve_unchecked(
         transport: flags.transport,
         comm,
         device: flags.device,
+        precision: flags.precision,
         world_size,
         mesh,
         threads: flags.threads,
@@ -198,6 +205,7 @@ pub fn resolve_unchecked(
         save_budget_bytes: flags.save_budget_mb.map(|mb| mb.saturating_mul(1 << 20)),
         save_sync: flags.save_sync,
         resume: Resume::resolve(&flags)?,
+        log_every: flags.log_every,
         tensorboard: flags.tensorboard,
         json: flags.json.clone(),
         quiet: flags.quiet,
@@ -225,8 +233,8 @@ pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
     for comparison in Comparison::EACH {
         let key = comparison.key();
         let Some(choice) = spec.get(key).and_then(<[String]>::first).cloned() else { continue };
-        if choice == ALL {
-            return usage(format!("--{key} all makes several runs, and this is one of them"));
+        if Several::named(&choice).is_some() {
+            return usage(format!("--{key} {choice} makes several runs, and this is one of them"));
         }
         let name = comparison.strategy(&choice)?.name();
         if let Some(named) = spec.get(STRATEGIES.key).and_then(<[String]>::first)
@@ -250,7 +258,7 @@ pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
     let of_comparison = ["like-for-like", "as-published", "price-per-hour"];
     match of_comparison.iter().find(|key| spec.has(key)) {
         Some(key) => usage(format!(
-            "--{key} is about a comparison; it needs --ddp-choice all or --shard-choice all"
+            "--{key} is about a comparison; it needs --ddp-choice all or --shard-choice all (or published)"
         )),
         None => Ok(()),
     }

@@ -12,6 +12,7 @@ use paceline_strategies::{AccumulationOrder, Replica, Strategy};
 use serde::{Deserialize, Serialize};
 
 use super::named::Course;
+use super::precision;
 use crate::checkpoint::pieces::Ranges;
 use crate::checkpoint::{self, Checkpoint, HUGGING_FACE_CONFIG, Place, Setting};
 use crate::choices::data::DataConfig;
@@ -38,7 +39,8 @@ pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<
 ///
 /// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a
 /// checkpoint and tells the others its name and its digest. A rank that finds another checkpoint fails. Each rank reads
-/// its own part. If a part is damaged, all ranks learn of it, and with `--resume auto` they go on from an earlier checkpoint.
+/// its own part. If a part is damaged, all ranks learn of it, and with `--resume auto` they go on from an earlier
+/// checkpoint.
 pub fn begin(
     config: &TrainConfig,
     replica: &Replica,
@@ -268,6 +270,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         otherwise: "it would be another model",
         fix: "state the same model".into(),
         may_differ: false,
+        when_missing: None,
     }));
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| {
         samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
@@ -292,9 +295,14 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             otherwise: order,
             fix: "pass a --data-dir with the same files".into(),
             may_differ: false,
+            when_missing: None,
         },
         Setting::of_flag("--accumulate", accumulation, sync),
         Setting::of_flag("--strategy", strategy.kind(), other).that_may_differ(),
+        // Weights and optimizer state are f32 in any case, so either can go on from the other.
+        Setting::of_flag(precision::FLAG, config.precision.name(), other)
+            .that_may_differ()
+            .or_else_it_was("f32"),
         Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),
         Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),

@@ -15,7 +15,7 @@ use super::progress::Progress;
 use super::resume;
 use super::step::Stepper;
 use crate::checkpoint::pieces::{self, Piece, Ranges};
-use crate::checkpoint::{self, Folder, SaveSettings, Saver};
+use crate::checkpoint::{self, Folder, SaveSettings, Saver, hugging_face};
 use crate::disk::Disk;
 use crate::{Failure, Result, streams};
 
@@ -97,7 +97,8 @@ impl Saving {
         let settings = resume::settings(config, num_samples);
         let kind = config.strategy.kind();
         let steps = optimizer.steps();
-        let head = checkpoint::head(world.world_size(), kind, &settings, steps, progress);
+        let mut head = checkpoint::head(world.world_size(), kind, &settings, steps, progress);
+        head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
         self.is_under_way = true;
         self.saver.begin(head, progress.steps, &pieces, &compute.allocator)?;
         if waits { self.finish(world) } else { Ok(()) }
@@ -115,7 +116,12 @@ impl Saving {
         }
         // Rank 0 would wait for the part of a rank that has failed.
         let part = self.saver.wait_for_part();
-        agree(world, part)?;
+        let failed = first_failed(world, &part);
+        if let Ok(Some(_)) = failed {
+            self.saver.give_up();
+        }
+        part?;
+        none_failed(failed?)?;
         // No rank continues, and perhaps dies, before the checkpoint is complete.
         let whole = self.saver.wait();
         agree(world, whole)
@@ -163,9 +169,20 @@ impl Saving {
 
 /// Fails on all ranks if a rank has failed: on that rank with its own error.
 fn agree(world: &Group, own: Result<()>) -> Result<()> {
-    let failed = world.all_gather_object(&own.is_err());
+    let failed = first_failed(world, &own);
     own?;
-    match failed?.iter().position(|failed| *failed) {
+    none_failed(failed?)
+}
+
+/// The first rank that has failed. All ranks call this together.
+fn first_failed(world: &Group, own: &Result<()>) -> Result<Option<usize>> {
+    let failed = world.all_gather_object(&own.is_err())?;
+    Ok(failed.iter().position(|failed| *failed))
+}
+
+/// Fails if another rank has failed.
+fn none_failed(rank: Option<usize>) -> Result<()> {
+    match rank {
         None => Ok(()),
         Some(rank) => {
             Err(Failure::Consequence(format!("rank {rank} cannot save its part of the checkpoint")))

@@ -13,6 +13,7 @@ use super::config::TrainConfig;
 use super::flags::RunFlags;
 use super::resolve_ranks::resolve_mesh;
 use super::strategy::{self, StrategyConfig};
+use crate::choices::models::MODELS;
 use crate::choices::registry::read;
 use crate::choices::strategies::{STRATEGIES, Synchronises};
 use crate::insight::memory::{Need, Needs, Shape};
@@ -47,10 +48,11 @@ pub fn check(
             Some(rows) => {
                 format!("a batch of {rows} samples per rank would fit (--batch-size {rows})")
             }
-            None => {
-                "no strategy and no smaller batch would fit: use a smaller model or fewer ranks"
-                    .to_owned()
-            }
+            None => format!(
+                "no strategy and no smaller batch would fit: use a smaller model{}{}",
+                sizes(config),
+                if local_ranks == 1 { "" } else { " or fewer ranks (--nproc)" }
+            ),
         },
         names => format!("with the same flags these would fit: --strategy {}", names.join(", ")),
     };
@@ -68,6 +70,18 @@ pub fn check(
         config.strategy.name(),
         in_words(need, resident / local_ranks as f64),
     )))
+}
+
+/// The flags that decide the size of the model, in parentheses: those that the run states, or else the widths. Nothing if
+/// there are none.
+fn sizes(config: &TrainConfig) -> String {
+    let stated = config.model.sizes();
+    let widths = || MODELS.get(config.model.name()).map_or(&[][..], |model| model.width_flags());
+    let flags = match stated.is_empty() {
+        true => widths().iter().map(|flag| format!("--{flag}")).collect(),
+        false => stated,
+    };
+    if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) }
 }
 
 /// The need of a rank by category, without the categories that take less than a hundredth of it.

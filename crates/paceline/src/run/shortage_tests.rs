@@ -86,7 +86,7 @@ fn hosts(disk: &Disk) -> [Host; 2] {
 /// A folder with a checkpoint of two steps.
 fn begun() -> tempfile::TempDir {
     let parent = tempfile::tempdir().unwrap();
-    run(&run_spec(parent.path(), 2), parent.path(), hosts(&Disk::default())).unwrap();
+    run(&run_spec(parent.path(), 2), parent.path(), hosts(&Disk::without_fault())).unwrap();
     parent
 }
 
@@ -131,7 +131,7 @@ fn runs(parent: &Path) -> Vec<PathBuf> {
 /// The weights at the end of the next run, to which nothing happens.
 fn weights_of_the_next(parent: &Path) -> String {
     let before = runs(parent);
-    run(&run_spec(parent, 4), parent, hosts(&Disk::default())).unwrap();
+    run(&run_spec(parent, 4), parent, hosts(&Disk::without_fault())).unwrap();
     let summary = new_run(parent, &before).unwrap().join("summary.json");
     RunSummary::read(&summary).unwrap().text("weights_sha256").to_owned()
 }
@@ -229,7 +229,7 @@ fn a_run_without_memory_ends_with_how_much_was_asked_for_and_for_what() {
         let mut num_blocks = 0;
         loop {
             let parent = tempfile::tempdir().unwrap();
-            let mut hosts = hosts(&Disk::default());
+            let mut hosts = hosts(&Disk::without_fault());
             hosts[short].allocator = Allocator::with_blocks(num_blocks);
             let spec = spec(strategy).with("save", parent.path().join("saved").display());
             let Err(failure) = run(&spec, parent.path(), hosts) else { break };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use paceline_collectives::{Group, Mesh, ReduceOp};
-use paceline_data::Dataset;
-use paceline_kernels::Compute;
+use paceline_data::{BatchShape, Dataset};
+use paceline_kernels::{Compute, peak};
 use paceline_memory::{Allocator, PhaseUsage};
 use paceline_strategies::{Replica, StepLoss};
 use paceline_trace::{SpanTrack, now_ns};
@@ -17,6 +17,7 @@ use signal_hook::consts::SIGTERM;
 
 use crate::checkpoint::Folder;
 use crate::disk::Disk;
+use crate::insight::flops;
 use crate::insight::memory::{Needs, Shape};
 use crate::metrics::event::{Event, Listeners, Save, StepDone};
 use crate::metrics::facts::{Facts, Outcome};
@@ -24,13 +25,14 @@ use crate::metrics::memory::{self, RankMemory};
 use crate::metrics::meter::Meter;
 use crate::metrics::profiler::Profiler;
 use crate::metrics::rank_report::RankReport;
-use crate::metrics::steps::StepLog;
+use crate::metrics::steps::{AllSteps, StepLog};
 use crate::run::batches::{self, BatchStream};
 use crate::run::config::TrainConfig;
 use crate::run::evaluation;
 use crate::run::open_data::OpenData;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::run::resume;
+use crate::run::revisions;
 use crate::run::saving::Saving;
 use crate::run::step::{StepOutcome, Stepper};
 use crate::run::stop::StopRequest;
@@ -52,8 +54,8 @@ pub struct Host {
     pub stop: StopRequest,
 }
 
-/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to `folder`. All ranks end after the same step if one
-/// of them is asked to stop.
+/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to
+/// `folder`. All ranks end after the same step if one of them is asked to stop.
 pub fn run_rank(
     config: &TrainConfig,
     data: OpenData,
@@ -70,8 +72,10 @@ pub fn run_rank(
         _ => None,
     };
     let mut listeners = metrics::listeners(&disk, config, folder)?;
-    let placements = world.gather_object(&placement_line(world.rank(), local_rank), 0)?;
-    let placements = placements.unwrap_or_default();
+    let found = [config.model.revisions(), config.data.revisions()].concat();
+    let all = world.gather_object(&(placement_line(world.rank(), local_rank), found), 0)?;
+    let (placements, found): (Vec<String>, Vec<_>) = all.unwrap_or_default().into_iter().unzip();
+    revisions::check(&found)?;
     listeners.tell(Event::Placed { group: &world, placements: &placements })?;
     let saving = match &config.save {
         Some(path) => Some(Saving::new(config, path, own, &disk, &world)?),
@@ -101,7 +105,7 @@ pub fn run_rank(
     let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
     config.model.load(&replica.storage)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
-    let num_samples = dataset.len();
+    let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
     let progress = resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
@@ -112,10 +116,15 @@ pub fn run_rank(
     let before = stream.samples_before();
     replica.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
+    // The ranks measure at about the same time, and no step is near.
+    let compute_type = replica.storage.precision().compute;
+    let peak_flops_per_s = peak::of_threads(&replica.compute, compute_type);
     let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
     let mut trainer = Trainer {
         config,
         num_samples,
+        samples,
+        peak_flops_per_s,
         stepper,
         initialization,
         predicted,
@@ -171,6 +180,10 @@ struct Trainer<'a> {
     config: &'a TrainConfig,
     /// Number of training samples.
     num_samples: usize,
+    /// The fields of a sample.
+    samples: BatchShape,
+    /// The most floating-point operations per second that this rank can make.
+    peak_flops_per_s: f64,
     stepper: Stepper,
     /// The memory after initialization.
     initialization: PhaseUsage,
@@ -364,9 +377,14 @@ impl Trainer<'_> {
         let Trained { steps, meter, num_steps, last, .. } = trained;
         let memory = RankMemory::new(&self.initialization, &compute.allocator);
         let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);
+        report.peak_flops_per_s = self.peak_flops_per_s;
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };
+        let of_all = AllSteps::new(reports.iter().map(|report| &report.steps));
+        let length = of_all.tokens_per_sample().map_or(1, |tokens| tokens.round() as usize);
+        let options = &self.config.strategy.options;
+        let flops_per_sample = flops::per_sample(model, &self.samples, length.max(1), options)?;
         let outcome = Outcome {
             transport: world.transport(),
             link: world.link(),
@@ -376,6 +394,7 @@ impl Trainer<'_> {
             predicted: self.predicted.clone(),
             evaluated,
             total,
+            flops_per_sample,
         };
         let facts = Facts::new(self.config, &outcome, &reports, &model.layout);
         self.listeners.tell(Event::Ended(&facts))

@@ -5,6 +5,7 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod marked;
+pub mod pretrained;
 pub mod traces;
 
 use std::ffi::OsStr;
@@ -51,7 +52,8 @@ impl Sandbox {
         fs::write(path, bytes).unwrap();
     }
 
-    /// A command that runs the binary here, without any variable of a launcher, and without a proxy.
+    /// A command that runs the binary here, without any variable of a launcher or of Hugging Face, and
+    /// without a proxy.
     pub fn paceline(&self) -> Command {
         self.command(Path::new(env!("CARGO_BIN_EXE_paceline")))
     }
@@ -61,6 +63,8 @@ impl Sandbox {
         let mut command = Command::new(program);
         let launchers = [
             "GROUP_",
+            "HF_",
+            "HUGGING",
             "LOCAL_",
             "MASTER_",
             "PACELINE_",
@@ -72,7 +76,7 @@ impl Sandbox {
             "SLURM_",
         ];
         let foreign = |name: &str| {
-            matches!(name, "RANK" | "WORLD_SIZE")
+            matches!(name, "RANK" | "WORLD_SIZE" | "TRANSFORMERS_OFFLINE")
                 || launchers.iter().any(|p| name.starts_with(p))
                 || name.to_ascii_lowercase().ends_with("_proxy")
         };
@@ -80,6 +84,8 @@ impl Sandbox {
         {
             command.env_remove(name);
         }
+        // Nothing is looked up in the caches of this user, or kept there.
+        command.env("HF_HOME", self.path("hf")).env("XDG_CACHE_HOME", self.path("cache"));
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command
     }

@@ -1,8 +1,8 @@
 //! The file by which a launcher learns why a rank failed.
 //!
-//! torchrun, and our own launcher like it, name the file in TORCHELASTIC_ERROR_FILE. Among the ranks that failed, torchrun shows the
-//! rank with the earliest time, in whole seconds, as the root cause. For a rank without a file, that time
-//! is the moment when torchrun noticed.
+//! torchrun, and our own launcher like it, name the file in TORCHELASTIC_ERROR_FILE. Among the ranks that failed,
+//! torchrun shows the rank with the earliest time, in whole seconds, as the root cause. For a rank without a file, that
+//! time is the moment when torchrun noticed.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};

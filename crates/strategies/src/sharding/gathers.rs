@@ -58,8 +58,8 @@ impl Gathers {
         self.states.fill_with(|| State::Open);
     }
 
-    /// Starts to gather all units that are trained, after the owners have updated them. The first ones are those that the next
-    /// step needs first.
+    /// Starts to gather all units that are trained, after the owners have updated them. The first ones are those that the
+    /// next step needs first.
     pub(crate) fn send_updated(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let layout = &replica.model.layout;
         for unit in order_of_need(&replica.model) {

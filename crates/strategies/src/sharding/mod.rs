@@ -1,8 +1,8 @@
 //! What the sharded strategies share: who owns what, and memory for units that are open for the moment.
 //!
-//! [`place`] divides a layout among the ranks. [`arena`] puts units into as little memory as possible. [`gathers`] brings the
-//! values of a unit together, and [`reductions`] reduces its gradients to even shards. [`owners`] does both where ranks own
-//! whole parameters. None of these decides when that happens: a strategy does.
+//! [`place`] divides a layout among the ranks. [`arena`] puts units into as little memory as possible. [`gathers`] brings
+//! the values of a unit together, and [`reductions`] reduces its gradients to even shards. [`owners`] does both where
+//! ranks own whole parameters. None of these decides when that happens: a strategy does.
 
 pub(crate) mod arena;
 pub(crate) mod gathers;
@@ -45,8 +45,8 @@ impl Default for ShardOptions {
 }
 
 impl ShardOptions {
-    /// The number of units that a forward pass of a model gathers one after the other: the most that can be gathered ahead, or
-    /// stay gathered.
+    /// The number of units that a forward pass of a model gathers one after the other: the most that can be gathered
+    /// ahead, or stay gathered.
     pub fn num_gathered(model: &Model) -> usize {
         forward_order(model).len()
     }
@@ -130,8 +130,8 @@ pub enum ShardAccumulation {
     Shards,
 }
 
-/// The groups of a sharded strategy on a mesh: the ranks among which it divides a unit, and, if the mesh has the axis `dp` too, the
-/// ranks that hold the same shard. If the mesh has no axis `shard`, all ranks divide a unit.
+/// The groups of a sharded strategy on a mesh: the ranks among which it divides a unit, and, if the mesh has the axis
+/// `dp` too, the ranks that hold the same shard. If the mesh has no axis `shard`, all ranks divide a unit.
 pub(crate) fn groups(mesh: &Mesh) -> (Group, Option<Group>) {
     match mesh.group(Axis::Shard) {
         Some(shard) => {

@@ -1,8 +1,8 @@
 //! Reduces the gradients of whole units to even shards, during the backward pass.
 //!
 //! Input: announcements of final gradients. Output: this rank's shard of the mean over the ranks, in the storage of the
-//! replica. A unit is sent when all its gradients are final. Units are sent in one order on all ranks, because all ranks must
-//! call the same operations in the same order. This file does not know where values lie.
+//! replica. A unit is sent when all its gradients are final. Units are sent in one order on all ranks, because all ranks
+//! must call the same operations in the same order. This file does not know where values lie.
 
 use std::collections::VecDeque;
 
@@ -138,8 +138,8 @@ impl Reductions {
         Self { is_beside_gathers: true, ..self }
     }
 
-    /// Whether units are sent when they are closed. Gradients become final at other moments on a rank that leaves out layers,
-    /// but all ranks close their units in the same order, and between the same gathers.
+    /// Whether units are sent when they are closed. Gradients become final at other moments on a rank that leaves out
+    /// layers, but all ranks close their units in the same order, and between the same gathers.
     fn sends_at_close(&self, replica: &Replica) -> bool {
         self.is_beside_gathers && replica.options.find_unused_parameters
     }
@@ -347,8 +347,8 @@ impl Reductions {
     }
 }
 
-/// Waits for the reduction over the ranks that divide a unit. Then starts to average the shard over the ranks that hold the same
-/// shard.
+/// Waits for the reduction over the ranks that divide a unit. Then starts to average the shard over the ranks that hold
+/// the same shard.
 fn average(replicas: &Group, replica: &Replica, place: Place, of: &mut InFlight) -> Result<()> {
     let own = place.shard(&replica.model.layout.unit(of.unit).range);
     let shard = match &of.added {

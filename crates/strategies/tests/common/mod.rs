@@ -9,6 +9,7 @@ use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
     Batch, CnnConfig, LlamaConfig, LlamaTask, MlpConfig, Model, Optimizer, OptimizerConfig,
+    Precision, SpecialTokens,
 };
 use paceline_strategies::{
     BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch, Replica,
@@ -33,22 +34,52 @@ pub enum Net {
     TiedLlama,
     /// Sequences of different lengths.
     LlamaClassifier,
+    /// [`Net::TiedLlama`] with products in bf16.
+    TiedLlamaBf16,
+    /// [`Net::LlamaClassifier`] with products in bf16.
+    LlamaClassifierBf16,
 }
 
 /// Networks whose passes treat every sample independently.
 pub const NETS: [Net; 2] = [Net::Cnn, Net::Mlp];
 /// Networks whose passes do so too, but with parameters that have no gradient, or several contributions, or belong to the
 /// objective.
-pub const SPECIAL_NETS: [Net; 5] =
-    [Net::FrozenCnn, Net::TiedMlp, Net::Llama, Net::TiedLlama, Net::LlamaClassifier];
+pub const SPECIAL_NETS: [Net; 7] = [
+    Net::FrozenCnn,
+    Net::TiedMlp,
+    Net::Llama,
+    Net::TiedLlama,
+    Net::LlamaClassifier,
+    Net::TiedLlamaBf16,
+    Net::LlamaClassifierBf16,
+];
 
 /// Tokens of a sequence, with padding.
 pub const SEQ: usize = 5;
 const VOCAB: usize = 19;
 
 impl Net {
+    pub fn precision(self) -> Precision {
+        match self {
+            Net::TiedLlamaBf16 | Net::LlamaClassifierBf16 => Precision::BF16,
+            _ => Precision::F32,
+        }
+    }
+
+    /// The same network, whatever it computes in.
+    pub fn in_f32(self) -> Self {
+        match self {
+            Net::TiedLlamaBf16 => Net::TiedLlama,
+            Net::LlamaClassifierBf16 => Net::LlamaClassifier,
+            net => net,
+        }
+    }
+
     pub fn build(self, world_size: usize) -> Model {
         match self {
+            Net::TiedLlamaBf16 | Net::LlamaClassifierBf16 => {
+                return self.in_f32().build(world_size);
+            }
             Net::FrozenCnn => {
                 let mut model = Net::Cnn.build(world_size);
                 model.freeze(&["conv0".into(), "fc0".into()]).unwrap();
@@ -92,6 +123,7 @@ impl Net {
                     Net::LlamaClassifier => LlamaTask::Classification { num_labels: 3 },
                     _ => LlamaTask::LanguageModel,
                 },
+                special_tokens: SpecialTokens::default(),
             }
             .build(world_size),
         }
@@ -107,7 +139,7 @@ impl Net {
         let mine = start..start + each + usize::from(rank < longer);
         let (inputs, targets) = self.batch(allocator, mine.clone());
         let batch = Batch::new(inputs, targets);
-        let batch = match self {
+        let batch = match self.in_f32() {
             Net::LlamaClassifier => {
                 let length = |n: usize| 1 + (n * 3) as i64 % SEQ as i64;
                 batch.with(Batch::LENGTHS, integers(allocator, &[mine.len()], mine.map(length)))
@@ -129,6 +161,7 @@ impl Net {
             tensor
         };
         match self {
+            Net::TiedLlamaBf16 | Net::LlamaClassifierBf16 => self.in_f32().batch(allocator, mine),
             Net::Cnn | Net::BatchNormCnn | Net::FrozenCnn => {
                 let numbers = mine.clone().map(|n| (n * 7 % 10) as i64);
                 let labels = integers(allocator, &[mine.len()], numbers);
@@ -294,7 +327,7 @@ impl Trainer {
         let compute = Compute::new(1, Allocator::new()).unwrap();
         // The seeds differ, and only rank 0's seed may have an effect.
         let seed = 1 + mesh.world().rank() as u64;
-        let options = ReplicaOptions::default();
+        let options = ReplicaOptions { precision: net.precision(), ..Default::default() };
         let replica = Replica::new(strategy.as_mut(), model, compute, mesh, seed, options);
         let replica = replica.unwrap();
         let config = OptimizerConfig::Sgd(match optim {

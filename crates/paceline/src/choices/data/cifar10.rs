@@ -57,4 +57,8 @@ impl DataChoice for Cifar10Files {
         };
         files.check(run)
     }
+
+    fn source(&self) -> Option<&'static Source> {
+        Some(&SOURCE)
+    }
 }

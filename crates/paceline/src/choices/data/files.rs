@@ -16,7 +16,7 @@ use crate::{Failure, Result};
 #[derive(Clone, Debug, Args, Serialize)]
 #[command(next_help_heading = "Data")]
 pub(super) struct FileFlags {
-    /// Folder of the data set's files
+    /// Folder of the data set's files; for texts also a data set of the Hugging Face Hub (paceline fetch data)
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Download the data set's files into --data-dir first, unless they are there
@@ -76,7 +76,7 @@ impl DataSettings for Files {
         dataset.len() as f64 * elems as f64
     }
 
-    fn download(&self, quiet: bool) -> Result<()> {
+    fn prepare(&self, quiet: bool) -> Result<()> {
         if !self.flags.download {
             return Ok(());
         }

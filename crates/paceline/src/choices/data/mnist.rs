@@ -70,4 +70,8 @@ impl DataChoice for MnistFiles {
         };
         files.check(run)
     }
+
+    fn source(&self) -> Option<&'static Source> {
+        Some(&SOURCE)
+    }
 }

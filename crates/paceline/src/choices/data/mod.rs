@@ -16,6 +16,7 @@ mod synthetic;
 mod text;
 
 use std::fmt::Debug;
+use std::path::Path;
 use std::sync::Arc;
 
 use clap::ArgMatches;
@@ -26,6 +27,7 @@ use serde_json::{Value, json};
 
 use super::models::Samples;
 use super::registry::{Choice, FlagValues, Registry};
+use crate::download::Source;
 use crate::{Failure, Result};
 
 /// The data sets. The first one is the default.
@@ -45,6 +47,16 @@ pub static DATA_SETS: Registry<dyn DataChoice> = Registry::new(
 pub trait DataChoice: Choice {
     /// Reads its flags, checks them and fills in the defaults.
     fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>>;
+
+    /// The contents of the `tokenizer.json` that makes its tokens, if the program carries it.
+    fn carried_tokenizer(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Where its files are published, if `--download` and `paceline fetch data` can fetch them into a folder.
+    fn source(&self) -> Option<&'static Source> {
+        None
+    }
 }
 
 /// What a run needs of its data.
@@ -58,6 +70,8 @@ pub struct RunNeeds<'a> {
     pub global_batch_size: usize,
     /// Batches of an epoch, if the run states them.
     pub steps_per_epoch: Option<usize>,
+    /// The `tokenizer.json` of the model, if it has one.
+    pub tokenizer: Option<&'a Path>,
 }
 
 impl RunNeeds<'_> {
@@ -85,6 +99,21 @@ pub trait DataSettings: Debug + Send + Sync {
     /// Opens the training or the test part. An error names the flag.
     fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>>;
 
+    /// Lines that say where its files were found, for flags that name them without a folder.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Which revisions were found for names, in words. They must be the same on all ranks.
+    fn revisions(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The `tokenizer.json` that makes its tokens, if it reads one.
+    fn tokenizer(&self) -> Option<&Path> {
+        None
+    }
+
     /// Whether there is a part to evaluate on.
     fn has_test(&self) -> bool {
         true
@@ -108,9 +137,10 @@ pub trait DataSettings: Debug + Send + Sync {
         false
     }
 
-    /// Downloads its missing files, if the run asks for that. Unless `quiet`, reports progress on
-    /// standard error.
-    fn download(&self, _quiet: bool) -> Result<()> {
+    /// Called once, before the data set is opened, in the process that prepares a run, and not in its ranks. Downloads
+    /// missing files, if the run asks for that. Unless `quiet`, this process may report progress on standard error, also
+    /// while it opens the data set.
+    fn prepare(&self, _quiet: bool) -> Result<()> {
         Ok(())
     }
 
@@ -179,12 +209,28 @@ impl DataConfig {
         if fits(*samples, &*dataset) {
             return Ok(dataset);
         }
+        let limit = dataset.field(Field::INPUTS).and_then(|field| field.limit());
+        if let (Samples::Tokens { vocab, .. }, Some(limit)) = (*samples, limit) {
+            check_vocab(name, limit, model, vocab)?;
+        }
         let has = described(&*dataset);
         Err(Failure::Usage(format!(
             "--data {name} has {has} each, and --model {model} trains on {samples}; \
              leave --data out, or pass another --model"
         )))
     }
+}
+
+/// Fails if a data set whose tokens are below `limit` has more than the model knows.
+fn check_vocab(data: &str, limit: usize, model: &str, vocab: usize) -> Result<()> {
+    if limit <= vocab {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "--data {data} has tokens up to {}, and --model {model} knows {vocab} of them; pass --vocab {limit}, or, with \
+         --pretrained, the tokenizer of that model",
+        limit - 1
+    )))
 }
 
 /// Whether a model that trains on these samples can train on the data set.
@@ -258,6 +304,10 @@ impl Serialize for DataConfig {
             settings => settings,
         };
         value["name"] = json!(self.name);
+        let found = self.settings.notes();
+        if !found.is_empty() {
+            value["found"] = json!(found);
+        }
         value.serialize(serializer)
     }
 }

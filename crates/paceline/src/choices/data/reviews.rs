@@ -37,6 +37,10 @@ impl Choice for Reviews {
 }
 
 impl DataChoice for Reviews {
+    fn carried_tokenizer(&self) -> Option<&'static str> {
+        Some(TOKENIZER)
+    }
+
     fn resolve(&self, _: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
         let model = run.model;
         let problem = match run.samples {
@@ -136,7 +140,13 @@ mod tests {
             (Samples::Tokens { vocab: 9, classes: Some(3) }, "has 3; pass --num-labels 2"),
             (Samples::Images, "trains on images, and --data reviews has texts"),
         ] {
-            let run = RunNeeds { model: "m", samples, global_batch_size: 2, steps_per_epoch: None };
+            let run = RunNeeds {
+                model: "m",
+                samples,
+                global_batch_size: 2,
+                steps_per_epoch: None,
+                tokenizer: None,
+            };
             let error = Reviews.resolve(&settings, &run).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\nlacks {expected}");
         }

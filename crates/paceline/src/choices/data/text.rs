@@ -1,6 +1,6 @@
 //! `--data text`: texts with a class each, or running text for language models, from the files of a folder.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use clap::{Arg, ArgMatches, Args};
@@ -8,9 +8,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use paceline_data::text::{Report, TextError, TextFiles, TextSettings, TextSource};
 use paceline_data::{Dataset, Split};
 
-use super::{DataChoice, DataSettings, RunNeeds};
-use crate::choices::models::Samples;
+use super::{DataChoice, DataSettings, RunNeeds, check_vocab};
+use crate::choices::models::{Samples, TOKENIZER};
 use crate::choices::registry::{Choice, flags_of, read};
+use crate::hub::{self, Found};
 use crate::{Failure, Result};
 
 /// Default length to which texts are cut.
@@ -25,11 +26,12 @@ pub(super) struct Text;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Data")]
 struct Flags {
-    /// Folder of the data set's files
+    /// Folder of the data set's files; for texts also a data set of the Hugging Face Hub (paceline fetch data)
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Text: the tokenizer.json of the model [default: the one in --data-dir]
-    #[arg(long, value_name = "FILE")]
+    /// Text: the tokenizer.json of the model, or a model of the Hugging Face Hub [default: the one in --data-dir, or else
+    /// that of --pretrained]
+    #[arg(long, value_name = "FILE|NAME")]
     tokenizer: Option<PathBuf>,
     /// Text: cut each text to this many tokens [default: 512]
     #[arg(long, value_name = "N")]
@@ -47,7 +49,8 @@ struct Flags {
     /// Text: make batches of texts of like length, so that little is padded
     #[arg(long)]
     group_by_length: bool,
-    /// Text: folder that keeps the tokens for the next run [default: the folder tokens in --data-dir]
+    /// Text: folder that keeps the tokens for the next run [default: tokens in --data-dir; for a
+    /// data set by name ~/.cache/paceline/tokens]
     #[arg(long, value_name = "DIR")]
     token_cache: Option<PathBuf>,
     /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
@@ -76,7 +79,7 @@ fn usage<T>(problem: impl Into<String>) -> Result<T> {
 impl DataChoice for Text {
     fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
         let flags: Flags = read(settings)?;
-        let Some(folder) = flags.data_dir.clone() else {
+        let Some(stated) = &flags.data_dir else {
             return usage("--data text needs --data-dir, the folder of its files");
         };
         let numbers = [
@@ -113,7 +116,24 @@ impl DataChoice for Text {
                 return usage("--data text needs --classes, the number of classes of its labels");
             }
         };
-        let tokenizer = flags.tokenizer.clone().unwrap_or_else(|| folder.join("tokenizer.json"));
+        let Found { path: folder, note, revision } =
+            hub::find("--data-dir", stated, hub::Wanted::Texts)?;
+        let mut revisions: Vec<String> = revision.into_iter().collect();
+        let is_named = note.is_some();
+        let mut notes: Vec<String> = note.into_iter().collect();
+        let tokenizer = match &flags.tokenizer {
+            Some(stated) => {
+                let found = hub::find("--tokenizer", stated, hub::Wanted::Tokenizer)?;
+                let is_file = found.note.is_none();
+                notes.extend(found.note);
+                revisions.extend(found.revision);
+                if is_file { found.path } else { found.path.join(TOKENIZER) }
+            }
+            None => match (folder.join(TOKENIZER), run.tokenizer) {
+                (beside, Some(of_model)) if !beside.is_file() => of_model.to_owned(),
+                (beside, _) => beside,
+            },
+        };
         if !tokenizer.is_file() {
             return usage(format!(
                 "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with",
@@ -122,9 +142,28 @@ impl DataChoice for Text {
         }
         let files = TextFiles::find(&folder).map_err(in_folder)?;
         let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
-        let cache = flags.token_cache.clone().unwrap_or_else(|| folder.join("tokens"));
+        let cache = match flags.token_cache.clone() {
+            Some(cache) => cache,
+            None if is_named => hub::tokens_folder()?,
+            None => folder.join("tokens"),
+        };
+        let known = match run.samples {
+            Samples::Tokens { vocab, .. } => Some((run.model.to_owned(), vocab)),
+            _ => None,
+        };
         let quiet = OnceLock::new();
-        Ok(Arc::new(Texts { flags, folder, tokenizer, cache, kind, has_test, quiet }))
+        Ok(Arc::new(Texts {
+            flags,
+            folder,
+            tokenizer,
+            cache,
+            kind,
+            known,
+            has_test,
+            notes,
+            revisions,
+            quiet,
+        }))
     }
 }
 
@@ -175,7 +214,11 @@ struct Texts {
     tokenizer: PathBuf,
     cache: PathBuf,
     kind: Kind,
+    /// The name of the model and the number of tokens that it knows, if it states one.
+    known: Option<(String, usize)>,
     has_test: bool,
+    notes: Vec<String>,
+    revisions: Vec<String>,
     /// Whether nothing is reported. Set in the process that prepares the run; others find the tokens in the cache.
     quiet: OnceLock<bool>,
 }
@@ -199,9 +242,19 @@ impl DataSettings for Texts {
                 }
             },
         };
+        let source = TextSource::new(&self.folder, &self.tokenizer, Some(self.cache.clone()));
+        let source = source.map_err(|error| match error {
+            TextError::File { path, problem } if path == self.tokenizer => Failure::Usage(format!(
+                "--tokenizer: {} {problem}; pass the tokenizer.json that the model was published with",
+                path.display()
+            )),
+            other => in_folder(other),
+        })?;
+        // Before the texts are tokenized, and the tokens are kept.
+        if let Some((model, vocab)) = &self.known {
+            check_vocab("text", source.vocab(), model, *vocab)?;
+        }
         let open = || -> std::result::Result<Arc<dyn Dataset>, TextError> {
-            let cache = Some(self.cache.clone());
-            let source = TextSource::new(&self.folder, &self.tokenizer, cache)?;
             Ok(match self.kind {
                 Kind::Running { seq_len } => Arc::new(source.blocks(split, seq_len, report)?),
                 Kind::Classified { num_classes, max_length } => {
@@ -215,6 +268,18 @@ impl DataSettings for Texts {
         let opened = open().map_err(in_folder);
         bar.finish_and_clear();
         opened
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn revisions(&self) -> Vec<String> {
+        self.revisions.clone()
+    }
+
+    fn tokenizer(&self) -> Option<&Path> {
+        Some(&self.tokenizer)
     }
 
     fn has_test(&self) -> bool {
@@ -235,8 +300,8 @@ impl DataSettings for Texts {
         4.0 * tokens + 16.0 * dataset.len() as f64
     }
 
-    /// Nothing is fetched. The process that is asked to is the one that may report on the work of opening.
-    fn download(&self, quiet: bool) -> Result<()> {
+    /// Nothing is downloaded. Tokens are made while the data set is opened.
+    fn prepare(&self, quiet: bool) -> Result<()> {
         self.quiet.get_or_init(|| quiet);
         Ok(())
     }

@@ -1,23 +1,25 @@
-//! `--model llama`: a model of the Llama family, which predicts tokens or classifies sequences. The flags state its sizes, or a
-//! folder of Hugging Face states them and has the weights.
+//! `--model llama`: a model of the Llama family, which predicts tokens or classifies sequences. The flags state its
+//! sizes, or a folder of Hugging Face states them and has the weights.
+
+mod size;
+mod stated;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use paceline_data::Dataset;
-use paceline_model::pretrained::Pretrained;
+use paceline_model::pretrained::{NewParam, Pretrained};
 use paceline_model::{LlamaConfig, LlamaTask, Model, ModelError, Storage};
 use serde::Serialize;
 use serde_json::Value;
 
+use self::size::Size;
+use self::stated::Stated;
 use super::{Defaults, ModelChoice, ModelSettings, Samples};
 use crate::checkpoint::HUGGING_FACE_CONFIG;
 use crate::choices::registry::{Choice, flags_of, read, width};
 use crate::{Failure, Result};
-
-/// A larger number of blocks is taken for a mistake.
-const MAX_LAYERS: usize = 10_000;
 
 /// The choice.
 pub(super) struct Llama;
@@ -50,11 +52,13 @@ struct Flags {
     /// Llama: the head uses the weight of the embedding
     #[arg(long)]
     tie_embeddings: bool,
-    /// Llama: a folder with a config.json and weights as Hugging Face stores them; it states all sizes
+    /// Llama: a folder with a config.json and weights as Hugging Face stores them, or a model of the Hugging Face Hub
+    /// (paceline fetch model); it states all sizes
     // A conflict, so that the flag takes the place of the size in a configuration file or a recipe.
-    #[arg(long, value_name = "DIR", conflicts_with = "llama_size")]
+    #[arg(long, value_name = "DIR|NAME", conflicts_with = "llama_size")]
     pretrained: Option<PathBuf>,
-    /// Llama: where the first weights come from [default: pretrained, if there is a folder]
+    /// Llama: where the first weights come from [default: pretrained, if there is a folder]. With random, --pretrained
+    /// needs no weights
     #[arg(long, value_name = "FROM", value_enum)]
     init: Option<InitFrom>,
     /// Llama: put each sequence into one of N classes, instead of predicting tokens
@@ -73,53 +77,6 @@ enum InitFrom {
     Pretrained,
     /// The seed of the run
     Random,
-}
-
-/// Sizes by name. Small to xl are those of the language models of Stanford's course CS336.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Size {
-    /// 4 blocks of width 256, vocabulary 8192
-    Tiny,
-    /// 12 blocks of width 768, vocabulary 10,000
-    Small,
-    /// 24 blocks of width 1024, vocabulary 10,000
-    Medium,
-    /// 36 blocks of width 1280, vocabulary 10,000
-    Large,
-    /// 48 blocks of width 1600, vocabulary 10,000
-    Xl,
-    /// SmolLM2-360M: 32 blocks of width 960, vocabulary 49,152, tied
-    #[value(name = "smollm2-360m")]
-    SmolLm2,
-}
-
-impl Size {
-    fn config(self) -> LlamaConfig {
-        let [layers, width, heads, kv_heads, intermediate, vocab] = match self {
-            Self::Tiny => [4, 256, 4, 4, 688, 8192],
-            Self::Small => [12, 768, 12, 12, 3072, 10_000],
-            Self::Medium => [24, 1024, 16, 16, 4096, 10_000],
-            Self::Large => [36, 1280, 20, 20, 5120, 10_000],
-            Self::Xl => [48, 1600, 25, 25, 6400, 10_000],
-            Self::SmolLm2 => [32, 960, 15, 5, 2560, 49_152],
-        };
-        LlamaConfig {
-            vocab_size: vocab,
-            hidden_size: width,
-            intermediate_size: intermediate,
-            num_hidden_layers: layers,
-            num_attention_heads: heads,
-            num_key_value_heads: kv_heads,
-            head_dim: width / heads,
-            max_position_embeddings: 8192,
-            rope_theta: if self == Self::SmolLm2 { 100_000.0 } else { 10_000.0 },
-            rope_scaling: None,
-            rms_norm_eps: 1e-5,
-            initializer_range: 0.02,
-            tie_word_embeddings: self == Self::SmolLm2,
-            task: LlamaTask::LanguageModel,
-        }
-    }
 }
 
 impl Choice for Llama {
@@ -144,16 +101,29 @@ impl ModelChoice for Llama {
     fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
         let flags: Flags = read(settings)?;
         let checkpoint_activations = flags.checkpoint_activations;
-        let (mut config, folder) = match &flags.pretrained {
-            Some(folder) => (of_folder(&flags, folder)?, Some(folder)),
+        let mut notes = Vec::new();
+        let init = flags.init.unwrap_or(InitFrom::Pretrained);
+        let stated = flags.pretrained.as_deref();
+        let stated = stated.map(|stated| Stated::find(stated, init)).transpose()?;
+        if stated.is_some() {
+            check_no_sizes(&flags)?;
+        }
+        let (mut config, found) = match stated {
+            Some(Stated::Folder(found)) => (of_folder(&found.path)?, Some(found)),
+            Some(Stated::Known { size, note }) => {
+                notes.push(note);
+                (size.config(), None)
+            }
             None => (of_sizes(&flags)?, None),
         };
+        let folder = found.as_ref().map(|found| found.path.clone());
+        let revision = found.as_ref().and_then(|found| found.revision.clone());
+        notes.extend(found.and_then(|found| found.note));
         if let Some(num_labels) = flags.num_labels {
             config.task = LlamaTask::Classification { num_labels };
         }
         config.check().map_err(|e| usage(format!("--model llama: {e}")))?;
-        let init = flags.init.unwrap_or(InitFrom::Pretrained);
-        let weights = match (init, folder) {
+        let weights = match (init, &folder) {
             (InitFrom::Random, _) => None,
             (InitFrom::Pretrained, Some(folder)) => Some(Weights::open(folder, &config)?),
             (InitFrom::Pretrained, None) if flags.init.is_some() => {
@@ -163,7 +133,7 @@ impl ModelChoice for Llama {
             }
             (InitFrom::Pretrained, None) => None,
         };
-        Ok(Arc::new(Settings { config, weights, checkpoint_activations }))
+        Ok(Arc::new(Settings { config, weights, folder, notes, revision, checkpoint_activations }))
     }
 }
 
@@ -171,8 +141,8 @@ fn usage(problem: String) -> Failure {
     Failure::Usage(problem)
 }
 
-/// The settings of a folder. No flag may state a size too.
-fn of_folder(flags: &Flags, folder: &Path) -> Result<LlamaConfig> {
+/// With `--pretrained`, no flag may state a size too.
+fn check_no_sizes(flags: &Flags) -> Result<()> {
     let sizes = [
         ("--layers", flags.layers.is_some()),
         ("--width", flags.width.is_some()),
@@ -182,9 +152,16 @@ fn of_folder(flags: &Flags, folder: &Path) -> Result<LlamaConfig> {
         ("--vocab", flags.vocab.is_some()),
         ("--tie-embeddings", flags.tie_embeddings),
     ];
-    if let Some((flag, _)) = sizes.iter().find(|(_, is_given)| *is_given) {
-        return Err(usage(format!("{flag}: the folder of --pretrained states it; leave it out")));
+    match sizes.iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => {
+            Err(usage(format!("{flag}: the folder of --pretrained states it; leave it out")))
+        }
+        None => Ok(()),
     }
+}
+
+/// The settings of a folder.
+fn of_folder(folder: &Path) -> Result<LlamaConfig> {
     let path = folder.join(HUGGING_FACE_CONFIG);
     let text = std::fs::read_to_string(&path)
         .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))?;
@@ -222,8 +199,9 @@ fn of_sizes(flags: &Flags) -> Result<LlamaConfig> {
     ];
     let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
         format!("{flag} must be above zero")
-    } else if config.num_hidden_layers > MAX_LAYERS {
-        format!("--layers {}: pass {MAX_LAYERS} or less", config.num_hidden_layers)
+    } else if config.num_hidden_layers > LlamaConfig::MAX_LAYERS {
+        let (layers, most) = (config.num_hidden_layers, LlamaConfig::MAX_LAYERS);
+        format!("--layers {layers}: pass {most} or less")
     } else if !width.is_multiple_of(heads) {
         format!("--width {width} must be a multiple of --heads {heads}")
     } else if !config.head_dim.is_multiple_of(2) {
@@ -246,6 +224,11 @@ struct Settings {
     config: LlamaConfig,
     /// The first weights, if they do not come from the seed.
     weights: Option<Weights>,
+    /// The folder of --pretrained.
+    folder: Option<PathBuf>,
+    /// How the folder was found, if it was stated by name.
+    notes: Vec<String>,
+    revision: Option<String>,
     checkpoint_activations: bool,
 }
 
@@ -254,14 +237,23 @@ struct Settings {
 struct Weights {
     folder: PathBuf,
     file: Pretrained,
+    /// Parameters that get new values.
+    new: Vec<NewParam>,
 }
 
 impl Weights {
     fn open(folder: &Path, config: &LlamaConfig) -> Result<Self> {
-        let refused = |e: ModelError| usage(format!("--pretrained {e}"));
+        let refused = |e: ModelError| match e {
+            // Sizes that do not fit together come from the file of settings. Other errors name a file.
+            ModelError::Config(problem) => usage(format!(
+                "--pretrained {}: {problem}",
+                folder.join(HUGGING_FACE_CONFIG).display()
+            )),
+            other => usage(format!("--pretrained {other}")),
+        };
         let file = Pretrained::open(folder).map_err(refused)?;
-        config.check_weights(&file).map_err(refused)?;
-        Ok(Self { folder: folder.to_owned(), file })
+        let (_, new) = config.check_weights(&file).map_err(refused)?;
+        Ok(Self { folder: folder.to_owned(), file, new })
     }
 }
 
@@ -295,13 +287,37 @@ impl ModelSettings for Settings {
         Ok(if self.checkpoint_activations { model.checkpointed() } else { model })
     }
 
+    fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn revisions(&self) -> Vec<String> {
+        self.revision.iter().cloned().collect()
+    }
+
+    fn notes_at_start(&self) -> Vec<String> {
+        let Some(Weights { folder, new, .. }) = &self.weights else { return Vec::new() };
+        let note = |NewParam { name, stored }: &NewParam| {
+            let stored = match stored {
+                Some(stored) => format!("has one of another kind, {stored}"),
+                None => "has none".to_owned(),
+            };
+            format!("{name} is new and gets random values, because {} {stored}", folder.display())
+        };
+        new.iter().map(note).collect()
+    }
+
     fn hugging_face_config(&self) -> Option<Value> {
         Some(self.config.to_json())
     }
 
     fn load(&self, storage: &Storage) -> Result<()> {
         match &self.weights {
-            Some(weights) => weights.file.load(storage).map_err(|e| {
+            Some(weights) => weights.file.load(storage, &weights.new).map_err(|e| {
                 Failure::Run(format!("--pretrained {}: {e}", weights.folder.display()))
             }),
             None => Ok(()),

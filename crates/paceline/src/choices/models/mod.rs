@@ -12,6 +12,7 @@ mod mlp;
 
 use std::fmt;
 use std::fmt::Debug;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::ArgMatches;
@@ -22,6 +23,9 @@ use serde_json::{Value, json};
 
 use super::registry::{Choice, FlagValues, Registry};
 use crate::Result;
+
+/// The file that a model's tokenizer is published in.
+pub const TOKENIZER: &str = "tokenizer.json";
 
 /// The models. The first one is the default.
 pub static MODELS: Registry<dyn ModelChoice> =
@@ -64,6 +68,32 @@ pub trait ModelSettings: Debug + Send + Sync {
     /// Whether the run prints the summary of the scaling benchmark at its end.
     fn ends_with_scaling_block(&self) -> bool {
         false
+    }
+
+    /// The folder that it was published in, if it comes from one.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The `tokenizer.json` that it was published with, if it has one.
+    fn tokenizer(&self) -> Option<PathBuf> {
+        let file = self.folder()?.join(TOKENIZER);
+        file.is_file().then_some(file)
+    }
+
+    /// Lines that say where its files were found, for flags that name them without a folder.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Which revisions were found for names, in words. They must be the same on all ranks.
+    fn revisions(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Lines about the first weights, for a run that begins with them.
+    fn notes_at_start(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// The settings as Hugging Face's `transformers` has them in `config.json`, if it has this model.
@@ -186,6 +216,12 @@ impl ModelConfig {
         self.flags.typed()
     }
 
+    /// Those of its flags that are no switches, and so decide its size.
+    pub fn sizes(&self) -> Vec<String> {
+        let is_size = |(_, value): &(String, String)| !["true", "false"].contains(&value.as_str());
+        self.flags().into_iter().filter(is_size).map(|(flag, _)| flag).collect()
+    }
+
     /// Builds the model, with its frozen units.
     pub fn build(
         &self,
@@ -217,6 +253,10 @@ impl Serialize for ModelConfig {
         let mut entries = self.flags.to_json();
         entries.insert("name".into(), json!(self.name));
         entries.insert("frozen".into(), json!(self.frozen));
+        let found = self.notes();
+        if !found.is_empty() {
+            entries.insert("found".into(), json!(found));
+        }
         entries.serialize(serializer)
     }
 }

@@ -7,8 +7,45 @@ use crate::choices::strategies::{STRATEGIES, StrategyChoice};
 use crate::run::spec::RunSpec;
 use crate::{Failure, Result};
 
-/// The value that means every strategy of a comparison.
-pub const ALL: &str = "all";
+/// The data parallel strategies that a published comparison measured, in its order.
+const PUBLISHED_DATA_PARALLEL: [&str; 6] = [
+    "simple_ddp",
+    "simple_ddp_ga",
+    "simple_ddp_hook",
+    "simple_ddp_async",
+    "bucket_ddp_async",
+    "ddp",
+];
+
+/// The same for sharding.
+const PUBLISHED_SHARDING: [&str; 7] =
+    [BASELINE, "zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
+
+/// A value that means several strategies of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Several {
+    /// Every strategy.
+    All,
+    /// Those of the published comparison. The result is shown beside the published figures.
+    Published,
+}
+
+impl Several {
+    const EACH: [Several; 2] = [Several::All, Several::Published];
+
+    /// The word on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Several::All => "all",
+            Several::Published => "published",
+        }
+    }
+
+    /// What this word means; `None` for the name of a strategy.
+    pub fn named(word: &str) -> Option<Self> {
+        Self::EACH.into_iter().find(|several| several.word() == word)
+    }
+}
 
 /// The name of `simple_ddp` in a comparison of strategies that shard.
 pub const BASELINE: &str = "baseline";
@@ -26,7 +63,7 @@ impl Comparison {
     /// Both comparisons.
     pub const EACH: [Comparison; 2] = [Comparison::DataParallel, Comparison::Sharding];
 
-    /// The flag that names one of the strategies, or all, without dashes.
+    /// The flag that names one of the strategies, or several, without dashes.
     pub fn key(self) -> &'static str {
         match self {
             Comparison::DataParallel => "ddp-choice",
@@ -34,9 +71,23 @@ impl Comparison {
         }
     }
 
-    /// The comparison that the settings of a run ask for: the one whose flag says `all`.
-    pub fn asked(spec: &RunSpec) -> Option<Self> {
-        Self::EACH.into_iter().find(|of| spec.get(of.key()).is_some_and(|choice| choice == [ALL]))
+    /// The comparison that the settings of a run ask for: the one whose flag names several strategies.
+    pub fn asked(spec: &RunSpec) -> Option<(Self, Several)> {
+        Self::EACH.into_iter().find_map(|of| {
+            let choice = spec.get(of.key())?.first()?;
+            Some((of, Several::named(choice)?))
+        })
+    }
+
+    /// Those of the strategies that `several` means, in the order of the comparison.
+    pub fn selected(self, several: Several) -> Vec<(&'static str, &'static dyn StrategyChoice)> {
+        let published: &[&str] = match self {
+            Comparison::DataParallel => &PUBLISHED_DATA_PARALLEL,
+            Comparison::Sharding => &PUBLISHED_SHARDING,
+        };
+        let mut strategies = self.strategies();
+        strategies.retain(|(name, _)| several == Several::All || published.contains(name));
+        strategies
     }
 
     /// The strategies, each with its name in the comparison.
@@ -69,8 +120,8 @@ impl Comparison {
         let value = |(name, choice): (&'static str, &dyn StrategyChoice)| {
             PossibleValue::new(name).aliases(choice.aliases()).help(choice.about())
         };
-        let all = std::iter::once(PossibleValue::new(ALL));
-        PossibleValuesParser::new(all.chain(self.strategies().into_iter().map(value)))
+        let several = Several::EACH.into_iter().map(|several| PossibleValue::new(several.word()));
+        PossibleValuesParser::new(several.chain(self.strategies().into_iter().map(value)))
     }
 }
 
@@ -78,11 +129,12 @@ impl Comparison {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Comparison")]
 pub struct CompareFlags {
-    /// The same as --strategy, or all that keep replicas: run one after the other, and compare them in a table
+    /// The same as --strategy, or all that keep replicas: run one after the other, and compare them in a table. published
+    /// runs the six of a published comparison, and shows their figures beside it; it needs --nproc
     #[arg(long, value_parser = Comparison::DataParallel.parser(), value_name = "NAME", hide_possible_values = true)]
     pub ddp_choice: Option<String>,
     /// The same as --strategy, or all that shard, after the baseline simple_ddp: run one after the other, and
-    /// compare them in a table
+    /// compare them in a table. published runs the seven of a published comparison, as above
     #[arg(
         long,
         value_parser = Comparison::Sharding.parser(),

@@ -20,7 +20,7 @@ use crate::choices::registry::{self, flags_of};
 use crate::choices::strategies::STRATEGIES;
 
 pub use comm::CommArgs;
-pub use compare::{ALL, CompareFlags, Comparison};
+pub use compare::{CompareFlags, Comparison, Several};
 pub use profile::ProfileArgs;
 
 /// The flags that every run has.
@@ -55,7 +55,7 @@ pub struct RunFlags {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = Device::Cpu, help_heading = "Ranks")]
     pub device: Device,
-    /// Element type of activations, gradients and parameters
+    /// Element type in which products are computed and activations are kept
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
     pub precision: PrecisionName,
     /// How the ranks talk to each other.
@@ -167,6 +167,10 @@ pub struct RunFlags {
     /// there is one yet
     #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
     pub resume: Option<PathBuf>,
+    /// Print a line for every N batches, with their times on rank 0, and mean times after each epoch and at the end
+    /// [default: a line without times for every 10 batches, or a bar on a terminal]
+    #[arg(long, value_name = "N", help_heading = "Output")]
+    pub log_every: Option<usize>,
     /// Write scalars of each step and each evaluation for TensorBoard into the run folder
     #[arg(long, help_heading = "Output")]
     pub tensorboard: bool,

@@ -1,7 +1,7 @@
 //! `paceline bench sharded-optimizer`: what it costs and saves to divide the state of the optimizer among the ranks.
 //!
-//! The same training runs with replicas and with a sharded optimizer. [`memory`] reads the memory of a rank after initialization,
-//! before the optimizer's step and after it. [`table`] shows the results.
+//! The same training runs with replicas and with a sharded optimizer. [`memory`] reads the memory of a rank after
+//! initialization, before the optimizer's step and after it. [`table`] shows the results.
 
 pub mod memory;
 pub mod table;
@@ -66,8 +66,8 @@ pub struct ShardedOptimizerArgs {
 /// The optimizer by default. It has two values of state for each parameter.
 const OPTIMIZER: &str = "adamw";
 
-/// The results of a strategy. Times are per step, in milliseconds. Memory is that of the rank that has most, in MB of 1e6 bytes.
-/// All are medians over the rounds.
+/// The results of a strategy. Times are per step, in milliseconds. Memory is that of the rank that has most, in MB of 1e6
+/// bytes. All are medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// The strategy.

@@ -1,10 +1,14 @@
 //! `paceline train --ddp-choice all` and `--shard-choice all`: run one strategy after the other with the same seed and data,
-//! and compare all in one table.
+//! and compare all in one table. With `published` instead of `all`, those of a published comparison, and a second table with
+//! the published figures (`beside`).
+
+mod beside;
+mod published;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use paceline_analysis::table::Cell;
+use paceline_analysis::table::{Cell, Table};
 use serde::Serialize;
 
 use super::{Shown, table_of};
@@ -13,8 +17,8 @@ use crate::choices::registry::read;
 use crate::choices::strategies::{StrategyChoice, Synchronises};
 use crate::disk::Disk;
 use crate::environment::Placement;
-use crate::outputs::{check_file, check_folder, write_json};
-use crate::run::flags::{Comparison, RunFlags};
+use crate::outputs::{check_file, check_folder, write_bytes, write_json};
+use crate::run::flags::{Comparison, RunFlags, Several};
 use crate::run::folder;
 use crate::run::spec::RunSpec;
 use crate::sweep::plan::Case;
@@ -56,6 +60,8 @@ struct Row {
     choice: String,
     strategy: String,
     accumulate: usize,
+    /// Batches of a step: the mean over an epoch, in whose last step there may be fewer.
+    batches_per_step: f64,
     /// Wall-clock time of the run, from its start to its end.
     seconds: f64,
     /// The price of that time, if the user gave a price per hour.
@@ -92,13 +98,19 @@ struct Report {
 pub fn compare(
     given: &RunSpec,
     comparison: Comparison,
+    several: Several,
     placement: Option<Placement>,
 ) -> Result<u8> {
-    let flag = format!("--{} all", comparison.key());
+    let flag = format!("--{} {}", comparison.key(), several.word());
     refuse_ranks(&flag, placement)?;
+    if several == Several::Published && !given.has("nproc") {
+        return usage(format!(
+            "{flag} needs the number of ranks: pass --nproc 2 to compare with figures that were measured on 2"
+        ));
+    }
     let args: RunFlags = read(&given.parse()?)?;
     if given.has("strategy") {
-        return usage(format!("{flag} runs every strategy; leave --strategy out"));
+        return usage(format!("{flag} runs several strategies; leave --strategy out"));
     }
     if args.save.is_some() {
         return usage(format!(
@@ -117,7 +129,8 @@ pub fn compare(
     let config = spec::resolve(&flags)?;
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
-    for (choice, strategy) in comparison.strategies() {
+    let mut batches_per_step = Vec::new();
+    for (choice, strategy) in comparison.selected(several) {
         if strategy.synchronises() == Synchronises::Alone && world_size > 1 {
             continue;
         }
@@ -127,6 +140,8 @@ pub fn compare(
             Ok(config) => {
                 let name = choice.to_owned();
                 cases.push(Case { name, values: Vec::new(), spec: flags });
+                let steps = config.steps_per_epoch.div_ceil(config.strategy.accumulate);
+                batches_per_step.push(config.steps_per_epoch as f64 / steps as f64);
                 warnings.push(config.warnings);
             }
             // The flags were found to be valid above; they only do not fit this strategy.
@@ -149,13 +164,14 @@ pub fn compare(
     }
 
     let disk = Disk::default();
-    let folder = folder::create_named(&disk, &folder::runs(), config.model.name(), "all")?;
+    let folder = folder::create_named(&disk, &folder::runs(), config.model.name(), several.word())?;
     let absolute = std::path::absolute(&folder)
         .map_err(|e| Failure::io("the run folder has no absolute path", e))?;
     let mut ledger = Ledger::default();
     execute::make(&cases, 1, Duration::MAX, Some(&absolute), &mut ledger)?;
     let runs = || {
-        ledger.records().iter().zip(&cases).filter_map(|(record, case)| {
+        let all = ledger.records().iter().zip(cases.iter().zip(&batches_per_step));
+        all.filter_map(|(record, case)| {
             let Ending::Summary(summary) = &record.ending else { return None };
             Some((case, record.seconds, summary))
         })
@@ -163,10 +179,11 @@ pub fn compare(
     let weights = |summary: &RunSummary| summary.text("weights_sha256").to_owned();
     let reference = runs().find(|(.., summary)| summary.text("strategy") == REFERENCE);
     let reference = reference.map(|(.., summary)| weights(summary));
-    let rows = runs().map(|(case, seconds, summary)| Row {
+    let rows = runs().map(|((case, batches_per_step), seconds, summary)| Row {
         choice: case.name.clone(),
         strategy: summary.text("strategy").to_owned(),
         accumulate: case.spec.number("accumulate").unwrap_or(1),
+        batches_per_step: *batches_per_step,
         seconds,
         cost: price_per_hour.map(|price| price * seconds / 3600.0),
         same_bits: Some(weights(summary)) == reference,
@@ -184,11 +201,22 @@ pub fn compare(
         left_out,
     };
     write_json(&disk, &folder.join("comparison.json"), &report)?;
+    write_bytes(&disk, &folder.join("comparison.csv"), table(&report).csv().as_bytes())?;
+    let beside = match several {
+        Several::All => None,
+        Several::Published => beside::table(comparison, &report.runs),
+    };
+    if let Some(beside) = &beside {
+        write_bytes(&disk, &folder.join("beside-published.csv"), beside.table.csv().as_bytes())?;
+    }
     if let Some(file) = &args.json {
         write_json(&disk, file, &report)?;
     }
     if !args.quiet {
         say(&text(&report));
+        if let Some(beside) = &beside {
+            say(&beside.text());
+        }
         say(&format!("Run folders: {}/", folder.display()));
     }
     Ok(0)
@@ -219,11 +247,11 @@ fn text(report: &Report) -> String {
          memory of a rank; weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
         first.count("world_size"),
         first.text("transport"),
-        table(report)
+        table(report).text()
     )
 }
 
-fn table(report: &Report) -> String {
+fn table(report: &Report) -> Table {
     let is_about_memory = report.comparison == Comparison::Sharding.key();
     fn number(row: &Row, name: &str) -> Cell {
         Cell::from(row.summary.number(name))
@@ -233,29 +261,29 @@ fn table(report: &Report) -> String {
         Cell::from(peaks.get(category).map(|bytes| *bytes as f64 / 1e6))
     }
     let mut columns: Vec<Shown<Row>> = vec![
-        ("", "strategy", 0, |row| Cell::Text(row.choice.clone())),
-        ("", "step ms", 2, |row| number(row, "step_ms_median")),
-        ("", "samples/s", 0, |row| number(row, "samples_per_s")),
-        ("", "compute ms", 2, |row| number(row, "compute_ms")),
-        ("", "exposed ms", 2, |row| number(row, "comm_exposed_ms")),
-        ("", "hidden ms", 2, |row| number(row, "comm_hidden_ms")),
-        ("", "overlap %", 1, |row| number(row, "overlap_pct")),
-        ("", "waiting ms", 2, |row| number(row, "comm_wait_ms")),
-        ("", "ops/step", 2, |row| {
+        ("choice", "strategy", 0, |row| Cell::Text(row.choice.clone())),
+        ("step_ms_median", "step ms", 2, |row| number(row, "step_ms_median")),
+        ("samples_per_s", "samples/s", 0, |row| number(row, "samples_per_s")),
+        ("compute_ms", "compute ms", 2, |row| number(row, "compute_ms")),
+        ("comm_exposed_ms", "exposed ms", 2, |row| number(row, "comm_exposed_ms")),
+        ("comm_hidden_ms", "hidden ms", 2, |row| number(row, "comm_hidden_ms")),
+        ("overlap_pct", "overlap %", 1, |row| number(row, "overlap_pct")),
+        ("comm_wait_ms", "waiting ms", 2, |row| number(row, "comm_wait_ms")),
+        ("comm_ops_per_step", "ops/step", 2, |row| {
             Cell::from(row.summary.number("comm_ops_per_step").map(hundredths))
         }),
-        ("", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
-        ("", "model MB", 2, |row| memory(row, "parameters")),
-        ("", "gradient MB", 2, |row| memory(row, "gradients")),
-        ("", "optimizer MB", 2, |row| memory(row, "optimizer")),
-        ("", "open units MB", 2, |row| memory(row, "unsharded")),
-        ("", "peak MB", 2, |row| number(row, "peak_mb")),
-        ("", "loss", 4, |row| number(row, "train_loss")),
-        ("", "weights", 0, |row| {
+        ("comm_mb_per_step", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
+        ("model_mb", "model MB", 2, |row| memory(row, "parameters")),
+        ("gradient_mb", "gradient MB", 2, |row| memory(row, "gradients")),
+        ("optimizer_mb", "optimizer MB", 2, |row| memory(row, "optimizer")),
+        ("open_units_mb", "open units MB", 2, |row| memory(row, "unsharded")),
+        ("peak_mb", "peak MB", 2, |row| number(row, "peak_mb")),
+        ("train_loss", "loss", 4, |row| number(row, "train_loss")),
+        ("weights", "weights", 0, |row| {
             Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
         }),
-        ("", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
-        ("", "cost", 5, |row| Cell::from(row.cost)),
+        ("same_bits", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
+        ("cost", "cost", 5, |row| Cell::from(row.cost)),
     ];
     // Figures that the other comparison is about.
     let hidden: &[&str] = match is_about_memory {
@@ -264,7 +292,7 @@ fn table(report: &Report) -> String {
     };
     let has_costs = report.price_per_hour.is_some();
     columns.retain(|(_, name, ..)| !hidden.contains(name) && (*name != "cost" || has_costs));
-    table_of(&report.runs, &columns).text()
+    table_of(&report.runs, &columns)
 }
 
 #[cfg(test)]
@@ -286,6 +314,7 @@ mod tests {
                 choice: strategy.into(),
                 strategy: strategy.into(),
                 accumulate: 1,
+                batches_per_step: 1.0,
                 seconds: 36.0,
                 cost: price_per_hour.map(|price| price * 36.0 / 3600.0),
                 same_bits: digest.starts_with("24b"),

@@ -30,7 +30,13 @@ fn resolve(samples: Samples, folder: Option<&TempDir>, flags: &str) -> Result<Da
     let line = format!("text {}{flags}", folder.unwrap_or_default());
     let command = Command::new("text").args(Text.flags());
     let settings = command.try_get_matches_from(line.split_whitespace()).unwrap();
-    let needs = RunNeeds { model: "llama", samples, global_batch_size: 2, steps_per_epoch: None };
+    let needs = RunNeeds {
+        model: "llama",
+        samples,
+        global_batch_size: 2,
+        steps_per_epoch: None,
+        tokenizer: None,
+    };
     DataConfig::resolve("text", &settings, &needs)
 }
 
@@ -88,11 +94,7 @@ fn mistakes_name_the_flag_and_the_fix() {
     for (samples, flags, expected) in [
         (CLASSIFIES, "--train-samples 9", "9 training samples are wanted"),
         (Samples::Any, "--classes 1", "train.csv: row 1: the label is 1"),
-        (
-            Samples::Tokens { vocab: 3, classes: Some(2) },
-            "",
-            "integers below 4 with one of 2 classes",
-        ),
+        (Samples::Tokens { vocab: 3, classes: Some(2) }, "", "pass --vocab 4"),
         (PREDICTS, "", "train.csv: running text is in .txt files"),
     ] {
         let data = resolve(samples, Some(&whole), flags).unwrap();

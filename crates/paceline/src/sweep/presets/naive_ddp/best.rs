@@ -1,7 +1,7 @@
 //! The best bucket size by theory beside the best measured one.
 //!
-//! The size by theory is known when the other runs are done, so both are run again, in turns, unless the size by theory makes
-//! the same buckets as a size that has been measured.
+//! The size by theory is known when the other runs are done, so both are run again, in turns, unless the size by theory
+//! makes the same buckets as a size that has been measured.
 
 use serde::Serialize;
 

@@ -1,11 +1,12 @@
 //! The best bucket size by theory.
 //!
-//! Let `s` be the bytes of all gradients, `w` the bandwidth of an all-reduce in bytes per second, and `o` the fixed cost of an
-//! operation in seconds. With `n` buckets, the overhead of a step is `s / (w n) + n o`: the last bucket begins when nothing is
-//! left to hide it, and every bucket has the cost of its operation. The overhead is least for `n = sqrt(s / (w o))`, which are
-//! buckets of `sqrt(s o w)` bytes.
+//! Let `s` be the bytes of all gradients, `w` the bandwidth of an all-reduce in bytes per second, and `o` the fixed cost
+//! of an operation in seconds. With `n` buckets, the overhead of a step is `s / (w n) + n o`: the last bucket begins when
+//! nothing is left to hide it, and every bucket has the cost of its operation. The overhead is least for `n = sqrt(s / (w
+//! o))`, which are buckets of `sqrt(s o w)` bytes.
 //!
-//! Input: the operations of runs, or an emulated link. Output: the size. This module does not know which size is really best.
+//! Input: the operations of runs, or an emulated link. Output: the size. This module does not know which size is really
+//! best.
 
 use paceline_collectives::{Algorithm, Link};
 use serde::Serialize;
@@ -59,8 +60,8 @@ impl Theory {
         Self::new(LinearCost { op_ms, ms_per_byte }, source, gradient_bytes)
     }
 
-    /// The theory for `gradient_bytes` bytes, from the operations of the cases in which nobody computes meanwhile. `cases` has
-    /// the rounds of each of them.
+    /// The theory for `gradient_bytes` bytes, from the operations of the cases in which nobody computes meanwhile.
+    /// `cases` has the rounds of each of them.
     pub fn of_runs(cases: &[&[RunSummary]], gradient_bytes: u64) -> Self {
         let points: Vec<(f64, f64)> = cases.iter().flat_map(|rounds| points(rounds)).collect();
         let Some(cost) = fit(&points) else {
@@ -101,8 +102,8 @@ impl Theory {
     }
 }
 
-/// The operations of a case: bytes and milliseconds from the arrival of the last rank to the end, medians over the rounds. The
-/// first operation of a step, which adds up the loss, is left out: it runs while the ranks compute.
+/// The operations of a case: bytes and milliseconds from the arrival of the last rank to the end, medians over the
+/// rounds. The first operation of a step, which adds up the loss, is left out: it runs while the ranks compute.
 fn points(rounds: &[RunSummary]) -> Vec<(f64, f64)> {
     let ops: Vec<Vec<OpLine>> =
         rounds.iter().map(|run| run.part::<Anatomy>("anatomy").ops).collect();

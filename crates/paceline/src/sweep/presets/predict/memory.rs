@@ -1,4 +1,5 @@
-//! `paceline predict --memory`: what a rank needs, by strategy and number of ranks, and the largest batch and model that fit.
+//! `paceline predict --memory`: what a rank needs, by strategy and number of ranks, and the largest batch and model that
+//! fit.
 //!
 //! Nothing is run. The numbers are those of [`crate::insight::memory`], so they are the numbers that a run of the same flags
 //! prints beside its own. Models may be larger than this machine.

@@ -1,17 +1,22 @@
 //! A linear layer without bias and the softmax cross-entropy of its outputs, in chunks of rows.
 //!
 //! The outputs of a language model's head are its largest tensor: a row has an element for each word. So they are
-//! computed for a chunk of rows at a time, and turned into their gradient in place, in scratch memory that does not depend on the number of rows.
-//! Chunks are large, because each one reads and writes the gradient of the weight once.
+//! computed for a chunk of rows at a time, and turned into their gradient in place, in scratch memory that does not
+//! depend on the number of rows. Chunks are large, because each one reads and writes the gradient of the weight once.
 
-use paceline_memory::{Category, DType, Device, Tensor};
+mod products;
 
+use half::bf16;
+use paceline_memory::{Category, DType, Device, Element, Tensor};
+
+use self::products::Products;
 use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::loss::SUMS_LEN;
-use crate::matmul::{Matrix, matmul};
-use crate::meta::{self, Pretended};
+use crate::matmul::Matrix;
+use crate::meta::Pretended;
 use crate::simd::multiversion;
+use crate::stored;
 use crate::{Compute, KernelError, Real, Result, lanes};
 
 const OP: &str = "linear_cross_entropy";
@@ -51,11 +56,13 @@ pub fn count(labels: &Tensor) -> Result<usize> {
     }
 }
 
-/// Adds to `sums`, f64 (3), over the rows that have a target: the losses, `ln(sum over j of exp(z[j])) - z[label]` with `z = w x`; the number
-/// of rows whose largest output is that of the label; and the number of rows.
+/// Adds to `sums`, f64 (3), over the rows that have a target: the losses, `ln(sum over j of exp(z[j])) - z[label]` with
+/// `z = w x`; the number of rows whose largest output is that of the label; and the number of rows.
 ///
-/// Shapes: input (n, inputs), weight (classes, inputs), labels of i64 with n elements, [`IGNORED`] for a row without a target. f32 and f64.
-/// Scratch memory: a chunk of outputs, of at most 512 rows and about 32 MiB.
+/// Shapes: input (n, inputs), weight (classes, inputs), labels of i64 with n elements, [`IGNORED`] for a row without a
+/// target. f32 and f64; or an input of bf16 and a weight of f32: products then round their operands to bf16, and the
+/// outputs and their losses are f32. Scratch memory: a chunk of outputs, of at most 512 rows and about 32 MiB, and that
+/// of products in bf16.
 pub fn evaluate(
     compute: &Compute,
     input: &Tensor,
@@ -66,7 +73,7 @@ pub fn evaluate(
     run(compute, input, weight, labels, 1.0, None, sums)
 }
 
-/// Like [`evaluate`]. Also writes the gradients of `scale` times the summed loss.
+/// Like [`evaluate`]. Also writes the gradients of `scale` times the summed loss, each of the type of its tensor.
 pub fn differentiate(
     compute: &Compute,
     input: &Tensor,
@@ -100,19 +107,33 @@ fn run(
         expect_shape(OP, "d_input", d_input.shape(), input.shape())?;
         d_weight.map_or(Ok(()), |d| expect_shape(OP, "d_weight", d.shape(), weight.shape()))?;
     }
-    let written = gradients.into_iter().flat_map(|g| [Some(g.d_input), g.d_weight]).flatten();
-    match compute.device_of(OP, [input, weight, labels, sums].into_iter().chain(written.clone()))? {
+    let d_weight = gradients.and_then(|g| g.d_weight);
+    let d_input = gradients.map(|g| g.d_input);
+    let operands = [input, weight, labels, sums].into_iter().chain(d_input).chain(d_weight);
+    match compute.device_of(OP, operands)? {
         Device::Cpu => match input.dtype() {
             DType::F32 => run_of::<f32>(compute, input, weight, labels, scale, gradients, sums),
             DType::F64 => run_of::<f64>(compute, input, weight, labels, scale, gradients, sums),
+            DType::BF16 => run_of::<bf16>(compute, input, weight, labels, scale, gradients, sums),
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
-            let dtype = meta::float(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [input, weight])?;
-            let pretended = pretended.reads(DType::I64, [labels])?.writes(dtype, written)?;
+            compute.count_products([rows, classes, inputs]);
+            let (dtype, real) = stored::types(OP, input)?;
+            let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
+            let pretended = pretended.reads(real, [weight])?.reads(DType::I64, [labels])?;
+            let pretended = pretended.writes(dtype, d_input)?.writes(real, d_weight)?;
             let mut pretended = pretended.writes(DType::F64, [sums])?;
-            pretended.scratch(dtype, chunk_rows(rows, classes) * classes)
+            let chunk = chunk_rows(rows, classes);
+            pretended.scratch(real, chunk * classes)?;
+            if dtype == DType::BF16 {
+                // All chunks but the last one are alike, and no rows make no chunk.
+                for n in [chunk, rows % chunk.max(1)].into_iter().filter(|n| *n > 0) {
+                    let wants = (d_input.is_some(), d_weight.is_some());
+                    products::pretend_bf16(compute, (n, classes, inputs), wants)?;
+                }
+            }
+            Ok(())
         }
     }
 }
@@ -155,7 +176,7 @@ impl Softmax for f64 {
     }
 }
 
-fn run_of<T: Softmax>(
+fn run_of<S: Products>(
     compute: &Compute,
     input: &Tensor,
     weight: &Tensor,
@@ -164,7 +185,7 @@ fn run_of<T: Softmax>(
     gradients: Option<Gradients<'_>>,
     sums: &Tensor,
 ) -> Result<()> {
-    let (x, w, labels) = (input.read::<T>()?, weight.read::<T>()?, labels.read::<i64>()?);
+    let (x, w, labels) = (input.read::<S>()?, weight.read::<S::Real>()?, labels.read::<i64>()?);
     let (rows, num_classes) = (labels.len(), weight.dims()[0]);
     let inputs = weight.dims()[1];
     for (row, &label) in labels.iter().enumerate() {
@@ -172,16 +193,17 @@ fn run_of<T: Softmax>(
             return Err(KernelError::Label { row, label, num_classes });
         }
     }
-    let mut d_input = gradients.map(|g| g.d_input.write::<T>()).transpose()?;
-    let d_weight = gradients.and_then(|g| g.d_weight).map(|d| d.write::<T>());
+    let mut d_input = gradients.map(|g| g.d_input.write::<S>()).transpose()?;
+    let d_weight = gradients.and_then(|g| g.d_weight).map(|d| d.write::<S::Real>());
     let mut d_weight = d_weight.transpose()?;
     let mut accumulate = gradients.is_some_and(|g| g.accumulate);
     if let (Some(d_weight), 0, false) = (&mut d_weight, rows, accumulate) {
-        d_weight.fill(T::default());
+        d_weight.fill(S::Real::default());
     }
     let chunk = chunk_rows(rows, num_classes);
-    let scratch = compute.allocator.tensor(T::DTYPE, [chunk * num_classes], Category::Workspace)?;
-    let mut scratch = scratch.write::<T>()?;
+    let (real, len) = (S::Real::DTYPE, chunk * num_classes);
+    let scratch = compute.allocator.tensor(real, [len], Category::Workspace)?;
+    let mut scratch = scratch.write::<S::Real>()?;
     let mut found = vec![(0.0, false); chunk];
     let w = Matrix::new(&w, num_classes, inputs);
     let mut batch = [0.0; SUMS_LEN];
@@ -191,11 +213,11 @@ fn run_of<T: Softmax>(
         let z = &mut scratch[..n * num_classes];
         let part = begin * inputs..(begin + n) * inputs;
         let x = Matrix::new(&x[part.clone()], n, inputs);
-        matmul(compute, x, w.transposed(), z, false);
+        S::outputs(compute, x, w, z)?;
         let items = batches(compute, z, num_classes, n);
         let items = items.into_iter().zip(batches(compute, &mut found[..n], 1, n)).collect();
         compute.threads.for_each(items, |((first, z), (_, found))| {
-            T::rows(compute, num_classes, &labels[first..], scale, z, found);
+            S::Real::rows(compute, num_classes, &labels[first..], scale, z, found);
             Result::Ok(())
         })?;
         for ((loss, is_correct), label) in found.iter().zip(labels) {
@@ -207,10 +229,10 @@ fn run_of<T: Softmax>(
         }
         let dz = Matrix::new(z, n, num_classes);
         if let Some(d_input) = &mut d_input {
-            matmul(compute, dz, w, &mut d_input[part], false);
+            S::d_input(compute, dz, w, &mut d_input[part])?;
         }
         if let Some(d_weight) = &mut d_weight {
-            matmul(compute, dz.transposed(), x, d_weight, accumulate);
+            S::d_weight(compute, dz, x, d_weight, accumulate)?;
             accumulate = true;
         }
     }
@@ -223,8 +245,9 @@ multiversion! {
     fn rows_f32(classes: usize, labels: &[i64], scale: f64, z: &mut [f32], found: &mut [(f64, bool)]) = rows_body
 }
 
-/// Turns outputs into `scale * (softmax(z)[j] - (j == label))`. The largest output is subtracted first, so that nothing overflows. Finds
-/// the loss of each row, and whether its label has the largest output; the first one counts if several are equal.
+/// Turns outputs into `scale * (softmax(z)[j] - (j == label))`. The largest output is subtracted first, so that nothing
+/// overflows. Finds the loss of each row, and whether its label has the largest output; the first one counts if several
+/// are equal.
 #[inline(always)]
 fn rows_body<T: Real>(
     classes: usize,

@@ -1,0 +1,120 @@
+//! The loops over the windows of one image: pooling, and its gradients.
+//!
+//! In: sums of a convolution in f32, or gradients and winners. Out: pooled values and winners, or gradients in f32. Pooled
+//! values and their gradients are f32 or bf16.
+
+use crate::Compute;
+use crate::conv2d::input_gradient::Grid;
+use crate::simd::multiversion;
+use crate::stored::Single;
+
+/// The value of a winner if ReLU has set the result to zero.
+const NOTHING: u8 = 4;
+
+/// Writes the gradients of an image before the pool into a grid: see [`unpool`].
+pub(super) fn unpool_into<S: Single>(
+    compute: &Compute,
+    grid: Grid<'_>,
+    columns: usize,
+    channels: usize,
+    dy: &[S],
+    winners: &[u8],
+) {
+    let Grid { elems, row_stride, position_stride } = grid;
+    unpool::<S>(compute.simd, dy, winners, columns, channels, elems, row_stride, position_stride);
+}
+
+multiversion! {
+    /// Pools `raw` (2 rows, 2 columns, stride), adds the bias and applies ReLU.
+    pub(super) fn pool<S: Single>(
+        raw: &[f32],
+        stride: usize,
+        columns: usize,
+        bias: &[f32],
+        y: &mut [S],
+        winners: &mut [u8],
+    ) = pool_body
+}
+
+#[inline(always)]
+fn pool_body<S: Single>(
+    raw: &[f32],
+    stride: usize,
+    columns: usize,
+    bias: &[f32],
+    y: &mut [S],
+    winners: &mut [u8],
+) {
+    let channels = bias.len();
+    let positions = y.chunks_exact_mut(channels).zip(winners.chunks_exact_mut(channels));
+    for (position, (y, winners)) in positions.enumerate() {
+        let (i, j) = (position / columns, position % columns);
+        let top = &raw[(2 * i * 2 * columns + 2 * j) * stride..];
+        let bottom = &raw[((2 * i + 1) * 2 * columns + 2 * j) * stride..];
+        let (a, b) = (&top[..channels], &top[stride..stride + channels]);
+        let (c, d) = (&bottom[..channels], &bottom[stride..stride + channels]);
+        for o in 0..channels {
+            let (mut most, mut winner) = (a[o], 0u8);
+            for (candidate, at) in [(b[o], 1u8), (c[o], 2), (d[o], 3)] {
+                let wins = candidate > most || candidate.is_nan();
+                most = if wins { candidate } else { most };
+                winner = if wins { at } else { winner };
+            }
+            let sum = most + bias[o];
+            let passes = sum > 0.0 || sum.is_nan();
+            y[o] = S::store(if passes { sum } else { 0.0 });
+            winners[o] = if passes { winner } else { NOTHING };
+        }
+    }
+}
+
+multiversion! {
+    /// Writes all four positions of every window: the gradient for the winner, zero for the others.
+    fn unpool<S: Single>(
+        dy: &[S],
+        winners: &[u8],
+        columns: usize,
+        channels: usize,
+        elems: &mut [f32],
+        row_stride: usize,
+        position_stride: usize,
+    ) = unpool_body
+}
+
+#[inline(always)]
+fn unpool_body<S: Single>(
+    dy: &[S],
+    winners: &[u8],
+    columns: usize,
+    channels: usize,
+    elems: &mut [f32],
+    row_stride: usize,
+    position_stride: usize,
+) {
+    let positions = dy.chunks_exact(channels).zip(winners.chunks_exact(channels));
+    for (position, (dy, winners)) in positions.enumerate() {
+        let (i, j) = (position / columns, position % columns);
+        for at in 0..4u8 {
+            let (row, column) = (2 * i + usize::from(at / 2), 2 * j + usize::from(at % 2));
+            let to = &mut elems[row * row_stride + column * position_stride..][..channels];
+            for ((to, dy), winner) in to.iter_mut().zip(dy).zip(winners) {
+                *to = if *winner == at { dy.load() } else { 0.0 };
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Adds to `db` the gradients of positive outputs, position by position.
+    pub(super) fn add_won<S: Single>(dy: &[S], winners: &[u8], db: &mut [f32]) = add_won_body
+}
+
+#[inline(always)]
+fn add_won_body<S: Single>(dy: &[S], winners: &[u8], db: &mut [f32]) {
+    let channels = db.len();
+    for (dy, winners) in dy.chunks_exact(channels).zip(winners.chunks_exact(channels)) {
+        for ((db, dy), winner) in db.iter_mut().zip(dy).zip(winners) {
+            *db += if *winner == NOTHING { 0.0 } else { dy.load() };
+        }
+    }
+}

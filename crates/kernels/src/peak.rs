@@ -1,0 +1,158 @@
+//! The peak of a thread: how many floating-point operations it can make in a second if it touches no memory.
+//!
+//! In: the vector instructions. Out: a speed, measured now by short loops of fused multiply-adds in registers. What a kernel
+//! reaches is compared with it. This module knows nothing of kernels.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+use std::time::Instant;
+
+use paceline_memory::DType;
+
+use crate::{Compute, SimdLevel};
+
+/// Steps of a loop: about a tenth of a millisecond.
+const STEPS: usize = 20_000;
+
+/// Repetitions for the peak of a rank, which takes some milliseconds.
+const REPETITIONS: usize = 20;
+
+/// Multiply-adds of a vector in a step. Each has a sum of its own, so that none waits for the one before. There are as many
+/// as the processor has registers for beside the factor.
+#[cfg(target_arch = "x86_64")]
+const SUMS_AVX512: usize = 24;
+#[cfg(target_arch = "x86_64")]
+const SUMS_AVX2: usize = 12;
+const SUMS_PORTABLE: usize = 48;
+
+/// Floating-point operations per second of all threads of `compute`, which are measured at the same time: the best of
+/// several repetitions of each, added up. For products of bf16 it is the speed of their own instructions or that of f32,
+/// whichever is higher, because operands may be widened.
+pub fn of_threads(compute: &Compute, dtype: DType) -> f64 {
+    let once = || match dtype {
+        DType::BF16 => flops_per_s(compute.simd()).max(bf16_flops_per_s()),
+        _ => flops_per_s(compute.simd()),
+    };
+    let best = || (0..REPETITIONS).map(|_| once()).fold(0.0, f64::max);
+    let mut speeds = vec![0.0; compute.threads.count()];
+    let measured: Result<(), Infallible> =
+        compute.threads.for_each(speeds.iter_mut().collect(), |speed| {
+            *speed = best();
+            Ok(())
+        });
+    let Ok(()) = measured;
+    speeds.iter().sum()
+}
+
+/// Floating-point operations per second of this thread in f32, with these instructions: one repetition. A multiplication
+/// and an addition count as one each. Take the best of several, because other work on the machine only slows them down.
+///
+/// Returns zero if the processor does not have the instructions.
+pub fn flops_per_s(simd: SimdLevel) -> f64 {
+    if !SimdLevel::available().contains(&simd) {
+        return 0.0;
+    }
+    match simd {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 => {
+            // SAFETY: the processor has AVX-512, as checked above.
+            speed(SUMS_AVX512 * 16, 2, || unsafe { fused_avx512(STEPS) })
+        }
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 => {
+            // SAFETY: the processor has AVX2 and fused multiply-add, as checked above.
+            speed(SUMS_AVX2 * 8, 2, || unsafe { fused_avx2(STEPS) })
+        }
+        _ => speed(SUMS_PORTABLE, 2, || portable(STEPS)),
+    }
+}
+
+/// The same for products of pairs of bf16 with sums in f32 (AVX512-BF16). Returns zero if the processor lacks the
+/// instructions.
+pub fn bf16_flops_per_s() -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if crate::simd::has_bf16_dots() && is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has AVX512-BF16.
+        return speed(SUMS_AVX512 * 16, 4, || unsafe { dots(STEPS) });
+    }
+    0.0
+}
+
+/// The operations of `run`, which makes [`STEPS`] steps on `lanes` numbers, divided by its time.
+fn speed(lanes: usize, flop_per_lane: usize, run: impl Fn()) -> f64 {
+    let before = Instant::now();
+    run();
+    (STEPS * lanes * flop_per_lane) as f64 / before.elapsed().as_secs_f64()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn fused_avx512(steps: usize) {
+    use std::arch::x86_64::*;
+    let x = black_box(_mm512_set1_ps(0.5));
+    // The compiler must not see that all sums are equal.
+    let mut sums = black_box([_mm512_setzero_ps(); SUMS_AVX512]);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(x, x, *sum);
+        }
+    }
+    black_box(sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn fused_avx2(steps: usize) {
+    use std::arch::x86_64::*;
+    let x = black_box(_mm256_set1_ps(0.5));
+    let mut sums = black_box([_mm256_setzero_ps(); SUMS_AVX2]);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm256_fmadd_ps(x, x, *sum);
+        }
+    }
+    black_box(sums);
+}
+
+/// 24 dot products of pairs per step.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn dots(steps: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: both types are any 512 bits.
+    let x: __m512bh = unsafe { std::mem::transmute(black_box(_mm512_set1_epi32(0x3f00_3f00))) };
+    let mut sums = black_box([_mm512_setzero_ps(); SUMS_AVX512]);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, x, x);
+        }
+    }
+    black_box(sums);
+}
+
+/// A multiplication and an addition, which plain code does not fuse.
+fn portable(steps: usize) {
+    let x = black_box(0.5f32);
+    let mut sums = black_box([0.0f32; SUMS_PORTABLE]);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            // Depends on the sum, so that the multiplication is not moved out of the loop.
+            *sum = *sum * x + x;
+        }
+    }
+    black_box(sums);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_of_this_processor_has_a_peak() {
+        for simd in SimdLevel::available() {
+            let speed = flops_per_s(simd);
+            assert!(speed.is_finite() && speed > 0.0, "{simd:?}: {speed}");
+        }
+        assert!(bf16_flops_per_s() >= 0.0);
+    }
+}

@@ -1,0 +1,162 @@
+//! Numbers as they lie in memory, and the types in which kernels compute with them.
+//!
+//! f32 and f64 are computed with as they are. bf16 is widened to f32 when it is loaded, and results are rounded once, when
+//! they are stored. So one loop serves all three, and has the bits of a plain f32 loop for f32.
+
+use half::bf16;
+use paceline_memory::{DType, Element, MemoryError, Tensor};
+
+use crate::bf16::{round, widen};
+use crate::{KernelError, Real, Result};
+
+/// A number in memory.
+pub trait Stored: Element + Default {
+    /// The type in which kernels compute with this number.
+    type Real: Real;
+    /// The same value, exactly.
+    fn load(self) -> Self::Real;
+    /// The nearest value of this type.
+    fn store(x: Self::Real) -> Self;
+    /// The elements themselves as the type that kernels compute in. `None` if that is another type.
+    fn as_reals(elems: &mut [Self]) -> Option<&mut [Self::Real]>;
+}
+
+macro_rules! stored_as_it_is {
+    ($real:ty) => {
+        impl Stored for $real {
+            type Real = Self;
+            #[inline(always)]
+            fn load(self) -> Self {
+                self
+            }
+            #[inline(always)]
+            fn store(x: Self) -> Self {
+                x
+            }
+            fn as_reals(elems: &mut [Self]) -> Option<&mut [Self]> {
+                Some(elems)
+            }
+        }
+    };
+}
+stored_as_it_is!(f32);
+stored_as_it_is!(f64);
+
+impl Stored for bf16 {
+    type Real = f32;
+    #[inline(always)]
+    fn load(self) -> f32 {
+        widen(self)
+    }
+    #[inline(always)]
+    fn store(x: f32) -> Self {
+        round(x)
+    }
+    fn as_reals(_: &mut [Self]) -> Option<&mut [f32]> {
+        None
+    }
+}
+
+/// A number with which kernels compute in f32: f32 or bf16.
+pub(crate) trait Single: Stored<Real = f32> {}
+impl Single for f32 {}
+impl Single for bf16 {}
+
+/// A number as the operand of a product whose operands are rounded to `S`.
+#[inline(always)]
+pub(crate) fn operand<X: Single, S: Single>(x: X) -> f32 {
+    S::store(x.load()).load()
+}
+
+/// Runs `$body` with `$S` as the element type of a tensor, which must be f32, f64 or bf16.
+macro_rules! for_stored {
+    ($op:expr, $dtype:expr, $S:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $S = f32;
+                $body
+            }
+            DType::F64 => {
+                type $S = f64;
+                $body
+            }
+            DType::BF16 => {
+                type $S = half::bf16;
+                $body
+            }
+            dtype => Err($crate::KernelError::DType { op: $op, dtype }),
+        }
+    };
+}
+pub(crate) use for_stored;
+
+/// The element type of an operand that must be f32, f64 or bf16, and the type in which kernels compute with it.
+pub(crate) fn types(op: &'static str, operand: &Tensor) -> Result<(DType, DType)> {
+    match operand.dtype() {
+        dtype @ (DType::F32 | DType::F64) => Ok((dtype, dtype)),
+        DType::BF16 => Ok((DType::BF16, DType::F32)),
+        dtype => Err(KernelError::DType { op, dtype }),
+    }
+}
+
+/// Whether an operand of an operation that computes in `real` is stored in bf16.
+pub(crate) fn is_rounded(real: DType, operand: &Tensor) -> bool {
+    real == DType::F32 && operand.dtype() == DType::BF16
+}
+
+/// The element type that an operation in `real` expects of an operand that may be stored in bf16.
+pub(crate) fn expected(real: DType, operand: &Tensor) -> DType {
+    if is_rounded(real, operand) { DType::BF16 } else { real }
+}
+
+/// Runs `$body` with `$X` as the element type of a layer's input (or its gradient) and `$S` as that of its output (or its
+/// gradient): both f32, both bf16, or an input of f32 and an output of bf16.
+macro_rules! for_images {
+    ($op:expr, ($input:expr, $output:expr), ($X:ident, $S:ident) => $body:expr) => {
+        match ($input.dtype(), $output.dtype()) {
+            (DType::F32, DType::F32) => {
+                type $X = f32;
+                type $S = f32;
+                $body
+            }
+            (DType::F32, DType::BF16) => {
+                type $X = f32;
+                type $S = half::bf16;
+                $body
+            }
+            (DType::BF16, DType::BF16) => {
+                type $X = half::bf16;
+                type $S = half::bf16;
+                $body
+            }
+            (input, output) => Err($crate::stored::image_mismatch($op, input, output)),
+        }
+    };
+}
+pub(crate) use for_images;
+
+/// The element types of a layer's input (or its gradient), output (or its gradient) and parameters. See [`for_images`]; or
+/// all are f64.
+pub(crate) fn image_types(
+    op: &'static str,
+    input: &Tensor,
+    output: &Tensor,
+) -> Result<(DType, DType, DType)> {
+    match (input.dtype(), output.dtype()) {
+        (DType::F64, DType::F64) => Ok((DType::F64, DType::F64, DType::F64)),
+        (DType::F32, DType::F32) => Ok((DType::F32, DType::F32, DType::F32)),
+        (input @ (DType::F32 | DType::BF16), DType::BF16) => Ok((input, DType::BF16, DType::F32)),
+        (input, output) => Err(image_mismatch(op, input, output)),
+    }
+}
+
+/// The error for element types that no layer has.
+pub(crate) fn image_mismatch(op: &'static str, input: DType, output: DType) -> KernelError {
+    match input {
+        // The input is fine by itself, so the output is of the wrong type.
+        DType::F32 | DType::F64 | DType::BF16 => {
+            MemoryError::WrongType { expected: input, got: output }.into()
+        }
+        dtype => KernelError::DType { op, dtype },
+    }
+}

@@ -1,0 +1,310 @@
+//! The kernels of a language model with activations of bf16, against f64 formulas of the same numbers.
+//!
+//! Inputs are numbers that bf16 has, so what is off comes from the kernels: f32 arithmetic, and one rounding of each result
+//! that is stored in bf16. Outputs are poisoned before.
+
+use half::bf16;
+use paceline_kernels::attention::{self, AttentionSpec};
+use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED};
+use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
+use paceline_kernels::{Compute, SimdLevel, embedding, reference, rms_norm, swiglu};
+use paceline_memory::{Allocator, Category, DType, Element, Tensor};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Between -2 and 2, with the 8 bits of bf16.
+fn random(len: usize, seed: u64) -> Vec<f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..len).map(|_| bf16::from_f32(rng.random::<f32>() * 4.0 - 2.0).to_f64()).collect()
+}
+
+/// A compute handle of each form of products on this processor, with 1 and 3 threads.
+fn computes() -> Vec<Compute> {
+    let mut computes = Vec::new();
+    for threads in [1, 3] {
+        let new = || Compute::new(threads, Allocator::new()).unwrap();
+        for level in SimdLevel::available() {
+            computes.push(new().with_simd(level).unwrap().with_bf16_dots(false).unwrap());
+        }
+        computes.extend(new().with_bf16_dots(true));
+    }
+    computes
+}
+
+fn of<T: Element>(elems: &[T], shape: &[usize]) -> Tensor {
+    let tensor = Allocator::new().tensor(T::DTYPE, shape, Category::Data).unwrap();
+    tensor.write::<T>().unwrap().copy_from_slice(elems);
+    tensor
+}
+
+fn halves(elems: &[f64], shape: &[usize]) -> Tensor {
+    of(&elems.iter().map(|x| bf16::from_f64(*x)).collect::<Vec<_>>(), shape)
+}
+
+fn floats(elems: &[f64], shape: &[usize]) -> Tensor {
+    of(&elems.iter().map(|x| *x as f32).collect::<Vec<_>>(), shape)
+}
+
+/// What a kernel has to overwrite.
+fn poison(dtype: DType, shape: &[usize]) -> Tensor {
+    let nan = vec![f64::NAN; shape.iter().product()];
+    if dtype == DType::BF16 { halves(&nan, shape) } else { floats(&nan, shape) }
+}
+
+fn read(tensor: &Tensor) -> Vec<f64> {
+    match tensor.dtype() {
+        DType::BF16 => tensor.read::<bf16>().unwrap().iter().map(|x| x.to_f64()).collect(),
+        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
+    }
+}
+
+/// Half of the distance between neighbors, relative to the smaller one: bf16 has 8 bits of mantissa.
+const ROUNDING: f64 = 1.0 / 256.0;
+
+/// Each element may be off by its own rounding, if it is bf16, and by `within` of the largest element or one.
+#[track_caller]
+fn close(got: &Tensor, want: &[f64], within: f64, what: &str) {
+    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+    let rounding = if got.dtype() == DType::BF16 { ROUNDING } else { 0.0 };
+    let got = read(got);
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        let allowed = rounding * want.abs() + within * scale;
+        assert!((got - want).abs() <= allowed, "{what}[{at}]: {got}, not {want}");
+    }
+}
+
+/// Of f32 arithmetic.
+const FINE: f64 = 4e-6;
+
+#[test]
+fn rms_norm_reads_a_wide_stream_and_writes_a_rounded_one() {
+    for (rows, columns) in [(1, 1), (5, 7), (3, 32), (9, 101), (0, 4)] {
+        // The stream has more bits than bf16.
+        let x: Vec<f64> =
+            random(rows * columns, 1).iter().map(|x| f64::from(*x as f32 / 3.0)).collect();
+        let (w, dy) = (random(columns, 2), random(rows * columns, 3));
+        let (eps, wide) = (1e-5, [rows, columns]);
+        let row = |of: &[f64], i: usize| of[i * columns..(i + 1) * columns].to_vec();
+        let square = |i: usize| row(&x, i).iter().map(|x| x * x).sum::<f64>() / columns as f64;
+        let r: Vec<f64> = (0..rows).map(|i| 1.0 / (square(i) + eps).sqrt()).collect();
+        let at = |f: &dyn Fn(usize, usize) -> f64| -> Vec<f64> {
+            (0..rows * columns).map(|e| f(e / columns, e % columns)).collect()
+        };
+        let y = at(&|i, j| x[i * columns + j] * r[i] * w[j]);
+        let dx = at(&|i, j| {
+            let dot: f64 = (0..columns).map(|k| w[k] * row(&dy, i)[k] * row(&x, i)[k]).sum();
+            r[i] * w[j] * row(&dy, i)[j] - row(&x, i)[j] * r[i].powi(3) * dot / columns as f64
+        });
+        let product = |i: usize, j: usize| dy[i * columns + j] * x[i * columns + j] * r[i];
+        let sum = |j: usize| (0..rows).map(|i| product(i, j)).sum();
+        let dw: Vec<f64> = (0..columns).map(sum).collect();
+        for compute in &computes() {
+            let (xs, ws) = (floats(&x, &wide), floats(&w, &[columns]));
+            let (ys, rs) = (poison(DType::BF16, &wide), poison(DType::F32, &[rows]));
+            rms_norm::forward(compute, &xs, &ws, eps, &ys, &rs).unwrap();
+            close(&ys, &y, FINE, "y");
+            close(&rs, &r, FINE, "r");
+            let (dys, dxs) = (halves(&dy, &wide), poison(DType::F32, &wide));
+            rms_norm::backward_input(compute, &xs, &ws, &rs, &dys, &dxs).unwrap();
+            // Where columns are few, r^3 is large.
+            let largest = r.iter().fold(1.0f64, |most, r| most.max(r.powi(2)));
+            close(&dxs, &dx, FINE * largest, "dx");
+            let dws = poison(DType::F32, &[columns]);
+            rms_norm::backward_weight(compute, &xs, &rs, &dys, &dws, false).unwrap();
+            close(&dws, &dw, FINE, "dw");
+        }
+    }
+}
+
+#[test]
+fn swiglu_computes_wide_and_rounds_once() {
+    for (rows, columns) in [(1, 1), (4, 3), (7, 65), (0, 5)] {
+        let x: Vec<f64> = random(rows * 2 * columns, 5).iter().map(|x| x * 4.0).collect();
+        let dy = random(rows * columns, 6);
+        let (mut y, mut dx) = (vec![0.0; rows * columns], vec![0.0; 2 * rows * columns]);
+        for (e, y) in y.iter_mut().enumerate() {
+            let begin = e / columns * 2 * columns + e % columns;
+            let (g, u) = (x[begin], x[begin + columns]);
+            let s = 1.0 / (1.0 + (-g).exp());
+            *y = g * s * u;
+            dx[begin] = dy[e] * u * (s + g * s * (1.0 - s));
+            dx[begin + columns] = dy[e] * g * s;
+        }
+        for compute in &computes() {
+            let (xs, dys) = (halves(&x, &[rows, 2 * columns]), halves(&dy, &[rows, columns]));
+            let ys = poison(DType::BF16, &[rows, columns]);
+            swiglu::forward(compute, &xs, &ys).unwrap();
+            close(&ys, &y, FINE, "y");
+            let dxs = poison(DType::BF16, &[rows, 2 * columns]);
+            swiglu::backward(compute, &xs, &dys, &dxs).unwrap();
+            close(&dxs, &dx, FINE, "dx");
+        }
+    }
+}
+
+#[test]
+fn rows_are_selected_and_put_back_exactly() {
+    let compute = Compute::new(1, Allocator::new()).unwrap();
+    let table = random(7 * 5, 7);
+    let (ids, rows) = (of(&[6i64, 0, 3], &[3]), poison(DType::BF16, &[3, 5]));
+    embedding::forward(&compute, &ids, &halves(&table, &[7, 5]), &rows).unwrap();
+    let row = |id: usize| table[id * 5..(id + 1) * 5].to_vec();
+    assert_eq!(read(&rows), [row(6), row(0), row(3)].concat());
+    let back = poison(DType::BF16, &[7, 5]);
+    embedding::backward(&compute, &ids, &rows, &back, false).unwrap();
+    let zero = vec![0.0; 5];
+    let of_row = |id| if [6, 0, 3].contains(&id) { row(id) } else { zero.clone() };
+    assert_eq!(read(&back), (0..7).flat_map(of_row).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_head_has_wide_outputs_and_losses() {
+    for (rows, inputs, classes) in [(1, 1, 1), (9, 5, 7), (70, 33, 40), (600, 3, 5), (0, 3, 4)] {
+        let (x, w) = (random(rows * inputs, 8), random(classes * inputs, 9));
+        let label = |row: usize| if row % 5 == 4 { IGNORED } else { (row * 7 % classes) as i64 };
+        let labels: Vec<i64> = (0..rows).map(label).collect();
+        let before = random(classes * inputs, 10);
+        let scale = 1.0 / rows.max(1) as f64;
+        let (mut loss, mut dx) = (0.0, vec![0.0; rows * inputs]);
+        let mut dw = vec![0.0; classes * inputs];
+        for row in (0..rows).filter(|row| labels[*row] != IGNORED) {
+            let dot = |j: usize| (0..inputs).map(move |p| (row * inputs + p, j * inputs + p));
+            let z: Vec<f64> =
+                (0..classes).map(|j| dot(j).map(|(a, b)| x[a] * w[b]).sum()).collect();
+            let total: f64 = z.iter().map(|z| z.exp()).sum();
+            loss += total.ln() - z[labels[row] as usize];
+            for (j, z) in z.iter().enumerate() {
+                let is_label = f64::from(u8::from(j == labels[row] as usize));
+                let dz = scale * (z.exp() / total - is_label);
+                for (a, b) in dot(j) {
+                    dx[a] += dz * w[b];
+                    dw[b] += dz * x[a];
+                }
+            }
+        }
+        let added: Vec<f64> = dw.iter().zip(&before).map(|(dw, before)| dw + before).collect();
+        for compute in &computes() {
+            let (xs, ws) = (halves(&x, &[rows, inputs]), floats(&w, &[classes, inputs]));
+            let (ids, dxs) = (of(&labels, &[rows]), poison(DType::BF16, &[rows, inputs]));
+            for (accumulate, dw) in [(false, &dw), (true, &added)] {
+                let dws = match accumulate {
+                    true => floats(&before, &[classes, inputs]),
+                    false => poison(DType::F32, &[classes, inputs]),
+                };
+                let (d_input, d_weight) = (&dxs, Some(&dws));
+                let gradients = Gradients { d_input, d_weight, accumulate };
+                let sums = of(&[0.0f64; 3], &[3]);
+                linear_cross_entropy::differentiate(
+                    compute, &xs, &ws, &ids, scale, gradients, &sums,
+                )
+                .unwrap();
+                let sums = sums.read::<f64>().unwrap().to_vec();
+                let off = (sums[0] - loss).abs();
+                assert!(off <= FINE * loss.max(1.0) * 4.0, "{} not {loss}", sums[0]);
+                // Outputs become gradients, and each of these is rounded before it is multiplied: an element is off by that
+                // share of the sum of the sizes of its products, which is at most two of the largest weights times scale.
+                close(&dxs, &dx, ROUNDING * 4.0 * scale + FINE, "dx");
+                close(&dws, dw, ROUNDING * 2.0 + FINE, "dw");
+            }
+            let sums = of(&[0.0f64; 3], &[3]);
+            linear_cross_entropy::evaluate(compute, &xs, &ws, &ids, &sums).unwrap();
+            let off = (sums.read::<f64>().unwrap()[0] - loss).abs();
+            assert!(off <= FINE * loss.max(1.0) * 4.0);
+        }
+    }
+}
+
+#[test]
+fn attention_is_wide_inside() {
+    for (heads, kv_heads, head_dim, seq) in
+        [(1, 1, 8, 1), (4, 2, 16, 65), (3, 1, 2, 63), (2, 2, 80, 30), (9, 3, 64, 129)]
+    {
+        let spec = AttentionSpec { batch: 3, seq, heads, kv_heads, head_dim };
+        let lengths = [seq as i64, 0, (seq as i64 * 2 + 2) / 3];
+        let config = RotaryConfig { head_dim, theta: 10_000.0, scaling: None };
+        let table = |dtype| RotaryTable::new(&Allocator::new(), config, seq, dtype).unwrap();
+        let is_padding = |row: usize| row % seq >= lengths[row / seq] as usize;
+        // Nothing reads padding.
+        let padded = |[rows, columns]: [usize; 2], seed| {
+            let mut values = random(rows * columns, seed);
+            for (row, values) in values.chunks_exact_mut(columns).enumerate() {
+                if is_padding(row) {
+                    values.fill(f64::NAN);
+                }
+            }
+            values
+        };
+        let (qkv, dy) = (padded(spec.qkv_shape(), 11), padded(spec.output_shape(), 12));
+        let wide = table(DType::F64);
+        let angles = wide.values().read::<f64>().unwrap();
+        let (mut y, mut log_sums) = (vec![0.0; dy.len()], vec![0.0; spec.log_sums_len()]);
+        reference::attention_forward(&spec, &qkv, &lengths, &angles, &mut y, &mut log_sums);
+        let mut bits: Option<Vec<u8>> = None;
+        for compute in &computes() {
+            let [qkvs, dys] = [(&qkv, spec.qkv_shape()), (&dy, spec.output_shape())]
+                .map(|(elems, shape)| halves(elems, &shape));
+            let (ids, narrow) = (of(&lengths, &[3]), table(DType::F32));
+            let ys = poison(DType::BF16, &spec.output_shape());
+            let sums = poison(DType::F32, &[spec.log_sums_len()]);
+            attention::forward(compute, &qkvs, Some(&ids), &narrow, &spec, &ys, &sums).unwrap();
+            close(&ys, &y, 1e-5, "output");
+            close(&sums, &log_sums, 1e-5, "log_sums");
+            // From the output as it is stored, so that its rounding does not count.
+            let (stored, mut d_qkv) = (read(&ys), vec![0.0; qkv.len()]);
+            let results = (&*stored, &*log_sums, &*dy);
+            reference::attention_backward(&spec, &qkv, &lengths, &angles, results, &mut d_qkv);
+            let d_qkvs = poison(DType::BF16, &spec.qkv_shape());
+            attention::backward(
+                compute,
+                &qkvs,
+                Some(&ids),
+                &narrow,
+                &spec,
+                &ys,
+                &sums,
+                &dys,
+                &d_qkvs,
+            )
+            .unwrap();
+            close(&d_qkvs, &d_qkv, 1e-5, "d_qkv");
+            // The same instructions give the same bits on any number of threads.
+            if compute.simd() == SimdLevel::available()[0] {
+                let found = d_qkvs.as_bytes().read::<u8>().unwrap().to_vec();
+                assert_eq!(bits.get_or_insert_with(|| found.clone()), &found);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_are_rotated_in_place() {
+    let compute = Compute::new(1, Allocator::new()).unwrap();
+    let config = RotaryConfig { head_dim: 6, theta: 100.0, scaling: None };
+    let table = RotaryTable::new(&Allocator::new(), config, 9, DType::F32).unwrap();
+    let x = random(4 * 15, 13);
+    let (wide, narrow) = (floats(&x, &[4, 15]), halves(&x, &[4, 15]));
+    rotary::rotate(&compute, &table, (5, 4), 2, &wide).unwrap();
+    rotary::rotate(&compute, &table, (5, 4), 2, &narrow).unwrap();
+    close(&narrow, &read(&wide), 0.0, "rotated");
+    assert_ne!(read(&narrow), x);
+}
+
+#[test]
+fn mixtures_that_no_layer_makes_are_refused_on_both_devices() {
+    for allocator in [Allocator::new(), Allocator::meta()] {
+        let compute = Compute::new(1, allocator).unwrap();
+        let tensor =
+            |dtype, dims: &[usize]| compute.allocator.tensor(dtype, dims, Category::Data).unwrap();
+        let (f, b) = (DType::F32, DType::BF16);
+        let (wide, half, w, r) =
+            (tensor(f, &[2, 4]), tensor(b, &[2, 4]), tensor(f, &[4]), tensor(f, &[2]));
+        assert!(rms_norm::forward(&compute, &half, &w, 1e-5, &half.clone(), &r).is_err());
+        assert!(swiglu::forward(&compute, &half, &tensor(f, &[2, 2])).is_err());
+        assert!(swiglu::forward(&compute, &wide, &tensor(b, &[2, 2])).is_err());
+        let (ids, sums) = (tensor(DType::I64, &[2]), tensor(DType::F64, &[3]));
+        let head = tensor(b, &[3, 4]);
+        assert!(linear_cross_entropy::evaluate(&compute, &half, &head, &ids, &sums).is_err());
+        assert!(embedding::forward(&compute, &ids, &head, &wide).is_err());
+    }
+}

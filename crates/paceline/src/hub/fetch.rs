@@ -1,0 +1,292 @@
+//! `paceline fetch`: the files that are needed of a model or a data set, into the cache.
+//!
+//! Input: a name. Output: a snapshot in the cache, and where it is. Data sets that are not on the Hub go into a folder,
+//! as with `--download`. This module does not know how one file is fetched.
+
+use std::path::Path;
+
+use paceline_data::text::TextFormat;
+use rustix::fs::statvfs;
+
+use super::blob::Fetcher;
+use super::cache::{Cache, Snapshot, is_yes, variable};
+use super::lookup::{Wanted, parts};
+use super::name::{Kind, Name};
+use super::remote::{Hub, Listing, RemoteFile, Trouble};
+use super::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
+use crate::choices::data::DATA_SETS;
+use crate::cli::fetch::{DataArgs, FetchCommand, NameArgs};
+use crate::download::Source;
+use crate::text::{plural, say};
+use crate::{Failure, Result};
+
+/// Small files of a model. Only the first one is in every model.
+const OF_MODEL: [&str; 4] =
+    [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
+/// The card of a data set, which has its license.
+const CARD: &str = "README.md";
+
+/// Runs `paceline fetch`. Returns the exit code.
+pub fn fetch(command: &FetchCommand) -> Result<u8> {
+    match command {
+        FetchCommand::Model(args) => of_hub(Kind::Model, args)?,
+        FetchCommand::Data(args) => match published(&args.name.name) {
+            Some((name, source)) => of_folder(name, source, args)?,
+            None => match args.data_dir {
+                Some(_) => {
+                    return usage(
+                        "--data-dir: data sets of the Hub go into its cache; leave it out, and set HF_HOME for another \
+                         place",
+                    );
+                }
+                None => of_hub(Kind::Data, &args.name)?,
+            },
+        },
+    }
+    Ok(0)
+}
+
+fn usage<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Failure::Usage(problem.into()))
+}
+
+/// A data set of `--data` that is published somewhere else than on the Hub.
+fn published(name: &str) -> Option<(&'static str, &'static Source)> {
+    DATA_SETS.all().into_iter().find_map(|choice| {
+        let source = choice.source().filter(|_| choice.name() == name)?;
+        Some((choice.name(), source))
+    })
+}
+
+/// Does what `--download` does.
+fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
+    let DataArgs { name: of_hub, data_dir, mirror } = args;
+    if of_hub.revision.is_some() {
+        return usage(format!("--revision: {name} has no revisions; leave it out"));
+    }
+    let Some(folder) = data_dir else {
+        return usage(format!(
+            "paceline fetch data {name} needs --data-dir, the folder for the files"
+        ));
+    };
+    let address = mirror.as_deref().unwrap_or(source.address);
+    source
+        .obtain_all(address, folder, of_hub.quiet)
+        .map_err(|problem| Failure::Usage(format!("paceline fetch data {name}: {problem}")))?;
+    say(&folder.display().to_string());
+    if !of_hub.quiet {
+        say(&format!("Use it: paceline train --data {name} --data-dir {}", folder.display()));
+    }
+    Ok(())
+}
+
+/// Fetches what is needed from the Hub into the cache, and says where it is.
+fn of_hub(kind: Kind, args: &NameArgs) -> Result<()> {
+    let command = format!("paceline fetch {} {}", kind.command(), args.name);
+    let refused = |problem: String| Failure::Usage(format!("{command}: {problem}"));
+    let Some(mut name) = Name::parse(kind, &args.name) else {
+        return Err(refused(format!(
+            "this is no name of a {} on the Hugging Face Hub; pass OWNER/NAME",
+            kind.words()
+        )));
+    };
+    if let Some(revision) = &args.revision {
+        name = name.at(revision).ok_or_else(|| {
+            Failure::Usage(format!("--revision {revision}: pass a branch, a tag or a commit"))
+        })?;
+    }
+    let cache = Cache::from_vars(variable).map_err(refused)?;
+    let fetched = match ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
+        .into_iter()
+        .find(|name| is_yes(variable(name)))
+    {
+        Some(offline) => {
+            Err(Trouble::Unreachable(format!("{offline} is set, so no network is used; unset it")))
+        }
+        None => {
+            let hub = Hub::from_vars(variable).map_err(Failure::Usage)?;
+            into_cache(&hub, &cache, &name, args.quiet)
+        }
+    };
+    let wanted = match kind {
+        Kind::Model => Wanted::Weights,
+        Kind::Data => Wanted::Texts,
+    };
+    let is_whole =
+        |there: &Snapshot| wanted.missing(there, cache.listed(&name, &there.commit)).is_none();
+    let (snapshot, facts) = match (fetched, cache.snapshot(&name).filter(is_whole)) {
+        (Ok(done), _) => done,
+        (Err(Trouble::Refused(problem)), _) => return Err(refused(problem)),
+        // As `huggingface_hub` does it: what was fetched before is what there is.
+        (Err(Trouble::Unreachable(problem)), Some(snapshot)) => {
+            eprintln!(
+                "warning: {problem}; the cache has what was fetched before, which may be older"
+            );
+            (snapshot, "in the cache already".to_owned())
+        }
+        (Err(Trouble::Unreachable(problem)), None) => {
+            return Err(refused(format!("{problem}\n{}", by_hand(&cache, &name))));
+        }
+    };
+    if !args.quiet {
+        say(&format!("{name}, commit {}: {facts}", snapshot.commit));
+    }
+    say(&snapshot.folder.display().to_string());
+    if !args.quiet {
+        used_by(&name).iter().for_each(|line| say(line));
+    }
+    Ok(())
+}
+
+/// Fetches the needed files that the cache lacks. Returns the snapshot, and what was done in words.
+fn into_cache(
+    hub: &Hub,
+    cache: &Cache,
+    name: &Name,
+    quiet: bool,
+) -> std::result::Result<(Snapshot, String), Trouble> {
+    let Listing { commit, files: listed } = hub.listing(name)?;
+    let mut files = needed(name.kind, &listed).map_err(Trouble::Refused)?;
+    let folder = cache.folder(name);
+    let write =
+        |e: std::io::Error| Trouble::Refused(format!("cannot write to {}: {e}", folder.display()));
+    cache.prepare(name).map_err(write)?;
+    let fetcher = Fetcher { hub, cache, name, commit: &commit, quiet };
+    let mut fetched = 0;
+    if let Some(index) = files.iter().find(|file| file.path == WEIGHTS_INDEX) {
+        fetched += fetcher.obtain(index)?;
+        let index = cache.blob(name, index.digest.as_str());
+        files.extend(parts_among(&listed, &index).map_err(Trouble::Refused)?);
+    }
+    let missing = files.iter().filter(|file| !fetcher.has(file));
+    check_space(&folder, missing.map(|file| file.num_bytes).sum())?;
+    for file in &files {
+        fetched += fetcher.obtain(file)?;
+    }
+    // Not before all of them are there: a snapshot is also found by its commit.
+    for file in &files {
+        cache.link(name, &commit, &file.path, file.digest.as_str()).map_err(write)?;
+    }
+    // From now on the name is found, with all of its files.
+    cache.write_reference(name, &commit).map_err(write)?;
+    let facts = format!(
+        "{}, {}, of which {} were fetched",
+        plural(files.len(), "file"),
+        megabytes(files.iter().map(|file| file.num_bytes).sum()),
+        megabytes(fetched)
+    );
+    Ok((Snapshot { folder: cache.snapshot_folder(name, &commit), commit }, facts))
+}
+
+/// The parts of the weights among the files of a model. Says what is wrong with the index, or which part is missing.
+fn parts_among(
+    listed: &[RemoteFile],
+    index: &Path,
+) -> std::result::Result<Vec<RemoteFile>, String> {
+    let parts = parts(index).map_err(|problem| format!("its {WEIGHTS_INDEX} {problem}"))?;
+    let part = |path: String| {
+        let file = listed.iter().find(|file| file.path == path).cloned();
+        file.ok_or_else(|| {
+            format!(
+                "its {WEIGHTS_INDEX} names {path}, which it does not have; choose another revision or model"
+            )
+        })
+    };
+    parts.into_iter().map(part).collect()
+}
+
+/// The files that are needed, without the parts that an index names. Says what is missing if that is of no use.
+fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFile>, String> {
+    let has = |path: &str| files.iter().any(|file| file.path == path);
+    match kind {
+        Kind::Model => {
+            if !has(OF_MODEL[0]) {
+                return Err(format!(
+                    "it has no {}, so it is no model of transformers",
+                    OF_MODEL[0]
+                ));
+            }
+            if !has(WEIGHTS) && !has(WEIGHTS_INDEX) {
+                return Err(format!(
+                    "it has neither {WEIGHTS} nor {WEIGHTS_INDEX}, and other files of weights are not read; choose \
+                     another revision or model"
+                ));
+            }
+            let weights = if has(WEIGHTS) { WEIGHTS } else { WEIGHTS_INDEX };
+            let is_needed =
+                |file: &&RemoteFile| OF_MODEL.contains(&file.path.as_str()) || file.path == weights;
+            Ok(files.iter().filter(is_needed).cloned().collect())
+        }
+        Kind::Data => {
+            let is_text = |file: &RemoteFile| TextFormat::of(Path::new(&file.path)).is_some();
+            if !files.iter().any(is_text) {
+                return Err(
+                    "it has no .parquet, .csv, .jsonl or .txt files, and others are not read"
+                        .into(),
+                );
+            }
+            let is_needed = |file: &&RemoteFile| is_text(file) || file.path == CARD;
+            Ok(files.iter().filter(is_needed).cloned().collect())
+        }
+    }
+}
+
+/// Fails if the files do not fit onto the disk.
+fn check_space(folder: &Path, num_bytes: u64) -> std::result::Result<(), Trouble> {
+    // A system that does not say is not asked again: the write that fails will say it.
+    let Ok(disk) = statvfs(folder) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if num_bytes <= free {
+        return Ok(());
+    }
+    Err(Trouble::Refused(format!(
+        "{} are to be fetched, and the disk of {} has {} left; make room, or set HF_HOME to a folder elsewhere",
+        megabytes(num_bytes),
+        folder.display(),
+        megabytes(free)
+    )))
+}
+
+/// What to put where if there is no network.
+fn by_hand(cache: &Cache, name: &Name) -> String {
+    let folder = cache.folder(name);
+    let (files, flags) = match name.kind {
+        Kind::Model => (
+            "config.json, tokenizer.json, generation_config.json and model.safetensors (or its index and parts)",
+            "--pretrained DIR (paceline generate: --model DIR)",
+        ),
+        Kind::Data => {
+            ("the train* and test* files (.parquet, .csv, .jsonl or .txt)", "--data-dir DIR")
+        }
+    };
+    format!(
+        "Without a network there are two ways. Put {files} into any folder DIR, and pass {flags}. Or fetch {} on a \
+         machine that has a network, and copy the whole folder {} from its cache to {}.",
+        name.path(),
+        folder.file_name().unwrap_or_default().display(),
+        folder.display()
+    )
+}
+
+/// The commands that use what was fetched.
+fn used_by(name: &Name) -> Vec<String> {
+    let mut lines = match name.kind {
+        Kind::Model => vec![
+            format!("Use it: paceline generate --model {name} --prompt TEXT"),
+            format!(
+                "        paceline train --model llama --pretrained {name} --data text --data-dir DIR|NAME"
+            ),
+        ],
+        Kind::Data => vec![format!(
+            "Use it: paceline train --model llama --pretrained DIR|NAME --num-labels N --data text --data-dir {name}"
+        )],
+    };
+    if name.alias().is_some() && name.revision == super::name::MAIN {
+        lines.push("        paceline train --recipe smollm2-yelp".into());
+    }
+    lines
+}
+
+fn megabytes(num_bytes: u64) -> String {
+    format!("{:.1} MB", num_bytes as f64 / 1e6)
+}

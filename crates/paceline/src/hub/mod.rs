@@ -1,0 +1,29 @@
+//! Models and data sets of the Hugging Face Hub, by name: the cache on this machine, and fetching into it.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `name.rs` | names, aliases and revisions |
+//! | `cache.rs` | how the cache of `huggingface_hub` and `transformers` is laid out, and where it is |
+//! | `lookup.rs` | which folder a flag means by a name |
+//! | `remote.rs` | the Hub's addresses and answers |
+//! | `blob.rs` | how one file comes into the cache, complete and with its digest |
+//! | `fetch.rs` | `paceline fetch`: which files are needed, and what to do without a network |
+//!
+//! Training only looks names up. Nothing but `paceline fetch` uses the network. Of what the files contain, this module knows
+//! which parts an index of weights names.
+
+/// The settings of a model.
+const CONFIG: &str = "config.json";
+/// The weights of a model in one file, or the list of their files.
+const WEIGHTS: &str = "model.safetensors";
+const WEIGHTS_INDEX: &str = "model.safetensors.index.json";
+
+mod blob;
+mod cache;
+mod fetch;
+mod lookup;
+mod name;
+mod remote;
+
+pub use fetch::fetch;
+pub use lookup::{Found, Wanted, find, model_at_main, tokens_folder};

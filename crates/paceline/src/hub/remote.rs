@@ -1,0 +1,303 @@
+//! The Hub as a server: which files a revision has, and their bytes.
+//!
+//! Input: names. Output: lists of files with their digests, bodies, or why there are none, in words that say what to do.
+//! This module writes nothing.
+
+use std::io::Read;
+
+use serde_json::Value;
+use ureq::Agent;
+use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, RANGE};
+use ureq::http::{HeaderMap, StatusCode};
+
+use super::cache::{home, is_inner_path, is_yes};
+use super::name::{Name, is_commit};
+use crate::download::http;
+
+/// Where the Hub is, unless `HF_ENDPOINT` says otherwise.
+const ENDPOINT: &str = "https://huggingface.co";
+/// The longest list of files that is read.
+const MAX_LISTING_BYTES: u64 = 64 << 20;
+
+/// The Hub.
+pub(super) struct Hub {
+    endpoint: String,
+    token: Option<String>,
+    agent: Agent,
+}
+
+/// Why the Hub has not given what was asked for.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// It cannot be reached, or cannot answer now.
+    Unreachable(String),
+    /// It can be reached, and something has to be done.
+    Refused(String),
+}
+
+/// The files of a revision.
+#[derive(Debug)]
+pub(super) struct Listing {
+    pub commit: String,
+    pub files: Vec<RemoteFile>,
+}
+
+/// A file as the Hub lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RemoteFile {
+    pub path: String,
+    pub num_bytes: u64,
+    pub digest: FileDigest,
+}
+
+/// The digest of a file, in hexadecimal digits. It is also the name of the file in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum FileDigest {
+    /// Of a large file.
+    Sha256(String),
+    /// Of any other file, as git computes it: of its length and its bytes.
+    GitSha1(String),
+}
+
+impl FileDigest {
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Sha256(digits) | Self::GitSha1(digits) => digits,
+        }
+    }
+}
+
+/// A body that begins at a place in the file.
+pub(super) struct Opened {
+    pub offset: u64,
+    pub body: Box<dyn Read>,
+}
+
+impl Hub {
+    /// The Hub that the variables of `huggingface_hub` mean, with the token of this user.
+    pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
+        if !["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
+            return Err(format!(
+                "HF_ENDPOINT {endpoint}: set it to an address that begins with https://"
+            ));
+        }
+        let token = match is_yes(var("HF_HUB_DISABLE_IMPLICIT_TOKEN")) {
+            true => None,
+            false => token(&var),
+        };
+        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        Ok(Self { endpoint, token, agent: http::agent(false) })
+    }
+
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// The files of a name at its revision.
+    pub fn listing(&self, name: &Name) -> Result<Listing, Trouble> {
+        let url = format!(
+            "{}/api/{}/{}/revision/{}?blobs=true",
+            self.endpoint,
+            name.kind.plural(),
+            name.path(),
+            encoded(&name.revision, "")
+        );
+        let response = self.get(&url, None)?;
+        if response.status() != StatusCode::OK {
+            return Err(self.trouble(name, &url, response.status(), response.headers()));
+        }
+        let text =
+            response.into_body().into_with_config().limit(MAX_LISTING_BYTES).read_to_string();
+        let text = text.map_err(|e| Trouble::Unreachable(format!("cannot read {url}: {e}")))?;
+        let json = serde_json::from_str(&text).ok();
+        json.as_ref().and_then(listing).ok_or_else(|| {
+            Trouble::Refused(format!(
+                "{url} does not answer as the Hugging Face Hub does: it names no commit, or files without digests"
+            ))
+        })
+    }
+
+    /// The bytes of a file from `offset` on, or from its beginning if the server knows no parts of files.
+    pub fn open(
+        &self,
+        name: &Name,
+        commit: &str,
+        file: &RemoteFile,
+        offset: u64,
+    ) -> Result<Opened, Trouble> {
+        let url = format!("{}/resolve/{commit}/{}", self.page(name), encoded(&file.path, "/"));
+        let response = self.get(&url, (offset > 0).then_some(offset))?;
+        let begins_there = || {
+            let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
+            Some(range.strip_prefix("bytes ")?.split_once('-')?.0 == offset.to_string())
+        };
+        let offset = match response.status() {
+            StatusCode::OK => 0,
+            StatusCode::PARTIAL_CONTENT if offset > 0 && begins_there() == Some(true) => offset,
+            status => return Err(self.trouble(name, &url, status, response.headers())),
+        };
+        Ok(Opened { offset, body: Box::new(response.into_body().into_reader()) })
+    }
+
+    /// The page of a name, for people and as the folder of its files.
+    fn page(&self, name: &Name) -> String {
+        match name.kind {
+            super::name::Kind::Model => format!("{}/{}", self.endpoint, name.path()),
+            super::name::Kind::Data => format!("{}/datasets/{}", self.endpoint, name.path()),
+        }
+    }
+
+    fn get(
+        &self,
+        url: &str,
+        offset: Option<u64>,
+    ) -> Result<ureq::http::Response<ureq::Body>, Trouble> {
+        // What is counted and hashed are the bytes of the file.
+        let mut request = self.agent.get(url).header(ACCEPT_ENCODING, "identity");
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if let Some(offset) = offset {
+            request = request.header(RANGE, format!("bytes={offset}-"));
+        }
+        request.call().map_err(|e| Trouble::Unreachable(format!("cannot fetch {url}: {e}")))
+    }
+
+    /// What a status means, and what to do.
+    fn trouble(&self, name: &Name, url: &str, status: StatusCode, headers: &HeaderMap) -> Trouble {
+        let (kind, page) = (name.kind.words(), self.page(name));
+        let code = headers.get("X-Error-Code").and_then(|code| code.to_str().ok());
+        let is_known = self.token.is_some();
+        let token = "a token (https://huggingface.co/settings/tokens)";
+        Trouble::Refused(match (status.as_u16(), code) {
+            (401 | 403, Some("GatedRepo")) if is_known => format!(
+                "this {kind} is gated, and the token may not read it; accept its terms on {page}, and use a token of the \
+                 same account"
+            ),
+            (401 | 403, Some("GatedRepo")) => format!(
+                "this {kind} is gated; accept its terms on {page}, then set HF_TOKEN to {token}"
+            ),
+            (404, Some("RevisionNotFound")) => format!(
+                "{page} has no revision {}; pass another --revision, or leave it out",
+                name.revision
+            ),
+            // The Hub says 401 of what does not exist, too.
+            (401 | 403 | 404, _) if is_known => format!(
+                "there is no {kind} {}, or the token may not read it (status {status} of {url}); check the name, \
+                 which has the form OWNER/NAME, and the token",
+                name.path()
+            ),
+            (401 | 403 | 404, _) => format!(
+                "there is no {kind} {}, or it is private (status {status} of {url}); check the name, which has the \
+                 form OWNER/NAME, or set HF_TOKEN to {token}",
+                name.path()
+            ),
+            (429, _) => format!(
+                "{} has had too many requests from here; wait some minutes, or set HF_TOKEN to {token}",
+                self.endpoint
+            ),
+            (500.., _) => {
+                return Trouble::Unreachable(format!("{url} has failed with status {status}"));
+            }
+            _ => format!("{url} answers with status {status}, which no file of the Hub does"),
+        })
+    }
+}
+
+/// The token of this user, from the variables or from the file that `hf auth login` writes.
+fn token(var: &impl Fn(&str) -> Option<String>) -> Option<String> {
+    let stated = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter().find_map(var);
+    let of_file = || {
+        let path = var("HF_TOKEN_PATH").map(Into::into);
+        std::fs::read_to_string(path.or_else(|| Some(home(var)?.join("token")))?).ok()
+    };
+    let token = stated.or_else(of_file)?.trim().to_owned();
+    // Nothing else can stand in a header.
+    (!token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic())).then_some(token)
+}
+
+/// Reads the Hub's description of a revision. `None` if it is something else.
+fn listing(json: &Value) -> Option<Listing> {
+    let commit = json["sha"].as_str().filter(|sha| is_commit(sha))?.to_owned();
+    let files = json["siblings"].as_array()?.iter().map(file).collect::<Option<Vec<_>>>()?;
+    Some(Listing { commit, files })
+}
+
+fn file(json: &Value) -> Option<RemoteFile> {
+    let path = json["rfilename"].as_str().filter(|path| is_inner_path(path))?.to_owned();
+    let digits = |value: &Value, len: usize| {
+        let digits = value.as_str().filter(|digits| digits.len() == len)?.to_ascii_lowercase();
+        digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(digits)
+    };
+    let (num_bytes, digest) = match &json["lfs"] {
+        Value::Null => (&json["size"], FileDigest::GitSha1(digits(&json["blobId"], 40)?)),
+        large => (&large["size"], FileDigest::Sha256(digits(&large["sha256"], 64)?)),
+    };
+    Some(RemoteFile { path, num_bytes: num_bytes.as_u64()?, digest })
+}
+
+/// A part of an address, with everything escaped but letters, digits and `also`.
+fn encoded(text: &str, also: &str) -> String {
+    let keeps = |byte: u8| {
+        byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also.as_bytes().contains(&byte)
+    };
+    let escape =
+        |byte: u8| if keeps(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_listing_has_a_commit_and_a_digest_of_each_file() {
+        let (sha, digest) = ("0123456789abcdef0123456789abcdef01234567", "AB".repeat(32));
+        let small = json!({"rfilename": "a/b.csv", "size": 7, "blobId": sha});
+        let large = json!({
+            "rfilename": "w", "size": 9, "blobId": sha, "lfs": {"sha256": digest, "size": 9, "pointerSize": 1}
+        });
+        let found = listing(&json!({"sha": sha, "siblings": [small, large]})).unwrap();
+        assert_eq!(found.commit, sha);
+        assert_eq!(found.files[0].digest, FileDigest::GitSha1(sha.into()));
+        assert_eq!(found.files[1].digest, FileDigest::Sha256("ab".repeat(32)));
+        for wrong in [
+            json!({"rfilename": "../b", "size": 7, "blobId": sha}),
+            json!({"rfilename": "b", "size": 7}),
+            json!({"rfilename": "b", "size": 7, "blobId": "../../../../../../../../../../../etc/pass"}),
+            json!({"rfilename": "b", "blobId": sha}),
+        ] {
+            assert!(listing(&json!({"sha": sha, "siblings": [wrong]})).is_none(), "{wrong}");
+        }
+        assert!(listing(&json!({"sha": "main", "siblings": []})).is_none());
+        assert!(listing(&json!([])).is_none());
+    }
+
+    #[test]
+    fn addresses_are_escaped() {
+        assert_eq!(encoded("refs/pr/1", ""), "refs%2Fpr%2F1");
+        assert_eq!(encoded("a b/\u{e9}.csv", "/"), "a%20b/%C3%A9.csv");
+    }
+
+    #[test]
+    fn the_token_comes_from_the_variable_or_from_the_file() {
+        let folder = tempfile::TempDir::new().unwrap();
+        std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
+        let home = folder.path().display().to_string();
+        let token_with = |vars: &[(&str, &str)]| {
+            token(&|name: &str| {
+                vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(token_with(&[("HF_HOME", &home)]).as_deref(), Some("hf_file"));
+        assert_eq!(
+            token_with(&[("HF_HOME", &home), ("HF_TOKEN", "hf_v")]).as_deref(),
+            Some("hf_v")
+        );
+        assert_eq!(token_with(&[("HF_HOME", "/nowhere")]), None);
+        assert_eq!(token_with(&[("HF_TOKEN", "two\r\nlines")]), None);
+    }
+}
