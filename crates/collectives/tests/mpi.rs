@@ -2,10 +2,12 @@
 
 #![cfg(feature = "mpi")]
 
+mod children;
 mod common;
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use half::f16;
@@ -18,42 +20,85 @@ const FOLDER: &str = "RANKS_FOLDER";
 /// How long ranks wait for each other's last words. Reached only when something hangs.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
+/// After this time a run counts as hanging.
+const HANGS: Duration = Duration::from_secs(300);
+
+/// How long `mpirun` may take to end after its ranks. Open MPI 4.1's sometimes waits for itself in
+/// `PMIx_server_finalize` for good, if ranks have ended without ending MPI.
+const MPIRUN_LIMIT: Duration = Duration::from_secs(20);
+
 /// Runs `world` copies of this binary with `scenario` in [`rank_process`], and returns whether all
 /// went well and what they said. None where there is no `mpirun`.
 fn mpirun(scenario: &str, world: usize) -> Option<(bool, String)> {
     let folder = tempfile::tempdir().unwrap();
-    let output = Command::new("mpirun")
+    let printed = File::create(folder.path().join("printed")).unwrap();
+    let child = Command::new("mpirun")
         .args(["-n", &world.to_string()])
         .arg(std::env::current_exe().unwrap())
         .args(["rank_process", "--exact", "--nocapture", "--ignored"])
         .env("SCENARIO", scenario)
         .env(FOLDER, folder.path())
-        // Both families of MPI know this limit, in seconds, beyond which a test has failed.
-        .env("MPIEXEC_TIMEOUT", "300")
         // By default Open MPI refuses to run more ranks than cores, and to run as root.
         .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
         .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
         .envs(["OMPI_", "PRTE_"].map(|by| (format!("{by}ALLOW_RUN_AS_ROOT"), "1")))
         .envs(["OMPI_", "PRTE_"].map(|by| (format!("{by}ALLOW_RUN_AS_ROOT_CONFIRM"), "1")))
-        .output();
-    match output {
-        Ok(output) => {
-            let said = |rank: usize| std::fs::read(folder.path().join(format!("{rank} says")));
-            let said: Vec<u8> = (0..world).filter_map(|rank| said(rank).ok()).flatten().collect();
-            let text = [said, output.stdout, output.stderr].concat();
-            Some((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
-        }
+        .stdin(Stdio::null())
+        .stdout(printed.try_clone().unwrap())
+        .stderr(printed)
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
         Err(error) => {
             println!("skipped: cannot run mpirun: {error}");
-            None
+            return None;
         }
-    }
+    };
+    let (begin, mut alone_since) = (Instant::now(), None);
+    let is_fine = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.success();
+        }
+        let is_alone = ended_ranks(folder.path()) == world;
+        alone_since = is_alone.then(|| alone_since.unwrap_or_else(Instant::now));
+        let is_stuck = alone_since.is_some_and(|since| since.elapsed() > MPIRUN_LIMIT);
+        let hangs = begin.elapsed() > HANGS;
+        if is_stuck || hangs {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(!hangs, "{scenario} hangs: {}", words(folder.path(), world));
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    Some((is_fine, words(folder.path(), world)))
+}
+
+/// What the ranks said, then what all have printed.
+fn words(folder: &Path, world: usize) -> String {
+    let said = (0..world).map(|rank| folder.join(format!("{rank} says")));
+    let read = |path: PathBuf| std::fs::read(path).unwrap_or_default();
+    let text: Vec<u8> = said.chain([folder.join("printed")]).flat_map(read).collect();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The file by which the process of a rank shows that it has begun. It holds a lock of it until it ends.
+const RUNS: &str = "runs ";
+
+/// How many processes have begun and ended.
+fn ended_ranks(folder: &Path) -> usize {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let begun = files.filter(|file| file.file_name().to_string_lossy().starts_with(RUNS));
+    begun.filter(|file| File::open(file.path()).unwrap().try_lock().is_ok()).count()
 }
 
 #[test]
 #[ignore = "the body of the processes that the other tests start"]
 fn rank_process() {
     let Ok(scenario) = std::env::var("SCENARIO") else { return };
+    children::end_with_parent();
+    let runs = File::create(folder().join(format!("{RUNS}{}", std::process::id()))).unwrap();
+    runs.lock().unwrap();
     // The number of ranks is not known before MPI runs. Two are enough to tell whether ranks share cores.
     let mut options = GroupOptions::for_local_ranks(2);
     if matches!(scenario.as_str(), "absence" | "pair_absence") {
