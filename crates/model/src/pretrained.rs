@@ -238,7 +238,14 @@ fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stor
     let mut tensors = BTreeMap::new();
     for (name, file) in weight_map {
         if !files.contains_key(&file) {
-            files.insert(file.clone(), tensors_of(&folder.join(&file))?);
+            let path = folder.join(&file);
+            if !path.exists() {
+                return refused(
+                    &path,
+                    format!("is missing, and {INDEX} says that {name} is there"),
+                );
+            }
+            files.insert(file.clone(), tensors_of(&path)?);
         }
         let Some(stored) = files[&file].get(&name) else {
             return refused(

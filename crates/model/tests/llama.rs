@@ -342,6 +342,16 @@ fn a_config_file_is_read_written_and_checked() {
             "true",
             "attention_bias is true, which is not supported; it must be false",
         ),
+        (
+            "attention_dropout",
+            "0.1",
+            "attention_dropout is 0.1, which is not supported; it must be 0",
+        ),
+        (
+            "quantization_config",
+            "{\"quant_method\": \"gptq\"}",
+            "quantization_config is set, which is not supported; it must be absent, with weights in f32, f16 or bf16",
+        ),
         ("rms_norm_eps", "\"a\"", "rms_norm_eps is \"a\", and must be a number"),
         ("architectures", "null", "architectures is missing; it must be [\"LlamaForCausalLM\"] or"),
         (

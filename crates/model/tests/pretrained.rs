@@ -116,7 +116,7 @@ fn an_index_names_the_files() {
     );
     index(r#"{"a.weight": "model-3.safetensors"}"#);
     let refused = refusal(folder.path(), &[], &[]);
-    assert!(refused.starts_with("model-3.safetensors: No such file"), "{refused}");
+    assert!(refused.starts_with("model-3.safetensors: is missing, and"), "{refused}");
 }
 
 #[test]

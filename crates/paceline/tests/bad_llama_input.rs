@@ -122,7 +122,11 @@ fn weights_that_are_damaged_or_of_another_type() {
          column 20)",
     );
     folder("lost", &[(INDEX, index("part.safetensors").as_bytes())]);
-    refused("lost", "--pretrained lost/part.safetensors: No such file or directory (os error 2)");
+    refused(
+        "lost",
+        "--pretrained lost/part.safetensors: is missing, and model.safetensors.index.json says that model.norm.weight is \
+         there",
+    );
     let others = index("part.safetensors").replace("model.norm", "model.other");
     folder("other", &[(INDEX, others.as_bytes()), ("part.safetensors", &whole)]);
     refused(

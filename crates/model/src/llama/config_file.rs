@@ -108,6 +108,17 @@ impl LlamaConfig {
                 return Err(unsupported(key, "true", "false"));
             }
         }
+        let dropout = settings.real("attention_dropout", Some(0.0))?;
+        if dropout != 0.0 {
+            return Err(unsupported("attention_dropout", &dropout.to_string(), "0"));
+        }
+        if settings.get("quantization_config").is_some() {
+            return Err(unsupported(
+                "quantization_config",
+                "set",
+                "absent, with weights in f32, f16 or bf16",
+            ));
+        }
         let hidden_size = settings.size("hidden_size", None)?;
         let num_attention_heads = settings.size("num_attention_heads", None)?;
         let (rope_theta, rope_scaling) = rotary(&settings)?;
