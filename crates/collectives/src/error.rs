@@ -1,5 +1,6 @@
 //! The errors of collective operations and of forming a group.
 
+use std::fmt;
 use std::time::Duration;
 
 use paceline_memory::MemoryError;
@@ -10,7 +11,7 @@ use paceline_rendezvous::{EnvironmentError, RendezvousError};
 /// The fields that most variants share: `rank` is the rank that reports the error, numbered like all ranks in an error
 /// as in the group from which the failing group descends, `op` the name of the
 /// operation, `seq` its sequence number in the group, and `bytes` its message size.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum CollectiveError {
     /// A peer ended without leaving the group in order.
     #[error(
@@ -230,6 +231,13 @@ pub enum CollectiveError {
     /// A buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] std::sync::Arc<MemoryError>),
+}
+
+impl fmt::Debug for CollectiveError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<MemoryError> for CollectiveError {

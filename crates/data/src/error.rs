@@ -1,5 +1,6 @@
 //! The errors of this crate: in files, in settings, and in a data set that the user wrote.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use paceline_memory::MemoryError;
 use crate::text::TextError;
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum DataError {
     /// The data directory is missing, is not a directory, or is not readable.
     #[error("cannot read the data directory {}: {source}", path.display())]
@@ -218,6 +219,13 @@ pub enum DataError {
     /// The batches do not fit into memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl fmt::Debug for DataError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl DataError {

@@ -1,9 +1,11 @@
 //! The errors of kernels. They are found before anything is computed.
 
+use std::fmt;
+
 use paceline_memory::{DType, Device, MemoryError, Shape};
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum KernelError {
     /// A tensor does not have the shape that the operation needs.
     #[error("{op}: {operand} must have shape {expected}, got {got}")]
@@ -79,6 +81,13 @@ pub enum KernelError {
     /// A tensor or buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl fmt::Debug for KernelError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Checks one operand's shape.

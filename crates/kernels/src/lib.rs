@@ -54,6 +54,13 @@ pub use compute::{Compute, KernelTimer, Threads};
 pub use error::KernelError;
 pub use real::Real;
 pub use simd::SimdLevel;
+pub use stored::Stored;
+
+/// What the macro [`for_stored`] names.
+#[doc(hidden)]
+pub mod in_macro {
+    pub use {half::bf16, paceline_memory::DType};
+}
 
 /// The result of a kernel.
 pub type Result<T> = std::result::Result<T, KernelError>;

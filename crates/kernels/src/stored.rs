@@ -68,23 +68,40 @@ pub(crate) fn operand<X: Single, S: Single>(x: X) -> f32 {
     S::store(x.load()).load()
 }
 
-/// Runs `$body` with `$S` as the element type of a tensor, which must be f32, f64 or bf16.
+/// Runs a body with the element type of a tensor under a name: f32, f64 or bf16. So an operation is written once. For any
+/// other type the result is [`KernelError::DType`], or an error that is made from it.
+///
+/// ```
+/// use paceline_kernels::{Result, Stored, for_stored};
+/// use paceline_memory::Tensor;
+///
+/// /// `y = -x`, element by element.
+/// fn negate(x: &Tensor, y: &Tensor) -> Result<()> {
+///     for_stored!("negate", x.dtype(), S => {
+///         for (y, x) in y.write::<S>()?.iter_mut().zip(x.read::<S>()?.iter()) {
+///             *y = S::store(-x.load());
+///         }
+///         Ok(())
+///     })
+/// }
+/// ```
+#[macro_export]
 macro_rules! for_stored {
     ($op:expr, $dtype:expr, $S:ident => $body:expr) => {
         match $dtype {
-            DType::F32 => {
+            $crate::in_macro::DType::F32 => {
                 type $S = f32;
                 $body
             }
-            DType::F64 => {
+            $crate::in_macro::DType::F64 => {
                 type $S = f64;
                 $body
             }
-            DType::BF16 => {
-                type $S = half::bf16;
+            $crate::in_macro::DType::BF16 => {
+                type $S = $crate::in_macro::bf16;
                 $body
             }
-            dtype => Err($crate::KernelError::DType { op: $op, dtype }),
+            dtype => Err($crate::KernelError::DType { op: $op, dtype }.into()),
         }
     };
 }

@@ -1,11 +1,12 @@
 //! The errors of this crate.
 
+use std::fmt;
 use std::ops::Range;
 
 use crate::{Category, DType, Device, Shape};
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum MemoryError {
     /// The host has no memory left for this request.
     #[error("out of memory: could not allocate {bytes} bytes for {category}")]
@@ -70,4 +71,11 @@ pub enum MemoryError {
         /// The reason that the system gave.
         source: std::io::Error,
     },
+}
+
+impl fmt::Debug for MemoryError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

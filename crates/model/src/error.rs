@@ -1,12 +1,13 @@
 //! The errors of this crate.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use paceline_kernels::KernelError;
 use paceline_memory::MemoryError;
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ModelError {
     /// The configuration of a model is invalid.
     #[error("{0}")]
@@ -101,4 +102,11 @@ pub enum ModelError {
     /// A tensor or buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl fmt::Debug for ModelError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -11,24 +11,39 @@ use paceline::prelude::*;
 /// y = max(x, 0)^p. For p = 2 it is the squared ReLU of So et al., 2021.
 struct Power(f32);
 
+impl Power {
+    fn value<T: Real>(&self, x: T) -> T {
+        T::from_f64(x.to_f64().max(0.0).powf(self.0.into()))
+    }
+
+    /// p max(x, 0)^(p - 1), and 0 where x <= 0.
+    fn slope<T: Real>(&self, x: T) -> T {
+        let (x, p) = (x.to_f64(), f64::from(self.0));
+        T::from_f64(if x > 0.0 { p * x.powf(p - 1.0) } else { 0.0 })
+    }
+}
+
 impl Layer for Power {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.activation(input.shape())?;
-        for (y, x) in output.write::<f32>()?.iter_mut().zip(input.read::<f32>()?.iter()) {
-            *y = x.max(0.0).powf(self.0);
-        }
-        Ok((output, Saved::of([input])))
+        for_stored!("power", input.dtype(), S => {
+            for (y, x) in output.write::<S>()?.iter_mut().zip(input.read::<S>()?.iter()) {
+                *y = S::store(self.value(x.load()));
+            }
+            Ok((output, Saved::of([input])))
+        })
     }
 
-    /// dx = p max(x, 0)^(p - 1) dy.
     fn backward_input(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<Tensor> {
         let [input] = saved.tensors()?;
         let d_input = cx.activation(input.shape())?;
-        let (x, dy) = (input.read::<f32>()?, dy.read::<f32>()?);
-        for (i, dx) in d_input.write::<f32>()?.iter_mut().enumerate() {
-            *dx = if x[i] > 0.0 { self.0 * x[i].powf(self.0 - 1.0) * dy[i] } else { 0.0 };
-        }
-        Ok(d_input)
+        for_stored!("power", input.dtype(), S => {
+            let (x, dy) = (input.read::<S>()?, dy.read::<S>()?);
+            for (i, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
+                *dx = S::store(self.slope(x[i].load()) * dy[i].load());
+            }
+            Ok(d_input)
+        })
     }
 }
 

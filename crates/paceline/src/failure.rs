@@ -1,5 +1,7 @@
 //! How a command fails: its message and its exit code.
 
+use std::fmt;
+
 use paceline_collectives::CollectiveError;
 use paceline_rendezvous::{Placement, RendezvousError, write_consequence_file, write_error_file};
 use paceline_strategies::StrategyError;
@@ -7,7 +9,7 @@ use paceline_strategies::StrategyError;
 use crate::streams;
 
 /// The reason why a command ended early.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Failure {
     /// The user asked for something impossible. Found before any rank started and before anything was
     /// written.
@@ -38,6 +40,13 @@ pub enum Failure {
     /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.
     #[error("{0}")]
     Link(String),
+}
+
+impl fmt::Debug for Failure {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Exit code of a rank that failed by itself.
@@ -104,6 +113,12 @@ impl From<StrategyError> for Failure {
     fn from(error: StrategyError) -> Self {
         match error {
             StrategyError::Collective(error) => error.into(),
+            StrategyError::Unused { is_new: false, .. } => {
+                Failure::Run(format!("{error} (--find-unused-parameters)"))
+            }
+            StrategyError::Unused { .. } | StrategyError::UsedAfterAll { .. } => {
+                Failure::Run(format!("{error} (--no-static-graph)"))
+            }
             other => Failure::Run(other.to_string()),
         }
     }

@@ -1,9 +1,11 @@
 //! The errors that can occur while ranks find each other.
 
+use std::fmt;
+
 use crate::environment::EnvironmentError;
 
 /// An error while ranks find each other.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RendezvousError {
     /// A rank that does not exist.
     #[error("there is no rank {rank} among {world_size} ranks")]
@@ -51,6 +53,13 @@ pub enum RendezvousError {
     /// The environment does not say who the ranks are, or contradicts itself.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
+}
+
+impl fmt::Debug for RendezvousError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<postcard::Error> for RendezvousError {

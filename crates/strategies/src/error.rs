@@ -1,12 +1,14 @@
 //! The errors of this crate.
 
+use std::fmt;
+
 use paceline_collectives::CollectiveError;
 use paceline_kernels::KernelError;
 use paceline_memory::MemoryError;
 use paceline_model::ModelError;
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum StrategyError {
     /// Communication failed.
     #[error(transparent)]
@@ -33,10 +35,10 @@ pub enum StrategyError {
         "no layer gave a gradient for {}; {}",
         names.join(", "),
         if *is_new {
-            "the first step used them, so the graph is not static: pass --no-static-graph"
+            "the first step used them, so the graph is not static: set ReplicaOptions::static_graph to false"
         } else {
-            "replicas would drift apart: take them out of the model, freeze them, or pass \
-             --find-unused-parameters"
+            "replicas would drift apart: take them out of the model, freeze them, or set \
+             ReplicaOptions::find_unused_parameters"
         }
     )]
     Unused {
@@ -47,8 +49,8 @@ pub enum StrategyError {
     },
     /// A parameter that the first step did not use has a gradient in a later step.
     #[error(
-        "{name} has a gradient, though the first step did not use it, so the graph is not static: pass \
-         --no-static-graph"
+        "{name} has a gradient, though the first step did not use it, so the graph is not static: set \
+         ReplicaOptions::static_graph to false"
     )]
     UsedAfterAll {
         /// The parameter's name.
@@ -65,6 +67,13 @@ pub enum StrategyError {
         /// The number of ranks of its group.
         world_size: usize,
     },
+}
+
+impl fmt::Debug for StrategyError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<ModelError> for StrategyError {

@@ -177,7 +177,7 @@ fn what_a_step_leaves_out_is_named() {
     let (_, error) = &refusals(EXACT[0], WITHOUT_OWN, REFUSED)[0];
     let message = error.to_string();
     assert!(message.contains("for own.weight, own.bias;"), "{message}");
-    assert!(message.contains("--find-unused-parameters"), "{message}");
+    assert!(message.contains("ReplicaOptions::find_unused_parameters"), "{message}");
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_static_graph_leaves_out_no_more_than_in_the_first_step() {
     }
     let (_, error) = &refusals(EXACT[0], own_later_too, STATIC)[0];
     assert!(error.to_string().contains("the first step used them"), "{error}");
-    assert!(error.to_string().contains("--no-static-graph"), "{error}");
+    assert!(error.to_string().contains("ReplicaOptions::static_graph"), "{error}");
     digests_agree(2, own_later_too, &[DYNAMIC]);
     // A parameter that the first step used in part may later be used completely, or not at all.
     let in_part_then_otherwise: Graph = |_, pass| [true, pass < 4, (2..4).contains(&pass)];

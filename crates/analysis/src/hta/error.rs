@@ -3,11 +3,12 @@
 //! Input: timelines. Output: the same timelines in order of rank, or an error that names the file.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use crate::timeline::{TimeRange, Timeline};
 
 /// Why an analysis failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnalysisError {
     /// There are no traces.
     #[error("there are no traces to analyse")]
@@ -53,6 +54,13 @@ pub enum AnalysisError {
         /// The steps that the trace has, in words.
         found: String,
     },
+}
+
+impl fmt::Debug for AnalysisError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A trace is considered damaged if one of its times is further than this from the zero of its clock, or if

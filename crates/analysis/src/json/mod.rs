@@ -13,6 +13,7 @@ mod pull;
 mod window;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io;
 
 pub use decimal::{float, micros_ns, scaled, signed, unsigned};
@@ -71,7 +72,7 @@ pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
 }
 
 /// Why and where reading JSON failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("at byte {at} of the JSON: {fault}")]
 pub struct JsonError {
     /// The offset in the decompressed JSON, in bytes.
@@ -81,8 +82,15 @@ pub struct JsonError {
     pub fault: Fault,
 }
 
+impl fmt::Debug for JsonError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// A fault in JSON, or of its input.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Fault {
     /// The parser expected something else.
     #[error("expected {what}, found {found}")]
@@ -101,4 +109,11 @@ pub enum Fault {
     /// The input could not be read.
     #[error("reading failed: {0}")]
     Input(#[source] io::Error),
+}
+
+impl fmt::Debug for Fault {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -4,6 +4,8 @@
 //! knows neither what was measured nor where the file goes. The same drawing code serves both formats. The text of a PNG
 //! is drawn with a font that the program contains, so a chart looks the same on a machine without fonts.
 
+use std::fmt;
+
 mod axis;
 mod chart;
 mod draw;
@@ -23,7 +25,7 @@ const OVERSAMPLING: u32 = 3;
 pub(crate) static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans.ttf");
 
 /// Why a chart could not be drawn.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum PlotError {
     /// No series has a point that the axes can show.
     #[error("the chart \"{title}\" has no point that its axes can show")]
@@ -39,6 +41,13 @@ pub enum PlotError {
         /// What the library says.
         reason: String,
     },
+}
+
+impl fmt::Debug for PlotError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl LineChart {

@@ -1,12 +1,13 @@
 //! Why traces cannot be read. Every message names the file.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 use crate::json::JsonError;
 
 /// Why a trace, or the traces of a folder, cannot be read.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ReadError {
     /// A folder has no traces.
     #[error(
@@ -114,4 +115,11 @@ pub enum ReadError {
         /// Where and why.
         source: JsonError,
     },
+}
+
+impl fmt::Debug for ReadError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -3,6 +3,7 @@
 //! A [`Report`] goes in. The contents of files come out. This file knows neither what was measured nor where the files
 //! go.
 
+use std::fmt;
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -13,7 +14,7 @@ use crate::plot::PlotError;
 use crate::table::{counted, plain_markdown};
 
 /// Why a report could not be made.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ReportError {
     /// A chart could not be drawn.
     #[error(transparent)]
@@ -21,6 +22,13 @@ pub enum ReportError {
     /// A part of the report has no form in JSON.
     #[error("cannot write the report as JSON: {0}")]
     Json(#[from] serde_json::Error),
+}
+
+impl fmt::Debug for ReportError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The most rows of a table in the Markdown summary, which is meant to be read in an issue.

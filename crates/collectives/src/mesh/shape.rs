@@ -51,7 +51,7 @@ impl FromStr for Axis {
 }
 
 /// What is wrong with the axes of a mesh.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// An axis that does not exist.
     #[error("{0:?} is no axis of a mesh; the axes are dp, shard, pp and tp")]
@@ -78,6 +78,13 @@ pub enum MeshError {
         /// The number of ranks.
         world_size: usize,
     },
+}
+
+impl fmt::Debug for MeshError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The axes of a mesh and their sizes. The last axis varies fastest, as in PyTorch's `DeviceMesh`: ranks 0 and 1 are

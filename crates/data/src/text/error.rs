@@ -1,9 +1,10 @@
 //! What can be wrong with files of text and with tokenizers.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// An error in text files, in a tokenizer, or in the cache of tokens.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum TextError {
     /// The folder has no files for a part of the data.
     #[error(
@@ -72,6 +73,13 @@ pub enum TextError {
         /// The folder.
         folder: PathBuf,
     },
+}
+
+impl fmt::Debug for TextError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl TextError {

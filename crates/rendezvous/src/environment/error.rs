@@ -1,7 +1,9 @@
 //! What can be wrong with the environment.
 
+use std::fmt;
+
 /// A variable that makes no sense, or variables that contradict each other.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
     /// A variable that should hold a number holds something else.
     #[error("{name}={value:?} in the environment is not a number")]
@@ -49,4 +51,11 @@ pub enum EnvironmentError {
     /// The environment does not say where the ranks meet.
     #[error("{0}")]
     NoRendezvous(String),
+}
+
+impl fmt::Debug for EnvironmentError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

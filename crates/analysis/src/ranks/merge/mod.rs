@@ -17,6 +17,7 @@ mod layout;
 mod write;
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -31,7 +32,7 @@ use layout::{Layout, Point};
 use write::{Arrow, Writer};
 
 /// Why traces could not be merged.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum MergeError {
     /// A trace cannot be read.
     #[error(transparent)]
@@ -48,6 +49,13 @@ pub enum MergeError {
     /// The merged file cannot be written.
     #[error(transparent)]
     Write(#[from] io::Error),
+}
+
+impl fmt::Debug for MergeError {
+    /// The message, because `main` and `unwrap` print this form.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The result of a merge.
