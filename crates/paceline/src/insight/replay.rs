@@ -57,7 +57,7 @@ pub struct Backward<'a> {
 }
 
 /// Bytes of the sums of the loss, which travel before everything else.
-const LOSS_BYTES: u64 = 16;
+pub const LOSS_BYTES: u64 = 16;
 
 impl Backward<'_> {
     /// The buckets of `ddp` with these sizes: when each is ready, in milliseconds, and its bytes.

@@ -6,110 +6,49 @@
 //! and the best buckets can be predicted for links and strategies that were never run. With `--measure`,
 //! the same links are emulated, and the measured times are printed beside the predicted ones.
 //!
-//! [`model`] makes the prediction, [`compression`] predicts what compressing gradients would change, and
-//! [`table`] shows both. With `--memory`, [`memory`](mod@memory) predicts what a rank needs instead.
+//! | file | what it does |
+//! |---|---|
+//! | [`flags`] | the flags, and how they fit together |
+//! | [`given`] | a model that is given as bytes and milliseconds, for which nothing is run |
+//! | [`network`] | what an operation costs on one link, or on hosts with a link inside and one between |
+//! | [`model`] | the prediction |
+//! | [`efficiency`] | the slowest link that keeps an efficiency |
+//! | [`compression`] | what compressing gradients would change |
+//! | [`table`], [`chart`] | show all of it |
+//! | [`memory`](mod@memory) | with `--memory`: what a rank needs |
 
+pub mod chart;
 pub mod compression;
+pub mod efficiency;
+pub mod flags;
+pub mod given;
 pub mod memory;
 pub mod model;
+pub mod network;
 pub mod table;
 
-use std::sync::Arc;
-
-use clap::Args;
-use paceline_collectives::{Algorithm, Link, OpKind};
+use paceline_collectives::{Link, NAMED_LINKS};
 use paceline_model::Layout;
+use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
-use super::{
-    Case, Setting, Spec, StudyArgs, check, measuring, median_of, refuse_ranks, run_all, usage,
-    write_files,
-};
+use super::{Case, Setting, Spec, check, measuring, median_of, refuse_ranks, run_all, write_files};
 use crate::bench::screen::say;
 use crate::bench::sweep;
-use crate::cli::part::TrainFlags;
 use crate::environment::Placement;
 use crate::run::config::TrainConfig;
 use crate::sweep::spec;
-use crate::{Failure, Result, launcher};
+use crate::sweep::summary::RunSummary;
+use crate::{Failure, Result};
 
 use compression::Compression;
-use model::{Calibration, Prediction};
+use efficiency::{efficiency_pct, least_bandwidth};
+pub use flags::PredictArgs;
+use flags::{MAX_RANKS, MEASURED};
+use given::Given;
+use model::{Calibration, Prediction, Step};
+use network::{Hosts, Network, Way};
 
-const EXAMPLES: &str = "\
-Examples:
-  paceline predict                                    2 ranks on 1, 10 and 100 Gbit/s
-  paceline predict --nproc 2,8,64 --links 10gbit,50us 100gbe --channels 64 128 256 --hidden 2048
-  paceline predict --model mlp --links 25gbe measured --measure
-  paceline predict --memory --nproc 2,4,64 --model mlp --rank-gb 16
-";
-
-/// Flags of `paceline predict`.
-#[derive(Debug, Args)]
-#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
-pub struct PredictArgs {
-    /// Numbers of ranks to predict, separated by commas
-    #[arg(
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "2",
-        help_heading = "Study"
-    )]
-    pub nproc: Vec<usize>,
-    /// Links to predict, separated by spaces: BANDWIDTH,LATENCY, or a name as in `paceline links`, or
-    /// `measured` for the transport as it is here
-    #[arg(
-        long,
-        num_args = 1..,
-        value_name = "LINK",
-        default_values = ["1gbe", "10gbe", "100gbe"],
-        help_heading = "Study"
-    )]
-    pub links: Vec<String>,
-    /// Predict the memory of a rank instead, by strategy and number of ranks. Nothing is run
-    #[arg(
-        long,
-        conflicts_with_all = ["links", "measure", "rounds", "run_limit", "charts"],
-        help_heading = "Memory"
-    )]
-    pub memory: bool,
-    /// --memory: the strategies, separated by commas, or `all` [default: ddp and those that divide the model]
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        requires = "memory",
-        help_heading = "Memory"
-    )]
-    pub strategies: Vec<String>,
-    /// --memory: the memory of a rank in GB of 1e9 bytes [default: what this host has available, divided by the ranks]
-    #[arg(long, value_name = "GB", requires = "memory", help_heading = "Memory")]
-    pub rank_gb: Option<f64>,
-    /// Also run on each link, emulated, and print the measured times beside the predicted ones
-    #[arg(long, help_heading = "Study")]
-    pub measure: bool,
-    /// What all studies have.
-    #[command(flatten)]
-    pub study: StudyArgs,
-    /// Flags of the runs.
-    #[command(flatten)]
-    pub train: TrainFlags,
-}
-
-/// The name that stands for the transport itself.
-const MEASURED: &str = "measured";
-/// The largest number of ranks in a prediction. No link would stay the same for more.
-const MAX_RANKS: usize = 4096;
-/// Flags that a prediction cannot take into account, and what to do instead.
-const NOT_PREDICTED: [(&str, &str); 6] = [
-    ("strategy", "what ddp would do is predicted"),
-    ("link", "pass --links"),
-    ("algorithm", "the direct algorithm is predicted"),
-    ("sync-batch-norm", "its blocking sums are not predicted"),
-    ("broadcast-buffers", "its broadcasts are not predicted"),
-    ("rank-samples", "the same batch on every rank is predicted"),
-];
 /// Sizes in bytes of the all-reduces from which the speed of the transport itself is fitted.
 const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
 
@@ -118,11 +57,22 @@ const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
 pub struct Row {
     /// Number of ranks.
     pub ranks: usize,
-    /// The link, as the user named it.
+    /// The link, as the user named it. With hosts, the link between them.
     pub link: String,
+    /// The name of the way to all-reduce.
+    pub algorithm: &'static str,
     /// The prediction.
     #[serde(flatten)]
     pub prediction: Prediction,
+    /// The step without communication, in percent of the predicted step.
+    pub efficiency_pct: f64,
+    /// The latency of the link, in microseconds.
+    pub latency_us: f64,
+    /// The bandwidth in Gbit/s of the slowest link of this latency with the efficiency that was asked for. `None` if no
+    /// bandwidth is enough.
+    pub slowest_gbit_s: Option<f64>,
+    /// The slowest link of `paceline links` with this efficiency.
+    pub slowest_named: Option<&'static str>,
     /// The measured step of `ddp` on the emulated link, in milliseconds.
     pub measured_ms: Option<f64>,
     /// The predicted step divided by the measured one.
@@ -134,6 +84,10 @@ pub struct Row {
 struct Report<'a> {
     #[serde(flatten)]
     setting: &'a Setting,
+    /// The efficiency for which the slowest links are, in percent.
+    target_efficiency_pct: f64,
+    ranks_per_host: usize,
+    link_in_host: &'a Option<String>,
     calibrations: &'a [Calibration],
     rows: &'a [Row],
     compression: &'a [Compression],
@@ -146,7 +100,47 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     if args.memory {
         return memory::predict_memory(args);
     }
-    let given = resolve(args)?;
+    let runs = flags::resolve(args)?;
+    match Given::of(args)? {
+        Some(given) => of_numbers(args, &given, &runs),
+        None => of_runs(args, &runs),
+    }
+}
+
+/// The prediction for a model that is given as bytes and milliseconds.
+fn of_numbers(args: &PredictArgs, given: &Given, flags: &Spec) -> Result<u8> {
+    // The sizes of buckets do not depend on the model, so this takes the default one.
+    let config = spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))?;
+    let caps = config.strategy.caps_for_ddp();
+    let (layout, calibration) = given.model();
+    let mut found = Found::default();
+    for &ranks in &args.nproc {
+        for name in &args.links {
+            let network = network(args, ranks, name, &config)?;
+            let row = Row::new(args, name, &calibration, &layout, caps, network)?;
+            // How many parameters the bytes belong to is not known.
+            let prediction = Prediction { simple_step_ms: None, ..row.0.prediction };
+            found.add((Row { prediction, ..row.0 }, row.1));
+        }
+    }
+    found.calibrations.push(calibration);
+    let setting = Setting {
+        model: "given".to_owned(),
+        rounds: 0,
+        ..Setting::new(&args.study, &config, given.num_params())
+    };
+    let what = format!(
+        "{}, of which the backward pass is the last {:.2}",
+        given.words(),
+        given.backward_ms
+    );
+    say(&format!("Predicted steps: {what}\nNothing was run."));
+    let labels = (given.words(), "Predicted; nothing was run".to_owned());
+    show(args, &setting, &found, labels)
+}
+
+/// The prediction from runs without communication.
+fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     let (single, _) = measuring(&given.with("nproc", 1))?;
     // With more ranks on the same host, a rank computes more slowly, because the ranks share memory and
     // perhaps cores. Measured runs have all ranks on this host, so the runs behind their prediction must,
@@ -167,86 +161,161 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
             cases.push(Case::new(format!("{ranks} on {link}"), flags)?);
         }
     }
-    let found = run_all(&args.study, &cases)?;
-    let calibrations = found[..num_places].iter().zip(&places);
-    let calibrations: Vec<Calibration> = calibrations
-        .map(|(rounds, ranks)| Calibration::of(*ranks, rounds))
-        .collect::<Result<_>>()?;
-    let mut measured = found[num_places..].iter();
-    let (mut rows, mut compressions, mut params) = (Vec::new(), Vec::new(), 0);
-    for ranks in &args.nproc {
-        let at = places.iter().position(|place| place == ranks).unwrap_or(0);
-        let layout = layout_of(&config, *ranks)?;
+    let runs = run_all(&args.study, &cases)?;
+    let calibrations = runs[..num_places].iter().zip(&places);
+    let mut found = Found {
+        calibrations: calibrations
+            .map(|(rounds, ranks)| Calibration::of(*ranks, rounds))
+            .collect::<Result<_>>()?,
+        ..Found::default()
+    };
+    let mut measured = runs[num_places..].iter();
+    let caps = config.strategy.caps_for_ddp();
+    let mut params = 0;
+    for &ranks in &args.nproc {
+        let at = places.iter().position(|place| *place == ranks).unwrap_or(0);
+        let calibration = found.calibrations[at].clone();
+        let layout = layout_of(&config, ranks)?;
         params = layout.num_params() as u64;
         let costs = compression::costs(&layout, &config)?;
         for name in &args.links {
-            let link = link_of(name, *ranks, &config)?;
-            let cost = |bytes: u64| all_reduce_ms(link, *ranks, bytes);
-            let prediction =
-                Prediction::new(&calibrations[at], &layout, config.strategy.caps_for_ddp(), &cost)?;
-            let measured_ms = measured
-                .next()
-                .filter(|_| args.measure)
-                .map(|rounds| median_of(rounds, "step_ms_median"))
-                .transpose()?;
-            compressions.push(Compression::new(
-                *ranks,
+            let network = network(args, ranks, name, &config)?;
+            let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, network)?;
+            let row = row.measured(measured.next().filter(|_| args.measure))?;
+            let plain = &row.prediction;
+            found.compression.push(Compression::new(
                 name,
-                &calibrations[at],
+                &calibration,
                 &layout,
-                config.strategy.caps_for_ddp(),
-                &prediction,
+                caps,
+                plain,
                 &costs,
-                link,
+                &chosen.network,
             )?);
-            rows.push(Row {
-                ranks: *ranks,
-                link: name.clone(),
-                ratio: measured_ms.map(|ms| prediction.step_ms / ms),
-                measured_ms,
-                prediction,
-            });
+            found.add((row, chosen));
         }
     }
     let setting = Setting::new(&args.study, &config, params);
     say(&format!("Predicted steps: {}", setting.words()));
-    say(&format!("\n{}", table::text(&calibrations, &rows, &compressions)));
-    let report = Report {
-        setting: &setting,
-        calibrations: &calibrations,
-        rows: &rows,
-        compression: &compressions,
-    };
-    write_files(&args.study, &report, &table::table(&rows).csv(), &[])?;
-    Ok(0)
+    let labels = (setting.model.clone(), setting.place());
+    show(args, &setting, &found, labels)
 }
 
-/// Checks the flags, and returns those of the runs.
-fn resolve(args: &PredictArgs) -> Result<Spec> {
-    if args.nproc.is_empty() || args.links.is_empty() {
-        return usage("--nproc and --links need at least one value each");
+/// What was predicted, row by row.
+#[derive(Debug, Default)]
+struct Found {
+    calibrations: Vec<Calibration>,
+    rows: Vec<Row>,
+    compression: Vec<Compression>,
+    /// What charts need of each row.
+    curves: Vec<Chosen>,
+}
+
+impl Found {
+    fn add(&mut self, (row, chosen): (Row, Chosen)) {
+        self.rows.push(row);
+        self.curves.push(chosen);
     }
-    for &ranks in &args.nproc {
-        if args.measure {
-            launcher::check_num_ranks("--nproc", ranks)?;
-        }
-        if !(2..=MAX_RANKS).contains(&ranks) {
-            return usage(format!(
-                "--nproc {ranks}: one rank has nothing to communicate; pass 2 to {MAX_RANKS}"
-            ));
-        }
+}
+
+/// The network of a row with the way that was chosen, and when its buckets are ready.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    network: Network,
+    step: Step,
+}
+
+impl Chosen {
+    /// The efficiency in percent on a link of this bandwidth.
+    fn efficiency_pct(&self, bytes_per_s: f64) -> f64 {
+        self.efficiency_on(&self.network.with_bandwidth(bytes_per_s))
     }
-    for name in args.links.iter().filter(|name| *name != MEASURED) {
-        name.parse::<Link>().map_err(|e| {
-            Failure::Usage(format!("--links: {e}, or {MEASURED} for the transport as it is here"))
-        })?;
+
+    fn efficiency_on(&self, network: &Network) -> f64 {
+        let step_ms = self.step.step_ms(|bytes| network.all_reduce_ms(bytes));
+        efficiency_pct(self.step.alone_ms, step_ms)
     }
-    for (flag, instead) in NOT_PREDICTED {
-        if args.train.0.has(flag) {
-            return usage(format!("--{flag}: {instead}; leave it out"));
-        }
+
+    /// The slowest link with a name on which the efficiency is at least `target`.
+    fn slowest_named(&self, target: f64) -> Option<&'static str> {
+        let is_enough = |&&(_, gb_per_s, latency_us, _): &&(&str, f64, f64, &str)| {
+            let link = Link { bytes_per_s: gb_per_s * 1e9, latency_s: latency_us * 1e-6 };
+            self.efficiency_on(&Network { link, ..self.network }) >= target
+        };
+        let enough = NAMED_LINKS.iter().filter(is_enough);
+        enough.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, ..)| *name)
     }
-    Ok(args.train.0.clone())
+}
+
+impl Row {
+    /// The row for the way with the shortest step among those of `networks`, which differ in nothing else.
+    fn new(
+        args: &PredictArgs,
+        link: &str,
+        calibration: &Calibration,
+        layout: &Layout,
+        caps: BucketCaps,
+        networks: Vec<Network>,
+    ) -> Result<(Self, Chosen)> {
+        let step = Step::new(calibration, layout, caps)?;
+        let time = |network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
+        let fastest = networks.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
+        let network = fastest.ok_or_else(|| Failure::Usage("no algorithm to predict".into()))?;
+        let cost = |bytes| network.all_reduce_ms(bytes);
+        let prediction = Prediction::new(calibration, layout, caps, &cost)?;
+        let chosen = Chosen { network, step };
+        let least =
+            least_bandwidth(|bytes_per_s| chosen.efficiency_pct(bytes_per_s), args.efficiency);
+        let row = Self {
+            ranks: network.ranks,
+            link: link.to_owned(),
+            algorithm: network.way.name(),
+            efficiency_pct: efficiency_pct(calibration.step_ms, prediction.step_ms),
+            latency_us: network.link.latency_s * 1e6,
+            slowest_gbit_s: least.map(|bytes_per_s| bytes_per_s * 8e-9),
+            slowest_named: chosen.slowest_named(args.efficiency),
+            prediction,
+            measured_ms: None,
+            ratio: None,
+        };
+        Ok((row, chosen))
+    }
+
+    /// The row with the measurement of these rounds, if there are any.
+    fn measured(self, rounds: Option<&Vec<RunSummary>>) -> Result<Self> {
+        let ms = rounds.map(|rounds| median_of(rounds, "step_ms_median")).transpose()?;
+        Ok(Self { measured_ms: ms, ratio: ms.map(|ms| self.prediction.step_ms / ms), ..self })
+    }
+}
+
+/// Prints what was predicted, and writes the files.
+fn show(
+    args: &PredictArgs,
+    setting: &Setting,
+    found: &Found,
+    (model, place): (String, String),
+) -> Result<u8> {
+    let Found { calibrations, rows, compression, curves } = found;
+    if let Some(inside) = &args.link_in_host {
+        say(&format!(
+            "Hosts have {} ranks each: {inside} inside a host, the links of the tables between hosts.",
+            args.ranks_per_host
+        ));
+    }
+    say(&format!("\n{}", table::text(calibrations, rows, compression, args.efficiency)));
+    let report = Report {
+        setting,
+        target_efficiency_pct: args.efficiency,
+        ranks_per_host: args.ranks_per_host,
+        link_in_host: &args.link_in_host,
+        calibrations,
+        rows,
+        compression,
+    };
+    let labels = chart::Labels { model: &model, place: &place };
+    let charts = chart::charts(rows, curves, calibrations, args.efficiency, &labels);
+    write_files(&args.study, &report, &table::table(rows).csv(), &charts)?;
+    Ok(0)
 }
 
 /// The flags with `ranks` ranks, each with the batch of the single rank.
@@ -258,27 +327,38 @@ fn at(single: &Spec, ranks: usize) -> Spec {
 }
 
 /// The layout of the model on `ranks` ranks, which may be more than fit on this host.
-fn layout_of(config: &TrainConfig, ranks: usize) -> Result<Arc<Layout>> {
+fn layout_of(config: &TrainConfig, ranks: usize) -> Result<std::sync::Arc<Layout>> {
     let dataset = config.data.open_train(config.seed)?;
     Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
 }
 
+/// The network of `ranks` ranks on this link, for each way to all-reduce that was asked for.
+fn network(
+    args: &PredictArgs,
+    ranks: usize,
+    link: &str,
+    config: &TrainConfig,
+) -> Result<Vec<Network>> {
+    let inside = args.link_in_host.as_deref().map(|name| flags::link("--link-in-host", name));
+    let hosts = inside.transpose()?;
+    let hosts = hosts.map(|inside| Hosts { ranks_per_host: args.ranks_per_host, inside });
+    let of_way = |way| Ok(Network { ranks, link: link_of(link, ranks, config, way)?, hosts, way });
+    flags::ways(args)?.into_iter().map(of_way).collect()
+}
+
 /// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over
 /// the transport, which are measured here.
-fn link_of(name: &str, ranks: usize, config: &TrainConfig) -> Result<Link> {
+fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Way) -> Result<Link> {
     if name != MEASURED {
-        return name.parse().map_err(|e| Failure::Usage(format!("--links: {e}")));
+        return flags::link("--links", name);
     }
-    let words = ["bench", "all_reduce", "-n", "10", "-w", "2", "-c", "0", "--style", "lines"];
-    let rows = sweep::rows_of(&words.map(str::to_owned), config.transport, &PROBE_BYTES, ranks)?;
+    let words = ["bench", "all_reduce", "--iters", "10", "-w", "2", "-c", "0", "--style", "lines"];
+    let words = words.into_iter().chain(["--algorithm", way.name()]).map(str::to_owned);
+    let words: Vec<String> = words.collect();
+    let rows = sweep::rows_of(&words, config.transport, &PROBE_BYTES, ranks)?;
     let points = rows.iter().zip(PROBE_BYTES).filter_map(|(row, bytes)| {
         let timing = row.in_place.as_ref().or(row.timing())?;
         Some((bytes as f64, timing.median_us * 1e-6))
     });
-    Ok(model::fit_link(&points.collect::<Vec<_>>(), ranks))
-}
-
-/// The time of an all-reduce on a link, in milliseconds.
-fn all_reduce_ms(link: Link, ranks: usize, bytes: u64) -> f64 {
-    link.time(OpKind::AllReduce, Algorithm::Direct, ranks, bytes).as_secs_f64() * 1e3
+    Ok(model::fit_link(&points.collect::<Vec<_>>(), way.algorithm(), ranks))
 }

@@ -6,7 +6,6 @@
 
 use std::time::Instant;
 
-use paceline_collectives::{Algorithm, Link, OpKind};
 use paceline_kernels::{Compute, cast, top_k};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::Layout;
@@ -14,6 +13,7 @@ use paceline_strategies::{BucketCaps, TopK};
 use serde::Serialize;
 
 use super::model::{Calibration, Prediction};
+use super::network::Network;
 use crate::insight::replay;
 use crate::run::config::TrainConfig;
 use crate::{Failure, Result};
@@ -81,6 +81,8 @@ pub struct Compression {
     pub half_step_ms: f64,
     /// The step if only the largest tenth of the gradients is sent.
     pub top_k_step_ms: f64,
+    /// In a few words, what would pay: `fp16`, `top_k`, or why neither does.
+    pub pays: &'static str,
     /// A sentence that says whether either would pay, and why.
     pub verdict: String,
 }
@@ -98,25 +100,22 @@ struct Way<'a> {
 impl Compression {
     /// Predicts the steps with compression, and compares them with the prediction `plain` without
     /// compression.
-    #[allow(clippy::too_many_arguments, reason = "each is a fact of its own")]
     pub fn new(
-        ranks: usize,
         name: &str,
         calibration: &Calibration,
         layout: &Layout,
         caps: BucketCaps,
         plain: &Prediction,
         costs: &Costs,
-        link: Link,
+        network: &Network,
     ) -> Result<Self> {
-        let time =
-            |kind, bytes| link.time(kind, Algorithm::Direct, ranks, bytes).as_secs_f64() * 1e3;
-        let loss = |bytes: u64| time(OpKind::AllReduce, bytes);
-        let halved = |bytes: u64| time(OpKind::AllReduce, bytes / 2);
+        let ranks = network.ranks;
+        let loss = |bytes: u64| network.all_reduce_ms(bytes);
+        let halved = |bytes: u64| network.all_reduce_ms(bytes / 2);
         // Every rank sends pairs of index and value, which are 8 bytes for each selected 4-byte gradient.
         let sparse = |bytes: u64| {
             let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
-            time(OpKind::AllGather, pairs * ranks as u64)
+            network.all_gather_ms(pairs * ranks as u64)
         };
         let half = Way {
             before_ms: costs.narrow_ms,
@@ -132,8 +131,8 @@ impl Compression {
         };
         let half_step_ms = step_ms(calibration, layout, caps, &half)?;
         let top_k_step_ms = step_ms(calibration, layout, caps, &top_k)?;
-        let verdict = verdict(plain, half_step_ms, top_k_step_ms, costs);
-        Ok(Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, verdict })
+        let (pays, verdict) = verdict(plain, half_step_ms, top_k_step_ms, costs);
+        Ok(Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, pays, verdict })
     }
 }
 
@@ -154,36 +153,41 @@ fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &W
     Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
 }
 
-fn verdict(plain: &Prediction, half: f64, top_k: f64, costs: &Costs) -> String {
+/// What would pay, and the sentence that says why.
+fn verdict(plain: &Prediction, half: f64, top_k: f64, costs: &Costs) -> (&'static str, String) {
     let step = plain.step_ms;
     let (name, best) = if half <= top_k { ("fp16", half) } else { ("top_k", top_k) };
     // Predictions are accurate to a few percent.
     if best < 0.97 * step {
-        return format!(
+        let why = format!(
             "{name} would pay: {best:.2} ms instead of {step:.2}, since {:.2} ms of communication are \
              exposed without it",
             plain.exposed_ms
         );
+        return (name, why);
     }
     if plain.exposed_ms < 0.03 * step {
-        return format!(
+        let why = format!(
             "compression would not pay: {:.2} ms are exposed, so there is nothing to save",
             plain.exposed_ms
         );
+        return ("neither: nothing to save", why);
     }
-    format!(
+    let why = format!(
         "compression would not pay: {:.2} ms are exposed, but rounding and widening take {:.2} ms, and \
          finding the largest tenth {:.2}",
         plain.exposed_ms,
         costs.narrow_ms + costs.widen_ms,
         costs.select_ms
-    )
+    );
+    ("neither: they take longer", why)
 }
 
 #[cfg(test)]
 mod tests {
     use paceline_model::{Init, LayoutBuilder};
 
+    use super::super::network;
     use super::*;
     use crate::metrics::anatomy::ReadyLine;
 
@@ -203,12 +207,13 @@ mod tests {
             backward_end_ms: 30.0,
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
         };
-        let link: Link = link.parse().unwrap();
+        let link = link.parse().unwrap();
+        let network = Network { ranks: 2, link, hosts: None, way: network::Way::Direct };
         let caps = BucketCaps::new(25 << 20);
-        let cost = |bytes| super::super::all_reduce_ms(link, 2, bytes);
+        let cost = |bytes| network.all_reduce_ms(bytes);
         let plain = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
         let compression =
-            Compression::new(2, "x", &calibration, &layout, caps, &plain, costs, link).unwrap();
+            Compression::new("x", &calibration, &layout, caps, &plain, costs, &network).unwrap();
         (plain, compression)
     }
 
@@ -220,6 +225,7 @@ mod tests {
         assert!((compression.half_step_ms - 47.0).abs() < 1e-3, "{compression:?}");
         assert!((compression.top_k_step_ms - 52.0).abs() < 1e-3, "{compression:?}");
         assert!(compression.verdict.starts_with("fp16 would pay"), "{}", compression.verdict);
+        assert_eq!(compression.pays, "fp16");
     }
 
     #[test]
@@ -229,5 +235,6 @@ mod tests {
         let slow = Costs { narrow_ms: 9.0, select_ms: 90.0, ..COSTS };
         let (_, compression) = compressed("1GB/s,0us", &slow);
         assert!(compression.verdict.contains("take 10.00 ms"), "{}", compression.verdict);
+        assert_eq!(compression.pays, "neither: they take longer");
     }
 }

@@ -70,6 +70,37 @@ impl Calibration {
     }
 }
 
+/// When the buckets of a step are ready, from which the step on any link follows.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The step without communication, in milliseconds.
+    pub alone_ms: f64,
+    backward_begin_ms: f64,
+    backward_end_ms: f64,
+    /// When each bucket is ready, in milliseconds, and its bytes.
+    buckets: Vec<(f64, u64)>,
+}
+
+impl Step {
+    /// The step of `ddp` with buckets of these sizes.
+    pub fn new(calibration: &Calibration, layout: &Layout, caps: BucketCaps) -> Result<Self> {
+        let backward = calibration.backward(layout)?;
+        Ok(Self {
+            alone_ms: calibration.step_ms,
+            backward_begin_ms: backward.begin,
+            backward_end_ms: backward.end,
+            buckets: backward.buckets(caps),
+        })
+    }
+
+    /// The milliseconds of the step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
+    pub fn step_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
+        let buckets = self.buckets.iter().map(|&(ready, bytes)| (ready, cost(bytes)));
+        let times = replay::queue(self.backward_begin_ms + cost(replay::LOSS_BYTES), buckets);
+        self.alone_ms + replay::exposed(&times, self.backward_end_ms)
+    }
+}
+
 /// The predictions for `ddp`, and the step of `simple_ddp`, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
@@ -81,8 +112,8 @@ pub struct Prediction {
     pub overlap_pct: f64,
     /// The step.
     pub step_ms: f64,
-    /// The step of `simple_ddp`, one blocking operation per parameter.
-    pub simple_step_ms: f64,
+    /// The step of `simple_ddp`, one blocking operation per parameter. `None` if the parameters are not known.
+    pub simple_step_ms: Option<f64>,
     /// The bucket size with the shortest step, in MB of 2^20 bytes.
     pub best_bucket_mb: f64,
     /// The best size of the first bucket for this bucket size, in MB of 2^20 bytes.
@@ -120,7 +151,7 @@ impl Prediction {
             exposed_ms,
             overlap_pct: if comm_ms > 0.0 { 100.0 * hidden_ms / comm_ms } else { 0.0 },
             step_ms: calibration.step_ms + exposed_ms,
-            simple_step_ms: calibration.step_ms + loss_ms + one_by_one,
+            simple_step_ms: Some(calibration.step_ms + loss_ms + one_by_one),
             best_bucket_mb: mb(best.bytes),
             best_first_mb: mb(best.first_bytes),
             best_step_ms: calibration.step_ms + least,
@@ -128,12 +159,12 @@ impl Prediction {
     }
 }
 
-/// The link whose all-reduces fit `points`, which are sizes in bytes and times in seconds. The fit
+/// The link whose all-reduces by this algorithm fit `points`, which are sizes in bytes and times in seconds. The fit
 /// minimizes the squares of the relative error, because small messages determine the latency and large
 /// ones the bandwidth.
-pub fn fit_link(points: &[(f64, f64)], ranks: usize) -> Link {
+pub fn fit_link(points: &[(f64, f64)], algorithm: Algorithm, ranks: usize) -> Link {
     let cost = |bytes: f64| {
-        let cost = Cost::of(OpKind::AllReduce, Algorithm::Direct, ranks, bytes as u64);
+        let cost = Cost::of(OpKind::AllReduce, algorithm, ranks, bytes as u64);
         (f64::from(cost.steps), cost.bytes as f64)
     };
     // Minimizes the sum of ((steps * latency + bytes * per_byte) / seconds - 1)^2.
@@ -194,7 +225,8 @@ mod tests {
         close(each.exposed_ms, 6.0);
         close(each.overlap_pct, 50.0);
         close(each.step_ms, 46.0);
-        close(each.simple_step_ms, 52.0);
+        close(each.simple_step_ms.unwrap(), 52.0);
+        close(Step::new(&calibration, &layout, caps).unwrap().step_ms(cost), 46.0);
         let both = Prediction::new(&calibration, &layout, BucketCaps::new(1 << 30), &cost).unwrap();
         close(both.exposed_ms, 12.0);
         close(both.best_step_ms, 46.0);
@@ -208,11 +240,15 @@ mod tests {
     fn links_are_fitted() {
         // Two ranks: three steps, all bytes once and a header of 88 bytes. 10 us and 1 GB/s.
         let points = [1e3, 1e6, 1e7].map(|bytes| (bytes, 30e-6 + (88.0 + bytes) / 1e9));
-        let link = fit_link(&points, 2);
+        let link = fit_link(&points, Algorithm::Direct, 2);
         assert!((link.latency_s - 10e-6).abs() < 1e-9, "{link:?}");
         assert!((link.bytes_per_s / 1e9 - 1.0).abs() < 1e-6, "{link:?}");
+        // Four ranks in a ring: seven steps, half as many bytes again and three headers.
+        let points = [1e3, 1e6, 1e7].map(|bytes| (bytes, 70e-6 + (264.0 + 1.5 * bytes) / 1e9));
+        let link = fit_link(&points, Algorithm::Ring, 4);
+        assert!((link.latency_s - 10e-6).abs() < 1e-9, "{link:?}");
         // Small messages are faster than any latency explains.
-        let link = fit_link(&[(1e3, 1e-9), (1e6, 1e-3)], 2);
+        let link = fit_link(&[(1e3, 1e-9), (1e6, 1e-3)], Algorithm::Direct, 2);
         assert_eq!(link.latency_s, 0.0);
     }
 }

@@ -1,0 +1,165 @@
+//! The charts of `paceline predict`: the efficiency by bandwidth, and the step by number of ranks.
+//!
+//! Curves are predictions and are computed at many places, so a single link has a curve too. Points are measurements.
+
+use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+
+use super::efficiency::efficiency_pct;
+use super::model::Calibration;
+use super::{Chosen, Row};
+
+/// Number of places at which a curve is computed.
+const PLACES: i32 = 96;
+/// How many times the bandwidths of the chart go beyond the slowest and the fastest link of the rows.
+const BEYOND: f64 = 4.0;
+
+/// What the charts say of the model and of the place of the runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Labels<'a> {
+    /// The model.
+    pub model: &'a str,
+    /// Where and when it was run.
+    pub place: &'a str,
+}
+
+/// The charts by their names. `chosen` has the network of each row. The step by number of ranks needs two of them.
+pub fn charts(
+    rows: &[Row],
+    chosen: &[Chosen],
+    calibrations: &[Calibration],
+    target: f64,
+    labels: &Labels,
+) -> Vec<(String, LineChart)> {
+    let mut charts =
+        vec![("predict_efficiency".to_owned(), by_bandwidth(rows, chosen, target, labels))];
+    if ranks_of(rows).len() > 1 {
+        charts.push(("predict_step".to_owned(), by_ranks(rows, calibrations, labels)));
+    }
+    charts
+}
+
+/// The different numbers of ranks, in the order of the rows.
+fn ranks_of(rows: &[Row]) -> Vec<usize> {
+    let mut all = Vec::new();
+    for row in rows {
+        if !all.contains(&row.ranks) {
+            all.push(row.ranks);
+        }
+    }
+    all
+}
+
+/// The names of the algorithms of the rows, each once.
+fn algorithms(rows: &[Row]) -> String {
+    let mut all: Vec<&str> = Vec::new();
+    for row in rows {
+        if !all.contains(&row.algorithm) {
+            all.push(row.algorithm);
+        }
+    }
+    all.join(" and ")
+}
+
+/// The efficiency against the bandwidth: a curve for each number of ranks, with the latency of its first link.
+fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -> LineChart {
+    let gbit_s = |chosen: &Chosen| chosen.network.link.bytes_per_s * 8e-9;
+    let of_rows = chosen.iter().map(gbit_s).chain(rows.iter().filter_map(|row| row.slowest_gbit_s));
+    let (low, high) = of_rows
+        .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+    let (low, high) = (low / BEYOND, high * BEYOND);
+    let places =
+        || (0..=PLACES).map(|at| low * (high / low).powf(f64::from(at) / f64::from(PLACES)));
+    let mut series = vec![Series {
+        name: format!("{target} %"),
+        points: vec![(low, target), (high, target)],
+        ranges: Vec::new(),
+        stroke: Stroke::Dotted,
+        look: 4,
+    }];
+    for (look, ranks) in ranks_of(rows).into_iter().enumerate() {
+        let all = || rows.iter().zip(chosen).filter(move |(row, _)| row.ranks == ranks);
+        let Some((row, first)) = all().next() else { continue };
+        let curve = places().map(|gbit_s| (gbit_s, first.efficiency_pct(gbit_s / 8e-9)));
+        let latency = format!("{:.1}", row.latency_us);
+        let latency = latency.trim_end_matches(".0");
+        series.push(Series {
+            name: format!("{ranks} ranks, {latency} us"),
+            points: curve.collect(),
+            ranges: Vec::new(),
+            stroke: Stroke::Dotted,
+            look,
+        });
+        let measured = all().filter_map(|(row, chosen)| {
+            let measured_ms = row.measured_ms?;
+            Some((gbit_s(chosen), efficiency_pct(chosen.step.alone_ms, measured_ms)))
+        });
+        let points: Vec<_> = measured.collect();
+        if !points.is_empty() {
+            let (name, stroke) = (format!("{ranks} ranks, measured"), Stroke::Solid);
+            series.push(Series { name, points, ranges: Vec::new(), stroke, look });
+        }
+    }
+    let algorithm = algorithms(rows);
+    LineChart {
+        title: format!("{}: efficiency by bandwidth, {algorithm}", labels.model),
+        subtitle: labels.place.to_owned(),
+        x: Axis {
+            label: "Bandwidth of the link (Gbit/s)".into(),
+            unit: Unit::Count,
+            spacing: Spacing::Logarithmic,
+        },
+        y: Axis { label: "Efficiency (%)".into(), unit: Unit::Count, spacing: Spacing::Linear },
+        series,
+    }
+}
+
+/// The step against the number of ranks: a line for each link, and one without communication.
+fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> LineChart {
+    let ranks = ranks_of(rows);
+    let alone = |ranks: usize| {
+        let same = calibrations.iter().find(|calibration| calibration.ranks == ranks);
+        same.or(calibrations.first()).map_or(0.0, |calibration| calibration.step_ms)
+    };
+    let point = |ranks: usize, ms: f64| (ranks as f64, 1e3 * ms);
+    let mut series = vec![Series {
+        name: "no communication".into(),
+        points: ranks.iter().map(|&ranks| point(ranks, alone(ranks))).collect(),
+        ranges: Vec::new(),
+        stroke: Stroke::Dotted,
+        look: 4,
+    }];
+    let mut links: Vec<&str> = Vec::new();
+    for row in rows.iter().filter(|row| row.ranks == ranks[0]) {
+        if !links.contains(&&*row.link) {
+            links.push(&row.link);
+        }
+    }
+    for (look, link) in links.into_iter().enumerate() {
+        let of_link = || rows.iter().filter(move |row| row.link == link);
+        series.push(Series {
+            name: link.to_owned(),
+            points: of_link().map(|row| point(row.ranks, row.prediction.step_ms)).collect(),
+            ranges: Vec::new(),
+            stroke: Stroke::Dashed,
+            look,
+        });
+        let measured = of_link().filter_map(|row| Some(point(row.ranks, row.measured_ms?)));
+        let points: Vec<_> = measured.collect();
+        if !points.is_empty() {
+            let (name, stroke) = (format!("{link}, measured"), Stroke::Solid);
+            series.push(Series { name, points, ranges: Vec::new(), stroke, look });
+        }
+    }
+    let algorithm = algorithms(rows);
+    LineChart {
+        title: format!("{}: time of a step by ranks, {algorithm}", labels.model),
+        subtitle: labels.place.to_owned(),
+        x: Axis { label: "Ranks".into(), unit: Unit::Count, spacing: Spacing::Logarithmic },
+        y: Axis {
+            label: "Time of a step".into(),
+            unit: Unit::Microseconds,
+            spacing: Spacing::Linear,
+        },
+        series,
+    }
+}
