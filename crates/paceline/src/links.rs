@@ -6,19 +6,23 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use paceline_collectives::{Algorithm, Group, Link, NAMED_LINKS, OpKind};
+use paceline_collectives::{Algorithm, Cost, Group, Link, NAMED_LINKS, OpKind};
+use paceline_strategies::BucketCaps;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Deserialize;
 
 use crate::bench::processes::rows_of;
-use crate::bench::result::bus_factor;
-use crate::choices::models::MODELS;
+use crate::choices::models::{Defaults, MODELS};
+use crate::choices::strategies::default_caps;
 use crate::cli::links::{CnnSizes, LinksArgs};
 use crate::run::named::TransportName;
 use crate::run::resolve::resolve;
 use crate::run::spec::RunSpec;
 use crate::run::trainer::{self, Host};
-use crate::text::{hundredths, plain_table, say, thousands};
+use crate::sweep::presets::predict::efficiency::efficiency_pct;
+use crate::sweep::presets::predict::given::Given;
+use crate::sweep::presets::predict::model::Step;
+use crate::text::{hundredths, plain_table, plural, say, thousands};
 use crate::{Failure, Result, launcher};
 
 /// Steps that are run to measure a model's computing time, and how many of them are warm-up.
@@ -32,6 +36,8 @@ struct ModelRow {
     params: u64,
     /// Computing time of a step, in milliseconds.
     compute_ms: f64,
+    /// The sizes of its buckets.
+    caps: BucketCaps,
 }
 
 impl ModelRow {
@@ -43,27 +49,61 @@ impl ModelRow {
         format!("{:.2}", self.gradient_bytes() as f64 / 1e6)
     }
 
-    /// Milliseconds that `world_size` ranks need to all-reduce their gradients over a link: `bytes x
-    /// 2(N-1)/N / bandwidth`. The latency of the link is left out, because it is small compared with the
-    /// time for megabytes of gradients.
-    fn comm_ms(&self, world_size: usize, link_gb_s: f64) -> f64 {
-        let factor = bus_factor("all_reduce", world_size).unwrap_or(0.0);
-        self.gradient_bytes() as f64 * factor / link_gb_s / 1e6
+    /// Milliseconds of one all-reduce of all gradients, by the cost model of operations.
+    fn comm_ms(&self, over: &Over) -> f64 {
+        over.all_reduce_ms(self.gradient_bytes())
     }
 
     /// The percentage of the step that is communication, if none of it is hidden: `comm / (comm +
     /// compute)`. 0 if both are 0.
-    fn overhead_pct(&self, world_size: usize, link_gb_s: f64) -> f64 {
-        let comm = self.comm_ms(world_size, link_gb_s);
+    fn overhead_pct(&self, over: &Over) -> f64 {
+        let comm = self.comm_ms(over);
         let step = comm + self.compute_ms;
         if step > 0.0 { 100.0 * comm / step } else { 0.0 }
+    }
+
+    /// The percentage of the step that is exposed communication, if `ddp` sends buckets during the backward pass. The
+    /// step is that of `paceline predict --gradient-bytes`.
+    fn exposed_pct(&self, over: &Over) -> Result<f64> {
+        let (layout, calibration) =
+            Given::with_usual_backward(self.gradient_bytes(), self.compute_ms).model();
+        let step = Step::new(&calibration, &layout, self.caps)?;
+        let step_ms = step.step_ms(|bytes| over.all_reduce_ms(bytes));
+        Ok(100.0 - efficiency_pct(self.compute_ms, step_ms))
+    }
+}
+
+/// What the gradients travel over: a link between some ranks, and the algorithm of the all-reduce.
+struct Over<'a> {
+    /// The link, as the user named it.
+    name: &'a str,
+    link: Link,
+    world_size: usize,
+    /// [`Algorithm::Auto`] is never in it: the cost model has chosen.
+    algorithm: Algorithm,
+}
+
+impl Over<'_> {
+    fn all_reduce_ms(&self, bytes: u64) -> f64 {
+        let Self { link, world_size, algorithm, .. } = self;
+        link.time(OpKind::AllReduce, *algorithm, *world_size, bytes).as_secs_f64() * 1e3
+    }
+
+    /// Number of latencies in an all-reduce.
+    fn steps(&self) -> u32 {
+        Cost::of(OpKind::AllReduce, self.algorithm, self.world_size, 0).steps
     }
 }
 
 /// Runs `paceline links`.
 pub fn links_command(args: &LinksArgs) -> Result<u8> {
     let link: Link = args.link.parse().map_err(|e| Failure::Usage(format!("--link: {e}")))?;
+    let asked: Algorithm =
+        args.algorithm.parse().map_err(|e| Failure::Usage(format!("--algorithm: {e}")))?;
     launcher::check_num_ranks("--nproc", args.nproc)?;
+    // The size of the message makes no difference to the choice.
+    let algorithm = asked.recommended(OpKind::AllReduce, args.nproc, 0, &link);
+    let over = Over { name: &args.link, link, world_size: args.nproc, algorithm };
     let compute_ms = args.compute_ms;
     if let Some(ms) = compute_ms.filter(|ms| !(*ms >= 0.0 && ms.is_finite())) {
         return usage(format!("--compute-ms {ms}: pass milliseconds, zero or more"));
@@ -94,9 +134,9 @@ pub fn links_command(args: &LinksArgs) -> Result<u8> {
             return Ok(0);
         }
     };
-    say(&overheads(&models, args.nproc, &args.link, link.bytes_per_s / 1e9));
+    say(&overheads(&models, &over)?);
     if args.measure {
-        say(&measured(&models, args, link)?);
+        say(&measured(&models, &over)?);
     }
     Ok(0)
 }
@@ -115,7 +155,8 @@ fn of_params(params: &[f64], compute_ms: Option<f64>) -> Result<Vec<ModelRow>> {
                 "--params {params}: pass a whole number of parameters, as 25.6e6"
             ));
         }
-        Ok(ModelRow { name: "given".to_owned(), params: params as u64, compute_ms })
+        let caps = default_caps(&Defaults::default());
+        Ok(ModelRow { name: "given".to_owned(), params: params as u64, compute_ms, caps })
     };
     params.iter().map(row).collect()
 }
@@ -136,9 +177,10 @@ fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<Model
     let spec = model.with("nproc", 1).with("epochs", 1).with("steps-per-epoch", steps);
     let spec = spec.with("warmup-steps", warmup).with("quiet", true);
     let (mut config, data) = resolve(&spec, None)?;
+    let caps = config.strategy.caps_for_ddp();
     if let Some(compute_ms) = compute_ms {
         let params = config.model.build(data.train.as_ref(), 1)?.layout.num_params() as u64;
-        return Ok(ModelRow { name, params, compute_ms });
+        return Ok(ModelRow { name, params, compute_ms, caps });
     }
     // The run's summary goes to a file in memory, not to a folder.
     let file = memfd_create("summary", MemfdFlags::CLOEXEC)
@@ -152,7 +194,7 @@ fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<Model
     }
     let summary: Summary = serde_json::from_reader(File::from(file))
         .map_err(|e| Failure::io("cannot read the summary", e))?;
-    Ok(ModelRow { name, params: summary.params, compute_ms: summary.compute_ms })
+    Ok(ModelRow { name, params: summary.params, compute_ms: summary.compute_ms, caps })
 }
 
 /// The table of link speeds. A link has a name, a bandwidth in one direction in GB/s of 1e9 bytes, the
@@ -167,52 +209,72 @@ fn speeds(links: &[(&str, f64, f64, &str)]) -> String {
     plain_table(["Link", "Note", "GB/s", "Gbit/s", "Latency (us)"], 2, &lines)
 }
 
-/// The table of what models would spend on communication between `world_size` ranks over a link.
-fn overheads(models: &[ModelRow], world_size: usize, link: &str, link_gb_s: f64) -> String {
+/// The table of what models would spend on communication.
+fn overheads(models: &[ModelRow], over: &Over) -> Result<String> {
     let line = |model: &ModelRow| {
-        [
+        Ok([
             model.name.clone(),
             thousands(model.params),
             model.gradient_mb(),
             format!("{:.3}", model.compute_ms),
-            format!("{:.3}", model.comm_ms(world_size, link_gb_s)),
-            format!("{:.1}", model.overhead_pct(world_size, link_gb_s)),
-        ]
+            format!("{:.3}", model.comm_ms(over)),
+            format!("{:.1}", model.overhead_pct(over)),
+            format!("{:.1}", model.exposed_pct(over)?),
+        ])
     };
-    let lines: Vec<[String; 6]> = models.iter().map(line).collect();
-    let names =
-        ["Model", "Parameters", "Gradients (MB)", "Compute (ms)", "Comm. (ms)", "Overhead (%)"];
-    format!(
-        "{link} at {} GB/s, {world_size} ranks\ncommunication = bytes x 2(N-1)/N / bandwidth, \
-         overhead = communication / (communication + compute)\n{}",
-        hundredths(link_gb_s),
+    let lines: Vec<[String; 7]> = models.iter().map(line).collect::<Result<_>>()?;
+    let names = [
+        "Model",
+        "Parameters",
+        "Gradients MB",
+        "Compute ms",
+        "Comm. ms",
+        "Overhead %",
+        "Exposed %",
+    ];
+    let Over { name, link, world_size, algorithm } = over;
+    Ok(format!(
+        "{name}: {} GB/s and {} us between {}\n\
+         Comm. is one all-reduce of all gradients, with the algorithm {}:\n  \
+         {} x latency + bytes x 2(N-1)/N / bandwidth, and headers of 88 bytes\n\
+         Overhead is comm. / (comm. + compute), as if nothing were hidden.\n\
+         Exposed is the part of the step that ddp does not hide. It sends buckets during\n\
+         the backward pass, the last two thirds of compute, and each pays the latency.\n\
+         Exposed is 100 % minus the efficiency in `paceline predict --gradient-bytes`.\n\n{}",
+        hundredths(link.bytes_per_s / 1e9),
+        hundredths(link.latency_s * 1e6),
+        plural(*world_size, "rank"),
+        algorithm.name(),
+        over.steps(),
         plain_table(names, 1, &lines)
-    )
+    ))
 }
 
-/// The table of measured times: one all-reduce of each model's gradients over shared memory, on the
-/// emulated link.
-fn measured(models: &[ModelRow], args: &LinksArgs, link: Link) -> Result<String> {
-    let bench = "bench all_reduce -n 5 -w 1 -c 0 --style lines --link";
-    let bench: Vec<&str> = bench.split(' ').chain([args.link.as_str()]).collect();
+/// The table of measured times: one all-reduce of each model's gradients on the emulated link. Only tcp has the
+/// algorithm ring.
+fn measured(models: &[ModelRow], over: &Over) -> Result<String> {
+    let transport = match over.algorithm {
+        Algorithm::Ring => TransportName::Tcp,
+        _ => TransportName::Shm,
+    };
+    let bench = "bench all_reduce --iters 5 -w 1 -c 0 --style lines --algorithm";
+    let bench = bench.split(' ').chain([over.algorithm.name(), "--link", over.name]);
+    let bench: Vec<&str> = bench.collect();
     let sizes: Vec<u64> = models.iter().map(ModelRow::gradient_bytes).collect();
-    let rows = rows_of(&bench, TransportName::Shm, &sizes, args.nproc)?;
+    let rows = rows_of(&bench, transport, &sizes, over.world_size)?;
     let mut lines = Vec::new();
     for (model, row) in models.iter().zip(&rows) {
         let Some(timing) = row.timing() else { continue };
-        let bytes = model.gradient_bytes();
-        let predicted = link.time(OpKind::AllReduce, Algorithm::Direct, args.nproc, bytes);
-        let (predicted_ms, measured_ms) = (predicted.as_secs_f64() * 1e3, timing.median_us / 1e3);
-        let ratio = if predicted_ms > 0.0 { measured_ms / predicted_ms } else { 1.0 };
-        let times = [predicted_ms, measured_ms, ratio].map(|value| format!("{value:.3}"));
-        let [predicted_ms, measured_ms, ratio] = times;
-        lines.push([model.name.clone(), model.gradient_mb(), predicted_ms, measured_ms, ratio]);
+        let (computed_ms, measured_ms) = (model.comm_ms(over), timing.median_us / 1e3);
+        let ratio = if computed_ms > 0.0 { measured_ms / computed_ms } else { 1.0 };
+        let times = [computed_ms, measured_ms, ratio].map(|value| format!("{value:.3}"));
+        let [computed_ms, measured_ms, ratio] = times;
+        lines.push([model.name.clone(), model.gradient_mb(), computed_ms, measured_ms, ratio]);
     }
-    let names =
-        ["Model", "Gradients (MB)", "Predicted (ms)", "Measured (ms)", "Measured/predicted"];
+    let names = ["Model", "Gradients MB", "Comm. ms", "Measured ms", "Measured/comm."];
     Ok(format!(
-        "\nOne all-reduce of all gradients over shm, on the emulated link; predicted = 2 latencies + \
-         bytes x 2(N-1)/N / bandwidth\n{}",
+        "\nThe same all-reduce, measured over {} on the emulated link\n{}",
+        transport.name(),
         plain_table(names, 1, &lines)
     ))
 }
@@ -222,7 +284,8 @@ mod tests {
     use super::*;
 
     fn model(name: &str, params: u64, compute_ms: f64) -> ModelRow {
-        ModelRow { name: name.to_owned(), params, compute_ms }
+        let caps = BucketCaps::new(25 << 20);
+        ModelRow { name: name.to_owned(), params, compute_ms, caps }
     }
 
     #[test]
@@ -241,26 +304,52 @@ mod tests {
         ");
     }
 
+    fn over(name: &str, world_size: usize, algorithm: Algorithm) -> Over<'_> {
+        Over { name, link: name.parse().unwrap(), world_size, algorithm }
+    }
+
     #[test]
     fn models_pay_for_their_gradients() {
         let models = [model("small", 109_386, 2.0), model("large", 25_557_032, 180.0)];
-        insta::assert_snapshot!(overheads(&models, 4, "10 GbE", 1.25), @r"
-        10 GbE at 1.25 GB/s, 4 ranks
-        communication = bytes x 2(N-1)/N / bandwidth, overhead = communication / (communication + compute)
-        Model  Parameters  Gradients (MB)  Compute (ms)  Comm. (ms)  Overhead (%)
-        -----  ----------  --------------  ------------  ----------  ------------
-        small     109,386            0.44         2.000       0.525          20.8
-        large  25,557,032          102.23       180.000     122.674          40.5
-        ");
+        let over = over("10gbit,50us", 4, Algorithm::Direct);
+        insta::assert_snapshot!(overheads(&models, &over).unwrap());
     }
 
     #[test]
     fn overhead_follows_its_formula() {
-        // 100 MB at 1.25 GB/s between 2 ranks: 80 ms.
+        // 100 MB and a header of 88 bytes at 1.25 GB/s between 2 ranks: 80 ms, and three latencies.
         let model = model("m", 25_000_000, 20.0);
-        assert!((model.comm_ms(2, 1.25) - 80.0).abs() < 1e-9);
-        assert!((model.overhead_pct(2, 1.25) - 80.0).abs() < 1e-9);
-        assert_eq!(model.overhead_pct(1, 1.25), 0.0);
-        assert_eq!(ModelRow { compute_ms: 0.0, ..model }.overhead_pct(1, 1.25), 0.0);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a}, not {b}");
+        let header_ms = 88.0 / 1.25e6;
+        for (latency, latency_ms) in [("0us", 0.0), ("50us", 0.05), ("50000us", 50.0)] {
+            let name = format!("10gbit,{latency}");
+            let comm_ms = 3.0 * latency_ms + 80.0 + header_ms;
+            let over = over(&name, 2, Algorithm::Direct);
+            close(model.comm_ms(&over), comm_ms);
+            close(model.overhead_pct(&over), 100.0 * comm_ms / (comm_ms + 20.0));
+        }
+        // Four ranks in a ring: seven latencies, half as many bytes again, and three headers.
+        let ring = over("10gbit,1ms", 4, Algorithm::Ring);
+        close(model.comm_ms(&ring), 7.0 + 120.0 + 3.0 * header_ms);
+        let alone = over("10gbit,1ms", 1, Algorithm::Direct);
+        assert_eq!(model.overhead_pct(&alone), 0.0);
+        assert_eq!(model.exposed_pct(&alone).unwrap(), 0.0);
+        assert_eq!(ModelRow { compute_ms: 0.0, ..model }.overhead_pct(&alone), 0.0);
+    }
+    #[test]
+    fn what_ddp_hides_is_not_exposed() {
+        let model = model("m", 25_600_000, 180.0);
+        let exposed = |name: &str| model.exposed_pct(&over(name, 2, Algorithm::Direct)).unwrap();
+        // 128 parts of 0.8 MB become final in 120 ms, and 1 ms carries 100 MB. Buckets have 2, 33, 33, 33 and 27 parts.
+        // The last one, of 21.6 MB, is final when the backward pass ends.
+        let bucket_ms = (21.6e6 + 88.0) / 1e8;
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a}, not {b}");
+        close(exposed("100GB/s,0us"), 100.0 * bucket_ms / (180.0 + bucket_ms));
+        let slower_ms = bucket_ms + 3.0;
+        close(exposed("100GB/s,1ms"), 100.0 * slower_ms / (180.0 + slower_ms));
+        // With 50 ms of latency, the five buckets and the sums of the loss wait for each other from the begin of the
+        // backward pass: 6 x 150 ms, and 102.4 MB.
+        let queue_ms = 60.0 + 900.0 + 1.024 + (16.0 + 6.0 * 88.0) / 1e8;
+        close(exposed("100GB/s,50ms"), 100.0 * (queue_ms - 180.0) / queue_ms);
     }
 }

@@ -46,10 +46,13 @@ pub struct LinksArgs {
     /// Ranks that add up their gradients
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub nproc: usize,
+    /// How the ranks all-reduce: direct, ring, or auto, which takes the one that the cost model finds faster
+    #[arg(long, value_name = "NAME", default_value = "direct")]
+    pub algorithm: String,
     /// Computing time of a step in milliseconds [default: measured, with --model]
     #[arg(long, value_name = "MS")]
     pub compute_ms: Option<f64>,
-    /// Also all-reduce as many bytes over shared memory on the emulated link, and print the measured time
+    /// Also all-reduce as many bytes on the emulated link, and print the measured time
     #[arg(long)]
     pub measure: bool,
 }
