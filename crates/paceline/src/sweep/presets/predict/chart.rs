@@ -12,6 +12,8 @@ use super::{Chosen, Row};
 const PLACES: i32 = 96;
 /// How many times the bandwidths of the chart go beyond the slowest and the fastest link of the rows.
 const BEYOND: f64 = 4.0;
+/// The bandwidths in Gbit/s that a chart may have. Beyond them it would have more decades than grid lines can show.
+const SHOWN: (f64, f64) = (1e-6, 1e9);
 
 /// What the charts say of the model and of the place of the runs.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +67,7 @@ fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -
     let gbit_s = |chosen: &Chosen| chosen.network.link.bytes_per_s * 8e-9;
     let of_rows = chosen.iter().map(gbit_s).chain(rows.iter().filter_map(|row| row.slowest_gbit_s));
     let (low, high) = of_rows
+        .map(|gbit_s| gbit_s.clamp(SHOWN.0, SHOWN.1))
         .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
     let (low, high) = (low / BEYOND, high * BEYOND);
     let places =
