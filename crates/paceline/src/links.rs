@@ -258,7 +258,8 @@ fn measured(models: &[ModelRow], over: &Over) -> Result<String> {
         _ => TransportName::Shm,
     };
     let bench = "bench all_reduce --iters 5 -w 1 -c 0 --style lines --algorithm";
-    let bench = bench.split(' ').chain([over.algorithm.name(), "--link", over.name]);
+    let named = [over.algorithm.name(), "--transport", transport.name(), "--link", over.name];
+    let bench = bench.split(' ').chain(named);
     let bench: Vec<&str> = bench.collect();
     let sizes: Vec<u64> = models.iter().map(ModelRow::gradient_bytes).collect();
     let rows = rows_of(&bench, transport, &sizes, over.world_size)?;

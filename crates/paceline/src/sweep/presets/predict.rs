@@ -353,7 +353,8 @@ fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Way) -> Result<L
         return flags::link("--links", name);
     }
     let words = ["bench", "all_reduce", "--iters", "10", "-w", "2", "-c", "0", "--style", "lines"];
-    let words = words.into_iter().chain(["--algorithm", way.name()]).map(str::to_owned);
+    let way_words = ["--algorithm", way.name(), "--transport", config.transport.name()];
+    let words = words.into_iter().chain(way_words).map(str::to_owned);
     let words: Vec<String> = words.collect();
     let rows = sweep::rows_of(&words, config.transport, &PROBE_BYTES, ranks)?;
     let points = rows.iter().zip(PROBE_BYTES).filter_map(|(row, bytes)| {
