@@ -129,7 +129,7 @@ fn lines_have_the_published_form() {
         run.stdout.lines().filter(|line| line.starts_with("-> Avg Time: ")).collect();
     assert_eq!(results.len(), 2, "{}", run.stdout);
     assert!(results.iter().all(|line| line.contains(" ms | Effective Bandwidth: ")));
-    run.line("Backend  Processes  Size (MB)  Avg Time (ms)  Bandwidth (GB/s)");
+    run.line("Backend  Processes  Size (MB)  Avg Time (ms)  Bandwidth (GiB/s)");
 }
 
 #[test]

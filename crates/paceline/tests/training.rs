@@ -260,7 +260,7 @@ fn the_mlp_prints_the_scaling_block() {
     }
 
     let run = sandbox.train(&format!("{TINY_MLP} --epochs 1 --steps-per-epoch 3")).ok();
-    let insufficient = "Insufficient measured steps. Increase steps or reduce warmup.";
+    let insufficient = "3 steps ran, all within --warmup-steps 5: nothing was measured";
     let start = run.stdout.find("Measured steps   : 0 / 3\n").unwrap();
     assert_eq!(run.stdout[start..].lines().nth(1), Some(insufficient));
     assert!(!run.stdout.contains("Throughput"));

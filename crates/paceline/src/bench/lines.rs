@@ -1,9 +1,8 @@
 //! `--style lines`: two lines per configuration while it is measured, and a closing table.
 //!
-//! The format and the formula are those of a published write-up of all-reduce over PyTorch. The write-up
-//! divides twice the size by the time and by 2^30 and calls the result GB/s, whatever the number of
-//! ranks. These lines do the same, so that the two can be compared. In the column `eff.bw` of the other
-//! style, the same figure has the unit GiB/s.
+//! The format and the formula are those of a published write-up of all-reduce over PyTorch: twice the size, divided by the
+//! time and by 2^30, whatever the number of ranks. The write-up calls the result GB/s. Here it is called by its
+//! unit, GiB/s, as in the column `eff.bw` of the other style.
 
 use super::result::{Row, Skipped, place};
 use crate::text::plain_table;
@@ -13,12 +12,12 @@ pub fn config_line(transport: &str, nproc: usize, bytes: u64) -> String {
     format!("Config: Backend={transport}, Processes={nproc}, Size={}MB", megabytes(bytes))
 }
 
-/// The line after a configuration is measured: the median time and the effective bandwidth (in GiB/s,
-/// see the head of this file). A row without any timing says so.
+/// The line after a configuration is measured: the median time and the effective bandwidth. A row without any
+/// timing says so.
 pub fn result_line(row: &Row) -> String {
     match numbers(row) {
         Some((ms, bandwidth)) => {
-            format!("-> Avg Time: {ms:.4} ms | Effective Bandwidth: {bandwidth:.2} GB/s")
+            format!("-> Avg Time: {ms:.4} ms | Effective Bandwidth: {bandwidth:.2} GiB/s")
         }
         None => "-> not measured".to_owned(),
     }
@@ -34,7 +33,7 @@ pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
         Some([row.transport.clone(), row.nproc.to_string(), size, ms, bandwidth])
     };
     let lines: Vec<[String; 5]> = rows.iter().filter_map(line).collect();
-    let names = ["Backend", "Processes", "Size (MB)", "Avg Time (ms)", "Bandwidth (GB/s)"];
+    let names = ["Backend", "Processes", "Size (MB)", "Avg Time (ms)", "Bandwidth (GiB/s)"];
     let mut text = plain_table(names, 1, &lines);
     if !rows.is_empty() {
         text += &format!("\nTimes are medians, {}.", place(rows));
@@ -70,7 +69,7 @@ mod tests {
             "Config: Backend=shm, Processes=2, Size=0.004096MB"
         );
         let mut row = samples::row(2, 1_000_000, 432.1);
-        assert_eq!(result_line(&row), "-> Avg Time: 0.4321 ms | Effective Bandwidth: 4.31 GB/s");
+        assert_eq!(result_line(&row), "-> Avg Time: 0.4321 ms | Effective Bandwidth: 4.31 GiB/s");
         (row.out_of_place, row.in_place) = (None, None);
         assert_eq!(result_line(&row), "-> not measured");
     }
@@ -84,11 +83,11 @@ mod tests {
         ];
         let text = result_table(&rows, &samples::report(Vec::new()).skipped);
         insta::assert_snapshot!(text, @r"
-        Backend  Processes  Size (MB)  Avg Time (ms)  Bandwidth (GB/s)
-        -------  ---------  ---------  -------------  ----------------
-        shm              2          1         0.4321              4.31
-        shm              4        100        61.2345              3.04
-        shm              4       1024       654.3210              2.92
+        Backend  Processes  Size (MB)  Avg Time (ms)  Bandwidth (GiB/s)
+        -------  ---------  ---------  -------------  -----------------
+        shm              2          1         0.4321               4.31
+        shm              4        100        61.2345               3.04
+        shm              4       1024       654.3210               2.92
         Times are medians, in place.
         Skipped: shm, 6 processes, 1024 MB: 6 ranks need 12.3 GB, 8.0 GB may be used
         ");

@@ -11,8 +11,6 @@ use super::steps::AllSteps;
 use super::table::{self, TABLE};
 use crate::text::{plain_table, plural, thousands};
 
-const INSUFFICIENT: &str = "Insufficient measured steps. Increase steps or reduce warmup.";
-
 /// A number of a run as it is shown; a dash if nothing was measured.
 fn number(facts: &Facts, name: &str) -> String {
     let figure = table::find(name).expect("the table has each figure that the console prints");
@@ -30,13 +28,20 @@ fn rounded(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| thousands(value.round() as u64))
 }
 
+/// Why nothing was measured.
+fn unmeasured(facts: &Facts) -> String {
+    let steps = plural(facts.outcome.num_steps as usize, "step");
+    let warmup = facts.config.warmup_steps;
+    format!("{steps} ran, all within --warmup-steps {warmup}: nothing was measured")
+}
+
 /// The block at the end of a run.
 pub(crate) fn summary_block(facts: &Facts) -> String {
     let number = |name| number(facts, name);
     let num_measured = facts.steps.count();
     let mut lines = vec![format!("Total time: {} s", number("total_s"))];
     if num_measured == 0 {
-        lines.push(INSUFFICIENT.into());
+        lines.push(unmeasured(facts));
     } else {
         lines.extend([
             format!(
@@ -156,12 +161,9 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy) -> Vec<String> {
     let mean = |name| mean(steps, name);
     if let Some(overlap) = anatomy.overlap_pct() {
         lines.push(format!(
-            "Beside them: {} ms of communication, {} hidden ({overlap:.1} % overlap); all operations, \
-             that of the loss included, waited {} ms for the last rank, {} of them exposed",
+            "Communication {} ms, {overlap:.0} % hidden; waiting for the slowest rank {} ms",
             mean("comm_ms"),
-            mean("comm_hidden_ms"),
-            mean("comm_wait_ms"),
-            mean("comm_exposed_wait_ms")
+            mean("comm_wait_ms")
         ));
     }
     if let Some(Slowest { rank, steps_pct, cost_ms }) = anatomy.slowest {
@@ -254,7 +256,7 @@ pub(crate) fn scaling_block(facts: &Facts) -> String {
             format!("Throughput       : {} samples/s", rounded(Some(samples / mean_ns * 1e9))),
             format!("Measured samples : {}", rounded(Some(samples * num_measured as f64))),
         ]),
-        None => lines.push(INSUFFICIENT.to_owned()),
+        None => lines.push(unmeasured(facts)),
     }
     lines.join("\n")
 }
