@@ -3,6 +3,9 @@
 //!
 //! The place itself is read by `paceline_rendezvous::Placement`, whichever launcher started the ranks.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
+
 pub use paceline_rendezvous::SECRET;
 use paceline_rendezvous::{EnvironmentError, Launcher};
 
@@ -22,7 +25,7 @@ pub struct Placement {
     /// Its place.
     pub place: paceline_rendezvous::Placement,
     /// The run folder that paceline's launcher made.
-    pub run_folder: Option<String>,
+    pub run_folder: Option<PathBuf>,
     /// Whether `paceline evaluate` started this rank.
     pub is_of_evaluation: bool,
     /// Whether `paceline check` started this rank.
@@ -101,11 +104,12 @@ impl Placement {
 
 /// Reads the placement. Returns `None` if no launcher set one. An incomplete placement is an error that
 /// names the missing variable.
-pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>> {
-    let place = paceline_rendezvous::Placement::from_lookup(&variable)?;
+pub fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Placement>> {
+    let place =
+        paceline_rendezvous::Placement::from_lookup(|name| variable(name)?.into_string().ok())?;
     Ok(place.map(|place| Placement {
         place,
-        run_folder: variable(RUN_FOLDER),
+        run_folder: variable(RUN_FOLDER).map(PathBuf::from),
         is_of_evaluation: variable(EVALUATION).is_some(),
         is_of_check: variable(CHECK).is_some(),
         is_launcher: false,
@@ -124,7 +128,7 @@ mod tests {
 
     fn read_from(variables: &[(&str, &str)]) -> Result<Option<Placement>> {
         let find = |name: &str| variables.iter().find(|(n, _)| *n == name);
-        read(|name| find(name).map(|(_, value)| value.to_string()))
+        read(|name| find(name).map(|(_, value)| value.into()))
     }
 
     #[test]

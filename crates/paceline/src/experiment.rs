@@ -18,12 +18,12 @@ use crate::run::origin::Resume;
 use crate::run::ranks::InitMethod;
 use crate::run::resolve::resolve;
 use crate::run::spec::{RunSpec, message};
-use crate::run::stop::StopRequest;
+use crate::run::stop::{StopRequest, left};
 use crate::run::trainer::Host;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
 use crate::sweep::summary::RunSummary;
-use crate::{Failure, Result, checkpoint, resources};
+use crate::{Failure, Result, checkpoint, resources, streams};
 
 /// Runs `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
 /// of several processes.
@@ -71,13 +71,16 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     }
     let given = placement.as_ref().and_then(|placement| placement.run_folder.clone());
     let (disk, stop) = (Disk::default(), StopRequest::default());
+    let is_launched = placement.as_ref().is_some_and(Placement::is_of_train);
     ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
         let folder = match (group.rank(), &given) {
-            (0, Some(folder)) => Some(PathBuf::from(folder)),
-            (0, None) => Some(folder::create(&disk, &folder::runs(), &config)?),
+            (0, Some(folder)) => Some(folder.clone()),
+            (0, None) => {
+                Some(folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?)
+            }
             _ => None,
         };
-        let host = Host { disk: disk.clone(), stop: stop.clone(), ..Host::default() };
+        let host = Host { disk: disk.clone(), stop: stop.clone(), is_launched, ..Host::default() };
         trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
     })?;
     Ok(0)
@@ -130,7 +133,7 @@ pub fn train_here<W: Into<OsString> + Clone>(
         eprintln!("warning: {warning}");
     }
     let disk = Disk::default();
-    let folder = folder::create(&disk, &folder::runs(), &config)?;
+    let folder = folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?;
     ranks.run(None, None, |group, local_rank| {
         let folder = (group.rank() == 0).then_some(folder.as_path());
         let host = Host { disk: disk.clone(), ..Host::default() };
@@ -227,7 +230,7 @@ fn check_route(config: &TrainConfig, hosts: &Hosts, place: &Place) -> Result<()>
 /// Launches the ranks of this host; launches them again when one fails, as often as `start` allows.
 fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
-    launcher::launch_with_restarts(start.max_restarts, |restart| {
+    let code = launcher::launch_with_restarts(start.max_restarts, |restart| {
         let continued = if restart > 0 { continued(config) } else { None };
         let config = continued.as_ref().unwrap_or(config);
         let args: Vec<OsString> = match &continued {
@@ -237,7 +240,11 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         // Each attempt has a run folder of its own, as every run that goes on where another one stopped.
         let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
         let folder = if has_first {
-            Some(folder::create(&Disk::default(), &folder::runs(), config)?)
+            Some(folder::create(
+                &Disk::default(),
+                &folder::runs(config.run_dir.as_deref()),
+                config,
+            )?)
         } else {
             None
         };
@@ -246,7 +253,15 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         let launch = Launch::of_own_program(args, local_ranks, variables)?;
         let (grace, hosts) = (start.grace(), hosts.cloned());
         Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
-    })
+    })?;
+    // The last line, whether the ranks have ended in time or not.
+    let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
+    if has_first && launcher::asked_to_end().is_some_and(|signal| code == 128 + signal as u8) {
+        let saved = config.save.as_deref().map(|folder| (folder, checkpoint::latest(folder)));
+        let is_auto = matches!(config.resume, Some(Resume::IfThere(_)));
+        streams::stderr().line(&format!("paceline: {}", left(saved, is_auto)));
+    }
+    Ok(code)
 }
 
 /// The configuration of a restart, which goes on from the last checkpoint that this run has saved. `None` if it

@@ -85,7 +85,7 @@ impl Program {
 
 /// Does what a command line asks for. Returns the exit code.
 fn run(command: Command) -> Result<u8> {
-    let place = || environment::read(|name| std::env::var(name).ok());
+    let place = || environment::read(|name| std::env::var_os(name));
     match command {
         Command::Train(args) => experiment::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),

@@ -102,6 +102,32 @@ fn interrupt_at_every_step(flags: &str, total: u64) {
 }
 
 #[test]
+fn the_last_line_of_a_run_that_is_asked_to_end_says_what_is_left() {
+    let endless = format!("{TINY_MLP} --batch-size 4 --steps-per-epoch 20 --epochs 1000000");
+    for (flags, left) in [
+        ("--nproc 2", "paceline: no checkpoint: nothing is kept without --save\n"),
+        ("--nproc 2 --save saved --resume auto", "in saved: the same command goes on from there\n"),
+        ("--nproc 1", "paceline: no checkpoint: nothing is kept without --save\n"),
+    ] {
+        let sandbox = Sandbox::new();
+        let mut command = sandbox.paceline();
+        command
+            .arg("train")
+            .args(format!("{endless} {flags} --run-dir all --name mine").split(' '));
+        let mut run = Running::start(command);
+        let metrics = sandbox.path("all/mine/metrics.jsonl");
+        let has_begun = || std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0);
+        run.wait_until("a first step", || {
+            has_begun() && (!flags.contains("saved") || sandbox.path("saved/latest").exists())
+        });
+        signal(run.id(), Signal::INT);
+        let run = run.end();
+        assert_eq!(run.code, Some(130), "{flags}: {run:#?}");
+        assert!(run.stderr.ends_with(left), "{flags}: {}", run.stderr);
+    }
+}
+
+#[test]
 fn a_run_that_is_asked_to_end_saves_and_goes_on_with_the_same_bits() {
     let flags = format!("{TINY_MLP} --batch-size 4 --steps-per-epoch 20 --save saved");
     for more in ["--nproc 1", "--nproc 2", "--nproc 2 --transport thread --strategy local_sgd"] {
@@ -116,7 +142,7 @@ fn a_run_that_is_asked_to_end_saves_and_goes_on_with_the_same_bits() {
         assert_eq!(run.code, Some(143), "{more}: {run:#?}");
         let (_, rest) = run.stderr.split_once("checkpoint after step ").expect(&run.stderr);
         let (steps, rest) = rest.split_once(' ').unwrap();
-        assert!(rest.starts_with("in saved: add --resume auto"), "{}", run.stderr);
+        assert_eq!(rest, "in saved: add --resume auto to go on from there\n", "the last line");
         // What a rank writes when it is told to end is withdrawn.
         let dumps = |name: &String| name.contains("-rank");
         assert!(!sandbox.contents().iter().any(dumps), "{:?}", sandbox.contents());

@@ -267,6 +267,50 @@ fn the_mlp_prints_the_scaling_block() {
 }
 
 #[test]
+fn a_run_has_the_name_and_the_place_that_the_user_chooses() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --nproc 1 --epochs 1 --steps-per-epoch 1");
+    let named = |more: &str, variable: &[(&str, &str)]| {
+        let run = sandbox.train_with(&format!("{flags} {more}"), variable).ok();
+        let folder = run.line("Run folder: ").to_owned();
+        assert!(sandbox.path(&folder).join("summary.json").is_file(), "{folder}");
+        folder
+    };
+    assert_eq!(named("--name mine", &[]), "runs/mine/");
+    // What is there stays as it is.
+    assert_eq!(named("--name mine", &[]), "runs/mine-2/");
+    let variable = [("PACELINE_RUNS", "shared/all")];
+    assert_eq!(named("--name mine", &variable), "shared/all/mine/");
+    assert_eq!(named("--name mine --run-dir here", &variable), "here/mine/");
+    assert!(named("--run-dir here", &variable).starts_with("here/2"));
+    // The file of a run repeats it under its name.
+    assert_eq!(named("--config here/mine/config.json", &[]), "here/mine-2/");
+}
+
+#[test]
+fn runs_may_be_kept_in_a_folder_whose_name_is_not_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let sandbox = Sandbox::new();
+    let name = std::ffi::OsStr::from_bytes(b"runs\xff");
+    let mut command = sandbox.paceline();
+    command.args([
+        "train",
+        "--nproc",
+        "2",
+        "--epochs",
+        "1",
+        "--steps-per-epoch",
+        "1",
+        "--name",
+        "a",
+    ]);
+    command.args(TINY.split(' ')).env("PACELINE_RUNS", name);
+    Run::of(command).ok();
+    let folder = sandbox.path("").join(name);
+    assert!(folder.join("a/summary.json").is_file());
+}
+
+#[test]
 fn a_resumed_run_ends_like_an_uninterrupted_one() {
     let cases = [
         (format!("{TINY} --global-batch-size 30 --momentum 0.9"), 2),

@@ -38,7 +38,7 @@ pub use opened::{Checkpoint, Place, find, head};
 pub use saver::{SaveSettings, Saver};
 pub use setting::Setting;
 pub use snapshot::MIN_BUDGET_BYTES;
-pub use steps::is_in;
+pub use steps::{is_in, latest};
 
 pub(crate) use snapshot::entries;
 

@@ -66,6 +66,11 @@ pub(super) fn in_order(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|steps| folder.join(name(steps))).collect()
 }
 
+/// The steps of the checkpoint in a folder that a run would go on from, if there is one.
+pub fn latest(folder: &Path) -> Option<u64> {
+    steps_of(in_order(folder).first()?.file_name()?.to_str()?)
+}
+
 fn newest_first(steps: &mut [u64], latest: u64) {
     steps.sort_unstable_by_key(|steps| (*steps > latest, std::cmp::Reverse(*steps)));
 }

@@ -11,7 +11,7 @@ use crate::run::spec::RunSpec;
 
 /// Flags that commands with [`TrainFlags`] do not pass on: the commands set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 20] = [
+const NOT_PASSED_ON: [&str; 22] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -20,6 +20,8 @@ const NOT_PASSED_ON: [&str; 20] = [
     "json",
     "quiet",
     "log-every",
+    "name",
+    "run-dir",
     "save",
     "save-every",
     "save-keep",

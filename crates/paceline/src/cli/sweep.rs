@@ -16,12 +16,14 @@ Examples:
 ";
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 16] = [
+pub const NOT_SWEPT: [(&str, &str); 18] = [
     ("config", "all runs start from one configuration"),
     ("recipe", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
     ("quiet", "the runs of a sweep print nothing"),
     ("log-every", "the runs of a sweep print nothing"),
+    ("name", "each run's folder has a name of its own"),
+    ("run-dir", "run folders go into the folder of the sweep"),
     ("save", "runs of several rounds would write the same checkpoint"),
     ("save-every", "runs of several rounds would write the same checkpoint"),
     ("save-keep", "runs of several rounds would write the same checkpoint"),

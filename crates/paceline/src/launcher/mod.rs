@@ -47,6 +47,7 @@ use crate::{Failure, Result, environment, resources};
 pub use guard::guard_groups;
 pub use hosts::{Hosts, ignores_master_flags};
 pub use restarts::{Restarts, launch_with_restarts};
+pub use signals::last as asked_to_end;
 pub use watch::{Ended, launch, launch_one_of_many};
 
 /// The program to start as ranks, and how.

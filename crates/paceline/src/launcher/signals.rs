@@ -41,7 +41,7 @@ pub(super) fn forward(events: Sender<Event>) -> Result<()> {
 }
 
 /// The last signal that asked this process to end.
-pub(super) fn last() -> Option<i32> {
+pub fn last() -> Option<i32> {
     Some(LAST_SIGNAL.load(Ordering::SeqCst)).filter(|&signal| signal != 0)
 }
 

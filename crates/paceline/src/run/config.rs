@@ -79,6 +79,10 @@ pub struct TrainConfig {
     pub eval_every: Option<u64>,
     /// Which steps to record.
     pub profile: Option<ProfileConfig>,
+    /// The name of the run's folder, if the user has given one.
+    pub name: Option<String>,
+    /// The folder in which the run's folder is made, if the user has named one.
+    pub run_dir: Option<PathBuf>,
     /// Folder to write checkpoints to.
     pub save: Option<PathBuf>,
     /// Optimizer steps between two checkpoints, if they are not written after every epoch.

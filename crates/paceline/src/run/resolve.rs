@@ -13,7 +13,7 @@ use super::resolve_ranks::{
 use super::schedule::Schedule;
 use super::spec::RunSpec;
 use super::strategy::{self, StrategyConfig};
-use super::{precision, resume, shards, shortage};
+use super::{folder, precision, resume, shards, shortage};
 use crate::checkpoint::{Folder, MIN_BUDGET_BYTES};
 use crate::choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use crate::choices::models::{MODELS, ModelConfig};
@@ -92,6 +92,7 @@ pub fn resolve_unchecked(
     if flags.epochs == Some(0) || flags.steps == Some(0) || flags.steps_per_epoch == Some(0) {
         return usage("--epochs, --steps and --steps-per-epoch must be at least 1".into());
     }
+    flags.name.as_deref().map_or(Ok(()), folder::check_name)?;
     if flags.save_every == Some(0) {
         return usage("--save-every 0: pass the number of optimizer steps between two".into());
     }
@@ -199,6 +200,8 @@ pub fn resolve_unchecked(
         evaluate: flags.evaluate,
         eval_every: flags.eval_every,
         profile: None,
+        name: flags.name.clone(),
+        run_dir: flags.run_dir.clone(),
         save: flags.save.clone(),
         save_every: flags.save_every,
         save_keep: flags.save_keep,
@@ -349,8 +352,7 @@ fn check_drift(
 
 /// Checks that everything that the run will write can be written.
 fn check_outputs(config: &TrainConfig) -> Result<()> {
-    let runs = crate::run::folder::runs();
-    check_folder("the run folder", &runs, "start from a folder that you can write to")?;
+    folder::check_runs(config.run_dir.as_deref())?;
     if let Some(folder) = &config.save {
         check_folder("--save", folder, "pass a folder that you can write to")?;
         Folder::check(folder)?;

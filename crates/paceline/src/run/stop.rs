@@ -3,6 +3,7 @@
 //! The first signal is a request, which the training loop looks at before each step. The second signal ends the process
 //! at once. This file does not know how the ranks agree on the step after which they end.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -24,6 +25,23 @@ impl StopRequest {
 
     fn ask(&self, signal: i32) {
         self.0.store(signal, Ordering::Relaxed);
+    }
+}
+
+/// What a run leaves that was asked to end: `checkpoint` has the folder of `--save` and the number of steps of the
+/// checkpoint in it, if there is one. `is_auto` says whether the run had `--resume auto`.
+pub fn left(checkpoint: Option<(&Path, Option<u64>)>, is_auto: bool) -> String {
+    match checkpoint {
+        Some((folder, Some(steps))) => {
+            let how =
+                if is_auto { "the same command goes on" } else { "add --resume auto to go on" };
+            format!("checkpoint after step {steps} in {}: {how} from there", folder.display())
+        }
+        Some((folder, None)) => format!(
+            "no checkpoint in {}: the run ended before one was complete, and begins anew",
+            folder.display()
+        ),
+        None => "no checkpoint: nothing is kept without --save".to_owned(),
     }
 }
 

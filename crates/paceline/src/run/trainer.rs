@@ -30,12 +30,13 @@ use crate::run::batches::{self, BatchStream};
 use crate::run::config::TrainConfig;
 use crate::run::evaluation;
 use crate::run::open_data::OpenData;
+use crate::run::origin::Resume;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
 use crate::run::resume;
 use crate::run::revisions;
 use crate::run::saving::Saving;
 use crate::run::step::{StepOutcome, Stepper};
-use crate::run::stop::StopRequest;
+use crate::run::stop::{StopRequest, left};
 use crate::text::placement_line;
 use crate::{Failure, Result, metrics};
 
@@ -52,6 +53,8 @@ pub struct Host {
     pub allocator: Allocator,
     /// Whether the run is to end early.
     pub stop: StopRequest,
+    /// Whether `paceline train` has started this rank. Then it says what a run leaves that ends early.
+    pub is_launched: bool,
 }
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to
@@ -62,7 +65,7 @@ pub fn run_rank(
     world: Group,
     local_rank: usize,
     folder: Option<&Path>,
-    Host { disk, allocator, stop }: Host,
+    Host { disk, allocator, stop, is_launched }: Host,
 ) -> Result<()> {
     let begin = Instant::now();
     let own = match &config.save {
@@ -132,6 +135,7 @@ pub fn run_rank(
         test,
         saving,
         stop,
+        is_launched,
     };
     let trained = trainer.train(stream, progress)?;
     if trained.is_stopped {
@@ -195,6 +199,7 @@ struct Trainer<'a> {
     /// Writes this rank's part of checkpoints, if the run saves.
     saving: Option<Saving>,
     stop: StopRequest,
+    is_launched: bool,
 }
 
 impl Trainer<'_> {
@@ -305,17 +310,16 @@ impl Trainer<'_> {
         Ok(votes[0] > 0.0)
     }
 
-    /// How the run ends after it was asked to stop: in order, with a word about the checkpoint.
+    /// How the run ends after it was asked to stop: in order, with a word about the checkpoint, unless the launcher has the
+    /// last word.
     fn stopped_after(&self, steps: u64) -> Failure {
         let world = &self.stepper.replica.group;
         world.dumper().withdraw();
         let signal = self.stop.signal().unwrap_or(SIGTERM);
-        let message = (world.rank() == 0).then(|| match &self.config.save {
-            Some(folder) => format!(
-                "checkpoint after step {steps} in {}: add --resume auto to go on from there",
-                folder.display()
-            ),
-            None => format!("ended after step {steps}; nothing is kept without --save"),
+        let reports = world.rank() == 0 && !self.is_launched;
+        let message = reports.then(|| {
+            let saved = self.config.save.as_deref().map(|folder| (folder, Some(steps)));
+            left(saved, matches!(self.config.resume, Some(Resume::IfThere(_))))
         });
         Failure::Stopped { signal, message }
     }

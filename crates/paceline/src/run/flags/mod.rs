@@ -147,6 +147,13 @@ pub struct RunFlags {
     #[command(flatten)]
     pub profile: ProfileArgs,
 
+    /// Name of the run folder, which gets a number if there is one of this name [default: time, model and strategy]
+    // The flag --strategy has the identifier `name`.
+    #[arg(id = "run_name", long = "name", value_name = "NAME", help_heading = "Output")]
+    pub name: Option<String>,
+    /// Folder in which run folders are made [default: $PACELINE_RUNS, or runs]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub run_dir: Option<PathBuf>,
     /// Write a checkpoint into this folder after every epoch and at the end of the run
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub save: Option<PathBuf>,

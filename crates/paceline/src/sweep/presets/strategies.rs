@@ -17,7 +17,7 @@ use crate::choices::registry::read;
 use crate::choices::strategies::{StrategyChoice, Synchronises};
 use crate::disk::Disk;
 use crate::environment::Placement;
-use crate::outputs::{check_file, check_folder, write_bytes, write_json};
+use crate::outputs::{check_file, write_bytes, write_json};
 use crate::run::flags::{Comparison, RunFlags, Several};
 use crate::run::folder;
 use crate::run::spec::RunSpec;
@@ -123,10 +123,19 @@ pub fn compare(
     }
     let settings =
         if args.compare.as_published { Settings::AsPublished } else { Settings::LikeForLike };
-    let own =
-        [comparison.key(), "like-for-like", "as-published", "price-per-hour", "json", "quiet"];
+    let own = [
+        comparison.key(),
+        "like-for-like",
+        "as-published",
+        "price-per-hour",
+        "json",
+        "quiet",
+        // The folder with the folders of all runs.
+        "name",
+        "run-dir",
+    ];
+    let config = spec::resolve(&given.without(&own[..own.len() - 2]))?;
     let flags = given.without(&own);
-    let config = spec::resolve(&flags)?;
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     let mut batches_per_step = Vec::new();
@@ -155,7 +164,7 @@ pub fn compare(
         let reason = left_out.into_iter().next().map_or(String::new(), |left| left.reason);
         return usage(format!("{flag}: no strategy fits these flags: {reason}"));
     }
-    check_folder("the run folder", &folder::runs(), "start from a folder that you can write to")?;
+    folder::check_runs(config.run_dir.as_deref())?;
     args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
     // Warnings about some of the strategies only are in their run folders.
     let everywhere = |warning: &&String| warnings.iter().all(|others| others.contains(warning));
@@ -164,7 +173,9 @@ pub fn compare(
     }
 
     let disk = Disk::default();
-    let folder = folder::create_named(&disk, &folder::runs(), config.model.name(), several.word())?;
+    let runs_folder = folder::runs(config.run_dir.as_deref());
+    let name = folder::name_of(&config, several.word());
+    let folder = folder::create_named(&disk, &runs_folder, &name)?;
     let absolute = std::path::absolute(&folder)
         .map_err(|e| Failure::io("the run folder has no absolute path", e))?;
     let mut ledger = Ledger::default();
