@@ -102,7 +102,7 @@ class Bench:
         megabytes = ",".join(f"{size / MB:g}" for size in sizes)
         command: list[str | Path] = [
             self.paceline,
-            *shlex.split(f"bench {op} --nproc {ranks} --size-mb {megabytes} -w 5 -n {iterations or self.iterations}"),
+            *shlex.split(f"bench {op} --nproc {ranks} --size-mb {megabytes} -w 5 --iters {iterations or self.iterations}"),
             *shlex.split(flags),
         ]
         if ranks <= machine()["cores"]:

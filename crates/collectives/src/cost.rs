@@ -261,6 +261,9 @@ impl FromStr for Link {
             (bytes_per_s > 0.0).then_some(Self { bytes_per_s, latency_s })
         });
         parsed.ok_or_else(|| {
+            if quantity(text.trim(), &BANDWIDTHS).is_some() {
+                return format!("latency missing: {},50us", text.trim());
+            }
             let names: Vec<&str> = NAMED_LINKS.iter().map(|(name, ..)| *name).collect();
             format!(
                 "{text:?} is no link; use BANDWIDTH,LATENCY as in 10gbit,50us or 1.2GB/s,5us, or one \
@@ -288,8 +291,9 @@ mod tests {
         assert_eq!(link, Link { bytes_per_s: 1.25e9, latency_s: 50e-6 });
         assert_eq!("10GbE".parse::<Link>().unwrap().bytes_per_s, 1.25e9);
         assert_eq!("1.5 GB/s, 2ms".parse::<Link>().unwrap().latency_s, 2e-3);
-        for bad in ["", "10gbit", "0gbit,1us", "-1gbit,1us", "10gbit,50", "fast,1us", "1gbit,nanus"]
-        {
+        let error = "10gbit".parse::<Link>().unwrap_err();
+        assert_eq!(error, "latency missing: 10gbit,50us");
+        for bad in ["", "0gbit,1us", "-1gbit,1us", "10gbit,50", "fast,1us", "1gbit,nanus"] {
             let error = bad.parse::<Link>().unwrap_err();
             assert!(error.contains("as in 10gbit,50us"), "{bad}: {error}");
         }

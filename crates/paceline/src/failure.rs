@@ -64,18 +64,18 @@ impl Failure {
             write_consequence_file(&self.to_string(), &[]);
             return EXIT_CONSEQUENCE;
         }
-        let (code, hint) = match &self {
-            Failure::Usage(_) => (EXIT_USAGE, "\n\nFor all flags, try '--help'."),
-            Failure::Run(_) | Failure::Link(_) => (EXIT_RUN, ""),
-            Failure::Consequence(_) | Failure::Missing { .. } => (EXIT_CONSEQUENCE, ""),
-            Failure::Stopped { signal, .. } => (128 + *signal as u8, ""),
+        let code = match &self {
+            Failure::Usage(_) => EXIT_USAGE,
+            Failure::Run(_) | Failure::Link(_) => EXIT_RUN,
+            Failure::Consequence(_) | Failure::Missing { .. } => EXIT_CONSEQUENCE,
+            Failure::Stopped { signal, .. } => 128 + *signal as u8,
         };
         match &self {
             Failure::Stopped { message: None, .. } => {}
             Failure::Stopped { message: Some(message), .. } => {
                 streams::stderr().line(&format!("paceline: {message}"));
             }
-            failure => streams::stderr().line(&format!("error: {failure}{hint}")),
+            failure => streams::stderr().line(&format!("error: {failure}")),
         }
         match &self {
             Failure::Usage(message) | Failure::Run(message) | Failure::Link(message) => {

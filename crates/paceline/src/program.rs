@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::marker::PhantomData;
 use std::process::ExitCode;
 
-use clap::{Arg, Command as Parser, CommandFactory, Parser as _};
+use clap::{Arg, Command as Parser, CommandFactory};
 
 use crate::choices::data::{DATA_SETS, DataSettings};
 use crate::choices::models::{MODELS, ModelSettings};
@@ -16,7 +16,7 @@ use crate::choices::own::{Entry, Own, OwnStrategy};
 use crate::choices::registry::{Choice, Registry};
 use crate::choices::strategies::STRATEGIES;
 use crate::cli::studies::BenchCommand;
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, mistakes};
 use crate::experiment::{self, FinishedRun};
 use crate::{
     Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, generate,
@@ -63,7 +63,8 @@ impl Program {
 
     /// Reads the command line of this process, and does what it asks for.
     pub fn main(self) -> ExitCode {
-        let outcome = self.check().and_then(|()| run(Cli::parse().command));
+        let words: Vec<OsString> = std::env::args_os().collect();
+        let outcome = self.check().and_then(|()| run(mistakes::read(&words)?.command));
         let code = outcome.unwrap_or_else(|failure| failure.report());
         ExitCode::from(streams::finish(code))
     }

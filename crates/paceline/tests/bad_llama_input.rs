@@ -16,8 +16,7 @@ fn refused(sandbox: &Sandbox, flags: &str, message: &str) {
     let before = sandbox.contents();
     let run = sandbox.train(&format!("--model llama {flags}")).refused(&[]);
     let said: Vec<&str> = run.stderr.split_whitespace().collect();
-    let help = "For all flags, try '--help'.";
-    assert_eq!(said.join(" "), format!("error: {message} {help}"), "{flags}");
+    assert_eq!(said.join(" "), format!("error: {message}"), "{flags}");
     assert_eq!(sandbox.contents(), before, "{flags} wrote something");
 }
 
@@ -209,16 +208,6 @@ fn texts_and_tokenizers() {
         &base.replace("--vocab 394", "--vocab 393"),
         "--data text has tokens up to 393, and --model llama knows 393 of them; pass --vocab 394, or, with --pretrained, \
          the tokenizer of that model",
-    );
-}
-
-#[test]
-fn sizes_that_do_not_lie_side_by_side() {
-    refused(
-        &Sandbox::new(),
-        "--heads 3 --width 6 --intermediate 5 --tie-embeddings",
-        "self_attn.q_proj.weight has 6 x 6 elements, and this number must be a multiple of 16; choose other --width, \
-         --heads, --intermediate, --freeze or data",
     );
 }
 

@@ -121,17 +121,3 @@ fn several_cnns_stand_in_one_table() {
     assert_eq!(lines[0][..3], ["cnn", "4:8", "6,410"]);
     assert_eq!(lines[1], ["cnn", "8,16:32", "26,698", "0.11", "1.000", "0.236", "19.1", "19.1"]);
 }
-
-#[test]
-fn links_refuse_what_makes_no_sense() {
-    run("links --link slow").refused(&["--link", "is no link"]);
-    run("links --params 0 --compute-ms 1").refused(&["--params 0", "whole number"]);
-    run("links --params x").refused(&["'x'", "--params", "such as 11e6"]);
-    run("links --params 5").refused(&["--params needs --compute-ms"]);
-    run("links --hidden 3").refused(&["--hidden needs --model"]);
-    run("links --measure").refused(&["--measure", "need --params, --model or --cnn"]);
-    run("links --cnn 16,32").refused(&["'16,32'", "--cnn", "such as 16,32:128"]);
-    run("links --cnn 4:8 --model cnn").refused(&["--cnn", "cannot be used with", "--model"]);
-    run("links --cnn 4:8 --hidden 3").refused(&["--hidden belongs to --model"]);
-    run("links --params 5 --compute-ms nan").refused(&["--compute-ms", "milliseconds"]);
-}

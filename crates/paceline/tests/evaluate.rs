@@ -112,7 +112,7 @@ fn what_cannot_be_evaluated_is_refused() {
     let norm = ["--checkpoint saved", "it has no parameter bn0.weight"];
     refuse(&saved("--channels 4 --hidden 8 --batch-norm"), &norm);
     refuse(&format!("--checkpoint saved {TINY_MLP}"), &["--model mlp", "no test part"]);
-    refuse(&saved("--epochs 3"), &["'--epochs'"]);
+    refuse(&saved("--epochs 3"), &["no flag --epochs"]);
     refuse(&saved("--nproc 0"), &["--nproc 0", "1 to 64"]);
     refuse(&saved("--json nowhere/found.json"), &["--json nowhere/found.json", "does not exist"]);
 }

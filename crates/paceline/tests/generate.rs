@@ -208,11 +208,15 @@ fn wrong_flags_prompts_and_folders_are_refused() {
     let sandbox = Sandbox::new();
     write_folder(&sandbox.path("model"), "whole", |_| {});
     for (prompt, flags, expected) in [
-        ("t1", "--max-tokens 0", "--max-tokens must be above zero"),
-        ("t1", "--threads 0", "--threads must be above zero"),
-        ("t1", "--temperature 0", "--temperature 0 must be above zero; for the likeliest tokens"),
-        ("t1", "--temperature -1", "--temperature -1 must be above zero"),
-        ("t1", "--top-k 0", "--top-k must be above zero; for all tokens, leave it out"),
+        ("t1", "--max-tokens 0", "--max-tokens 0: pass the number"),
+        ("t1", "--threads 0", "--threads 0: pass 1 or more"),
+        (
+            "t1",
+            "--temperature 0",
+            "--temperature 0: pass a number above zero; for the likeliest tokens",
+        ),
+        ("t1", "--temperature -1", "--temperature -1: pass a number above zero"),
+        ("t1", "--top-k 0", "--top-k 0: pass a number above zero; for all tokens, leave it out"),
         ("t1", "--seed 4", "--seed decides random choices, and there are none; add --temperature"),
         ("t1", "--greedy --top-k 3", "--greedy takes no --top-k; leave one of them out"),
         ("", "", "--prompt is empty; pass the text to go on from"),

@@ -278,7 +278,7 @@ fn a_run_that_ends_well_leaves_nothing_among_temporary_files() {
     for args in [
         "launch -n 2 -- true",
         "launch -n 1 -- false",
-        "bench all_reduce --nproc 2 -b 1K -e 1K -n 2",
+        "bench all_reduce --nproc 2 -b 1K -e 1K --iters 2",
         "check --nproc 2",
     ] {
         let sandbox = Sandbox::new();
@@ -290,7 +290,8 @@ fn a_run_that_ends_well_leaves_nothing_among_temporary_files() {
 #[test]
 fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     let sandbox = Sandbox::new();
-    let args = "bench all_reduce --nproc 3 --transport shm,mpi -b 1M -e 1M -n 1000000 -w 1000000";
+    let args =
+        "bench all_reduce --nproc 3 --transport shm,mpi -b 1M -e 1M --iters 1000000 -w 1000000";
     let mut launcher = Marked::start(with_temporary_folder(&sandbox, args));
     launcher.wait_for(env!("CARGO_BIN_EXE_paceline"), 5);
     // From this point on every rank notices the death of another one.

@@ -158,7 +158,7 @@ fn wrong_sizes_are_refused_before_a_rank_starts() {
             "--width 12 gives each of --heads 4 a width of 3, which must be even",
         ),
         ("--heads 4 --kv-heads 3", "--heads 4 must be a multiple of --kv-heads 3"),
-        ("--vocab 0", "--vocab must be above zero"),
+        ("--vocab 0", "--vocab 0: pass a number above zero"),
         ("--layers 100000", "--layers 100000: pass 10000 or less"),
         ("--init pretrained", "--init pretrained needs a folder; pass --pretrained DIR"),
         ("--pretrained none", "--pretrained none/config.json: No such file"),

@@ -199,36 +199,8 @@ fn another_command_on_the_same_folder_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_swept_is_refused_before_anything_runs() {
+fn a_sweep_starts_ranks_of_its_own() {
     let sandbox = Sandbox::new();
-    for (vary, flags, words) in [
-        (
-            &["nprocs=1,2"][..],
-            "",
-            &["--vary nprocs", "no flag --nprocs", "nearest one is nproc"][..],
-        ),
-        (&["bucket-cap=1"], "", &["nearest one is bucket-cap-mb"]),
-        (&["json=a,b"], "", &["--vary json", "the folder of the sweep"]),
-        (&["save=a,b"], "", &["--vary save", "the same checkpoint"]),
-        (&["strategy=ddp,magic"], "", &["--vary strategy=magic", "'magic'", "simple_ddp"]),
-        (&["hidden=8,many"], "", &["--vary hidden=many", "'many'"]),
-        (&["batch-norm=true,perhaps"], "", &["--vary batch-norm=perhaps", "true, false"]),
-        (&["nproc=1,0"], "", &["case nproc=0", "1 to 64"]),
-        (&["strategy=single,ddp"], "--nproc 2", &["case strategy=single", "one rank"]),
-        (&["image=28 28"], "", &["--vary image=28 28", "3 values required"]),
-        (&["nproc=1,2"], "--nproc 2", &["--nproc", "leave it out"]),
-        (&["nproc=1", "nproc=2"], "", &["varied twice"]),
-        (&["nproc=1,1"], "", &["a value is there twice"]),
-        (&["nproc"], "", &["as nproc=1,2"]),
-        (&[], "", &["--vary <KEY=A,B>"]),
-        (&["nproc=1,2"], "--rounds 0", &["--rounds 0", "1 to 1000"]),
-        (&["nproc=1,2"], "--run-limit -1", &["--run-limit -1", "above zero"]),
-        (&["nproc=1,2"], "--rank-by speed", &["--rank-by speed", "samples_per_s"]),
-        (&["nproc=1,2"], "--save x", &["unexpected argument '--save'"]),
-    ] {
-        Run::of(command(&sandbox, vary, flags)).refused(words);
-        assert_eq!(sandbox.contents(), Vec::<String>::new(), "{vary:?} {flags} wrote something");
-    }
     let binary = env!("CARGO_BIN_EXE_paceline");
     let args = format!("-n 2 -- {binary} sweep --vary hidden=8,16 --output out");
     let run = sandbox.launch(&args.split(' ').collect::<Vec<_>>());

@@ -73,7 +73,7 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
     let (iters, warmup_iters, root) = (measuring.iters, measuring.warmup_iters, measuring.root);
     if !(1..=MAX_ITERS).contains(&iters) || warmup_iters > MAX_ITERS {
         return usage(format!(
-            "-n {iters} -w {warmup_iters}: time 1 to {MAX_ITERS} iterations, after at most as many \
+            "--iters {iters} -w {warmup_iters}: time 1 to {MAX_ITERS} iterations, after at most as many \
              others"
         ));
     }
@@ -124,7 +124,10 @@ fn resolve_sizes(args: &SizeArgs, elem_bytes: u64) -> Result<Vec<u64>> {
     };
     if !in_mb.is_empty() {
         if let Some(small) = in_mb.iter().find(|&&bytes| bytes < elem_bytes) {
-            return usage(format!("--size-mb: {small} bytes are less than one element; pass more"));
+            return usage(format!(
+                "--size-mb: {}, less than one element; pass more",
+                crate::text::plural(*small as usize, "byte")
+            ));
         }
         return Ok(in_mb.into_iter().map(|bytes| bytes - bytes % elem_bytes).collect());
     }

@@ -231,6 +231,11 @@ pub fn read<T: FromArgMatches>(settings: &ArgMatches) -> Result<T> {
     T::from_arg_matches(settings).map_err(|error| Failure::Usage(error.to_string()))
 }
 
+/// Numbers as they are typed after a flag.
+pub fn spaced(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
+}
+
 /// A parser for the width of a layer, at most 2^20: large enough for any real model, and small enough
 /// that the product of two widths does not overflow.
 pub fn width() -> clap::builder::RangedU64ValueParser<usize> {

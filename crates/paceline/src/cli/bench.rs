@@ -1,4 +1,5 @@
-//! Flags of `paceline bench`. Flags that nccl-tests has, too, have the same letters.
+//! Flags of `paceline bench`. Flags that nccl-tests has, too, have the same letters, except -n, which is the number of
+//! ranks in all other commands.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ use crate::run::named::TransportName;
 const EXAMPLES: &str = "\
 Examples:
   paceline bench all_reduce                           1 KB to 64 MB, 2 ranks in shared memory
-  paceline bench all-gather -b 8 -e 128M -f 2 -n 50   sizes and iterations as in nccl-tests
+  paceline bench all-gather -b 8 -e 128M -f 2 -w 9    sizes and warm-up as in nccl-tests
   paceline bench all_reduce --sweep --nproc 2,4,6 --transport thread,shm,tcp --style lines
   paceline bench all_reduce --size-mb 1,10 --transport tcp --link 10gbit,50us --columns extended
   paceline bench all_reduce -J run.json --charts charts --compare earlier.json
@@ -81,7 +82,7 @@ pub struct SizeArgs {
 #[command(next_help_heading = "Measuring")]
 pub struct MeasuringArgs {
     /// Number of iterations that are timed
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20)]
     pub iters: usize,
     /// Number of warm-up iterations before those
     #[arg(short = 'w', long, alias = "warmup_iters", value_name = "N", default_value_t = 5)]

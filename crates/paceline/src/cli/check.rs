@@ -26,7 +26,7 @@ Prints one line per question, and ends with code 0 if no answer is FAIL. For exa
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct CheckArgs {
     /// Number of ranks on this host [default: 2, or the number of cores if smaller]
-    #[arg(long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N")]
     pub nproc: Option<usize>,
     /// How the ranks reach each other [default: shm; tcp on several hosts]
     #[arg(long, value_enum)]

@@ -39,7 +39,7 @@ pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
             continue;
         }
         let unreadable = |reason: &str| {
-            Failure::Run(format!(
+            Failure::Usage(format!(
                 "{}: {reason}; pass the folder of a finished run, such as runs/<time>-<model>-<strategy>",
                 place.display()
             ))

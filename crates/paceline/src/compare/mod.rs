@@ -44,7 +44,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         }
     }
     if runs.is_empty() {
-        return Err(Failure::Run(format!("no run can be compared; {}", left_out.join("; "))));
+        return Err(Failure::Usage(format!("no run can be compared; {}", left_out.join("; "))));
     }
     let mut report = Report {
         title: format!("Comparison of {}", plural(runs.len(), "run")),

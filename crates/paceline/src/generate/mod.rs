@@ -22,7 +22,7 @@ pub fn generate(args: &GenerateArgs) -> Result<u8> {
     let sampling = sampling(args)?;
     let threads = threads(args)?;
     if args.max_tokens == 0 {
-        return Err(usage("--max-tokens must be above zero"));
+        return Err(usage("--max-tokens 0: pass the number of tokens to generate, at least 1"));
     }
     if args.prompt.is_empty() {
         return Err(usage("--prompt is empty; pass the text to go on from"));
@@ -123,11 +123,11 @@ fn sampling(args: &GenerateArgs) -> Result<Sampling> {
     }
     if !(temperature > 0.0 && temperature.is_finite()) {
         return Err(usage(format!(
-            "--temperature {temperature} must be above zero; for the likeliest tokens, leave it out"
+            "--temperature {temperature}: pass a number above zero; for the likeliest tokens, leave it out"
         )));
     }
     if args.top_k == Some(0) {
-        return Err(usage("--top-k must be above zero; for all tokens, leave it out"));
+        return Err(usage("--top-k 0: pass a number above zero; for all tokens, leave it out"));
     }
     Ok(match is_random {
         true => Sampling::Random { temperature, top_k: args.top_k, seed: args.seed.unwrap_or(0) },
@@ -137,7 +137,7 @@ fn sampling(args: &GenerateArgs) -> Result<Sampling> {
 
 fn threads(args: &GenerateArgs) -> Result<usize> {
     match args.threads {
-        Some(0) => Err(usage("--threads must be above zero")),
+        Some(0) => Err(usage("--threads 0: pass 1 or more")),
         Some(threads) => Ok(threads),
         None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
     }

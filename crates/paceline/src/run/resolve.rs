@@ -89,12 +89,19 @@ pub fn resolve_unchecked(
     check_drift(&flags, &strategy, &mut warnings)?;
     let schedule = Schedule::resolve(&flags, optimizer.lr())?;
     let global_batch_size = resolve_batch(&flags, world_size, model.defaults().batch_size)?;
-    if flags.epochs == Some(0) || flags.steps == Some(0) || flags.steps_per_epoch == Some(0) {
-        return usage("--epochs, --steps and --steps-per-epoch must be at least 1".into());
+    let lengths = [
+        ("--epochs", flags.epochs == Some(0)),
+        ("--steps", flags.steps == Some(0)),
+        ("--steps-per-epoch", flags.steps_per_epoch == Some(0)),
+    ];
+    if let Some((flag, _)) = lengths.iter().find(|(_, is_zero)| *is_zero) {
+        return usage(format!("{flag} 0: pass 1 or more"));
     }
     flags.name.as_deref().map_or(Ok(()), folder::check_name)?;
     if flags.save_every == Some(0) {
-        return usage("--save-every 0: pass the number of optimizer steps between two".into());
+        return usage(
+            "--save-every 0: pass the number of optimizer steps between two checkpoints".into(),
+        );
     }
     if flags.save_keep == 0 {
         return usage("--save-keep 0: pass the number of checkpoints to keep, at least 1".into());
@@ -104,10 +111,12 @@ pub fn resolve_unchecked(
         return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
     }
     if flags.eval_every == Some(0) {
-        return usage("--eval-every 0: pass the number of optimizer steps between two".into());
+        return usage(
+            "--eval-every 0: pass the number of optimizer steps between two evaluations".into(),
+        );
     }
     if flags.log_every == Some(0) {
-        return usage("--log-every 0: pass the number of batches per line".into());
+        return usage("--log-every 0: pass the number of batches per line, at least 1".into());
     }
     let tokenizer = model.tokenizer();
     let needs = RunNeeds {

@@ -139,7 +139,9 @@ pub fn resolve_init_method(text: &str) -> Result<InitMethod> {
 /// Samples of a batch on all ranks together. By default each rank has `default` samples.
 pub fn resolve_batch(flags: &RunFlags, world_size: usize, default: usize) -> Result<usize> {
     match (flags.batch_size, flags.global_batch_size) {
-        (Some(0), _) => usage("--batch-size 0: each rank needs at least one sample".into()),
+        (Some(0), _) => {
+            usage("--batch-size 0: each rank needs at least one sample; pass 1 or more".into())
+        }
         (_, Some(global)) if global < world_size => usage(format!(
             "--global-batch-size {global} is smaller than the {world_size} ranks that share it; \
              raise it, or lower --nproc"

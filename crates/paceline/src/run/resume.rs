@@ -16,6 +16,7 @@ use super::precision;
 use crate::checkpoint::pieces::Ranges;
 use crate::checkpoint::{self, Checkpoint, HUGGING_FACE_CONFIG, Place, Setting};
 use crate::choices::data::DataConfig;
+use crate::choices::registry::spaced;
 use crate::run::config::TrainConfig;
 use crate::run::origin::Resume;
 use crate::run::progress::Progress;
@@ -272,9 +273,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         may_differ: false,
         when_missing: None,
     }));
-    let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| {
-        samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
-    });
+    let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| spaced(samples));
     let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
     // A constant rate does not depend on the length of the run.
     let decays = schedule.name != Course::Constant;

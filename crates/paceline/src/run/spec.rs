@@ -25,6 +25,7 @@ use serde_json::{Map, Value};
 
 use super::flags;
 use crate::choices::registry::typed_value;
+use crate::cli::mistakes::named;
 use crate::disk::Disk;
 use crate::outputs::write_json;
 use crate::{Failure, Result};
@@ -52,7 +53,7 @@ impl RunSpec {
                     Failure::Usage(format!(
                         "--{key} {}: this is no valid UTF-8, so {FILE_NAME} could not hold it; pass \
                          another name",
-                        raw.display()
+                        named(raw)
                     ))
                 })?;
                 values.push(value.to_owned());
@@ -169,8 +170,22 @@ pub fn message(error: &clap::Error) -> String {
     let text = text.trim_start_matches("error: ");
     let ends = ["\n\nUsage:", "\n\nFor more information"];
     let end = ends.iter().filter_map(|end| text.find(end)).min();
-    text[..end.unwrap_or(text.len())].trim_end().to_owned()
+    let mut text = text[..end.unwrap_or(text.len())].trim_end().to_owned();
+    for (of_parser, of_user) in NO_NUMBER {
+        if let Some(start) = text.strip_suffix(of_parser) {
+            text = format!("{start}{of_user}");
+        }
+    }
+    text
 }
+
+/// What the standard library says about a text that is no number, and what a user can do.
+const NO_NUMBER: [(&str, &str); 4] = [
+    ("invalid digit found in string", "pass a whole number, without a sign"),
+    ("cannot parse integer from empty string", "pass a whole number, without a sign"),
+    ("number too large to fit in target type", "pass a smaller number"),
+    ("invalid float literal", "pass a number"),
+];
 
 #[cfg(test)]
 mod tests {

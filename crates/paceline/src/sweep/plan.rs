@@ -72,7 +72,9 @@ impl Case {
 pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
     for (at, Vary { key, .. }) in vary.iter().enumerate() {
         if vary[..at].iter().any(|other| other.key == *key) {
-            return Err(Failure::Usage(format!("--vary {key}: it is varied twice")));
+            return Err(Failure::Usage(format!(
+                "--vary {key}: it is there twice; pass all its values at once, as {key}=A,B"
+            )));
         }
         if base.has(key) {
             return Err(Failure::Usage(format!("--{key}: --vary {key} sets it; leave it out")));
@@ -183,7 +185,7 @@ mod tests {
         let error = cases(&base, &[vary("nproc=1,2")]).unwrap_err().to_string();
         assert!(error.contains("leave it out"), "{error}");
         let twice = [vary("nproc=1,2"), vary("nproc=1")];
-        assert!(cases(&Spec::default(), &twice).unwrap_err().to_string().contains("varied twice"));
+        assert!(cases(&Spec::default(), &twice).unwrap_err().to_string().contains("there twice"));
     }
 
     #[test]

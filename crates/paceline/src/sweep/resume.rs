@@ -95,7 +95,10 @@ impl Ledger {
                 }
             }
             Err(_) if fs::read_dir(folder).map_err(failed)?.next().is_some() => {
-                return usage("this folder is not empty, and no sweep has made it".into());
+                return usage(
+                    "this folder is not empty, and no sweep has made it; pass another folder"
+                        .into(),
+                );
             }
             Err(_) => write_json(disk, &file, settings)?,
         }

@@ -19,13 +19,20 @@ const REQUIRED: [&str; 6] =
 pub struct RunSummary(Value);
 
 impl RunSummary {
-    /// Reads a summary from a file. Fails if a required key is missing.
+    /// Reads a summary from a file. Fails if the file is broken: cut off, no JSON, or without a required key.
     pub fn read(file: &Path) -> Result<Self> {
-        let unreadable = |e: &dyn std::fmt::Display| Failure::io(file.display(), e);
-        let text = std::fs::read_to_string(file).map_err(|e| unreadable(&e))?;
-        let whole: Value = serde_json::from_str(&text).map_err(|e| unreadable(&e))?;
+        let broken = |why: &dyn std::fmt::Display| {
+            Failure::Run(format!("the summary {} is broken: {why}", file.display()))
+        };
+        let text = match std::fs::read_to_string(file) {
+            Err(error) if error.kind() != std::io::ErrorKind::InvalidData => {
+                return Err(Failure::io(file.display(), error));
+            }
+            text => text.map_err(|error| broken(&error))?,
+        };
+        let whole: Value = serde_json::from_str(&text).map_err(|error| broken(&error))?;
         match REQUIRED.iter().find(|name| whole.get(name).is_none_or(Value::is_null)) {
-            Some(missing) => Err(unreadable(&format!("this is no summary: it has no {missing}"))),
+            Some(missing) => Err(broken(&format!("it has no {missing}"))),
             None => Ok(Self(whole)),
         }
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{DataChoice, DataSettings, RunNeeds};
 use crate::choices::models::Samples;
-use crate::choices::registry::{Choice, flags_of, read, width};
+use crate::choices::registry::{Choice, flags_of, read, spaced, width};
 use crate::{Failure, Result, resources};
 
 /// Default number of training images.
@@ -91,10 +91,10 @@ fn images(flags: &Flags) -> Result<Arc<dyn DataSettings>> {
         Some(_) => return usage("--image takes height, width and channels".into()),
     };
     if image.contains(&0) {
-        return usage(format!("--image {image:?}: every extent must be above zero"));
+        return usage(format!("--image {}: pass numbers above zero", spaced(&image)));
     }
     if samples == 0 {
-        return usage("--samples 0: pass the number of images to train on".into());
+        return usage("--samples 0: pass the number of images to train on, at least 1".into());
     }
     check_images_fit(samples, image)?;
     Ok(Arc::new(Images { samples, image }))

@@ -7,7 +7,7 @@ use paceline_data::Dataset;
 use paceline_model::{CnnConfig, Model, ModelError};
 
 use super::{ModelChoice, ModelSettings, Samples};
-use crate::choices::registry::{Choice, flags_of, read, width};
+use crate::choices::registry::{Choice, flags_of, read, spaced, width};
 use crate::{Failure, Result};
 
 /// The choice.
@@ -59,12 +59,12 @@ impl ModelChoice for Cnn {
     fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
         let flags: Flags = read(settings)?;
         let zero = match (flags.channels.contains(&0), flags.hidden) {
-            (true, _) => Some("--channels"),
-            (false, 0) => Some("--hidden"),
+            (true, _) => Some(format!("--channels {}: pass numbers", spaced(&flags.channels))),
+            (false, 0) => Some("--hidden 0: pass a number".to_owned()),
             _ => None,
         };
         match zero {
-            Some(flag) => Err(Failure::Usage(format!("{flag} must be above zero everywhere"))),
+            Some(problem) => Err(Failure::Usage(format!("{problem} above zero"))),
             None => Ok(Arc::new(flags)),
         }
     }

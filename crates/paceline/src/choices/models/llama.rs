@@ -198,7 +198,7 @@ fn of_sizes(flags: &Flags) -> Result<LlamaConfig> {
         ("--vocab", config.vocab_size),
     ];
     let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-        format!("{flag} must be above zero")
+        format!("{flag} 0: pass a number above zero")
     } else if config.num_hidden_layers > LlamaConfig::MAX_LAYERS {
         let (layers, most) = (config.num_hidden_layers, LlamaConfig::MAX_LAYERS);
         format!("--layers {layers}: pass {most} or less")

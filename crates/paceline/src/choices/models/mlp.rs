@@ -65,7 +65,7 @@ impl ModelChoice for Mlp {
             ("--output-dim", flags.output_dim),
         ];
         let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            format!("{flag} must be above zero")
+            format!("{flag} 0: pass a number above zero")
         } else if num_layers > MAX_LAYERS {
             format!("--num-layers {num_layers}: pass {MAX_LAYERS} or less")
         } else if tie_layers && num_layers < 3 {

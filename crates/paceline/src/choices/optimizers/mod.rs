@@ -71,7 +71,7 @@ struct CommonFlags {
 fn check(flags: &[(&str, f64)]) -> Result<()> {
     match flags.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
         Some((flag, value)) => {
-            Err(Failure::Usage(format!("{flag} {value}: pass a number that is not negative")))
+            Err(Failure::Usage(format!("{flag} {value}: pass a number that is finite, at least 0")))
         }
         None => Ok(()),
     }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Args, Command};
 
-use super::named::{AccumulationName, Course, Device, PrecisionName, TransportName};
+use super::named::{AccumulationName, Course, Device, DeviceParser, PrecisionName, TransportName};
 use crate::choices::data::DATA_SETS;
 use crate::choices::models::MODELS;
 use crate::choices::optimizers::OPTIMIZERS;
@@ -34,8 +34,9 @@ pub struct RunFlags {
     pub freeze: Vec<String>,
 
     /// Ranks on this host [default: 2, or the number of cores if smaller]
-    // With torchrun's names for it.
+    // With torchrun's names for it, and mpirun's letter.
     #[arg(
+        short = 'n',
         long,
         value_name = "N",
         aliases = ["nproc-per-node", "nproc_per_node"],
@@ -53,7 +54,7 @@ pub struct RunFlags {
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
     /// Where to compute
-    #[arg(long, value_enum, default_value_t = Device::Cpu, help_heading = "Ranks")]
+    #[arg(long, value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
     pub device: Device,
     /// Element type in which products are computed and activations are kept
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]

@@ -119,7 +119,7 @@ pub fn compare(
     }
     let price_per_hour = args.compare.price_per_hour;
     if let Some(price) = price_per_hour.filter(|price| !(*price >= 0.0 && price.is_finite())) {
-        return usage(format!("--price-per-hour {price}: pass a price that is not negative"));
+        return usage(format!("--price-per-hour {price}: pass a price that is finite, at least 0"));
     }
     let settings =
         if args.compare.as_published { Settings::AsPublished } else { Settings::LikeForLike };
