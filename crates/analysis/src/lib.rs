@@ -6,6 +6,7 @@
 //! says about them. It knows nothing of training, models or layers.
 #![forbid(unsafe_code)]
 
+pub mod fitted;
 pub mod hta;
 pub mod json;
 pub mod kineto;

@@ -7,6 +7,8 @@
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
+use crate::fitted::fitted;
+
 /// What a column holds. It is defined once and used by every format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Column {
@@ -233,13 +235,18 @@ impl Table {
 
     /// As lines of text: columns of text are left-aligned, columns of numbers right-aligned.
     pub fn text(&self) -> String {
+        self.fitted(None)
+    }
+
+    /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted).
+    pub fn fitted(&self, width: Option<usize>) -> String {
         let head: Vec<String> = self.columns.iter().map(Column::head).collect();
         let shown = |row: &Vec<Cell>| -> Vec<String> {
             let cells = row.iter().zip(&self.columns);
             cells.map(|(cell, column)| printable(&cell.shown(column))).collect()
         };
         let lines: Vec<Vec<String>> = self.lines().map(shown).collect();
-        aligned(&head, &lines, |at| !self.is_number(at))
+        fitted(&head, &lines, |at| !self.is_number(at), width)
     }
 
     /// A table of the first `count` rows, and the number of rows that it leaves out.
