@@ -31,8 +31,8 @@ use crate::run::resolve::{check_choices, with_one_name};
 use crate::run::resolve_ranks as config;
 use crate::run::spec::RunSpec;
 use crate::run::{evaluation, precision, resume};
-use crate::text::plural;
-use crate::{Failure, Result, comm};
+use crate::text::{plural, warn};
+use crate::{Failure, Result, comm, streams};
 
 /// All resolved settings of an evaluation.
 struct EvaluationConfig {
@@ -79,11 +79,11 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     precision::check(config.precision, &config.model, &model, test.as_ref())?;
     let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
     if !placement.is_some_and(was_said) {
-        notes.iter().for_each(|note| eprintln!("warning: {note}"));
+        notes.iter().for_each(|note| warn(note));
         warn_of_other_data(&checkpoint, &config);
         if !train.quiet {
             let found = [config.model.notes(), config.data.notes()].concat();
-            found.iter().for_each(|note| eprintln!("{note}"));
+            found.iter().for_each(|note| streams::stderr().line(note));
         }
     }
 
@@ -190,9 +190,9 @@ fn warn_of_other_data(checkpoint: &Checkpoint, config: &EvaluationConfig) {
     for (flag, ours) in resume::identity_of_data(&config.data, config.seed) {
         let theirs = checkpoint.setting(&flag);
         if let Some(theirs) = theirs.filter(|theirs| *theirs != ours) {
-            eprintln!(
-                "warning: {flag}: the checkpoint was trained with {theirs} and is evaluated with {ours}"
-            );
+            warn(&format!(
+                "{flag}: the checkpoint was trained with {theirs} and is evaluated with {ours}"
+            ));
         }
     }
 }

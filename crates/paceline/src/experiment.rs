@@ -23,6 +23,7 @@ use crate::run::trainer::Host;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
 use crate::sweep::summary::RunSummary;
+use crate::text::warn;
 use crate::{Failure, Result, checkpoint, resources, streams};
 
 /// Runs `paceline train`: resolves the flags, then runs as a rank, as several threads, or as the launcher
@@ -53,14 +54,14 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     if !placement.as_ref().is_some_and(was_said) {
         launcher::warn_of_ignored_master_flags(start);
         for warning in &config.warnings {
-            eprintln!("warning: {warning}");
+            warn(warning);
         }
         if !config.quiet {
             let mut notes = [config.model.notes(), config.data.notes()].concat();
             if !matches!(config.resume, Some(Resume::From(_))) {
                 notes.extend(config.model.notes_at_start());
             }
-            notes.iter().for_each(|note| eprintln!("{note}"));
+            notes.iter().for_each(|note| streams::stderr().line(note));
         }
     }
     let ranks = config.ranks();
@@ -130,7 +131,7 @@ pub fn train_here<W: Into<OsString> + Clone>(
         ));
     }
     for warning in &config.warnings {
-        eprintln!("warning: {warning}");
+        warn(warning);
     }
     let disk = Disk::default();
     let folder = folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?;

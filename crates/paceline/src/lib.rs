@@ -53,9 +53,11 @@ pub mod streams;
 pub mod sweep;
 pub mod trace;
 
+mod bar;
 mod connect;
 mod failure;
 mod program;
+mod screen;
 mod text;
 mod threads;
 

@@ -22,7 +22,7 @@ use crate::run::trainer::{self, Host};
 use crate::sweep::presets::predict::efficiency::efficiency_pct;
 use crate::sweep::presets::predict::given::Given;
 use crate::sweep::presets::predict::model::Step;
-use crate::text::{hundredths, plain_table, plural, say, thousands};
+use crate::text::{hundredths, line_width, plain_table, plural, say, thousands};
 use crate::{Failure, Result, launcher};
 
 /// Steps that are run to measure a model's computing time, and how many of them are warm-up.
@@ -206,7 +206,7 @@ fn speeds(links: &[(&str, f64, f64, &str)]) -> String {
         [name.to_owned(), note.to_owned(), gb_s, gbit_s, latency_us]
     };
     let lines: Vec<[String; 5]> = links.iter().map(line).collect();
-    plain_table(["Link", "Note", "GB/s", "Gbit/s", "Latency (us)"], 2, &lines)
+    plain_table(["Link", "Note", "GB/s", "Gbit/s", "Latency (us)"], 2, &lines, line_width())
 }
 
 /// The table of what models would spend on communication.
@@ -246,7 +246,7 @@ fn overheads(models: &[ModelRow], over: &Over) -> Result<String> {
         plural(*world_size, "rank"),
         algorithm.name(),
         over.steps(),
-        plain_table(names, 1, &lines)
+        plain_table(names, 1, &lines, line_width())
     ))
 }
 
@@ -276,7 +276,7 @@ fn measured(models: &[ModelRow], over: &Over) -> Result<String> {
     Ok(format!(
         "\nThe same all-reduce, measured over {} on the emulated link\n{}",
         transport.name(),
-        plain_table(names, 1, &lines)
+        plain_table(names, 1, &lines, line_width())
     ))
 }
 

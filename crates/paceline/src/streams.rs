@@ -10,15 +10,16 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::TermLike;
+use paceline_analysis::fitted::wrapped;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::termios::tcgetwinsize;
 
 use crate::failure::EXIT_RUN;
+use crate::screen;
 
 /// Bytes that wait for a reader, at most.
 const LIMIT_BYTES: usize = 4 << 20;
@@ -32,6 +33,8 @@ const STUCK_READER: Duration = Duration::from_millis(500);
 
 static STDOUT: Stream = Stream::new(Target::Stdout);
 static STDERR: Stream = Stream::new(Target::Stderr);
+/// Whether a progress bar may stand where the next line goes.
+static BARS: AtomicBool = AtomicBool::new(false);
 
 /// Standard output.
 pub fn stdout() -> &'static Stream {
@@ -49,11 +52,19 @@ pub fn never_wait() {
     STDERR.never_wait();
 }
 
+/// From now on a progress bar may stand where the next line goes: one of this process, or of a rank that shares its
+/// terminal.
+pub fn expect_bars() {
+    BARS.store(true, Ordering::Relaxed);
+}
+
 /// Writes what is left, at the end of a command that exits with `code`. Returns the code to exit with: if standard
 /// output could not be written, because the disk is full for example, a success is none.
 pub fn finish(code: u8) -> u8 {
     // After a success the reader may be slow; after a failure its user waits.
     let idle = if code == 0 { SLOW_READER } else { STUCK_READER };
+    // A rank that was killed has left its bar there.
+    STDOUT.bytes(STDOUT.erasure().as_bytes().to_vec());
     let outcome = STDOUT.finish(idle);
     let code = match outcome {
         Err(error) => {
@@ -65,69 +76,6 @@ pub fn finish(code: u8) -> u8 {
     // Nobody could be told of an error here.
     let _ = STDERR.finish(idle);
     code
-}
-
-/// Standard output as the terminal that a progress bar is drawn on.
-#[derive(Debug)]
-pub struct Terminal;
-
-impl Terminal {
-    /// Moves the cursor, by the escape sequence with this letter.
-    fn escape(&self, count: usize, letter: char) -> io::Result<()> {
-        if count > 0 {
-            STDOUT.bytes(format!("\x1b[{count}{letter}").into_bytes());
-        }
-        Ok(())
-    }
-
-    /// Rows and columns; by default those of the first terminals.
-    fn size(&self) -> (u16, u16) {
-        let size = tcgetwinsize(io::stdout()).ok();
-        size.filter(|size| size.ws_col > 0).map_or((24, 80), |size| (size.ws_row, size.ws_col))
-    }
-}
-
-impl TermLike for Terminal {
-    fn width(&self) -> u16 {
-        self.size().1
-    }
-
-    fn height(&self) -> u16 {
-        self.size().0
-    }
-
-    fn move_cursor_up(&self, count: usize) -> io::Result<()> {
-        self.escape(count, 'A')
-    }
-
-    fn move_cursor_down(&self, count: usize) -> io::Result<()> {
-        self.escape(count, 'B')
-    }
-
-    fn move_cursor_right(&self, count: usize) -> io::Result<()> {
-        self.escape(count, 'C')
-    }
-
-    fn move_cursor_left(&self, count: usize) -> io::Result<()> {
-        self.escape(count, 'D')
-    }
-
-    fn write_line(&self, text: &str) -> io::Result<()> {
-        self.write_str(&format!("{text}\n"))
-    }
-
-    fn write_str(&self, text: &str) -> io::Result<()> {
-        STDOUT.bytes(text.as_bytes().to_vec());
-        Ok(())
-    }
-
-    fn clear_line(&self) -> io::Result<()> {
-        self.write_str("\r\x1b[2K")
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Where a stream goes.
@@ -151,17 +99,20 @@ impl Target {
         }
     }
 
-    fn wait_writable(&self) -> rustix::io::Result<()> {
-        let wait = |fd: BorrowedFd| {
-            let ready = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], None);
-            ready.map(drop).or_else(|error| if error == Errno::INTR { Ok(()) } else { Err(error) })
-        };
+    fn with_fd<T>(&self, f: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
         match self {
-            Target::Stdout => wait(io::stdout().as_fd()),
-            Target::Stderr => wait(io::stderr().as_fd()),
+            Target::Stdout => f(io::stdout().as_fd()),
+            Target::Stderr => f(io::stderr().as_fd()),
             #[cfg(test)]
-            Target::File(file) => wait(file.as_fd()),
+            Target::File(file) => f(file.as_fd()),
         }
+    }
+
+    fn wait_writable(&self) -> rustix::io::Result<()> {
+        let ready = |fd: BorrowedFd<'_>| {
+            poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], None).map(drop)
+        };
+        self.with_fd(ready).or_else(|error| if error == Errno::INTR { Ok(()) } else { Err(error) })
     }
 
     fn write_all(&self, mut bytes: &[u8], mut wrote: impl FnMut()) -> Result<(), Errno> {
@@ -220,11 +171,37 @@ impl Stream {
         Self { target, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Writes a line.
+    /// How many characters a line of a table may have.
+    pub fn width_of_table(&self) -> usize {
+        self.target.with_fd(screen::width_of_table)
+    }
+
+    /// The width of the terminal, if a line of it can be drawn again and again. `None` if the text goes elsewhere.
+    pub fn width_of_bar(&self) -> Option<usize> {
+        self.target.with_fd(screen::width_of_bar)
+    }
+
+    /// Writes a line. On a terminal it is broken between words to fit, and takes the place of a progress bar.
     pub fn line(&self, text: &str) {
+        let width = self.target.with_fd(screen::width_of_text);
+        match width {
+            Some(width) => self.unbroken(&wrapped(text, width)),
+            None => self.unbroken(text),
+        }
+    }
+
+    /// Writes a line as it is. It takes the place of a progress bar.
+    pub fn unbroken(&self, text: &str) {
+        let erase = self.erasure();
         let mut state = self.lock();
         let end = if state.open.take().is_some() { "\n" } else { "" };
-        self.add(state, format!("{end}{text}\n").into_bytes());
+        self.add(state, format!("{end}{erase}{text}\n").into_bytes());
+    }
+
+    /// What erases a progress bar of this process, or of one that shares its terminal.
+    fn erasure(&self) -> &'static str {
+        let is_needed = BARS.load(Ordering::Relaxed) && self.width_of_bar().is_some();
+        if is_needed { screen::ERASE } else { "" }
     }
 
     /// Writes bytes as they are.
@@ -235,10 +212,12 @@ impl Stream {
     /// Writes what one of several sources has said: a whole line, or a part of one. `prefix` stands in front of each
     /// of its lines. A line of another source begins on a new line, even if the one before has no end yet.
     pub fn piece(&self, source: usize, prefix: &str, piece: &[u8]) {
+        let erase = self.erasure();
         let mut state = self.lock();
         let mut bytes = Vec::with_capacity(prefix.len() + piece.len() + 1);
         if state.open != Some(source) {
             bytes.extend(state.open.map(|_| b'\n'));
+            bytes.extend(erase.as_bytes());
             bytes.extend(prefix.as_bytes());
         }
         bytes.extend(piece);

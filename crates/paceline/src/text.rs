@@ -2,13 +2,24 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use paceline_analysis::table::{aligned, grouped};
+use paceline_analysis::fitted::fitted;
+use paceline_analysis::table::grouped;
 
 use crate::streams;
 
 /// Prints a line on standard output. A reader that is gone, such as `head`, is no reason to stop.
 pub fn say(text: &str) {
     streams::stdout().line(text);
+}
+
+/// Prints a line that programs read too, such as a path or a row of a format. It stays one line on every terminal.
+pub(crate) fn say_unbroken(text: &str) {
+    streams::stdout().unbroken(text);
+}
+
+/// Prints a warning on standard error.
+pub(crate) fn warn(text: &str) {
+    streams::stderr().line(&format!("warning: {text}"));
 }
 
 /// The local date and time now, by a format of `strftime`.
@@ -53,14 +64,20 @@ pub(crate) fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// A table with a header. Its first `num_left` columns are words, aligned left; the others are numbers,
-/// aligned right.
+/// How many characters a line of a table on standard output may have, as tables take it: `None` would be no limit.
+pub(crate) fn line_width() -> Option<usize> {
+    Some(streams::stdout().width_of_table())
+}
+
+/// A table with a header, whose lines have at most `width` characters. Its first `num_left` columns are words, aligned
+/// left; the others are numbers, aligned right.
 pub(crate) fn plain_table<const N: usize>(
     names: [&str; N],
     num_left: usize,
     lines: &[[String; N]],
+    width: Option<usize>,
 ) -> String {
-    aligned(&names, lines, |at| at < num_left)
+    fitted(&names, lines, |at| at < num_left, width)
 }
 
 #[cfg(test)]

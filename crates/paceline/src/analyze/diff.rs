@@ -15,7 +15,7 @@ use crate::bench::screen::say;
 use crate::cli::analyze::{DiffArgs, StepsName};
 use crate::disk::Disk;
 use crate::outputs::{check_folder, write_report};
-use crate::text::plural;
+use crate::text::{line_width, plural};
 
 /// The name of the report's files.
 const NAME: &str = "diff";
@@ -69,7 +69,7 @@ fn console(report: &Report) -> String {
     let mut out = format!("{}\n{}", report.title, printable(&report.subtitle));
     if let Some(table) = report.table(NAME) {
         let (head, left_out) = table.head(ROWS);
-        out += &format!("\n{}", head.text());
+        out += &format!("\n{}", head.fitted(line_width()));
         if left_out > 0 {
             let (names, are) =
                 (plural(left_out, "more name"), if left_out == 1 { "is" } else { "are" });

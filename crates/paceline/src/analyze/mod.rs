@@ -23,7 +23,7 @@ use crate::bench::screen::say;
 use crate::cli::analyze::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
 use crate::disk::Disk;
 use crate::outputs::{check_folder, write_report};
-use crate::text::plural;
+use crate::text::{line_width, plural};
 use crate::{Failure, Result};
 
 /// The name of a report's files.
@@ -264,7 +264,7 @@ fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
 /// The console output: title, figures and notes.
 fn console(analysis: &Analysis, report: &Report) -> String {
     let mut out = format!("{}\n{}\n", printable(&report.title), printable(&report.subtitle));
-    out += &panels::console(analysis);
+    out += &panels::console(analysis, line_width());
     out + &notes(report)
 }
 

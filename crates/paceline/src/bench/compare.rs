@@ -7,7 +7,7 @@ use crate::text::plain_table;
 /// The table. It has one line for each row of the report and each series with the same operation, number
 /// of ranks and size. A ratio above 1 means that paceline took less time. If nothing can be compared, the
 /// text says so.
-pub fn table(report: &BenchReport, compared: &[Series]) -> String {
+pub fn table(report: &BenchReport, compared: &[Series], width: Option<usize>) -> String {
     let mut lines = Vec::new();
     for row in &report.rows {
         let Some(ours) = row.timing() else { continue };
@@ -32,7 +32,7 @@ pub fn table(report: &BenchReport, compared: &[Series]) -> String {
     }
     let ours = format!("Ours, {} (ms)", place(&report.rows));
     let names = ["Ours", "Theirs", "Ranks", "Size (B)", &ours, "Theirs (ms)", "Theirs/ours"];
-    plain_table(names, 2, &lines)
+    plain_table(names, 2, &lines, width)
 }
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ mod tests {
             samples::row(2, 100_000_000, 25_000.0),
             samples::row(4, 1_000_000, 700.0),
         ]);
-        let text = table(&report, &[gloo(&[(1_000_000, 3600.0), (100_000_000, 95_000.0)])]);
+        let text = table(&report, &[gloo(&[(1_000_000, 3600.0), (100_000_000, 95_000.0)])], None);
         insta::assert_snapshot!(text, @r"
         Ours  Theirs      Ranks   Size (B)  Ours, in place (ms)  Theirs (ms)  Theirs/ours
         ----  ----------  -----  ---------  -------------------  -----------  -----------
@@ -65,7 +65,7 @@ mod tests {
         let report = samples::report(vec![samples::row(2, 8, 250.0)]);
         let other = Series { op: Some("all_gather".to_owned()), ..gloo(&[(8, 300.0)]) };
         for series in [other, gloo(&[(16, 300.0)])] {
-            assert!(table(&report, &[series]).starts_with("Nothing to compare"));
+            assert!(table(&report, &[series], None).starts_with("Nothing to compare"));
         }
     }
 }

@@ -25,7 +25,7 @@ pub fn result_line(row: &Row) -> String {
 
 /// The closing table. Below it, one line says whether times are in place or out of place, and further
 /// lines list what was skipped.
-pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
+pub fn result_table(rows: &[Row], skipped: &[Skipped], width: Option<usize>) -> String {
     let line = |row: &Row| {
         let (ms, bandwidth) = numbers(row)?;
         let (ms, bandwidth) = (format!("{ms:.4}"), format!("{bandwidth:.2}"));
@@ -34,7 +34,7 @@ pub fn result_table(rows: &[Row], skipped: &[Skipped]) -> String {
     };
     let lines: Vec<[String; 5]> = rows.iter().filter_map(line).collect();
     let names = ["Backend", "Processes", "Size (MB)", "Avg Time (ms)", "Bandwidth (GiB/s)"];
-    let mut text = plain_table(names, 1, &lines);
+    let mut text = plain_table(names, 1, &lines, width);
     if !rows.is_empty() {
         text += &format!("\nTimes are medians, {}.", place(rows));
     }
@@ -81,7 +81,7 @@ mod tests {
             samples::row(4, 100_000_000, 61_234.5),
             samples::row(4, 1_024_000_000, 654_321.0),
         ];
-        let text = result_table(&rows, &samples::report(Vec::new()).skipped);
+        let text = result_table(&rows, &samples::report(Vec::new()).skipped, None);
         insta::assert_snapshot!(text, @r"
         Backend  Processes  Size (MB)  Avg Time (ms)  Bandwidth (GiB/s)
         -------  ---------  ---------  -------------  -----------------

@@ -5,8 +5,8 @@ use clap::ValueEnum;
 use super::figures::Columns;
 use super::result::{BenchReport, Row, Skipped};
 use super::{lines, table};
-use crate::text::plural;
 pub use crate::text::say;
+use crate::text::{line_width, plural, say_unbroken};
 
 /// What is printed for each size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -30,7 +30,7 @@ impl Screen {
     /// Prints the lines before the first configuration.
     pub fn opens(&self) {
         if let (Style::Table, Some(legend)) = (self.style, table::legend(self.columns)) {
-            say(legend);
+            say_unbroken(legend);
         }
     }
 
@@ -38,24 +38,24 @@ impl Screen {
     /// how the configuration is measured.
     pub fn configuration(&self, transport: &str, nproc: usize, about: &str, skipped: &[Skipped]) {
         if self.style == Style::Table {
-            say(&format!("# {} over {transport}{about}", plural(nproc, "rank")));
+            say_unbroken(&format!("# {} over {transport}{about}", plural(nproc, "rank")));
         }
         skipped.iter().for_each(|skipped| self.skipped(skipped));
         if self.style == Style::Table {
-            say(&table::header(self.columns));
+            say_unbroken(&table::header(self.columns));
         }
     }
 
     /// Prints the line before a size.
     pub fn begins(&self, transport: &str, nproc: usize, bytes: u64) {
         if self.style == Style::Lines {
-            say(&lines::config_line(transport, nproc, bytes));
+            say_unbroken(&lines::config_line(transport, nproc, bytes));
         }
     }
 
     /// Prints the line after a size.
     pub fn row(&self, row: &Row) {
-        say(&match self.style {
+        say_unbroken(&match self.style {
             Style::Table => table::print_row(self.columns, row),
             Style::Lines => lines::result_line(row),
         });
@@ -64,10 +64,10 @@ impl Screen {
     /// Prints a line instead of a size, or of a whole configuration, that is not measured.
     pub fn skipped(&self, skipped: &Skipped) {
         match (self.style, skipped.bytes) {
-            (Style::Table, _) => say(&table::print_skipped(skipped)),
+            (Style::Table, _) => say_unbroken(&table::print_skipped(skipped)),
             (Style::Lines, Some(bytes)) => {
                 self.begins(&skipped.transport, skipped.nproc, bytes);
-                say(&format!("-> Skipped: {}", skipped.reason));
+                say_unbroken(&format!("-> Skipped: {}", skipped.reason));
             }
             // The closing table reports it.
             (Style::Lines, None) => {}
@@ -78,14 +78,14 @@ impl Screen {
     /// reported already.
     pub fn configuration_ends(&self, rows: &[Row], op: &str) {
         if self.style == Style::Table && !rows.is_empty() {
-            say(&table::footer(rows, op));
+            say_unbroken(&table::footer(rows, op));
         }
     }
 
     /// Prints the lines after the last configuration.
     pub fn ends(&self, report: &BenchReport) {
         if self.style == Style::Lines {
-            say(&lines::result_table(&report.rows, &report.skipped));
+            say(&lines::result_table(&report.rows, &report.skipped, line_width()));
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::environment::Placement;
 use crate::failure::EXIT_RUN;
 use crate::outputs::write_bytes;
 use crate::run::named::TransportName;
+use crate::text::{line_width, say_unbroken};
 use crate::{Failure, Result, resources, threads};
 
 pub(crate) use super::processes::rows_of;
@@ -196,11 +197,11 @@ fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
     }
     if let Some(folder) = &plan.charts {
         for file in charts::write(&disk, report, &plan.compared, folder)? {
-            say(&format!("# chart: {}", file.display()));
+            say_unbroken(&format!("# chart: {}", file.display()));
         }
     }
     if !plan.compared.is_empty() {
-        say(&compare::table(report, &plan.compared));
+        say(&compare::table(report, &plan.compared, line_width()));
     }
     Ok(u8::from(num_failed(&report.rows) > 0))
 }

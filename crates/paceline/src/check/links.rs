@@ -2,14 +2,15 @@
 
 use std::time::Instant;
 
+use paceline_analysis::fitted::fitted;
 use paceline_analysis::stats::nearest_rank;
-use paceline_analysis::table::aligned;
 use paceline_collectives::Group;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::{Answers, Status};
 use crate::Result;
+use crate::text::line_width;
 
 /// Number of round trips that are timed for the latency.
 const PINGS: usize = 50;
@@ -61,10 +62,11 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
     // Ranks that take turns on a core differ by up to this much by chance.
     let status = if slowest < fastest / 4.0 { Status::Warn } else { Status::Ok };
     answers.add(status, "links", &text);
+    let width = line_width().map(|width| width.saturating_sub(Answers::INDENT));
     answers.explain("latency of 8 bytes in us (half of a round trip), from row to column:");
-    answers.explain(&matrix(&ways, world, |way| format!("{:.1}", way.latency_us)));
+    answers.explain(&matrix(&ways, world, width, |way| format!("{:.1}", way.latency_us)));
     answers.explain("GB/s of 16 MB, from row to column:");
-    answers.explain(&matrix(&ways, world, |way| format!("{:.2}", way.gb_s)));
+    answers.explain(&matrix(&ways, world, width, |way| format!("{:.2}", way.gb_s)));
     Ok(())
 }
 
@@ -104,8 +106,13 @@ fn answer(group: &Group, large: &Tensor, from: usize) -> Result<()> {
     Ok(())
 }
 
-/// A table with a row and a column per rank.
-fn matrix(ways: &[Way], world: usize, cell: impl Fn(&Way) -> String) -> String {
+/// A table with a row and a column per rank, whose lines have at most `width` characters.
+fn matrix(
+    ways: &[Way],
+    world: usize,
+    width: Option<usize>,
+    cell: impl Fn(&Way) -> String,
+) -> String {
     let ranks = (0..world).map(|rank| format!("rank {rank}"));
     let head: Vec<String> = std::iter::once(String::new()).chain(ranks).collect();
     let row = |from: usize| {
@@ -116,7 +123,7 @@ fn matrix(ways: &[Way], world: usize, cell: impl Fn(&Way) -> String) -> String {
         std::iter::once(format!("rank {from}")).chain(cells).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain((0..world).map(row)).collect();
-    aligned(&[""; 0], &rows, |_| false)
+    fitted(&[""; 0], &rows, |_| false, width)
 }
 
 #[cfg(test)]
@@ -127,7 +134,7 @@ mod tests {
     fn pairs_stand_in_a_matrix() {
         let way = |from, to, latency_us| Way { from, to, latency_us, gb_s: 1.0 };
         let ways = [way(0, 1, 1.25), way(1, 0, 10.5)];
-        insta::assert_snapshot!(matrix(&ways, 2, |way| format!("{:.1}", way.latency_us)), @r"
+        insta::assert_snapshot!(matrix(&ways, 2, None, |way| format!("{:.1}", way.latency_us)), @r"
                 rank 0  rank 1
         rank 0       -     1.2
         rank 1    10.5       -

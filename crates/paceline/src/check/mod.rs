@@ -40,6 +40,9 @@ struct Answers {
 }
 
 impl Answers {
+    /// By how many characters details are indented.
+    const INDENT: usize = 6;
+
     /// The answers of this rank. Rank 0 prints, the other ranks do not.
     fn of(rank: usize) -> Self {
         Self { speaks: rank == 0, has_failed: false }
@@ -60,7 +63,7 @@ impl Answers {
     /// Prints details of the last answer.
     fn explain(&self, text: &str) {
         if self.speaks {
-            text.lines().for_each(|line| say(&format!("      {line}")));
+            text.lines().for_each(|line| say(&format!("{:1$}{line}", "", Self::INDENT)));
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
-use paceline_analysis::table::{aligned, grouped};
+use paceline_analysis::fitted::fitted;
+use paceline_analysis::table::grouped;
 
 use super::export::{export, export_parameters};
 use super::hugging_face::HuggingFace;
@@ -15,7 +16,7 @@ use super::verify::verify;
 use crate::cli::checkpoint::{CheckpointCommand, ExportArgs};
 use crate::disk::Disk;
 use crate::outputs::{check_file, check_folder, make_folder, write_whole};
-use crate::text::{plural, say, thousands};
+use crate::text::{line_width, plural, say, thousands};
 use crate::{Failure, Result};
 
 /// Runs `paceline checkpoint`. Returns the exit code.
@@ -92,9 +93,14 @@ fn shown(checkpoint: &Checkpoint, folder: &Path) -> String {
     let _ = write!(
         text,
         "\n{}\n\n{}\n\n{}",
-        aligned(&["File", "Rank", "Size"], &files, |at| at < 1),
-        aligned(&["Tensor", "Type", "Shape", "Ranks", "Elements"], &tensors, |at| at < 4),
-        aligned(&["Setting", "Value"], &settings, |_| true),
+        fitted(&["File", "Rank", "Size"], &files, |at| at < 1, line_width()),
+        fitted(
+            &["Tensor", "Type", "Shape", "Ranks", "Elements"],
+            &tensors,
+            |at| at < 4,
+            line_width()
+        ),
+        fitted(&["Setting", "Value"], &settings, |_| true, line_width()),
     );
     text
 }

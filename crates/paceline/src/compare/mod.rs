@@ -15,7 +15,7 @@ use crate::bench::screen::say;
 use crate::cli::analyze::CompareRunsArgs;
 use crate::disk::Disk;
 use crate::outputs::{check_folder, write_report};
-use crate::text::plural;
+use crate::text::{line_width, plural, warn};
 use crate::{Failure, Result};
 
 use load::Run;
@@ -55,7 +55,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         csv_table: NAME.to_owned(),
     };
     for warning in left_out.into_iter().chain(warnings(&runs, price_per_hour)) {
-        eprintln!("warning: {}", printable(&warning));
+        warn(&printable(&warning));
         report.note(Weight::Warning, warning);
     }
     write_report(&Disk::default(), &args.output, NAME, &report)?;
@@ -105,8 +105,11 @@ fn console(runs: &[Run], report: &Report) -> String {
         let (ranks, transport) = (summary.count("world_size"), summary.text("transport"));
         format!(", the first: {ranks} ranks over {transport}")
     });
-    let table = report.table(NAME).map(table::for_console).unwrap_or_default();
-    let settings =
-        report.table(SETTINGS).map(|table| format!("\n\nSettings that differ:\n{}", table.text()));
+    let width = line_width();
+    let table =
+        report.table(NAME).map(|table| table::for_console(table, width)).unwrap_or_default();
+    let settings = report
+        .table(SETTINGS)
+        .map(|table| format!("\n\nSettings that differ:\n{}", table.fitted(width)));
     format!("{}{first}\n{table}{}", report.title, settings.unwrap_or_default())
 }

@@ -211,7 +211,7 @@ fn anatomy(runs: &[Run]) -> Panel {
 
 /// The table as two tables that fit on a screen. Columns of words that are the same in every row, and
 /// columns without values, are left out.
-pub(super) fn for_console(table: &Table) -> String {
+pub(super) fn for_console(table: &Table, width: Option<usize>) -> String {
     let is_shown = |at: usize| {
         let first = table.rows.first().map(|row| &row[at]);
         let is_missing = table.rows.iter().all(|row| row[at] == Cell::Missing);
@@ -226,7 +226,7 @@ pub(super) fn for_console(table: &Table) -> String {
         let shown: Vec<usize> = all.filter(|at| is_shown(*at)).collect();
         let columns = shown.iter().map(|at| table.columns[*at].clone()).collect();
         let row = |row: &Vec<Cell>| shown.iter().map(|at| row[*at].clone()).collect();
-        Table { columns, rows: table.rows.iter().map(row).collect(), mean: None }.text()
+        Table { columns, rows: table.rows.iter().map(row).collect(), mean: None }.fitted(width)
     };
     format!("{}\n\n{}", part(true), part(false))
 }
@@ -303,7 +303,7 @@ mod tests {
         let runs = [run("a", "ddp", Some(1.0)), run("b", "simple_ddp", Some(2.0))];
         let sections = sections(&runs, None);
         let Body::Table(table) = &sections[1].panels[0].body else { panic!("no table") };
-        let text = for_console(table);
+        let text = for_console(table, None);
         let head = text.lines().next().unwrap();
         assert!(head.starts_with("run  strategy"), "{text}");
         assert!(!head.contains("model") && !head.contains("loss"), "{text}");

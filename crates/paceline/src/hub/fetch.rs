@@ -17,7 +17,7 @@ use super::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
 use crate::choices::data::DATA_SETS;
 use crate::cli::fetch::{DataArgs, FetchCommand, NameArgs};
 use crate::download::Source;
-use crate::text::{plural, say};
+use crate::text::{plural, say, say_unbroken};
 use crate::{Failure, Result};
 
 /// Small files of a model. Only the first one is in every model.
@@ -73,7 +73,7 @@ fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
     source
         .obtain_all(address, folder, of_hub.quiet)
         .map_err(|problem| Failure::Usage(format!("paceline fetch data {name}: {problem}")))?;
-    say(&folder.display().to_string());
+    say_unbroken(&folder.display().to_string());
     if !of_hub.quiet {
         say(&format!("Use it: paceline train --data {name} --data-dir {}", folder.display()));
     }
@@ -131,7 +131,7 @@ fn of_hub(kind: Kind, args: &NameArgs) -> Result<()> {
     if !args.quiet {
         say(&format!("{name}, commit {}: {facts}", snapshot.commit));
     }
-    say(&snapshot.folder.display().to_string());
+    say_unbroken(&snapshot.folder.display().to_string());
     if !args.quiet {
         used_by(&name).iter().for_each(|line| say(line));
     }

@@ -55,6 +55,9 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let point = AttemptRendezvous::new(launch)?;
     let (sender, events) = channel();
     streams::never_wait();
+    if launch.rank_0_owns_stdout {
+        streams::expect_bars();
+    }
     signals::forward(sender.clone())?;
     let mut guard = Guard::start(&own_program)?;
     let dumps = Dumps::new(launch.dump_folder.as_deref())?;

@@ -35,8 +35,8 @@ fn unmeasured(facts: &Facts) -> String {
     format!("{steps} ran, all within --warmup-steps {warmup}: nothing was measured")
 }
 
-/// The block at the end of a run.
-pub(crate) fn summary_block(facts: &Facts) -> String {
+/// The block at the end of a run. Tables fit `width`.
+pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
     let number = |name| number(facts, name);
     let num_measured = facts.steps.count();
     let mut lines = vec![format!("Total time: {} s", number("total_s"))];
@@ -80,7 +80,7 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
         ]);
         // If two kinds of steps alternate, a mean over both has no meaning.
         if facts.sync_cost.is_none() {
-            lines.extend(anatomy_lines(&facts.steps, &facts.anatomy));
+            lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
             lines.extend(unlike_line(facts));
         }
     }
@@ -98,7 +98,7 @@ pub(crate) fn summary_block(facts: &Facts) -> String {
         .filter(|(_, bytes)| *bytes > 0)
         .map(|(name, bytes)| format!("{name} {:.2}", bytes as f64 / 1e6))
         .collect();
-    lines.extend(memory_lines(facts));
+    lines.extend(memory_lines(facts, width));
     lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
     let resident = facts.sum(|report| report.resident_bytes) / facts.reports.len().max(1) as u64;
     let predicted = facts.predicted_resident_bytes();
@@ -145,7 +145,7 @@ fn unlike_line(facts: &Facts) -> Option<String> {
 }
 
 /// Where the time of a step goes.
-fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy) -> Vec<String> {
+fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> Vec<String> {
     let wall = table::find("wall_ms").into_iter();
     let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).chain(wall);
     let rows: Vec<[String; 3]> = parts
@@ -156,7 +156,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy) -> Vec<String> {
             [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]
         })
         .collect();
-    let rows = plain_table(["Main thread", "ms", "%"], 1, &rows);
+    let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
     let mean = |name| mean(steps, name);
     if let Some(overlap) = anatomy.overlap_pct() {
@@ -173,15 +173,15 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy) -> Vec<String> {
         ));
     }
     if !anatomy.buckets.is_empty() {
-        lines.push(bucket_table(anatomy));
+        lines.push(bucket_table(anatomy, width));
     }
     if !anatomy.gathers.is_empty() {
-        lines.push(gather_table(anatomy));
+        lines.push(gather_table(anatomy, width));
     }
     lines
 }
 
-fn gather_table(anatomy: &Anatomy) -> String {
+fn gather_table(anatomy: &Anatomy, width: Option<usize>) -> String {
     let line = |of: &GatherLine| {
         let ms = |ms: f64| format!("{ms:.2}");
         let of_op = |value: f64| if of.bytes > 0 { ms(value) } else { "-".to_owned() };
@@ -210,11 +210,11 @@ fn gather_table(anatomy: &Anatomy) -> String {
     format!(
         "Units, since the batch was there (backward ends at {:.2} ms):\n{}",
         anatomy.backward_end_ms,
-        plain_table(names, 2, &lines)
+        plain_table(names, 2, &lines, width)
     )
 }
 
-fn bucket_table(anatomy: &Anatomy) -> String {
+fn bucket_table(anatomy: &Anatomy, width: Option<usize>) -> String {
     let line = |(at, BucketLine { op, units }): (usize, &BucketLine)| {
         let ms = |ms: f64| format!("{ms:.2}");
         [
@@ -233,7 +233,7 @@ fn bucket_table(anatomy: &Anatomy) -> String {
     format!(
         "Buckets, since the batch was there (backward ends at {:.2} ms):\n{}",
         anatomy.backward_end_ms,
-        plain_table(names, 0, &lines)
+        plain_table(names, 0, &lines, width)
     )
 }
 
@@ -272,7 +272,7 @@ mod tests {
         let reports = [report(&[1, 1]), report(&[2, 0])];
         let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
         let anatomy = Anatomy::new(&steps, &reports, &layout, &[vec!["fc1".into(), "fc0".into()]]);
-        insta::assert_snapshot!(anatomy_lines(&steps, &anatomy).join("\n"));
+        insta::assert_snapshot!(anatomy_lines(&steps, &anatomy, None).join("\n"));
     }
 
     #[test]

@@ -1,21 +1,19 @@
 //! What a run prints on the console. A view of the run's events.
 
 use std::cmp::Ordering;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::blocks::{scaling_block, summary_block};
 use super::event::{Event, Listener, StepDone};
 use super::facts::Facts;
 use crate::Result;
+use crate::bar::{self, Bar, Speed, three_digits, time_left};
 use crate::run::config::TrainConfig;
 use crate::run::named::PrecisionName;
 use crate::run::progress::{EpochSums, Evaluation, Progress};
-use crate::streams::{self, Terminal};
-use crate::text::{plural, thousands};
+use crate::streams;
+use crate::text::{line_width, plural, thousands};
 
 /// Without a terminal, a line is printed after this many batches.
 const LINE_EVERY: usize = 10;
@@ -26,7 +24,9 @@ pub struct Console<'a> {
     config: &'a TrainConfig,
     /// The run folder.
     folder: PathBuf,
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
+    batches_per_s: Speed,
+    steps_per_s: Speed,
     /// The steps of this epoch.
     epoch: Batches,
     /// All steps.
@@ -67,29 +67,49 @@ impl Batches {
 impl<'a> Console<'a> {
     /// The console of a run with this folder.
     pub fn new(config: &'a TrainConfig, folder: &Path) -> Self {
-        let bar = std::io::stdout().is_terminal().then(|| {
-            let style = ProgressStyle::with_template(
-                "{prefix} [{bar:30}] {pos}/{len} batches, {per_sec}, {msg}",
-            );
-            let target = ProgressDrawTarget::term_like(Box::new(Terminal));
-            ProgressBar::with_draw_target(None, target)
-                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        });
-        let (epoch, run) = (Batches::default(), Batches::default());
-        Self { config, folder: folder.to_owned(), bar, epoch, run, begin: None }
+        Self {
+            config,
+            folder: folder.to_owned(),
+            bar: Bar::new(streams::stdout()),
+            batches_per_s: Speed::default(),
+            steps_per_s: Speed::default(),
+            epoch: Batches::default(),
+            run: Batches::default(),
+            begin: None,
+        }
     }
 
-    fn say(&self, text: impl AsRef<str>) {
-        let print = || streams::stdout().line(text.as_ref());
-        match &self.bar {
-            Some(bar) => bar.suspend(print),
-            None => print(),
+    fn say(&mut self, text: impl AsRef<str>) {
+        match &mut self.bar {
+            Some(bar) => bar.say(text.as_ref()),
+            None => streams::stdout().line(text.as_ref()),
         }
+    }
+
+    /// Shows the progress of an epoch, of whose batches `batches` are done. `steps` is the number of steps so far, if there
+    /// are any in this run.
+    fn show(&mut self, epoch: u64, batches: usize, steps: Option<(u64, f64)>) {
+        let Some(bar) = &mut self.bar else { return };
+        let of = self.config.steps_per_epoch;
+        let mut facts = vec![format!("{batches}/{of}")];
+        if let Some((steps, loss)) = steps {
+            let left = self.config.total_steps().saturating_sub(steps);
+            let rank_samples = self.config.batch_size as f64 * self.config.world_size as f64;
+            facts.extend(self.steps_per_s.per_s().map(|per_s| time_left(left as f64 / per_s)));
+            facts.extend(self.batches_per_s.per_s().into_iter().flat_map(|per_s| {
+                let (batches, samples) = (three_digits(per_s), three_digits(per_s * rank_samples));
+                [format!("{batches} batches/s"), format!("{samples} samples/s")]
+            }));
+            facts.push(format!("loss {loss:.4}"));
+        }
+        let name = format!("Epoch {}/{}", epoch + 1, self.config.epochs);
+        let (done, of) = (batches as u64, of as u64);
+        bar.show(bar::Progress { name, done, of, facts });
     }
 
     /// Prints where a run that may continue from a checkpoint begins. `samples_before` is the number of
     /// samples before that position in the data; prints whether the run has trained on each of them once.
-    fn resumed(&self, progress: &Progress, samples_before: u64) {
+    fn resumed(&mut self, progress: &Progress, samples_before: u64) {
         let Some(resume) = &self.config.resume else { return };
         let folder = resume.folder().display();
         let Progress { position, steps, samples, .. } = progress;
@@ -121,7 +141,7 @@ impl<'a> Console<'a> {
         ));
     }
 
-    fn step(&mut self, StepDone { epoch, batches, loss, times, .. }: &StepDone) {
+    fn step(&mut self, StepDone { epoch, steps, batches, loss, times, .. }: &StepDone) {
         let (batches, loss) = (*batches, loss.loss);
         // The last step of an epoch may have fewer batches.
         let accumulate = self.config.strategy.accumulate;
@@ -130,10 +150,10 @@ impl<'a> Console<'a> {
         let step = Batches { count: batches - before, data_ns, wall_ns };
         self.epoch.add(step);
         self.run.add(step);
-        if let Some(bar) = &self.bar {
-            bar.set_message(format!("loss {loss:.4}"));
-            bar.set_position(batches as u64);
-        }
+        let now = Instant::now();
+        self.batches_per_s.mark(now, self.run.count as u64);
+        self.steps_per_s.mark(now, *steps);
+        self.show(*epoch, batches, Some((*steps, loss)));
         let every = match (self.config.log_every, &self.bar) {
             (Some(every), _) => every,
             (None, None) => LINE_EVERY,
@@ -146,7 +166,7 @@ impl<'a> Console<'a> {
         }
     }
 
-    fn evaluated(&self, Evaluation { steps, sums, is_final, .. }: &Evaluation) {
+    fn evaluated(&mut self, Evaluation { steps, sums, is_final, .. }: &Evaluation) {
         if *is_final {
             evaluation_lines(sums).iter().for_each(|line| self.say(line));
         } else {
@@ -159,11 +179,11 @@ impl<'a> Console<'a> {
         }
     }
 
-    fn ended(&self, facts: &Facts) {
+    fn ended(&mut self, facts: &Facts) {
         if self.config.model.ends_with_scaling_block() {
             self.say(scaling_block(facts));
         }
-        self.say(summary_block(facts));
+        self.say(summary_block(facts, line_width()));
         facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
         self.say(format!("Run folder: {}/", self.folder.display()));
         if let Some(profile) = &self.config.profile {
@@ -202,15 +222,15 @@ impl Listener for Console<'_> {
                 thousands(model.layout.num_params() as u64),
                 model.layout.num_trained_params() as f64 * 4.0 / 1e6
             )),
-            Event::Begun { progress, samples_before } => self.resumed(progress, *samples_before),
-            Event::EpochBegun { epoch, num_batches } => {
+            Event::Begun { progress, samples_before } => {
+                self.steps_per_s.mark(Instant::now(), progress.steps);
+                self.resumed(progress, *samples_before);
+            }
+            Event::EpochBegun { epoch } => {
                 self.epoch = Batches::default();
                 self.begin.get_or_insert_with(Instant::now);
-                if let Some(bar) = &self.bar {
-                    bar.set_length(*num_batches as u64);
-                    bar.reset();
-                    bar.set_prefix(format!("Epoch {}/{num_epochs}", epoch + 1));
-                }
+                self.batches_per_s.mark(Instant::now(), self.run.count as u64);
+                self.show(*epoch, 0, None);
             }
             Event::Step(step) => self.step(step),
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
@@ -231,8 +251,8 @@ impl Listener for Console<'_> {
                 ));
             }
             Event::TrainingEnded(_) => {
-                if let Some(bar) = &self.bar {
-                    bar.finish_and_clear();
+                if let Some(bar) = &mut self.bar {
+                    bar.clear();
                 }
                 if let (Some(_), Some(begin)) = (self.config.log_every, self.begin) {
                     let total = begin.elapsed().as_secs_f64();

@@ -39,8 +39,6 @@ pub enum Event<'a> {
     EpochBegun {
         /// Which one.
         epoch: u64,
-        /// Its number of batches.
-        num_batches: usize,
     },
     /// A step is about to begin.
     StepBegun {

@@ -3,7 +3,7 @@
 //! Input: the reports of the ranks, and what was predicted before the run. Output: lines. Ranks with the same numbers
 //! share a row.
 
-use paceline_analysis::table::aligned;
+use paceline_analysis::fitted::fitted;
 use paceline_memory::Category;
 
 use super::facts::Facts;
@@ -18,22 +18,22 @@ const SHOWN: [Category; 5] = [
     Category::Activations,
 ];
 
-/// All lines about memory.
-pub(crate) fn memory_lines(facts: &Facts) -> Vec<String> {
+/// All lines about memory. Tables fit `width`.
+pub(crate) fn memory_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let ranks: Vec<&RankMemory> = facts.reports.iter().map(|report| &report.memory).collect();
     let predicted: Vec<Bytes> =
         facts.outcome.predicted.ranks.iter().map(|need| need.bytes()).collect();
     let is_at_least = facts.outcome.predicted.ranks.iter().any(|need| need.is_at_least);
     let mut lines = vec![
         "Memory after each phase, and the most at once within it (Peak), MB:".to_owned(),
-        phase_table(&ranks),
+        phase_table(&ranks, width),
         match is_at_least {
             false => "Memory of a step, the most at once by category, MB:".to_owned(),
             true => "Memory of a step, the most at once by category, MB (activations are predicted as a lower bound, \
                      because a layer of this model cannot be rehearsed):"
                 .to_owned(),
         },
-        prediction_table(&ranks, &predicted),
+        prediction_table(&ranks, &predicted, width),
     ];
     lines.extend(ranks.iter().enumerate().filter_map(|(rank, memory)| rank_line(rank, memory)));
     lines
@@ -90,7 +90,7 @@ fn title(name: &str) -> String {
     first.to_uppercase() + rest
 }
 
-fn phase_table(ranks: &[&RankMemory]) -> String {
+fn phase_table(ranks: &[&RankMemory], width: Option<usize>) -> String {
     let phases = ranks.iter().flat_map(|memory| &memory.phases);
     let is_used = used(phases.map(|phase| &phase.peak_bytes));
     let shown: Vec<Category> = SHOWN.into_iter().filter(is_used).collect();
@@ -109,11 +109,11 @@ fn phase_table(ranks: &[&RankMemory]) -> String {
         };
         memory.phases.iter().map(row).collect::<Vec<_>>()
     };
-    aligned(&head, &merged(ranks.iter().map(rows_of)), |at| at < 2)
+    fitted(&head, &merged(ranks.iter().map(rows_of)), |at| at < 2, width)
 }
 
 /// The predicted and the measured peaks of a step, and their difference in percent of what was predicted.
-fn prediction_table(ranks: &[&RankMemory], predicted: &[Bytes]) -> String {
+fn prediction_table(ranks: &[&RankMemory], predicted: &[Bytes], width: Option<usize>) -> String {
     let measured: Vec<Bytes> = ranks.iter().map(|memory| memory.peak_of_step()).collect();
     let is_used = used(measured.iter().chain(predicted));
     let names: Vec<&str> =
@@ -132,7 +132,7 @@ fn prediction_table(ranks: &[&RankMemory], predicted: &[Bytes]) -> String {
         ]
     };
     let rows = merged(predicted.iter().zip(&measured).map(rows_of));
-    aligned(&head, &rows, |at| at < 2)
+    fitted(&head, &rows, |at| at < 2, width)
 }
 
 /// How far the measured bytes are from the predicted ones.
@@ -192,7 +192,8 @@ mod tests {
             ("communication", 24),
             (TOTAL, 3_500_024),
         ]);
-        let mut lines = vec![phase_table(&ranks), prediction_table(&ranks, &vec![predicted; 3])];
+        let mut lines =
+            vec![phase_table(&ranks, None), prediction_table(&ranks, &vec![predicted; 3], None)];
         lines.extend(rank_line(2, &other));
         insta::assert_snapshot!(lines.join("\n"));
     }

@@ -215,8 +215,7 @@ impl Trainer<'_> {
         while progress.steps < total_steps && !is_stopped {
             let epoch = progress.position.epoch;
             let epoch_begin = Instant::now();
-            let num_batches = config.steps_per_epoch;
-            self.listeners.tell(Event::EpochBegun { epoch, num_batches })?;
+            self.listeners.tell(Event::EpochBegun { epoch })?;
             let mut ended = None;
             while ended.is_none() && progress.steps < total_steps && !is_stopped {
                 let Replica { group, compute, .. } = &self.stepper.replica;

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,9 +20,10 @@ use super::plan::{self, Case};
 use super::resume::{Ending, Ledger, Record};
 use super::spec::{self, Spec};
 use super::summary::RunSummary;
+use crate::bar::{Bar, Progress, Speed, time_left};
 use crate::disk::Disk;
 use crate::run::folder::RUNS_VARIABLE;
-use crate::{Failure, Result};
+use crate::{Failure, Result, streams};
 
 /// The interval at which a run is checked.
 const POLL: Duration = Duration::from_millis(10);
@@ -48,7 +48,7 @@ pub fn make(
     let order = plan::order(cases.len(), rounds).into_iter().enumerate();
     let left: Vec<_> = order.filter(|(at, (_, case))| !ledger.is_settled(*at, *case)).collect();
     let folder = ledger.folder().map(Path::to_owned);
-    let runner = Runner::new(ledger.disk(), left.len(), limit, folder.as_deref())?;
+    let mut runner = Runner::new(ledger.disk(), left.len(), limit, folder.as_deref())?;
     for (position, (round, case)) in left {
         if ledger.is_settled(position, case) {
             // The case has failed in an earlier round.
@@ -71,7 +71,6 @@ pub fn make(
         let name = name.clone();
         ledger.add(Record { position, round, case, name, started, seconds, ending })?;
     }
-    runner.progress.finish_and_clear();
     Ok(())
 }
 
@@ -102,7 +101,11 @@ struct Runner {
     limit: Duration,
     /// The signal that asked this process to end; 0 before that.
     asked_to_end: Arc<AtomicUsize>,
-    progress: ProgressBar,
+    num_runs: u64,
+    /// How many runs have begun.
+    begun: u64,
+    runs_per_s: Speed,
+    bar: Option<Bar>,
 }
 
 impl Runner {
@@ -116,25 +119,40 @@ impl Runner {
             signal_hook::flag::register_usize(signal, asked_to_end.clone(), signal as usize)
                 .map_err(|e| Failure::io("cannot listen for signals", e))?;
         }
-        let style = ProgressStyle::with_template("[{bar:30}] run {pos} of {len}, {elapsed}: {msg}");
-        // Draws nothing if standard error is not a terminal.
-        let progress =
-            ProgressBar::with_draw_target(Some(num_runs as u64), ProgressDrawTarget::stderr())
-                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        let (disk, scratch) = (disk.clone(), Scratch::new(folder)?);
-        Ok(Self { disk, program, scratch, limit, asked_to_end, progress })
+        Ok(Self {
+            disk: disk.clone(),
+            program,
+            scratch: Scratch::new(folder)?,
+            limit,
+            asked_to_end,
+            num_runs: num_runs as u64,
+            begun: 0,
+            runs_per_s: Speed::default(),
+            bar: Bar::new(streams::stderr()),
+        })
+    }
+
+    /// Shows that the next run begins.
+    fn show(&mut self, what: &str) {
+        self.runs_per_s.mark(Instant::now(), self.begun);
+        let left = (self.num_runs - self.begun) as f64;
+        self.begun += 1;
+        let Some(bar) = &mut self.bar else { return };
+        let mut facts = vec![format!("{}/{}", self.begun, self.num_runs)];
+        facts.extend(self.runs_per_s.per_s().map(|per_s| time_left(left / per_s)));
+        facts.push(what.to_owned());
+        bar.show(Progress { name: "Run".to_owned(), done: self.begun, of: self.num_runs, facts });
     }
 
     /// Makes one run, with its run folder in `runs`. `what` describes it for the progress bar. The inner
     /// error is a failure of the run itself.
     fn train(
-        &self,
+        &mut self,
         what: &str,
         spec: &Spec,
         runs: &Path,
     ) -> Result<std::result::Result<RunSummary, String>> {
-        self.progress.inc(1);
-        self.progress.set_message(what.to_owned());
+        self.show(what);
         let file = self.scratch.path.join("summary.json");
         let shown = spec::shown(spec);
         // `__rank` ties the run's life to this process, so that no run survives it.
@@ -186,14 +204,14 @@ impl Runner {
 
     /// Waits for a run; `None` if it took too long and was stopped. If a signal asks this process to end,
     /// stops the run and ends this process.
-    fn watch(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
+    fn watch(&mut self, child: &mut Child) -> Result<Option<ExitStatus>> {
         let begin = Instant::now();
         loop {
             let ended = child.try_wait().map_err(|e| Failure::io("cannot wait for a run", e))?;
             let signal = self.asked_to_end.load(Ordering::SeqCst);
             if signal != 0 {
                 stop(child);
-                self.progress.finish_and_clear();
+                drop(self.bar.take());
                 self.scratch.remove();
                 let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
             }

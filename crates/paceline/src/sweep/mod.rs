@@ -29,6 +29,7 @@ use crate::cli::sweep::SweepArgs;
 use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::outputs::check_folder;
+use crate::text::{line_width, warn};
 use crate::{Failure, Result, resources};
 
 use plan::Vary;
@@ -50,7 +51,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let disk = Disk::default();
     let mut ledger = Ledger::open(&disk, &args.output, &settings(args, &vary))?;
     for warning in warnings {
-        eprintln!("warning: {warning}");
+        warn(&warning);
     }
     if !ledger.records().is_empty() {
         let (done, all) = (ledger.records().len(), cases.len() * args.rounds);
@@ -59,7 +60,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
     let report = show::Report::new(&vary, &cases, args.rounds, ranking, &ledger);
     report.write(&disk, &args.output)?;
-    say(&report.text());
+    say(&report.text(line_width()));
     say(&format!(
         "Files: {0}/sweep.csv, .json, .svg, .png; run folders: {0}/runs",
         args.output.display()

@@ -181,8 +181,8 @@ impl Report {
         Table { columns, rows: self.rows.iter().enumerate().map(row).collect(), mean: None }
     }
 
-    /// Everything that is printed.
-    pub fn text(&self) -> String {
+    /// Everything that is printed. The table fits `width`.
+    pub fn text(&self, width: Option<usize>) -> String {
         let failures = self
             .rows
             .iter()
@@ -193,7 +193,7 @@ impl Report {
             self.rows.len(),
             self.rounds,
             self.machine,
-            self.table().text(),
+            self.table().fitted(width),
             column(self.ranking.figure).head(),
             if self.ranking.better == Better::Higher { "more" } else { "less" },
             self.rule,

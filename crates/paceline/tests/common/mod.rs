@@ -6,6 +6,7 @@
 
 pub mod marked;
 pub mod pretrained;
+pub mod pty;
 pub mod traces;
 
 use std::ffi::OsStr;
@@ -84,6 +85,8 @@ impl Sandbox {
         {
             command.env_remove(name);
         }
+        // What tests look for stands on one line. Without this, tables fit 80 columns.
+        command.env("COLUMNS", "10000");
         // Nothing is looked up in the caches of this user, or kept there.
         command.env("HF_HOME", self.path("hf")).env("XDG_CACHE_HOME", self.path("cache"));
         command.current_dir(self.folder.path()).stdin(Stdio::null());

@@ -1,9 +1,10 @@
 //! The summary: a line per rank, the headline, and the output on the console.
 
 use super::shared::{COUNT, RANK};
+use crate::fitted::fitted;
 use crate::hta::{self, Analysis, Unit, columns};
 use crate::report::{Body, Figure, Panel, Section};
-use crate::table::{Cell, Column, Columns, Table, aligned};
+use crate::table::{Cell, Column, Columns, Table};
 
 /// The name of the summary's panel.
 pub(super) const TABLE: &str = "summary";
@@ -152,8 +153,9 @@ pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
     Section::new("numbers", "All numbers", not_used.unwrap_or(""), vec![panel, files])
 }
 
-/// The output on the console: a line per figure, with the mean over ranks and then each rank.
-pub fn console(analysis: &Analysis) -> String {
+/// The output on the console: a line per figure, with the mean over ranks and then each rank. Lines have at most `width`
+/// characters.
+pub fn console(analysis: &Analysis, width: Option<usize>) -> String {
     let all: Vec<_> = columns(analysis.kind).filter(|of| of.unit != Unit::Rank).collect();
     let number = |of: &hta::Column, value: Option<f64>, is_mean: bool| {
         let mut column = column(of);
@@ -174,7 +176,7 @@ pub fn console(analysis: &Analysis) -> String {
             row
         };
         let rows: Vec<Vec<String>> = all.iter().map(row).collect();
-        aligned(&head, &rows, |at| at < 2)
+        fitted(&head, &rows, |at| at < 2, width)
     });
     blocks.collect::<Vec<_>>().join("\n\n")
 }

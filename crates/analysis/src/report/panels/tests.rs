@@ -385,7 +385,7 @@ fn a_run_of_which_nothing_is_known_has_a_report_too() {
 
 #[test]
 fn the_console_has_the_mean_first() {
-    let text = console(&analysis(Kind::Ddp));
+    let text = console(&analysis(Kind::Ddp), None);
     let lines: Vec<&str> = text.lines().collect();
     let words = |at: usize| lines[at].split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(words(0), "figure unit mean rank 0 rank 1 rank 2 rank 3");

@@ -20,7 +20,7 @@ use crate::cli::part::TrainFlags;
 use crate::metrics::anatomy::Anatomy;
 use crate::sweep::rank;
 use crate::sweep::summary::RunSummary;
-use crate::text::hundredths;
+use crate::text::{hundredths, line_width, warn};
 use crate::{Result, launcher};
 
 use fit::Fit;
@@ -151,7 +151,7 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
         ));
     }
     for warning in &config.warnings {
-        eprintln!("warning: {warning}");
+        warn(warning);
     }
     let of_size = sizes.into_iter().map(|mb| {
         let name = format!("{strategy}, buckets of {mb} MB");
@@ -169,7 +169,7 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
     let rows = rows.collect::<Result<Vec<Row>>>()?;
     let fit = Fit::of(&rows, 4 * params);
     say(&format!("Buckets of {strategy}, {} ranks: {}", args.nproc, setting.words()));
-    say(&format!("\n{}", table::text(&rows, &fit, params)));
+    say(&format!("\n{}", table::text(&rows, &fit, params, line_width())));
     let report = Report {
         setting: &setting,
         ranks: args.nproc,

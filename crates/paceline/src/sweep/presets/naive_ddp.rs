@@ -22,7 +22,7 @@ use crate::bench::screen::say;
 use crate::cli::part::TrainFlags;
 use crate::sweep::rank::Spread;
 use crate::sweep::summary::RunSummary;
-use crate::text::hundredths;
+use crate::text::{hundredths, line_width, warn};
 use crate::{Failure, Result, launcher};
 
 use best::SideBySide;
@@ -213,7 +213,7 @@ fn naive_ddp(args: &NaiveDdpArgs) -> Result<u8> {
     let bucketed = sizes.iter().map(|mb| planner.bucketed(*mb));
     let planned = plain.chain(bucketed).collect::<Result<Vec<Planned>>>()?;
     for warning in &config.warnings {
-        eprintln!("warning: {warning}");
+        warn(warning);
     }
     let cases: Vec<Case> = planned.iter().map(|of| of.case.clone()).collect();
     let found = run_all(&args.study, &cases)?;
@@ -232,7 +232,10 @@ fn naive_ddp(args: &NaiveDdpArgs) -> Result<u8> {
     let best = SideBySide::measure(&args.study, &planner, &rows, &theory)?;
     let setting = Setting::new(&args.study, &config, params);
     say(&format!("Synchronization of gradients, {} ranks: {}", args.nproc, setting.words()));
-    say(&format!("\n{}", table::text(&rows, &theory, best.as_ref(), &setting, gradient_bytes)));
+    say(&format!(
+        "\n{}",
+        table::text(&rows, &theory, best.as_ref(), &setting, gradient_bytes, line_width())
+    ));
     let report = Report {
         setting: &setting,
         ranks: args.nproc,

@@ -39,6 +39,7 @@ use crate::environment::Placement;
 use crate::run::config::TrainConfig;
 use crate::sweep::spec;
 use crate::sweep::summary::RunSummary;
+use crate::text::line_width;
 use crate::{Failure, Result};
 
 use compression::Compression;
@@ -302,7 +303,10 @@ fn show(
             args.ranks_per_host
         ));
     }
-    say(&format!("\n{}", table::text(calibrations, rows, compression, args.efficiency)));
+    say(&format!(
+        "\n{}",
+        table::text(calibrations, rows, compression, args.efficiency, line_width())
+    ));
     let report = Report {
         setting,
         target_efficiency_pct: args.efficiency,

@@ -19,7 +19,7 @@ use super::{
 use crate::bench::screen::say;
 use crate::cli::part::TrainFlags;
 use crate::sweep::spec;
-use crate::text::plural;
+use crate::text::{line_width, plural, warn};
 use crate::{Result, launcher};
 
 use fit::Fit;
@@ -133,7 +133,7 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
     }
     warnings.dedup();
     for warning in warnings {
-        eprintln!("warning: {warning}");
+        warn(&warning);
     }
     let found = run_all(&args.study, &cases)?;
     let params = found[0][0].count("params");
@@ -158,7 +158,7 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
     }
     say(&format!("Scaling of {strategy}: {}", setting.words()));
     for scaling in &scalings {
-        say(&format!("\n{}", table::text(scaling, &setting)));
+        say(&format!("\n{}", table::text(scaling, &setting, line_width())));
     }
     let report = Report { setting: &setting, strategy, scalings: &scalings };
     let rows: Vec<&Row> = scalings.iter().flat_map(|scaling| &scaling.rows).collect();

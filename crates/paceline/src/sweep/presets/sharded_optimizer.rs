@@ -19,6 +19,7 @@ use crate::cli::part::TrainFlags;
 use crate::run::config::TrainConfig;
 use crate::sweep::rank::Spread;
 use crate::sweep::summary::RunSummary;
+use crate::text::{line_width, warn};
 use crate::{Failure, Result, launcher};
 
 use memory::Memory;
@@ -177,7 +178,7 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
     let mut warnings: Vec<&String> = planned.iter().flat_map(|(_, of)| &of.warnings).collect();
     warnings.dedup();
     for warning in warnings {
-        eprintln!("warning: {warning}");
+        warn(warning);
     }
     let cases =
         names.iter().zip(&planned).map(|(name, (flags, _))| Case::new(*name, flags.clone()));
@@ -189,7 +190,7 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
     let setting = Setting::new(&args.study, config, found[0][0].count("params"));
     let optimizer = given.get("optimizer").unwrap_or_default().join(" ");
     say(&format!("Sharded optimizer, {}, {} ranks: {}", optimizer, args.nproc, setting.words()));
-    say(&format!("\n{}", table::text(&rows, &setting)));
+    say(&format!("\n{}", table::text(&rows, &setting, line_width())));
     let report =
         Report { setting: &setting, ranks: args.nproc, optimizer: &optimizer, rows: &rows };
     let chart = ("sharded_optimizer_memory".to_owned(), table::chart(&rows, &setting, args.nproc));

@@ -25,7 +25,7 @@ use crate::sweep::plan::Case;
 use crate::sweep::resume::{Ending, Ledger};
 use crate::sweep::summary::RunSummary;
 use crate::sweep::{command_line, execute, refuse_ranks, spec, usage};
-use crate::text::hundredths;
+use crate::text::{hundredths, line_width, warn};
 use crate::{Failure, Result, resources};
 
 /// Batches per step of the strategies that were published with gradient accumulation.
@@ -169,7 +169,7 @@ pub fn compare(
     // Warnings about some of the strategies only are in their run folders.
     let everywhere = |warning: &&String| warnings.iter().all(|others| others.contains(warning));
     for warning in warnings.iter().take(1).flatten().filter(everywhere) {
-        eprintln!("warning: {warning}");
+        warn(warning);
     }
 
     let disk = Disk::default();
@@ -224,9 +224,9 @@ pub fn compare(
         write_json(&disk, file, &report)?;
     }
     if !args.quiet {
-        say(&text(&report));
+        say(&text(&report, line_width()));
         if let Some(beside) = &beside {
-            say(&beside.text());
+            say(&beside.text(line_width()));
         }
         say(&format!("Run folders: {}/", folder.display()));
     }
@@ -234,7 +234,7 @@ pub fn compare(
 }
 
 /// The table, and an explanation of its columns.
-fn text(report: &Report) -> String {
+fn text(report: &Report, width: Option<usize>) -> String {
     let Some(first) = report.runs.first().map(|row| &row.summary) else { return String::new() };
     let link = match first.text("link") {
         "" => String::new(),
@@ -258,7 +258,7 @@ fn text(report: &Report) -> String {
          memory of a rank; weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
         first.count("world_size"),
         first.text("transport"),
-        table(report).text()
+        table(report).fitted(width)
     )
 }
 
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn all_stand_in_one_table() {
-        insta::assert_snapshot!(text(&report(None)), @r"
+        insta::assert_snapshot!(text(&report(None), None), @r"
         2 ranks over shm, on an emulated link of 10 Gbit/s, 50.0 us; like for like: batches per step 1
         strategy    step ms  samples/s  compute ms  exposed ms  hidden ms  overlap %  waiting ms  ops/step  MB/step  peak MB    loss  weights   same bits
         ----------  -------  ---------  ----------  ----------  ---------  ---------  ----------  --------  -------  -------  ------  --------  ---------
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_price_adds_a_column() {
-        let text = text(&report(Some(0.79)));
+        let text = text(&report(Some(0.79)), None);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].ends_with("same bits     cost"), "{text}");
         assert!(lines[3].ends_with("24b8b23c  yes        0.00790"), "{text}");

@@ -8,7 +8,7 @@ use super::{BASELINES, Row, best};
 use crate::text::thousands;
 
 /// The table of `rows`, and the lines below it.
-pub fn text(rows: &[Row], fit: &Fit, params: u64) -> String {
+pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> String {
     let table = table_of(
         rows,
         &[
@@ -21,7 +21,7 @@ pub fn text(rows: &[Row], fit: &Fit, params: u64) -> String {
             ("", "hidden ms", 3, |row| Cell::Number(row.hidden_ms)),
         ],
     )
-    .text();
+    .fitted(width);
     let named: Vec<String> = BASELINES.map(|(name, what)| format!("{name}: {what}")).to_vec();
     let mut text = format!(
         "{} parameters, {:.2} MB of gradients (MB of 2^20 bytes)\n{}\n{}\n",
@@ -75,7 +75,7 @@ mod tests {
         };
         rows.push(naive);
         let fit = Fit::of(&rows, 4 * params);
-        insta::assert_snapshot!(text(&rows, &fit, params), @r"
+        insta::assert_snapshot!(text(&rows, &fit, params, None), @r"
         16,777,216 parameters, 64.00 MB of gradients (MB of 2^20 bytes)
         strategy    bucket MB  all-reduces  step ms  exposed %  exposed ms  hidden ms
         ----------  ---------  -----------  -------  ---------  ----------  ---------

@@ -18,6 +18,7 @@ pub fn text(
     best: Option<&SideBySide>,
     setting: &Setting,
     gradient_bytes: u64,
+    width: Option<usize>,
 ) -> String {
     let table = table_of(
         rows,
@@ -32,7 +33,7 @@ pub fn text(
             ("", "ops/step", 2, |row| Cell::Number(row.ops_per_step)),
         ],
     )
-    .text();
+    .fitted(width);
     let mut lines = vec![
         format!(
             "{} parameters, {:.2} MB of gradients (MB of 2^20 bytes)",
@@ -177,7 +178,7 @@ mod tests {
             measured: rows[4].clone(),
             differs: false,
         };
-        insta::assert_snapshot!(text(&rows, &theory(), Some(&best), &setting, 1 << 26));
+        insta::assert_snapshot!(text(&rows, &theory(), Some(&best), &setting, 1 << 26, None));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::run::config::TrainConfig;
 use crate::run::flags::RunFlags;
 use crate::run::resolve::resolve_unchecked;
 use crate::run::shortage::{largest, with_strategy};
-use crate::text::say;
+use crate::text::{line_width, say};
 use crate::{Failure, Result, resources};
 
 /// The name that stands for all strategies.
@@ -281,7 +281,7 @@ fn print(
         config.model.name(),
         crate::text::thousands(params as u64)
     ));
-    say(&format!("\n{}", table(rows).text()));
+    say(&format!("\n{}", table(rows).fitted(line_width())));
     for (ranks, bytes) in limits {
         let source = match args.rank_gb {
             Some(_) => "--rank-gb",

@@ -51,16 +51,17 @@ pub fn table(rows: &[Row]) -> Table {
 }
 
 /// A table of these columns, after the number of ranks and the link.
-fn part(rows: &[Row], columns: &[Shown<Row>]) -> String {
-    table_of(rows, &[&[RANKS, LINK], columns].concat()).text()
+fn part(rows: &[Row], columns: &[Shown<Row>], width: Option<usize>) -> String {
+    table_of(rows, &[&[RANKS, LINK], columns].concat()).fitted(width)
 }
 
-/// Everything that is printed below the first lines. `target` is the efficiency that was asked for, in percent.
+/// Everything that is printed below the first lines. `target` is the efficiency that was asked for, in percent. Tables fit `width`.
 pub fn text(
     calibrations: &[Calibration],
     rows: &[Row],
     compression: &[Compression],
     target: f64,
+    width: Option<usize>,
 ) -> String {
     let bases = calibrations.iter().map(|calibration| {
         let side_by_side = if calibration.ranks > 1 { " side by side" } else { "" };
@@ -73,16 +74,16 @@ pub fn text(
         )
     });
     let mut all: Vec<String> = bases.collect();
-    all.push(format!("\n{}", table_of(rows, &STEPS).text()));
+    all.push(format!("\n{}", table_of(rows, &STEPS).fitted(width)));
     if rows.iter().any(|row| row.measured_ms.is_some()) {
         let columns = [&[STEP], &MEASURED[..]].concat();
-        all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &columns)));
+        all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &columns, width)));
     }
     all.push(format!(
         "\nEfficiency is the step without communication, in percent of the step.\n\
          Slowest link for {target} %: its bandwidth with the latency of the row, and the\n\
          slowest one in `paceline links`:\n{}",
-        part(rows, &EFFICIENCY)
+        part(rows, &EFFICIENCY, width)
     ));
     if rows.iter().any(|row| row.slowest_gbit_s.is_none()) {
         all.push(format!(
@@ -91,18 +92,18 @@ pub fn text(
     }
     let is_known = rows.iter().any(|row| row.prediction.simple_step_ms.is_some());
     let columns = if is_known { &OTHERS[..] } else { &OTHERS[1..] };
-    all.push(format!("\nThe best sizes of buckets:\n{}", part(rows, columns)));
+    all.push(format!("\nThe best sizes of buckets:\n{}", part(rows, columns, width)));
     if !compression.is_empty() {
         all.push(format!(
             "\nCompressed gradients: fp16 sends half of the bytes, top_k the largest tenth.\n{}",
-            compressed(compression)
+            compressed(compression, width)
         ));
     }
     all.join("\n")
 }
 
 /// The table of compression. Files have the reasons in a sentence.
-fn compressed(compression: &[Compression]) -> String {
+fn compressed(compression: &[Compression], width: Option<usize>) -> String {
     let columns: [Shown<Compression>; 5] = [
         ("", "ranks", 0, |of| Cell::Whole(of.ranks as u64)),
         ("", "link", 0, |of| Cell::Text(of.link.clone())),
@@ -110,7 +111,7 @@ fn compressed(compression: &[Compression]) -> String {
         ("", "top_k ms", 2, |of| Cell::Number(of.top_k_step_ms)),
         ("", "pays", 0, |of| Cell::from(of.pays)),
     ];
-    table_of(compression, &columns).text()
+    table_of(compression, &columns).fitted(width)
 }
 
 #[cfg(test)]
@@ -167,7 +168,7 @@ mod tests {
         };
         let none = Row { slowest_gbit_s: None, slowest_named: None, ..row("1gbit,50ms", None) };
         let rows = [row("10gbe", Some(47.5)), none];
-        let shown = text(&[calibration(2)], &rows, &[compression], 90.0);
+        let shown = text(&[calibration(2)], &rows, &[compression], 90.0, None);
         insta::assert_snapshot!(shown);
         let widest = shown.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(80), "{shown}");
@@ -177,7 +178,7 @@ mod tests {
     fn a_model_in_numbers_has_no_parameters_and_no_compression() {
         let mut row = row("10gbe", None);
         row.prediction.simple_step_ms = None;
-        let shown = text(&[calibration(1)], &[row], &[], 87.5);
+        let shown = text(&[calibration(1)], &[row], &[], 87.5, None);
         for absent in ["simple_ddp", "Measured", "fp16", "\u{2013}"] {
             assert!(!shown.contains(absent), "{absent} in: {shown}");
         }

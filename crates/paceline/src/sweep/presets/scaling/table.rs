@@ -9,7 +9,7 @@ use super::rows::{Mode, Row};
 use crate::text::plural;
 
 /// The table of `scaling`, and the lines below it.
-pub fn text(scaling: &Scaling, setting: &Setting) -> String {
+pub fn text(scaling: &Scaling, setting: &Setting, width: Option<usize>) -> String {
     let (head, legend, law) = match scaling.mode {
         Mode::Weak => (
             "Weak scaling: the batch of each rank stays",
@@ -22,7 +22,8 @@ pub fn text(scaling: &Scaling, setting: &Setting) -> String {
             "Amdahl",
         ),
     };
-    let mut text = format!("{head}{}\n{}\n{legend}", setting.on_link(), table(&scaling.rows));
+    let mut text =
+        format!("{head}{}\n{}\n{legend}", setting.on_link(), table(&scaling.rows, width));
     if scaling.rows.iter().any(|row| row.is_oversubscribed) {
         text += &format!(
             "\n* more ranks x threads than the {} here: left out of the fit",
@@ -44,7 +45,7 @@ pub fn text(scaling: &Scaling, setting: &Setting) -> String {
     format!("{text}\n{}", scaling.verdict)
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[Row], width: Option<usize>) -> String {
     table_of(
         rows,
         &[
@@ -61,7 +62,7 @@ fn table(rows: &[Row]) -> String {
             ("", "serial %", 1, |row| Cell::from(row.serial_pct)),
         ],
     )
-    .text()
+    .fitted(width)
 }
 
 /// The number of ranks, with a star if they share cores.
@@ -90,7 +91,7 @@ mod tests {
     fn rows_with_cores_enough_are_fitted() {
         let all = [(1, 100.0), (2, 55.0), (4, 32.5)].map(|(n, ms)| measured(n, 64, ms));
         let (scaling, setting) = scaling(Mode::Strong, &all, 4);
-        insta::assert_snapshot!(text(&scaling, &setting), @r"
+        insta::assert_snapshot!(text(&scaling, &setting, None), @r"
         Strong scaling: the global batch stays
         ranks  samples  step ms  samples/s  speed-up  efficiency %  T_comm ms  exposed ms  hidden ms  waiting ms  serial %
         -----  -------  -------  ---------  --------  ------------  ---------  ----------  ---------  ----------  --------
@@ -108,7 +109,7 @@ mod tests {
         let two = Row { exposed_ms: 1.25, hidden_ms: 8.5, ..measured(2, 128, 105.0) };
         let all = [measured(1, 64, 100.0), two, measured(4, 256, 220.0)];
         let (scaling, setting) = scaling(Mode::Weak, &all, 2);
-        insta::assert_snapshot!(text(&scaling, &setting), @r"
+        insta::assert_snapshot!(text(&scaling, &setting, None), @r"
         Weak scaling: the batch of each rank stays
         ranks  samples  step ms  samples/s  speed-up  efficiency %  T_comm ms  exposed ms  hidden ms  waiting ms  serial %
         -----  -------  -------  ---------  --------  ------------  ---------  ----------  ---------  ----------  --------

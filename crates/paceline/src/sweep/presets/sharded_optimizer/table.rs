@@ -9,7 +9,7 @@ use crate::sweep::rank;
 use crate::text::thousands;
 
 /// The table of `rows`, and the lines below it.
-pub fn text(rows: &[Row], setting: &Setting) -> String {
+pub fn text(rows: &[Row], setting: &Setting, width: Option<usize>) -> String {
     let times = table_of(
         rows,
         &[
@@ -38,12 +38,12 @@ pub fn text(rows: &[Row], setting: &Setting) -> String {
     );
     let mut lines = vec![
         format!("{} parameters", thousands(setting.params)),
-        times.text(),
+        times.fitted(width),
         "step: of the slowest rank, median over the rounds, with the least and the most of a round; communication: \
          exposed communication in percent of the step"
             .to_owned(),
         "\nMemory of the rank that has most, MB of 1e6 bytes".to_owned(),
-        memory.text(),
+        memory.fitted(width),
         "peak: the most at once during initialization, in the forward and the backward pass before the optimizer's step, \
          and from there to the end of that step; after: in use at the end of each, and of the last one the parts of \
          parameters, gradients and optimizer state"
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn strategies_are_compared_with_the_first_one() {
         let rows = [row("ddp", 20.0, 1.0), row("zero1", 23.0, 0.5), row("sharded1", 20.5, 0.5)];
-        insta::assert_snapshot!(text(&rows, &setting(2)));
+        insta::assert_snapshot!(text(&rows, &setting(2), None));
     }
 
     #[test]

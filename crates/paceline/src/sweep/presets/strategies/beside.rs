@@ -21,11 +21,11 @@ pub(super) struct Beside {
 
 impl Beside {
     /// The table with what has to be known about it.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn text(&self, width: Option<usize>) -> String {
         format!(
             "\nBeside the published figures (p.), which are a reference only. They were measured on {}\n{}\n{}",
             published::MEASURED_ON,
-            self.table.text(),
+            self.table.fitted(width),
             self.notes
         )
     }
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn data_parallel_shares_stand_beside_the_published_ones() {
         let rows = ["simple_ddp", "ddp"].map(|name| row(name, 2, 10, &[[1, 1, 2]; 2]));
-        insta::assert_snapshot!(table(Comparison::DataParallel, &rows).unwrap().text());
+        insta::assert_snapshot!(table(Comparison::DataParallel, &rows).unwrap().text(None));
     }
 
     #[test]
@@ -339,7 +339,7 @@ mod tests {
                 .map(|(name, ranks)| row(name, world_size, params, &ranks))
         };
         let text = |rows: &[Row]| table(Comparison::Sharding, rows).unwrap().table.text();
-        insta::assert_snapshot!(table(Comparison::Sharding, &rows(2, 10)).unwrap().text());
+        insta::assert_snapshot!(table(Comparison::Sharding, &rows(2, 10)).unwrap().text(None));
         let of_four = text(&rows(4, 10));
         let of_same_model = text(&rows(2, published::NUM_PARAMS));
         assert!(!of_four.contains("50.0   50.0"), "{of_four}");

@@ -1,0 +1,90 @@
+//! What is known of the terminal that a stream is shown on: how wide it is, and whether a line can be drawn over.
+//!
+//! Input: a file descriptor and the environment. Output: widths. Everything that is printed for people asks here, so there
+//! is one rule:
+//!
+//! - A table fits COLUMNS, or else the width of the terminal. Without a terminal, and on one that does not say how wide it
+//!   is, it fits [`UNKNOWN_WIDTH`].
+//! - A sentence fits COLUMNS or the terminal as well. In a pipe or a file it stays one line, because programs such as `grep`
+//!   look for its words there.
+//! - A line is drawn again only on a terminal that somebody looks at. The standard output of ranks of `mpirun` is a
+//!   terminal even if that of `mpirun` is a file, so these ranks print plain lines.
+//!
+//! Nothing here knows what is printed.
+
+use std::env;
+use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
+
+use rustix::termios::{isatty, tcgetwinsize};
+
+/// The width of tables if there is no terminal that states its own.
+const UNKNOWN_WIDTH: usize = 80;
+
+/// Moves the cursor to the begin of its line, and erases everything from there to the end of the screen. If the terminal
+/// has become narrower and has broken the line in two, that is both of its parts.
+pub const ERASE: &str = "\r\x1b[J";
+
+/// What Open MPI and PRRTE, MPICH and others set for each of their ranks.
+const OF_MPI: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"];
+
+/// How many characters a line of a table may have.
+pub fn width_of_table(fd: BorrowedFd<'_>) -> usize {
+    width_of_text(fd).unwrap_or(UNKNOWN_WIDTH)
+}
+
+/// How many characters a line of a sentence may have. `None` if there is no limit.
+pub fn width_of_text(fd: BorrowedFd<'_>) -> Option<usize> {
+    width(fd, |name| env::var_os(name))
+}
+
+/// The width of the terminal, if a line of it can be drawn again and again.
+pub fn width_of_bar(fd: BorrowedFd<'_>) -> Option<usize> {
+    let variable = |name: &str| env::var_os(name);
+    (is_watched(fd, variable) && can_redraw(variable)).then(|| width_of_terminal(fd))
+}
+
+fn width(fd: BorrowedFd<'_>, variable: impl Fn(&str) -> Option<OsString>) -> Option<usize> {
+    stated_width(&variable).or_else(|| is_watched(fd, variable).then(|| width_of_terminal(fd)))
+}
+
+/// COLUMNS, if it is a width.
+fn stated_width(variable: impl Fn(&str) -> Option<OsString>) -> Option<usize> {
+    variable("COLUMNS")?.to_str()?.parse().ok().filter(|width| *width > 0)
+}
+
+/// Whether somebody looks at a terminal there.
+fn is_watched(fd: BorrowedFd<'_>, variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    isatty(fd) && OF_MPI.iter().all(|name| variable(name).is_none())
+}
+
+/// Whether the terminal can move its cursor.
+fn can_redraw(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("TERM").is_none_or(|term| term != "dumb")
+}
+
+fn width_of_terminal(fd: BorrowedFd<'_>) -> usize {
+    let columns = tcgetwinsize(fd).map_or(0, |size| usize::from(size.ws_col));
+    if columns > 0 { columns } else { UNKNOWN_WIDTH }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn only_columns_limit_the_sentences_of_a_file() {
+        let file = File::open("/dev/null").unwrap();
+        let with = |columns: &str| {
+            let columns = OsString::from(columns);
+            width(file.as_fd(), |name| (name == "COLUMNS").then(|| columns.clone()))
+        };
+        assert_eq!(with("100"), Some(100));
+        assert_eq!([with(""), with("0"), with("wide"), with("-1")], [None; 4]);
+        assert_eq!(width(file.as_fd(), |_| None), None);
+        assert_eq!(width_of_bar(file.as_fd()), None);
+    }
+}
