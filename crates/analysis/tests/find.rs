@@ -299,3 +299,55 @@ fn a_header_is_read_without_the_events() {
     let path = put(dir.path(), "d.json", "[{}]");
     assert_eq!(header(&path).expect("it has none"), Header::default());
 }
+
+/// A file that PyTorch's handler has written, with a schedule without `repeat`.
+fn scheduled(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/torch_schedule");
+    fs::read_to_string(folder.join(name)).expect("the fixture is there")
+}
+
+#[test]
+fn last_traces_without_work_are_left_out() {
+    let dir = folder();
+    for rank in 0..2 {
+        put(
+            dir.path(),
+            &format!("host_{rank}.100.pt.trace.json"),
+            scheduled(&format!("work_{rank}.json")),
+        );
+        put(
+            dir.path(),
+            &format!("host_{rank}.200.pt.trace.json"),
+            scheduled(&format!("last_{rank}.json")),
+        );
+    }
+    for select in [Select::Latest, Select::All] {
+        let windows = found(dir.path(), select);
+        assert_eq!(windows.len(), 1);
+        assert_eq!(files(&windows[0]), [(0, "100"), (1, "100")]);
+        let left_out = [0, 1].map(|rank| dir.path().join(format!("host_{rank}.200.pt.trace.json")));
+        assert_eq!(windows[0].left_out, left_out);
+    }
+    // A later trace with work is the latest again, and an empty one between others stays where it is.
+    for rank in 0..2 {
+        put(
+            dir.path(),
+            &format!("host_{rank}.300.pt.trace.json"),
+            scheduled(&format!("work_{rank}.json")),
+        );
+    }
+    let windows = found(dir.path(), Select::Latest);
+    assert_eq!(files(&windows[0]), [(0, "300"), (1, "300")]);
+    assert!(windows[0].left_out.is_empty());
+}
+
+#[test]
+fn empty_traces_are_shown_if_there_is_nothing_else() {
+    let dir = folder();
+    for stamp in ["100", "200"] {
+        put(dir.path(), &format!("host_0.{stamp}.pt.trace.json"), scheduled("last_0.json"));
+    }
+    let windows = found(dir.path(), Select::Latest);
+    assert_eq!(files(&windows[0]), [(0, "200")]);
+    assert!(windows[0].left_out.is_empty());
+}

@@ -109,6 +109,27 @@ impl Reader {
         Ok(())
     }
 
+    /// Reads events until so many of them are work, or to the end. Returns whether there was so much work.
+    pub(super) fn events_until<R: Read>(
+        &mut self,
+        pull: &mut Pull<R>,
+        num_work: usize,
+    ) -> Result<bool, JsonError> {
+        pull.begin_array()?;
+        while pull.next_item()? {
+            if !pull.at_object()? {
+                pull.skip()?;
+                continue;
+            }
+            self.take(pull)?;
+            self.sort_in();
+            if self.timeline.operators.len() + self.timeline.kernels.len() >= num_work {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Reads the next event from the file.
     fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
         self.args = Args::default();

@@ -4,13 +4,14 @@
 //! TensorBoard writes too. A rank that was profiled several times has several files, which differ by the time
 //! in their names. Several runs may leave their traces in the same folder. Traces that give the id of their
 //! run, as those of paceline do, never share a window with traces of another run. This module reads only the
-//! facts about the run from each file.
+//! facts about the run from each file, and whether the last of several traces of a rank has work.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::work::has_work;
 use super::{Header, ReadError, header};
 
 /// An upper limit for the number of ranks. A larger number in a file or path is considered wrong.
@@ -22,9 +23,10 @@ const MAX_FOLDERS: usize = 16;
 /// The profiling windows to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// The newest trace of each rank. If there are several runs, only the run with the newest trace.
+    /// The newest trace of each rank that has steps with work. If there are several runs, only the run with the
+    /// newest trace.
     Latest,
-    /// All windows: the first trace of each rank, the second of each rank, ...
+    /// All windows with work: the first trace of each rank, the second of each rank, ...
     All,
 }
 
@@ -59,6 +61,9 @@ pub struct Window {
     /// Contradictions, in whole sentences: a rank that is not below the number of ranks, or that differs from
     /// the rank in the path.
     pub doubts: Vec<String>,
+    /// Later traces that are not in the window, because their steps have no work. PyTorch's profiler writes them if
+    /// the program ends when a schedule without `repeat` has begun another cycle.
+    pub left_out: Vec<PathBuf>,
 }
 
 /// Finds the traces at `places`. Folders are searched for files that end in `.pt.trace.json` or
@@ -94,7 +99,10 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
         files.sort_by(|a, b| order(a).cmp(&order(b)));
         tell_apart(rank, files, are_named)?;
     }
-    let groups = by_run(ranks);
+    let (mut groups, mut left_out) = (by_run(ranks), Vec::new());
+    for ranks in &mut groups {
+        left_out.extend(leave_out_empty(ranks)?);
+    }
     let mut windows = match select {
         Select::Latest => {
             groups.into_iter().map(latest).max_by(order_of_windows).into_iter().collect()
@@ -105,7 +113,25 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
     for (idx, window) in windows.iter_mut().enumerate() {
         window.idx = idx;
     }
+    if let Some(last) = windows.last_mut() {
+        last.left_out = left_out;
+    }
     Ok(windows)
+}
+
+/// Removes the last traces of each rank whose steps have no work, if an earlier trace of the rank has some. Returns them.
+fn leave_out_empty(ranks: &mut Ranks) -> Result<Vec<PathBuf>, ReadError> {
+    let mut left_out = Vec::new();
+    for files in ranks.values_mut() {
+        let mut num_kept = files.len();
+        while num_kept > 1 && !has_work(&files[num_kept - 1].path)? {
+            num_kept -= 1;
+        }
+        if num_kept > 1 || num_kept < files.len() && has_work(&files[0].path)? {
+            left_out.extend(files.drain(num_kept..).map(|file| file.path));
+        }
+    }
+    Ok(left_out)
 }
 
 /// The files of each rank, in order of time.
@@ -233,7 +259,7 @@ fn window(files: Vec<TraceFile>) -> Window {
     let missing = (0..world_size).filter(|rank| !is_here(rank)).collect();
     let stamp = files.first().and_then(|file| file.stamp.clone());
     let doubts = files.iter().flat_map(doubts).collect();
-    Window { idx: 0, stamp, files, missing, doubts }
+    Window { idx: 0, stamp, files, missing, doubts, left_out: Vec::new() }
 }
 
 /// The facts about the rank in a file that are impossible, or that contradict its path.

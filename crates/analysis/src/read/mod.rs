@@ -12,6 +12,7 @@ mod events;
 mod file;
 mod find;
 mod top;
+mod work;
 
 pub use error::ReadError;
 pub(crate) use event::Event;

@@ -150,6 +150,7 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
         );
         notes.push(Note { weight: Weight::Warning, text });
     }
+    notes.extend(left_out(window));
     let mut doubts = window.doubts.clone();
     let apart: Vec<String> = apart(timelines).iter().map(ToString::to_string).collect();
     if !apart.is_empty() {
@@ -176,6 +177,20 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
     facts.extend(timelines.first().and_then(|timeline| timeline.devices.first().cloned()));
     facts.extend(window.stamp.as_ref().map(|stamp| format!("profiled {}", time_in_words(stamp))));
     About { title: title(folder, window), subtitle: facts.join(" \u{b7} "), notes }
+}
+
+/// The note about traces that were left out because they are empty.
+pub(super) fn left_out(window: &Window) -> Option<Note> {
+    let all = &window.left_out;
+    let names: Vec<String> =
+        all.iter().take(SHOWN).map(|path| path.display().to_string()).collect();
+    let text = format!(
+        "Left out: {}{}, later than what is shown, because no step in it has work. PyTorch's profiler writes such a \
+         trace when its schedule has no `repeat` and the program ends after another cycle has begun.",
+        names.join(", "),
+        and_more(all.len())
+    );
+    (!all.is_empty()).then_some(Note { weight: Weight::Note, text })
 }
 
 /// The title of the report: the folder, or the files if they are in the current folder, which has no name.

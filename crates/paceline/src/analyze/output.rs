@@ -97,6 +97,7 @@ mod tests {
             files: Vec::new(),
             missing: Vec::new(),
             doubts: Vec::new(),
+            left_out: Vec::new(),
         };
         assert_eq!(of_window(&window(0, Some("1700"))), "run_0_1700");
         assert_eq!(of_window(&window(3, None)), "run_3");

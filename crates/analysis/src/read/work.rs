@@ -1,0 +1,54 @@
+//! Whether a trace has steps with work.
+//!
+//! PyTorch's profiler writes a last trace with an empty step if a schedule without `repeat` begins another cycle when
+//! the program ends. Reading stops as soon as there is a good deal of work, so a long trace is not read to its end.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::events::Reader;
+use super::{ReadError, with_json};
+use crate::json::{JsonError, Pull};
+use crate::timeline::{DeviceWork, TimeRange, Timeline};
+
+/// A trace with so many operators and kernels has work: loading a batch takes fewer.
+const ENOUGH: usize = 10_000;
+
+/// Whether a trace has steps with work: a kernel, or an operator that does not only load data. A trace that names no
+/// steps counts as one step.
+pub(super) fn has_work(path: &Path) -> Result<bool, ReadError> {
+    with_json(path, |input| read(&mut Pull::new(input)))
+}
+
+fn read<R: Read>(pull: &mut Pull<R>) -> Result<bool, JsonError> {
+    let mut reader = Reader::default();
+    if pull.at_array()? {
+        if reader.events_until(pull, ENOUGH)? {
+            return Ok(true);
+        }
+    } else {
+        pull.begin_object()?;
+        while let Some(key) = pull.next_key()? {
+            let is_events = key == b"traceEvents";
+            if !is_events || !pull.at_array()? {
+                pull.skip()?;
+            } else if reader.events_until(pull, ENOUGH)? {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(works(&reader.finish()))
+}
+
+fn works(timeline: &Timeline) -> bool {
+    let is_loading = |name: &str| name.starts_with("enumerate(DataLoader)");
+    let spans = timeline.annotations.iter().filter(|of| is_loading(timeline.names.text(of.name)));
+    let loading: Vec<TimeRange> = spans.map(|span| span.time).collect();
+    let loads = |time: TimeRange| {
+        let holds =
+            |span: &TimeRange| span.start_ns <= time.start_ns && time.end_ns() <= span.end_ns();
+        loading.iter().any(holds)
+    };
+    timeline.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync)
+        || timeline.operators.iter().any(|operator| !loads(operator.time))
+}
