@@ -5,7 +5,7 @@ mod common;
 use common::{MAIN, NCCL, OTHER, rank};
 use paceline_analysis::hta::{
     AnalysisError, Change, KernelKind, Kind, Options, Part, RankAnalysis, Side, Source, StepChoice,
-    analyze, diff,
+    Verdict, analyze, diff,
 };
 
 fn one(build: common::Build) -> RankAnalysis {
@@ -165,7 +165,8 @@ fn a_difference_has_counts_and_times_of_both() {
         .kernel("late", 7, 150.0, 160.0);
     let options = Options::default();
     let (control, test) = ([control.timeline], [test.timeline]);
-    let diff_of = |steps| diff(&control, &test, &steps, &options).unwrap();
+    let whole = Options { include_last_step: true, ..Options::default() };
+    let diff_of = |steps| diff(&control, &test, &steps, &whole).unwrap();
     let first = diff_of(StepChoice::First);
     let row = |name: &str| first.rows.iter().find(|row| row.name == name);
     let gemm = row("gemm").unwrap();
@@ -174,19 +175,66 @@ fn a_difference_has_counts_and_times_of_both() {
     assert_eq!(row("old").unwrap().change, Change::Deleted);
     assert_eq!(row("aten::relu").unwrap().change, Change::Added);
     assert_eq!(row("aten::mm").unwrap().change, Change::Unchanged);
-    assert_eq!((row("late"), row("ProfilerStep#3").unwrap().side), (None, Side::Host));
+    assert_eq!((row("late"), row("ProfilerStep").unwrap().side), (None, Side::Host));
     // Both first steps have two launches, though not of the same kernels.
     assert_eq!(row("cudaLaunchKernel").unwrap().change, Change::Unchanged);
     assert!(first.notes.iter().all(|note| note.ends_with("rank 0, 1 step.")), "{:?}", first.notes);
 
     let all = diff_of(StepChoice::All);
     assert!(all.rows.iter().any(|row| row.name == "late" && row.change == Change::Added));
+    // The last of several steps is left out by default.
+    let all = diff(&control, &test, &StepChoice::All, &options).unwrap();
+    assert!(all.rows.iter().all(|row| row.name != "late"));
+    assert_eq!((all.control_steps, all.test_steps), (1, 1));
     let second = diff_of(StepChoice::These(vec![4]));
     assert!(second.rows.iter().all(|row| row.name != "gemm"));
     let error = diff(&control, &test, &StepChoice::These(vec![9]), &options).unwrap_err();
     assert_eq!(error.to_string(), "rank_0.json: no step 9; it has 3, 4");
     let none = diff(&[], &test, &StepChoice::All, &options).unwrap_err();
     assert_eq!(none, AnalysisError::Empty);
+}
+
+/// Steps of 100 us with one kernel each, that takes as many microseconds as stated.
+fn steps_of(durations: &[f64]) -> [paceline_analysis::timeline::Timeline; 1] {
+    let mut build = rank(0);
+    for (number, dur) in durations.iter().enumerate() {
+        let from = 100.0 * number as f64;
+        build = build.step(number as u64, from, from + 100.0).kernel(
+            "gemm",
+            7,
+            from + 5.0,
+            from + 5.0 + dur,
+        );
+    }
+    [build.timeline]
+}
+
+#[test]
+fn a_difference_that_steps_show_too_is_noise() {
+    let options = Options { include_last_step: true, ..Options::default() };
+    let verdict = |first: &[f64], second: &[f64]| {
+        let diff = diff(&steps_of(first), &steps_of(second), &StepChoice::All, &options).unwrap();
+        let gemm = diff.rows.iter().find(|row| row.name == "gemm").unwrap().clone();
+        (gemm.verdict, gemm.change, diff.time_ns(&gemm).round() as i64)
+    };
+    let first = [20.0, 24.0, 22.0, 18.0];
+    assert_eq!(
+        verdict(&first, &[21.0, 25.0, 23.0, 19.0]),
+        (Verdict::Noise, Change::Unchanged, 1_000)
+    );
+    assert_eq!(
+        verdict(&first, &[41.0, 45.0, 43.0, 39.0]),
+        (Verdict::Slower, Change::Unchanged, 21_000)
+    );
+    assert_eq!(
+        verdict(&first, &[11.0, 10.0, 11.0, 10.0]),
+        (Verdict::Faster, Change::Unchanged, -10_500)
+    );
+    assert_eq!(verdict(&first, &first), (Verdict::Equal, Change::Unchanged, 0));
+    // Runs of different lengths are compared per step.
+    let [twice, once] = [[first, first].concat(), first.to_vec()];
+    assert_eq!(verdict(&twice, &once), (Verdict::Equal, Change::Unchanged, 0));
+    assert_eq!(verdict(&[20.0], &[30.0]).0, Verdict::Unknown);
 }
 
 #[test]

@@ -59,9 +59,9 @@ fn a_run_becomes_a_report() {
     assert_eq!(all("memory_time_us"), ["30", "30"]);
     assert_eq!(all("compute_time_us"), ["4260", "4380"]);
     // The console: the mean, then each rank.
-    let line = run.line("all reduce time        us");
+    let line = run.line("all reduce time        ms/step");
     let words: Vec<&str> = line.split_whitespace().collect();
-    assert_eq!(words, ["1,740.0", "1,800.0", "1,680.0"]);
+    assert_eq!(words, ["0.580", "0.600", "0.560"]);
     let summary = json(&sandbox.path("reports/ddp/summary.json"));
     assert_eq!(summary["tables"]["summary"]["rows"][1]["all_reduce_time_us"], 1680.0);
     let markdown = fs::read_to_string(sandbox.path("reports/ddp/summary.md")).unwrap();
@@ -243,9 +243,9 @@ fn two_runs_differ() {
     let rows = diff["tables"]["diff"]["rows"].as_array().unwrap().clone();
     let row = |name: &str| rows.iter().find(|row| row["name"] == name).cloned().unwrap();
     let gone = row("ncclDevKernel_AllReduce_Sum_f32");
-    assert_eq!((&gone["change"], &gone["difference_us"]), (&"deleted".into(), &(-600.0).into()));
+    assert_eq!((&gone["change"], &gone["difference_ms"]), (&"deleted".into(), &(-0.6).into()));
     let new = row("ncclDevKernel_AllGather_RING_LL");
-    assert_eq!((&new["change"], &new["second_calls"]), (&"added".into(), &1.into()));
+    assert_eq!((&new["change"], &new["second_calls"]), (&"added".into(), &1.0.into()));
     assert_eq!(row("sm80_xmma_gemm_forward")["change"], "unchanged");
 }
 

@@ -301,5 +301,5 @@ fn a_report_of_a_difference() {
     analyze(&sandbox, "diff profile/ddp profile/zero");
     let (page, csv) = report(&sandbox, "reports/diff/ddp-zero", "diff");
     let visitor = Visit { browser, sandbox: &sandbox };
-    visit(&visitor, &page, &csv, "diff", "difference_us", "diff");
+    visit(&visitor, &page, &csv, "diff", "difference_ms", "diff");
 }

@@ -49,7 +49,7 @@ fn answer(line: &str) -> String {
     let sandbox = furnished();
     let before = sandbox.contents();
     let mut command = sandbox.paceline();
-    command.args(words(line)).env("TMPDIR", sandbox.path("tmp")).env("COLUMNS", "100");
+    command.args(words(line)).env("TMPDIR", sandbox.path("tmp"));
     let run = Run::of(command).refused(&[]);
     assert!(!run.stderr.contains("panicked"), "{line}: {run:#?}");
     assert_eq!(sandbox.contents(), before, "{line} wrote something");

@@ -47,8 +47,40 @@ impl Change {
     }
 }
 
+/// Whether a name takes longer in the second trace, by the mean time per step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It takes longer in the second trace.
+    Slower,
+    /// It takes longer in the first trace.
+    Faster,
+    /// It takes equally long in both.
+    Equal,
+    /// The difference is not larger than what steps of one run differ by.
+    Noise,
+    /// A trace has fewer than two steps, so it is not known by how much steps differ.
+    Unknown,
+}
+
+impl Verdict {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Slower => "slower",
+            Self::Faster => "faster",
+            Self::Equal => "equal",
+            Self::Noise => "noise",
+            Self::Unknown => "one step",
+        }
+    }
+}
+
+/// A difference of means counts if it is larger than this many times its standard error. Where nothing has changed, and
+/// a run has a handful of steps, about one name in fifty exceeds it by chance.
+const ERRORS: f64 = 3.0;
+
 /// One name, compared between the traces.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DiffRow {
     /// The name.
     pub name: String,
@@ -64,6 +96,11 @@ pub struct DiffRow {
     pub control_ns: i64,
     /// Sum of its durations in the second trace, in nanoseconds.
     pub test_ns: i64,
+    /// The standard error of the difference of the mean times per step, in nanoseconds, from the deviation of the
+    /// steps of each trace. `None` if a trace has fewer than two steps.
+    pub error_ns: Option<f64>,
+    /// Whether it takes longer in the second trace.
+    pub verdict: Verdict,
 }
 
 impl DiffRow {
@@ -72,25 +109,48 @@ impl DiffRow {
         self.test_calls as i64 - self.control_calls as i64
     }
 
-    /// Duration, second minus first, in nanoseconds.
+    /// Sum of durations, second minus first, in nanoseconds.
     pub fn time_ns(&self) -> i64 {
         self.test_ns - self.control_ns
     }
 }
 
 /// Two traces side by side.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diff {
-    /// Every name in either trace, largest change of time first.
+    /// Every name in either trace, largest change of the time per step first.
     pub rows: Vec<DiffRow>,
+    /// How many steps of the first trace are compared; 1 for a trace that is compared as a whole.
+    pub control_steps: usize,
+    /// How many steps of the second trace are compared.
+    pub test_steps: usize,
     /// Notes for the reader of the figures, in whole sentences.
     pub notes: Vec<String>,
 }
 
+impl Diff {
+    /// A number of the first trace per step.
+    pub fn of_control(&self, sum: f64) -> f64 {
+        sum / self.control_steps.max(1) as f64
+    }
+
+    /// A number of the second trace per step.
+    pub fn of_test(&self, sum: f64) -> f64 {
+        sum / self.test_steps.max(1) as f64
+    }
+
+    /// Duration per step, second minus first, in nanoseconds.
+    pub fn time_ns(&self, row: &DiffRow) -> f64 {
+        self.of_test(row.test_ns as f64) - self.of_control(row.control_ns as f64)
+    }
+}
+
 /// Compares two runs, as HTA compares traces: what was called, how often, and for how long, in the chosen
-/// steps of each run's lowest rank. Of the options, only `rounding` is used. Work of the host belongs to the
-/// step in which it began, work of the device to the step in which it was launched. A run without steps is
-/// compared as a whole.
+/// steps of each run's lowest rank. If all of several steps are chosen, the last one is left out unless the options
+/// include it. Work of the host belongs to the step in which it began, work of the device to the step in which it was
+/// launched. The spans of the steps themselves have one name. A run without steps is compared as a whole.
+///
+/// Runs may have different numbers of steps: counts and times are compared per step.
 pub fn diff(
     control: &[Timeline],
     test: &[Timeline],
@@ -107,38 +167,110 @@ pub fn diff(
             1 => format!("{}: rank {rank}, 1 step.", timeline.source),
             count => format!("{}: rank {rank}, {count} steps.", timeline.source),
         });
-        Ok(sums)
+        Ok((sums, chosen))
     });
     let (Some(control), Some(test)) = (sides.next(), sides.next()) else {
         return Err(AnalysisError::Empty);
     };
-    let (control, test) = (control?, test?);
+    drop(sides);
+    let ((control, control_steps), (test, test_steps)) = (control?, test?);
+    let mut diff = Diff {
+        rows: Vec::new(),
+        control_steps: control_steps.max(1),
+        test_steps: test_steps.max(1),
+        notes,
+    };
     let mut names: Vec<&(Side, String)> = control.keys().chain(test.keys()).collect();
     names.sort_unstable();
     names.dedup();
-    let mut rows: Vec<DiffRow> = names
-        .into_iter()
-        .map(|key| {
-            let of = |sums: &Sums| sums.get(key).copied().unwrap_or_default();
-            let ((control_calls, control_ns), (test_calls, test_ns)) = (of(&control), of(&test));
-            let change = match (control_calls, test_calls) {
-                (0, _) => Change::Added,
-                (_, 0) => Change::Deleted,
-                (before, after) if after > before => Change::Increased,
-                (before, after) if after < before => Change::Decreased,
-                _ => Change::Unchanged,
-            };
-            let (side, name) = key.clone();
-            DiffRow { name, side, change, control_calls, test_calls, control_ns, test_ns }
-        })
-        .collect();
-    rows.sort_by_key(|row| std::cmp::Reverse(row.time_ns().abs()));
-    drop(sides);
-    Ok(Diff { rows, notes })
+    let none = Sum::default();
+    let rows = names.into_iter().map(|key| {
+        let (first, second) = (control.get(key).unwrap_or(&none), test.get(key).unwrap_or(&none));
+        let (side, name) = key.clone();
+        let errors = first.error_ns(control_steps).zip(second.error_ns(test_steps));
+        let mut row = DiffRow {
+            name,
+            side,
+            change: change(
+                first.calls * diff.test_steps as u64,
+                second.calls * diff.control_steps as u64,
+            ),
+            control_calls: first.calls,
+            test_calls: second.calls,
+            control_ns: first.time_ns,
+            test_ns: second.time_ns,
+            error_ns: errors.map(|(a, b)| a.hypot(b)),
+            verdict: Verdict::Unknown,
+        };
+        row.verdict = verdict(diff.time_ns(&row), row.error_ns);
+        row
+    });
+    let mut rows: Vec<DiffRow> = rows.collect();
+    rows.sort_by(|a, b| diff.time_ns(b).abs().total_cmp(&diff.time_ns(a).abs()));
+    diff.rows = rows;
+    Ok(diff)
 }
 
-/// Number of calls and total duration in nanoseconds, by side and name.
-type Sums = BTreeMap<(Side, String), (u64, i64)>;
+/// How a name differs by its counts, which must be for equally many steps.
+fn change(before: u64, after: u64) -> Change {
+    match (before, after) {
+        (0, _) => Change::Added,
+        (_, 0) => Change::Deleted,
+        (before, after) if after > before => Change::Increased,
+        (before, after) if after < before => Change::Decreased,
+        _ => Change::Unchanged,
+    }
+}
+
+fn verdict(difference_ns: f64, error_ns: Option<f64>) -> Verdict {
+    match error_ns {
+        _ if difference_ns == 0.0 => Verdict::Equal,
+        None => Verdict::Unknown,
+        Some(error_ns) if difference_ns.abs() <= ERRORS * error_ns => Verdict::Noise,
+        Some(_) if difference_ns > 0.0 => Verdict::Slower,
+        Some(_) => Verdict::Faster,
+    }
+}
+
+/// All calls of one name.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    calls: u64,
+    time_ns: i64,
+    /// The time in each step that has some.
+    steps: BTreeMap<usize, i64>,
+}
+
+impl Sum {
+    fn add(&mut self, step: Option<usize>, dur_ns: i64) {
+        (self.calls, self.time_ns) = (self.calls + 1, self.time_ns + dur_ns);
+        if let Some(step) = step {
+            *self.steps.entry(step).or_default() += dur_ns;
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        (self.calls, self.time_ns) = (self.calls + other.calls, self.time_ns + other.time_ns);
+        for (step, ns) in other.steps {
+            *self.steps.entry(step).or_default() += ns;
+        }
+    }
+
+    /// The standard error of the mean over so many steps.
+    fn error_ns(&self, num_steps: usize) -> Option<f64> {
+        if num_steps < 2 {
+            return None;
+        }
+        let count = num_steps as f64;
+        let mean = self.steps.values().sum::<i64>() as f64 / count;
+        let inside: f64 = self.steps.values().map(|ns| (*ns as f64 - mean).powi(2)).sum();
+        let outside = mean * mean * (num_steps - self.steps.len()) as f64;
+        Some(((inside + outside) / (count - 1.0) / count).sqrt())
+    }
+}
+
+/// By side and name.
+type Sums = BTreeMap<(Side, String), Sum>;
 
 /// The sums over the chosen steps of a trace, and the number of these steps.
 fn sums_of(
@@ -146,27 +278,28 @@ fn sums_of(
     choice: &StepChoice,
     options: &Options,
 ) -> Result<(Sums, usize), AnalysisError> {
-    let all = Options { include_last_step: true, ..options.clone() };
-    let (steps, _) = choose(timeline, &all);
+    let is_all = *choice == StepChoice::All;
+    let include_last_step = options.include_last_step || !is_all;
+    let (steps, _) = choose(timeline, &Options { include_last_step, ..options.clone() });
     let has_steps = steps.found > 0;
     let steps = chosen(steps.chosen, choice, &timeline.source)?;
-    let counts = |begun_ns: i64| !has_steps || steps.at(begun_ns).is_some();
     let time_of = |time: TimeRange| rounded(time, options.rounding);
 
-    let mut host = vec![(0u64, 0i64); timeline.names.count()];
+    let mut host = vec![Sum::default(); timeline.names.count()];
     let mut device = host.clone();
-    let add = |sums: &mut Vec<(u64, i64)>, name: NameId, time: TimeRange| {
-        let sum = &mut sums[name.0 as usize];
-        *sum = (sum.0 + 1, sum.1 + time.dur_ns);
+    let mut add = |side: Side, name: NameId, begun_ns: i64, time: TimeRange| {
+        let step = steps.at(begun_ns);
+        if step.is_some() || !has_steps {
+            let of_side = if side == Side::Host { &mut host } else { &mut device };
+            of_side[name.0 as usize].add(step, time.dur_ns);
+        }
     };
     let operators = timeline.operators.iter().map(|operator| (operator.name, operator.time));
     let launches = timeline.launches.iter().map(|launch| (launch.name, launch.time));
     let annotations = timeline.annotations.iter().map(|span| (span.name, span.time));
     for (name, time) in operators.chain(launches).chain(annotations) {
         let time = time_of(time);
-        if counts(time.start_ns) {
-            add(&mut host, name, time);
-        }
+        add(Side::Host, name, time.start_ns, time);
     }
     let launched = launched(timeline);
     for kernel in &timeline.kernels {
@@ -180,16 +313,16 @@ fn sums_of(
             Some(launch) => Some(launch.start_ns),
             None => (!has_steps).then_some(time.start_ns),
         };
-        if begun.is_some_and(counts) {
-            add(if is_host { &mut host } else { &mut device }, kernel.name, time);
+        if let Some(begun_ns) = begun {
+            add(if is_host { Side::Host } else { Side::Device }, kernel.name, begun_ns, time);
         }
     }
     let mut sums = Sums::new();
     for (side, of_side) in [(Side::Host, host), (Side::Device, device)] {
-        for (name, sum) in timeline.names.iter().zip(of_side) {
-            if sum.0 > 0 {
-                sums.insert((side, name.to_owned()), sum);
-            }
+        for (name, sum) in timeline.names.iter().zip(of_side).filter(|(_, sum)| sum.calls > 0) {
+            let is_step = crate::steps::number(name).is_some();
+            let name = if is_step { "ProfilerStep" } else { name };
+            sums.entry((side, name.to_owned())).or_default().merge(sum);
         }
     }
     Ok((sums, steps.chosen.len()))

@@ -38,7 +38,7 @@ pub use collectives::{CollectiveKind, CollectiveTimes, kind_of as collective_kin
 pub use columns::{Column, Unit, columns};
 pub use counters::{CopyBandwidth, Point, StreamQueue};
 pub use critical::{BoundBy, CriticalPath, EdgeKind, PathEdge, PathName};
-pub use diff::{Change, Diff, DiffRow, Side, diff};
+pub use diff::{Change, Diff, DiffRow, Side, Verdict, diff};
 pub use error::AnalysisError;
 pub(crate) use error::{LIMIT_NS, check_times};
 pub use idle::{IdleCategory, IdleTime, StreamIdle};

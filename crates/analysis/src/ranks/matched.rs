@@ -57,6 +57,8 @@ pub struct MatchedCollective {
     pub seq: Option<u64>,
     /// The number of the step in which the last rank arrived.
     pub step: Option<u64>,
+    /// How many elements a rank sends or receives, whichever is more, if the traces tell.
+    pub num_elems: Option<u64>,
     /// Where [`Arrival::wait_ns`] comes from.
     pub source: WaitSource,
     /// Whether all ranks of the group have a trace of the collective. `true` if the traces do not give the size of
@@ -177,6 +179,7 @@ fn matched(key: Key, seen: Vec<(Operation, Arrival)>) -> MatchedCollective {
         name: key.name,
         group: key.group,
         step: seen[last].0.step,
+        num_elems: seen.iter().filter_map(|(operation, _)| operation.num_elems).max(),
         source: if measured { WaitSource::Transport } else { WaitSource::Clocks },
         is_complete: size.is_none_or(|size| arrivals.len() as u64 >= size),
         arrivals,
@@ -221,6 +224,7 @@ struct Operation {
     name: String,
     time: TimeRange,
     step: Option<u64>,
+    num_elems: Option<u64>,
     group_size: Option<u64>,
     wait_ns: Option<i64>,
     queue_ns: Option<i64>,
@@ -313,6 +317,7 @@ fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
             name,
             time,
             step,
+            num_elems: said.and_then(|said| said.in_elems.max(said.out_elems)),
             group_size: said.and_then(|said| said.group_size),
             wait_ns: said.and_then(|said| said.wait_ns),
             queue_ns: said.and_then(|said| said.queue_ns),

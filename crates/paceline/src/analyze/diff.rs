@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use paceline_analysis::hta::{self, Options, StepChoice};
 use paceline_analysis::read::{self, Select};
-use paceline_analysis::report::Report;
 use paceline_analysis::report::panels::{self, About};
+use paceline_analysis::report::{Note, Report};
 use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
 
-use super::{notes, read_all, trace_folder};
+use super::{left_out, notes as note_lines, read_all, trace_folder};
 use crate::Result;
 use crate::bench::screen::say;
 use crate::cli::analyze::{DiffArgs, StepsName};
@@ -29,7 +29,9 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
         None => ("the folder of reports", default_output(&args.first, &args.second)),
     };
     check_folder(what, &output, "pass --output with a folder that you can write to")?;
-    let (first, second) = (timelines(&args.first)?, timelines(&args.second)?);
+    let mut notes = Vec::new();
+    let first = timelines(&args.first, &mut notes)?;
+    let second = timelines(&args.second, &mut notes)?;
     let steps = match args.steps {
         StepsName::First => StepChoice::First,
         StepsName::All => StepChoice::All,
@@ -40,17 +42,19 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     let about = About {
         title: "Trace difference".into(),
         subtitle: format!("first: {}, second: {}", args.first.display(), args.second.display()),
-        notes: Vec::new(),
+        notes,
     };
-    let report = panels::of_diff(&diff, about);
+    let timelines: Vec<Timeline> = first.into_iter().chain(second).collect();
+    let report = panels::of_diff(&diff, &timelines, about);
     write_report(&Disk::default(), &output, NAME, &report)?;
     say(&console(&report));
     say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.display()));
     Ok(0)
 }
 
-fn timelines(place: &Path) -> Result<Vec<Timeline>> {
+fn timelines(place: &Path, notes: &mut Vec<Note>) -> Result<Vec<Timeline>> {
     let windows = read::find(&[place.to_owned()], Select::Latest)?;
+    notes.extend(windows.iter().filter_map(left_out));
     // The comparison uses only the lowest rank of each run.
     let files = windows.first().map_or(&[][..], |window| &window.files[..1]);
     read_all(files, false)
@@ -76,5 +80,5 @@ fn console(report: &Report) -> String {
             out += &format!("\n{names} {are} in the report.");
         }
     }
-    out + &notes(report)
+    out + &note_lines(report)
 }

@@ -69,10 +69,10 @@ pub struct DiffArgs {
     /// The second one
     #[arg(value_name = "B")]
     pub second: PathBuf,
-    /// Which steps: first, all, or a step's number
-    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = steps)]
+    /// Which steps: all, first, or a step's number; times are compared per step
+    #[arg(long, value_name = "WHICH", default_value = "all", value_parser = steps)]
     pub steps: StepsName,
-    /// Look at the last step too, which may have been cut off
+    /// With --steps all, look at the last step too, which may have been cut off
     #[arg(long)]
     pub include_last_step: bool,
     /// Where the report is written [default: reports/diff/A-B]

@@ -21,6 +21,9 @@ const IDLE_NS: i64 = 10_000;
 /// Ranks that arrive within this time of each other arrive together. The path then stays on the same rank.
 const TOGETHER_NS: i64 = 1_000;
 
+/// A message of so few elements, 16 KiB of `f32`, takes as long as the latency on most networks.
+const SMALL_ELEMS: u64 = 4096;
+
 /// A collective as one rank saw it: the index of the collective, and of this rank's arrival in it.
 #[derive(Clone, Copy)]
 struct Visit {
@@ -137,6 +140,8 @@ impl<'a> Follower<'a> {
                 dur_ns: piece.end_ns - piece.start_ns,
                 compute_ns: piece.compute_ns,
                 transfer_ns: 0,
+                hidden_ns: 0,
+                is_small: false,
             });
         }
     }
@@ -158,6 +163,8 @@ impl<'a> Follower<'a> {
                 dur_ns: end_ns - start_ns,
                 compute_ns: 0,
                 transfer_ns: end_ns - start_ns,
+                hidden_ns: self.activities[place].compute_ns(start_ns, end_ns),
+                is_small: collective.num_elems.is_some_and(|elems| elems <= SMALL_ELEMS),
             });
         }
     }

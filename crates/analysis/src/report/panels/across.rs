@@ -2,14 +2,14 @@
 //!
 //! The analysis across ranks goes in. A section and notes come out. The figures come from `ranks`.
 
-use super::shared::{COUNT, PERCENT, RANK, US, ms, us};
+use super::shared::{COUNT, MS, PERCENT, RANK, US, ms, us};
 use crate::ranks::{
-    AcrossRanks, ClockSource, MatchedCollective, RankClock, RankShare, RankWaits, StepPath,
-    WaitSource,
+    AcrossRanks, ClockSource, CriticalPath, MatchedCollective, RankClock, RankShare, RankWaits,
+    StepPath, WaitSource,
 };
 use crate::report::chart::{Jump, Lane, Lanes, PageColor, Part, Segment, Stack};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
-use crate::table::{Columns, counted};
+use crate::table::{Cell, Columns, counted};
 
 const NO_PATH: &str = "No step has a critical path.";
 
@@ -149,27 +149,34 @@ fn on_path(lanes: Vec<Lane>, mut jumps: Vec<Jump>) -> (Vec<Lane>, Vec<Jump>) {
     (lanes.into_iter().filter(|lane| !lane.segments.is_empty()).collect(), jumps)
 }
 
-/// The time that each rank has on the critical path of all steps.
+/// Nanoseconds of all steps as milliseconds per step.
+fn per_step(path: &CriticalPath) -> impl Fn(i64) -> f64 + Copy + use<> {
+    let num_steps = path.steps.len().max(1) as f64;
+    move |ns| ms(ns) / num_steps
+}
+
+/// The time that each rank has on the critical path, per step.
 fn shares(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.path.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|share| share.rank);
+    let per_step = per_step(&across.path);
     let stacks = ranks.iter().map(|share| Stack {
         label: format!("rank {}", share.rank),
         parts: vec![
-            Part::new("computation", ms(share.compute_ns), PageColor::Compute),
-            Part::new("host", ms(share.host_ns), PageColor::Host),
-            Part::new("transfer", ms(share.transfer_ns), PageColor::Communication),
+            Part::new("computation", per_step(share.compute_ns), PageColor::Compute),
+            Part::new("host", per_step(share.host_ns), PageColor::Host),
+            Part::new("transfer", per_step(share.transfer_ns), PageColor::Communication),
         ],
     });
     let body = match across.path.len_ns() {
         0 => Body::Nothing(NO_PATH.into()),
-        _ => Body::stacked("ms", stacks),
+        _ => Body::stacked("ms per step", stacks),
     };
     Panel::new(
         "path-shares",
         "On the critical path",
-        "ms",
-        "The time that each rank has on the critical path of all steps. Host: neither computing nor in a \
+        "ms per step",
+        "The time that each rank has on the critical path, as a mean over steps. Host: neither computing nor in a \
          collective. Transfer: a collective moved data with all ranks present.",
         body,
     )
@@ -180,51 +187,53 @@ fn shares(across: &AcrossRanks) -> Panel {
 fn waits(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.stragglers.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|waits| waits.rank);
+    let per_step = per_step(&across.path);
     let stacks = ranks.iter().map(|waits| Stack {
         label: format!("rank {}", waits.rank),
         parts: vec![
-            Part::new("waited", ms(waits.waited_ns), PageColor::Wait),
-            Part::new("moved data", ms(waits.transfer_ns), PageColor::Communication),
+            Part::new("waited", per_step(waits.waited_ns), PageColor::Wait),
+            Part::new("moved data", per_step(waits.transfer_ns), PageColor::Communication),
         ],
     });
     let body = match across.stragglers.num_collectives {
         0 => Body::Nothing("No collective is in the traces of two ranks.".into()),
-        _ => Body::stacked("ms", stacks),
+        _ => Body::stacked("ms per step", stacks),
     };
     let source = match across.stragglers.source {
         WaitSource::Transport => "The transport measured the waits.",
         WaitSource::Clocks => "Waits are computed from the start of the collective on each rank.",
     };
     let definition = format!(
-        "Time in collectives, split at the moment at which the last rank came: until then a rank \
-         waited, from then on data moved. {source}"
+        "Time in collectives, as a mean over steps, split at the moment at which the last rank came: until then \
+         a rank waited, from then on data moved. {source}"
     );
-    Panel::new("waits", "Waiting and moving data", "ms", &definition, body)
+    Panel::new("waits", "Waiting and moving data", "ms per step", &definition, body)
 }
 
 #[rustfmt::skip]
 fn stragglers(across: &AcrossRanks) -> Panel {
+    let per_step = per_step(&across.path);
     let columns = Columns::<(&RankWaits, Option<&RankShare>)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0.rank)
         .add("collectives", "collectives", COUNT,
             "Collectives that it took part in together with others.", |of| of.0.num_collectives)
         .add("times_last", "times last", COUNT, "In how many of them it came last.", |of| of.0.times_last)
-        .add("made_wait_us", "made others wait", US,
+        .add("made_wait_ms", "made others wait", MS,
             "How long the others waited for it where it came last, summed over these ranks.",
-            |of| us(of.0.made_wait_ns))
-        .add("waited_us", "waited", US, "How long it waited for the last rank.", |of| us(of.0.waited_ns))
-        .add("lead_us", "later than the next", US,
+            move |of| per_step(of.0.made_wait_ns))
+        .add("waited_ms", "waited", MS, "How long it waited for the last rank.", move |of| per_step(of.0.waited_ns))
+        .add("lead_ms", "later than the next", MS,
             "How much later it came than the rank before it, where it came last: an upper \
              bound on the time that the run would save if this rank were no slower than \
              the second slowest.",
-            |of| us(of.0.lead_ns))
-        .add("transfer_us", "moved data", US,
-            "How long data moved, without the wait.", |of| us(of.0.transfer_ns))
-        .add("gain_us", "steps would gain", US,
+            move |of| per_step(of.0.lead_ns))
+        .add("transfer_ms", "moved data", MS,
+            "How long data moved, without the wait.", move |of| per_step(of.0.transfer_ns))
+        .add("gain_ms", "steps would gain", MS,
             "How much shorter the steps would be if this rank were no later than the next \
              rank wherever the critical path depends on it, at collectives and at the \
              end of the step: an upper bound, since something else may then take as long.",
-            |of| of.1.map(|share| us(share.gain_ns)))
+            move |of| of.1.map(|share| per_step(share.gain_ns)))
         .add("share_pctg", "share of the path", PERCENT,
             "Its computation and host time as a share of the critical path of all steps.",
             |of| of.1.map(|share| 100.0 * share.share));
@@ -235,7 +244,7 @@ fn stragglers(across: &AcrossRanks) -> Panel {
         "Stragglers",
         "",
         "Which ranks came last to collectives, and how long the others waited for them. The rank that made \
-         the others wait longest comes first.",
+         the others wait longest comes first. Times are means over steps.",
         Body::Table(columns.table(rows)),
     )
 }
@@ -260,23 +269,35 @@ fn worst(across: &AcrossRanks) -> Panel {
     Panel::new("worst", "Longest waits", "", definition, body)
 }
 
+/// A row of the table of parts: the rank, or none for a transfer; what; the kind; the time of all steps.
+type PathPart<'a> = (Option<usize>, &'a str, &'static str, i64);
+
+/// What the critical path consists of, transfers included: the rows add up to the path, but for what is cut off.
 #[rustfmt::skip]
 fn parts(across: &AcrossRanks) -> Panel {
-    let len_ns = across.path.len_ns();
-    let columns = Columns::<(usize, &str, i64)>::new()
-        .add("rank", "rank", COUNT, RANK, |of| of.0)
+    let (len_ns, per_step) = (across.path.len_ns(), per_step(&across.path));
+    let columns = Columns::<PathPart>::new()
+        .add("rank", "rank", COUNT, "The rank that did it; all for transfers, in which all ranks of a collective take part.",
+            |of| of.0.map_or(Cell::Text("all".into()), Cell::from))
         .add("what", "what", COUNT,
-            "The span in which the path lies. Without a span: the kernel or operator that \
-             took most of the time, or host.",
+            "The collective that moved data. Otherwise the span in which the path lies. Without a span: the kernel \
+             or operator that took most of the time, or host.",
             |of| of.1.to_owned())
-        .add("time_us", "time on the path", US,
-            "Computation and host time on the critical path of all steps.", |of| us(of.2))
+        .add("kind", "kind", COUNT, "work: computation and host time of a rank. transfer: a collective moved data \
+             with all ranks present.", |of| of.2)
+        .add("time_ms", "time on the path", MS, "Time on the critical path, as a mean over steps.",
+            move |of| per_step(of.3))
         .add("share_pctg", "share", PERCENT, "Share of the critical path of all steps.",
-            move |of| (len_ns > 0).then(|| 100.0 * of.2 as f64 / len_ns as f64));
-    let rows = across.path.ranks.iter().flat_map(|share| {
-        share.parts.iter().take(PARTS).map(|(what, ns)| (share.rank, what.as_str(), *ns))
+            move |of| (len_ns > 0).then(|| 100.0 * of.3 as f64 / len_ns as f64));
+    let work = across.path.ranks.iter().flat_map(|share| {
+        share.parts.iter().take(PARTS).map(|(what, ns)| (Some(share.rank), what.as_str(), "work", *ns))
     });
-    let definition = "What ranks did on the critical path of all steps: the eight longest per rank.";
+    let transfers = across.path.transfers.iter().take(PARTS);
+    let transfers = transfers.map(|of| (None, of.what.as_str(), "transfer", of.time_ns));
+    let mut rows: Vec<PathPart> = work.chain(transfers).collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.3));
+    let definition = "What the critical path of all steps consists of, the longest first: the eight longest parts of \
+        each rank, and the eight longest transfers.";
     let body = Body::Table(columns.table(rows)).or(NO_PATH);
     Panel::new("path-parts", "What the path consists of", "", definition, body)
 }

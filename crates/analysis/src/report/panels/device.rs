@@ -15,14 +15,14 @@ const NAMES: usize = 12;
 
 /// The note for ranks that have computed on a CPU: what the report leaves out, and how to read the rest.
 const NO_DEVICE: &str = "These ranks have computed on a CPU. A launch in their traces only says which work of a \
-    lane belongs to which call: nothing waited for a device. So launches, their delays and queues are left out, \
-    and host time on the critical path of a rank is time in which the main thread computes.";
+    lane belongs to which call: nothing waited for a device. So launches, their delays, queues and the causes of \
+    idle time are left out, and host time on the critical path of a rank is time in which the main thread computes.";
 
 /// The panels of each rank. `on_cpu` is true if the ranks' traces show the threads of a CPU as streams.
 pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
-    let mut panels = vec![path_bounds(analysis), path_names(analysis), idle(analysis)];
+    let mut panels = vec![path_bounds(analysis), path_names(analysis)];
     if !on_cpu {
-        panels.extend([launches(analysis), launches_by_kernel(analysis)]);
+        panels.extend([idle(analysis), launches(analysis), launches_by_kernel(analysis)]);
         panels.extend([queue_lines(analysis), queues(analysis)]);
     }
     panels.extend([copies(analysis), kernels::statistics(analysis)]);

@@ -2,18 +2,21 @@
 //!
 //! A [`Diff`] goes in. A [`Report`] comes out. The rows come from `hta`.
 
-use crate::hta::{Diff, DiffRow, Side};
+use super::names;
+use super::shared::{About, COUNT, MS, ms};
+use crate::hta::{Diff, DiffRow, Side, Verdict};
 use crate::report::chart::{Bar, PageColor};
-use crate::report::{Body, Figure, Panel, Report, Section, Weight, Width};
-use crate::table::{Cell, Column, Columns, Table};
-
-use super::shared::{About, COUNT, US, us};
+use crate::report::{Body, Figure, Note, Panel, Report, Section, Weight, Width};
+use crate::table::{Cell, Column, Columns, Table, counted};
+use crate::timeline::Timeline;
 
 /// The most names in each chart.
 const NAMES: usize = 12;
 
-/// The report of a difference between the traces of two ranks, or between sums over ranks.
-pub fn of_diff(diff: &Diff, about: About) -> Report {
+/// The report of a difference between the traces of two ranks. `timelines` are the traces themselves, which tell whether
+/// they are of a CPU.
+pub fn of_diff(diff: &Diff, timelines: &[Timeline], about: About) -> Report {
+    let on_cpu = names::are_of_cpu(timelines);
     let mut report = Report {
         title: about.title,
         subtitle: about.subtitle,
@@ -25,16 +28,20 @@ pub fn of_diff(diff: &Diff, about: About) -> Report {
     for note in &diff.notes {
         report.note(Weight::Note, note);
     }
+    let rows: Vec<&DiffRow> = diff.rows.iter().filter(|row| !on_cpu || is_once(row)).collect();
+    report.notes.extend(noise(&rows));
     let panels = vec![
-        changes(diff, "more", "Takes longer in the second", 1),
-        changes(diff, "less", "Takes longer in the first", -1),
+        changes(diff, &rows, "more", "Takes longer in the second", Verdict::Slower),
+        changes(diff, &rows, "less", "Takes longer in the first", Verdict::Faster),
         Panel::new(
             "diff",
             "Every name",
             "",
-            "How often each name occurs in each trace, and the sum of its durations. What became of a \
-             name is decided by its counts, as in HTA's trace difference.",
-            Body::Table(table(diff)),
+            "How often each name occurs in a step of each trace, and the sum of its durations there. What became \
+             of a name is decided by its counts, as in HTA's trace difference. A difference is noise if it is \
+             at most three times its standard error, which follows from the spread of each trace over its steps. That \
+             does not cover what makes a whole run faster or slower than another one.",
+            Body::Table(table(diff, &rows)),
         ),
     ];
     report.sections = vec![Section::new(
@@ -43,72 +50,118 @@ pub fn of_diff(diff: &Diff, about: About) -> Report {
         "Operators and calls of the host, and kernels of the device; the difference is second minus first.",
         panels,
     )];
+    if on_cpu {
+        names::make_plain(&mut report);
+    }
     report
 }
 
-fn figures(diff: &Diff) -> Vec<Figure> {
-    let sum = |side, time: fn(&DiffRow) -> i64| -> f64 {
-        diff.rows.iter().filter(|row| row.side == side).map(time).sum::<i64>() as f64 / 1e6
+/// Whether a row is shown for ranks that have computed on a CPU. Their traces have each kernel three times: as kernel, as
+/// the operator that is the kernel, and as the call that launches it.
+fn is_once(row: &DiffRow) -> bool {
+    let is_copy = row.name.starts_with("paceline::") || row.name == "cudaLaunchKernel";
+    row.side == Side::Device || !is_copy
+}
+
+/// How many names differ by more than noise.
+fn noise(rows: &[&DiffRow]) -> Option<Note> {
+    let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count() as u64;
+    let differ = count(Verdict::Slower) + count(Verdict::Faster);
+    let text = match count(Verdict::Unknown) {
+        0 => format!(
+            "{} by more than noise, {} within the spread of the steps.",
+            counted(differ, "name differs", "names differ"),
+            counted(count(Verdict::Noise), "differs", "differ"),
+        ),
+        _ => "A single step of a trace does not show by how much steps differ, so no difference can be told from \
+              noise. Compare with --steps all."
+            .to_owned(),
     };
+    (!rows.is_empty()).then_some(Note { weight: Weight::Note, text })
+}
+
+fn figures(diff: &Diff) -> Vec<Figure> {
+    let kernels = || diff.rows.iter().filter(|row| row.side == Side::Device);
+    let first: f64 = kernels().map(|row| diff.of_control(row.control_ns as f64) / 1e6).sum();
+    let second: f64 = kernels().map(|row| diff.of_test(row.test_ns as f64) / 1e6).sum();
     let figure = |key: &str, label: &str, definition: &str, value| Figure {
-        column: Column::new(key, label, "ms", 2, definition),
+        column: Column::new(key, label, "ms/step", 2, definition),
         value: Cell::Number(value),
     };
     vec![
         figure(
             "first_device_ms",
             "kernels, first",
-            "Sum of the durations of all kernels of the first.",
-            sum(Side::Device, |row| row.control_ns),
+            "Sum of the durations of all kernels of the first, as a mean over steps.",
+            first,
         ),
         figure(
             "second_device_ms",
             "kernels, second",
-            "Sum of the durations of all kernels of the second.",
-            sum(Side::Device, |row| row.test_ns),
+            "Sum of the durations of all kernels of the second, as a mean over steps.",
+            second,
         ),
         figure(
             "device_difference_ms",
             "kernels, difference",
             "Second minus first.",
-            sum(Side::Device, DiffRow::time_ns),
+            second - first,
         ),
     ]
 }
 
-/// The largest changes of one sign.
-fn changes(diff: &Diff, id: &str, title: &str, sign: i64) -> Panel {
-    let mut rows: Vec<&DiffRow> = diff.rows.iter().filter(|row| row.time_ns() * sign > 0).collect();
-    rows.sort_by(|a, b| (b.time_ns() * sign).cmp(&(a.time_ns() * sign)).then(a.name.cmp(&b.name)));
+/// The largest changes in one direction. Without a spread, every change counts.
+fn changes(diff: &Diff, rows: &[&DiffRow], id: &str, title: &str, verdict: Verdict) -> Panel {
+    let sign = if verdict == Verdict::Slower { 1.0 } else { -1.0 };
+    let time = |row: &DiffRow| diff.time_ns(row) * sign;
+    let counts =
+        |row: &&&DiffRow| matches!(row.verdict, Verdict::Unknown) || row.verdict == verdict;
+    let mut rows: Vec<&DiffRow> =
+        rows.iter().filter(counts).copied().filter(|row| time(row) > 0.0).collect();
+    rows.sort_by(|a, b| time(b).total_cmp(&time(a)).then(a.name.cmp(&b.name)));
     let bars = rows.iter().take(NAMES).map(|row| Bar {
         label: row.name.clone(),
-        value: Some((row.time_ns() * sign) as f64 / 1e6),
+        value: Some(time(row) / 1e6),
         color: match row.side {
             Side::Host => PageColor::Host,
             Side::Device => PageColor::Compute,
         },
     });
-    let body = Body::bars("ms", bars).or("No name does.");
-    let definition = "The twelve names with the largest difference of summed durations; kernels of the \
-         device in blue, the host in brown.";
-    Panel::new(id, title, "ms", definition, body).wide(Width::Half)
+    let body = Body::bars("ms/step", bars).or("No name does, by more than noise.");
+    let definition = "The twelve names with the largest difference of summed durations per step that is more than \
+         noise; kernels of the device in blue, the host in brown.";
+    Panel::new(id, title, "ms/step", definition, body).wide(Width::Half)
 }
 
 /// Every name.
 #[rustfmt::skip]
-fn table(diff: &Diff) -> Table {
+fn table(diff: &Diff, rows: &[&DiffRow]) -> Table {
+    let (first, second) = (diff.control_steps.max(1) as f64, diff.test_steps.max(1) as f64);
+    // Calls per step are whole, unless steps differ.
+    let calls = if [first, second].iter().all(|steps| *steps == 1.0) || rows.iter().all(|row| {
+        row.control_calls as f64 % first == 0.0 && row.test_calls as f64 % second == 0.0
+    }) { COUNT } else { ("/step", 2) };
     Columns::<&DiffRow>::new()
         .add("name", "name", COUNT, "The operator, call, span or kernel.", |of| of.name.clone())
         .add("side", "side", COUNT, "Whether it ran on the host or on the device.", |of| match of.side {
             Side::Host => "host",
             Side::Device => "device",
         })
-        .add("change", "change", COUNT, "How its count changed.", |of| of.change.name())
-        .add("first_calls", "calls, first", COUNT, "How often it occurs in the first.", |of| of.control_calls)
-        .add("second_calls", "calls, second", COUNT, "How often it occurs in the second.", |of| of.test_calls)
-        .add("calls_difference", "calls, difference", COUNT, "Second minus first.", |of| of.calls() as f64)
-        .add("first_us", "time, first", US, "Sum of its durations in the first.", |of| us(of.control_ns))
-        .add("second_us", "time, second", US, "Sum of its durations in the second.", |of| us(of.test_ns))
-        .add("difference_us", "time, difference", US, "Second minus first.", |of| us(of.time_ns()))
-        .table(&diff.rows)
+        .add("verdict", "time", COUNT,
+            "Whether it takes longer in the second. noise: the difference is at most three times its standard error. \
+             one step: a trace has a single step, so its spread is unknown.", |of| of.verdict.name())
+        .add("change", "count", COUNT, "How its count per step changed.", |of| of.change.name())
+        .add("first_calls", "calls, first", calls, "How often it occurs in a step of the first.",
+            move |of| of.control_calls as f64 / first)
+        .add("second_calls", "calls, second", calls, "How often it occurs in a step of the second.",
+            move |of| of.test_calls as f64 / second)
+        .add("first_ms", "time, first", MS, "Sum of its durations in a step of the first.",
+            move |of| ms(of.control_ns) / first)
+        .add("second_ms", "time, second", MS, "Sum of its durations in a step of the second.",
+            move |of| ms(of.test_ns) / second)
+        .add("difference_ms", "time, difference", MS, "Second minus first.",
+            move |of| ms(of.test_ns) / second - ms(of.control_ns) / first)
+        .add("error_ms", "error", MS, "The standard error of the difference, from the spread over steps.",
+            |of| of.error_ns.map(|ns| ns / 1e6))
+        .table(rows.iter().copied())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::shared::{COUNT, RANK, US, label, ms, us};
+use super::shared::{COUNT, PerStep, RANK, US, label, ms, us};
 use crate::hta::{Analysis, KernelKind, KernelStats, Temporal, top_kernels};
 use crate::report::chart::{Bar, Donut, Donuts, PageColor, Part, Stack};
 use crate::report::{Body, Panel};
@@ -15,23 +15,23 @@ const LONGEST: usize = 12;
 
 /// Time that each device was idle, computing, or neither.
 pub(super) fn temporal(analysis: &Analysis) -> Panel {
+    let per_step = PerStep::of(analysis);
     let stacks = analysis.ranks.iter().map(|rank| {
         let Temporal { idle_ns, compute_ns, non_compute_ns, .. } = rank.temporal;
         let parts = vec![
-            Part::new("compute", ms(compute_ns), PageColor::Compute),
-            Part::new("non-compute", ms(non_compute_ns), PageColor::NonCompute),
-            Part::new("idle", ms(idle_ns), PageColor::Idle),
+            Part::new("compute", per_step.ms(rank, compute_ns), PageColor::Compute),
+            Part::new("non-compute", per_step.ms(rank, non_compute_ns), PageColor::NonCompute),
+            Part::new("idle", per_step.ms(rank, idle_ns), PageColor::Idle),
         ];
         Stack { label: label(rank), parts }
     });
-    Panel::new(
-        "temporal",
-        "Temporal breakdown",
-        "ms",
-        "From the first to the last kernel: time with a compute kernel, time with other kernels only \
+    let definition = format!(
+        "From the first to the last kernel, {}: time with a compute kernel, time with other kernels only \
          (communication that nothing hides, copies), and time without any; as HTA computes it.",
-        Body::stacked("ms", stacks),
-    )
+        per_step.words()
+    );
+    let body = Body::stacked(per_step.unit(), stacks);
+    Panel::new("temporal", "Temporal breakdown", per_step.unit(), &definition, body)
 }
 
 fn color(kind: KernelKind) -> PageColor {
@@ -73,30 +73,30 @@ pub(super) fn donuts(analysis: &Analysis) -> Panel {
 
 /// The longest kernels, as means over ranks.
 pub(super) fn longest(analysis: &Analysis) -> Panel {
-    let mut sums: HashMap<&str, (KernelKind, i64, u64)> = HashMap::new();
-    let kernels = analysis.ranks.iter().flat_map(|rank| &rank.kernels);
+    let per_step = PerStep::of(analysis);
+    let mut sums: HashMap<&str, (KernelKind, f64)> = HashMap::new();
+    let kernels =
+        analysis.ranks.iter().flat_map(|rank| rank.kernels.iter().map(move |of| (rank, of)));
     // Kernels of the kind `Other` wait for a stream or an event, which is not work.
-    for kernel in kernels.filter(|kernel| kernel.kind != KernelKind::Other) {
-        let sum = sums.entry(kernel.name.as_str()).or_insert((kernel.kind, 0, 0));
-        (sum.1, sum.2) = (sum.1 + kernel.sum_ns, sum.2 + kernel.calls);
+    for (rank, kernel) in kernels.filter(|(_, kernel)| kernel.kind != KernelKind::Other) {
+        let sum = sums.entry(kernel.name.as_str()).or_insert((kernel.kind, 0.0));
+        sum.1 += per_step.ms(rank, kernel.sum_ns);
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by(|a, b| b.1.1.cmp(&a.1.1).then(a.0.cmp(b.0)));
+    sums.sort_by(|a, b| b.1.1.total_cmp(&a.1.1).then(a.0.cmp(b.0)));
     let num_ranks = analysis.ranks.len().max(1) as f64;
-    let bars = sums.iter().take(LONGEST).map(|&(name, (kind, sum_ns, _))| Bar {
+    let bars = sums.iter().take(LONGEST).map(|&(name, (kind, sum))| Bar {
         label: name.to_owned(),
-        value: Some(ms(sum_ns) / num_ranks),
+        value: Some(sum / num_ranks),
         color: color(kind),
     });
-    let body = Body::bars("ms", bars).or(NO_KERNEL);
-    Panel::new(
-        "longest",
-        "The longest kernels",
-        "ms",
-        "The twelve names with the largest sum of durations, as a mean over ranks, in the color of \
+    let body = Body::bars(per_step.unit(), bars).or(NO_KERNEL);
+    let definition = format!(
+        "The twelve names with the largest sum of durations, {}, and as a mean over ranks, in the color of \
          their kind. Waits for streams and events are left out.",
-        body,
-    )
+        per_step.words()
+    );
+    Panel::new("longest", "The longest kernels", per_step.unit(), &definition, body)
 }
 
 /// Statistics of the longest kernels of each rank.

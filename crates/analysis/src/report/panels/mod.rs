@@ -8,6 +8,7 @@ mod device;
 mod diff;
 mod kernels;
 mod memory;
+mod names;
 mod odd;
 mod ranks;
 mod shared;
@@ -21,7 +22,7 @@ pub use diff::of_diff;
 pub use shared::About;
 pub use summary::console;
 
-use super::{Report, Section, Weight};
+use super::{Body, Report, Section, Weight};
 use crate::hta::{Analysis, Kind};
 use crate::ranks::AcrossRanks;
 use crate::timeline::Timeline;
@@ -74,13 +75,17 @@ pub fn of_analysis(
     };
     report.sections.push(step::section(analysis));
     report.sections.extend(across.map(across::section));
-    let on_cpu = timelines.iter().any(|timeline| timeline.run_facts.contains_key("lanes"));
+    let on_cpu = names::are_of_cpu(timelines);
     report.sections.push(device::section(analysis, on_cpu));
     report.notes.extend(device::note(on_cpu));
     report.sections.push(memory::over_time(analysis));
     report.sections.push(summary::section(whole, odd::not_used(timelines).as_deref()));
     report.sections.extend(odd::section(timelines));
     report.notes.extend(odd::notes(timelines));
+    leave_out_empty(&mut report);
+    if on_cpu {
+        names::make_plain(&mut report);
+    }
     // The most important notes come first. Notes of equal weight keep their order.
     report.notes.sort_by_key(|note| match note.weight {
         Weight::Advice => 0,
@@ -88,4 +93,12 @@ pub fn of_analysis(
         Weight::Note => 2,
     });
     report
+}
+
+/// Removes the panels for which the traces hold nothing, and sections without panels.
+fn leave_out_empty(report: &mut Report) {
+    for section in &mut report.sections {
+        section.panels.retain(|panel| !matches!(panel.body, Body::Nothing(_)));
+    }
+    report.sections.retain(|section| !section.panels.is_empty());
 }

@@ -1,12 +1,12 @@
 //! The figures of the summary as bars, rank by rank.
 
-use super::shared::{label, ms};
+use super::shared::{PerStep, label};
 use super::summary::{definition, symbol};
 use crate::hta::{Analysis, CollectiveKind, Unit, columns};
 use crate::report::chart::{Bar, Bars, PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section, Width};
 
-/// Bars of one column of the summary.
+/// Bars of one column of the summary. Sums over steps become means per step.
 pub(super) fn bars(
     analysis: &Analysis,
     name: &str,
@@ -14,15 +14,21 @@ pub(super) fn bars(
     color: PageColor,
 ) -> Option<Panel> {
     let of = columns(analysis.kind).find(|of| of.name == name)?;
+    let per_step = PerStep::of(analysis);
+    let is_sum = matches!(of.unit, Unit::Ms | Unit::Count);
     let bars = analysis.ranks.iter().map(|rank| Bar {
         label: label(rank),
-        value: (of.get)(&rank.row),
+        value: (of.get)(&rank.row).map(|sum| if is_sum { per_step.mean(rank, sum) } else { sum }),
         color,
     });
+    let unit = if of.unit == Unit::Ms { per_step.unit() } else { symbol(of.unit) };
     let whole = (of.unit == Unit::Percent).then_some(100.0);
-    let body = Body::Bars(Bars { unit: symbol(of.unit).into(), whole, bars: bars.collect() });
-    let panel = Panel::new(&name.replace('_', "-"), title, symbol(of.unit), &definition(of), body);
-    Some(panel)
+    let body = Body::Bars(Bars { unit: unit.into(), whole, bars: bars.collect() });
+    let mut definition = definition(of);
+    if is_sum {
+        definition = format!("{} Shown {}.", definition, per_step.words());
+    }
+    Some(Panel::new(&name.replace('_', "-"), title, unit, &definition, body))
 }
 
 /// The panels of a data-parallel run.
@@ -47,20 +53,20 @@ pub(super) fn ddp(analysis: &Analysis) -> Section {
 
 /// The panels of a sharded run, except those of its memory.
 pub(super) fn sharding(analysis: &Analysis) -> Section {
+    let per_step = PerStep::of(analysis);
     let stacks = analysis.ranks.iter().map(|rank| {
         let parts = rank.collectives.by_kind.iter();
-        let parts = parts.map(|&(kind, _, ns)| Part::new(kind.name(), ms(ns), color(kind)));
+        let parts =
+            parts.map(|&(kind, _, ns)| Part::new(kind.name(), per_step.ms(rank, ns), color(kind)));
         Stack { label: label(rank), parts: parts.collect() }
     });
-    let body = Body::stacked("ms", stacks).or("No rank took part in a collective.");
-    let panel = Panel::new(
-        "collectives",
-        "Collectives",
-        "ms",
-        "Sum of the durations of collectives, by kind; waiting for other ranks is part of them. \
+    let body = Body::stacked(per_step.unit(), stacks).or("No rank took part in a collective.");
+    let definition = format!(
+        "Sum of the durations of collectives, by kind, {}; waiting for other ranks is part of them. \
          Collectives that run at the same time are all counted in full.",
-        body,
+        per_step.words()
     );
+    let panel = Panel::new("collectives", "Collectives", per_step.unit(), &definition, body);
     let overhead = [
         ("comm_overhead_pctg", "Communication of kernel time", PageColor::Communication),
         ("comm_comp_overlap_pctg", "Communication hidden", PageColor::Communication),

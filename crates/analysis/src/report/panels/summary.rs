@@ -1,6 +1,6 @@
 //! The summary: a line per rank, the headline, and the output on the console.
 
-use super::shared::{COUNT, RANK};
+use super::shared::{COUNT, PerStep, RANK};
 use crate::fitted::fitted;
 use crate::hta::{self, Analysis, Unit, columns};
 use crate::report::{Body, Figure, Panel, Section};
@@ -131,8 +131,8 @@ pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
         TABLE,
         "Summary of the ranks",
         "",
-        "A line per rank, as in summary.csv, and the mean over ranks. Hovering over the head of a column \
-         shows what it means.",
+        "A line per rank, as in summary.csv, and the mean over ranks. Times are sums over all steps that were \
+         looked at. Hovering over the head of a column shows what it means.",
         Body::Table(table(analysis)),
     );
     let files = Columns::<&hta::RankAnalysis>::new()
@@ -153,26 +153,55 @@ pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
     Section::new("numbers", "All numbers", not_used.unwrap_or(""), vec![panel, files])
 }
 
-/// The output on the console: a line per figure, with the mean over ranks and then each rank. Lines have at most `width`
-/// characters.
+/// Computes a figure of a rank.
+type Get = Box<dyn Fn(&hta::RankAnalysis) -> Option<f64>>;
+
+/// What the console shows of a column for a rank. Sums over steps are shown as means per step; a sum in
+/// milliseconds repeats the one in microseconds and is left out.
+fn shown(per_step: PerStep, of: &hta::Column) -> Option<(Column, Get)> {
+    let mut shown = column(of);
+    let (is_sum, scale) = match of.unit {
+        Unit::Rank | Unit::Ms => return None,
+        Unit::Us => (true, 1e-3),
+        Unit::Count => (of.name.ends_with("_calls"), 1.0),
+        Unit::Percent | Unit::Mb => (false, 1.0),
+    };
+    if of.unit == Unit::Us {
+        (shown.unit, shown.decimals) = (per_step.unit().to_owned(), 3);
+    } else if is_sum && per_step.unit() != "ms" {
+        shown.unit = "/step".to_owned();
+    }
+    let get = of.get;
+    let value = move |rank: &hta::RankAnalysis| {
+        let value = get(&rank.row)? * scale;
+        Some(if is_sum { per_step.mean(rank, value) } else { value })
+    };
+    Some((shown, Box::new(value)))
+}
+
+/// The output on the console: a line per figure, with the mean over ranks and then each rank. Times are
+/// milliseconds per step. Lines have at most `width` characters.
 pub fn console(analysis: &Analysis, width: Option<usize>) -> String {
-    let all: Vec<_> = columns(analysis.kind).filter(|of| of.unit != Unit::Rank).collect();
-    let number = |of: &hta::Column, value: Option<f64>, is_mean: bool| {
-        let mut column = column(of);
+    let per_step = PerStep::of(analysis);
+    let all: Vec<_> = columns(analysis.kind).filter_map(|of| shown(per_step, of)).collect();
+    let number = |column: &Column, value: Option<f64>, is_mean: bool| {
         // A mean of whole numbers is seldom whole.
-        column.decimals = if is_mean && column.decimals == 0 { 2 } else { column.decimals };
-        cell(of, value).shown(&column)
+        let is_whole = !is_mean && value.is_some_and(|value| value == value.trunc());
+        let decimals = if column.decimals == 0 && !is_whole { 2 } else { column.decimals };
+        Cell::from(value).shown(&Column { decimals, ..column.clone() })
+    };
+    let mean = |value: &Get| {
+        let values: Vec<f64> = analysis.ranks.iter().filter_map(value).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     };
     let blocks = analysis.ranks.chunks(RANKS_PER_BLOCK).enumerate().map(|(at, ranks)| {
         let mut head = vec!["figure".to_owned(), "unit".to_owned()];
         head.extend((at == 0).then(|| "mean".to_owned()));
         head.extend(ranks.iter().map(super::shared::label));
-        let row = |of: &&hta::Column| {
-            let unit = symbol(of.unit);
-            let label = column(of).label;
-            let mut row = vec![label, unit.to_owned()];
-            row.extend((at == 0).then(|| number(of, analysis.mean(of), true)));
-            row.extend(ranks.iter().map(|rank| number(of, (of.get)(&rank.row), false)));
+        let row = |(column, value): &(Column, Get)| {
+            let mut row = vec![column.label.clone(), column.unit.clone()];
+            row.extend((at == 0).then(|| number(column, mean(value), true)));
+            row.extend(ranks.iter().map(|rank| number(column, value(rank), false)));
             row
         };
         let rows: Vec<Vec<String>> = all.iter().map(row).collect();

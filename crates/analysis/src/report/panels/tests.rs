@@ -216,7 +216,9 @@ fn timelines() -> Vec<Timeline> {
 
 /// The analysis across the four ranks.
 fn across() -> AcrossRanks {
-    use crate::ranks::{CriticalPath, RankShare, RankWaits, Segment, StepPath, Stragglers};
+    use crate::ranks::{
+        CriticalPath, RankShare, RankWaits, Segment, StepPath, Stragglers, Transfer,
+    };
     let segment = |at: usize| Segment {
         rank: [0, 2, 2, 1, 3, 3][at % 6],
         what: ["forward", "backward", "all_reduce"][at % 3].into(),
@@ -225,6 +227,8 @@ fn across() -> AcrossRanks {
         dur_ns: MS,
         compute_ns: if at % 3 == 2 { 0 } else { 900_000 },
         transfer_ns: if at % 3 == 2 { MS } else { 0 },
+        hidden_ns: if at % 3 == 2 { MS / 4 } else { 0 },
+        is_small: false,
     };
     let step = StepPath {
         step: Some(4),
@@ -254,6 +258,13 @@ fn across() -> AcrossRanks {
         path: CriticalPath {
             steps: vec![step],
             ranks: (0..4).map(share).collect(),
+            transfers: vec![Transfer {
+                what: "all_reduce".into(),
+                is_small: false,
+                count: 4,
+                time_ns: 4 * MS,
+                hidden_ns: MS,
+            }],
             ..Default::default()
         },
         stragglers: Stragglers {
@@ -336,9 +347,9 @@ fn panels_have_names_of_their_own_and_say_what_they_show() {
         for panel in report.sections.iter().flat_map(|section| &section.panels) {
             ids.push(&panel.id);
             assert!(!panel.definition.is_empty(), "{}", panel.id);
-            // Only the panel `worst` is empty: no collective is listed as one that made a rank wait.
-            let is_empty = matches!(panel.body, Body::Nothing(_));
-            assert_eq!(is_empty, panel.id == "worst", "{}", panel.id);
+            // A panel for which the traces hold nothing is left out, such as `worst`: no collective is listed
+            // as one that made a rank wait.
+            assert!(!matches!(panel.body, Body::Nothing(_)) && panel.id != "worst", "{}", panel.id);
             if let Body::Table(table) = &panel.body {
                 assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
                 assert!(table.columns.iter().all(|column| !column.definition.is_empty()));
@@ -389,9 +400,15 @@ fn the_console_has_the_mean_first() {
     let lines: Vec<&str> = text.lines().collect();
     let words = |at: usize| lines[at].split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(words(0), "figure unit mean rank 0 rank 1 rank 2 rank 3");
-    assert_eq!(words(2), "idle time us 4,100.0 4,100.0 4,100.0 4,100.0 4,100.0");
+    // Sums over 9 steps: 4.1 ms and 36 calls. No figure stands there twice.
+    assert_eq!(words(2), "idle time ms/step 0.456 0.456 0.456 0.456 0.456");
     let calls = lines.iter().position(|line| line.starts_with("all reduce calls")).unwrap();
-    assert_eq!(words(calls), "all reduce calls 36 36 36 36 36");
+    assert_eq!(words(calls), "all reduce calls /step 4.00 4 4 4 4");
+    for once in ["all reduce time ms/step ", "compute time ms/step "] {
+        let count = (0..lines.len()).filter(|&at| words(at).starts_with(once)).count();
+        assert_eq!(count, 1, "{text}");
+    }
+    assert!(!text.contains(" us "), "{text}");
     let overlap = lines.iter().position(|line| line.starts_with("comm comp overlap")).unwrap();
     assert_eq!(words(overlap), "comm comp overlap % 41.25 41.25 41.25 41.25 \u{2013}");
 }
@@ -419,19 +436,37 @@ fn launches_of_our_own_ranks_are_left_out() {
         report.sections.iter().flat_map(|section| &section.panels).any(|panel| panel.id == id)
     };
     let says_why = |report: &Report| {
-        let why = "launches, their delays and queues are left out";
+        let why = "launches, their delays, queues and the causes of idle time are left out";
         report.notes.iter().any(|note| note.text.contains(why))
     };
     let mut ours = timelines();
     ours[0].run_facts.insert("lanes".into(), "main".into());
     let (ours, others) = (report(&ours), report(&timelines()));
-    for id in ["launches", "launches-by-kernel", "queue", "queues"] {
+    for id in ["launches", "launches-by-kernel", "queue", "queues", "idle"] {
         assert!(!has(&ours, id) && has(&others, id), "{id}");
     }
-    for id in ["idle", "critical-path", "copies", "kernels"] {
+    for id in ["critical-path", "copies", "kernels"] {
         assert!(has(&ours, id), "{id}");
     }
     assert!(says_why(&ours) && !says_why(&others));
+}
+
+#[test]
+fn nothing_on_a_cpu_is_called_as_on_a_gpu() {
+    let mut ours = timelines();
+    ours[0].run_facts.insert("lanes".into(), "main".into());
+    let mut analysis = analysis(Kind::Ddp);
+    for rank in &mut analysis.ranks {
+        rank.kernels.truncate(2);
+        rank.kernels[1].name = "ncclDevKernel_AllReduce_Sum_f32_Shm".into();
+        rank.critical_path.as_mut().unwrap().by_name[0].name = "cudaLaunchKernel".into();
+    }
+    let report = of_analysis(&analysis, Some(&across()), &ours, About::default());
+    let longest = report.table("kernels").unwrap();
+    assert!(longest.rows.iter().any(|row| row[1].exact().starts_with("all_reduce sum f32")));
+    for (ending, text) in crate::report::files(&report).unwrap() {
+        assert!(!text.contains("nccl") && !text.contains("cuda"), "{ending}");
+    }
 }
 
 #[test]
