@@ -88,3 +88,22 @@ fn statistics_are_those_of_a_rank_that_has_trained() {
     // The same samples on either rank, while the other rank trains on none.
     assert_eq!(of("96 0"), of("0 96"));
 }
+
+#[test]
+fn the_sums_of_synchronised_batch_norms_are_followed() {
+    let statistics = |options: &str| {
+        let sandbox = Sandbox::new();
+        let flags = "--channels 4 8 --hidden 8 --samples 200 --batch-size 25 --batch-norm --epochs 2 --warmup-steps 1";
+        let run = sandbox.train(&format!("{flags} --nproc 2 {options} --json summary.json")).ok();
+        let summary = json(&sandbox.path("summary.json"));
+        let followed = summary["anatomy"]["statistics"].as_array().map(Vec::len);
+        (
+            followed,
+            run.stdout
+                .contains("Synchronised batch norm: 4 all-reduces, for which the passes wait"),
+        )
+    };
+    // Two layers, each with sums of the forward pass and of the backward pass.
+    assert_eq!(statistics("--sync-batch-norm"), (Some(4), true));
+    assert_eq!(statistics(""), (None, false));
+}

@@ -148,6 +148,7 @@ impl PassHooks for Hooks<'_> {
 
     fn sum_over_ranks(&mut self, sums: &Tensor) -> paceline_model::Result<()> {
         let reduce = || self.replica.group.all_reduce(sums, ReduceOp::Sum);
+        self.track.mark(span::STATISTICS_SENT, 0);
         self.track.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
         Ok(())
     }

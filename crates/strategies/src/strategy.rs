@@ -42,6 +42,8 @@ pub mod span {
     pub const LOSS_SENT: &str = "loss_sent";
     /// Mark: the next submitted operation sends a bucket.
     pub const BUCKET_SENT: &str = "bucket_sent";
+    /// Mark: the next submitted operation sums the statistics of a synchronized batch norm.
+    pub const STATISTICS_SENT: &str = "statistics_sent";
     /// Mark: the operations that are submitted from now on are for the next step.
     pub const NEXT_STEP: &str = "next_step";
     /// Mark: the next submitted operation gathers the parameters of a unit.

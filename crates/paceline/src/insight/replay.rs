@@ -1,7 +1,8 @@
 //! Computes when buckets are done if their gradients are ready at given times and the buckets travel one
 //! after the other.
 //!
-//! Operations form a queue: each starts when its gradients are ready and the operation before it is done.
+//! Operations form a queue: each starts when its gradients are ready and the operation before it is done. A
+//! synchronized batch norm takes its turn in the queue too, and the backward pass waits for it.
 //! So the ready times of a run, together with the cost of messages on a link, tell how long other buckets
 //! or another link would have taken. This module does not know where the ready times and costs come from.
 
@@ -41,7 +42,34 @@ pub fn hidden(buckets: &[BucketTimes], end: f64) -> f64 {
     buckets.iter().map(|bucket| (bucket.done.min(end) - bucket.sent).max(0.0)).sum()
 }
 
-/// A model's gradients, and when each of them is final.
+/// An operation for which the backward pass waits: the sums of a synchronized batch norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Blocking {
+    /// When the pass comes to it, in milliseconds since the step began, without the waits for those before it.
+    pub at: f64,
+    /// Size of the message in bytes.
+    pub bytes: u64,
+}
+
+/// A backward pass as replayed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Played {
+    /// The buckets, in order.
+    pub buckets: Vec<BucketTimes>,
+    /// The end of the pass.
+    pub end: f64,
+    /// For how long the pass waits for operations.
+    pub blocked: f64,
+}
+
+impl Played {
+    /// The exposed communication: within the pass, and after it.
+    pub fn exposed(&self) -> f64 {
+        self.blocked + exposed(&self.buckets, self.end)
+    }
+}
+
+/// A model's gradients, and when each of them is final. Times do not contain the waits for `blocking`.
 #[derive(Clone, Debug)]
 pub struct Backward<'a> {
     /// Where the gradients lie.
@@ -54,6 +82,8 @@ pub struct Backward<'a> {
     pub begin: f64,
     /// The end of the backward pass, in milliseconds since the step began.
     pub end: f64,
+    /// The operations for which the pass waits, in order.
+    pub blocking: Vec<Blocking>,
 }
 
 /// Bytes of the sums of the loss, which travel before everything else.
@@ -72,8 +102,39 @@ impl Backward<'_> {
 
     /// The times of these buckets, if a message of `bytes` bytes takes `cost(bytes)` milliseconds.
     pub fn ddp(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Vec<BucketTimes> {
-        let buckets = self.buckets(caps).into_iter().map(|(ready, bytes)| (ready, cost(bytes)));
-        queue(self.loss_done(&cost), buckets)
+        self.play(caps, &cost, &cost).buckets
+    }
+
+    /// Replays the pass with these buckets. A message of `bytes` bytes takes `cost(bytes)` milliseconds, a bucket of so
+    /// many bytes `bucket_cost(bytes)`.
+    pub fn play(
+        &self,
+        caps: BucketCaps,
+        cost: impl Fn(u64) -> f64,
+        bucket_cost: impl Fn(u64) -> f64,
+    ) -> Played {
+        let mut free = self.loss_done(&cost);
+        let (mut blocked, mut blocking) = (0.0, self.blocking.iter().peekable());
+        let mut wait_until = |at: f64, free: &mut f64, blocked: &mut f64| {
+            while let Some(of) = blocking.next_if(|of| of.at <= at) {
+                let here = of.at + *blocked;
+                *free = free.max(here) + cost(of.bytes);
+                *blocked += *free - here;
+            }
+        };
+        let mut buckets = Vec::new();
+        // Buckets are sent in order, so one that is ready early waits for those before it.
+        let mut last_ready = f64::NEG_INFINITY;
+        for (ready, bytes) in self.buckets(caps) {
+            last_ready = ready.max(last_ready);
+            wait_until(last_ready, &mut free, &mut blocked);
+            let ready = ready + blocked;
+            let sent = free.max(ready);
+            free = sent + bucket_cost(bytes);
+            buckets.push(BucketTimes { ready, sent, done: free });
+        }
+        wait_until(f64::INFINITY, &mut free, &mut blocked);
+        Played { buckets, end: self.end + blocked, blocked }
     }
 
     /// When the sums of the loss have left the link.
@@ -86,7 +147,7 @@ impl Backward<'_> {
     /// equals (within a thousandth of the time at which the backward pass ends), the largest sizes win,
     /// because they need the fewest operations.
     pub fn best_caps(&self, cost: impl Fn(u64) -> f64) -> (BucketCaps, f64) {
-        let exposed_of = |caps| exposed(&self.ddp(caps, &cost), self.end);
+        let exposed_of = |caps| self.play(caps, &cost, &cost).exposed();
         let sizes = || (14..=30).rev().map(|shift| 1usize << shift);
         let all = sizes().flat_map(|bytes| {
             let firsts = sizes().filter(move |first| *first <= bytes);
@@ -131,7 +192,8 @@ mod tests {
         let layout = builder.finish(1);
         // Eight gradients of 1 MiB, one every 10 ms from the last to the first; 8 ms per MiB.
         let ready = (0..8).map(|at| 10.0 * f64::from(8 - at)).collect();
-        let backward = Backward { layout: &layout, ready, begin: -100.0, end: 80.0 };
+        let backward =
+            Backward { layout: &layout, ready, begin: -100.0, end: 80.0, blocking: Vec::new() };
         let cost = |latency: f64| move |bytes: u64| latency + 8.0 * bytes as f64 / 1048576.0;
         let all = BucketCaps { first_bytes: 8 << 20, bytes: 8 << 20 };
         assert_eq!(exposed(&backward.ddp(all, cost(0.0)), 80.0), 64.0);
@@ -141,5 +203,31 @@ mod tests {
         // With 40 ms each, eight operations take 384 ms, so fewer and larger ones win.
         let (caps, least) = backward.best_caps(cost(40.0));
         assert!(caps.bytes > 1 << 20 && least < 300.0, "{caps:?}: {least}");
+    }
+
+    #[test]
+    fn the_pass_waits_for_statistics_that_wait_for_buckets() {
+        let mut builder = LayoutBuilder::new();
+        for at in 0..2 {
+            builder.unit(format!("u{at}"));
+            builder.param("weight", [1 << 18], Init::Constant(0.0));
+        }
+        let layout = builder.finish(1);
+        // Two gradients of 1 MiB, ready at 10 and 20 ms. 8 ms per MiB, and 2 ms for each operation.
+        let cost = |bytes: u64| 2.0 + 8.0 * bytes as f64 / 1048576.0;
+        let blocking = vec![Blocking { at: 12.0, bytes: 0 }];
+        let ready = vec![20.0, 10.0];
+        let backward = Backward { layout: &layout, ready, begin: -100.0, end: 20.0, blocking };
+        let each = BucketCaps { first_bytes: 1 << 20, bytes: 1 << 20 };
+        let played = backward.play(each, cost, cost);
+        // The first bucket travels from 10 to 20, the statistics until 22: the pass waits from 12 on.
+        assert_eq!(played.buckets[1], BucketTimes { ready: 30.0, sent: 30.0, done: 40.0 });
+        assert_eq!((played.end, played.blocked, played.exposed()), (30.0, 10.0, 20.0));
+        // In one bucket, the statistics have the link for themselves.
+        let all = BucketCaps { first_bytes: 2 << 20, bytes: 2 << 20 };
+        let played = backward.play(all, cost, cost);
+        assert_eq!((played.end, played.blocked, played.exposed()), (22.0, 2.0, 20.0));
+        let without = Backward { blocking: Vec::new(), ..backward };
+        assert_eq!(without.play(each, cost, cost).exposed(), 10.0);
     }
 }

@@ -50,6 +50,9 @@ pub struct Anatomy {
     pub ops: Vec<OpLine>,
     /// Those of the operations that carry buckets.
     pub buckets: Vec<BucketLine>,
+    /// Those of the operations that sum the statistics of a synchronized batch norm. The passes wait for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub statistics: Vec<OpLine>,
     /// The uses of units that are gathered, in order.
     pub gathers: Vec<GatherLine>,
 }
@@ -190,7 +193,9 @@ impl Anatomy {
         let lines = of_buckets.filter_map(|(at, units)| {
             Some(BucketLine { op: *ops.get(*at)?, units: units.clone() })
         });
+        let statistics = reports[0].alike.statistics_ops.iter();
         Self {
+            statistics: statistics.filter_map(|at| ops.get(*at).copied()).collect(),
             wall_ms: mean(|t| t.step + t.data),
             sync_ms: mean(|t| t.sync),
             exposed_ms: mean(|t| t.exposed),
@@ -205,6 +210,11 @@ impl Anatomy {
             gathers,
             ops,
         }
+    }
+
+    /// For how long the passes of a step wait for the statistics of synchronized batch norms, in milliseconds.
+    pub fn statistics_ms(&self) -> f64 {
+        self.statistics.iter().map(|op| op.done_ms - op.ready_ms).sum()
     }
 
     /// The percentage of the communication that ran while the main thread computed; `None` without

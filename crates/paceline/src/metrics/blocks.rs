@@ -166,6 +166,13 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
             mean("comm_wait_ms")
         ));
     }
+    if !anatomy.statistics.is_empty() {
+        lines.push(format!(
+            "Synchronised batch norm: {}, for which the passes wait {:.2} ms per step",
+            plural(anatomy.statistics.len(), "all-reduce"),
+            anatomy.statistics_ms()
+        ));
+    }
     if let Some(Slowest { rank, steps_pct, cost_ms }) = anatomy.slowest {
         lines.push(format!(
             "Slowest: rank {rank}, last in {steps_pct:.0} % of the steps; each other rank waited \

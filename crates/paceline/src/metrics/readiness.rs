@@ -56,6 +56,8 @@ pub struct AlikeSteps {
     pub bucket_ops: Vec<usize>,
     /// The numbers of these buckets, or of the units if each is sent alone.
     pub bucket_ids: Vec<usize>,
+    /// The indices of the operations that sum the statistics of a synchronized batch norm, in order.
+    pub statistics_ops: Vec<usize>,
     /// The begin of the last backward pass, in nanoseconds since the step began.
     pub backward_begin: f64,
     /// The end of the last backward pass, in nanoseconds since the step began.
@@ -84,6 +86,9 @@ impl AlikeSteps {
             let buckets = track.marked(span::BUCKET_SENT);
             let ops = buckets.filter_map(|mark| Some((first_after(records, mark.at_ns)?, mark.id)));
             (self.bucket_ops, self.bucket_ids) = ops.unzip();
+            let statistics = track.marked(span::STATISTICS_SENT);
+            self.statistics_ops =
+                statistics.filter_map(|mark| first_after(records, mark.at_ns)).collect();
             self.num_ops = records.len();
             let empty = |of: &GatherMean| GatherMean {
                 unit: of.unit,

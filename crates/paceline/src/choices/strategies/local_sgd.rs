@@ -67,6 +67,6 @@ impl StrategySettings for Flags {
     }
 
     fn advice(&self) -> Advice {
-        Advice::AverageLess
+        Advice::AverageLess { every: self.sync_every }
     }
 }

@@ -179,7 +179,10 @@ pub enum Advice {
     /// Try without compression.
     CompareWithDdp,
     /// Average less often.
-    AverageLess,
+    AverageLess {
+        /// The steps from one average to the next.
+        every: usize,
+    },
     /// Hide communication with buckets during the backward pass.
     UseBuckets,
     /// Gather more or fewer units ahead.

@@ -64,7 +64,7 @@ impl Calibration {
     /// The ready times for a layout with the same parameters.
     pub fn backward<'a>(&self, layout: &'a Layout) -> Result<Backward<'a>> {
         let pass = [self.backward_begin_ms, self.backward_end_ms];
-        advice::backward(&self.ready, pass, layout).ok_or_else(|| {
+        advice::pass::backward(&self.ready, pass, &[], layout).ok_or_else(|| {
             Failure::Run("a run without communication has not followed all gradients".to_owned())
         })
     }

@@ -1,0 +1,262 @@
+"""Follows the advice that paceline gives, and compares what was promised with what it gained.
+
+    cargo build --release
+    python3 bench/advice.py                         # all cases: about five minutes
+    python3 bench/advice.py --cases slow-rank bf16
+
+Each case is a run of 2 ranks of 1 thread, each pinned to its own core, on an emulated link or beside a program that takes
+time from rank 1's core. The run is told something, by `paceline train` itself or by `paceline analyze` from its traces,
+with a time that a step would gain. The script reads the promise, does what the advice says, and runs again. The two
+runs alternate. The promise is the median over the rounds. The gain is the difference of the medians of the mean step.
+
+A round in which a run is told something else, because the machine was disturbed, is recorded and left out; a case of
+which fewer than half of the rounds are left has no result.
+
+Prints one table and writes all runs with date, machine and commit to `results/advice.json`. Only the standard library is
+needed. Exits with 0 if every case was measured, whatever the gains, and with 1 otherwise.
+"""
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import ROOT, Record, RunFailed, aligned, program, provenance, run, shown
+
+RUN_SECONDS = 120
+CNN = "--model cnn --data synthetic --samples 8192 --batch-size 64"
+MLP = "--model mlp --num-layers 4 --input-dim 512 --hidden-dim 512 --output-dim 10 --batch-size 128"
+WIDE = "--model mlp --num-layers 4 --input-dim 512 --hidden-dim 1024 --output-dim 10 --batch-size 64"
+NUMBER = r"([0-9]+\.[0-9]+)"
+# Takes turns with whatever else wants its core. Nice values decide the shares.
+SPIN = "while True: pass"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, what it is told, and the run that follows the advice."""
+
+    name: str
+    flags: str
+    # Matches the advice.
+    told: str
+    # From the match and the first run's record: milliseconds per step that are promised.
+    promise: Callable[[re.Match[str], Record], float]
+    # From the match: the flags of the second run.
+    follow: Callable[[re.Match[str]], str]
+    # Who gives the advice.
+    by: str = "train"
+    # The nice value of a program on rank 1's core in the first run.
+    disturbed: int | None = None
+
+
+def exposed(record: Record) -> float:
+    return record["comm_exposed_ms"]
+
+
+CASES = [
+    Case(
+        "halve transfer",
+        f"{CNN} --strategy ddp --link 500mbit,50us",
+        rf"half the time .* less \({NUMBER} ms per step\)",
+        lambda told, _: float(told[1]),
+        lambda _: f"{CNN} --strategy ddp --link 1gbit,25us",
+        by="analyze",
+    ),
+    Case(
+        "halve latency",
+        f"{MLP} --strategy simple_ddp --link 10gbit,3ms",
+        rf"half the time .* less \({NUMBER} ms per step\)",
+        lambda told, _: float(told[1]),
+        lambda _: f"{MLP} --strategy simple_ddp --link 20gbit,1500us",
+        by="analyze",
+    ),
+    Case(
+        "slow rank, by analyze",
+        f"{CNN} --strategy ddp",
+        rf"Rank 1 holds .* less \({NUMBER} ms per step\)",
+        lambda told, _: float(told[1]),
+        lambda _: f"{CNN} --strategy ddp",
+        by="analyze",
+        disturbed=3,
+    ),
+    Case(
+        "slow rank, by train",
+        f"{CNN} --strategy simple_ddp --link 10gbit,50us",
+        rf"mostly for rank 1.* up to {NUMBER} ms less",
+        lambda told, _: float(told[1]),
+        lambda _: f"{CNN} --strategy simple_ddp --link 10gbit,50us",
+        disturbed=3,
+    ),
+    Case(
+        "smaller buckets",
+        f"{CNN} --strategy ddp --bucket-cap-mb 100 --first-bucket-mb 100 --link 500mbit,50us",
+        rf"(--bucket-cap-mb [0-9.]+ --first-bucket-mb [0-9.]+) would hide {NUMBER}",
+        lambda told, _: float(told[2]),
+        lambda told: f"{CNN} --strategy ddp --link 500mbit,50us {told[1]}",
+    ),
+    Case(
+        "larger buckets",
+        f"{MLP} --strategy ddp --bucket-cap-mb 0.01 --first-bucket-mb 0.01 --link 10gbit,2ms",
+        rf"(--bucket-cap-mb [0-9.]+ --first-bucket-mb [0-9.]+) would hide {NUMBER}",
+        lambda told, _: float(told[2]),
+        lambda told: f"{MLP} --strategy ddp --link 10gbit,2ms {told[1]}",
+    ),
+    Case(
+        "buckets at all",
+        f"{CNN} --strategy simple_ddp --link 500mbit,50us",
+        rf"--strategy ddp\) would leave about {NUMBER}",
+        lambda told, record: exposed(record) - float(told[1]),
+        lambda _: f"{CNN} --strategy ddp --link 500mbit,50us",
+    ),
+    Case(
+        "half the bytes",
+        f"{CNN} --strategy ddp --bucket-cap-mb 1 --link 100mbit,50us",
+        rf": {NUMBER} ms stay exposed.*--strategy bf16\) would leave about {NUMBER}",
+        lambda told, _: float(told[1]) - float(told[2]),
+        lambda _: f"{CNN} --strategy bf16 --bucket-cap-mb 1 --link 100mbit,50us",
+    ),
+    Case(
+        "no compression",
+        f"{WIDE} --strategy top_k --link 25gbit,20us",
+        rf"compress nothing, {NUMBER} ms less per step",
+        lambda told, _: float(told[1]),
+        lambda _: f"{WIDE} --strategy ddp --link 25gbit,20us",
+    ),
+    Case(
+        "no synchronised batch norm",
+        f"{CNN} --strategy ddp --batch-norm --sync-batch-norm --link 1gbit,1ms",
+        rf"batch norm make .* about {NUMBER} ms less",
+        lambda told, _: float(told[1]),
+        lambda _: f"{CNN} --strategy ddp --batch-norm --link 1gbit,1ms",
+    ),
+    Case(
+        "rarer averages",
+        f"{CNN} --strategy local_sgd --sync-every 2 --link 200mbit,50us",
+        rf"--sync-every ([0-9]+) would leave about {NUMBER}",
+        lambda told, record: exposed(record) - float(told[2]),
+        lambda told: f"{CNN} --strategy local_sgd --sync-every {told[1]} --link 200mbit,50us",
+    ),
+    Case(
+        "gather ahead",
+        f"{MLP} --strategy sharded3 --prefetch 0 --link 1gbit,50us",
+        rf"passes wait {NUMBER} ms for gathers: --prefetch ([0-9]+) would leave about {NUMBER}",
+        lambda told, _: float(told[1]) - float(told[3]),
+        lambda told: f"{MLP} --strategy sharded3 --prefetch {told[2]} --link 1gbit,50us",
+    ),
+]
+
+
+class Bench:
+    """Runs the program in a folder of its own."""
+
+    def __init__(self, binary: Path, folder: Path, steps: int):
+        self.binary, self.folder, self.steps = binary, folder, steps
+
+    def train(self, flags: str, disturbed: int | None, by: str) -> Record:
+        """A run, with what it was told."""
+        common = f"train --nproc 2 --threads 1 --pin-cores --lr 0.001 --quiet \
+            --steps {self.steps} --warmup-steps 5"
+        traces = self.folder / "profile"
+        profile = ["--profile", "--profile-wait", "5", "--profile-active", str(self.steps - 8)]
+        profile += ["--profile-dir", str(traces)]
+        command = [self.binary, *shlex.split(common), *shlex.split(flags), "--json", "run.json"]
+        spinner = None
+        if disturbed is not None:
+            spin = ["nice", "-n", str(disturbed), "taskset", "-c", "1", sys.executable, "-c", SPIN]
+            spinner = subprocess.Popen(spin, start_new_session=True)
+        try:
+            run(command + profile * (by == "analyze"), self.folder, RUN_SECONDS)
+        finally:
+            if spinner is not None:
+                os.killpg(spinner.pid, signal.SIGKILL)
+                spinner.wait()
+        record = json.loads((self.folder / "run.json").read_text())
+        kept = ["wall_ms", "step_ms_median", "comm_exposed_ms", "comm_wait_ms", "comm_move_ms", "sync_ms", "advice"]
+        record = {"flags": flags, **{key: record[key] for key in kept}}
+        if by == "analyze":
+            output = run([self.binary, "analyze", str(traces), "--output", "reports"], self.folder, RUN_SECONDS)
+            record["analyze"] = " ".join(re.sub(r"\s+", " ", line) for line in output.splitlines() if "path" in line)
+            record["analyze_output"] = output
+            subprocess.run(["rm", "-rf", traces, self.folder / "reports"], check=True)
+        return record
+
+    def case(self, case: Case, rounds: int) -> Record:
+        """Runs a case, and returns its result with the records of all runs."""
+        all_rounds: list[Record] = []
+        for _ in range(rounds):
+            before = self.train(case.flags, case.disturbed, case.by)
+            text = before.pop("analyze_output", None) or before["advice"] or ""
+            told = re.search(case.told, " ".join(text.split()))
+            if told is None:
+                all_rounds.append({"before": before, "left_out": f"told: {text[:2000]}"})
+                continue
+            after = self.train(case.follow(told), None, case.by)
+            after.pop("analyze_output", None)
+            all_rounds.append({"before": before, "after": after, "promise_ms": case.promise(told, before)})
+        kept = [entry for entry in all_rounds if "after" in entry]
+        result: Record = {"case": case.name, "by": case.by, "flags": case.flags, "disturbed": case.disturbed}
+        if 2 * len(kept) >= rounds and kept:
+            median = lambda get: statistics.median(get(entry) for entry in kept)
+            before, after = median(lambda of: of["before"]["wall_ms"]), median(lambda of: of["after"]["wall_ms"])
+            promise = median(lambda of: of["promise_ms"])
+            result |= {"step_ms": before, "followed_ms": after, "promise_ms": promise, "gain_ms": before - after}
+            result["gain_of_promise"] = (before - after) / promise
+        return result | {"rounds": all_rounds}
+
+
+def row(result: Record) -> list[str]:
+    if "promise_ms" not in result:
+        return [result["case"], result["by"], *["-"] * 5]
+    numbers = [f"{result[key]:.2f}" for key in ["step_ms", "followed_ms", "promise_ms", "gain_ms"]]
+    return [result["case"], result["by"], *numbers, f"{result['gain_of_promise']:.2f}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each case (default: 3)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of a run (default: 40)")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/advice.json", metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.steps < 20:
+        parser.error("--rounds must be at least 1, --steps at least 20")
+    if len(os.sched_getaffinity(0)) < 2:
+        parser.error("this needs two cores")
+    wanted = [case for case in CASES if not arguments.cases or case.name.startswith(tuple(arguments.cases))]
+    if not wanted:
+        parser.error("no such case: pass " + ", ".join(case.name for case in CASES))
+    begun = time.monotonic()
+    results: list[Record] = []
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(program(parser, "--paceline", arguments.paceline), Path(folder), arguments.steps)
+        for case in wanted:
+            try:
+                results.append(bench.case(case, arguments.rounds))
+                print("  ".join(row(results[-1])), file=sys.stderr, flush=True)
+            except RunFailed as error:
+                failures.append(f"{case.name}: {error}")
+    heads = ["advice", "by", "step ms", "followed ms", "promise ms", "gain ms", "gain/promise"]
+    print(aligned([heads, *map(row, results)], left={0, 1}))
+    failures += [f"{result['case']}: the runs were told something else" for result in results if "gain_ms" not in result]
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    record = provenance() | {"binary": shown(bench.binary), "seconds": round(time.monotonic() - begun), "steps": arguments.steps, "cases": results}
+    arguments.out.write_text(json.dumps(record | {"failures": failures}, indent=1) + "\n")
+    print(f"wrote {shown(arguments.out)}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
