@@ -54,6 +54,14 @@ pub fn advice(
     if anatomy.communication_ms == 0.0 || !exposed_pct.is_finite() {
         return None;
     }
+    // Compression can cost more than everything that is exposed.
+    let pass = Pass::measured(strategy, caps, anatomy, layout, cost);
+    if kind == Advice::CompareWithDdp
+        && let Some(pass) = &pass
+        && pass.gains_without_compression()
+    {
+        return pass.of_compression();
+    }
     if exposed_pct < NEGLIGIBLE_PCT {
         return Some(format!(
             "{:.2} ms of communication per step cost {exposed_pct:.1} % of it: there is nothing to gain from \
@@ -79,7 +87,6 @@ pub fn advice(
             anatomy.exposed_ms / 2.0
         ));
     }
-    let pass = Pass::measured(strategy, caps, anatomy, layout, cost);
     match kind {
         Advice::AverageLess { .. } => None,
         Advice::ChooseGathers { prefetch } => {

@@ -90,10 +90,7 @@ impl<'a> Pass<'a> {
     /// For strategies that compress gradients, which takes time too.
     pub fn of_compression(&self) -> Option<String> {
         let (exposed, compression) = (self.anatomy.exposed_ms, self.anatomy.sync_ms);
-        let pass = self.without_compression();
-        let least =
-            pass.play(self.caps, self.cost, self.cost).exposed() + self.forward_statistics();
-        let gain = exposed + compression - least;
+        let (least, gain) = self.uncompressed();
         let pays = || match self.is_worth(gain) {
             true => format!(
                 "{exposed:.2} ms stay exposed and compression itself takes {compression:.2} ms: --strategy ddp would \
@@ -113,6 +110,19 @@ impl<'a> Pass<'a> {
             Some((more, text)) if more > gain => Some(text),
             _ => Some(pays()),
         }
+    }
+
+    /// Whether the step would be shorter without compression.
+    pub fn gains_without_compression(&self) -> bool {
+        self.is_worth(self.uncompressed().1)
+    }
+
+    /// What would be exposed without compression, and what the step would gain.
+    fn uncompressed(&self) -> (f64, f64) {
+        let pass = self.without_compression();
+        let least =
+            pass.play(self.caps, self.cost, self.cost).exposed() + self.forward_statistics();
+        (least, self.anatomy.exposed_ms + self.anatomy.sync_ms - least)
     }
 
     /// For `ddp` itself: other bucket sizes, no statistics, or fewer bytes, in this order where they gain equally.

@@ -140,6 +140,12 @@ fn compression_pays_on_slow_links_only() {
         ),
         "{fast}"
     );
+    // Even where next to nothing is exposed.
+    let hidden = told(0.5, 8.0, 0.1);
+    assert!(
+        hidden.ends_with("about 0.10 exposed and compress nothing, 8.40 ms less per step"),
+        "{hidden}"
+    );
     // 20 ms per MiB: without compression, 80 ms of communication begin at 9 ms, and the pass ends at 36 ms.
     let slow = told(10.0, 4.0, 20.0);
     assert!(
