@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Runs the commands of README.md and docs/lessons as a reader would: those in blocks marked ```sh, in the
+# order in which they stand, each page in one empty folder, with the given program first on PATH.
+#
+#   scripts/docs-commands.sh target/release/paceline [PAGE...]
+#
+# A line of a block is a command; a backslash at its end continues it. A command fails if its exit code is
+# not 0 or if it takes longer than LIMIT seconds (60 by default). Then its output is shown, and the other
+# commands of its page are left out. A comment of the page just before a block changes this:
+#
+#   <!-- not run: it needs a network -->    the block is left out
+#   <!-- exit code: 7 -->                   its commands have to end with this code
+#
+# --one-folder runs all pages in the same folder, as a reader does who goes through all of them.
+set -euo pipefail
+
+one_folder=false
+if [ "${1-}" = --one-folder ]; then
+  one_folder=true
+  shift
+fi
+[ $# -ge 1 ] || { echo "usage: $0 [--one-folder] PROGRAM [PAGE...]" >&2; exit 2; }
+program=$(realpath -e "$1")
+shift
+root=$(realpath "$(dirname "$0")/..")
+limit=${LIMIT:-60}
+if [ $# -gt 0 ]; then
+  pages=("$@")
+else
+  pages=("$root"/README.md "$root"/docs/lessons/*.md)
+fi
+
+# Prints the commands of a page: line, expected exit code ("left out" for none), command; tabs in between.
+commands() {
+  awk '
+    /^<!-- not run: .* -->$/ { mark = "left out"; next }
+    /^<!-- exit code: [0-9]+ -->$/ { mark = $4; next }
+    !inside && /^```/ {
+      inside = 1
+      if ($0 == "```") { printf "%d\tbroken\ta block without a language (sh, text, rust)\n", NR }
+      shell = ($0 == "```sh"); expected = (mark == "" ? 0 : mark); mark = ""
+      next
+    }
+    inside && /^```/ { inside = 0; next }
+    inside && shell && NF {
+      if (command == "") { first = NR }
+      if (sub(/\\$/, "")) { command = command $0; next }
+      printf "%d\t%s\t%s\n", first, expected, command $0; command = ""
+      next
+    }
+    !inside && NF { mark = "" }
+    END { if (inside || command != "") { printf "%d\tbroken\ta block without an end\n", NR } }
+  ' "$1"
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/bin"
+ln -s "$program" "$work/bin/paceline"
+export PATH="$work/bin:$PATH"
+
+failed=0 ran=0 left_out=0
+for page in "${pages[@]}"; do
+  name=$(realpath --relative-to="$root" "$page")
+  if $one_folder; then folder=$work/all; else folder=$work/$(basename "$page" .md); fi
+  mkdir -p "$folder"
+  found=0
+  while IFS=$'\t' read -r -u 3 line expected command; do
+    found=$((found + 1))
+    if [ "$expected" = "left out" ]; then
+      left_out=$((left_out + 1))
+      continue
+    fi
+    if [ "$expected" = broken ]; then
+      echo "$name:$line: $command"
+      failed=$((failed + 1))
+      break
+    fi
+    begin=$(date +%s%N)
+    code=0
+    (cd "$folder" && exec timeout --kill-after=5 "$limit" bash -c "$command") \
+      >"$work/output" 2>&1 </dev/null || code=$?
+    ran=$((ran + 1))
+    printf '%s:%s: %5.1f s  %s\n' "$name" "$line" "$((($(date +%s%N) - begin) / 100000000))e-1" "$command"
+    if [ "$code" != "$expected" ]; then
+      if [ "$code" = 124 ]; then why="it took longer than $limit s"; else why="exit code $code instead of $expected"; fi
+      echo "FAILED: $why; its output:"
+      sed 's/^/    /' "$work/output"
+      failed=$((failed + 1))
+      break
+    fi
+  done 3< <(commands "$page")
+  if [ "$found" = 0 ] && [ "$name" != docs/lessons/README.md ]; then
+    echo "$name: no commands: is a block marked \`\`\`sh?"
+    failed=$((failed + 1))
+  fi
+done
+echo "$ran commands run, $left_out left out, $failed failures, $SECONDS s"
+[ "$failed" = 0 ] && [ "$ran" -gt 0 ]
