@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the commands of README.md and docs/lessons as a reader would: those in blocks marked ```sh, in the
+# Runs the commands of README.md, docs/lessons and docs/commands.md as a reader would: those in blocks marked ```sh, in the
 # order in which they stand, each page in one empty folder, with the given program first on PATH.
 #
 #   scripts/docs-commands.sh target/release/paceline [PAGE...]
@@ -27,7 +27,7 @@ limit=${LIMIT:-60}
 if [ $# -gt 0 ]; then
   pages=("$@")
 else
-  pages=("$root"/README.md "$root"/docs/lessons/*.md)
+  pages=("$root"/README.md "$root"/docs/lessons/*.md "$root"/docs/commands.md)
 fi
 
 # Prints the commands of a page: line, expected exit code ("left out" for none), command; tabs in between.
