@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the pictures of README.md anew, docs/images/report.png and docs/images/all_reduce.png, from real runs
+# Makes the pictures of README.md anew, docs/images/report.png and docs/images/efficiency.png, from real runs
 # of README's own commands. Needs chromium.
 #
 #   scripts/readme-images.sh target/release/paceline
@@ -15,8 +15,8 @@ cd "$work"
 "$program" analyze profile/ddp
 chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=0.8 --window-size=1100,680 \
   --screenshot="$work/report.png" "file://$work/reports/ddp/summary.html"
-"$program" bench all_reduce --transport shm,tcp -b 1K -e 16M -f 4 --charts charts
+"$program" predict --gradient-bytes 102.4e6 --compute-ms 50 --nproc 2,8,64 --links 10gbe 25gbe 100gbe --charts charts
 
 cp report.png "$images/report.png"
-cp charts/busbw.png "$images/all_reduce.png"
+cp charts/predict_efficiency.png "$images/efficiency.png"
 ls -l "$images"
