@@ -1,7 +1,8 @@
 //! Horizontal bars, one below the other, each with its value at its end.
 
-use super::canvas::{Align, Canvas, Drawn, SIZE, label_column, width_of};
+use super::canvas::{Align, Canvas, Drawn, SIZE, width_of};
 use super::color::PageColor;
+use super::labels::RowLabels;
 use super::scale::like;
 use crate::plot::PlotError;
 
@@ -33,23 +34,26 @@ const THICK: f64 = 15.0;
 
 impl Bars {
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
-        let mut canvas = Canvas::new(width, ROW * self.bars.len().max(1) as f64 + 2.0, title)?;
-        let width = f64::from(width);
-        let left = label_column(self.bars.iter().map(|bar| bar.label.as_str()), width);
+        let labels = RowLabels::new(self.bars.iter().map(|bar| bar.label.as_str()), width);
+        let row = ROW + labels.above();
+        let mut canvas = Canvas::new(width, row * self.bars.len().max(1) as f64 + 2.0, title)?;
+        let left = labels.left();
         let number = like(self.bars.iter().filter_map(|bar| bar.value));
         let shown = |bar: &Bar| match bar.value {
             Some(value) => format!("{} {}", number(value), self.unit),
             None => "no value".to_owned(),
         };
         let values = self.bars.iter().map(|bar| width_of(&shown(bar), SIZE));
-        let right = width - values.fold(0.0, f64::max) - 10.0;
+        let right = f64::from(width) - values.fold(0.0, f64::max) - 10.0;
         let longest = self.bars.iter().filter_map(|bar| bar.value).fold(0.0, f64::max);
         let longest = self.whole.unwrap_or(0.0).max(longest);
         for (at, bar) in self.bars.iter().enumerate() {
-            let middle = at as f64 * ROW + ROW / 2.0 + 1.0;
+            let top = at as f64 * row + labels.above();
+            let middle = top + ROW / 2.0 + 1.0;
+            labels.draw(&mut canvas, &bar.label, top, middle)?;
             self.bar(&mut canvas, bar, (left, right, middle), longest, &shown(bar))?;
         }
-        let bottom = ROW * self.bars.len() as f64;
+        let bottom = row * self.bars.len() as f64;
         canvas.line(&[(left, 1.0), (left, bottom + 1.0)], 1.0, PageColor::Grid, "")?;
         Ok(canvas.finish())
     }
@@ -62,7 +66,6 @@ impl Bars {
         longest: f64,
         shown: &str,
     ) -> Drawn {
-        canvas.row_label(&bar.label, left, middle)?;
         let part = match bar.value {
             Some(value) if longest > 0.0 && value.is_finite() => (value / longest).max(0.0),
             _ => 0.0,

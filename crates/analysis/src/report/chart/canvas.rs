@@ -11,7 +11,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, FontStyle, IntoFont, TextStyle, register_font};
 
 use super::color::PageColor;
-use super::scale::{tick_labels, ticks};
+use super::scale::{tick_count, tick_labels, ticks};
 use crate::plot::{FONT, PlotError};
 
 /// `plotters` draws at whole coordinates. This many of them make one pixel of a chart.
@@ -148,21 +148,15 @@ impl Canvas {
         Ok(())
     }
 
-    /// Draws the name of a row to the left of `left`, shortened to fit.
-    pub(super) fn row_label(&mut self, label: &str, left: f64, middle: f64) -> Drawn {
-        let words = fitted(label, SIZE, left - 10.0);
-        self.hover_text(&words, (left - 8.0, middle), SIZE, PageColor::Text, Align::Right, label)
-    }
-
     /// Draws a scale from zero to `end` below the rows. Each tick has a line from `top` to `bottom`.
     pub(super) fn scale_below(
         &mut self,
-        (end, count): (f64, f64),
+        end: f64,
         unit: &str,
         (top, bottom): (f64, f64),
         x: impl Fn(f64) -> f64,
     ) -> Drawn {
-        let ticks = ticks(end, count);
+        let ticks = ticks(end, tick_count(x(end) - x(0.0)));
         for (&tick, label) in ticks.iter().zip(tick_labels(&ticks, unit)) {
             self.line(&[(x(tick), top), (x(tick), bottom)], 1.0, PageColor::Grid, "")?;
             self.text(&label, (x(tick), bottom + 12.0), SMALL, PageColor::Muted, Align::Middle)?;
@@ -181,8 +175,8 @@ impl Canvas {
         }
         let (width, height) = self.size;
         format!(
-            "<svg viewBox=\"0 0 {} {}\" style=\"max-width:{width}px\" role=\"img\" \
-             aria-label=\"{}\">\n{body}</svg>\n",
+            "<svg class=\"w{width}\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n\
+             {body}</svg>\n",
             (width * FINE) as u32,
             (height * FINE) as u32,
             escaped(&self.title)
@@ -245,12 +239,6 @@ pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     let begin: String = chars[..head].iter().collect();
     let end: String = chars[chars.len() - tail..].iter().collect();
     format!("{begin}\u{2026}{end}")
-}
-
-/// The width of the column of labels at the left of a chart: at most 40 % of `width`.
-pub(super) fn label_column<'a>(labels: impl Iterator<Item = &'a str>, width: f64) -> f64 {
-    let widest = labels.map(|label| width_of(label, SIZE)).fold(0.0, f64::max);
-    (widest + 10.0).min(width * 0.4)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Rows of segments on one time scale, and arrows that lead from one row to another.
 
-use super::canvas::{Align, Canvas, SMALL, fitted, label_column, legend_of, width_of};
+use super::canvas::{Align, Canvas, SMALL, fitted, legend_of, width_of};
 use super::color::PageColor;
+use super::labels::RowLabels;
 use super::scale::brief;
 use crate::plot::PlotError;
 
@@ -68,17 +69,19 @@ impl Lanes {
     }
 
     pub(crate) fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
-        let bottom = ROW * self.lanes.len() as f64;
+        let labels = RowLabels::new(self.lanes.iter().map(|l| l.label.as_str()), width);
+        let (left, row) = (labels.left(), ROW + labels.above());
+        let bottom = row * self.lanes.len() as f64;
         let mut canvas = Canvas::new(width, bottom + 24.0, title)?;
-        let left = label_column(self.lanes.iter().map(|l| l.label.as_str()), f64::from(width));
         let right = f64::from(width) - 30.0;
         let end = self.end();
         let scale = if end > 0.0 { (right - left) / end } else { 0.0 };
         let x = |at: f64| left + at.max(0.0) * scale;
-        let middle = |lane: usize| lane as f64 * ROW + ROW / 2.0;
-        canvas.scale_below((end, 8.0), &self.unit, (0.0, bottom), x)?;
+        let top = |lane: usize| lane as f64 * row + labels.above();
+        let middle = |lane: usize| top(lane) + ROW / 2.0;
+        canvas.scale_below(end, &self.unit, (0.0, bottom), x)?;
         for (at, lane) in self.lanes.iter().enumerate() {
-            canvas.row_label(&lane.label, left, middle(at))?;
+            labels.draw(&mut canvas, &lane.label, top(at) + 6.0, middle(at))?;
             let whole = [(x(0.0), middle(at)), (x(end), middle(at))];
             canvas.line(&whole, 1.0, PageColor::Grid, "")?;
             for segment in &lane.segments {

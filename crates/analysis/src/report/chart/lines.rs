@@ -2,7 +2,7 @@
 
 use super::canvas::{Align, Canvas, SMALL, width_of};
 use super::color::PageColor;
-use super::scale::{tick_labels, ticks};
+use super::scale::{tick_count, tick_labels, ticks};
 use crate::plot::PlotError;
 
 /// A line.
@@ -29,6 +29,8 @@ pub struct Lines {
 
 const HEIGHT: f64 = 250.0;
 const TOP: f64 = 10.0;
+/// From the middle of a marker to its corners.
+const RADIUS: f64 = 5.0;
 /// The most columns of points, over all lines together; [`thinned`] keeps up to four points per column.
 const POINTS: usize = 3000;
 
@@ -55,7 +57,7 @@ impl Lines {
             canvas.line(&[(left, y), (right, y)], 1.0, PageColor::Grid, "")?;
             canvas.text(label, (left - 6.0, y), SMALL, PageColor::Muted, Align::Right)?;
         }
-        let x_ticks = ticks(x_end, 8.0);
+        let x_ticks = ticks(x_end, tick_count(right - left));
         for (tick, label) in x_ticks.iter().zip(tick_labels(&x_ticks, &self.x_unit)) {
             let x = left + tick * x_scale;
             canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle)?;
@@ -73,6 +75,11 @@ impl Lines {
                 last = Some(y);
             }
             path.extend(last.map(|y| place((x_end, y))));
+            if let [(x, y)] = line.points[..] {
+                let hover = format!("{}: {y} {} at {x} {}", line.name, self.y_unit, self.x_unit);
+                canvas.polygon(&diamond(place((x, y))), line.color, &hover)?;
+                continue;
+            }
             let peak = line.points.iter().map(|point| point.1).fold(0.0, f64::max);
             let hover = format!("{}: {peak} {} at most", line.name, self.y_unit);
             if path.len() > 1 {
@@ -81,6 +88,11 @@ impl Lines {
         }
         Ok(canvas.finish())
     }
+}
+
+/// The marker of a single point, of which no line can be drawn.
+fn diamond((x, y): (f64, f64)) -> [(f64, f64); 4] {
+    [(x, y - RADIUS), (x + RADIUS, y), (x, y + RADIUS), (x - RADIUS, y)]
 }
 
 /// Keeps, within each of `pixels` columns, only the first, the smallest, the largest and the last point, in
@@ -106,6 +118,25 @@ fn thinned(points: &[(f64, f64)], end: f64, pixels: usize) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_single_point_is_a_marker_and_no_line() {
+        let line = |points: &[(f64, f64)]| Line {
+            name: "cpu".into(),
+            color: PageColor::Series(0),
+            points: points.to_vec(),
+        };
+        let svg = |lines: Vec<Line>| {
+            let lines = Lines { x_unit: "ms".into(), y_unit: "MB".into(), lines };
+            lines.svg(540, "memory").unwrap()
+        };
+        let drawn = "stroke=\"var(--series-0)\"";
+        let one = svg(vec![line(&[(3.0, 7.0)])]);
+        assert!(one.contains("<title>cpu: 7 MB at 3 ms</title><polygon"), "{one}");
+        assert!(!one.contains(drawn), "{one}");
+        let two = svg(vec![line(&[(3.0, 7.0), (4.0, 2.0)])]);
+        assert!(two.contains(drawn) && !two.contains("<polygon"), "{two}");
+    }
 
     #[test]
     fn thinning_keeps_the_extremes() {

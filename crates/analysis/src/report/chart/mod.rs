@@ -8,6 +8,7 @@ mod bars;
 mod canvas;
 mod color;
 mod donut;
+mod labels;
 mod lanes;
 mod lines;
 mod scale;
@@ -25,5 +26,7 @@ pub use stacked::{Part, Stack, Stacked};
 pub(super) const FULL: i32 = 1120;
 /// Width of a chart that shares a row with another.
 pub(super) const HALF: i32 = 540;
-/// Width of a chart that shares a row with two others.
+/// Width of a chart that shares a row with two others, and of every chart on a phone.
 pub(super) const THIRD: i32 = 350;
+/// All widths, the largest first. `page.css` shows the drawing that suits the room that a panel has.
+pub(super) const WIDTHS: [i32; 3] = [FULL, HALF, THIRD];

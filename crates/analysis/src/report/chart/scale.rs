@@ -4,6 +4,11 @@
 
 use crate::table::grouped;
 
+/// The number of ticks for which an axis of `length` pixels has room, at most eight.
+pub(super) fn tick_count(length: f64) -> f64 {
+    (length / 75.0).clamp(2.0, 8.0)
+}
+
 /// Ticks from zero to `high`, about `count` of them, at round numbers.
 pub(super) fn ticks(high: f64, count: f64) -> Vec<f64> {
     if !(high > 0.0 && high.is_finite()) {

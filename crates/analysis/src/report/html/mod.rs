@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use super::chart::{FULL, HALF, PageColor, THIRD, escaped};
+use super::chart::{FULL, HALF, PageColor, THIRD, WIDTHS, escaped};
 use super::{Body, Figure, Panel, Report, Section, Width};
 use crate::plot::PlotError;
 use crate::table::{Cell, Column, Table, counted};
@@ -106,23 +106,33 @@ fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
         escaped(&panel.id),
         escaped(&panel.title)
     );
-    let drawn = match &panel.body {
-        Body::Bars(bars) => (Vec::new(), bars.svg(width, &panel.title)?),
-        Body::Stacked(stacked) => (stacked.legend(), stacked.svg(width, &panel.title)?),
-        Body::Donuts(donuts) => (donuts.legend(), donuts.svg(width, &panel.title)?),
-        Body::Lanes(lanes) => (lanes.legend(), lanes.svg(width, &panel.title)?),
-        Body::Lines(lines) => (lines.legend(), lines.svg(width, &panel.title)?),
+    let title = panel.title.as_str();
+    let (entries, drawn) = match &panel.body {
+        Body::Bars(bars) => (Vec::new(), chart(width, |width| bars.svg(width, title))?),
+        Body::Stacked(all) => (all.legend(), chart(width, |width| all.svg(width, title))?),
+        Body::Donuts(donuts) => (donuts.legend(), chart(width, |width| donuts.svg(width, title))?),
+        Body::Lanes(lanes) => (lanes.legend(), chart(width, |width| lanes.svg(width, title))?),
+        Body::Lines(lines) => (lines.legend(), chart(width, |width| lines.svg(width, title))?),
         Body::Table(table) => (Vec::new(), table_html(table)),
         Body::Nothing(reason) => {
             (Vec::new(), format!("<p class=\"nothing\">{}</p>\n", escaped(reason)))
         }
     };
-    out.push_str(&legend(&drawn.0));
+    out.push_str(&legend(&entries));
     let _ = write!(out, "</figcaption>\n<p class=\"definition\">{definition}</p>\n");
-    let is_chart = !matches!(panel.body, Body::Table(_) | Body::Nothing(_));
-    let (begin, end) = if is_chart { ("<div class=\"chart\">", "</div>") } else { ("", "") };
-    let _ = writeln!(out, "{begin}{}{end}</figure>", drawn.1);
+    let _ = writeln!(out, "{drawn}</figure>");
     Ok(())
+}
+
+/// A chart, drawn at every width up to `widest`, because text in a drawing that is only scaled becomes too small
+/// to read on a phone. The page shows one of the drawings.
+fn chart(
+    widest: i32,
+    draw: impl Fn(i32) -> Result<String, PlotError>,
+) -> Result<String, PlotError> {
+    let drawings: Result<String, PlotError> =
+        WIDTHS.into_iter().filter(|width| *width <= widest).map(draw).collect();
+    Ok(format!("<div class=\"chart\">{}</div>", drawings?))
 }
 
 fn legend(entries: &[(String, PageColor)]) -> String {
@@ -143,7 +153,12 @@ fn legend(entries: &[(String, PageColor)]) -> String {
 fn table_html(table: &Table) -> String {
     let class = |at| if table.is_number(at) { "num" } else { "word" };
     let classes: Vec<&str> = (0..table.columns.len()).map(class).collect();
-    let mut out = String::from("<div class=\"scroll\"><table>\n<thead><tr>");
+    // The script shows the line if the table is wider than its box.
+    let mut out = format!(
+        "<p class=\"more\" hidden>This table has {} columns: scroll it sideways to see all of them.</p>\n\
+         <div class=\"wide\"><div class=\"scroll\"><table>\n<thead><tr>",
+        table.columns.len()
+    );
     for (Column { key, label, unit, definition, .. }, class) in table.columns.iter().zip(&classes) {
         let unit = match unit.as_str() {
             "" => String::new(),
@@ -169,7 +184,7 @@ fn table_html(table: &Table) -> String {
         add_row(&mut out, mean, &table.columns, &classes);
         out.push_str("</tfoot>\n");
     }
-    out.push_str("</table></div>\n");
+    out.push_str("</table></div></div>\n");
     if left_out > 0 {
         let more = counted(left_out as u64, "more row is", "more rows are");
         let _ = writeln!(out, "<p class=\"nothing\">{more} in the files.</p>");

@@ -1,5 +1,6 @@
 "use strict";
-// A click on a head sorts its table, a click on a number copies it, and a button switches light and dark.
+// A click on a head sorts its table, a click on a number copies it, a click on a shape or a word says what it would
+// say under a pointer, and a button switches light and dark. A table that is wider than its box says so.
 // Without this script the page still shows everything.
 
 const root = document.documentElement;
@@ -44,7 +45,8 @@ const say = (words) => {
   said.textContent = words;
   said.classList.add("on");
   clearTimeout(hush);
-  hush = setTimeout(() => said.classList.remove("on"), 1600);
+  // A long text takes longer to read.
+  hush = setTimeout(() => said.classList.remove("on"), 1600 + 50 * words.length);
 };
 
 const copy = async (text) => {
@@ -64,7 +66,30 @@ const copy = async (text) => {
 
 document.addEventListener("click", (event) => {
   const head = event.target.closest("th");
-  if (head) return sort(head);
+  if (head) {
+    sort(head);
+    // A finger cannot hover.
+    if (event.pointerType === "touch") say(head.title);
+    return;
+  }
   const number = event.target.closest(".n[data-v]");
-  if (number && number.dataset.v !== "" && getSelection().isCollapsed) copy(number.dataset.v);
+  if (number && number.dataset.v !== "" && getSelection().isCollapsed) return copy(number.dataset.v);
+  const shape = event.target.closest("svg g");
+  if (shape) return say(shape.querySelector("title").textContent);
+  const titled = event.target.closest("td[title], .figures [title]");
+  if (titled) say(titled.title);
 });
+
+// Shows on which sides there is more of a table than its box can show.
+const hint = (scroll) => {
+  const rest = scroll.scrollWidth - scroll.clientWidth;
+  const { parentElement: wide, scrollLeft } = scroll;
+  wide.previousElementSibling.hidden = rest <= 1;
+  wide.classList.toggle("before", rest > 1 && scrollLeft > 1);
+  wide.classList.toggle("after", rest > 1 && scrollLeft < rest - 1);
+};
+const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => hint(target)));
+for (const scroll of document.querySelectorAll(".scroll")) {
+  boxes.observe(scroll);
+  scroll.addEventListener("scroll", () => hint(scroll), { passive: true });
+}

@@ -1,0 +1,77 @@
+//! Where the names of rows go: into a column at the left, or, on a narrow chart with long names, above their
+//! rows.
+//!
+//! Names and the width of a chart go in. This file does not know what a row shows.
+
+use super::THIRD;
+use super::canvas::{Align, Canvas, Drawn, SIZE, fitted, width_of};
+use super::color::PageColor;
+
+/// The height of a line of text above a row.
+const LINE: f64 = 17.0;
+
+/// The place of the names of all rows of a chart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum RowLabels {
+    /// In a column of this width.
+    Left(f64),
+    /// Above the rows, which begin at the left edge. The width of the chart.
+    Above(f64),
+}
+
+impl RowLabels {
+    /// The place for these names. A column takes at most 40 % of `width`, so a longer name loses its middle. On a
+    /// chart for a phone little would be left of it, so it goes above its row.
+    pub(super) fn new<'a>(names: impl Iterator<Item = &'a str>, width: i32) -> Self {
+        let widest = names.map(|name| width_of(name, SIZE)).fold(0.0, f64::max) + 10.0;
+        let most = f64::from(width) * 0.4;
+        match widest > most && width <= THIRD {
+            true => RowLabels::Above(f64::from(width)),
+            false => RowLabels::Left(widest.min(most)),
+        }
+    }
+
+    /// Where the rows begin.
+    pub(super) fn left(self) -> f64 {
+        match self {
+            RowLabels::Left(column) => column,
+            RowLabels::Above(_) => 1.0,
+        }
+    }
+
+    /// The height that a name adds above its row.
+    pub(super) fn above(self) -> f64 {
+        match self {
+            RowLabels::Left(_) => 0.0,
+            RowLabels::Above(_) => LINE,
+        }
+    }
+
+    /// Draws the name of the row whose top, without the name, is `top` and whose middle is `middle`.
+    pub(super) fn draw(self, canvas: &mut Canvas, name: &str, top: f64, middle: f64) -> Drawn {
+        let (room, at, align) = match self {
+            RowLabels::Left(column) => (column - 10.0, (column - 8.0, middle), Align::Right),
+            RowLabels::Above(width) => (width - 2.0, (1.0, top - LINE / 2.0 + 2.0), Align::Left),
+        };
+        let words = fitted(name, SIZE, room);
+        canvas.hover_text(&words, at, SIZE, PageColor::Text, align, name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::HALF;
+    use super::*;
+
+    #[test]
+    fn only_long_names_on_a_narrow_chart_go_above_their_rows() {
+        let long = "paceline_conv_relu_pool_backward_input";
+        assert_eq!(RowLabels::new(["rank 0"].into_iter(), THIRD).above(), 0.0);
+        assert_eq!(RowLabels::new([long].into_iter(), HALF), RowLabels::Left(0.4 * 540.0));
+        let above = RowLabels::new(["rank 0", long].into_iter(), THIRD);
+        assert_eq!((above.left(), above.above()), (1.0, LINE));
+        let mut canvas = Canvas::new(THIRD, 40.0, "names").unwrap();
+        above.draw(&mut canvas, long, 20.0, 30.0).unwrap();
+        assert!(canvas.finish().contains(&format!(">\n{long}\n<")), "the whole name");
+    }
+}
