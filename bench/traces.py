@@ -333,7 +333,7 @@ def tensorboard(tools: Tools) -> tuple[list[Record], Record]:
         flags = "train --channels 8 --hidden 16 --samples 1000 --epochs 2 --clip-grad-norm 1 --evaluate --eval-every 5"
         tools.paceline(f"{flags} --tensorboard --quiet", Path(scratch))
         [folder] = Path(scratch, "runs").iterdir()
-        curves = json.loads(tools.script(tools.hta_python, "read_scalars.py", folder / "tensorboard"))
+        curves = json.loads(tools.script(tools.hta_python, "read_scalars.py", folder))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = {
         "train/loss": "loss", "train/learning_rate": "lr", "train/grad_norm": "grad_norm", "speed/step_ms": "step_ms",

@@ -1,6 +1,6 @@
 """Prints what TensorBoard reads from the folder of an event file, as JSON: {name: [[step, value], ...]}.
 
-    PYTHON bench/peer/read_scalars.py RUN/tensorboard
+    PYTHON bench/peer/read_scalars.py RUN
 
 PYTHON is a Python that has TensorBoard (see traces.py).
 """

@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::{Run, Sandbox, TINY, TINY_MLP, column, metrics};
 use serde_json::Value;
@@ -84,18 +84,33 @@ fn field(event: &[u8], key: u64) -> Option<Vec<u8>> {
     fields(event).into_iter().find(|(found, _)| *found == key).map(|(_, value)| value)
 }
 
+/// The event files below a folder. TensorBoard takes every file with this word in its name.
+fn event_files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(event_files(&path));
+        } else if path.file_name().unwrap().to_str().unwrap().contains("tfevents") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
 /// All steps of the only event file of a run folder, in the file's order.
 fn events(folder: &Path) -> Vec<(u64, Scalars)> {
-    let paths: Vec<_> = fs::read_dir(folder.join("tensorboard")).unwrap().collect();
+    let paths = event_files(folder);
     assert_eq!(paths.len(), 1, "one file, of rank 0: {paths:?}");
-    let path = paths[0].as_ref().unwrap().path();
+    let path = &paths[0];
     let name = path.file_name().unwrap().to_str().unwrap();
     let rest = name.strip_prefix("events.out.tfevents.").unwrap();
     let (seconds, host) = rest.split_once('.').unwrap();
     assert!(seconds.len() == 10 && seconds.bytes().all(|b| b.is_ascii_digit()), "{name}");
     assert!(!host.is_empty(), "{name}");
 
-    let records = records(&fs::read(&path).unwrap());
+    let records = records(&fs::read(path).unwrap());
     assert_eq!(field(&records[0], 3 << 3 | 2).unwrap(), b"brain.Event:2");
     let scalar = |value: Vec<u8>| {
         let tag = String::from_utf8(field(&value, 1 << 3 | 2).unwrap()).unwrap();
@@ -203,6 +218,21 @@ fn what_a_run_has_not_is_no_curve() {
     for absent in ["train/accuracy", "train/grad_norm", "evaluation/loss", "checkpoint/save_s"] {
         assert_eq!(curve(&events, absent), [], "{absent}");
     }
+}
+
+#[test]
+fn tensorboard_names_each_run_like_its_folder() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{TINY_MLP} --nproc 1 --tensorboard --ddp-choice ddp,simple_ddp")).ok();
+    let runs = sandbox.path("runs");
+    // TensorBoard's name of a run: the folder of the event file, relative to --logdir.
+    let logdir = fs::read_dir(&runs).unwrap().next().unwrap().unwrap().path();
+    let names: Vec<String> = event_files(&runs)
+        .iter()
+        .map(|file| file.parent().unwrap().strip_prefix(&logdir).unwrap().display().to_string())
+        .collect();
+    assert_eq!(names, ["ddp", "simple_ddp"]);
+    assert!(names.iter().all(|name| logdir.join(name).join("summary.json").is_file()));
 }
 
 #[test]

@@ -10,29 +10,29 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontTransform, TextStyle};
 
 use super::axis::Scale;
-use super::chart::{LineChart, SIZE};
-use super::line::{line, marker, range, stroke};
+use super::chart::{LineChart, SIZE, Series};
+use super::legend::Legend;
+use super::line::{is_point, line, range};
 
 pub(super) type Area<DB> = DrawingArea<DB, Shift>;
 pub(super) type Outcome<DB> = Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;
 
-const TEXT_COLOR: RGBColor = RGBColor(40, 40, 40);
+pub(super) const TEXT_COLOR: RGBColor = RGBColor(40, 40, 40);
 const GREY: RGBColor = RGBColor(110, 110, 110);
 const GRID: RGBColor = RGBColor(214, 214, 214);
 const FAINT: RGBColor = RGBColor(238, 238, 238);
 
 const TITLE: i32 = 32;
 const LABEL: i32 = 23;
-const SMALL: i32 = 20;
+pub(super) const SMALL: i32 = 20;
 
 /// Edges of the plot area in pixels. The width of the legend decides the right edge.
 const LEFT: i32 = 120;
 const TOP: i32 = 92;
 const BOTTOM: i32 = SIZE.1 as i32 - 92;
 
-/// In the legend, the length of a line's sample and the largest distance between entries.
-const SAMPLE: i32 = 48;
-const ENTRY: i32 = 34;
+/// The distance from the texts to the edges of the picture.
+const MARGIN: i32 = 14;
 
 /// The surface on which a chart is drawn.
 #[derive(Clone, Copy)]
@@ -51,10 +51,9 @@ pub(super) fn chart<DB: DrawingBackend>(
 ) -> Outcome<DB> {
     let k = medium.k;
     area.fill(&WHITE)?;
-    let names = chart.series.iter().map(|series| width(area, &series.name, SMALL * k));
-    let legend = names.max().unwrap_or(0) / k + SAMPLE + 48;
-    // The lines keep at least half of the chart, however long the names are.
-    let right = (SIZE.0 as i32 - legend).max(SIZE.0 as i32 / 2);
+    let legend =
+        Legend::new(&chart.series, BOTTOM - TOP, |words| width(area, words, SMALL * k) / k);
+    let right = SIZE.0 as i32 - MARGIN - legend.width();
     let points = || {
         let of_series =
             |series| chart.drawable(series).chain(chart.drawable_ranges(series).flatten());
@@ -75,16 +74,8 @@ pub(super) fn chart<DB: DrawingBackend>(
         }
         line(area, series, &pixels, k)?;
     }
-    let distance = ENTRY.min((BOTTOM - TOP) / chart.series.len().max(1) as i32);
-    for (at, series) in chart.series.iter().enumerate() {
-        let (x, y) = (right + 22, TOP + 14 + at as i32 * distance);
-        let ends = [(x * k) as f64, ((x + SAMPLE) * k) as f64].map(|x| (x, (y * k) as f64));
-        stroke(area, series, &ends, k)?;
-        marker(area, series, ((x + SAMPLE / 2) * k, y * k), k)?;
-        let place = ((x + SAMPLE + 10) * k, y * k);
-        text(area, medium, &series.name, place, SMALL, TEXT_COLOR, (HPos::Left, VPos::Center))?;
-    }
-    Ok(())
+    let is_point = |series: &Series| is_point(&chart.drawable(series).collect::<Vec<_>>());
+    legend.draw(area, medium, (right, TOP), is_point)
 }
 
 /// The plot area and its scales, which map values to pixels.
@@ -135,15 +126,20 @@ impl Field {
             let name = chart.y.unit.tick(tick);
             text(area, medium, &name, place, SMALL, TEXT_COLOR, (HPos::Right, VPos::Center))?;
         }
-        let title = (left, 22 * k);
-        text(area, medium, &chart.title, title, TITLE, TEXT_COLOR, (HPos::Left, VPos::Top))?;
-        let below = (left, 60 * k);
-        text(area, medium, &chart.subtitle, below, SMALL, GREY, (HPos::Left, VPos::Top))?;
+        for (words, y, largest, colour) in
+            [(&chart.title, 22, TITLE, TEXT_COLOR), (&chart.subtitle, 60, SMALL, GREY)]
+        {
+            let room = SIZE.0 as i32 - LEFT - MARGIN;
+            let size = fitting(largest, width(area, words, largest * k) / k, room);
+            text(area, medium, words, (left, y * k), size, colour, (HPos::Left, VPos::Top))?;
+        }
         let label = format!("{}{}", chart.x.label, chart.x.unit.suffix());
         let place = (middle.0, bottom + 46 * k);
-        text(area, medium, &label, place, LABEL, TEXT_COLOR, (HPos::Center, VPos::Top))?;
+        let size = fitting(LABEL, width(area, &label, LABEL * k), middle.0 * 2 - MARGIN * k);
+        text(area, medium, &label, place, size, TEXT_COLOR, (HPos::Center, VPos::Top))?;
         let label = format!("{}{}", chart.y.label, chart.y.unit.suffix());
-        let font = ("sans-serif", LABEL * k).into_font().transform(FontTransform::Rotate270);
+        let size = fitting(LABEL, width(area, &label, LABEL * k), (TOP + BOTTOM - MARGIN) * k);
+        let font = ("sans-serif", size * k).into_font().transform(FontTransform::Rotate270);
         let style =
             TextStyle::from(font).color(&TEXT_COLOR).pos(Pos::new(HPos::Center, VPos::Center));
         area.draw(&Text::new(label, (26 * k, middle.1), style))
@@ -160,8 +156,13 @@ fn width<DB: DrawingBackend>(area: &Area<DB>, words: &str, size: i32) -> i32 {
     area.estimate_text_size(words, &style).map_or(0, |(width, _)| width as i32)
 }
 
+/// The size at which text of this width has room, at most `largest`, at which it was measured.
+fn fitting(largest: i32, width: i32, room: i32) -> i32 {
+    if width <= room { largest } else { (largest * room / width).max(1) }
+}
+
 /// Draws text at a position in pixels. `size` is not yet multiplied by `k`.
-fn text<DB: DrawingBackend>(
+pub(super) fn text<DB: DrawingBackend>(
     area: &Area<DB>,
     medium: Medium,
     words: &str,

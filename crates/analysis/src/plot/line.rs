@@ -24,22 +24,49 @@ fn colour(series: &Series) -> RGBColor {
     COLOURS[series.look % COLOURS.len()]
 }
 
-/// Draws a line with its markers.
+/// Whether all points lie at one place, so that there is no line through them.
+pub(super) fn is_point(points: &[(f64, f64)]) -> bool {
+    points.split_first().is_some_and(|(first, rest)| rest.iter().all(|point| point == first))
+}
+
+/// Draws a line with its markers. A single point is a marker, whatever the stroke.
 pub(super) fn line<DB: DrawingBackend>(
     area: &Area<DB>,
     series: &Series,
     pixels: &[(f64, f64)],
     k: i32,
 ) -> Outcome<DB> {
-    stroke(area, series, pixels, k)?;
-    for &(x, y) in pixels {
-        marker(area, series, (x.round() as i32, y.round() as i32), k)?;
+    let place = |&(x, y): &(f64, f64)| (x.round() as i32, y.round() as i32);
+    if is_point(pixels) {
+        return pixels.first().map_or(Ok(()), |at| marker(area, series, place(at), k));
     }
-    Ok(())
+    stroke(area, series, pixels, k)?;
+    if series.stroke == Stroke::Dotted {
+        return Ok(());
+    }
+    pixels.iter().try_for_each(|at| marker(area, series, place(at), k))
+}
+
+/// Draws a piece of a line for the legend. The sample of a single point is its marker alone.
+pub(super) fn sample<DB: DrawingBackend>(
+    area: &Area<DB>,
+    series: &Series,
+    ends: [(f64, f64); 2],
+    is_point: bool,
+    k: i32,
+) -> Outcome<DB> {
+    if !is_point {
+        stroke(area, series, &ends, k)?;
+    }
+    if !is_point && series.stroke == Stroke::Dotted {
+        return Ok(());
+    }
+    let [(from, y), (to, _)] = ends;
+    marker(area, series, (((from + to) / 2.0).round() as i32, y.round() as i32), k)
 }
 
 /// Draws a line without its markers.
-pub(super) fn stroke<DB: DrawingBackend>(
+fn stroke<DB: DrawingBackend>(
     area: &Area<DB>,
     series: &Series,
     pixels: &[(f64, f64)],
@@ -109,7 +136,7 @@ fn dashes(pixels: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
 }
 
 /// Draws a marker in the series' own shape, so that lines can be told apart without color too.
-pub(super) fn marker<DB: DrawingBackend>(
+fn marker<DB: DrawingBackend>(
     area: &Area<DB>,
     series: &Series,
     (x, y): (i32, i32),
@@ -142,7 +169,7 @@ pub(super) fn marker<DB: DrawingBackend>(
             area.draw(&Polygon::new(scaled(7.0), colour(series).filled()))?;
             area.draw(&Polygon::new(scaled(4.0), WHITE.filled()))
         }
-        Stroke::Dotted => Ok(()),
+        Stroke::Dotted => area.draw(&Polygon::new(scaled(4.0), colour(series).filled())),
     }
 }
 

@@ -9,6 +9,7 @@ use std::fmt;
 mod axis;
 mod chart;
 mod draw;
+mod legend;
 mod line;
 
 use plotters::prelude::*;
@@ -170,6 +171,47 @@ mod tests {
     fn a_chart_without_a_point_is_refused() {
         let error = chart(vec![(0.0, 3.0), (2.0, f64::NAN)]).png().unwrap_err();
         assert!(error.to_string().contains("no point"), "{error}");
+    }
+
+    #[test]
+    fn a_single_point_is_a_marker_and_no_line() {
+        let drawn = |points: Vec<(f64, f64)>, stroke| {
+            let mut chart = chart(points);
+            chart.series[0].stroke = stroke;
+            let svg = chart.svg().unwrap();
+            let of_series = "stroke=\"#0072B2\"";
+            (svg.matches("<polygon").count(), svg.matches(of_series).count())
+        };
+        for stroke in [Stroke::Solid, Stroke::Dotted] {
+            // A marker in the chart and one in the legend.
+            assert_eq!(drawn(vec![(8.0, 3.0)], stroke), (2, 0), "{stroke:?}");
+            assert_eq!(drawn(vec![(8.0, 3.0), (8.0, 3.0)], stroke), (2, 0), "{stroke:?}");
+        }
+        assert_eq!(drawn(vec![(8.0, 3.0), (9.0, 4.0)], Stroke::Solid), (3, 2));
+        let (markers, dots) = drawn(vec![(8.0, 3.0), (9.0, 4.0)], Stroke::Dotted);
+        assert!(markers == 0 && dots > 10, "{markers} markers, {dots} dots");
+    }
+
+    #[test]
+    fn long_names_stay_within_the_picture() {
+        let mut chart = chart(vec![(1e3, 12.0), (1e6, 900.0)]);
+        let name =
+            "strategy.name=simple_ddp, strategy.bucket_cap_mb=25.0, compute_threads=2, nproc=2";
+        chart.series[0].name = name.to_owned();
+        chart.title = format!("{name} by {name}");
+        let svg = chart.svg().unwrap();
+        let text: Vec<&str> = svg.lines().map(str::trim).collect();
+        assert!(!text.contains(&name), "the name has one line");
+        for word in name.split(' ') {
+            assert!(text.iter().any(|line| line.contains(word)), "{word} is not whole: {svg}");
+        }
+        let png = chart.png().unwrap();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(png)).read_info().unwrap();
+        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+        reader.next_frame(&mut pixels).unwrap();
+        let width = SIZE.0 as usize;
+        let at_edge = |row: &[u8]| row[3 * (width - 6)..].iter().any(|part| *part < 200);
+        assert!(!pixels.chunks(3 * width).any(at_edge), "something is drawn at the edge");
     }
 
     #[test]

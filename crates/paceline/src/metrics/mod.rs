@@ -60,8 +60,7 @@ pub fn listeners<'a>(
     let Some(folder) = folder else { return Ok(listeners) };
     listeners.add(jsonl::MetricsFile::create(disk, folder)?);
     if config.tensorboard {
-        let folder = folder.join("tensorboard");
-        listeners.add(tensorboard::TensorBoard::create(disk, &folder)?);
+        listeners.add(tensorboard::TensorBoard::create(disk, folder)?);
     }
     if !config.quiet {
         listeners.add(console::Console::new(config, folder));

@@ -91,7 +91,8 @@ impl Listener for TensorBoard {
 }
 
 impl TensorBoard {
-    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in `folder`, which is created, too.
+    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in the run folder itself: TensorBoard names a run by the
+    /// folder of its event file.
     ///
     /// # Errors
     ///
@@ -105,7 +106,6 @@ impl TensorBoard {
         let seconds = now().as_secs();
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
         let create = || {
-            disk.create_folder(folder)?;
             let mut file = disk.create(&path)?;
             file.write_all(&event(0, What::FileVersion(FILE_VERSION.to_owned())))?;
             Ok(file)

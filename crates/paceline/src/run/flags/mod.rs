@@ -179,7 +179,7 @@ pub struct RunFlags {
     /// [default: a line without times for every 10 batches, or a bar on a terminal]
     #[arg(long, value_name = "N", help_heading = "Output")]
     pub log_every: Option<usize>,
-    /// Write scalars of each step and each evaluation for TensorBoard into the run folder
+    /// Write scalars of each step and each evaluation for TensorBoard into the run folder, whose name TensorBoard shows
     #[arg(long, help_heading = "Output")]
     pub tensorboard: bool,
     /// Write the summary to this file too

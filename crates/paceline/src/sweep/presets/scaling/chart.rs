@@ -42,7 +42,8 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
         stroke: Stroke::Solid,
         look: 0,
     });
-    if let Fit::Found { serial, .. } = scaling.fit {
+    // Any law fits a single row, so a curve would show nothing.
+    if let Fit::Found { serial, residual: Some(_), .. } = scaling.fit {
         let name = if scaling.mode == Mode::Weak { "Gustafson" } else { "Amdahl" };
         let place = |at: u32| 1.0 + (most - 1.0) * f64::from(at) / f64::from(CURVE);
         let curve = (0..=CURVE).map(place).map(|n| (n, law(scaling.mode, serial, n)));
@@ -73,6 +74,18 @@ mod tests {
     use super::super::rows::tests::measured;
     use super::super::verdict::tests::setting;
     use super::*;
+
+    #[test]
+    fn there_is_no_curve_through_one_point() {
+        let all = [(1, 100.0), (2, 55.0)].map(|(n, ms)| measured(n, 64, ms));
+        let rows = rows(Mode::Strong, &all, 1, 4);
+        let fit = Fit::of(Mode::Strong, &rows);
+        assert!(matches!(fit, Fit::Found { num_points: 1, .. }), "{fit:?}");
+        let scaling = Scaling { mode: Mode::Strong, rows, fit, verdict: String::new() };
+        let chart = chart(&scaling, "ddp", &setting(4));
+        let lines: Vec<&str> = chart.series.iter().map(|line| line.name.as_str()).collect();
+        assert_eq!(lines, ["ideal", "measured"]);
+    }
 
     #[test]
     fn the_ideal_line_the_fit_and_the_marked_points_are_drawn() {
