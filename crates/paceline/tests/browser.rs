@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::traces::{Training, write_traces};
-use common::{Run, Sandbox};
+use common::{Run, Sandbox, TINY_MLP};
 use serde_json::Value;
 
 /// Width of the window.
@@ -63,6 +63,44 @@ addEventListener("load", () => setTimeout(() => {
 }, 0));
 </script></body>"##;
 
+/// Width of a phone.
+const NARROW: u32 = 400;
+
+/// What a person sees on a phone. Runs in a copy of the page, in a frame of that width.
+const PHONE: &str = r##"<script>
+addEventListener("load", () => setTimeout(() => {
+  const isShown = (element) => element.getClientRects().length > 0;
+  const letters = (svg) => {
+    const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+    return [...svg.querySelectorAll("text")].map((text) => scale * text.getAttribute("font-size"));
+  };
+  const charts = [...document.querySelectorAll(".chart")].map((chart) => {
+    const shown = [...chart.querySelectorAll("svg")].filter(isShown);
+    return { id: chart.closest(".panel").id, shown: shown.length, room: chart.clientWidth,
+      width: Math.max(...shown.map((svg) => svg.getBoundingClientRect().width)),
+      letters: Math.min(...shown.flatMap(letters)) };
+  });
+  const tables = [...document.querySelectorAll(".scroll")].map((scroll) => {
+    const wide = scroll.parentElement;
+    const found = { id: scroll.closest(".panel").id, right: wide.getBoundingClientRect().right,
+      inside: scroll.scrollWidth - scroll.clientWidth, shadow: wide.classList.contains("after"),
+      line: isShown(wide.previousElementSibling) };
+    scroll.scrollLeft = 40;
+    return { ...found, scrolled: scroll.scrollLeft };
+  });
+  const shape = [...document.querySelectorAll(".chart svg g")].find(isShown);
+  shape.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  const found = { width: innerWidth, page: document.scrollingElement.scrollWidth, charts, tables,
+    hover: shape.querySelector("title").textContent,
+    said: document.getElementById("said").textContent };
+  const out = parent.document.createElement("script");
+  out.id = "found";
+  out.type = "application/json";
+  out.textContent = JSON.stringify(found).replaceAll("<", "\\u003c");
+  parent.document.body.append(out);
+}, 200));
+</script></body>"##;
+
 /// The browser, or `None` after printing that there is none.
 fn browser() -> Option<&'static str> {
     let names = ["chromium", "chromium-browser", "google-chrome"];
@@ -97,10 +135,25 @@ impl Visit<'_> {
     fn find(&self, page: &Path, table: &str, key: &str) -> Value {
         let text = fs::read_to_string(page).unwrap();
         let script = VISITOR.replace("TABLE", table).replace("KEY", key);
-        let copy = page.with_extension("visited.html");
-        fs::write(&copy, text.replace("</body>", &script)).unwrap();
+        self.found_on(&page.with_extension("visited.html"), &text.replace("</body>", &script))
+    }
+
+    /// What a person with a phone found on the page. A window has a least width, a frame has none.
+    fn find_on_phone(&self, page: &Path) -> Value {
+        let text = fs::read_to_string(page).unwrap().replace("</body>", PHONE);
+        let text = text.replace('&', "&amp;").replace('"', "&quot;");
+        let frame = format!(
+            "<!doctype html><body style=\"margin:0\"><iframe style=\"border:0\" width=\"{NARROW}\" \
+             height=\"800\" srcdoc=\"{text}\"></iframe></body>"
+        );
+        self.found_on(&page.with_extension("phone.html"), &frame)
+    }
+
+    /// Opens a page, and returns what its script has found.
+    fn found_on(&self, copy: &Path, text: &str) -> Value {
+        fs::write(copy, text).unwrap();
         let flags = [format!("--window-size={WIDTH},1000"), "--dump-dom".to_owned()];
-        let dom = self.run(&copy, &flags).stdout;
+        let dom = self.run(copy, &flags).stdout;
         let begin = r#"<script id="found" type="application/json">"#;
         let found =
             dom.split_once(begin).unwrap_or_else(|| panic!("the script has not run: {dom}")).1;
@@ -166,6 +219,37 @@ impl Picture {
     }
 }
 
+/// Checks that a page can be read on a phone: nothing is wider than its box but tables, and these say so.
+fn visit_on_phone(visit: &Visit<'_>, page: &Path) {
+    let found = visit.find_on_phone(page);
+    let number =
+        |of: &Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("{key} in {of}"));
+    assert_eq!(found["width"], NARROW);
+    assert!(number(&found, "page") <= f64::from(NARROW), "the page scrolls sideways: {found}");
+    let charts = found["charts"].as_array().unwrap();
+    assert!(!charts.is_empty(), "{found}");
+    for chart in charts {
+        assert_eq!(chart["shown"], 1, "{chart}");
+        assert!(number(chart, "width") <= number(chart, "room"), "{chart}");
+        assert!(number(chart, "letters") >= 10.0, "the text is too small to read: {chart}");
+    }
+    let mut num_wide = 0;
+    for table in found["tables"].as_array().unwrap() {
+        assert!(number(table, "right") <= f64::from(NARROW), "{table}");
+        let is_wide = number(table, "inside") > 1.0;
+        assert_eq!(
+            (&table["line"], &table["shadow"]),
+            (&is_wide.into(), &is_wide.into()),
+            "{table}"
+        );
+        assert_eq!(number(table, "scrolled") > 0.0, is_wide, "{table}");
+        num_wide += usize::from(is_wide);
+    }
+    assert!(num_wide > 0, "no table is wider than a phone: {found}");
+    assert!(!found["said"].as_str().unwrap().is_empty(), "a click says nothing: {found}");
+    assert_eq!(found["said"], found["hover"]);
+}
+
 /// Opens the page and checks everything on it. Returns the names of its panels.
 fn visit(
     visit: &Visit<'_>,
@@ -180,6 +264,7 @@ fn visit(
     for foreign in ["http:", "https:", "src=", "url(", "@import", "<link", "<iframe"] {
         assert!(!text.contains(foreign), "{name} asks for something: {foreign}");
     }
+    visit_on_phone(visit, page);
     let found = visit.find(page, table, key);
 
     // The table holds the numbers of the CSV, all digits of them.
@@ -290,6 +375,22 @@ fn a_report_of_a_sharded_run() {
     for panel in ["peak-memory", "steady-memory", "collectives", "temporal"] {
         assert!(panels.iter().any(|of| of == panel), "no {panel} in {panels:?}");
     }
+}
+
+#[test]
+fn a_comparison_on_a_phone() {
+    let Some(browser) = browser() else { return };
+    let sandbox = Sandbox::new();
+    for strategy in ["ddp", "simple_ddp"] {
+        sandbox.train(&format!("{TINY_MLP} --nproc 1 --warmup-steps 1 --strategy {strategy}")).ok();
+    }
+    let mut command = sandbox.paceline();
+    command.args(["compare", "runs"]);
+    Run::of(command).ok();
+    visit_on_phone(
+        &Visit { browser, sandbox: &sandbox },
+        &sandbox.path("reports/compare/compare.html"),
+    );
 }
 
 #[test]

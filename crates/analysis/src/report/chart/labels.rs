@@ -9,6 +9,8 @@ use super::color::PageColor;
 
 /// The height of a line of text above a row.
 const LINE: f64 = 17.0;
+/// Where rows without a column begin: half of the first label of a scale lies to the left of it.
+const EDGE: f64 = 4.0;
 
 /// The place of the names of all rows of a chart.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,7 +37,7 @@ impl RowLabels {
     pub(super) fn left(self) -> f64 {
         match self {
             RowLabels::Left(column) => column,
-            RowLabels::Above(_) => 1.0,
+            RowLabels::Above(_) => EDGE,
         }
     }
 
@@ -51,7 +53,7 @@ impl RowLabels {
     pub(super) fn draw(self, canvas: &mut Canvas, name: &str, top: f64, middle: f64) -> Drawn {
         let (room, at, align) = match self {
             RowLabels::Left(column) => (column - 10.0, (column - 8.0, middle), Align::Right),
-            RowLabels::Above(width) => (width - 2.0, (1.0, top - LINE / 2.0 + 2.0), Align::Left),
+            RowLabels::Above(width) => (width - EDGE, (EDGE, top - LINE / 2.0 + 2.0), Align::Left),
         };
         let words = fitted(name, SIZE, room);
         canvas.hover_text(&words, at, SIZE, PageColor::Text, align, name)
@@ -69,7 +71,7 @@ mod tests {
         assert_eq!(RowLabels::new(["rank 0"].into_iter(), THIRD).above(), 0.0);
         assert_eq!(RowLabels::new([long].into_iter(), HALF), RowLabels::Left(0.4 * 540.0));
         let above = RowLabels::new(["rank 0", long].into_iter(), THIRD);
-        assert_eq!((above.left(), above.above()), (1.0, LINE));
+        assert_eq!((above.left(), above.above()), (EDGE, LINE));
         let mut canvas = Canvas::new(THIRD, 40.0, "names").unwrap();
         above.draw(&mut canvas, long, 20.0, 30.0).unwrap();
         assert!(canvas.finish().contains(&format!(">\n{long}\n<")), "the whole name");

@@ -90,6 +90,7 @@ const hint = (scroll) => {
 };
 const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => hint(target)));
 for (const scroll of document.querySelectorAll(".scroll")) {
+  hint(scroll);
   boxes.observe(scroll);
   scroll.addEventListener("scroll", () => hint(scroll), { passive: true });
 }
