@@ -88,10 +88,10 @@ addEventListener("load", () => setTimeout(() => {
     scroll.scrollLeft = 40;
     return { ...found, scrolled: scroll.scrollLeft };
   });
-  const shape = [...document.querySelectorAll(".chart svg g")].find(isShown);
+  const shape = [...document.querySelectorAll(".chart svg g > rect")].find(isShown);
   shape.dispatchEvent(new MouseEvent("click", { bubbles: true }));
   const found = { width: innerWidth, page: document.scrollingElement.scrollWidth, charts, tables,
-    hover: shape.querySelector("title").textContent,
+    hover: shape.parentElement.querySelector("title").textContent,
     said: document.getElementById("said").textContent };
   const out = parent.document.createElement("script");
   out.id = "found";

@@ -80,7 +80,7 @@ impl Donuts {
             if share > 0.09 {
                 let place = on_circle((OUTER + INNER) / 2.0, (angle + end) / 2.0);
                 let words = format!("{:.0} %", 100.0 * share);
-                canvas.hover_text(&words, place, SMALL, part.color.on(), Align::Middle, &hover)?;
+                canvas.text(&words, place, SMALL, part.color.on(), Align::Middle)?;
             }
             angle = end;
         }

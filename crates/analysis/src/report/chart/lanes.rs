@@ -104,7 +104,7 @@ impl Lanes {
                 if to - from > 40.0 && width_of(&words, SMALL) < to - from {
                     let place = (from + 4.0, middle(at));
                     let color = segment.color.on();
-                    canvas.hover_text(&words, place, SMALL, color, Align::Left, &hover)?;
+                    canvas.text(&words, place, SMALL, color, Align::Left)?;
                 }
             }
         }

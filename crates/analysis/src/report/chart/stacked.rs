@@ -120,7 +120,7 @@ impl Stacked {
             let inside = number(part.value);
             if is_inside(&inside, end - x) {
                 let place = ((x + end) / 2.0, middle);
-                canvas.hover_text(&inside, place, SMALL, part.color.on(), Align::Middle, &hover)?;
+                canvas.text(&inside, place, SMALL, part.color.on(), Align::Middle)?;
             }
             x = end;
         }

@@ -14,6 +14,8 @@ static SCRIPT: &str = include_str!("page.js");
 
 /// The most rows of a table on the page, to keep the page small. The other files have the rest.
 const ROWS: usize = 250;
+/// The most bytes of the drawings of a chart at further widths.
+const OTHERS: usize = 60_000;
 /// Text longer than this may be cut off in its cell, so it is shown in full on hover.
 const LONG: usize = 40;
 
@@ -125,14 +127,36 @@ fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
 }
 
 /// A chart, drawn at every width up to `widest`, because text in a drawing that is only scaled becomes too small
-/// to read on a phone. The page shows one of the drawings.
+/// to read on a phone. The page shows one of the drawings. A chart of very many shapes has fewer drawings, to keep
+/// the page small, and one with a single drawing scrolls.
 fn chart(
     widest: i32,
     draw: impl Fn(i32) -> Result<String, PlotError>,
 ) -> Result<String, PlotError> {
-    let drawings: Result<String, PlotError> =
-        WIDTHS.into_iter().filter(|width| *width <= widest).map(draw).collect();
-    Ok(format!("<div class=\"chart\">{}</div>", drawings?))
+    let whole = draw(widest)?;
+    let mut others = Vec::new();
+    let mut room = OTHERS;
+    for width in WIDTHS.into_iter().rev().filter(|width| *width < widest) {
+        let drawing = draw(width)?;
+        if drawing.len() > room {
+            break;
+        }
+        room -= drawing.len();
+        others.insert(0, drawing);
+    }
+    if others.is_empty() && widest > THIRD {
+        let hint = "This chart has many parts: scroll it sideways to see all of them.";
+        return Ok(scrolling("large", hint, &whole));
+    }
+    Ok(format!("<div class=\"chart\">{whole}{}</div>\n", others.concat()))
+}
+
+/// A box that scrolls sideways. The script shows the hint if there is more than the box can show.
+fn scrolling(class: &str, hint: &str, inside: &str) -> String {
+    format!(
+        "<p class=\"more\" hidden>{hint}</p>\n\
+         <div class=\"wide {class}\"><div class=\"scroll\">{inside}</div></div>\n"
+    )
 }
 
 fn legend(entries: &[(String, PageColor)]) -> String {
@@ -153,12 +177,7 @@ fn legend(entries: &[(String, PageColor)]) -> String {
 fn table_html(table: &Table) -> String {
     let class = |at| if table.is_number(at) { "num" } else { "word" };
     let classes: Vec<&str> = (0..table.columns.len()).map(class).collect();
-    // The script shows the line if the table is wider than its box.
-    let mut out = format!(
-        "<p class=\"more\" hidden>This table has {} columns: scroll it sideways to see all of them.</p>\n\
-         <div class=\"wide\"><div class=\"scroll\"><table>\n<thead><tr>",
-        table.columns.len()
-    );
+    let mut out = String::from("<table>\n<thead><tr>");
     for (Column { key, label, unit, definition, .. }, class) in table.columns.iter().zip(&classes) {
         let unit = match unit.as_str() {
             "" => String::new(),
@@ -184,7 +203,12 @@ fn table_html(table: &Table) -> String {
         add_row(&mut out, mean, &table.columns, &classes);
         out.push_str("</tfoot>\n");
     }
-    out.push_str("</table></div></div>\n");
+    out.push_str("</table>");
+    let hint = format!(
+        "This table has {} columns: scroll it sideways to see all of them.",
+        table.columns.len()
+    );
+    let mut out = scrolling("", &hint, &out);
     if left_out > 0 {
         let more = counted(left_out as u64, "more row is", "more rows are");
         let _ = writeln!(out, "<p class=\"nothing\">{more} in the files.</p>");
