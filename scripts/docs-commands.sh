@@ -5,7 +5,7 @@
 #   scripts/docs-commands.sh target/release/paceline [PAGE...]
 #
 # A line of a block is a command; a backslash at its end continues it. A command fails if its exit code is
-# not 0 or if it takes longer than LIMIT seconds (60 by default). Then its output is shown, and the other
+# not 0 or if it takes longer than LIMIT seconds (120 by default). Then its output is shown, and the other
 # commands of its page are left out. A comment of the page just before a block changes this:
 #
 #   <!-- not run: it needs a network -->    the block is left out
@@ -23,7 +23,7 @@ fi
 program=$(realpath -e "$1")
 shift
 root=$(realpath "$(dirname "$0")/..")
-limit=${LIMIT:-60}
+limit=${LIMIT:-120}
 if [ $# -gt 0 ]; then
   pages=("$@")
 else

@@ -177,7 +177,7 @@ fn the_documentation_shows_code_of_the_examples() {
     assert_eq!(blocks.len(), 8, "{blocks:#?}");
     let examples = ["own_model", "own_dataset", "own_strategy"].map(|name| {
         let text = fs::read_to_string(root.join(format!("examples/{name}.rs"))).unwrap();
-        assert!(text.lines().count() < 80, "{name} is to be read in one go");
+        assert!(text.lines().count() < 100, "{name} is to be read in one go");
         text
     });
     for block in blocks {

@@ -77,7 +77,7 @@ fn not_utf8(words: &[OsString]) -> Option<String> {
     let flag =
         words[..at].last().and_then(|word| word.to_str()).filter(|word| word.starts_with('-'));
     let flag = flag.map_or(String::new(), |flag| format!("{flag} "));
-    Some(format!("{flag}{}: this is no valid UTF-8; pass another name", named(&words[at])))
+    Some(format!("{flag}{}: this is not valid UTF-8; pass another name", named(&words[at])))
 }
 
 /// The commands that users can call, not those that the launcher does.

@@ -227,7 +227,7 @@ mod tests {
             assert_eq!(lost > 0, disk.has_failed());
             assert_eq!(whole_records(&bytes), 1 + 3 - lost);
         });
-        assert_eq!(num_operations, 2 + 4, "folder, file, and a write for each record");
+        assert_eq!(num_operations, 1 + 4, "the file, and a write for each record");
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl RunSpec {
             for raw in matches.get_raw(id).into_iter().flatten() {
                 let value = raw.to_str().ok_or_else(|| {
                     Failure::Usage(format!(
-                        "--{key} {}: this is no valid UTF-8, so {FILE_NAME} could not hold it; pass \
+                        "--{key} {}: this is not valid UTF-8, so {FILE_NAME} could not hold it; pass \
                          another name",
                         named(raw)
                     ))
