@@ -6,6 +6,7 @@
 //! For a process per rank, take the group from `Group::from_env`, and start the program with `paceline launch --nproc 2` or
 //! torchrun. Any other strategy of this crate can take the place of `Ddp`.
 
+use std::error::Error;
 use std::f64::consts::SQRT_2;
 use std::thread;
 
@@ -14,8 +15,11 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::{Batch, MlpConfig, OptimizerConfig};
-use paceline_strategies::{Ddp, MicroBatch, Replica, ReplicaOptions, Result, Strategy, train_step};
+use paceline_strategies::{Ddp, MicroBatch, Replica, ReplicaOptions, Strategy, train_step};
 use paceline_trace::SpanTrack;
+
+/// Any error: this program only prints it.
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const SQRT_3: f64 = 1.732_050_807_568_877;
 
@@ -63,7 +67,7 @@ fn train(group: Group) -> Result<String> {
             println!("step {}: loss {:.5}", step + 1, loss.loss);
         }
     }
-    strategy.digest(&replica)
+    Ok(strategy.digest(&replica)?)
 }
 
 /// This rank's samples of a step: two numbers from -1 to 1, and their product.

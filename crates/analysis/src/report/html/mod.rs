@@ -121,9 +121,19 @@ fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
         }
     };
     out.push_str(&legend(&entries));
-    let _ = write!(out, "</figcaption>\n<p class=\"definition\">{definition}</p>\n");
+    let _ =
+        write!(out, "</figcaption>\n<p class=\"definition\">{}</p>\n", prose(&panel.definition));
     let _ = writeln!(out, "{drawn}</figure>");
     Ok(())
+}
+
+/// A sentence, in which names stand between backticks.
+fn prose(text: &str) -> String {
+    let part = |(at, part): (usize, &str)| match at % 2 {
+        0 => escaped(part),
+        _ => format!("<code>{}</code>", escaped(part)),
+    };
+    text.split('`').enumerate().map(part).collect()
 }
 
 /// A chart, drawn at every width up to `widest`, because text in a drawing that is only scaled becomes too small
@@ -229,4 +239,15 @@ fn add_row(out: &mut String, row: &[Cell], columns: &[Column], classes: &[&str])
         };
     }
     out.push_str("</tr>\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_a_sentence_are_code() {
+        let sentence = prose("`a_ms` in percent of `b_ms`, if a < b.");
+        assert_eq!(sentence, "<code>a_ms</code> in percent of <code>b_ms</code>, if a &lt; b.");
+    }
 }

@@ -1,6 +1,6 @@
 //! A model that is given as bytes of gradients and milliseconds of computing, so that nothing has to be run.
 //!
-//! Its gradients become final at an even pace during the backward pass, which ends the computation, in [`PARTS`] parts of
+//! Its gradients become final at an even pace during the backward pass, which ends the computation, in `PARTS` parts of
 //! equal size, from the last layer to the first. Bytes and times go in. A layout and a calibration come out, as a run of a
 //! model would give them.
 
