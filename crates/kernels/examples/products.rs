@@ -1,18 +1,19 @@
 //! The speed of matrix products: `cargo run --release -p paceline-kernels --example products`.
 //!
 //! Prints GFLOP/s of one thread for each size (m x n x k) and orientation: [`matmul::product`] with operands in bf16, to
-//! bf16 and to f32, with operands in f32, and in bf16 the way that is not
-//! the processor's best (with or without AVX512-BF16); and [`matmul::matmul`] in f32. Beside them stand the processor's
-//! peaks, of loops that touch no memory, measured in the same run. Each number is the best of many short repetitions,
-//! taken in turns, so that work of others on the machine disturbs it little. Arguments choose the cases whose name
-//! contains one of them.
+//! bf16 and to f32, with operands in f32, and in bf16 the way that is not the processor's best (with or without
+//! AVX512-BF16); and in f32 [`matmul::matmul`], but for a b^T [`linear::forward`], since layers compute that product the
+//! other way round. Beside them stand the processor's peaks, of loops that touch no memory, measured in the same run. Each
+//! number is the best of many short repetitions, taken in turns, so that work of others on the machine disturbs it little.
+//! Arguments choose the cases whose name contains one of them.
 
 use std::time::Instant;
 
 use half::bf16;
+use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::matmul::{self, Destination, Matrix};
 use paceline_kernels::{Compute, SimdLevel, peak};
-use paceline_memory::Allocator;
+use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor};
 
 const SIZES: [(usize, usize, usize); 5] =
     [(512, 256, 256), (512, 704, 256), (512, 8192, 256), (256, 4096, 4096), (4096, 4096, 256)];
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut peaks = Peaks::default();
     println!("GFLOP/s, one thread; AVX512-BF16: {}", compute.uses_bf16_dots());
     let heads =
-        ["bf16", "to f32", "from f32", "other way", "gemm f32"].map(|head| format!("{head:>10}"));
+        ["bf16", "to f32", "from f32", "other way", "f32"].map(|head| format!("{head:>10}"));
     println!("{:24}{}", "m x n x k", heads.concat());
     for (m, n, k) in SIZES {
         for (orientation, transposed) in
@@ -44,6 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let (mut c, mut c16) = (vec![0.0; m * n], vec![bf16::ZERO; m * n]);
             let (ma, mb) = (view(&a, m, k, transposed.0), view(&b, k, n, transposed.1));
             let (ma16, mb16) = (view(&a16, m, k, transposed.0), view(&b16, k, n, transposed.1));
+            let layer = Layer::new(&compute, &a, &b, (m, n, k))?;
             let mut best = [f64::INFINITY; 5];
             let start = Instant::now();
             while start.elapsed().as_secs_f64() < SECONDS {
@@ -63,6 +65,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                             Some(other) => matmul::product(other, ma16, mb16, c16, false)?,
                             None => return Ok(()),
                         },
+                        _ if transposed.1 => layer.forward(&compute)?,
                         _ => matmul::matmul(&compute, ma, mb, &mut c, false),
                     }
                     Ok(())
@@ -83,6 +86,33 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("peak: f32 {:.1}, bf16 {:.1}", peaks.f32, peaks.bf16);
     Ok(())
+}
+
+/// A linear layer without bias: `y = x w^T`.
+struct Layer {
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+}
+
+impl Layer {
+    fn new(
+        compute: &Compute,
+        x: &[f32],
+        w: &[f32],
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<Self, MemoryError> {
+        let tensor = |rows, columns, elems: &[f32]| {
+            let tensor = compute.allocator.tensor(DType::F32, [rows, columns], Category::Data)?;
+            tensor.write::<f32>()?[..elems.len()].copy_from_slice(elems);
+            Ok(tensor)
+        };
+        Ok(Self { x: tensor(m, k, x)?, w: tensor(n, k, w)?, y: tensor(m, n, &[])? })
+    }
+
+    fn forward(&self, compute: &Compute) -> paceline_kernels::Result<()> {
+        linear::forward(compute, &self.x, &self.w, None, Activation::None, &self.y)
+    }
 }
 
 /// A matrix of (rows, columns), stored as it is or transposed.

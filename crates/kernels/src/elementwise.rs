@@ -76,6 +76,23 @@ fn relu_backward_body<S: Stored>(y: &[S], dy: &[S], dx: &mut [S]) {
 }
 
 multiversion! {
+    /// `y[i, j] = y[i, j] + bias[j]`, in place, optionally followed by ReLU.
+    pub(crate) fn add_bias<T: Real>(bias: &[T], with_relu: bool, y: &mut [T]) = add_bias_body
+}
+
+#[inline(always)]
+fn add_bias_body<T: Real>(bias: &[T], with_relu: bool, y: &mut [T]) {
+    let zero = T::default();
+    for y in y.chunks_exact_mut(bias.len().max(1)) {
+        for (y, &bias) in y.iter_mut().zip(bias) {
+            let sum = *y + bias;
+            let is_cut = with_relu && !(sum > zero || sum.is_nan());
+            *y = if is_cut { zero } else { sum };
+        }
+    }
+}
+
+multiversion! {
     /// `y[i, j] = turned[j, first + i] + bias[j]`, optionally followed by ReLU. `turned` is transposed: it is
     /// (columns of y, `rows`), row-major.
     pub(crate) fn turn_add_bias(

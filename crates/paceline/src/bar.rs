@@ -116,6 +116,78 @@ impl Drop for Bar {
     }
 }
 
+/// What a task counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Shown in MB, of 1e6 bytes.
+    Bytes,
+    /// Named by the bar.
+    Items,
+}
+
+/// A bar on standard error for a task with a count: how much is done, the time left and the speed.
+#[derive(Debug)]
+pub struct TaskBar {
+    bar: Option<Bar>,
+    name: String,
+    unit: Unit,
+    of: Option<u64>,
+    speed: Speed,
+}
+
+impl TaskBar {
+    /// A bar with this name. Nothing is drawn if `quiet`, or if standard error is no terminal.
+    pub fn new(name: impl Into<String>, unit: Unit, quiet: bool) -> Self {
+        let bar = if quiet { None } else { Bar::new(streams::stderr()) };
+        Self { bar, name: name.into(), unit, of: None, speed: Speed::default() }
+    }
+
+    /// Whether there is a terminal on which it is drawn.
+    pub fn is_drawn(&self) -> bool {
+        self.bar.is_some()
+    }
+
+    /// So much is done now, of so much if that is known. Another total begins another count.
+    pub fn show(&mut self, done: u64, of: Option<u64>) {
+        let Some(bar) = &mut self.bar else { return };
+        if self.of != of {
+            (self.of, self.speed) = (of, Speed::default());
+        }
+        self.speed.mark(Instant::now(), done);
+        bar.show(Progress {
+            name: self.name.clone(),
+            done,
+            of: of.unwrap_or(0),
+            facts: facts(self.unit, done, of, self.speed.per_s()),
+        });
+    }
+
+    /// Prints a line on standard error, above the bar if there is one.
+    pub fn say(&mut self, text: &str) {
+        match &mut self.bar {
+            Some(bar) => bar.say(text),
+            None => streams::stderr().line(text),
+        }
+    }
+}
+
+/// What a task's bar says.
+fn facts(unit: Unit, done: u64, of: Option<u64>, per_s: Option<f64>) -> Vec<String> {
+    let mb = |bytes: f64| format!("{:.1}", bytes / 1e6);
+    let so_far = match (unit, of) {
+        (Unit::Bytes, Some(of)) => format!("{}/{} MB", mb(done as f64), mb(of as f64)),
+        (Unit::Bytes, None) => format!("{} MB", mb(done as f64)),
+        (Unit::Items, Some(of)) => format!("{done}/{of}"),
+        (Unit::Items, None) => done.to_string(),
+    };
+    let left = of.zip(per_s).map(|(of, per_s)| time_left(of.saturating_sub(done) as f64 / per_s));
+    let speed = per_s.map(|per_s| match unit {
+        Unit::Bytes => format!("{} MB/s", three_digits(per_s / 1e6)),
+        Unit::Items => format!("{}/s", three_digits(per_s)),
+    });
+    [Some(so_far), left, speed].into_iter().flatten().collect()
+}
+
 /// How fast a count grows, over the last seconds.
 #[derive(Clone, Debug, Default)]
 pub struct Speed {
@@ -213,6 +285,20 @@ mod tests {
             assert_eq!(line.matches('#').count(), full, "{line}");
         }
         assert!(!Progress { of: 0, ..progress() }.line(200).contains('['));
+    }
+
+    #[test]
+    fn a_task_says_what_it_knows() {
+        let mb = |count: u64| count * 1_000_000;
+        let of = Some(mb(724));
+        let all = facts(Unit::Bytes, mb(24), of, Some(35e6));
+        assert_eq!(all, ["24.0/724.0 MB", "0:20 left", "35.0 MB/s"]);
+        assert_eq!(facts(Unit::Bytes, mb(24), of, None), ["24.0/724.0 MB"]);
+        assert_eq!(facts(Unit::Bytes, mb(24), None, Some(2.5e6)), ["24.0 MB", "2.50 MB/s"]);
+        assert_eq!(
+            facts(Unit::Items, 50, Some(200), Some(30.0)),
+            ["50/200", "0:05 left", "30.0/s"]
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ use md5::{Digest, Md5};
 use ureq::Agent;
 
 use self::http::Broken;
+use crate::bar::{TaskBar, Unit};
 use crate::{Failure, Result};
 
 pub(crate) mod http;
@@ -204,9 +205,10 @@ fn receive(
     let fail = |e: &dyn std::fmt::Display| format!("cannot fetch {url}: {e}");
     let response = agent.get(url).call().map_err(|e| fail(&e))?;
     let body = response.into_body();
-    let bar = http::progress_bar(item.name, body.content_length(), quiet);
-    if !quiet && bar.is_hidden() {
-        eprintln!("fetching {url}");
+    let num_bytes = body.content_length();
+    let mut bar = TaskBar::new(item.name, Unit::Bytes, quiet);
+    if !quiet && !bar.is_drawn() {
+        bar.say(&format!("fetching {url}"));
     }
     let mut hasher = Md5::new();
     let mut received: u64 = 0;
@@ -219,14 +221,14 @@ fn receive(
             ));
         }
         hasher.update(piece);
-        bar.inc(piece.len() as u64);
+        bar.show(received, num_bytes);
         file.write_all(piece).map_err(|e| format!("cannot write {}: {e}", item.name))
     });
     taken.map_err(|broken| match broken {
         Broken::Connection(e) => fail(&e),
         Broken::Consumer(problem) => problem,
     })?;
-    bar.finish_and_clear();
+    drop(bar);
     let md5 = http::hex(hasher.finalize());
     if md5 == item.md5 {
         return Ok(());

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use common::pty::Terminal;
 use common::{Run, Running, Sandbox, gzip, idx_images, idx_labels, pretrained};
 use hub::{COMMIT, Hub, Repo, digest};
 use serde_json::json;
@@ -86,6 +87,20 @@ fn blob(sandbox: &Sandbox, path: &str) -> PathBuf {
 
 fn incomplete(sandbox: &Sandbox) -> PathBuf {
     blob(sandbox, "model.safetensors").with_extension("incomplete")
+}
+
+#[test]
+fn the_bar_of_a_fetch_fits_and_goes_away() {
+    let (sandbox, hub) = (Sandbox::new(), Hub::with(vec![model()]));
+    let words = format!("fetch model {MODEL}");
+    let ended = Terminal::start(command(&sandbox, &hub, &words), 60).end();
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let is_bar = |line: &&str| line.contains("model.safetensors [");
+    let drawn: Vec<&str> = ended.bytes.split(['\r', '\n']).filter(is_bar).collect();
+    let num_mb = weights().len() as f64 / 1e6;
+    assert!(drawn.iter().any(|bar| bar.contains(&format!("/{num_mb:.1} MB"))), "{ended:#?}");
+    assert!(drawn.iter().all(|bar| bar.trim_start_matches("\u{1b}[J").chars().count() < 60));
+    assert!(!ended.lines.iter().any(|line| line.contains('[')), "debris in {ended:#?}");
 }
 
 #[test]

@@ -86,6 +86,7 @@ const TABLES: &[Table] = &[
             "benhc all_reduce",
             "xyzzy",
             "checkpoint shwo saved",
+            "bench sharding --steps 3",
             "analyze dif a b",
             "--threads 2",
             "--nproc 2 train",

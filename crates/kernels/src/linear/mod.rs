@@ -8,14 +8,14 @@
 
 mod mixed;
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::{DType, Device, ReadGuard, Tensor};
 
 pub use crate::activation::Activation;
 use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::matmul::{Matrix, matmul};
 use crate::meta::{self, Pretended};
-use crate::{Compute, KernelError, Result, elementwise};
+use crate::{Compute, KernelError, Real, Result, elementwise};
 
 const OP: &str = "linear";
 
@@ -54,61 +54,94 @@ pub fn forward(
         let (sizes, operands) = ((m, n, k), (input, weight));
         return mixed::forward(compute, sizes, operands, bias, activation, output);
     }
-    let with_relu = activation == Activation::Relu;
     match compute.device_of(OP, [input, weight, output].into_iter().chain(bias))? {
-        Device::Cpu => {
-            match input.dtype() {
-                DType::F32 => {
-                    let (x, w) = (input.read::<f32>()?, weight.read::<f32>()?);
-                    let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-                    // Computes `w x^T` instead of `x w^T`: the large matrix is then read in the order of memory,
-                    // which saves more time than transposing the small result takes.
-                    let mut turned = compute.scratch(m * n)?;
-                    matmul(compute, w, x.transposed(), &mut turned, false);
-                    let bias = bias.map(Tensor::read::<f32>).transpose()?;
-                    // One row of zeros costs less than a second form of the loop below.
-                    let zeros = if bias.is_none() { vec![0.0; n] } else { Vec::new() };
-                    let bias = bias.as_deref().unwrap_or(&zeros);
-                    let mut y = output.write::<f32>()?;
-                    let items = batches(compute, &mut y, n, m);
-                    compute.threads.for_each(items, |(first, y)| {
-                        elementwise::turn_add_bias(
-                            compute.simd,
-                            &turned,
-                            m,
-                            first,
-                            bias,
-                            with_relu,
-                            y,
-                        );
-                        Ok(())
-                    })
-                }
-                DType::F64 => {
-                    let (x, w) = (input.read::<f64>()?, weight.read::<f64>()?);
-                    let mut y = output.write::<f64>()?;
-                    let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-                    matmul(compute, x, w.transposed(), &mut y, false);
-                    let bias = bias.map(Tensor::read::<f64>).transpose()?;
-                    for (at, y) in y.iter_mut().enumerate() {
-                        let sum = *y + bias.as_ref().map_or(0.0, |bias| bias[at % n]);
-                        let is_cut = with_relu && !(sum > 0.0 || sum.is_nan());
-                        *y = if is_cut { 0.0 } else { sum };
-                    }
-                    Ok(())
-                }
-                dtype => Err(KernelError::DType { op: OP, dtype }),
+        Device::Cpu => match input.dtype() {
+            DType::F32 if is_turned(m, k) => {
+                forward_turned(compute, input, weight, bias, activation, output)
             }
-        }
+            DType::F32 => forward_straight::<f32>(compute, input, weight, bias, activation, output),
+            DType::F64 => forward_straight::<f64>(compute, input, weight, bias, activation, output),
+            dtype => Err(KernelError::DType { op: OP, dtype }),
+        },
         Device::Meta => {
             compute.count_products([m, n, k]);
             let dtype = meta::float(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [input, weight])?;
             let mut pretended = pretended.reads(dtype, bias)?.writes(dtype, [output])?;
             match dtype {
-                DType::F32 => pretended.scratch(dtype, m.saturating_mul(n)),
+                DType::F32 if is_turned(m, k) => pretended.scratch(dtype, m.saturating_mul(n)),
                 _ => Ok(()),
             }
+        }
+    }
+}
+
+/// Whether `w x^T` is computed instead of `x w^T`. The weights are then read in the order of memory, but the result has
+/// to be turned back. With few rows of x that costs less than to bring all weights into another order.
+/// The ratio is measured, see docs/log.md.
+fn is_turned(m: usize, k: usize) -> bool {
+    k >= 2 * m
+}
+
+fn forward_straight<T: Real>(
+    compute: &Compute,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+    output: &Tensor,
+) -> Result<()> {
+    let (m, n, k) = sizes("input", input, weight)?;
+    let (x, w, mut y) = (input.read::<T>()?, weight.read::<T>()?, output.write::<T>()?);
+    matmul(compute, Matrix::new(&x, m, k), Matrix::new(&w, n, k).transposed(), &mut y, false);
+    let with_relu = activation == Activation::Relu;
+    if bias.is_none() && !with_relu {
+        return Ok(());
+    }
+    let bias = Bias::of(bias, n)?;
+    compute.threads.for_each(batches(compute, &mut y, n, m), |(_, y)| {
+        elementwise::add_bias(compute.simd, bias.elems(), with_relu, y);
+        Ok(())
+    })
+}
+
+fn forward_turned(
+    compute: &Compute,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+    output: &Tensor,
+) -> Result<()> {
+    let (m, n, k) = sizes("input", input, weight)?;
+    let (x, w, mut y) = (input.read::<f32>()?, weight.read::<f32>()?, output.write::<f32>()?);
+    let mut turned = compute.scratch(m * n)?;
+    matmul(compute, Matrix::new(&w, n, k), Matrix::new(&x, m, k).transposed(), &mut turned, false);
+    let (bias, with_relu) = (Bias::of(bias, n)?, activation == Activation::Relu);
+    compute.threads.for_each(batches(compute, &mut y, n, m), |(first, y)| {
+        elementwise::turn_add_bias(compute.simd, &turned, m, first, bias.elems(), with_relu, y);
+        Ok(())
+    })
+}
+
+/// A bias, or zeros: adding these costs less than a second form of each loop.
+enum Bias<T: Real> {
+    Given(ReadGuard<T>),
+    Zeros(Vec<T>),
+}
+
+impl<T: Real> Bias<T> {
+    fn of(bias: Option<&Tensor>, n: usize) -> Result<Self> {
+        Ok(match bias {
+            Some(bias) => Self::Given(bias.read()?),
+            None => Self::Zeros(vec![T::default(); n]),
+        })
+    }
+
+    fn elems(&self) -> &[T] {
+        match self {
+            Self::Given(elems) => elems,
+            Self::Zeros(elems) => elems,
         }
     }
 }

@@ -47,10 +47,12 @@ fn answer(words: &[OsString], error: &Error) -> String {
     match error.kind() {
         ErrorKind::InvalidUtf8 => not_utf8(words).unwrap_or(text),
         ErrorKind::InvalidSubcommand => unknown_command(command, &path, error).unwrap_or(text),
-        ErrorKind::UnknownArgument => match unknown_flag(&program, command, &path, error) {
-            Some((text, is_explained)) => text + if is_explained { "" } else { &help },
-            None => text + &help,
-        },
+        ErrorKind::UnknownArgument => misspelled(&typed, command, &path).unwrap_or_else(|| {
+            match unknown_flag(&program, command, &path, error) {
+                Some((text, is_explained)) => text + if is_explained { "" } else { &help },
+                None => text + &help,
+            }
+        }),
         // The name of a command that another argument follows, such as that of a folder.
         ErrorKind::ArgumentConflict if command.has_subcommands() => {
             misspelled(&typed, command, &path).unwrap_or(text)
@@ -99,7 +101,7 @@ fn unknown_command(command: &Command, path: &str, error: &Error) -> Option<Strin
 
 /// The command that the word after `path` may be meant for.
 fn misspelled(typed: &[String], command: &Command, path: &str) -> Option<String> {
-    let word = typed.get(path.split(' ').count() - 1)?;
+    let word = typed.get(path.split(' ').count() - 1).filter(|word| !word.starts_with('-'))?;
     let name = nearest(word, &offered(command)).filter(|name| name != word)?;
     Some(format!("there is no command {path} {word}; did you mean {path} {name}?"))
 }

@@ -1,4 +1,4 @@
-//! What every download shares: the client, the pieces of a body, the lock on a file, and progress.
+//! What every download shares: the client, the pieces of a body, and the lock on a file.
 //!
 //! Input: addresses and files. Output: bytes. This module knows neither data sets nor the Hugging Face Hub.
 
@@ -8,7 +8,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use ureq::Agent;
@@ -84,16 +83,4 @@ pub(crate) fn locked(path: &Path, waits: impl Fn()) -> io::Result<File> {
 /// Bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: impl AsRef<[u8]>) -> String {
     bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// A progress bar on standard error, which is hidden if `quiet` or if standard error is not a terminal.
-pub(crate) fn progress_bar(name: &str, len: Option<u64>, quiet: bool) -> ProgressBar {
-    if quiet {
-        return ProgressBar::hidden();
-    }
-    let template = "{prefix} [{bar:30}] {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
-    let style = ProgressStyle::with_template(template);
-    let bar = len.map_or_else(ProgressBar::no_length, ProgressBar::new);
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        .with_prefix(name.to_owned())
 }

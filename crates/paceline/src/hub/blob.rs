@@ -7,13 +7,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::time::Duration;
 
-use indicatif::ProgressBar;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 use super::cache::Cache;
 use super::name::Name;
 use super::remote::{FileDigest, Hub, RemoteFile, Trouble};
+use crate::bar::{TaskBar, Unit};
 use crate::download::http::{self, Broken};
 
 /// How long to wait before a broken connection is replaced.
@@ -68,8 +68,7 @@ impl Fetcher<'_> {
             .open(&incomplete);
         let mut partial = Partial::of(opened.map_err(write)?, file).map_err(write)?;
         let bar = self.bar(file, partial.received);
-        let fetched = self.receive(file, &mut partial, &bar)?;
-        bar.finish_and_clear();
+        let fetched = self.receive(file, &mut partial, bar)?;
         let found = partial.hasher.finish();
         if found != digest {
             let _ = fs::remove_file(&incomplete);
@@ -91,7 +90,7 @@ impl Fetcher<'_> {
         &self,
         file: &RemoteFile,
         partial: &mut Partial,
-        bar: &ProgressBar,
+        mut bar: TaskBar,
     ) -> Result<u64, Trouble> {
         let (mut fetched, mut reached) = (0, partial.received);
         while partial.received < file.num_bytes {
@@ -113,7 +112,7 @@ impl Fetcher<'_> {
                 }
                 partial.take(piece).map_err(|e| format!("cannot write {}: {e}", file.path))?;
                 fetched += piece.len() as u64;
-                bar.set_position(partial.received);
+                bar.show(partial.received, Some(file.num_bytes));
                 Ok(())
             });
             let reason = match taken {
@@ -139,18 +138,17 @@ impl Fetcher<'_> {
         Trouble::Refused(format!("cannot write {}: {error}", file.path))
     }
 
-    fn bar(&self, file: &RemoteFile, received: u64) -> ProgressBar {
-        let bar = http::progress_bar(&file.path, Some(file.num_bytes), self.quiet);
-        if !self.quiet && bar.is_hidden() {
+    fn bar(&self, file: &RemoteFile, received: u64) -> TaskBar {
+        let mut bar = TaskBar::new(&file.path, Unit::Bytes, self.quiet);
+        if !self.quiet && !bar.is_drawn() {
             let from = match received {
                 0 => String::new(),
                 _ => format!(", from byte {received} on"),
             };
-            eprintln!("fetching {}, {} bytes{from}", file.path, file.num_bytes);
+            bar.say(&format!("fetching {}, {} bytes{from}", file.path, file.num_bytes));
         }
-        bar.set_position(received);
-        // The time that is left follows from what comes now.
-        bar.reset_eta();
+        // The speed is that of what comes now.
+        bar.show(received, Some(file.num_bytes));
         bar
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The analysis across ranks goes in. A section and notes come out. The figures come from `ranks`.
 
-use super::shared::{COUNT, MS, PERCENT, RANK, US, ms, us};
+use super::shared::{COUNT, MS, PERCENT, RANK, ms, us};
 use crate::ranks::{
     AcrossRanks, ClockSource, CriticalPath, MatchedCollective, RankClock, RankShare, RankWaits,
     StepPath, WaitSource,
@@ -251,18 +251,20 @@ fn stragglers(across: &AcrossRanks) -> Panel {
 
 #[rustfmt::skip]
 fn worst(across: &AcrossRanks) -> Panel {
+    // Of a single collective, unlike the means of other tables.
+    const MS: (&str, usize) = ("ms", 3);
     let columns = Columns::<&MatchedCollective>::new()
         .add("name", "collective", COUNT, "The collective's name in the traces.", |of| of.name.clone())
         .add("step", "step", COUNT, "The step in which its last rank came.", |of| of.step)
         .add("seq", "number", COUNT, "Its place in the sequence of its group.", |of| of.seq)
         .add("last_rank", "last rank", COUNT, "The rank that came last.", |of| of.last().rank)
-        .add("made_wait_us", "made others wait", US,
+        .add("made_wait_ms", "made others wait", MS,
             "The sum of the others' waits, each minus the last rank's own wait.",
-            |of| us(of.made_wait_ns()))
-        .add("lead_us", "later than the next", US,
-            "How much later the last rank came than the one before it.", |of| us(of.lead_ns()))
-        .add("transfer_us", "moved data", US,
-            "How long data moved on the last rank.", |of| us(of.last().transfer_ns()));
+            |of| ms(of.made_wait_ns()))
+        .add("lead_ms", "later than the next", MS,
+            "How much later the last rank came than the one before it.", |of| ms(of.lead_ns()))
+        .add("transfer_ms", "moved data", MS,
+            "How long data moved on the last rank.", |of| ms(of.last().transfer_ns()));
     let body = Body::Table(columns.table(&across.stragglers.worst)).or("No collective made a rank wait.");
     let definition =
         "The collectives, at most twenty, whose last rank made the others wait longest.";

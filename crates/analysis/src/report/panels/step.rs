@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::shared::{COUNT, RANK, US, label, us};
+use super::shared::{COUNT, RANK, label, ms};
 use crate::hta::{Analysis, Anatomy, Part as StepPart, RankAnalysis, StepAnatomy};
 use crate::report::chart::{PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section};
@@ -35,22 +35,24 @@ pub(super) fn section(analysis: &Analysis) -> Section {
 
 #[rustfmt::skip]
 fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
+    // Of a single step, unlike the means of other tables.
+    const MS: (&str, usize) = ("ms", 3);
     let parts = all.iter().flat_map(|(_, anatomy)| &anatomy.mean_ns);
     let parts: BTreeSet<StepPart> = parts.map(|(part, _)| *part).collect();
     let mut columns = Columns::<(usize, &StepAnatomy)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("step", "step", COUNT, "The step's number in the trace.", |of| of.1.step.number)
-        .add("step_us", "length", US, "From the start to the end of the step.", |of| us(of.1.step.time.dur_ns));
+        .add("step_ms", "length", MS, "From the start to the end of the step.", |of| ms(of.1.step.time.dur_ns));
     for part in parts {
-        let key = part.name().replace([' ', '-'], "_") + "_us";
-        columns = columns.add(&key, part.name(), US, meaning(part), move |(_, step)| {
-            step.parts.iter().find(|of| of.part == part).map(|of| us(of.time_ns))
+        let key = part.name().replace([' ', '-'], "_") + "_ms";
+        columns = columns.add(&key, part.name(), MS, meaning(part), move |(_, step)| {
+            step.parts.iter().find(|of| of.part == part).map(|of| ms(of.time_ns))
         });
     }
-    let columns = columns.add("comm_alone_us", "communication alone", US,
+    let columns = columns.add("comm_alone_ms", "communication alone", MS,
         "Communication that the step launched, while nothing was computed. It overlaps the other \
          parts, and may reach beyond the step.",
-        |of| us(of.1.exposed_ns));
+        |of| ms(of.1.exposed_ns));
     columns.table(all.iter().flat_map(|(rank, anatomy)| {
         anatomy.steps.iter().take(STEPS).map(|step| (rank.rank, step))
     }))

@@ -1,14 +1,15 @@
 //! `--data text`: texts with a class each, or running text for language models, from the files of a folder.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use clap::{Arg, ArgMatches, Args};
-use indicatif::{ProgressBar, ProgressStyle};
 use paceline_data::text::{Report, TextError, TextFiles, TextSettings, TextSource};
 use paceline_data::{Dataset, Split};
 
 use super::{DataChoice, DataSettings, RunNeeds, check_vocab};
+use crate::bar::{TaskBar, Unit};
 use crate::choices::models::{Samples, TOKENIZER};
 use crate::choices::registry::{Choice, flags_of, read};
 use crate::hub::{self, Found};
@@ -226,19 +227,12 @@ struct Texts {
 impl DataSettings for Texts {
     fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
         let quiet = self.quiet.get().copied().unwrap_or(true);
-        let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::no_length() };
-        let style = ProgressStyle::with_template("{prefix} [{bar:30}] {pos}/{len}, {eta} left");
-        let bar = bar
-            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-            .with_prefix("tokenize");
+        let bar = RefCell::new(TaskBar::new("tokenize", Unit::Items, quiet));
         let report = Report {
-            progress: &mut |done, of| {
-                bar.set_length(of as u64);
-                bar.set_position(done as u64);
-            },
+            progress: &mut |done, of| bar.borrow_mut().show(done as u64, Some(of as u64)),
             warn: &mut |problem| {
                 if !quiet {
-                    bar.suspend(|| eprintln!("warning: {problem}"));
+                    bar.borrow_mut().say(&format!("warning: {problem}"));
                 }
             },
         };
@@ -265,9 +259,7 @@ impl DataSettings for Texts {
                 }
             })
         };
-        let opened = open().map_err(in_folder);
-        bar.finish_and_clear();
-        opened
+        open().map_err(in_folder)
     }
 
     fn notes(&self) -> Vec<String> {
