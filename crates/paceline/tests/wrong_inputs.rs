@@ -86,7 +86,7 @@ const TABLES: &[Table] = &[
             "benhc all_reduce",
             "xyzzy",
             "checkpoint shwo saved",
-            "bench sharding --steps 3",
+            "bench scalling --steps 3",
             "analyze dif a b",
             "--threads 2",
             "--nproc 2 train",
