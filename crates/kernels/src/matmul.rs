@@ -4,6 +4,8 @@
 //! the `gemm` crate; [`product`] rounds its operands to bf16 and sums in f32, by code of this crate. Nothing here knows
 //! tensors or layers.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::linear::Activation;
@@ -32,6 +34,17 @@ impl<'a, T> Matrix<'a, T> {
     pub fn strided(elems: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         expect_strided(elems.len(), rows, columns, row_stride);
         Self { elems, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// Some of its columns. Panics if it has not so many.
+    pub(crate) fn some_columns(self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.columns,
+            "columns {range:?} of {}",
+            self.columns
+        );
+        let first = if self.rows == 0 { 0 } else { range.start * self.column_stride };
+        Self { elems: &self.elems[first..], columns: range.len(), ..self }
     }
 
     /// The number of rows.

@@ -167,8 +167,9 @@ fn embedding_and_its_gradient() {
 
 #[test]
 fn linear_cross_entropy_and_its_gradients() {
-    // More rows than a chunk of 512; and so many classes that a chunk has 128 rows.
-    for (rows, inputs, classes) in [(1, 1, 1), (6, 5, 7), (700, 3, 11), (150, 2, 65_536), (0, 4, 3)]
+    // More rows than a chunk of 512; so many classes that a chunk has 128 rows; and some more than a product of 1024 takes.
+    for (rows, inputs, classes) in
+        [(1, 1, 1), (6, 5, 7), (700, 3, 11), (150, 2, 65_536), (20, 4, 1100), (0, 4, 3)]
     {
         let (x, w) = (random(rows * inputs, 9), random(classes * inputs, 10));
         let labels: Vec<i64> = (0..rows)

@@ -12,6 +12,10 @@ use crate::meta::Pretended;
 use crate::stored::Stored;
 use crate::{Compute, Result};
 
+/// The most classes whose gradients one product of f32 or f64 computes. `gemm` copies the first operand as a whole, into
+/// memory that nobody counts; that of all classes would be as large as the outputs.
+const CLASSES: usize = 1024;
+
 /// The type of the input of a head, and of its gradient. Shapes: x (n, inputs), w (classes, inputs), z (n, classes).
 pub(super) trait Products: Stored<Real: Softmax> {
     /// `z = x w^T`
@@ -70,7 +74,11 @@ macro_rules! products_as_they_are {
                 dw: &mut [Self],
                 accumulate: bool,
             ) -> Result<()> {
-                matmul(compute, dz.transposed(), x, dw, accumulate);
+                for (at, dw) in dw.chunks_mut((CLASSES * x.columns()).max(1)).enumerate() {
+                    let first = at * CLASSES;
+                    let dz = dz.some_columns(first..first + dw.len() / x.columns());
+                    matmul(compute, dz.transposed(), x, dw, accumulate);
+                }
                 Ok(())
             }
         }
