@@ -63,12 +63,16 @@ def exposed(record: Record) -> float:
     return record["comm_exposed_ms"]
 
 
+def first_number(told: re.Match[str], _: Record) -> float:
+    return float(told[1])
+
+
 CASES = [
     Case(
         "halve transfer",
         f"{CNN} --strategy ddp --link 500mbit,50us",
         rf"half the time .* less \({NUMBER} ms per step\)",
-        lambda told, _: float(told[1]),
+        first_number,
         lambda _: f"{CNN} --strategy ddp --link 1gbit,25us",
         by="analyze",
     ),
@@ -76,7 +80,7 @@ CASES = [
         "halve latency",
         f"{MLP} --strategy simple_ddp --link 10gbit,3ms",
         rf"half the time .* less \({NUMBER} ms per step\)",
-        lambda told, _: float(told[1]),
+        first_number,
         lambda _: f"{MLP} --strategy simple_ddp --link 20gbit,1500us",
         by="analyze",
     ),
@@ -84,7 +88,7 @@ CASES = [
         "slow rank, by analyze",
         f"{CNN} --strategy ddp",
         rf"Rank 1 holds .* less \({NUMBER} ms per step\)",
-        lambda told, _: float(told[1]),
+        first_number,
         lambda _: f"{CNN} --strategy ddp",
         by="analyze",
         disturbed=3,
@@ -93,7 +97,7 @@ CASES = [
         "slow rank, by train",
         f"{CNN} --strategy simple_ddp --link 10gbit,50us",
         rf"mostly for rank 1.* up to {NUMBER} ms less",
-        lambda told, _: float(told[1]),
+        first_number,
         lambda _: f"{CNN} --strategy simple_ddp --link 10gbit,50us",
         disturbed=3,
     ),
@@ -129,14 +133,14 @@ CASES = [
         "no compression",
         f"{WIDE} --strategy top_k --link 25gbit,20us",
         rf"compress nothing, {NUMBER} ms less per step",
-        lambda told, _: float(told[1]),
+        first_number,
         lambda _: f"{WIDE} --strategy ddp --link 25gbit,20us",
     ),
     Case(
         "no synchronised batch norm",
         f"{CNN} --strategy ddp --batch-norm --sync-batch-norm --link 1gbit,1ms",
         rf"batch norm make .* about {NUMBER} ms less",
-        lambda told, _: float(told[1]),
+        first_number,
         lambda _: f"{CNN} --strategy ddp --batch-norm --link 1gbit,1ms",
     ),
     Case(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use paceline_memory::{Allocator, Category, DType, Device, MemoryError, Tensor, WriteGuard};
+use paceline_memory::{Allocator, Category, Device, Element, MemoryError, Tensor, WriteGuard};
 use paceline_trace::{Event, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
@@ -165,8 +165,11 @@ impl Compute {
     }
 
     /// Scratch memory of `len` elements with unspecified contents, for use within one kernel.
-    pub(crate) fn scratch(&self, len: usize) -> std::result::Result<WriteGuard<f32>, MemoryError> {
-        self.allocator.tensor(DType::F32, [len], Category::Workspace)?.write()
+    pub(crate) fn scratch<T: Element>(
+        &self,
+        len: usize,
+    ) -> std::result::Result<WriteGuard<T>, MemoryError> {
+        self.allocator.tensor(T::DTYPE, [len], Category::Workspace)?.write()
     }
 }
 

@@ -82,37 +82,41 @@ multiversion! {
 
 #[inline(always)]
 fn add_bias_body<T: Real>(bias: &[T], with_relu: bool, y: &mut [T]) {
-    let zero = T::default();
     for y in y.chunks_exact_mut(bias.len().max(1)) {
         for (y, &bias) in y.iter_mut().zip(bias) {
-            let sum = *y + bias;
-            let is_cut = with_relu && !(sum > zero || sum.is_nan());
-            *y = if is_cut { zero } else { sum };
+            *y = activated(*y + bias, with_relu);
         }
     }
+}
+
+/// `max(0, sum)` if `with_relu`; NaN stays NaN.
+#[inline(always)]
+fn activated<T: Real>(sum: T, with_relu: bool) -> T {
+    let is_cut = with_relu && !(sum > T::default() || sum.is_nan());
+    if is_cut { T::default() } else { sum }
 }
 
 multiversion! {
     /// `y[i, j] = turned[j, first + i] + bias[j]`, optionally followed by ReLU. `turned` is transposed: it is
     /// (columns of y, `rows`), row-major.
-    pub(crate) fn turn_add_bias(
-        turned: &[f32],
+    pub(crate) fn turn_add_bias<T: Real>(
+        turned: &[T],
         rows: usize,
         first: usize,
-        bias: &[f32],
+        bias: &[T],
         with_relu: bool,
-        y: &mut [f32],
+        y: &mut [T],
     ) = turn_add_bias_body
 }
 
 #[inline(always)]
-fn turn_add_bias_body(
-    turned: &[f32],
+fn turn_add_bias_body<T: Real>(
+    turned: &[T],
     rows: usize,
     first: usize,
-    bias: &[f32],
+    bias: &[T],
     with_relu: bool,
-    y: &mut [f32],
+    y: &mut [T],
 ) {
     // A square of this side length stays in the first-level cache in both matrices.
     const SIDE: usize = 32;
@@ -123,9 +127,7 @@ fn turn_add_bias_body(
             for (i, y) in y.chunks_exact_mut(columns).enumerate() {
                 let i = first + block * SIDE + i;
                 for j in js.clone() {
-                    let sum = turned[j * rows + i] + bias[j];
-                    let is_cut = with_relu && !(sum > 0.0 || sum.is_nan());
-                    y[j] = if is_cut { 0.0 } else { sum };
+                    y[j] = activated(turned[j * rows + i] + bias[j], with_relu);
                 }
             }
         }

@@ -1,5 +1,5 @@
 //! Wrong variables, data and checkpoints, and flags that are wrong on this machine, are reported in one message before any
-//! rank starts, with exit code 2, and nothing is written. Flags that are wrong everywhere are in `wrong_inputs.rs`.
+//! rank starts, with exit code 2, and nothing is written. Flags that are wrong everywhere are in `wrong_inputs`.
 
 mod common;
 

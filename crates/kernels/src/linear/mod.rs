@@ -56,11 +56,8 @@ pub fn forward(
     }
     match compute.device_of(OP, [input, weight, output].into_iter().chain(bias))? {
         Device::Cpu => match input.dtype() {
-            DType::F32 if is_turned(m, k) => {
-                forward_turned(compute, input, weight, bias, activation, output)
-            }
-            DType::F32 => forward_straight::<f32>(compute, input, weight, bias, activation, output),
-            DType::F64 => forward_straight::<f64>(compute, input, weight, bias, activation, output),
+            DType::F32 => forward_of::<f32>(compute, input, weight, bias, activation, output),
+            DType::F64 => forward_of::<f64>(compute, input, weight, bias, activation, output),
             dtype => Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
@@ -68,9 +65,9 @@ pub fn forward(
             let dtype = meta::float(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [input, weight])?;
             let mut pretended = pretended.reads(dtype, bias)?.writes(dtype, [output])?;
-            match dtype {
-                DType::F32 if is_turned(m, k) => pretended.scratch(dtype, m.saturating_mul(n)),
-                _ => Ok(()),
+            match is_turned(m, k) {
+                true => pretended.scratch(dtype, m.saturating_mul(n)),
+                false => Ok(()),
             }
         }
     }
@@ -83,7 +80,7 @@ fn is_turned(m: usize, k: usize) -> bool {
     k >= 2 * m
 }
 
-fn forward_straight<T: Real>(
+fn forward_of<T: Real>(
     compute: &Compute,
     input: &Tensor,
     weight: &Tensor,
@@ -93,33 +90,24 @@ fn forward_straight<T: Real>(
 ) -> Result<()> {
     let (m, n, k) = sizes("input", input, weight)?;
     let (x, w, mut y) = (input.read::<T>()?, weight.read::<T>()?, output.write::<T>()?);
-    matmul(compute, Matrix::new(&x, m, k), Matrix::new(&w, n, k).transposed(), &mut y, false);
+    let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
     let with_relu = activation == Activation::Relu;
+    if is_turned(m, k) {
+        let mut turned = compute.scratch(m * n)?;
+        matmul(compute, w, x.transposed(), &mut turned, false);
+        let bias = Bias::of(bias, n)?;
+        return compute.threads.for_each(batches(compute, &mut y, n, m), |(first, y)| {
+            elementwise::turn_add_bias(compute.simd, &turned, m, first, bias.elems(), with_relu, y);
+            Ok(())
+        });
+    }
+    matmul(compute, x, w.transposed(), &mut y, false);
     if bias.is_none() && !with_relu {
         return Ok(());
     }
     let bias = Bias::of(bias, n)?;
     compute.threads.for_each(batches(compute, &mut y, n, m), |(_, y)| {
         elementwise::add_bias(compute.simd, bias.elems(), with_relu, y);
-        Ok(())
-    })
-}
-
-fn forward_turned(
-    compute: &Compute,
-    input: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    activation: Activation,
-    output: &Tensor,
-) -> Result<()> {
-    let (m, n, k) = sizes("input", input, weight)?;
-    let (x, w, mut y) = (input.read::<f32>()?, weight.read::<f32>()?, output.write::<f32>()?);
-    let mut turned = compute.scratch(m * n)?;
-    matmul(compute, Matrix::new(&w, n, k), Matrix::new(&x, m, k).transposed(), &mut turned, false);
-    let (bias, with_relu) = (Bias::of(bias, n)?, activation == Activation::Relu);
-    compute.threads.for_each(batches(compute, &mut y, n, m), |(first, y)| {
-        elementwise::turn_add_bias(compute.simd, &turned, m, first, bias.elems(), with_relu, y);
         Ok(())
     })
 }
