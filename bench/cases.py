@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import repairs
 from common import Record, aligned, program, provenance
 from faults import ranks_of, wait_for_ranks
 
@@ -205,6 +206,7 @@ CASES: dict[str, tuple[Callable[[Case], str], int, str]] = {
     "a limit of three threads": (few_threads, 1, "code 1, an error"),
     "standard output is /dev/full": (full_device, 1, "code 1"),
     "no folder for temporary files": (no_temporary_folder, 1, "code 0"),
+    **repairs.CASES,
 }
 
 
