@@ -191,7 +191,10 @@ impl Sampler {
             let (own, all) = rest.fold((0, 0), |(own, all), share| {
                 (own + share.own.len(), all + share.global_count)
             });
-            let own_of_step = part(of_step, self.rank, self.world).len();
+            // A step is divided into `world * batches` parts, and the extra samples go to the first of them. So a rank's
+            // parts of a whole step are all as large as its part of one batch.
+            let own_of_batch = part(self.global_batch, self.rank, self.world).len();
+            let own_of_step = self.batches_per_step * own_of_batch;
             SampleCounts {
                 own: (steps * own_of_step + own) as u64,
                 all: (steps * of_step + all) as u64,

@@ -129,6 +129,35 @@ fn senseless_settings_are_refused() {
 }
 
 #[test]
+fn the_samples_before_a_position_are_right_for_unequal_shares_of_steps() {
+    // 5 samples on 2 ranks in steps of 2 batches: rank 0 has 3 of each batch, and 6 of a step.
+    let first = sampler(40, 5, 0, 2, SHUFFLED).with_steps_of(2).unwrap();
+    let position = Position { epoch: 0, batch: 2 };
+    assert_eq!(first.samples_before(position), SampleCounts { own: 6, all: 10 });
+    for (len, global_batch, world, of_step) in
+        [(40, 5, 2, 2), (43, 5, 2, 2), (50, 7, 3, 4), (29, 3, 2, 3), (11, 2, 3, 2), (9, 5, 2, 4)]
+    {
+        for (rank, max_batches) in (0..world).flat_map(|rank| [(rank, usize::MAX), (rank, 3)]) {
+            let sampler = sampler(len, global_batch, rank, world, SHUFFLED);
+            let sampler = sampler.with_steps_of(of_step).unwrap();
+            let sampler = sampler.with_max_batches(max_batches).unwrap();
+            let mut counts = SampleCounts::default();
+            for epoch in 0..2 {
+                let plan = sampler.epoch(epoch);
+                for batch in 0..sampler.batches_per_epoch() {
+                    let case = format!("{len} by {global_batch} x {of_step}, {rank} of {world}");
+                    let position = Position { epoch, batch };
+                    assert_eq!(sampler.samples_before(position), counts, "{case}: {position:?}");
+                    let share = plan.batch(batch).unwrap();
+                    counts.own += share.indices.len() as u64;
+                    counts.all += share.global_count as u64;
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn ranks_and_batches_of_a_step_are_exchangeable() {
     for (len, of_step) in [(64, 8), (97, 12), (30, 12), (5, 8)] {
         // The same parts, as ranks, as batches and as both.

@@ -29,6 +29,8 @@ pub struct Compute {
     is_timing: AtomicBool,
     /// The floating-point operations of forward products that were rehearsed with this handle.
     forward_flops: AtomicU64,
+    /// Those of the products of backward passes.
+    backward_flops: AtomicU64,
 }
 
 impl Compute {
@@ -48,6 +50,7 @@ impl Compute {
             track: None,
             is_timing: AtomicBool::new(false),
             forward_flops: AtomicU64::new(0),
+            backward_flops: AtomicU64::new(0),
         })
     }
 
@@ -93,11 +96,20 @@ impl Compute {
         self.forward_flops.load(Ordering::Relaxed)
     }
 
+    /// Those of all products of backward passes so far: the gradients of weights and of inputs that were asked for. What
+    /// attention computes again in its backward pass is left out.
+    pub fn backward_flops(&self) -> u64 {
+        self.backward_flops.load(Ordering::Relaxed)
+    }
+
     /// Counts a forward product with this number of multiply-adds, as [`Compute::forward_flops`] says.
     pub(crate) fn count_products(&self, factors: impl IntoIterator<Item = usize>) {
-        let flops =
-            factors.into_iter().fold(2, |all: u64, factor| all.saturating_mul(factor as u64));
-        self.forward_flops.fetch_add(flops, Ordering::Relaxed);
+        self.forward_flops.fetch_add(flops(factors), Ordering::Relaxed);
+    }
+
+    /// Counts a product of a backward pass, as [`Compute::backward_flops`] says.
+    pub(crate) fn count_backward(&self, factors: impl IntoIterator<Item = usize>) {
+        self.backward_flops.fetch_add(flops(factors), Ordering::Relaxed);
     }
 
     /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
@@ -171,6 +183,11 @@ impl Compute {
     ) -> std::result::Result<WriteGuard<T>, MemoryError> {
         self.allocator.tensor(T::DTYPE, [len], Category::Workspace)?.write()
     }
+}
+
+/// The floating-point operations of a product with this number of multiply-adds.
+fn flops(factors: impl IntoIterator<Item = usize>) -> u64 {
+    factors.into_iter().fold(2, |all, factor| all.saturating_mul(factor as u64))
 }
 
 /// Ends the time of a kernel when dropped, see [`Compute::time`].

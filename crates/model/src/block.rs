@@ -34,8 +34,13 @@ impl fmt::Debug for Block {
 }
 
 impl Layer for Block {
+    fn name(&self) -> &'static str {
+        self.layer.name()
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        cx.forward_unit(self.unit, |cx| self.layer.forward(cx, input))
+        let outcome = cx.forward_unit(self.unit, |cx| self.layer.forward(cx, input));
+        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
     }
 
     fn backward_weight(
@@ -44,7 +49,9 @@ impl Layer for Block {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<()> {
-        cx.backward_unit(self.unit, |cx| self.layer.backward_weight(cx, saved, d_output))
+        let outcome =
+            cx.backward_unit(self.unit, |cx| self.layer.backward_weight(cx, saved, d_output));
+        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
     }
 
     fn backward_input(
@@ -53,7 +60,9 @@ impl Layer for Block {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Tensor> {
-        cx.backward_unit(self.unit, |cx| self.layer.backward_input(cx, saved, d_output))
+        let outcome =
+            cx.backward_unit(self.unit, |cx| self.layer.backward_input(cx, saved, d_output));
+        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
     }
 
     fn backward(
@@ -63,6 +72,8 @@ impl Layer for Block {
         d_output: Tensor,
         wants_input: bool,
     ) -> Result<Option<Tensor>> {
-        cx.backward_unit(self.unit, |cx| self.layer.backward(cx, saved, d_output, wants_input))
+        let run = |cx: &mut Context| self.layer.backward(cx, saved, d_output, wants_input);
+        let outcome = cx.backward_unit(self.unit, run);
+        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
     }
 }

@@ -209,6 +209,11 @@ impl<'a> Context<'a> {
         self.hooks.post_forward(unit)
     }
 
+    /// The name of a unit.
+    pub(crate) fn unit_name(&self, unit: UnitId) -> &str {
+        &self.storage.layout().unit(unit).name
+    }
+
     /// The purpose of the pass.
     pub fn mode(&self) -> Mode {
         self.mode

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use paceline_kernels::KernelError;
-use paceline_memory::MemoryError;
+use paceline_memory::{DType, MemoryError};
 
 /// An error of this crate.
 #[derive(thiserror::Error)]
@@ -37,6 +37,18 @@ pub enum ModelError {
         what: &'static str,
         /// The parameter.
         name: String,
+    },
+    /// A layer does not compute with tensors of the types that it got.
+    #[error("layer {layer}{}, whose {} is of type {}: {source}", of(unit), given.0, given.1)]
+    Layer {
+        /// The layer.
+        layer: &'static str,
+        /// The unit of its block; empty if the layer is in no block.
+        unit: String,
+        /// What the layer was given, and its type.
+        given: (&'static str, DType),
+        /// The error.
+        source: Box<ModelError>,
     },
     /// An objective or a layer needs a tensor that the batch does not have.
     #[error("the batch has no tensor {name:?}")]
@@ -102,6 +114,47 @@ pub enum ModelError {
     /// A tensor or buffer could not be allocated or claimed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+/// The unit as a part of a sentence.
+fn of(unit: &str) -> String {
+    if unit.is_empty() { String::new() } else { format!(" of unit {unit}") }
+}
+
+impl ModelError {
+    /// Whether an operation does not know an element type, or got another one than it expects.
+    pub fn is_about_types(&self) -> bool {
+        matches!(
+            self,
+            Self::Layer { .. }
+                | Self::Memory(MemoryError::WrongType { .. })
+                | Self::Kernel(
+                    KernelError::DType { .. } | KernelError::Memory(MemoryError::WrongType { .. })
+                )
+        )
+    }
+
+    /// Names the layer whose pass has failed, if this is about element types. The innermost layer counts. `given` is what the
+    /// layer got, and its type.
+    pub(crate) fn in_layer(self, layer: &'static str, given: (&'static str, DType)) -> Self {
+        match self {
+            named @ Self::Layer { .. } => named,
+            other if other.is_about_types() => {
+                Self::Layer { layer, unit: String::new(), given, source: Box::new(other) }
+            }
+            other => other,
+        }
+    }
+
+    /// Names the unit of the block that the layer is in.
+    pub(crate) fn in_unit(mut self, name: &str) -> Self {
+        if let Self::Layer { unit, .. } = &mut self
+            && unit.is_empty()
+        {
+            name.clone_into(unit);
+        }
+        self
+    }
 }
 
 impl fmt::Debug for ModelError {

@@ -49,6 +49,11 @@ impl Saved {
 /// `d_output`, the gradient of the output. They can be called in either order, and at different times: a pipeline passes
 /// the gradient of the input on first, and computes the gradients of the parameters when it would otherwise wait.
 pub trait Layer: Send + Sync {
+    /// The name of the layer in errors: its type.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     /// Computes the output. Returns the output, and what the backward pass needs. The output is of the type
     /// [`Context::dtype`], unless the layer says that it is wide; an input may be of either type.
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)>;
@@ -88,9 +93,18 @@ pub trait Layer: Send + Sync {
     }
 }
 
+/// What the backward pass gives to a layer.
+const D_OUTPUT: &str = "gradient of the output";
+
+/// Names the layer in its errors about element types.
 impl Layer for Box<dyn Layer> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        (**self).forward(cx, input)
+        let given = ("input", input.dtype());
+        (**self).forward(cx, input).map_err(|error| error.in_layer(self.name(), given))
     }
 
     fn backward_weight(
@@ -99,7 +113,8 @@ impl Layer for Box<dyn Layer> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<()> {
-        (**self).backward_weight(cx, saved, d_output)
+        let outcome = (**self).backward_weight(cx, saved, d_output);
+        outcome.map_err(|error| error.in_layer(self.name(), (D_OUTPUT, d_output.dtype())))
     }
 
     fn backward_input(
@@ -108,7 +123,8 @@ impl Layer for Box<dyn Layer> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Tensor> {
-        (**self).backward_input(cx, saved, d_output)
+        let outcome = (**self).backward_input(cx, saved, d_output);
+        outcome.map_err(|error| error.in_layer(self.name(), (D_OUTPUT, d_output.dtype())))
     }
 
     fn backward(
@@ -118,6 +134,8 @@ impl Layer for Box<dyn Layer> {
         d_output: Tensor,
         wants_input: bool,
     ) -> Result<Option<Tensor>> {
-        (**self).backward(cx, saved, d_output, wants_input)
+        let given = (D_OUTPUT, d_output.dtype());
+        let outcome = (**self).backward(cx, saved, d_output, wants_input);
+        outcome.map_err(|error| error.in_layer(self.name(), given))
     }
 }

@@ -23,6 +23,10 @@ pub trait Objective: Send + Sync {
         self.unit().is_some()
     }
 
+    /// Whether predictions are right or wrong, so that there is an accuracy. If not, the number of correct predictions stays
+    /// zero and nobody reads it. There is no default: a regression must not report an accuracy of zero by being forgotten.
+    fn classifies(&self) -> bool;
+
     /// The number that the mean loss divides by: the samples of the batch by default, or its tokens.
     fn count(&self, batch: &Batch) -> Result<usize> {
         Ok(batch.num_samples())
@@ -73,6 +77,10 @@ fn differentiate(
 pub struct CrossEntropy;
 
 impl Objective for CrossEntropy {
+    fn classifies(&self) -> bool {
+        true
+    }
+
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
         evaluate(loss::cross_entropy, cx, output, sums)
     }
@@ -93,6 +101,10 @@ impl Objective for CrossEntropy {
 pub struct MeanSquaredError;
 
 impl Objective for MeanSquaredError {
+    fn classifies(&self) -> bool {
+        false
+    }
+
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
         evaluate(loss::mse, cx, output, sums)
     }

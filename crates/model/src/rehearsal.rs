@@ -28,6 +28,9 @@ pub struct Rehearsal {
     /// The floating-point operations of the products of all forward passes and losses ([`Compute::forward_flops`]). What a
     /// backward pass computes again is not in it.
     pub forward_flops: u64,
+    /// Those of the backward passes ([`Compute::backward_flops`]): a frozen layer has no gradient of its weight, and the
+    /// first block of a model no gradient of its input.
+    pub backward_flops: u64,
 }
 
 impl Rehearsal {
@@ -57,6 +60,7 @@ impl Rehearsal {
         let mut units = OpenUnits::new(&model.layout);
         let mut hooks = Hooks { syncs_statistics };
         let mut forward_flops = 0;
+        let backward_before = compute.backward_flops();
         allocator.begin_phase();
         allocator.forget_phases();
         Context::resumed(compute, &storage, &mut units, &mut hooks).open_roots()?;
@@ -89,7 +93,9 @@ impl Rehearsal {
             let phase = phases.iter().find(|(known, _)| *known == name);
             phase.map(|(_, usage)| *usage).unwrap_or_default()
         };
-        Ok(Self { forward: named(FORWARD), backward: named(BACKWARD), step, forward_flops })
+        let backward_flops = compute.backward_flops() - backward_before;
+        let (forward, backward) = (named(FORWARD), named(BACKWARD));
+        Ok(Self { forward, backward, step, forward_flops, backward_flops })
     }
 
     /// The most bytes of a category at once in the whole step.

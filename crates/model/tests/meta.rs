@@ -187,6 +187,45 @@ fn forward_products_are_counted() {
 }
 
 #[test]
+fn backward_products_are_those_that_a_step_needs() {
+    let flops = |model: &Model, dims: &[usize], targets: Targets| {
+        let rehearsal = rehearsed(model, Precision::F32, 4, dims, targets);
+        let bf16 = rehearsed(model, Precision::BF16, 4, dims, targets);
+        assert_eq!(rehearsal.backward_flops, bf16.backward_flops);
+        rehearsal.backward_flops
+    };
+    let (input_dim, hidden_dim, output_dim) = (20, 48, 5);
+    let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 2, tie_layers: false };
+    let mut mlp = config.build(1).unwrap();
+    let [first, second, last] = [20 * 48, 48 * 48, 48 * 5].map(|weight| 2 * 4 * weight);
+    let dims = [20];
+    // Nobody needs the gradient of the model's input.
+    let all = first + 2 * (second + last);
+    assert_eq!(flops(&mlp, &dims, Targets::Values(5)), all);
+    // A frozen layer hands on the gradient of its input, and has none of its weight. Nobody needs what the second layer
+    // hands to the first, but the backward pass goes through all layers but the first.
+    let names: Vec<String> = mlp.layout.units().iter().map(|unit| unit.name.clone()).collect();
+    mlp.freeze(&names[..1]).unwrap();
+    assert_eq!(flops(&mlp, &dims, Targets::Values(5)), all - first);
+    mlp.freeze(&names[..2]).unwrap();
+    assert_eq!(flops(&mlp, &dims, Targets::Values(5)), second + 2 * last);
+    // Blocks that are computed again in their backward pass have the same products.
+    mlp.blocks = mlp.blocks.drain(..).map(Block::checkpointed).collect();
+    assert_eq!(flops(&mlp, &dims, Targets::Values(5)), second + 2 * last);
+
+    for batch_norm in [false, true] {
+        let mut cnn = cnn(batch_norm).build(1).unwrap();
+        let kernels = [144 * 9 * 3 * 8, 36 * 9 * 8 * 16].map(|pairs| 2 * 4 * pairs);
+        let rest = 2 * 4 * (3 * 3 * 16 * 32 + 32 * 10);
+        let dims = [12, 12, 3];
+        let whole = kernels[0] + 2 * (kernels[1] + rest);
+        assert_eq!(flops(&cnn, &dims, Targets::Classes), whole);
+        cnn.freeze(&["conv0".to_owned()]).unwrap();
+        assert_eq!(flops(&cnn, &dims, Targets::Classes), whole - kernels[0]);
+    }
+}
+
+#[test]
 fn forward_products_of_a_llama_are_those_of_its_weights_and_of_attention() {
     let (rows, seq) = (3, 10);
     let config = LlamaConfig {
@@ -228,7 +267,8 @@ fn forward_products_of_a_llama_are_those_of_its_weights_and_of_attention() {
         let is_head = |name: &str| name.starts_with("lm_head") || name.starts_with("score");
         let blocks = weights(&model, |name| !is_head(name) && !name.contains("embed_tokens"));
         let expected = 2 * (tokens * blocks + head * weights(&model, is_head)) + attention;
-        assert_eq!(rehearsal.unwrap().forward_flops, expected, "{task:?}");
+        let Rehearsal { forward_flops, backward_flops, .. } = rehearsal.unwrap();
+        assert_eq!((forward_flops, backward_flops), (expected, 2 * expected), "{task:?}");
     }
 }
 

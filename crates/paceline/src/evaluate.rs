@@ -25,7 +25,7 @@ use crate::metrics::console::evaluation_lines;
 use crate::outputs::{check_file, write_json};
 use crate::run::flags::RunFlags;
 use crate::run::named::PrecisionName;
-use crate::run::progress::EpochSums;
+use crate::run::progress::TestResult;
 use crate::run::ranks::{InitMethod, Ranks};
 use crate::run::resolve::{check_choices, with_one_name};
 use crate::run::resolve_ranks as config;
@@ -54,8 +54,13 @@ struct Found<'a> {
     /// Optimizer steps that the run had made when the checkpoint was written.
     steps: u64,
     samples: f64,
+    /// The tokens that the means are over, with a language model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<f64>,
     loss: f64,
-    accuracy: f64,
+    /// Left out if the model does not classify.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accuracy: Option<f64>,
 }
 
 /// Runs `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or
@@ -114,18 +119,19 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.display()));
         }
         resume::check_same(&group, &checkpoint.digest(), &flag)?;
-        let sums = evaluate_rank(&config, train.threads, &checkpoint, test.clone(), group)?;
+        let result = evaluate_rank(&config, train.threads, &checkpoint, test.clone(), group)?;
         if !is_first {
             return Ok(());
         }
-        evaluation_lines(&sums).iter().for_each(|line| say(line));
+        evaluation_lines(&result).iter().for_each(|line| say(line));
         let Some(file) = &args.json else { return Ok(()) };
         let found = Found {
             checkpoint: &args.checkpoint,
             steps: checkpoint.progress().steps,
-            samples: sums.count,
-            loss: sums.mean_loss(),
-            accuracy: sums.accuracy(),
+            samples: result.samples as f64,
+            tokens: result.tokens(),
+            loss: result.sums.mean_loss(),
+            accuracy: result.accuracy(),
         };
         write_json(&Disk::default(), file, &found)
     })?;
@@ -204,7 +210,7 @@ fn evaluate_rank(
     checkpoint: &Checkpoint,
     test: Arc<dyn Dataset>,
     group: Group,
-) -> Result<EpochSums> {
+) -> Result<TestResult> {
     let compute = Compute::new(threads, Allocator::new())?;
     let model = config.model.build(test.as_ref(), group.world_size())?;
     // No gradient is ever computed, so any strategy without state serves.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use paceline::prelude::*;
 use paceline::strategies::FlatDdp;
@@ -76,6 +76,87 @@ fn a_function_trains_and_returns_the_results() {
     assert_eq!(own.summary.text("transport"), "thread");
     let name = own.folder.file_name().unwrap().to_str().unwrap();
     assert!(name.contains("-cnn-flat"), "{name}");
+}
+
+/// Vectors whose targets are two sums of theirs.
+#[derive(Debug, Args)]
+struct Sums {}
+
+impl Own for Sums {
+    const NAME: &str = "sums";
+    const ABOUT: &str = "Sums of vectors";
+}
+
+impl DataSettings for Sums {
+    fn open(&self, _: u64, _: Split) -> paceline::Result<Arc<dyn Dataset>> {
+        Ok(Arc::new(Vectors))
+    }
+}
+
+struct Vectors;
+
+impl Dataset for Vectors {
+    fn len(&self) -> usize {
+        40
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::f32("inputs", [4]), Field::f32("targets", [2])]
+    }
+
+    fn read(&self, _: u64, index: usize, sample: &mut Sample<'_>) {
+        let value = |at: usize| ((index * 7 + at * 3) % 11) as f32 / 11.0;
+        for (at, x) in sample.f32("inputs").iter_mut().enumerate() {
+            *x = value(at);
+        }
+        let sums = [value(0) + value(1), value(2) + value(3)];
+        sample.f32("targets").copy_from_slice(&sums);
+    }
+}
+
+/// A model that does not classify, and says nothing about the samples that it trains on.
+#[derive(Debug, Args)]
+struct Regression {}
+
+impl Own for Regression {
+    const NAME: &str = "regression";
+    const ABOUT: &str = "One linear layer";
+}
+
+impl ModelSettings for Regression {
+    fn build(&self, _: &dyn Dataset, world_size: usize) -> Result<Model, ModelError> {
+        let mut layout = LayoutBuilder::new();
+        let unit = layout.unit("linear");
+        let linear = layers::Linear::new(&mut layout, 4, 2, Activation::None);
+        let (blocks, objective) = (vec![Block::new(unit, linear)], Box::new(MeanSquaredError));
+        let layout = Arc::new(layout.finish(world_size));
+        Ok(Model { name: Self::NAME, blocks, objective, layout, activation_elems: 6 })
+    }
+}
+
+#[test]
+fn a_model_without_classes_has_no_accuracy() {
+    in_scratch_folder();
+    let program = Program::new().model::<Regression>().data_set::<Sums>();
+    let flags = "--model regression --data sums --nproc 2 --batch-size 5 --epochs 2 --quiet";
+    let more = "--evaluate --eval-every 3 --tensorboard --name without-classes";
+    let run = program.train(format!("{flags} {more}").split_whitespace()).unwrap();
+    assert_eq!(run.accuracy(), None);
+    assert_eq!(run.summary.number("eval_samples"), Some(40.0));
+    for name in ["train_accuracy", "eval_accuracy", "eval_accuracy_pct", "eval_tokens"] {
+        assert_eq!(run.summary.number(name), None, "{name}");
+    }
+    let metrics = fs::read_to_string(run.folder.join("metrics.jsonl")).unwrap();
+    assert!(metrics.contains("eval_loss"), "{metrics}");
+    assert!(!metrics.contains("accuracy") && !metrics.contains("correct"), "{metrics}");
+    let entries = fs::read_dir(&run.folder).unwrap().map(|entry| entry.unwrap().path());
+    let events = entries.filter(|path| path.to_str().unwrap().contains("tfevents"));
+    for file in events {
+        let bytes = fs::read(file).unwrap();
+        let has = |word: &str| bytes.windows(word.len()).any(|part| part == word.as_bytes());
+        assert!(has("evaluation/loss") && !has("accuracy"));
+    }
+    fs::remove_dir_all(&run.folder).unwrap();
 }
 
 #[test]

@@ -67,6 +67,20 @@ fn a_model_goes_on_from_a_checkpoint_with_the_same_flags_only() {
 }
 
 #[test]
+fn a_layer_with_parameters_trains_alike_on_any_ranks() {
+    let sandbox = Sandbox::new();
+    let flags = "train --model scaled --width 32 --optimizer adamw --samples 2000 --batch-size 16";
+    let train = |more: &str| run(&sandbox, "own_layer", &format!("{flags} {more}")).ok();
+    let tree = "--accumulation-order tree --accumulate";
+    let one = train(&format!("--nproc 1 {tree} 2 --evaluate --epochs 1"));
+    let two = train("--nproc 2 --evaluate --epochs 1");
+    assert_eq!(one.weights(), two.weights());
+    assert!(accuracy(&two) > 90.0, "{}", two.stdout);
+    train("--nproc 2 --precision bf16 --steps 4 --strategy sharded3");
+    train("--nproc 2 --find-unused-parameters --steps 4");
+}
+
+#[test]
 fn the_name_of_a_model_and_its_flags_are_known_everywhere() {
     let sandbox = Sandbox::new();
     let help = run(&sandbox, "own_model", "train --help").ok().stdout;
@@ -174,8 +188,8 @@ fn the_documentation_shows_code_of_the_examples() {
     let part = page.split(begin).nth(1).unwrap().split(end).next().unwrap();
     let blocks: Vec<&str> =
         part.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert_eq!(blocks.len(), 8, "{blocks:#?}");
-    let examples = ["own_model", "own_dataset", "own_strategy"].map(|name| {
+    assert_eq!(blocks.len(), 10, "{blocks:#?}");
+    let examples = ["own_model", "own_layer", "own_dataset", "own_strategy"].map(|name| {
         let text = fs::read_to_string(root.join(format!("examples/{name}.rs"))).unwrap();
         assert!(text.lines().count() < 100, "{name} is to be read in one go");
         text

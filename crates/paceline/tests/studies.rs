@@ -313,6 +313,40 @@ fn all_strategies_are_compared() {
 }
 
 #[test]
+fn comparisons_show_accuracies_and_the_lines_that_are_asked_for() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} {SHORT} --nproc 2 --epochs 1 --ddp-choice published");
+    let run = sandbox.train(&format!("{flags} --evaluate --log-every 1 --json c.json")).ok();
+    let report = json(&sandbox.path("c.json"));
+    let head = run.stdout.lines().find(|line| line.starts_with("strategy  ")).unwrap();
+    assert!(head.contains("eval loss  accuracy %"), "{head}");
+    for of in report["runs"].as_array().unwrap() {
+        let name = of["choice"].as_str().unwrap();
+        let accuracy = 100.0 * number(&of["summary"], "eval_accuracy");
+        let line = run.line(&format!("{name}  "));
+        assert!(line.contains(&format!("{accuracy:.2}")), "{accuracy}: {line}");
+        for progress in ["Epoch 1 Batch 1 Loss: ", "Epoch 1/1: loss ", "Evaluation accuracy: "] {
+            run.line(&format!("{name}: {progress}"));
+        }
+        assert!(!run.stdout.contains(&format!("{name}: Total time")), "{}", run.stdout);
+    }
+    // Without lines and without evaluations there are none.
+    let plain = sandbox.train(&format!("{flags} --log-every 1 --quiet --json c.json")).ok();
+    assert_eq!(plain.stdout, "");
+    let folder = run.line("Run folders: ").trim_end_matches('/').to_owned();
+    let mut compare = sandbox.paceline();
+    compare.arg("compare");
+    for entry in std::fs::read_dir(sandbox.path(&folder)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            compare.arg(path);
+        }
+    }
+    let compared = Run::of(compare).ok();
+    assert!(compared.stdout.contains("accuracy %"), "{}", compared.stdout);
+}
+
+#[test]
 fn published_settings_are_unequal() {
     let sandbox = Sandbox::new();
     let flags = format!("{TINY} {SHORT} --nproc 2 --epochs 1 --ddp-choice all --as-published");

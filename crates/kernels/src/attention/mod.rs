@@ -273,6 +273,9 @@ pub fn backward(
             }
         }
         Device::Meta => {
+            // Two products for each of the forward pass.
+            let pairs = [spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
+            compute.count_backward(pairs.into_iter().chain([2]));
             let (dtype, real) = stored::types(OP, qkv)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [qkv, output, d_output])?;
             let pretended = pretended.reads(real, [table.values(), log_sums])?;

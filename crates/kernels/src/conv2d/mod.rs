@@ -167,6 +167,7 @@ pub fn backward_weight(
             }),
         },
         Device::Meta => {
+            compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(op, input, d_output)?;
             let mut pretended = Pretended::new(compute, op)
                 .reads(outer, [input])?
@@ -219,6 +220,7 @@ pub fn backward_input(
             }),
         },
         Device::Meta => {
+            compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(op, d_input, d_output)?;
             let mut pretended = Pretended::new(compute, op)
                 .reads(params, [weight])?

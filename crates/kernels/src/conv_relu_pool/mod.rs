@@ -179,6 +179,7 @@ pub fn backward_weight(
             }),
         },
         Device::Meta => {
+            compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(OP, input, d_output)?;
             let mut pretended = Pretended::new(compute, OP)
                 .reads(outer, [input])?
@@ -236,6 +237,7 @@ pub fn backward_input(
             }),
         },
         Device::Meta => {
+            compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(OP, d_input, d_output)?;
             let mut pretended = Pretended::new(compute, OP)
                 .reads(params, [weight])?

@@ -78,6 +78,7 @@ pub(super) fn backward_weight(
             product(compute, dy, x, dw.destination(n, k), accumulate)
         }
         Device::Meta => {
+            compute.count_backward([m, n, k]);
             if let Some(d_bias) = d_bias {
                 let mut pretended = claims(compute, [d_output], d_bias)?;
                 if is_bf16(d_bias) {
@@ -106,6 +107,7 @@ pub(super) fn backward_input(
             product(compute, dy.matrix(m, n), w.matrix(n, k), dx.destination(m, k), false)
         }
         Device::Meta => {
+            compute.count_backward([m, n, k]);
             let mut pretended = claims(compute, [weight, d_output], d_input)?;
             pretended.scratch(DType::F32, scratch_len(compute, m, k, n, is_bf16(d_input)))
         }

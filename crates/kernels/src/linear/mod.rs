@@ -173,6 +173,7 @@ pub fn backward_weight(
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
+            compute.count_backward([m, n, k]);
             let dtype = meta::float(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [input, d_output])?;
             pretended.writes(dtype, [d_weight].into_iter().chain(d_bias))?;
@@ -208,6 +209,7 @@ pub fn backward_input(
             dtype => return Err(KernelError::DType { op: OP, dtype }),
         },
         Device::Meta => {
+            compute.count_backward([m, n, k]);
             let dtype = meta::float(OP, d_output)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [weight, d_output])?;
             pretended.writes(dtype, [d_input])?;

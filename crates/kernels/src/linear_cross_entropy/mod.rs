@@ -119,6 +119,9 @@ fn run(
         },
         Device::Meta => {
             compute.count_products([rows, classes, inputs]);
+            for _ in d_input.iter().chain(&d_weight) {
+                compute.count_backward([rows, classes, inputs]);
+            }
             let (dtype, real) = stored::types(OP, input)?;
             let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
             let pretended = pretended.reads(real, [weight])?.reads(DType::I64, [labels])?;

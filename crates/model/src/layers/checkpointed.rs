@@ -25,6 +25,10 @@ impl<L: Layer> Checkpointed<L> {
 }
 
 impl<L: Layer> Layer for Checkpointed<L> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let (output, _) = self.0.forward(cx, input.clone())?;
         Ok((output, Saved::of([input])))

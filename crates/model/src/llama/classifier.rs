@@ -32,6 +32,10 @@ impl Objective for Classifier {
         Some(self.unit)
     }
 
+    fn classifies(&self) -> bool {
+        true
+    }
+
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
         let [last, _] = self.last_tokens(cx, output)?;
         let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);

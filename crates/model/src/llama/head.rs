@@ -24,6 +24,10 @@ impl Objective for LanguageModelHead {
         true
     }
 
+    fn classifies(&self) -> bool {
+        true
+    }
+
     fn count(&self, batch: &Batch) -> Result<usize> {
         match batch.get(Batch::TARGETS) {
             Some(targets) => {

@@ -11,10 +11,6 @@ use paceline_strategies::ReplicaOptions;
 use super::memory::{batch_of, if_possible};
 use crate::{Failure, Result};
 
-/// The passes of a step have this many times the products of the forward pass: the backward pass has two for each of
-/// them, the gradient of the weight and that of the input.
-const PASSES: u64 = 3;
-
 /// The floating-point operations of the model's products for a sample in a step. `length` is that of the sample, where
 /// lengths differ. `None` if the model has a layer of the user's own that reads values, so that it cannot be rehearsed.
 pub fn per_sample(
@@ -32,5 +28,5 @@ pub fn per_sample(
     let rehearsal = if_possible(rehearse()).map_err(|error| {
         Failure::Run(format!("the floating-point operations of a step: {error}"))
     })?;
-    Ok(rehearsal.map(|rehearsal| PASSES * rehearsal.forward_flops))
+    Ok(rehearsal.map(|rehearsal| rehearsal.forward_flops + rehearsal.backward_flops))
 }

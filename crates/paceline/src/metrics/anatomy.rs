@@ -8,6 +8,7 @@
 use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
 
+use super::figure::Ranks;
 use super::gathers::GatherMean;
 use super::meter::StepTimes;
 use super::rank_report::RankReport;
@@ -141,8 +142,9 @@ impl Anatomy {
             return Self::default();
         }
         let mean = |part: fn(&StepTimes) -> u64| steps.mean(part).unwrap_or(0.0) / 1e6;
-        let over_ranks =
-            |part: &dyn Fn(&RankReport) -> f64| part_mean(reports.iter().map(part)) / 1e6;
+        let over_ranks = |part: &dyn Fn(&RankReport) -> f64| {
+            Ranks::Mean.combine(reports.iter().map(part)).unwrap_or(0.0) / 1e6
+        };
         let num_ops = reports.iter().map(|report| report.alike.ops.len()).min().unwrap_or(0);
         let ops: Vec<OpLine> = (0..num_ops)
             .map(|at| {
@@ -226,11 +228,6 @@ impl Anatomy {
 
 fn pct(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
-}
-
-fn part_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
-    let count = values.len().max(1) as f64;
-    values.sum::<f64>() / count
 }
 
 /// The rank that made the others wait most. In each step, the rank that waited least is the last one to

@@ -5,6 +5,7 @@ use paceline_memory::Category;
 
 use super::anatomy::{Anatomy, BucketLine, GatherLine, Slowest};
 use super::facts::Facts;
+use super::figure::Figure;
 use super::memory::TOTAL;
 use super::memory_lines::memory_lines;
 use super::steps::AllSteps;
@@ -13,15 +14,22 @@ use crate::text::{plain_table, plural, thousands};
 
 /// A number of a run as it is shown; a dash if nothing was measured.
 fn number(facts: &Facts, name: &str) -> String {
-    let figure = table::find(name).expect("the table has each figure that the console prints");
-    let value = figure.of_run(facts).and_then(|value| value.as_f64());
-    value.map_or("-".to_owned(), |value| figure.shown(value))
+    value(facts, name).map_or("-".to_owned(), |value| figure(name).shown(value))
+}
+
+/// A number of a run, if it was measured.
+fn value(facts: &Facts, name: &str) -> Option<f64> {
+    figure(name).of_run(facts)?.as_f64()
+}
+
+fn figure(name: &str) -> &'static Figure {
+    table::find(name).expect("the table has each figure that the console prints")
 }
 
 /// A mean over ranks and steps as it is shown; a dash if nothing was measured.
 fn mean(steps: &AllSteps, name: &str) -> String {
-    let figure = table::find(name).expect("the table has each figure that the console prints");
-    figure.mean(steps).map_or("-".to_owned(), |value| figure.shown(value))
+    let figure = figure(name);
+    figure.of_steps(steps).map_or("-".to_owned(), |value| figure.shown(value))
 }
 
 fn rounded(value: Option<f64>) -> String {
@@ -39,7 +47,7 @@ fn unmeasured(facts: &Facts) -> String {
 pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
     let number = |name| number(facts, name);
     let num_measured = facts.steps.count();
-    let mut lines = vec![format!("Total time: {} s", number("total_s"))];
+    let mut lines = vec![format!("Total time: {} s", number("total_s")), samples_line(facts)];
     if num_measured == 0 {
         lines.push(unmeasured(facts));
     } else {
@@ -49,13 +57,13 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
                 number("step_ms_median"),
                 number("step_ms_p99"),
                 thousands(num_measured),
-                rounded(facts.steps.samples_per_s()),
-                facts.steps.tokens_per_s().map_or(String::new(), |of| {
+                rounded(value(facts, "samples_per_s")),
+                value(facts, "tokens_per_s").map_or(String::new(), |of| {
                     format!(", {} tokens/s", rounded(Some(of)))
                 })
             ),
         ]);
-        lines.extend(facts.model_flops_per_s().zip(facts.peak_flops_per_s()).map(|_| {
+        lines.extend(value(facts, "mfu_pct").map(|_| {
             let threads = plural(facts.config.threads, "thread");
             format!(
                 "Model FLOP/s: {} GFLOP/s per rank, {} % of the peak of {threads} ({} GFLOP/s, measured)",
@@ -91,7 +99,7 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
             cost.synchronised_ms, cost.unsynchronised_ms, cost.added_pct
         ));
     }
-    let peaks = facts.peak_bytes();
+    let peaks = facts.peak_bytes(figure("peak_bytes").ranks);
     let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
     let peaks: Vec<String> = categories
         .filter_map(|name| peaks.get(name).map(|bytes| (name, *bytes)))
@@ -100,16 +108,13 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
         .collect();
     lines.extend(memory_lines(facts, width));
     lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
-    let resident = facts.sum(|report| report.resident_bytes) / facts.reports.len().max(1) as u64;
+    let resident = value(facts, "resident_bytes").unwrap_or(0.0);
     let predicted = facts.predicted_resident_bytes();
     let predicted = predicted.map_or(String::new(), |bytes| {
-        let off = 100.0 * (resident as f64 / bytes - 1.0);
+        let off = 100.0 * (resident / bytes - 1.0);
         format!(", predicted {:.1} MB ({off:+.1} %)", bytes / 1e6)
     });
-    lines.push(format!(
-        "Resident (proportional) per rank: {:.1} MB{predicted}",
-        resident as f64 / 1e6
-    ));
+    lines.push(format!("Resident (proportional) per rank: {:.1} MB{predicted}", resident / 1e6));
     let digest = facts.reports.first().map_or("", |report| &report.weights_sha256);
     lines.push(format!("Weights: sha256 {digest}"));
     if !facts.replicas_agree() {
@@ -121,8 +126,8 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
             }
         ));
     }
-    let dropped = facts.sum(|report| report.dropped_spans);
-    if dropped > 0 {
+    let dropped = value(facts, "dropped_spans").unwrap_or(0.0);
+    if dropped > 0.0 {
         lines.push(format!(
             "{dropped} spans or operations found no room; times and counts are too low"
         ));
@@ -130,15 +135,28 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
     lines.join("\n")
 }
 
+/// The samples of an optimizer step, and what they are made of.
+fn samples_line(facts: &Facts) -> String {
+    let config = facts.config;
+    let batches = config.strategy.accumulate.min(config.steps_per_epoch);
+    let ranks = plural(config.world_size, "rank");
+    let each = match &config.rank_samples {
+        None => thousands(config.global_batch_size as u64),
+        Some(_) => format!("up to {}", thousands((config.batch_size * config.world_size) as u64)),
+    };
+    let samples = rounded(Some(config.samples_per_step()));
+    format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
+}
+
 /// A line that says how many steps the times of single operations and gradients leave out, if they leave
 /// out any.
 fn unlike_line(facts: &Facts) -> Option<String> {
-    let num_unlike = facts.max(|report| report.alike.num_unlike);
-    (num_unlike > 0).then(|| {
+    let num_unlike = value(facts, "unlike_steps").unwrap_or(0.0);
+    (num_unlike > 0.0).then(|| {
         format!(
             "{} of {} steps have other operations or gradients than the first one: the times of buckets and \
              gradients leave them out",
-            thousands(num_unlike),
+            thousands(num_unlike as u64),
             thousands(facts.steps.count())
         )
     })
@@ -150,7 +168,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
     let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).chain(wall);
     let rows: Vec<[String; 3]> = parts
         .map(|figure| {
-            let ms = figure.mean(steps).unwrap_or(0.0);
+            let ms = figure.of_steps(steps).unwrap_or(0.0);
             let share = 100.0 * ms / anatomy.wall_ms;
             let share = if share.is_finite() { share } else { 0.0 };
             [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::bar::{self, Bar, Speed, three_digits, time_left};
 use crate::run::config::TrainConfig;
 use crate::run::named::PrecisionName;
-use crate::run::progress::{EpochSums, Evaluation, Progress};
+use crate::run::progress::{Evaluation, Progress, TestResult};
 use crate::streams;
 use crate::text::{line_width, plural, thousands};
 
@@ -166,16 +166,15 @@ impl<'a> Console<'a> {
         }
     }
 
-    fn evaluated(&mut self, Evaluation { steps, sums, is_final, .. }: &Evaluation) {
+    fn evaluated(&mut self, Evaluation { steps, result, is_final, .. }: &Evaluation) {
         if *is_final {
-            evaluation_lines(sums).iter().for_each(|line| self.say(line));
+            evaluation_lines(result).iter().for_each(|line| self.say(line));
         } else {
-            let samples = thousands(sums.count as u64);
-            let (loss, accuracy) = (sums.mean_loss(), 100.0 * sums.accuracy());
-            self.say(format!(
-                "Step {steps}: evaluation loss {loss:.4}, accuracy {accuracy:.2} %, over {samples} \
-                 samples"
-            ));
+            let (loss, over) = (result.sums.mean_loss(), over(result));
+            let accuracy = result.accuracy();
+            let accuracy =
+                accuracy.map_or(String::new(), |part| format!("accuracy {:.2} %, ", 100.0 * part));
+            self.say(format!("Step {steps}: evaluation loss {loss:.4}, {accuracy}{over}"));
         }
     }
 
@@ -234,8 +233,8 @@ impl Listener for Console<'_> {
             }
             Event::Step(step) => self.step(step),
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
-            Event::EpochEnded { epoch, sums, took } => {
-                let accuracy = match self.config.model.has_classes() {
+            Event::EpochEnded { epoch, sums, has_classes, took } => {
+                let accuracy = match has_classes {
                     true => format!(", accuracy {:.2} %", 100.0 * sums.accuracy()),
                     false => String::new(),
                 };
@@ -267,10 +266,19 @@ impl Listener for Console<'_> {
 }
 
 /// The lines for an evaluation of a finished model.
-pub fn evaluation_lines(sums: &EpochSums) -> [String; 2] {
-    let samples = thousands(sums.count as u64);
-    [
-        format!("Evaluation loss: {:.4}, over {samples} samples", sums.mean_loss()),
-        format!("Evaluation accuracy: {:.2}%", 100.0 * sums.accuracy()),
-    ]
+pub fn evaluation_lines(result: &TestResult) -> Vec<String> {
+    let loss = result.sums.mean_loss();
+    let mut lines = vec![format!("Evaluation loss: {loss:.4}, {}", over(result))];
+    let accuracy = result.accuracy();
+    lines.extend(accuracy.map(|part| format!("Evaluation accuracy: {:.2}%", 100.0 * part)));
+    lines
+}
+
+/// What the means of an evaluation are over.
+fn over(result: &TestResult) -> String {
+    let samples = thousands(result.samples as u64);
+    match result.tokens() {
+        Some(tokens) => format!("over {} tokens of {samples} samples", thousands(tokens as u64)),
+        None => format!("over {samples} samples"),
+    }
 }

@@ -57,6 +57,8 @@ pub enum Event<'a> {
         epoch: u64,
         /// The sums over its samples.
         sums: EpochSums,
+        /// Whether the model classifies.
+        has_classes: bool,
         /// Its time, evaluations included.
         took: Duration,
     },

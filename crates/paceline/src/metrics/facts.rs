@@ -1,6 +1,6 @@
 //! Everything that is known about a run at its end. The figures of a run are computed from this.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use paceline_strategies::Alternating;
 use serde::Serialize;
 
 use super::anatomy::Anatomy;
+use super::figure::Ranks;
 use super::memory::{Bytes, RESERVED, RankMemory};
 use super::rank_report::RankReport;
 use super::steps::{AllSteps, KeptStep};
@@ -35,6 +36,8 @@ pub struct Outcome {
     pub num_steps: u64,
     /// The sums over the last epoch of training.
     pub trained: Option<EpochSums>,
+    /// Whether the model classifies.
+    pub has_classes: bool,
     /// The memory that the ranks need by prediction.
     pub predicted: Needs,
     /// The evaluation at the end.
@@ -124,16 +127,16 @@ impl<'a> Facts<'a> {
         self.reports.windows(2).all(|pair| pair[0].weights_sha256 == pair[1].weights_sha256)
     }
 
-    /// The most bytes alive at once on any rank, by category.
-    pub fn peak_bytes(&self) -> BTreeMap<&str, u64> {
-        let mut peaks = BTreeMap::new();
-        let all = self.reports.iter().flat_map(|report| &report.memory.peak_bytes);
+    /// The most bytes alive at once, by category.
+    pub fn peak_bytes(&self, ranks: Ranks) -> BTreeMap<&str, u64> {
+        let all = self.reports.iter().flat_map(|report| report.memory.peak_bytes.keys());
         // What is free in a pool is in no tensor.
-        for (category, &bytes) in all.filter(|(name, _)| *name != RESERVED) {
-            let peak = peaks.entry(category.as_str()).or_insert(0);
-            *peak = bytes.max(*peak);
-        }
-        peaks
+        let names: BTreeSet<&str> = all.map(String::as_str).filter(|of| *of != RESERVED).collect();
+        let of = |name: &str, report: &RankReport| {
+            report.memory.peak_bytes.get(name).copied().unwrap_or(0)
+        };
+        let peak = |name| Some((name, self.combine(ranks, |report| of(name, report))?));
+        names.into_iter().filter_map(peak).collect()
     }
 
     /// The memory of each rank by phase.
@@ -168,25 +171,20 @@ impl<'a> Facts<'a> {
     }
 
     /// Floating-point operations of the model per second and rank, in the measured steps.
-    pub fn model_flops_per_s(&self) -> Option<f64> {
+    pub fn model_flops_per_s(&self, ranks: Ranks) -> Option<f64> {
         let of_sample = self.outcome.flops_per_sample? as f64;
-        Some(self.steps.samples_per_s()? * of_sample / self.config.world_size as f64)
+        Some(self.steps.samples_per_s(ranks)? * of_sample / self.config.world_size as f64)
     }
 
-    /// The mean over the ranks of the most floating-point operations per second that they can make.
-    pub fn peak_flops_per_s(&self) -> Option<f64> {
+    /// The most floating-point operations per second that a rank can make.
+    pub fn peak_flops_per_s(&self, ranks: Ranks) -> Option<f64> {
         let peaks = self.reports.iter().map(|report| report.peak_flops_per_s);
-        Some(peaks.sum::<f64>() / self.reports.len() as f64).filter(|peak| *peak > 0.0)
+        ranks.combine(peaks).filter(|peak| *peak > 0.0)
     }
 
-    /// The largest value of any rank.
-    pub fn max(&self, part: impl Fn(&RankReport) -> u64) -> u64 {
-        self.reports.iter().map(part).max().unwrap_or(0)
-    }
-
-    /// The sum over all ranks.
-    pub fn sum(&self, part: impl Fn(&RankReport) -> u64) -> u64 {
-        self.reports.iter().map(part).sum()
+    /// A number of each rank's report, combined, without a fraction.
+    pub fn combine(&self, ranks: Ranks, part: impl Fn(&RankReport) -> u64) -> Option<u64> {
+        Some(ranks.combine(self.reports.iter().map(|report| part(report) as f64))? as u64)
     }
 }
 
@@ -223,7 +221,8 @@ impl SyncCost {
             };
             let ranks = steps.each().filter(|ranks| belongs(ranks[0].number));
             let mean = |ranks: Vec<_>| {
-                ranks.iter().map(|step: &KeptStep| step.step).sum::<u64>() / ranks.len() as u64
+                let times = ranks.iter().map(|step: &KeptStep| step.step as f64);
+                Ranks::Mean.combine(times).unwrap_or(0.0) as u64
             };
             let steps: Vec<u64> = ranks.map(mean).collect();
             nearest_rank(&steps, 0.5).map(ms)

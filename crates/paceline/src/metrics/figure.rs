@@ -46,17 +46,22 @@ pub struct Figure {
     pub elsewhere: Option<(&'static str, f64)>,
 }
 
-/// How the values of the ranks are combined into one.
+/// How the values of the ranks are combined into one. Figures are computed by this rule, and not only printed with it: a
+/// figure with another rule is another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranks {
     /// The value of rank 0.
     First,
     /// All ranks have the same value, or the value belongs to no rank.
     Same,
-    /// The mean over the ranks.
+    /// The mean over the ranks. A ratio is that of the means.
     Mean,
+    /// The mean over the samples or tokens of all ranks: sums of all ranks, divided.
+    MeanOfSamples,
     /// In each step, the value of the rank where it is largest.
     SlowestOfStep,
+    /// The value of the rank that takes longest in all.
+    SlowestRank,
     /// The largest value of any rank.
     Max,
     /// The sum over the ranks.
@@ -72,10 +77,30 @@ impl Ranks {
             Self::First => "rank 0",
             Self::Same => "the same on all",
             Self::Mean => "mean",
+            Self::MeanOfSamples => "mean over the samples of all",
             Self::SlowestOfStep => "slowest of each step",
+            Self::SlowestRank => "the rank that takes longest",
             Self::Max => "maximum",
             Self::Sum => "sum",
             Self::Each => "each rank",
+        }
+    }
+
+    /// Combines one value of each rank, in rank order. A time is that of the whole run. `None` if there are no ranks, or if
+    /// this rule needs more than one value of each: its steps, its samples, or the values side by side.
+    pub fn combine(self, values: impl IntoIterator<Item = f64>) -> Option<f64> {
+        let mut values = values.into_iter();
+        let first = values.next()?;
+        match self {
+            Self::First | Self::Same => Some(first),
+            Self::Mean => {
+                let add = |(count, sum): (f64, f64), value| (count + 1.0, sum + value);
+                let (count, sum) = values.fold((1.0, first), add);
+                Some(sum / count)
+            }
+            Self::Max | Self::SlowestRank => Some(values.fold(first, f64::max)),
+            Self::Sum => Some(values.fold(first, |sum, value| sum + value)),
+            Self::MeanOfSamples | Self::SlowestOfStep | Self::Each => None,
         }
     }
 }
@@ -86,7 +111,7 @@ pub enum Source {
     /// The position of the run, from its steps and epochs, which count from 1. Each line of
     /// `metrics.jsonl` begins with it.
     Position(fn(u64, u64) -> u64),
-    /// A quantity of each step, times a factor. The value of a run is the mean over its measured steps.
+    /// A quantity of each step, times a factor. The value of a rank is the mean over its measured steps.
     Times(fn(&StepTimes) -> u64, f64),
     /// A step, if it has this figure.
     Step(fn(&StepDone) -> Option<Value>),
@@ -94,8 +119,8 @@ pub enum Source {
     Evaluation(fn(&Evaluation) -> Option<f64>),
     /// The time that saving a checkpoint took.
     Save(fn(&Save) -> f64),
-    /// A run.
-    Run(fn(&Facts) -> Value),
+    /// A run, and the rule by which the values of its ranks are combined.
+    Run(fn(&Facts, Ranks) -> Value),
     /// The summary of a run, together with what the comparison is told or computes.
     Comparison,
 }
@@ -235,17 +260,17 @@ impl Figure {
     /// Its value in a run, which is null if nothing was measured; `None` if it is not a figure of runs.
     pub fn of_run(&self, facts: &Facts) -> Option<Value> {
         match self.source {
-            Source::Run(of) => Some(of(facts)),
+            Source::Run(of) => Some(of(facts, self.ranks)),
             Source::Evaluation(of) => Some(facts.outcome.evaluated.as_ref().and_then(of).into()),
-            Source::Times(..) => Some(self.mean(&facts.steps).into()),
+            Source::Times(..) => Some(self.of_steps(&facts.steps).into()),
             _ => None,
         }
     }
 
-    /// The mean over ranks and measured steps, for a figure that is a quantity of each step.
-    pub fn mean(&self, steps: &AllSteps) -> Option<f64> {
+    /// The mean over the measured steps, combined over the ranks, for a figure that is a quantity of each step.
+    pub fn of_steps(&self, steps: &AllSteps) -> Option<f64> {
         let Source::Times(of, factor) = self.source else { return None };
-        steps.mean(of).map(|value| value * factor)
+        steps.combine(self.ranks, of).map(|value| value * factor)
     }
 
     /// Its value in a summary that was written by this version or an earlier one.

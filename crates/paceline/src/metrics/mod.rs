@@ -24,6 +24,8 @@ pub mod console;
 pub mod event;
 pub mod facts;
 pub mod figure;
+#[cfg(test)]
+mod figure_tests;
 pub mod gathers;
 pub mod jsonl;
 pub mod memory;

@@ -9,6 +9,7 @@ use paceline_analysis::stats::nearest_rank;
 use paceline_strategies::StepLoss;
 use serde::{Deserialize, Serialize};
 
+use super::figure::Ranks;
 use super::meter::StepTimes;
 use crate::text::ms;
 
@@ -125,51 +126,81 @@ impl<'a> AllSteps<'a> {
     }
 
     /// A part of each kept step, on the rank where it is largest.
-    pub fn slowest(&self, part: fn(&KeptStep) -> u64) -> Vec<u64> {
+    fn slowest(&self, part: fn(&KeptStep) -> u64) -> Vec<u64> {
         self.each().map(|ranks| ranks.iter().map(part).max().unwrap_or(0)).collect()
     }
 
-    /// A quantile of the slowest rank's steps, without the wait for data, in milliseconds.
-    pub fn step_ms(&self, part: f64) -> Option<f64> {
-        nearest_rank(&self.slowest(|step| step.step), part).map(ms)
+    /// A quantile of the times of the kept steps, without the wait for data, in milliseconds.
+    pub fn step_ms(&self, ranks: Ranks, quantile: f64) -> Option<f64> {
+        let of = |steps: &[u64]| nearest_rank(steps, quantile).map(ms);
+        if ranks == Ranks::SlowestOfStep {
+            return of(&self.slowest(|step| step.step));
+        }
+        let steps = |log: &&StepLog| log.kept.iter().map(|step| step.step).collect::<Vec<_>>();
+        let each: Option<Vec<f64>> = self.logs.iter().map(|log| of(&steps(log))).collect();
+        ranks.combine(each?)
+    }
+
+    /// The mean over the measured steps of a part of a step, combined over the ranks.
+    pub fn combine(&self, ranks: Ranks, part: impl Fn(&StepTimes) -> u64) -> Option<f64> {
+        let mean = |log: &&StepLog| part(&log.sums) as f64 / log.count as f64;
+        (self.count() > 0).then(|| ranks.combine(self.logs.iter().map(mean))).flatten()
     }
 
     /// The mean over ranks and steps of a part of a step.
     pub fn mean(&self, part: impl Fn(&StepTimes) -> u64) -> Option<f64> {
-        let count: u64 = self.logs.iter().map(|log| log.count).sum();
-        let sum: u64 = self.logs.iter().map(|log| part(&log.sums)).sum();
-        (count > 0).then(|| sum as f64 / count as f64)
+        self.combine(Ranks::Mean, part)
     }
 
-    /// Samples per second of all ranks in the measured steps, including the slowest rank's wait for data.
-    /// This is a mean, so a loader that stalls now and then counts.
-    pub fn samples_per_s(&self) -> Option<f64> {
-        let shared = self.logs.first()?.shared_samples;
-        let own: u64 = self.logs.iter().map(|log| log.own_samples).sum();
-        self.per_s(shared + own)
+    /// A part of the steps in percent of another, each of them combined over the ranks; `None` if that other is zero.
+    pub fn pct(
+        &self,
+        ranks: Ranks,
+        part: fn(&StepTimes) -> u64,
+        of: fn(&StepTimes) -> u64,
+    ) -> Option<f64> {
+        let whole = self.combine(ranks, of).filter(|whole| *whole > 0.0)?;
+        Some(100.0 * self.combine(ranks, part)? / whole)
+    }
+
+    /// Samples per second of all ranks in the measured steps, with the wait for data. This is a mean, so a loader that stalls
+    /// now and then counts.
+    pub fn samples_per_s(&self, ranks: Ranks) -> Option<f64> {
+        Some(self.samples() as f64 / self.seconds(ranks)?)
     }
 
     /// Tokens per second of all ranks, padding left out, in the same time; `None` if the model has no tokens.
-    pub fn tokens_per_s(&self) -> Option<f64> {
-        let tokens = self.logs.iter().map(|log| log.own_tokens).sum();
-        self.per_s(tokens).filter(|_| tokens > 0)
+    pub fn tokens_per_s(&self, ranks: Ranks) -> Option<f64> {
+        Some(self.tokens()? as f64 / self.seconds(ranks)?)
     }
 
     /// The mean number of tokens of a sample, padding left out; `None` if the model has no tokens.
     pub fn tokens_per_sample(&self) -> Option<f64> {
-        Some(self.tokens_per_s()? / self.samples_per_s()?)
+        Some(self.tokens()? as f64 / self.samples() as f64)
     }
 
-    /// `sum`, a sum over the measured steps, divided by the time of these steps with the wait for data.
-    fn per_s(&self, sum: u64) -> Option<f64> {
-        let walls = self.slowest(KeptStep::wall);
-        let wall_s = walls.iter().map(|ns| *ns as f64).sum::<f64>() / walls.len() as f64 / 1e9;
-        (self.count() > 0).then(|| sum as f64 / self.count() as f64 / wall_s)
+    /// Samples of all ranks in the measured steps.
+    fn samples(&self) -> u64 {
+        let shared = self.logs.first().map_or(0, |log| log.shared_samples);
+        shared + self.logs.iter().map(|log| log.own_samples).sum::<u64>()
+    }
+
+    fn tokens(&self) -> Option<u64> {
+        Some(self.logs.iter().map(|log| log.own_tokens).sum()).filter(|tokens| *tokens > 0)
+    }
+
+    /// The time of all measured steps with the wait for data, combined over the ranks. The times of each rank are added up
+    /// first: ranks that do not wait for each other are slow in different steps, and their slowest steps added up are more
+    /// than any rank has taken.
+    fn seconds(&self, ranks: Ranks) -> Option<f64> {
+        let of_rank = |log: &&StepLog| (log.sums.step + log.sums.data) as f64 / 1e9;
+        ranks.combine(self.logs.iter().map(of_rank)).filter(|seconds| *seconds > 0.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Ranks::{SlowestOfStep, SlowestRank};
     use super::*;
 
     fn loss(count: usize, is_shared: bool) -> StepLoss {
@@ -241,14 +272,27 @@ mod tests {
         let (one, other) = (log(&[(10, 0), (30, 0), (10, 5)]), log(&[(20, 0), (10, 0), (12, 0)]));
         let all = AllSteps::new([&one, &other]);
         assert_eq!(all.slowest(|step| step.step), [20, 30, 12].map(|ms| ms * 1_000_000));
-        assert_eq!((all.step_ms(0.5), all.step_ms(0.99)), (Some(20.0), Some(30.0)));
-        // 300 samples in 20 + 30 + 15 ms.
-        assert!((all.samples_per_s().unwrap() - 300.0 / 0.065).abs() < 1e-6);
+        assert_eq!(
+            (all.step_ms(SlowestOfStep, 0.5), all.step_ms(SlowestOfStep, 0.99)),
+            (Some(20.0), Some(30.0))
+        );
         let none = AllSteps::new([]);
         assert_eq!(
-            (none.samples_per_s(), none.step_ms(0.5), none.mean(|t| t.step)),
+            (
+                none.samples_per_s(SlowestRank),
+                none.step_ms(SlowestOfStep, 0.5),
+                none.mean(|t| t.step)
+            ),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn ranks_that_do_not_wait_take_as_long_as_the_one_that_takes_longest() {
+        // Each rank is slow in other steps: 60 and 55 ms in all, and 90 ms would be the sum of the slowest.
+        let (one, other) = (log(&[(10, 0), (40, 0), (10, 0)]), log(&[(35, 0), (10, 0), (5, 5)]));
+        let all = AllSteps::new([&one, &other]);
+        assert!((all.samples_per_s(SlowestRank).unwrap() - 300.0 / 0.060).abs() < 1e-6);
     }
 
     #[test]
@@ -259,9 +303,9 @@ mod tests {
         (0..20).step_by(10).for_each(|at| stalls[at].1 = 100);
         let slow = log(&stalls);
         let (fast, slow) = (AllSteps::new([&fast]), AllSteps::new([&slow]));
-        assert_eq!(fast.step_ms(0.5), slow.step_ms(0.5));
-        assert!((fast.samples_per_s().unwrap() - 10_000.0).abs() < 1e-6);
-        assert!((slow.samples_per_s().unwrap() - 5_000.0).abs() < 1e-6);
+        assert_eq!(fast.step_ms(SlowestOfStep, 0.5), slow.step_ms(SlowestOfStep, 0.5));
+        assert!((fast.samples_per_s(SlowestRank).unwrap() - 10_000.0).abs() < 1e-6);
+        assert!((slow.samples_per_s(SlowestRank).unwrap() - 5_000.0).abs() < 1e-6);
     }
 
     #[test]
@@ -272,6 +316,6 @@ mod tests {
             log.push(0, &times, &loss(10 + rank, false));
             log.push(1, &times, &loss(21, true));
         }
-        assert_eq!(AllSteps::new(&logs).samples_per_s(), Some(21.0));
+        assert_eq!(AllSteps::new(&logs).samples_per_s(SlowestRank), Some(21.0));
     }
 }

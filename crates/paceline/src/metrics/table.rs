@@ -7,7 +7,9 @@
 use serde_json::{Value, json};
 
 use super::figure::Better::{Higher, Lower};
-use super::figure::Ranks::{Each, First, Max, Mean, Same, SlowestOfStep, Sum};
+use super::figure::Ranks::{
+    Each, First, Max, Mean, MeanOfSamples, Same, SlowestOfStep, SlowestRank, Sum,
+};
 use super::figure::{Figure, Ranks, Source};
 use super::meter::StepTimes;
 
@@ -52,7 +54,7 @@ const fn run(
     name: &'static str,
     shown: Shown,
     ranks: Ranks,
-    of: fn(&super::facts::Facts) -> Value,
+    of: fn(&super::facts::Facts, Ranks) -> Value,
     definition: &'static str,
 ) -> Figure {
     Figure::new(name, shown, ranks, Source::Run(of), definition).summary()
@@ -76,24 +78,27 @@ const fn plain(label: &'static str) -> Shown {
 #[rustfmt::skip]
 pub static TABLE: &[Figure] = &[
     // What ran.
-    run("model", plain("model"), Same, |f| json!(f.config.model.name()), "The model.").first(),
-    run("strategy", plain("strategy"), Same, |f| json!(f.config.strategy.name()),
+    run("model", plain("model"), Same, |f, _| json!(f.config.model.name()), "The model.").first(),
+    run("strategy", plain("strategy"), Same, |f, _| json!(f.config.strategy.name()),
         "What keeps the replicas equal.").first(),
-    run("world_size", plain("ranks"), Same, |f| json!(f.config.world_size), "Number of ranks.").console().first(),
-    run("threads", plain("threads"), Same, |f| json!(f.config.threads), "Threads of a rank.").console(),
-    run("device", plain("device"), Same, |f| json!(f.config.device), "Where ranks compute.").console(),
-    run("precision", plain("precision"), Same, |f| json!(f.config.precision),
+    run("world_size", plain("ranks"), Same, |f, _| json!(f.config.world_size), "Number of ranks.").console().first(),
+    run("threads", plain("threads"), Same, |f, _| json!(f.config.threads), "Threads of a rank.").console(),
+    run("device", plain("device"), Same, |f, _| json!(f.config.device), "Where ranks compute.").console(),
+    run("precision", plain("precision"), Same, |f, _| json!(f.config.precision),
         "The element type of products, and of activations between them."),
-    run("transport", plain("transport"), Same, |f| json!(f.outcome.transport.name()),
+    run("transport", plain("transport"), Same, |f, _| json!(f.outcome.transport.name()),
         "How the ranks reach each other.").console().first(),
-    run("link", plain("link"), Same, |f| json!(f.outcome.link.map(|link| link.to_string())),
+    run("link", plain("link"), Same, |f, _| json!(f.outcome.link.map(|link| link.to_string())),
         "The link that is emulated, if one is.").console(),
-    run("params", plain("parameters"), Same, |f| json!(f.outcome.params), "Number of parameters.").console(),
-    run("batch_size", plain("batch size"), Same, |f| json!(f.config.batch_size), "Samples of a batch on a rank."),
-    run("accumulate", plain("batches"), Same, |f| json!(f.config.strategy.accumulate), "Batches of a step."),
-    run("steps", plain("steps"), Same, |f| json!(f.steps.count()),
+    run("params", plain("parameters"), Same, |f, _| json!(f.outcome.params), "Number of parameters.").console(),
+    run("batch_size", plain("batch size"), Same, |f, _| json!(f.config.batch_size), "Samples of a batch on a rank."),
+    run("accumulate", plain("batches"), Same, |f, _| json!(f.config.strategy.accumulate), "Batches of a step."),
+    run("samples_per_step", plain("samples of a step"), Same, |f, _| json!(f.config.samples_per_step()),
+        "Samples of a full optimizer step on all ranks: those of a batch on all ranks, times the batches of a step. If ranks have \
+         their own shards (`--rank-samples`), the mean over an epoch.").console(),
+    run("steps", plain("steps"), Same, |f, _| json!(f.steps.count()),
         "Measured steps: those after `--warmup-steps`.").console(),
-    run("kept_steps", plain("kept steps"), Same, |f| json!(f.steps.num_kept()),
+    run("kept_steps", plain("kept steps"), Same, |f, _| json!(f.steps.num_kept()),
         "Of the measured steps those that medians and percentiles are taken over: all up to 65,536, and a random part of \
          more, the same on all ranks."),
 
@@ -106,72 +111,77 @@ pub static TABLE: &[Figure] = &[
     // What is learned.
     step("samples", plain("samples"), Sum, Source::Step(|s| Some(json!(s.loss.samples))),
         "Samples of the step; where ranks train apart, as between averages of `local_sgd`, those of rank 0."),
-    step("loss", ("loss", "", 4), Sum, Source::Step(|s| Some(json!(s.loss.loss))),
-        "Mean loss of the step's samples, before its update. `summary.json` has `train_loss` and `eval_loss` instead; its \
+    step("loss", ("loss", "", 4), MeanOfSamples, Source::Step(|s| Some(json!(s.loss.loss))),
+        "Mean loss of the step's samples (of its tokens with a language model), before its update. `summary.json` has `train_loss` and `eval_loss` instead; its \
          `loss` in earlier versions was either.").console().curve("train/loss"),
-    step("correct", plain("correct"), Sum, Source::Step(|s| Some(json!(s.loss.correct))),
-        "Samples of the step that are classified correctly."),
-    Figure::new("accuracy", ("accuracy", "", 4), Sum,
+    step("correct", plain("correct"), Sum, Source::Step(|s| s.has_classes.then(|| json!(s.loss.correct))),
+        "Samples of the step (tokens with a language model) that are classified correctly; only where the model classifies."),
+    Figure::new("accuracy", ("accuracy", "", 4), MeanOfSamples,
         Source::Step(|s| s.has_classes.then(|| json!(s.loss.correct / s.loss.count as f64))),
-        "The part of the step's samples that is classified correctly.").curve("train/accuracy"),
+        "The part of the step's samples (of its tokens with a language model) that is classified correctly.").curve("train/accuracy"),
     step("lr", ("learning rate", "", 6), Same, Source::Step(|s| Some(json!(s.lr))),
         "The learning rate of the step.").curve("train/learning_rate"),
     step("grad_norm", ("gradient norm", "", 4), Same, Source::Step(|s| s.grad_norm.map(Value::from)),
         "The norm of the gradients before they are clipped; only where they are.").curve("train/grad_norm"),
-    run("train_loss", ("training loss", "", 4), Sum, |f| json!(f.outcome.trained.map(|sums| sums.mean_loss())),
-        "Mean loss of the samples of the last epoch, each before the update of its step.").console().first().swept(Lower)
+    run("train_loss", ("training loss", "", 4), MeanOfSamples, |f, _| json!(f.outcome.trained.map(|sums| sums.mean_loss())),
+        "Mean loss of the samples of the last epoch (of their tokens with a language model), each before the update of its step.").console().first().swept(Lower)
         .elsewhere("/loss", 1.0),
-    run("train_accuracy", ("training accuracy", "", 4), Sum,
-        |f| json!(f.outcome.trained.filter(|_| f.config.model.has_classes()).map(|sums| sums.accuracy())),
-        "The part of the samples of the last epoch that is classified correctly, each before the update of its step.")
+    run("train_accuracy", ("training accuracy", "", 4), MeanOfSamples,
+        |f, _| json!(f.outcome.trained.filter(|_| f.outcome.has_classes).map(|sums| sums.accuracy())),
+        "The part of the samples of the last epoch (of their tokens with a language model) that is classified correctly, each \
+         before the update of its step; null if the model does not classify.")
         .console(),
-    step("eval_samples", plain("samples"), Sum, Source::Evaluation(|e| Some(e.sums.count)),
+    step("eval_samples", plain("samples"), Same, Source::Evaluation(|e| Some(e.result.samples as f64)),
         "Samples of the test set.").console().summary(),
-    step("eval_loss", ("evaluation loss", "", 4), Sum, Source::Evaluation(|e| Some(e.sums.mean_loss())),
+    step("eval_tokens", plain("tokens"), Sum, Source::Evaluation(|e| e.result.tokens()),
+        "Tokens of the test set that have a target, over which loss and accuracy are taken; only with a language model.")
+        .console().summary(),
+    step("eval_loss", ("evaluation loss", "", 4), MeanOfSamples, Source::Evaluation(|e| Some(e.result.sums.mean_loss())),
         "Mean loss over the test set; in `summary.json` after the last step.")
         .console().summary().curve("evaluation/loss").first().swept(Lower),
-    step("eval_accuracy", ("evaluation accuracy", "", 4), Sum,
-        Source::Evaluation(|e| e.has_classes.then(|| e.sums.accuracy())),
-        "The part of the test set that is classified correctly; in `summary.json` after the last step.")
+    step("eval_accuracy", ("evaluation accuracy", "", 4), MeanOfSamples, Source::Evaluation(|e| e.result.accuracy()),
+        "The part of the test set that is classified correctly; in `summary.json` after the last step, and null there if the \
+         model does not classify.")
         .console().summary().curve("evaluation/accuracy"),
-    compared("eval_accuracy_pct", ("accuracy", "%", 2), Sum, "`eval_accuracy` in percent.").first().swept(Higher)
+    compared("eval_accuracy_pct", ("accuracy", "%", 2), MeanOfSamples, "`eval_accuracy` in percent.").first().swept(Higher)
         .elsewhere("/eval_accuracy", 100.0),
-    compared("train_accuracy_pct", ("training accuracy", "%", 2), Sum, "`train_accuracy` in percent.").second()
+    compared("train_accuracy_pct", ("training accuracy", "%", 2), MeanOfSamples, "`train_accuracy` in percent.").second()
         .elsewhere("/train_accuracy", 100.0),
 
     // Speed.
-    run("total_s", ("time", "s", 2), First, |f| json!(f.outcome.total.as_secs_f64()),
+    run("total_s", ("time", "s", 2), First, |f, _| json!(f.outcome.total.as_secs_f64()),
         "Wall-clock time of the whole run.").console().first().swept(Lower),
-    run("samples_per_s", ("samples/s", "", 0), SlowestOfStep, |f| json!(f.steps.samples_per_s()),
-        "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for their data. \
+    run("samples_per_s", ("samples/s", "", 0), SlowestRank, |f, ranks| json!(f.steps.samples_per_s(ranks)),
+        "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for their data: the \
+         times of each rank are added up, and the largest of these sums counts, because ranks need not wait for each other. \
          Neither evaluations nor saves are in it.").console().first().swept(Higher),
-    run("tokens_per_s", ("tokens/s", "", 0), SlowestOfStep, |f| json!(f.steps.tokens_per_s()),
-        "Tokens of the measured steps of all ranks, padding left out, divided by the time of these steps with the wait for \
-         their data; null if the model has no tokens.").console().first().swept(Higher),
+    run("tokens_per_s", ("tokens/s", "", 0), SlowestRank, |f, ranks| json!(f.steps.tokens_per_s(ranks)),
+        "Tokens of the measured steps of all ranks, padding left out, divided by the same time as in `samples_per_s`; null if the model has no tokens.").console().first().swept(Higher),
     run("model_gflop_per_sample", ("model FLOP/sample", "GFLOP", 4), Same,
-        |f| json!(f.outcome.flops_per_sample.map(|flops| flops as f64 / 1e9)),
-        "Floating-point operations of the model's products (linear layers, heads, convolutions, attention) for a sample in a step: \
-         those of the forward pass times 3, because the backward pass has two products for each. They are counted in a pass \
+        |f, _| json!(f.outcome.flops_per_sample.map(|flops| flops as f64 / 1e9)),
+        "Floating-point operations of the model's products (linear layers, heads, convolutions, attention) for a sample in a step. \
+         The backward pass has two products for each of the forward pass: the gradient of the weight, which frozen layers do \
+         not have, and the gradient of the input, which the first layer does not have. They are counted in a pass \
          without arithmetic, over a sample of the mean length where lengths differ. Attention counts the pairs of positions that the causal \
          mask leaves, which is about half of what appendix B of the PaLM paper counts; what `--checkpoint-activations` computes again is \
          left out. Null for a model with layers that cannot be rehearsed."),
-    run("model_gflop_per_s", ("model FLOP/s", "GFLOP/s", 1), SlowestOfStep,
-        |f| json!(f.model_flops_per_s().map(|flops| flops / 1e9)),
+    run("model_gflop_per_s", ("model FLOP/s", "GFLOP/s", 1), SlowestRank,
+        |f, ranks| json!(f.model_flops_per_s(ranks).map(|flops| flops / 1e9)),
         "`model_gflop_per_sample` times `samples_per_s`, divided by the number of ranks.").console(),
-    run("peak_gflop_per_s", ("peak", "GFLOP/s", 1), Mean, |f| json!(f.peak_flops_per_s().map(|flops| flops / 1e9)),
+    run("peak_gflop_per_s", ("peak", "GFLOP/s", 1), Mean, |f, ranks| json!(f.peak_flops_per_s(ranks).map(|flops| flops / 1e9)),
         "The most floating-point operations that the threads of a rank make: a loop of fused multiply-adds of f32 in registers, \
          the best of 20 repetitions of a tenth of a millisecond, before the first step. With `--precision bf16` it is that loop or one of \
          dot products of bf16, whichever is faster.").console(),
-    run("mfu_pct", ("model FLOP/s utilisation", "%", 1), Mean,
-        |f| json!(f.model_flops_per_s().zip(f.peak_flops_per_s()).map(|(flops, peak)| 100.0 * flops / peak)),
+    run("mfu_pct", ("model FLOP/s utilisation", "%", 1), SlowestRank,
+        |f, ranks| json!(f.model_flops_per_s(ranks).zip(f.peak_flops_per_s(Mean)).map(|(flops, peak)| 100.0 * flops / peak)),
         "`model_gflop_per_s` in percent of `peak_gflop_per_s`.").console().second().swept(Higher),
     run("samples_per_s_without_data", ("samples/s without data", "", 0), SlowestOfStep,
-        |f| json!(f.steps.step_ms(0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
+        |f, ranks| json!(f.steps.step_ms(ranks, 0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
         "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would make of data that are \
          always there.").second().elsewhere("/samples_per_s", 1.0),
-    run("step_ms_median", ("step", "ms", 2), SlowestOfStep, |f| json!(f.steps.step_ms(0.5)),
+    run("step_ms_median", ("step", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.5)),
         "Median time of a step, from the batch being there to the end of the optimizer.").console().first().swept(Lower),
-    run("step_ms_p99", ("step, p99", "ms", 2), SlowestOfStep, |f| json!(f.steps.step_ms(0.99)),
+    run("step_ms_p99", ("step, p99", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.99)),
         "99th percentile of the same.").console(),
     time("step_ms", "mean step", |t| t.step,
         "Time from the batch being there to the end of the optimizer.").metrics().console().curve("speed/step_ms"),
@@ -205,10 +215,11 @@ pub static TABLE: &[Figure] = &[
         .console().elsewhere("/anatomy/communication_ms", 1.0),
     time("comm_hidden_ms", "hidden comm.", |t| t.hidden, "The part of `comm_ms` in which the main thread computes.")
         .metrics().console().curve("communication/hidden_ms").swept(Higher),
-    run("overlap_pct", ("overlap", "%", 1), Mean, |f| json!(f.anatomy.overlap_pct()),
+    run("overlap_pct", ("overlap", "%", 1), Mean,
+        |f, ranks| json!(f.steps.pct(ranks, |t| t.hidden, |t| t.communicating)),
         "`comm_hidden_ms` in percent of `comm_ms`.").console().first().swept(Higher),
     run("comm_overhead_pct", ("comm. overhead", "%", 2), Mean,
-        |f| json!(f.steps.mean(|t| t.exposed).zip(f.steps.mean(|t| t.step)).map(|(part, step)| 100.0 * part / step)),
+        |f, ranks| json!(f.steps.pct(ranks, |t| t.exposed, |t| t.step)),
         "`comm_exposed_ms` in percent of the mean step.").console().first(),
     time("comm_wait_ms", "waiting", |t| t.wait,
         "Operations, all of them, wait for the last rank to arrive: the sum of these times, exposed or hidden.")
@@ -226,47 +237,47 @@ pub static TABLE: &[Figure] = &[
         "Operations of a step: mean.").summary().swept(Lower),
     Figure::new("comm_mb_per_step", ("messages", "MB", 2), Mean, Source::Times(|t| t.bytes, 1e-6),
         "Messages of a step's operations: mean.").summary().swept(Lower),
-    run("gather_exposed_ms", ("waiting for gathers", "ms", 2), Mean, |f| json!(f.gathers.map(|of| of.exposed_ms)),
+    run("gather_exposed_ms", ("waiting for gathers", "ms", 2), Mean, |f, _| json!(f.gathers.map(|of| of.exposed_ms)),
         "The passes of a step wait for units that are gathered.").console(),
-    run("gather_ms", ("gathers", "ms", 2), Mean, |f| json!(f.gathers.map(|of| of.moving_ms)),
+    run("gather_ms", ("gathers", "ms", 2), Mean, |f, _| json!(f.gathers.map(|of| of.moving_ms)),
         "Gathers of a step move data: the sum of these times.").console(),
     run("gather_replayed_ms", ("waiting for gathers, replayed", "ms", 2), Mean,
-        |f| json!(f.gathers.map(|of| of.replayed_ms)),
+        |f, _| json!(f.gathers.map(|of| of.replayed_ms)),
         "The same wait as `gather_exposed_ms`, computed from the times of gathers, reductions and passes.").console(),
-    run("unlike_steps", plain("unlike steps"), Max, |f| json!(f.max(|r| r.alike.num_unlike)),
+    run("unlike_steps", plain("unlike steps"), Max, |f, ranks| json!(f.combine(ranks, |r| r.alike.num_unlike)),
         "Measured steps whose operations or gradients differ from the first one's. The times of single operations and \
          gradients leave them out; all other figures have them.").console(),
 
     // Memory.
-    run("peak_bytes", plain("peak memory"), Max, |f| json!(f.peak_bytes()),
+    run("peak_bytes", plain("peak memory"), Max, |f, ranks| json!(f.peak_bytes(ranks)),
         "The most bytes in tensors at once, by category and in `total`.").console(),
-    run("memory", plain("memory by phase"), Each, |f| json!(f.memory()),
+    run("memory", plain("memory by phase"), Each, |f, _| json!(f.memory()),
         "Bytes of each rank after initialization, after the forward pass, after the backward pass and after the step, and \
          the most at once within each of these phases of the measured steps: by category, in `total`, and in `reserved` \
          (taken from the system: in use, or free in a pool). `peak_bytes` beside the phases is that of the whole run.").console(),
-    run("memory_predicted", plain("predicted memory"), Each, |f| json!(f.memory_predicted()),
+    run("memory_predicted", plain("predicted memory"), Each, |f, _| json!(f.memory_predicted()),
         "Bytes that each rank needs in a step, by category and in `total`, as predicted by formula before the run. `resident` is the prediction for \
          `resident_bytes`, if each rank is a process.").console(),
     compared("peak_mb", ("peak", "MB", 2), Max, "The most memory of a rank in tensors, in MB of 1e6 bytes.").first().swept(Lower)
         .elsewhere("/peak_bytes/total", 1e-6),
     run("resident_bytes", plain("resident"), Mean,
-        |f| json!(f.sum(|r| r.resident_bytes) / f.reports.len().max(1) as u64),
+        |f, ranks| json!(f.combine(ranks, |r| r.resident_bytes)),
         "Proportional set size: a process's own pages, and its share of those that several have.").console(),
 
     // Results.
-    run("weights_sha256", plain("weights"), First, |f| json!(f.reports.first().map(|r| &r.weights_sha256)),
+    run("weights_sha256", plain("weights"), First, |f, _| json!(f.reports.first().map(|r| &r.weights_sha256)),
         "Digest of the parameters.").console(),
-    run("replicas_agree", plain("replicas agree"), Same, |f| json!(f.replicas_agree()),
+    run("replicas_agree", plain("replicas agree"), Same, |f, _| json!(f.replicas_agree()),
         "Whether all ranks hold the same parameters.").console(),
-    run("dropped_spans", plain("dropped"), Sum, |f| json!(f.sum(|r| r.dropped_spans)),
+    run("dropped_spans", plain("dropped"), Sum, |f, ranks| json!(f.combine(ranks, |r| r.dropped_spans)),
         "Spans, marks and operations that found no room: if there are any, times and counts are too low.").console(),
-    run("sync_cost", plain("cost of synchronisation"), Mean, |f| json!(f.sync_cost),
+    run("sync_cost", plain("cost of synchronisation"), Mean, |f, _| json!(f.sync_cost),
         "What steps with synchronisation take longer than steps without, where `--sync-blocks` alternates them.").console(),
-    run("anatomy", plain("anatomy"), Mean, |f| json!(f.anatomy),
+    run("anatomy", plain("anatomy"), Mean, |f, _| json!(f.anatomy),
         "The operations and gradients of a step one by one, the buckets, and the slowest rank.").console(),
-    run("advice", plain("advice"), Same, |f| json!(f.advice), "What the anatomy means for the user.").console(),
-    run("traces", plain("traces"), Same, |f| json!(f.traces()), "The trace of each rank, if the run was profiled."),
-    run("missing_files", plain("not written"), Same, |f| json!(f.missing_files()),
+    run("advice", plain("advice"), Same, |f, _| json!(f.advice), "What the anatomy means for the user.").console(),
+    run("traces", plain("traces"), Each, |f, _| json!(f.traces()), "The trace of each rank, if the run was profiled."),
+    run("missing_files", plain("not written"), Each, |f, _| json!(f.missing_files()),
         "Traces and curves of TensorBoard that could not be written, with the reason. The run went on without them.").console(),
 
     // Figures that a comparison adds to the summaries.

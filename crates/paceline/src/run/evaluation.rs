@@ -13,7 +13,7 @@ use paceline_strategies::{Replica, Strategy};
 use paceline_trace::SpanTrack;
 
 use crate::run::batches::share_of;
-use crate::run::progress::EpochSums;
+use crate::run::progress::{EpochSums, TestResult};
 use crate::{Failure, Result};
 
 /// Evaluates the whole data set in batches of `global_batch` samples. All ranks call this together. Each
@@ -24,10 +24,11 @@ pub fn evaluate(
     dataset: Arc<dyn Dataset>,
     global_batch: usize,
     track: &mut SpanTrack,
-) -> Result<EpochSums> {
-    let Replica { compute, group, .. } = replica;
+) -> Result<TestResult> {
+    let Replica { compute, group, model, .. } = replica;
     let (rank, world) = (group.rank(), group.world_size());
-    let sampler = Sampler::new(dataset.len(), global_batch, rank, world, Order::Sequential)?;
+    let samples = dataset.len();
+    let sampler = Sampler::new(samples, global_batch, rank, world, Order::Sequential)?;
     let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
     let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
     sums.fill_zero()?;
@@ -47,5 +48,6 @@ pub fn evaluate(
             _ => Failure::Consequence(problem),
         });
     }
-    Ok(EpochSums { loss, correct, count })
+    let has_classes = model.objective.classifies();
+    Ok(TestResult { samples, sums: EpochSums { loss, correct, count }, has_classes })
 }

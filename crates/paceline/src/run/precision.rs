@@ -6,8 +6,8 @@
 
 use clap::ValueEnum;
 use paceline_data::{BatchShape, Dataset};
-use paceline_kernels::{Compute, KernelError};
-use paceline_memory::{Allocator, MemoryError};
+use paceline_kernels::Compute;
+use paceline_memory::Allocator;
 use paceline_model::{Model, ModelError, Rehearsal};
 
 use super::named::PrecisionName;
@@ -46,12 +46,7 @@ fn check_step(
         Rehearsal::of(model, precision.into(), &compute, &[batch], None, false)
     };
     match rehearse() {
-        Err(
-            error @ (ModelError::Kernel(
-                KernelError::DType { .. } | KernelError::Memory(MemoryError::WrongType { .. }),
-            )
-            | ModelError::Memory(MemoryError::WrongType { .. })),
-        ) => {
+        Err(error) if error.is_about_types() => {
             let precision = precision.name();
             Err(Failure::Usage(format!(
                 "{FLAG} {precision}: not all parts of --model {name} compute in {precision} ({error}); pass {FLAG} f32"
@@ -123,8 +118,9 @@ mod tests {
         assert!(matches!(failure, Failure::Usage(_)));
         assert_eq!(
             failure.to_string(),
-            "--precision bf16: not all parts of --model only compute in bf16 (divide is not defined for elements of type \
-             bf16); pass --precision f32"
+            "--precision bf16: not all parts of --model only compute in bf16 (layer \
+             paceline::run::precision::tests::OnlyF32 of unit only, whose input is of type f32: divide is not defined for \
+             elements of type bf16); pass --precision f32"
         );
     }
 }

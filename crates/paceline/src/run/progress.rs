@@ -80,6 +80,29 @@ impl EpochSums {
     }
 }
 
+/// The result of evaluating a test set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TestResult {
+    /// Samples of the test set.
+    pub samples: usize,
+    /// The sums over them, whose count is that of samples or, for a language model, of tokens.
+    pub sums: EpochSums,
+    /// Whether the model classifies.
+    pub has_classes: bool,
+}
+
+impl TestResult {
+    /// The number of tokens that have a target, if the means are over tokens.
+    pub fn tokens(&self) -> Option<f64> {
+        Some(self.sums.count).filter(|count| *count != self.samples as f64)
+    }
+
+    /// The fraction that was classified correctly, if the model classifies.
+    pub fn accuracy(&self) -> Option<f64> {
+        self.has_classes.then(|| self.sums.accuracy())
+    }
+}
+
 /// An evaluation of the test set.
 #[derive(Clone, Copy, Debug)]
 pub struct Evaluation {
@@ -88,9 +111,7 @@ pub struct Evaluation {
     /// The epoch of the last of these steps, from 0.
     pub epoch: u64,
     /// The result.
-    pub sums: EpochSums,
-    /// Whether the model classifies.
-    pub has_classes: bool,
+    pub result: TestResult,
     /// Whether it is the one at the end of the run, and not one of `--eval-every`.
     pub is_final: bool,
     /// Whether the same result was reported before, because `--eval-every` fell on the last step.

@@ -144,7 +144,7 @@ pub fn resolve_unchecked(
     let steps_per_epoch = match flags.steps_per_epoch {
         Some(asked) if asked > natural_steps => {
             warnings.push(format!(
-                "--steps-per-epoch {asked}: the data make {natural_steps} steps of up to \
+                "--steps-per-epoch {asked}: the data make {natural_steps} batches of up to \
                  {global_batch_size} samples; an epoch ends after those"
             ));
             natural_steps

@@ -31,7 +31,7 @@ use crate::run::config::TrainConfig;
 use crate::run::evaluation;
 use crate::run::open_data::OpenData;
 use crate::run::origin::Resume;
-use crate::run::progress::{EpochSums, Evaluation, Progress};
+use crate::run::progress::{EpochSums, Evaluation, Progress, TestResult};
 use crate::run::resume;
 use crate::run::revisions;
 use crate::run::saving::Saving;
@@ -144,11 +144,10 @@ pub fn run_rank(
     trainer.stepper.check_finite(progress.steps + trained.num_steps)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     let steps = progress.steps + trained.num_steps;
-    let evaluated = evaluation.map(|sums| Evaluation {
+    let evaluated = evaluation.map(|result| Evaluation {
         steps,
         epoch: trained.last.map_or(progress.last_epoch(), |(epoch, _)| epoch),
-        sums,
-        has_classes: config.model.has_classes(),
+        result,
         is_final: true,
         is_repeated: trained.num_steps > 0 && trainer.evaluates_after(steps),
     });
@@ -259,7 +258,7 @@ impl Trainer<'_> {
                     epoch,
                     batches,
                     loss: &loss,
-                    has_classes: config.model.has_classes(),
+                    has_classes: self.has_classes(),
                     lr,
                     grad_norm,
                     asked_ns,
@@ -283,7 +282,8 @@ impl Trainer<'_> {
             self.stepper.sync_replicas()?;
             let sums = ended.unwrap_or(progress.epoch);
             let took = epoch_begin.elapsed();
-            self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
+            let has_classes = self.has_classes();
+            self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, took })?;
             last = Some((epoch, sums));
             let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
             let is_last = progress.steps == total_steps || is_stopped;
@@ -344,26 +344,30 @@ impl Trainer<'_> {
     /// Evaluates after a step, and tells the listeners.
     fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
         self.stepper.sync_replicas()?;
-        let Some(sums) = self.evaluate()? else { return Ok(()) };
+        let Some(result) = self.evaluate()? else { return Ok(()) };
         self.listeners.tell(Event::Evaluated(Evaluation {
             steps,
             epoch,
-            sums,
-            has_classes: self.config.model.has_classes(),
+            result,
             is_final: false,
             is_repeated: false,
         }))
     }
 
+    /// Whether the model classifies, so that there is an accuracy.
+    fn has_classes(&self) -> bool {
+        self.stepper.replica.model.objective.classifies()
+    }
+
     /// Loss and accuracy over the test set, if there is one.
-    fn evaluate(&mut self) -> Result<Option<EpochSums>> {
+    fn evaluate(&mut self) -> Result<Option<TestResult>> {
         let Some(test) = self.test.clone() else { return Ok(None) };
         let Stepper { strategy, replica, track, .. } = &mut self.stepper;
         let batch = self.config.global_batch_size;
-        let sums = evaluation::evaluate(strategy.as_mut(), replica, test, batch, track)?;
+        let result = evaluation::evaluate(strategy.as_mut(), replica, test, batch, track)?;
         // The time belongs to no step.
         track.clear();
-        Ok(Some(sums))
+        Ok(Some(result))
     }
 
     /// Gathers the measurements of all ranks, and reports them.
@@ -394,6 +398,7 @@ impl Trainer<'_> {
             params: model.layout.num_params(),
             num_steps,
             trained: last.map(|(_, sums)| sums),
+            has_classes: model.objective.classifies(),
             predicted: self.predicted.clone(),
             evaluated,
             total,

@@ -4,7 +4,7 @@
 //! a user would get. Takes cases, and adds the outcome of each run to a [`Ledger`]. This module knows
 //! neither why the runs are made nor what follows from them.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -49,6 +49,10 @@ pub fn make(
     let left: Vec<_> = order.filter(|(at, (_, case))| !ledger.is_settled(*at, *case)).collect();
     let folder = ledger.folder().map(Path::to_owned);
     let mut runner = Runner::new(ledger.disk(), left.len(), limit, folder.as_deref())?;
+    if cases.iter().any(|case| spec::prints(&case.spec)) {
+        // What the runs print takes the place of the bar.
+        runner.bar = None;
+    }
     for (position, (round, case)) in left {
         if ledger.is_settled(position, case) {
             // The case has failed in an earlier round.
@@ -164,7 +168,7 @@ impl Runner {
             .args(spec::arguments(&self.disk, spec, &file)?)
             .env(RUNS_VARIABLE, runs)
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(if spec::prints(spec) { Stdio::piped() } else { Stdio::null() })
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|e| Failure::io("cannot start a run", e))?;
@@ -177,11 +181,19 @@ impl Runner {
                 String::from_utf8_lossy(&bytes).into_owned()
             })
         });
-        let reader = reader.transpose().map_err(|e| {
+        let lines = child.stdout.take().map(|pipe| {
+            let name = what.to_owned();
+            let thread = std::thread::Builder::new().name("lines".into());
+            thread.spawn(move || pass_on(pipe, &name))
+        });
+        let readers = reader.transpose().and_then(|reader| Ok((reader, lines.transpose()?)));
+        let (reader, lines) = readers.map_err(|e| {
             stop(&mut child);
-            Failure::io("cannot start a run: the system refuses a thread that reads its errors", e)
+            Failure::io("cannot start a run: the system refuses a thread that reads its output", e)
         })?;
         let ended = self.watch(&mut child)?;
+        // The table comes after the last line.
+        lines.map(|lines| lines.join());
         let said = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
         Ok(match ended {
             Some(status) if status.success() => {
@@ -223,6 +235,19 @@ impl Runner {
                 return Ok(None);
             }
             std::thread::sleep(POLL);
+        }
+    }
+}
+
+/// How the lines begin that a run prints while it trains and evaluates. What it prints at its end is in the report.
+const PROGRESS: [&str; 4] = ["Epoch ", "Step ", "Training: ", "Evaluation "];
+
+/// Prints the progress of a run, with its name.
+fn pass_on(pipe: impl Read, name: &str) {
+    for line in BufReader::new(pipe).split(b'\n').map_while(std::io::Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        if PROGRESS.iter().any(|begin| line.starts_with(begin)) {
+            streams::stdout().line(&format!("{name}: {line}"));
         }
     }
 }

@@ -31,6 +31,11 @@ pub fn settings(spec: &Spec) -> Vec<(String, String)> {
     spec.keys().map(|key| (format!("--{key}"), words(key))).collect()
 }
 
+/// Whether a run prints its progress. Otherwise it prints nothing but errors.
+pub fn prints(spec: &Spec) -> bool {
+    spec.has("log-every")
+}
+
 /// The arguments of `paceline` that start this run and write its summary to a file. This writes the run's
 /// specification to a file beside the summary.
 pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
@@ -41,7 +46,9 @@ pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsStrin
         word.push(value);
         word
     };
-    Ok(vec!["train".into(), flag("config", &file), flag("json", summary), "--quiet".into()])
+    let quiet = (!prints(spec)).then(|| "--quiet".into());
+    let words = ["train".into(), flag("config", &file), flag("json", summary)];
+    Ok(words.into_iter().chain(quiet).collect())
 }
 
 /// The specification as a command line that a user would type.

@@ -153,7 +153,7 @@ fn samples_of(run: &RunNeeds) -> Result<usize> {
     steps.checked_mul(run.global_batch_size).map_or_else(
         || {
             usage(format!(
-                "--steps-per-epoch {steps}: too many for steps of {} samples; lower it",
+                "--steps-per-epoch {steps}: too many for batches of {} samples; lower it",
                 run.global_batch_size
             ))
         },

@@ -50,11 +50,6 @@ pub trait ModelSettings: Debug + Send + Sync {
         Samples::Any
     }
 
-    /// Whether it classifies, so that there is an accuracy.
-    fn has_classes(&self) -> bool {
-        !matches!(self.samples(), Samples::Vectors { .. })
-    }
-
     /// Whether some of its layers keep running statistics.
     fn has_batch_norm(&self) -> bool {
         false

@@ -82,16 +82,18 @@ pub struct RunFlags {
     /// Optimizer steps after which the run ends, in as many passes over the data as that takes
     #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Training")]
     pub steps: Option<u64>,
-    /// Largest number of steps per epoch [default: all of the data, or 20 for the MLP]
+    /// Largest number of batches per epoch, of which --accumulate N makes one step of N [default: all of the data, or 20 batches
+    /// of vectors or tokens made from the seed]
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub steps_per_epoch: Option<usize>,
     /// Number of first steps that are left out of the measurements
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Training")]
     pub warmup_steps: usize,
-    /// Samples per step and rank [default: 64, or 256 for the MLP]
+    /// Samples of a batch on each rank; a sample of a language model is a sequence. A step has one batch, or those of
+    /// --accumulate [default: 64, or 256 for the MLP, or 4 for Llama]
     #[arg(long, value_name = "N", conflicts_with = "global_batch_size", help_heading = "Training")]
     pub batch_size: Option<usize>,
-    /// Samples per step of all ranks together
+    /// Samples of a batch on all ranks together, instead of --batch-size. With --accumulate N, a step has N times as many
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub global_batch_size: Option<usize>,
     /// Optimizer
@@ -122,7 +124,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]
     pub seed: u64,
 
-    /// Data set
+    /// Data set. Nothing is downloaded unless you ask for it, so the default needs no files: it is made from --seed
     #[arg(
         long,
         value_parser = DATA_SETS.parser(),

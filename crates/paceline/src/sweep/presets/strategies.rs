@@ -135,7 +135,8 @@ pub fn compare(
         "run-dir",
     ];
     let config = spec::resolve(&given.without(&own[..own.len() - 2]))?;
-    let flags = given.without(&own);
+    let silent: &[&str] = if args.quiet { &["log-every"] } else { &[] };
+    let flags = given.without(&own).without(silent);
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     let mut batches_per_step = Vec::new();
@@ -290,6 +291,8 @@ fn table(report: &Report) -> Table {
         ("open_units_mb", "open units MB", 2, |row| memory(row, "unsharded")),
         ("peak_mb", "peak MB", 2, |row| number(row, "peak_mb")),
         ("train_loss", "loss", 4, |row| number(row, "train_loss")),
+        ("eval_loss", "eval loss", 4, |row| number(row, "eval_loss")),
+        ("eval_accuracy_pct", "accuracy %", 2, |row| number(row, "eval_accuracy_pct")),
         ("weights", "weights", 0, |row| {
             Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
         }),
@@ -302,7 +305,12 @@ fn table(report: &Report) -> Table {
         false => &["model MB", "gradient MB", "optimizer MB", "open units MB"],
     };
     let has_costs = report.price_per_hour.is_some();
-    columns.retain(|(_, name, ..)| !hidden.contains(name) && (*name != "cost" || has_costs));
+    // Only runs with --evaluate have these, and only models that classify have an accuracy.
+    let is_empty = |of: fn(&Row) -> Cell| report.runs.iter().all(|row| of(row) == Cell::Missing);
+    columns.retain(|(key, name, _, of)| {
+        let is_evaluated = !key.starts_with("eval_") || !is_empty(*of);
+        !hidden.contains(name) && is_evaluated && (*name != "cost" || has_costs)
+    });
     table_of(&report.runs, &columns)
 }
 

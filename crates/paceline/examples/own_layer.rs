@@ -1,0 +1,99 @@
+//! A layer with parameters of its own, in a model of your own:
+//! `cargo run --release --example own_layer -- train --model scaled --width 64 --nproc 2 --evaluate`
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use paceline::model::Result;
+use paceline::model::layers::{Flatten, Linear, Sequence};
+use paceline::prelude::*;
+
+/// y = gain * x: each column of (n, width) has a gain.
+struct Scale {
+    gain: ParamId, // (width)
+}
+
+impl Scale {
+    fn new(layout: &mut LayoutBuilder, width: usize) -> Self {
+        Self { gain: layout.param("gain", [width], Init::Constant(1.0)) }
+    }
+}
+
+impl Layer for Scale {
+    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+        let (gain, output) = (cx.param(self.gain)?, cx.activation(input.shape())?);
+        for_stored!("scale", input.dtype(), S => {
+            // Parameters are f32 where activations are bf16.
+            let (gain, x) = (gain.read::<<S as Stored>::Real>()?, input.read::<S>()?);
+            for (at, y) in output.write::<S>()?.iter_mut().enumerate() {
+                *y = S::store(x[at].load() * gain[at % gain.len()]);
+            }
+            Ok((output, Saved::of([input.clone()])))
+        })
+    }
+
+    fn backward_weight(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<()> {
+        if !cx.trains(self.gain) {
+            return Ok(());
+        }
+        let [input] = saved.tensors()?;
+        let (gradient, accumulates) = (cx.grad(self.gain)?, cx.accumulates(self.gain));
+        for_stored!("scale", input.dtype(), S => {
+            let mut d_gain = gradient.write::<<S as Stored>::Real>()?;
+            if !accumulates {
+                d_gain.fill(0.0);
+            }
+            for (at, (x, dy)) in input.read::<S>()?.iter().zip(dy.read::<S>()?.iter()).enumerate() {
+                let column = at % d_gain.len();
+                d_gain[column] += x.load() * dy.load();
+            }
+            // From here on the strategy may send the gradient, so nobody else may hold it.
+            drop(d_gain);
+            cx.gradient_ready(self.gain)
+        })
+    }
+
+    fn backward_input(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<Tensor> {
+        let [input] = saved.tensors()?;
+        let (gain, d_input) = (cx.param(self.gain)?, cx.gradient_of(input)?);
+        for_stored!("scale", input.dtype(), S => {
+            let (gain, dy) = (gain.read::<<S as Stored>::Real>()?, dy.read::<S>()?);
+            for (at, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
+                *dx = S::store(dy[at].load() * gain[at % gain.len()]);
+            }
+            Ok(d_input)
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+struct Scaled {
+    /// Scaled: width of the hidden layer
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    width: usize,
+}
+
+impl Own for Scaled {
+    const NAME: &str = "scaled";
+    const ABOUT: &str = "One hidden layer, whose outputs have a gain each";
+}
+
+impl ModelSettings for Scaled {
+    fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model> {
+        let (classes, inputs) = (dataset.num_classes(), dataset.input_shape().iter().product());
+        let classes = classes.ok_or(ModelError::Config("scaled needs classes".into()))?;
+        let mut layout = LayoutBuilder::new();
+        let unit = layout.unit("scaled");
+        let hidden = Linear::new(&mut layout, inputs, self.width, Activation::Relu);
+        let scale = Scale::new(&mut layout, self.width);
+        let head = Linear::new(&mut layout, self.width, classes, Activation::None);
+        let layers = Sequence::new().then(Flatten).then(hidden).then(scale).then(head);
+        let (blocks, objective) = (vec![Block::new(unit, layers)], Box::new(CrossEntropy));
+        let (layout, activation_elems) = (Arc::new(layout.finish(world_size)), inputs + classes);
+        Ok(Model { name: Self::NAME, blocks, objective, layout, activation_elems })
+    }
+}
+
+fn main() -> ExitCode {
+    Program::new().model::<Scaled>().main()
+}
