@@ -181,7 +181,8 @@ fn flags_of_saving_are_checked_and_do_what_they_say() {
     let refuse = |more: &str, words: &[&str]| {
         sandbox.train(&format!("{flags} {more}")).refused(words);
     };
-    refuse("--save s --save-keep 0", &["--save-keep 0", "at least 1"]);
+    refuse("--save s --save-keep 0", &["--save-keep 0", "at least 2"]);
+    refuse("--save s --save-keep 1", &["--save-keep 1", "ruined", "at least 2"]);
     refuse("--save s --save-budget-mb 1", &["--save-budget-mb 1", "at least 2"]);
     refuse("--save-sync", &["--save <DIR>"]);
     refuse("--save-keep 3", &["--save <DIR>"]);

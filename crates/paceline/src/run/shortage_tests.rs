@@ -247,3 +247,17 @@ fn a_run_without_memory_ends_with_how_much_was_asked_for_and_for_what() {
     let names = Category::ALL.map(|category| category.name().to_owned());
     assert_eq!(categories, BTreeSet::from(names));
 }
+
+/// A save that takes longer than an operation may, on either rank.
+#[test]
+fn a_slow_disk_does_not_end_a_run() {
+    for slow in [0, 1] {
+        let parent = tempfile::tempdir().unwrap();
+        let mut hosts = hosts(&Disk::without_fault());
+        // Rank 0 waits for its disk several times in a save, and rank 1 once.
+        hosts[slow].disk = Disk::slow(Duration::from_secs(if slow == 0 { 1 } else { 3 }));
+        let spec = run_spec(parent.path(), 2).with("timeout", "2");
+        run(&spec, parent.path(), hosts).unwrap_or_else(|e| panic!("rank {slow} is slow: {e}"));
+        assert_eq!(saved_steps(parent.path()), 2);
+    }
+}
