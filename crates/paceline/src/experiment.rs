@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use paceline_collectives::MAX_RANKS;
 use paceline_rendezvous::{HostRoute, Placement as Place};
 
+use crate::checkpoint::SAVE_LIMIT;
 use crate::cli::start::StartFlags;
 use crate::cli::train::TrainCommand;
 use crate::disk::Disk;
@@ -19,6 +20,7 @@ use crate::run::ranks::InitMethod;
 use crate::run::resolve::resolve;
 use crate::run::spec::{RunSpec, message};
 use crate::run::stop::{StopRequest, left};
+use crate::run::together::together;
 use crate::run::trainer::Host;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
@@ -76,10 +78,11 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
         let folder = match (group.rank(), &given) {
             (0, Some(folder)) => Some(folder.clone()),
-            (0, None) => {
-                Some(folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?)
-            }
-            _ => None,
+            (_, Some(_)) => None,
+            (rank, None) => together(&group, "make the run folder", SAVE_LIMIT, || {
+                let runs = folder::runs(config.run_dir.as_deref());
+                (rank == 0).then(|| folder::create(&disk, &runs, &config)).transpose()
+            })?,
         };
         let host = Host { disk: disk.clone(), stop: stop.clone(), is_launched, ..Host::default() };
         trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)

@@ -57,22 +57,21 @@ impl Folder {
 
     /// Removes the note that an earlier run has ended with a number that is not finite.
     pub fn forget_not_finite(&self) -> Result<()> {
-        NotFinite::forget(&self.disk, &self.path, u64::MAX).map_err(|e| {
-            Failure::io(format!("cannot remove a note in {}", self.path.display()), e)
-        })
+        NotFinite::forget(&self.disk, &self.path, u64::MAX)
+            .map_err(|e| Failure::io(format!("cannot remove a note in {}", self.path.display()), e))
     }
 
     /// Checks that no other run has the folder at this moment. Makes nothing.
     pub fn check(path: &Path) -> Result<()> {
-        let mut file = match paceline_files::open(&path.join(LOCK)) {
+        let file = path.join(LOCK);
+        let opened = paceline_files::check_own(&file).and_then(|()| paceline_files::open(&file));
+        let mut file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => {
-                let lock = path.join(LOCK);
+                let (folder, file) = (path.display(), file.display());
                 return Err(Failure::Usage(format!(
-                    "--save {}: {} cannot be opened: {error}",
-                    path.display(),
-                    lock.display()
+                    "--save {folder}: {file} cannot be used: {error}"
                 )));
             }
         };

@@ -156,9 +156,8 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
         };
     };
     let good = steps::good(folder);
-    let is_good = |steps: u64| {
-        good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < step
-    };
+    let is_good =
+        |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < step;
     // Those behind the newest one are older, or of a run that somebody has gone back from.
     let mut line = found;
     line.retain(|path| steps_of(path).is_some_and(|steps| steps <= head));
@@ -169,7 +168,8 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
     if times > MAX_RETRIES {
         return Err(given_up(&format!("choose where to go on, as in --resume {chosen}")));
     }
-    let what = if first_good.is_some() { "the last good checkpoint" } else { "the oldest checkpoint" };
+    let what =
+        if first_good.is_some() { "the last good checkpoint" } else { "the oldest checkpoint" };
     let note = (from > 0).then(|| {
         let newest = steps::name(head);
         format!(
@@ -244,7 +244,10 @@ mod tests {
         let decided = restart(path, found.clone()).unwrap();
         assert_eq!(decided.found, [8, 4].map(|steps| path.join(steps::name(steps))));
         let note = decided.note.unwrap();
-        assert!(note.contains("step-000000008, the last good") && note.contains("000016"), "{note}");
+        assert!(
+            note.contains("step-000000008, the last good") && note.contains("000016"),
+            "{note}"
+        );
         // None of these is known to be good.
         assert_eq!(begins(&found[..2]), Ok(path.join(steps::name(12))));
         // Later ones are of a run that somebody has gone back from.

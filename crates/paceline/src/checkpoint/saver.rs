@@ -141,13 +141,9 @@ impl Saver {
         };
         self.line.advance(steps);
         head.previous = self.previous.clone();
-        let keep = Keep {
-            newest: self.settings.keep,
-            also: self.line.to_keep(),
-            good: self.line.good(),
-        };
-        let completion =
-            (rank == 0).then_some(Completion { head, steps, keep, limit: self.limit });
+        let keep =
+            Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
+        let completion = (rank == 0).then_some(Completion { head, steps, keep, limit: self.limit });
         let thread = Builder::new().name("checkpoint".into());
         let thread = thread.spawn(move || {
             // Whatever happens in there, nobody waits for this rank's part any more.

@@ -51,12 +51,14 @@ pub enum Event<'a> {
     Step(StepDone<'a>),
     /// The test set has been evaluated.
     Evaluated(Evaluation),
-    /// An epoch is done.
+    /// An epoch is done, or the run ends within it.
     EpochEnded {
         /// Which one.
         epoch: u64,
         /// The sums over its samples.
         sums: EpochSums,
+        /// The batches that were trained, if the run ends within it.
+        cut_after: Option<usize>,
         /// Its time, evaluations included.
         took: Duration,
     },

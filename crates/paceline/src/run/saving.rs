@@ -16,9 +16,7 @@ use super::resume;
 use super::step::Stepper;
 use super::together::together;
 use crate::checkpoint::pieces::{self, Piece, Ranges};
-use crate::checkpoint::{
-    self, Folder, Previous, SAVE_LIMIT, SaveSettings, Saver, hugging_face,
-};
+use crate::checkpoint::{self, Folder, Previous, SAVE_LIMIT, SaveSettings, Saver, hugging_face};
 use crate::disk::Disk;
 use crate::{Failure, Result, streams};
 
@@ -64,8 +62,7 @@ impl Saving {
                 world.rank()
             ))),
         };
-        let is_same =
-            together(world, "see the folder of --save", SAVE_LIMIT, || is_seen);
+        let is_same = together(world, "see the folder of --save", SAVE_LIMIT, || is_seen);
         let hidden = own(Folder::hide);
         is_same?;
         together(world, "use the folder of --save", SAVE_LIMIT, || hidden)?;
@@ -134,9 +131,8 @@ impl Saving {
         }
         let saver = &mut self.saver;
         let limit = saver.limit();
-        let parts = together(world, "write its part of the checkpoint", limit, || {
-            saver.wait_for_part()
-        });
+        let parts =
+            together(world, "write its part of the checkpoint", limit, || saver.wait_for_part());
         if parts.is_err() {
             // Rank 0 would wait for the part of a rank that has failed.
             saver.give_up();
@@ -185,4 +181,3 @@ impl Saving {
         ));
     }
 }
-

@@ -20,6 +20,7 @@ use crate::disk::Disk;
 use crate::disk::faults::{Fault, at_each_operation};
 use crate::run::resolve::resolve_inputs;
 use crate::run::spec::RunSpec;
+use crate::run::together::together;
 use crate::run::trainer::{self, Host};
 use crate::run::{folder, spec};
 use crate::sweep::summary::RunSummary;
@@ -67,10 +68,10 @@ fn run(spec: &RunSpec, parent: &Path, hosts: [Host; 2]) -> Result<()> {
     std::thread::spawn(move || {
         let outcome = config.ranks().run(None, None, |group: Group, local_rank| {
             let host = hosts[group.rank()].clone();
-            let folder = match group.rank() {
-                0 => Some(folder::create(&host.disk, &runs, &config)?),
-                _ => None,
-            };
+            let folder = together(&group, "make the run folder", LIMIT, || {
+                let is_first = group.rank() == 0;
+                is_first.then(|| folder::create(&host.disk, &runs, &config)).transpose()
+            })?;
             trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
         });
         // Nobody receives what comes after the limit.

@@ -94,9 +94,7 @@ pub fn together<T>(
     let own = own?;
     match of_all? {
         Outcome::AllDone => Ok(own),
-        Outcome::Failed(rank) => {
-            Err(Failure::Consequence(format!("rank {rank} cannot {what}")))
-        }
+        Outcome::Failed(rank) => Err(Failure::Consequence(format!("rank {rank} cannot {what}"))),
         Outcome::Late(ranks) => Err(late(world.rank(), what, limit, ranks)),
     }
 }
@@ -198,12 +196,12 @@ mod tests {
 
     #[test]
     fn work_has_a_limit_of_its_own_which_the_error_states() {
-        let found =
-            outcomes([(Duration::ZERO, true), (LONG, true)], Duration::from_millis(500));
+        let found = outcomes([(Duration::ZERO, true), (LONG, true)], Duration::from_millis(500));
         for (rank, outcome) in found.iter().enumerate() {
             let Err(Failure::Missing { message, ranks }) = outcome else { panic!("{found:?}") };
             assert_eq!(ranks, &[1]);
-            let words = format!("rank {rank}: rank 1 does not write its part within 0.5 s, the limit");
+            let words =
+                format!("rank {rank}: rank 1 does not write its part within 0.5 s, the limit");
             assert!(message.contains(&words), "{message}");
         }
     }

@@ -152,7 +152,12 @@ pub fn run_rank(
     };
     let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;
     if trained.is_stopped {
-        return Err(trainer.stopped_after(progress.steps + trained.num_steps));
+        let steps = progress.steps + trained.num_steps;
+        // Whatever comes of it, the run has ended in order.
+        if let Err(problem) = trainer.finish(begin, trained, None, Some(steps)) {
+            streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
+        }
+        return Err(trainer.stopped_after(steps));
     }
     let is_finite = trainer.stepper.check_finite(progress.steps + trained.num_steps);
     is_finite.map_err(|failure| trainer.noted(failure))?;
@@ -169,7 +174,7 @@ pub fn run_rank(
     if let Some(evaluation) = evaluated {
         trainer.listeners.tell(Event::Evaluated(evaluation))?;
     }
-    trainer.finish(begin, trained, evaluated)
+    trainer.finish(begin, trained, evaluated, None)
 }
 
 /// This run in words, for another one that wants to save to the same folder.
@@ -296,8 +301,9 @@ impl Trainer<'_> {
             }
             self.stepper.sync_replicas()?;
             let sums = ended.unwrap_or(progress.epoch);
+            let cut_after = ended.is_none().then_some(progress.position.batch);
             let took = epoch_begin.elapsed();
-            self.listeners.tell(Event::EpochEnded { epoch, sums, took })?;
+            self.listeners.tell(Event::EpochEnded { epoch, sums, cut_after, took })?;
             last = Some((epoch, sums));
             let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
             let is_last = progress.steps == total_steps || is_stopped;
@@ -329,7 +335,8 @@ impl Trainer<'_> {
             && let Err(problem) = saving.note_not_finite(*step)
         {
             // The failure that is reported is the first one.
-            streams::stderr().line(&format!("warning: {problem}; a restart begins at the newest checkpoint"));
+            streams::stderr()
+                .line(&format!("warning: {problem}; a restart begins at the newest checkpoint"));
         }
         failure
     }
@@ -391,12 +398,13 @@ impl Trainer<'_> {
         Ok(Some(sums))
     }
 
-    /// Gathers the measurements of all ranks, and reports them.
+    /// Gathers the measurements of all ranks, and reports them. `stopped_after` has the steps of a run that was asked to end.
     fn finish(
         &mut self,
         begin: Instant,
         trained: Trained,
         evaluated: Option<Evaluation>,
+        stopped_after: Option<u64>,
     ) -> Result<()> {
         let Stepper { replica, strategy, .. } = &mut self.stepper;
         let digest = strategy.digest(replica)?;
@@ -418,6 +426,7 @@ impl Trainer<'_> {
             link: world.link(),
             params: model.layout.num_params(),
             num_steps,
+            stopped_after,
             trained: last.map(|(_, sums)| sums),
             predicted: self.predicted.clone(),
             evaluated,
