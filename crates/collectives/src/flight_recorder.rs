@@ -174,7 +174,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}", std::process::id()));
     let partial = PathBuf::from(partial);
-    let written = File::create(&partial)
+    let written = paceline_files::create(&partial)
         .and_then(|mut file| write(&mut file))
         .and_then(|()| std::fs::rename(&partial, path));
     if written.is_err() {

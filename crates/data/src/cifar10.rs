@@ -15,6 +15,8 @@ const CHANNELS: usize = 3;
 const PLANE: usize = SIDE * SIDE;
 /// Bytes of a record: the label, then the image.
 const RECORD: usize = 1 + CHANNELS * PLANE;
+/// The most bytes of a file: ten times those of the original, which has 10,000 records.
+const MAX_FILE_BYTES: usize = 100_000 * RECORD;
 const MEAN: [f32; CHANNELS] = [0.4914, 0.4822, 0.4465];
 const STD: [f32; CHANNELS] = [0.2023, 0.1994, 0.2010];
 const HINT: &str = "unpack cifar-10-binary.tar.gz (the binary version, not the Python one) from \
@@ -38,10 +40,15 @@ impl Cifar10 {
         };
         let mut records = Vec::new();
         for name in names {
-            let (path, mut file) =
+            let (path, file) =
                 files::open(directory.as_ref(), "cifar-10-batches-bin", &[name], HINT)?;
             let start = records.len();
-            if let Err(source) = file.read_to_end(&mut records) {
+            if let Err(source) = file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut records) {
+                return Err(DataError::Read { path, source });
+            }
+            if records.len() - start > MAX_FILE_BYTES {
+                let reason = format!("it has more than {MAX_FILE_BYTES} bytes");
+                let source = std::io::Error::new(std::io::ErrorKind::FileTooLarge, reason);
                 return Err(DataError::Read { path, source });
             }
             check(&path, &records[start..])?;

@@ -14,6 +14,10 @@ use crate::DataError;
 /// The first bytes of every gzip stream. No IDX file begins with them.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
+/// The most items of a file. MNIST has 60,000, and the largest data set that is made like it a few hundred thousand; a file
+/// of a few bytes can announce four thousand million, and unpack to as many.
+const MAX_ITEMS: usize = 1_000_000;
+
 /// The contents of one file.
 pub(crate) struct Idx {
     /// The file, for error messages.
@@ -76,6 +80,11 @@ impl<R: Read> Source<R> {
         }
         if count == 0 {
             return Err(DataError::NoSamples { path: self.path });
+        }
+        if count > MAX_ITEMS {
+            let reason = format!("it announces {count} items, and at most {MAX_ITEMS} are read");
+            let source = io::Error::new(io::ErrorKind::FileTooLarge, reason);
+            return Err(DataError::Read { path: self.path, source });
         }
         let data_len = count as u64 * item_shape.iter().product::<usize>() as u64;
         let expected = header_len + data_len;

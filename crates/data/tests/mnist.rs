@@ -107,7 +107,7 @@ fn a_missing_folder_and_missing_files_are_told_apart() {
     fs::create_dir(empty.path().join(IMAGES)).unwrap();
     assert_eq!(
         message(empty.path()),
-        "cannot read DIR/train-images-idx3-ubyte: Is a directory (os error 21)"
+        "cannot read DIR/train-images-idx3-ubyte: it is a folder, not a regular file"
     );
 }
 

@@ -6,7 +6,8 @@
 //! - [`open`] opens regular files only, and never waits.
 //! - [`read`] and [`read_text`] also state how many bytes a file of its kind may have.
 //! - [`read_stream`] does the same for a file that a user may also pipe in: `/dev/stdin`, or `<(command)` in a shell.
-//! - [`create`] and [`open_or_create`] write to names that this program chooses, so they follow no link there.
+//! - [`create`] and [`open_or_create`] write to names that this program chooses, so they follow no link there;
+//!   [`check_own`] says beforehand whether they would refuse.
 //!
 //! Links to files that are only read are followed: caches of model files and shared data sets consist of them. Links above
 //! the last part of a path are followed always.
@@ -102,6 +103,19 @@ pub fn open_or_create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Checks, before any work is done, that nothing stands at a name that this program chooses which [`create`] would refuse.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] for a link and for what is no regular file.
+pub fn check_own(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => Err(refused("a link")),
+        Ok(found) => regular(&found.file_type()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 fn read_up_to(file: File, len: u64, limit_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(len as usize);
     // A file may grow while it is read, and those of /proc have no length at all.
@@ -195,13 +209,16 @@ mod tests {
         fs::write(&target, "precious").unwrap();
         symlink(&target, &link).unwrap();
         assert_eq!(create(&link).unwrap_err().to_string(), "it is a link, not a regular file");
-        assert!(open_or_create(&link).is_err());
+        assert!(open_or_create(&link).is_err() && check_own(&link).is_err());
         assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
         // A link to nothing would make a file elsewhere.
         fs::remove_file(&target).unwrap();
         assert!(create(&link).is_err());
         assert!(!target.exists());
+        check_own(&target).unwrap();
         drop(create(&target).unwrap());
+        check_own(&target).unwrap();
+        assert!(check_own(folder.path()).is_err());
         assert_eq!(fs::read(&target).unwrap(), b"");
     }
 

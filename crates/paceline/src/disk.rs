@@ -6,7 +6,7 @@
 //! interrupt a save at each of its operations, one after the other. This module does not know what the files
 //! hold.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -88,13 +88,20 @@ impl Disk {
     /// Opens a file for reading and writing, with what it holds, or makes it.
     pub fn open_or_create(&self, path: &Path) -> io::Result<DiskFile> {
         self.enter(Operation::Create)?;
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = paceline_files::open_or_create(path)?;
         Ok(DiskFile { file: self.raw(file, Some(path)) })
     }
 
-    /// Makes a file for writing. A file that is there already loses its contents.
+    /// Makes a file for writing. A file that is there already loses its contents. The name is one that this program chooses,
+    /// so a link there is not followed.
     pub fn create(&self, path: &Path) -> io::Result<DiskFile> {
+        self.enter(Operation::Create)?;
+        let file = paceline_files::create(path)?;
+        Ok(DiskFile { file: self.raw(file, Some(path)) })
+    }
+
+    /// Opens for writing what the user has named, whatever it is: a device, a pipe, or a link to one.
+    pub fn open_named(&self, path: &Path) -> io::Result<DiskFile> {
         self.enter(Operation::Create)?;
         let file = File::create(path)?;
         Ok(DiskFile { file: self.raw(file, Some(path)) })
@@ -162,11 +169,7 @@ impl Disk {
         let (file, has_name) = match open(folder_of(path), flags, mode) {
             Ok(file) => (File::from(file), false),
             // Some file systems have no files without a name.
-            Err(_) => {
-                let options =
-                    OpenOptions::new().write(true).create(true).truncate(true).open(partial);
-                (options?, true)
-            }
+            Err(_) => (paceline_files::create(partial)?, true),
         };
         let raw = self.raw(file, has_name.then_some(partial));
         let mut out = BufWriter::with_capacity(BUFFER_BYTES, raw);

@@ -151,7 +151,8 @@ impl Source {
                 let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
                 if item.members.contains(&name) {
                     let partial = partial(&target.join(name));
-                    let mut file = File::create(&partial)?;
+                    let mut file = paceline_files::create(&partial)?;
+                    // An archive with the right digest has files of the right size.
                     io::copy(&mut entry, &mut file)?;
                     file.sync_all()?;
                     fs::rename(&partial, target.join(name))?;

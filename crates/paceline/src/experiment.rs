@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use paceline_collectives::MAX_RANKS;
 use paceline_rendezvous::{HostRoute, Placement as Place};
 
+use crate::checkpoint::SAVE_LIMIT;
 use crate::cli::start::StartFlags;
 use crate::cli::train::TrainCommand;
 use crate::disk::Disk;
@@ -19,6 +20,7 @@ use crate::run::ranks::InitMethod;
 use crate::run::resolve::resolve;
 use crate::run::spec::{RunSpec, message};
 use crate::run::stop::{StopRequest, left};
+use crate::run::together::together;
 use crate::run::trainer::Host;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
@@ -76,10 +78,11 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
         let folder = match (group.rank(), &given) {
             (0, Some(folder)) => Some(folder.clone()),
-            (0, None) => {
-                Some(folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?)
-            }
-            _ => None,
+            (_, Some(_)) => None,
+            (rank, None) => together(&group, "make the run folder", SAVE_LIMIT, || {
+                let runs = folder::runs(config.run_dir.as_deref());
+                (rank == 0).then(|| folder::create(&disk, &runs, &config)).transpose()
+            })?,
         };
         let host = Host { disk: disk.clone(), stop: stop.clone(), is_launched, ..Host::default() };
         trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
@@ -232,7 +235,7 @@ fn check_route(config: &TrainConfig, hosts: &Hosts, place: &Place) -> Result<()>
 fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
     let code = launcher::launch_with_restarts(start.max_restarts, |restart| {
-        let continued = if restart > 0 { continued(config) } else { None };
+        let continued = if restart > 0 { continued(config)? } else { None };
         let config = continued.as_ref().unwrap_or(config);
         let args: Vec<OsString> = match &continued {
             Some(config) => std::iter::once("train".into()).chain(config.spec.words()).collect(),
@@ -267,17 +270,30 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
 
 /// The configuration of a restart, which goes on from the last checkpoint that this run has saved. `None` if it
 /// begins where the first attempt began: at the checkpoint of another run, since this one has saved none yet.
-fn continued(config: &TrainConfig) -> Option<TrainConfig> {
-    let save = config.save.clone()?;
+///
+/// # Errors
+///
+/// If the run must not be started again, because it has ended too often at the same step.
+fn continued(config: &TrainConfig) -> Result<Option<TrainConfig>> {
+    let Some(save) = config.save.clone() else { return Ok(None) };
     let begins_elsewhere =
         config.resume.as_ref().is_some_and(|resume| resume.folder() != save.as_path());
-    if begins_elsewhere && !checkpoint::is_in(&save) {
-        return None;
+    if !checkpoint::is_in(&save) {
+        // A run that fails before its first checkpoint fails at the same step again.
+        checkpoint::restart(&save, Vec::new()).map_err(Failure::Run)?;
+        if begins_elsewhere {
+            return Ok(None);
+        }
+    } else {
+        let found = checkpoint::find(&save).map_err(Failure::Run)?;
+        if let Some(note) = checkpoint::restart(&save, found).map_err(Failure::Run)?.note {
+            warn(&note);
+        }
     }
     let mut continued = config.clone();
     continued.spec = config.spec.with("resume", "auto");
     continued.resume = Some(Resume::IfThere(save));
-    Some(continued)
+    Ok(Some(continued))
 }
 
 fn usage<T>(reason: String) -> Result<T> {

@@ -18,6 +18,14 @@ pub enum Failure {
     /// Something went wrong while running.
     #[error("{0}")]
     Run(String),
+    /// A loss, a gradient norm or a weight of a step is not finite.
+    #[error("{message}")]
+    NotFinite {
+        /// The number of the step, from 1.
+        step: u64,
+        /// What was found, and what the user can do.
+        message: String,
+    },
     /// This rank ended only because another rank failed. The other rank reports the cause.
     #[error("{0}")]
     Consequence(String),
@@ -66,7 +74,7 @@ impl Failure {
         }
         let code = match &self {
             Failure::Usage(_) => EXIT_USAGE,
-            Failure::Run(_) | Failure::Link(_) => EXIT_RUN,
+            Failure::Run(_) | Failure::NotFinite { .. } | Failure::Link(_) => EXIT_RUN,
             Failure::Consequence(_) | Failure::Missing { .. } => EXIT_CONSEQUENCE,
             Failure::Stopped { signal, .. } => 128 + *signal as u8,
         };
@@ -78,9 +86,10 @@ impl Failure {
             failure => streams::stderr().line(&format!("error: {failure}")),
         }
         match &self {
-            Failure::Usage(message) | Failure::Run(message) | Failure::Link(message) => {
-                write_error_file(message);
-            }
+            Failure::Usage(message)
+            | Failure::Run(message)
+            | Failure::NotFinite { message, .. }
+            | Failure::Link(message) => write_error_file(message),
             Failure::Consequence(message) => write_consequence_file(message, &[]),
             Failure::Missing { message, ranks } => write_consequence_file(message, ranks),
             Failure::Stopped { .. } => {}

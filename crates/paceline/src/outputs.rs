@@ -69,7 +69,7 @@ pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     let number = PROBES.fetch_add(1, Ordering::Relaxed);
     let probe = existing.join(format!(".paceline-probe-{}-{number}", std::process::id()));
     let written = if existing.is_dir() {
-        std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe))
+        paceline_files::create(&probe).and_then(|_| std::fs::remove_file(&probe))
     } else {
         Err(std::io::ErrorKind::NotADirectory.into())
     };
@@ -114,7 +114,7 @@ pub fn write_whole<T, E: From<io::Error>>(
     let is_kernels = ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder));
     let is_kernels = is_kernels && !path.starts_with("/dev/shm");
     if is_kernels || path.metadata().is_ok_and(|of| !of.is_file() && !of.is_dir()) {
-        let mut out = BufWriter::new(disk.create(path)?);
+        let mut out = BufWriter::new(disk.open_named(path)?);
         let written = write(&mut out)?;
         out.flush()?;
         return Ok(written);

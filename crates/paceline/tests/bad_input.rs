@@ -309,8 +309,9 @@ fn checkpoints_of_other_versions() {
     let (sandbox, flags) = with_checkpoint();
     let path = sandbox.checkpoint().join("index.json");
     let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, text.replace("\"version\":4", "\"version\":5")).unwrap();
-    let words = ["--resume saved", "of version 5", "this program reads version 4", "begin anew"];
+    fs::write(&path, text.replace("\"version\":5", "\"version\":6")).unwrap();
+    let words =
+        ["--resume saved", "of version 6", "this program reads versions 4 to 5", "begin anew"];
     refused_in(&sandbox, &format!("{flags} --resume saved"), &words);
 
     // Up to version 3 a checkpoint was one file.

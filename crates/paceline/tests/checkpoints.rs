@@ -108,7 +108,8 @@ fn a_checkpoint_is_shown_verified_and_exported() {
         ("Epoch ", "      1 complete, and 2 batches of the next"),
         ("Samples ", "    300"),
         ("Written by ", " 2 ranks"),
-        ("Also there ", " step-000000004"),
+        ("Also there ", " step-000000002, step-000000004"),
+        ("Follows ", "    step-000000004"),
     ] {
         assert_eq!(shown.line(start), rest, "{}", shown.stdout);
     }
@@ -123,7 +124,7 @@ fn a_checkpoint_is_shown_verified_and_exported() {
     assert_eq!(one.line("Step ").trim(), "4");
 
     let verified = checkpoint(&sandbox, "verify saved").ok();
-    assert_eq!(verified.stdout.matches("in 2 files match their digests").count(), 2);
+    assert_eq!(verified.stdout.matches("in 2 files match their digests").count(), 3);
 
     // The exported file has the weights that the run ended with.
     let model = checkpoint(&sandbox, "export saved --to model.safetensors").ok();
@@ -181,7 +182,8 @@ fn flags_of_saving_are_checked_and_do_what_they_say() {
     let refuse = |more: &str, words: &[&str]| {
         sandbox.train(&format!("{flags} {more}")).refused(words);
     };
-    refuse("--save s --save-keep 0", &["--save-keep 0", "at least 1"]);
+    refuse("--save s --save-keep 0", &["--save-keep 0", "at least 2"]);
+    refuse("--save s --save-keep 1", &["--save-keep 1", "ruined", "at least 2"]);
     refuse("--save s --save-budget-mb 1", &["--save-budget-mb 1", "at least 2"]);
     refuse("--save-sync", &["--save <DIR>"]);
     refuse("--save-keep 3", &["--save <DIR>"]);
@@ -205,11 +207,67 @@ fn flags_of_saving_are_checked_and_do_what_they_say() {
         let run = sandbox.train(&format!("{wide} --steps 9 {more}")).ok();
         let steps = [5, 7, 9].map(|steps| steps - 1).map(|steps| format!("step-{steps:09}"));
         let [_, second, third] = steps;
-        let expected = ["checkpoint.lock", "latest", &second, &third, "step-000000009"];
+        // The first one waits to be good, so it stays beside the last three.
+        let first = "step-000000002";
+        let expected = ["checkpoint.lock", "latest", first, &second, &third, "step-000000009"];
         assert_eq!(names(&sandbox.path("saved")), expected, "{more}");
         let warned = run.stderr.matches("training waits while the rest is written").count();
         assert_eq!(warned, usize::from(more.contains("budget")), "{}", run.stderr);
         indexes.push(sandbox.checkpoint_index());
     }
     assert!(indexes.iter().all(|index| *index == indexes[0]), "how it is saved changes nothing");
+}
+
+#[test]
+fn a_newest_checkpoint_that_is_gone_is_an_error_and_the_others_can_be_chosen() {
+    let flags = format!("{TINY} --nproc 2 --global-batch-size 50 --save saved --save-every 2");
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{flags} --steps 4")).ok();
+    let newest = sandbox.checkpoint();
+    let more = format!("{flags} --steps 6");
+    let refused = |found: &str| {
+        let words = ["saved/latest names step-000000004", found, "saved/step-000000002"];
+        for resume in ["saved", "auto"] {
+            sandbox.train(&format!("{more} --resume {resume}")).refused(&words);
+        }
+        let verified = checkpoint(&sandbox, "verify saved");
+        assert_eq!(verified.code, Some(1), "{verified:#?}");
+        for words in words.iter().chain(&["step-000000002: all of"]) {
+            assert!(verified.stdout.contains(words), "no {words:?} in {verified:#?}");
+        }
+        checkpoint(&sandbox, "show saved").refused(&words);
+    };
+    fs::remove_file(newest.join("index.json")).unwrap();
+    refused("which has no index.json");
+    fs::remove_dir_all(&newest).unwrap();
+    refused("which is not there");
+    fs::remove_dir_all(sandbox.path("saved/step-000000002")).unwrap();
+    for resume in ["saved", "auto"] {
+        let run = sandbox.train(&format!("{more} --resume {resume}"));
+        run.refused(&["which is not there", "no other checkpoint is there"]);
+    }
+
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{flags} --steps 4")).ok();
+    fs::remove_dir_all(sandbox.checkpoint()).unwrap();
+    let chosen = sandbox.train(&format!("{more} --resume saved/step-000000002")).ok();
+    assert!(chosen.line("Resumed from ").contains("2 steps are complete"), "{chosen:#?}");
+    checkpoint(&sandbox, "verify saved").ok();
+}
+
+#[test]
+fn a_checkpoint_that_another_one_does_not_follow_is_found() {
+    let flags = format!("{TINY} --nproc 1 --global-batch-size 50 --save saved --save-every 2");
+    let [first, other] = [(); 2].map(|()| Sandbox::new());
+    first.train(&format!("{flags} --steps 4")).ok();
+    other.train(&format!("{flags} --steps 4 --lr 0.02")).ok();
+    checkpoint(&first, "verify saved").ok();
+    // Each checkpoint is whole; but the newest one was not made from the one before.
+    let of = |sandbox: &Sandbox| sandbox.path("saved/step-000000002");
+    fs::remove_dir_all(of(&first)).unwrap();
+    fs::rename(of(&other), of(&first)).unwrap();
+    let verified = checkpoint(&first, "verify saved");
+    assert_eq!(verified.code, Some(1), "{verified:#?}");
+    let words = "saved/step-000000002 is not the checkpoint that saved/step-000000004 follows";
+    assert!(verified.stdout.contains(words), "{verified:#?}");
 }

@@ -114,3 +114,88 @@ fn unsafe_code_is_forbidden_elsewhere() {
     assert_eq!(lack, MAY_BE_UNSAFE);
     assert!(forbids(&workspace().join("crates/paceline/src/main.rs")));
 }
+
+/// Files that open others directly, and why they may. All others go through `paceline-files`.
+const MAY_OPEN: [(&str, &str); 10] = [
+    ("files/src/lib.rs", "it is the way"),
+    (
+        "paceline/src/disk.rs",
+        "what a user names for output, and folders that are forced to the disk",
+    ),
+    ("paceline/src/resources.rs", "what the kernel shows below /sys and /proc"),
+    ("paceline/src/sweep/resume.rs", "a folder, to lock it"),
+    (
+        "rendezvous/src/store/file.rs",
+        "a new file, with a mode and with O_EXCL, which follows no link",
+    ),
+    ("paceline/src/choices/models/llama.rs", "formats of language models"),
+    ("paceline/src/generate/folder.rs", "formats of language models"),
+    ("paceline/src/hub/lookup.rs", "formats of language models"),
+    ("model/src", "formats of language models"),
+];
+
+/// Ways to open a file that may wait for ever, read without an end, or follow a link.
+const OPENINGS: [&str; 9] = [
+    "File::open(",
+    "File::create(",
+    "File::options(",
+    "File::create_new(",
+    "OpenOptions::new(",
+    "fs::read(",
+    "fs::read_to_string(",
+    "fs::write(",
+    "fs::copy(",
+];
+
+#[test]
+fn files_of_others_are_opened_in_one_way() {
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => sources(&path, found),
+                false => {
+                    found.extend(path.extension().is_some_and(|end| end == "rs").then_some(path))
+                }
+            }
+        }
+    }
+    let root = workspace().join("crates");
+    let mut files = Vec::new();
+    for (folder, _) in crates().values() {
+        sources(&folder.join("src"), &mut files);
+    }
+    assert!(files.len() > 300, "{} files", files.len());
+    let mut direct = Vec::new();
+    for file in files {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let path = file.strip_prefix(&root).unwrap_or(&file).display().to_string();
+        let is_of_tests = name.ends_with("tests.rs") || path.contains("disk/");
+        let may = MAY_OPEN.iter().any(|(start, _)| path.starts_with(start))
+            // These belong to the formats of language models too.
+            || path.starts_with("data/src/text");
+        if is_of_tests || may {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        // The tests of a file stand at its end.
+        let text = text.split("\n#[cfg(test)]\nmod ").next().unwrap();
+        let text = text.split("\n#[cfg(all(test").next().unwrap();
+        for (at, line) in text.lines().enumerate() {
+            let is_kernels = line.contains("/proc") || line.contains("/sys");
+            let opens = |opening: &&str| {
+                let at = line.find(*opening);
+                // Not a longer name, such as `MetricsFile`.
+                at.is_some_and(|at| !line[..at].ends_with(char::is_alphanumeric))
+            };
+            if OPENINGS.iter().any(|opening| opens(&opening)) && !is_kernels {
+                direct.push(format!("{path}:{}: {}", at + 1, line.trim()));
+            }
+        }
+    }
+    assert!(
+        direct.is_empty(),
+        "use paceline-files, or say in MAY_OPEN why not:\n{}",
+        direct.join("\n")
+    );
+}

@@ -227,7 +227,7 @@ fn checkpoints_are_written_when_they_are_due() {
         // killed.
         let broken = sandbox.train(&format!("{flags} {saving} --resume auto --lr 1e30"));
         assert!(broken.stderr.contains("loss of step 6 is not finite"), "{broken:#?}");
-        let rest = sandbox.train(&format!("{flags} --resume auto --lr 1e-30"));
+        let rest = sandbox.train(&format!("{flags} --resume saved --lr 1e-30"));
         assert!(rest.line("Resumed from saved: ").starts_with(at), "{saving}: {rest:#?}");
     }
 }
@@ -446,4 +446,71 @@ fn two_runs_do_not_save_to_one_folder() {
     first.end();
     sandbox.wait_until_deserted();
     sandbox.train(&format!("{TINY} --nproc 2 --save saved")).ok();
+}
+
+#[test]
+fn a_step_that_is_not_finite_is_tried_from_an_earlier_checkpoint_and_not_for_ever() {
+    let flags = format!("{TINY} --global-batch-size 50 --nproc 2 --save saved --save-every 1");
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{flags} --steps 14")).ok();
+    let good = fs::read_to_string(sandbox.path("saved/good")).unwrap();
+    // The next step ruins the weights, which are finite and saved, and the one after it shows it.
+    let ruined = format!("{flags} --steps 30 --resume auto --lr 1e30");
+    let run = sandbox.train(&ruined);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.contains("loss of step 16 is not finite"), "{run:#?}");
+    assert!(sandbox.path("saved/step-000000015").exists());
+    assert!(sandbox.path("saved").join(good.trim()).exists(), "the good one stays");
+    let rest = sandbox.train(&format!("{flags} --steps 30 --resume auto --lr 1e-30")).ok();
+    let steps: u64 = good.trim().trim_start_matches("step-").parse().unwrap();
+    let words = format!(
+        "goes on from saved/step-{steps:09}, the last good checkpoint, and not from step-000000015"
+    );
+    assert!(rest.stderr.contains(&words), "no {words:?} in {rest:#?}");
+    assert!(!rest.line("Resumed from saved: ").contains("15 steps"), "{rest:#?}");
+    assert!(!sandbox.path("saved/not-finite.json").exists(), "the run has come further");
+
+    // The launcher tries it two times more, and then ends.
+    let sandbox = Sandbox::new();
+    let restarts = format!(
+        "{TINY} --global-batch-size 50 --nproc 2 --save saved --lr 1e30 --steps 9 --max-restarts 5"
+    );
+    let run = sandbox.train(&restarts);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert_eq!(run.stderr.matches("paceline: restart ").count(), 2, "{run:#?}");
+    for words in ["step 2 was not finite in 3 runs in a row, so it is not tried again", "--lr"] {
+        assert!(run.stderr.contains(words), "no {words:?} in {run:#?}");
+    }
+    let again = sandbox.train(&restarts.replace("--max-restarts 5", "--resume auto"));
+    again.refused(&["--resume auto", "step 2 was not finite in 3 runs"]);
+    // A user who begins without it has chosen.
+    let run = sandbox.train(&restarts.replace("--lr 1e30", "--lr 0.01")).ok();
+    assert_eq!(run.stderr.matches("restart").count(), 0, "{run:#?}");
+}
+
+#[test]
+fn a_run_that_is_asked_to_end_reports_what_it_has_measured() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.paceline();
+    let flags = format!(
+        "train {TINY_MLP} --batch-size 4 --steps-per-epoch 1000000 --nproc 2 --json copy.json"
+    );
+    command.args(flags.split_whitespace()).args(["--run-dir", "all", "--name", "mine"]);
+    let mut run = Running::start(command);
+    let path = sandbox.path("all/mine/metrics.jsonl");
+    run.wait_until("steps that are measured", || {
+        fs::read_to_string(&path).is_ok_and(|text| text.lines().count() > 20)
+    });
+    signal(run.id(), Signal::INT);
+    let run = run.end();
+    assert_eq!(run.code, Some(130), "{run:#?}");
+    let made = metrics(&sandbox.path("all/mine")).len();
+    let summary = common::json(&sandbox.path("all/mine/summary.json"));
+    assert_eq!(summary["stopped_after"].as_u64(), Some(made as u64));
+    assert!(summary["step_ms_median"].as_f64().unwrap() > 0.0, "{summary}");
+    assert_eq!(common::json(&sandbox.path("copy.json")), summary);
+    run.line(&format!("Stopped after step {}", paceline_analysis::table::grouped(made as f64, 0)));
+    let part = run.line("Epoch 1/");
+    assert!(part.contains(&format!(", {made} of 1000000 batches: loss")), "{part}");
+    assert!(!run.stdout.contains("Epoch 1/1: "), "a part of an epoch is not an epoch: {run:#?}");
 }

@@ -1,6 +1,5 @@
 //! Opens a trace file, which may be compressed, and reads all of it or only the facts about its run.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -34,10 +33,8 @@ pub(crate) fn with_json<T>(
     read: impl FnOnce(&mut dyn Read) -> Result<T, JsonError>,
 ) -> Result<T, ReadError> {
     let io = |source| ReadError::Io { path: path.to_owned(), source };
-    let file = File::open(path).map_err(io)?;
-    if file.metadata().map_err(io)?.is_dir() {
-        return Err(io(io::ErrorKind::IsADirectory.into()));
-    }
+    // Of any size: it is read piece by piece, so memory is bounded by the events that are kept.
+    let file = paceline_files::open(path).map_err(io)?;
     let mut file = BufReader::with_capacity(CHUNK_BYTES, file);
     let start = file.fill_buf().map_err(io)?;
     if start.is_empty() {

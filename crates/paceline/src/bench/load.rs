@@ -16,6 +16,9 @@ use crate::{Failure, Result};
 const EXPECTED: &str = "a report of paceline bench, a JSON file of nccl-tests, or lines such as \
      {\"side\": \"name\", \"ranks\": 2, \"bytes\": 1000000, \"ms\": 3.6}";
 
+/// The most bytes of a file. A report of all operations, sizes and ranks has about one million.
+const MAX_BYTES: u64 = 64 << 20;
+
 /// The line number of a problem in a text, and its description.
 type Problem = (usize, String);
 
@@ -25,8 +28,8 @@ pub fn load(path: &Path) -> Result<Vec<Series>> {
     let refuse = |place: String, problem: String| {
         Failure::Usage(format!("--compare {place}: {problem}; expected {EXPECTED}"))
     };
-    let text =
-        std::fs::read_to_string(path).map_err(|e| refuse(file.to_string(), e.to_string()))?;
+    let text = paceline_files::read_stream(path, MAX_BYTES)
+        .map_err(|e| refuse(file.to_string(), e.to_string()))?;
     let measured = match text.starts_with(&files::names().join(",")) {
         true => from_csv(&text),
         false => from_json(&text),

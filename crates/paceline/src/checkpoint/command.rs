@@ -12,7 +12,7 @@ use super::hugging_face::HuggingFace;
 use super::opened::{Checkpoint, find};
 use super::reader::Reader;
 use super::steps;
-use super::verify::verify;
+use super::verify::{problems_of_folder, verify};
 use crate::cli::checkpoint::{CheckpointCommand, ExportArgs};
 use crate::disk::Disk;
 use crate::outputs::{check_file, check_folder, make_folder, write_whole};
@@ -61,6 +61,8 @@ fn shown(checkpoint: &Checkpoint, folder: &Path) -> String {
     if !others.is_empty() {
         facts.push(("Also there", others.join(", ")));
     }
+    facts.extend(index.previous.as_ref().map(|it| ("Follows", steps::name(it.steps))));
+    facts.extend(steps::good(folder).map(|steps| ("Last good", steps::name(steps))));
     let mut text = String::new();
     for (name, value) in facts {
         let _ = writeln!(text, "{name:<12}{value}");
@@ -111,8 +113,14 @@ fn megabytes(bytes: u64) -> String {
 
 /// Verifies every checkpoint in the folder.
 fn verify_all(folder: &Path) -> Result<u8> {
-    let found = find(folder).map_err(Failure::Usage)?;
-    let mut num_problems = 0;
+    let problems = problems_of_folder(folder);
+    let found = match problems.is_empty() {
+        true => find(folder).map_err(Failure::Usage)?,
+        // What is there is read all the same.
+        false => steps::in_order(folder),
+    };
+    let mut num_problems = problems.len();
+    problems.iter().for_each(|problem| say(problem));
     for path in &found {
         let verified = verify(path);
         num_problems += verified.problems.len();

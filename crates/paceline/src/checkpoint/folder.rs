@@ -1,7 +1,6 @@
 //! The folder into which a run saves its checkpoints. One run at a time has it.
 
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,12 +8,16 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use super::proof::NotFinite;
 use super::steps;
 use crate::disk::{Disk, DiskFile};
 use crate::{Failure, Result};
 
 /// The file that the run holds locked whose checkpoints these are. It names the run.
 const LOCK: &str = "checkpoint.lock";
+
+/// The most bytes of that name that are shown.
+const MAX_OWNER_BYTES: u64 = 4096;
 
 /// How long a run waits for the lock of another. A process that was killed gives its locks back only after its memory
 /// and its working folder, so a command that is repeated at once can still meet the lock.
@@ -52,9 +55,26 @@ impl Folder {
         Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
     }
 
+    /// Removes the note that an earlier run has ended with a number that is not finite.
+    pub fn forget_not_finite(&self) -> Result<()> {
+        NotFinite::forget(&self.disk, &self.path, u64::MAX)
+            .map_err(|e| Failure::io(format!("cannot remove a note in {}", self.path.display()), e))
+    }
+
     /// Checks that no other run has the folder at this moment. Makes nothing.
     pub fn check(path: &Path) -> Result<()> {
-        let Ok(mut file) = File::open(path.join(LOCK)) else { return Ok(()) };
+        let file = path.join(LOCK);
+        let opened = paceline_files::check_own(&file).and_then(|()| paceline_files::open(&file));
+        let mut file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => {
+                let (folder, file) = (path.display(), file.display());
+                return Err(Failure::Usage(format!(
+                    "--save {folder}: {file} cannot be used: {error}"
+                )));
+            }
+        };
         lock(&mut file).map_err(|holder| refuse(path, &holder)).map(drop)
     }
 
@@ -99,7 +119,7 @@ fn lock(file: &mut (impl Read + AsFd)) -> std::result::Result<bool, String> {
             Err(Errno::WOULDBLOCK) => {
                 let mut holder = String::new();
                 // Without its words it is still another run.
-                let _ = file.read_to_string(&mut holder);
+                let _ = file.take(MAX_OWNER_BYTES).read_to_string(&mut holder);
                 return Err(holder.trim().to_owned());
             }
             Err(_) => return Ok(false),

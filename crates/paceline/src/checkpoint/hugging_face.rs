@@ -46,6 +46,9 @@ pub struct HuggingFace {
     missing: Vec<(&'static str, String)>,
 }
 
+/// The most bytes of a file that is copied beside the weights. The largest `tokenizer.json` has about 35 MB.
+const MAX_BYTES: u64 = 256 << 20;
+
 impl HuggingFace {
     /// Reads the files for a checkpoint with these records. `None` if `transformers` does not have its model. Fails if
     /// its settings are no JSON.
@@ -79,7 +82,7 @@ impl HuggingFace {
     }
 
     fn copy(&mut self, name: &'static str, from: &Path) {
-        match fs::read(from) {
+        match paceline_files::read(from, MAX_BYTES) {
             Ok(contents) => self.copies.push((name, Cow::Owned(contents))),
             Err(e) => self.missing.push((name, format!("{}: {e}", from.display()))),
         }

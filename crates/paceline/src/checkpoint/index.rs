@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// The version of the format. Versions up to 3 were single files.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
+/// The earliest version that is read: without the name of the checkpoint before.
+const FIRST_VERSION: u32 = 4;
 /// The bytes of a file that have one digest. The last chunk of a file may be shorter.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
@@ -27,10 +29,23 @@ pub struct Index {
     pub strategy: String,
     /// The position of the run and its settings.
     pub run: BTreeMap<String, String>,
+    /// The checkpoint in the same folder after which the run wrote this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<Previous>,
     /// The files. Rank `i` wrote the file of number `i`.
     pub files: Vec<ShardFile>,
     /// The tensors, by name.
     pub tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// A checkpoint that a later one follows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Previous {
+    /// The optimizer steps before it, which give its folder the name.
+    pub steps: u64,
+    /// The digest of its index, which stands for all that it holds.
+    pub sha256: String,
 }
 
 /// One file, which one rank wrote.
@@ -141,9 +156,9 @@ impl Index {
         // Another version may have other fields, so its number is read first.
         let versioned: Versioned = serde_json::from_slice(text).map_err(|e| corrupt(&e))?;
         let version = versioned.index.version;
-        if version != VERSION {
+        if !(FIRST_VERSION..=VERSION).contains(&version) {
             return Err(format!(
-                "is of version {version}, this program reads version {VERSION}: go on with the program that \
+                "is of version {version}, this program reads versions {FIRST_VERSION} to {VERSION}: go on with the program that \
                  wrote it, or begin anew in another folder"
             ));
         }
@@ -254,6 +269,7 @@ mod tests {
             world_size: 2,
             strategy: "exact".into(),
             run: BTreeMap::from([("steps".into(), "7".into())]),
+            previous: Some(Previous { steps: 4, sha256: sha256(b"before") }),
             files: vec![file("rank-000-of-002.shard"), file("rank-001-of-002.shard")],
             tensors: BTreeMap::from([("model.a".into(), tensor)]),
         }
@@ -268,6 +284,14 @@ mod tests {
         let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let pretty = serde_json::to_vec_pretty(&value).unwrap();
         assert_eq!(Index::parse(&pretty).unwrap(), index);
+    }
+
+    #[test]
+    fn an_index_of_the_version_before_is_read() {
+        let before = Index { version: FIRST_VERSION, previous: None, ..index() };
+        let text = String::from_utf8(before.to_json()).unwrap();
+        assert!(!text.contains("previous"), "{text}");
+        assert_eq!(Index::parse(text.as_bytes()).unwrap(), before);
     }
 
     #[test]

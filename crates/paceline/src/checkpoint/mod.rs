@@ -8,6 +8,7 @@
 //! - `pieces`: which elements a rank writes
 //! - `snapshot`, `writer`, `saver`: copied at once, written in the background, completed by rank 0
 //! - `steps`, `folder`: the checkpoints in a folder, and the run to which the folder belongs
+//! - `proof`: which of them are proven by the steps after them, and from which one a restart begins
 //! - `reader`, `opened`: any range of any tensor, compared with the digests, put into place
 //! - `verify`, `export`, `hugging_face`, `command`: `paceline checkpoint`
 //!
@@ -23,6 +24,7 @@ pub mod reader;
 mod export;
 mod folder;
 mod opened;
+mod proof;
 mod saver;
 mod setting;
 mod snapshot;
@@ -34,8 +36,10 @@ mod writer;
 mod tests;
 
 pub use folder::Folder;
+pub use index::Previous;
 pub use opened::{Checkpoint, Place, find, head};
-pub use saver::{SaveSettings, Saver};
+pub use proof::{GOOD_AFTER_STEPS, NotFinite, Restart, restart};
+pub use saver::{SAVE_LIMIT, SaveSettings, Saver};
 pub use setting::Setting;
 pub use snapshot::MIN_BUDGET_BYTES;
 pub use steps::{is_in, latest};

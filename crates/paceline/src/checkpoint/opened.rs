@@ -13,7 +13,7 @@ use paceline_memory::{DType, Tensor};
 use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Storage};
 
 use super::Setting;
-use super::index::{Index, TensorEntry, VERSION};
+use super::index::{Index, Previous, TensorEntry, VERSION};
 use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::steps::{self, INDEX, SINGLE_FILE};
@@ -58,14 +58,17 @@ pub fn head(
         run.insert(key.clone(), value.clone());
     }
     let (strategy, files, tensors) = (strategy.to_owned(), Vec::new(), BTreeMap::new());
-    Index { version: VERSION, world_size, strategy, run, files, tensors }
+    Index { version: VERSION, world_size, strategy, run, previous: None, files, tensors }
 }
 
 /// The checkpoints that a folder holds, the one to go on from first. The folder of one checkpoint holds that one. Fails
-/// if there is none.
+/// if there is none, and if the newest one is gone.
 pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
     if folder.join(INDEX).exists() {
         return Ok(vec![folder.to_owned()]);
+    }
+    if let Some(problem) = steps::missing_head(folder) {
+        return Err(problem);
     }
     let found = steps::in_order(folder);
     if !found.is_empty() {
@@ -179,6 +182,14 @@ impl Checkpoint {
     /// The digest of the whole checkpoint.
     pub fn digest(&self) -> String {
         self.index().digest()
+    }
+
+    /// What a later checkpoint in `folder` says of this one. `None` if this one lies elsewhere.
+    pub fn as_previous(&self, folder: &Path) -> Option<Previous> {
+        let own = self.path().canonicalize().ok()?;
+        let is_there = own.parent() == folder.canonicalize().ok().as_deref();
+        let steps = self.progress.steps;
+        is_there.then(|| Previous { steps, sha256: self.digest() })
     }
 
     /// Bytes that have been read of the files of this checkpoint.

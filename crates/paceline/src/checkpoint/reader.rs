@@ -15,6 +15,10 @@ use std::sync::{Mutex, MutexGuard};
 use super::index::{CHUNK_BYTES, Index, PieceEntry, ShardFile, sha256};
 use super::steps::INDEX;
 
+/// The most bytes of an index. One of 256 MB has the digests of 3 TB, and takes a few times its length of memory while it
+/// is read.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+
 /// A checkpoint whose index has been read. Its files are there and have the right lengths.
 #[derive(Debug)]
 pub struct Reader {
@@ -74,7 +78,8 @@ impl Reader {
     pub fn open_index(path: &Path) -> Result<Self, String> {
         let file = path.join(INDEX);
         let named = |reason: &dyn std::fmt::Display| format!("{} {reason}", file.display());
-        let text = fs::read(&file).map_err(|e| named(&format!("cannot be read: {e}")))?;
+        let text = paceline_files::read(&file, MAX_INDEX_BYTES)
+            .map_err(|e| named(&format!("cannot be read: {e}")))?;
         let index = Index::parse(&text).map_err(|reason| named(&reason))?;
         let contents = index.files.iter().map(|_| Content::Closed).collect();
         Ok(Self::new(path, index, contents))
@@ -209,8 +214,9 @@ impl Reader {
         let bounds = of.chunk(chunk);
         let unreadable = |e: io::Error| self.about(file, &format!("cannot be read: {e}"));
         if matches!(shard.content, Content::Closed) {
-            shard.content =
-                Content::File(File::open(self.path.join(&of.name)).map_err(unreadable)?);
+            // Chunk by chunk, as many bytes as the index states.
+            let path = self.path.join(&of.name);
+            shard.content = Content::File(paceline_files::open(&path).map_err(unreadable)?);
         }
         let mut bytes = shard.last.take().map_or_else(Vec::new, |(_, bytes)| bytes);
         bytes.resize((bounds.end - bounds.start) as usize, 0);

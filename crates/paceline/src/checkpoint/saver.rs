@@ -12,22 +12,24 @@ use std::time::Duration;
 
 use paceline_memory::Allocator;
 
-use super::index::Index;
+use super::index::{Index, Previous};
 use super::pieces::Piece;
+use super::proof::{Line, NotFinite};
+use super::steps::Keep;
 use super::writer::{self, Completion, Job, Status};
 use super::{snapshot, steps};
 use crate::disk::Disk;
 use crate::{Failure, Result};
 
-/// How long rank 0 waits for the parts of the other ranks, after it has written its own.
-const LIMIT: Duration = Duration::from_secs(600);
+/// How long a save may take on any rank, and how long rank 0 waits for the parts of the other ranks.
+pub const SAVE_LIMIT: Duration = Duration::from_secs(600);
 /// How long it goes on waiting when the run has ended early: for ranks that were about to write their parts.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How a run saves.
 #[derive(Clone, Debug)]
 pub struct SaveSettings {
-    /// How many checkpoints stay.
+    /// How many of the newest checkpoints stay.
     pub keep: usize,
     /// The memory for a copy, in bytes. `None` takes as much as the copy needs.
     pub budget_bytes: Option<usize>,
@@ -45,6 +47,10 @@ pub struct Saver {
     world_size: usize,
     /// How long rank 0 waits for the other parts.
     limit: Duration,
+    /// On rank 0: the checkpoint that the next one follows.
+    previous: Option<Previous>,
+    /// On rank 0: the checkpoints on the way of this run.
+    line: Line,
     save: Option<Running>,
 }
 
@@ -52,7 +58,7 @@ pub struct Saver {
 #[derive(Debug)]
 struct Running {
     status: Arc<Status>,
-    thread: JoinHandle<Result<()>>,
+    thread: JoinHandle<Result<Option<Previous>>>,
 }
 
 impl Saver {
@@ -72,7 +78,9 @@ impl Saver {
             id,
             rank,
             world_size,
-            limit: LIMIT,
+            limit: SAVE_LIMIT,
+            previous: None,
+            line: Line::default(),
             save: None,
         }
     }
@@ -84,11 +92,33 @@ impl Saver {
         self
     }
 
-    /// Begins to save the pieces of this rank. Returns when they have been copied, so that they may change. `head` is
-    /// the index without files and tensors. There must be no save under way.
+    /// How long a save may take on any rank.
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Tells the saver that the run goes on from this checkpoint in its folder.
+    pub fn follow(&mut self, previous: Previous) {
+        self.line = Line::from(&self.folder, previous.steps);
+        self.previous = Some(previous);
+    }
+
+    /// Leaves a note that this run ends at this step with a number that is not finite. Any rank may do so, and several.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn note_not_finite(&self, step: u64) -> Result<()> {
+        NotFinite::note(&self.disk, &self.folder, step, &self.id).map_err(|e| {
+            Failure::io(format!("cannot leave a note in {}", self.folder.display()), e)
+        })
+    }
+
+    /// Begins to save the pieces of this rank after `steps` steps whose losses were finite. Returns when they have been
+    /// copied, so that they may change. `head` is the index without files and tensors. There must be no save under way.
     pub fn begin(
         &mut self,
-        head: Index,
+        mut head: Index,
         steps: u64,
         pieces: &[Piece],
         allocator: &Allocator,
@@ -109,12 +139,11 @@ impl Saver {
             blocks,
             status: status.clone(),
         };
-        let completion = (rank == 0).then_some(Completion {
-            head,
-            steps,
-            keep: self.settings.keep,
-            limit: self.limit,
-        });
+        self.line.advance(steps);
+        head.previous = self.previous.clone();
+        let keep =
+            Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
+        let completion = (rank == 0).then_some(Completion { head, steps, keep, limit: self.limit });
         let thread = Builder::new().name("checkpoint".into());
         let thread = thread.spawn(move || {
             // Whatever happens in there, nobody waits for this rank's part any more.
@@ -171,7 +200,11 @@ impl Saver {
         let Some(Running { thread, .. }) = self.save.take() else { return Ok(()) };
         let panicked =
             |_| Failure::Run("the thread that writes the checkpoint has panicked".into());
-        thread.join().map_err(panicked)?
+        if let Some(written) = thread.join().map_err(panicked)?? {
+            self.line.add(written.steps, |steps| steps::is_complete(&self.folder, steps));
+            self.previous = Some(written);
+        }
+        Ok(())
     }
 }
 

@@ -1,19 +1,25 @@
 //! The checkpoints in a folder: one folder each, named after the number of optimizer steps.
 //!
 //! A folder of this name is complete, because it gets the name by an atomic rename after all that it holds has reached
-//! the disk. A folder that is being written, or removed, has a hidden name. `latest` holds the name of the newest one.
-//! This file does not know what a checkpoint consists of.
+//! the disk. A folder that is being written, or removed, has a hidden name. `latest` holds the name of the newest one, and
+//! never that of one that is not on the disk: if the folder that it names is gone, somebody has removed it. `good` holds the name of
+//! the last one that is good. This file does not know what a checkpoint consists of.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::proof::NotFinite;
 use crate::disk::Disk;
 
 /// The file that makes a folder a checkpoint.
 pub(crate) const INDEX: &str = "index.json";
 /// The file with the name of the newest checkpoint.
 pub(crate) const LATEST: &str = "latest";
+/// The file with the name of the last checkpoint after which enough losses were finite.
+pub(super) const GOOD: &str = "good";
+/// The most bytes of these two files: the name of a checkpoint, with room for spaces.
+const MAX_NAME_FILE_BYTES: u64 = 256;
 /// The file in which earlier versions kept a checkpoint.
 pub(crate) const SINGLE_FILE: &str = "checkpoint.safetensors";
 
@@ -38,10 +44,16 @@ fn removed_name(steps: u64) -> String {
     format!(".{}{}", name(steps), HIDDEN[1])
 }
 
-fn steps_of(name: &str) -> Option<u64> {
+/// The steps that the name of a checkpoint states.
+pub(super) fn steps_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?;
     let steps = digits.parse().ok()?;
     (self::name(steps) == name).then_some(steps)
+}
+
+/// Whether the folder has the checkpoint after so many steps.
+pub(super) fn is_complete(folder: &Path, steps: u64) -> bool {
+    folder.join(name(steps)).join(INDEX).exists()
 }
 
 /// The steps of all checkpoints in a folder, in order. A folder that cannot be read has none.
@@ -49,7 +61,7 @@ pub(super) fn all(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<u64> = entries
         .filter_map(|entry| steps_of(entry.file_name().to_str()?))
-        .filter(|steps| folder.join(name(*steps)).join(INDEX).exists())
+        .filter(|steps| is_complete(folder, *steps))
         .collect();
     found.sort_unstable();
     found
@@ -59,11 +71,54 @@ pub(super) fn all(folder: &Path) -> Vec<u64> {
 /// that somebody has gone back from.
 pub(super) fn in_order(folder: &Path) -> Vec<PathBuf> {
     let mut found = all(folder);
-    let latest = fs::read_to_string(folder.join(LATEST)).ok();
-    let latest =
-        latest.and_then(|text| steps_of(text.trim())).filter(|steps| found.contains(steps));
+    let latest = named_by(folder, LATEST).ok().flatten().filter(|steps| found.contains(steps));
     newest_first(&mut found, latest.unwrap_or(u64::MAX));
     found.into_iter().map(|steps| folder.join(name(steps))).collect()
+}
+
+/// The steps of the checkpoint that a file in the folder names. `None` if there is no such file.
+fn named_by(folder: &Path, file: &str) -> Result<Option<u64>, String> {
+    let path = folder.join(file);
+    match paceline_files::read_text(&path, MAX_NAME_FILE_BYTES) {
+        Ok(text) => match steps_of(text.trim()) {
+            Some(steps) => Ok(Some(steps)),
+            None => Err(format!("{} does not name a checkpoint", path.display())),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{} cannot be read: {error}", path.display())),
+    }
+}
+
+/// Why the newest checkpoint of a folder cannot be known or is not there, and what can be used instead. `None` if it is
+/// there, or if the folder has never had one.
+pub(super) fn missing_head(folder: &Path) -> Option<String> {
+    let problem = match named_by(folder, LATEST) {
+        Err(problem) => problem,
+        Ok(None) => return None,
+        Ok(Some(steps)) => {
+            let path = folder.join(name(steps));
+            let problem = match path.join(INDEX).try_exists() {
+                Ok(true) => return None,
+                Ok(false) if path.exists() => format!("which has no {INDEX}"),
+                Ok(false) => "which is not there".to_owned(),
+                Err(error) => format!("which cannot be read: {error}"),
+            };
+            format!("{} names {}, {problem}", folder.join(LATEST).display(), name(steps))
+        }
+    };
+    let mut others = all(folder);
+    newest_first(&mut others, u64::MAX);
+    let names: Vec<String> = others.into_iter().map(name).collect();
+    Some(match names.first() {
+        Some(first) => format!(
+            "{problem}; there is {}: to go back to an earlier one, name its folder, as in --resume {}",
+            names.join(" and "),
+            folder.join(first).display()
+        ),
+        None => format!(
+            "{problem}, and no other checkpoint is there: put it back, or begin in another folder"
+        ),
+    })
 }
 
 /// The steps of the checkpoint in a folder that a run would go on from, if there is one.
@@ -71,39 +126,74 @@ pub fn latest(folder: &Path) -> Option<u64> {
     steps_of(in_order(folder).first()?.file_name()?.to_str()?)
 }
 
+/// The steps of the last good checkpoint in a folder, if one is known and still there.
+pub(super) fn good(folder: &Path) -> Option<u64> {
+    named_by(folder, GOOD).ok().flatten().filter(|good| all(folder).contains(good))
+}
+
 fn newest_first(steps: &mut [u64], latest: u64) {
     steps.sort_unstable_by_key(|steps| (*steps > latest, std::cmp::Reverse(*steps)));
 }
 
-/// Gives a checkpoint its name, makes it the latest, and removes old ones so that `keep` stay. All files in `partial`,
-/// and their names, are on the disk already.
+/// Which checkpoints stay when there is a new one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Keep {
+    /// How many of the newest ones, the new one included.
+    pub newest: usize,
+    /// Others that stay, by their steps.
+    pub also: Vec<u64>,
+    /// The last one that is good.
+    pub good: Option<u64>,
+}
+
+/// Gives a checkpoint its name, makes it the latest, and removes old ones. `previous` has the steps of the one that it
+/// follows. All files in `partial`, and their names, are on the disk already.
 pub(super) fn publish(
     disk: &Disk,
     folder: &Path,
     partial: &Path,
     steps: u64,
-    keep: usize,
+    previous: Option<u64>,
+    keep: &Keep,
 ) -> io::Result<()> {
     let path = folder.join(name(steps));
     let mut removed = Vec::new();
     if path.try_exists()? {
-        // A run that has gone back comes to the same step again.
+        // A run that has gone back comes to the same step again. For a moment there is nothing of this name.
+        if named_by(folder, LATEST) == Ok(Some(steps)) {
+            match previous.filter(|previous| *previous != steps && all(folder).contains(previous)) {
+                Some(previous) => put_name(disk, folder, LATEST, previous)?,
+                None => {
+                    disk.remove(&folder.join(LATEST))?;
+                    disk.sync_folder(folder)?;
+                }
+            }
+        }
         removed.push(set_aside(disk, folder, steps)?);
     }
     disk.rename(partial, &path)?;
     disk.sync_folder(folder)?;
-    let latest = format!("{}\n", name(steps));
-    disk.replace(&folder.join(LATEST), None, |out| out.write_all(latest.as_bytes()))?;
+    put_name(disk, folder, LATEST, steps)?;
+    if let Some(good) = keep.good.filter(|good| named_by(folder, GOOD) != Ok(Some(*good))) {
+        put_name(disk, folder, GOOD, good)?;
+    }
     let mut found = all(folder);
     newest_first(&mut found, steps);
-    for old in found.into_iter().skip(keep.max(1)) {
+    for old in found.into_iter().skip(keep.newest.max(1)).filter(|old| !keep.also.contains(old)) {
         removed.push(set_aside(disk, folder, old)?);
     }
     if !removed.is_empty() {
         // Only when the old names are gone for good, so that no name is left without its files.
         disk.sync_folder(folder)?;
     }
-    removed.iter().try_for_each(|path| disk.remove_tree(path))
+    removed.iter().try_for_each(|path| disk.remove_tree(path))?;
+    NotFinite::forget(disk, folder, steps)
+}
+
+/// Writes the name of a checkpoint into a file of the folder.
+fn put_name(disk: &Disk, folder: &Path, file: &str, steps: u64) -> io::Result<()> {
+    let text = format!("{}\n", name(steps));
+    disk.replace(&folder.join(file), None, |out| out.write_all(text.as_bytes()))
 }
 
 fn set_aside(disk: &Disk, folder: &Path, steps: u64) -> io::Result<PathBuf> {
@@ -127,14 +217,15 @@ pub(super) fn remove_leftovers(disk: &Disk, folder: &Path) -> io::Result<()> {
             disk.remove(&entry.path())?;
         }
     }
-    disk.remove_partial(&folder.join(LATEST))
+    disk.remove_partial(&folder.join(LATEST))?;
+    disk.remove_partial(&folder.join(GOOD))
 }
 
-/// Whether there is a checkpoint, or one of an earlier version of this program. If the system cannot tell, the answer is
-/// yes, so that opening it reports why.
+/// Whether there is a checkpoint, or one of an earlier version of this program, or was one. If the system cannot tell, the
+/// answer is yes, so that opening it reports why.
 pub fn is_in(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).try_exists().unwrap_or(true);
-    has(INDEX) || has(SINGLE_FILE) || !all(folder).is_empty()
+    has(INDEX) || has(SINGLE_FILE) || has(LATEST) || !all(folder).is_empty()
 }
 
 #[cfg(test)]
@@ -162,11 +253,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let disk = Disk::default();
-        let publish = |steps, keep| {
+        let publish = |steps, newest| {
             let partial = folder.join(partial_name(steps, "id"));
             fs::create_dir(&partial).unwrap();
             fs::write(partial.join(INDEX), steps.to_string()).unwrap();
-            publish(&disk, folder, &partial, steps, keep).unwrap();
+            let keep = Keep { newest, ..Keep::default() };
+            publish(&disk, folder, &partial, steps, None, &keep).unwrap();
         };
         [10, 20, 30].iter().for_each(|steps| publish(*steps, 3));
         assert_eq!(all(folder), [10, 20, 30]);
@@ -180,5 +272,35 @@ mod tests {
         fs::remove_file(folder.join(LATEST)).unwrap();
         assert_eq!(in_order(folder)[0], folder.join(name(30)));
         assert_eq!(fs::read_dir(folder).unwrap().count(), 2, "nothing else is left");
+    }
+
+    #[test]
+    fn a_newest_checkpoint_that_is_gone_is_no_silent_step_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let put = |steps| {
+            fs::create_dir(folder.join(name(steps))).unwrap();
+            fs::write(folder.join(name(steps)).join(INDEX), b"{}").unwrap();
+        };
+        let says = |words: &[&str]| {
+            let problem = missing_head(folder).unwrap();
+            for words in words {
+                assert!(problem.contains(words), "no {words:?} in {problem}");
+            }
+        };
+        assert_eq!(missing_head(folder), None);
+        assert!(!is_in(folder));
+        [2, 3].into_iter().for_each(put);
+        assert_eq!(missing_head(folder), None, "none was ever the latest one");
+        fs::write(folder.join(LATEST), "step-000000004\n").unwrap();
+        let back = format!("--resume {}", folder.join(name(3)).display());
+        says(&["step-000000004, which is not there", "step-000000003 and step-000000002", &back]);
+        fs::create_dir(folder.join(name(4))).unwrap();
+        says(&["step-000000004, which has no index.json", &back]);
+        fs::write(folder.join(LATEST), "step-4").unwrap();
+        says(&["latest does not name a checkpoint", &back]);
+        [2, 3, 4].iter().for_each(|steps| fs::remove_dir_all(folder.join(name(*steps))).unwrap());
+        says(&["no other checkpoint is there"]);
+        assert!(is_in(folder), "a run must not begin here as if nothing had been");
     }
 }

@@ -1,8 +1,10 @@
-//! Compares every file of a checkpoint with its digests.
+//! Compares every file of a checkpoint with its digests, and the checkpoints of a folder with what later ones say of them.
 
 use std::path::Path;
 
+use super::index::Previous;
 use super::reader::Reader;
+use super::steps;
 
 /// The result of reading a whole checkpoint.
 #[derive(Debug)]
@@ -13,6 +15,36 @@ pub struct Verified {
     pub num_bytes: u64,
     /// What is wrong, with the file and the rank that wrote it.
     pub problems: Vec<String>,
+}
+
+/// What is wrong with the folder as a whole: the newest checkpoint is gone, or one on the way to it is not the one
+/// that the next one followed. Checkpoints that a run has removed because newer ones came are no problem.
+pub fn problems_of_folder(folder: &Path) -> Vec<String> {
+    if let Some(problem) = steps::missing_head(folder) {
+        return vec![problem];
+    }
+    let mut problems = Vec::new();
+    let mut next = steps::in_order(folder).into_iter().next();
+    while let Some(path) = next.take() {
+        // What is wrong with this index is found where all its files are read.
+        let Ok(reader) = Reader::open_index(&path) else { break };
+        let Some(Previous { steps, sha256 }) = reader.index().previous.clone() else { break };
+        let before = folder.join(steps::name(steps));
+        let Ok(found) = Reader::open_index(&before) else { break };
+        if found.index().digest() != sha256 {
+            problems.push(format!(
+                "{} is not the checkpoint that {} follows: its digest is {}, not {sha256}",
+                before.display(),
+                path.display(),
+                found.index().digest()
+            ));
+            break;
+        }
+        let own_steps = path.file_name().and_then(|name| steps::steps_of(name.to_str()?));
+        // Steps only grow, so this ends, whatever somebody has written.
+        next = own_steps.is_some_and(|own| steps < own).then_some(before);
+    }
+    problems
 }
 
 /// Reads the checkpoint in the folder `path` as a whole. Files are read on several threads at once.

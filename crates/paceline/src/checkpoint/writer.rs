@@ -8,7 +8,6 @@
 //! knows nothing of models.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
@@ -17,14 +16,16 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::index::{Index, ShardFile, TensorEntry, sha256};
+use super::index::{Index, Previous, ShardFile, TensorEntry, sha256};
 use super::snapshot::Block;
-use super::steps;
+use super::steps::{self, Keep};
 use crate::disk::Disk;
 use crate::{Failure, Result};
 
 /// The longest time between two looks for the marks of other ranks.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// The most bytes of a rank's mark. It is a part of the index.
+const MAX_MARK_BYTES: u64 = 256 << 20;
 
 /// What one rank has written.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,8 +59,8 @@ pub(super) struct Completion {
     pub head: Index,
     /// The optimizer steps that the run had made.
     pub steps: u64,
-    /// How many checkpoints stay.
-    pub keep: usize,
+    /// Which checkpoints stay.
+    pub keep: Keep,
     /// How long rank 0 waits for the other ranks' parts, after it has written its own.
     pub limit: Duration,
 }
@@ -116,13 +117,13 @@ impl Status {
     }
 }
 
-/// Writes this rank's part, and on rank 0 completes the checkpoint.
-pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<()> {
+/// Writes this rank's part, and on rank 0 completes the checkpoint. Returns what the next checkpoint says of that one.
+pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Previous>> {
     let outcome = write_part(job).and_then(|part| match completion {
-        None => publish(job, &part),
+        None => publish(job, &part).map(|()| None),
         Some(completion) => {
             job.status.end_part(true);
-            complete(job, part, completion)
+            complete(job, part, completion).map(Some)
         }
     });
     if outcome.is_err() && job.rank == 0 {
@@ -197,7 +198,7 @@ fn publish(job: &Job, part: &Part) -> Result<()> {
 }
 
 /// Waits for the parts of all ranks, writes the index, and gives the checkpoint its name.
-fn complete(job: &Job, own: Part, completion: Completion) -> Result<()> {
+fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
     let Completion { head: mut index, steps, keep, limit } = completion;
     let begin = Instant::now();
     let mut parts = vec![own];
@@ -231,8 +232,10 @@ fn complete(job: &Job, own: Part, completion: Completion) -> Result<()> {
         job.disk.sync_folder(&job.partial)
     };
     write().map_err(failed(job, &path))?;
-    steps::publish(&job.disk, &job.folder, &job.partial, steps, keep)
-        .map_err(failed(job, &job.folder.join(steps::name(steps))))
+    let before = index.previous.as_ref().map(|previous| previous.steps);
+    steps::publish(&job.disk, &job.folder, &job.partial, steps, before, &keep)
+        .map_err(failed(job, &job.folder.join(steps::name(steps))))?;
+    Ok(Previous { steps, sha256: index.digest() })
 }
 
 /// Waits for the mark of a rank. The system may show a file of another host late, so it is looked for again and again.
@@ -240,7 +243,7 @@ fn await_part(job: &Job, rank: usize, begin: Instant, limit: Duration) -> Result
     let mark = job.partial.join(mark_name(rank));
     let mut pause = Duration::from_millis(1);
     loop {
-        match fs::read(&mark) {
+        match paceline_files::read(&mark, MAX_MARK_BYTES) {
             Ok(text) => {
                 let part = serde_json::from_slice(&text);
                 return part.map_err(|e| Failure::io(format!("cannot read {}", mark.display()), e));

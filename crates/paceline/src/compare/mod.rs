@@ -89,6 +89,12 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
             untimed.join(", ")
         ));
     }
+    for (run, steps) in
+        runs.iter().filter_map(|run| Some((run, run.summary.number("stopped_after")?)))
+    {
+        warnings
+            .push(format!("{} was stopped after step {steps}: its figures end there", run.name));
+    }
     for run in runs.iter().filter(|run| !run.untraced.is_empty()) {
         warnings.push(format!(
             "the columns of traces stay empty for {}: {}",

@@ -16,9 +16,12 @@ pub(super) type Settings = BTreeMap<String, String>;
 /// it.
 const NO_MATTER: [&str; 5] = ["json", "quiet", "log_every", "warnings", "version"];
 
+/// The most bytes of a configuration. That of a run has a few thousand.
+const MAX_BYTES: u64 = 1 << 20;
+
 /// Reads a configuration. A run of an earlier version may have none.
 pub(super) fn read(file: &Path) -> Settings {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let text = paceline_files::read_text(file, MAX_BYTES).unwrap_or_default();
     let mut settings = Settings::new();
     if let Ok(mut config) = serde_json::from_str::<Value>(&text) {
         // The resolved settings are all that matters; what was stated is among them.

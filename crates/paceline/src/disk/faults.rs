@@ -1,8 +1,9 @@
-//! Disks that fail, for tests.
+//! Disks that fail, and disks that are slow, for tests.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::{Disk, Operation};
 
@@ -25,6 +26,8 @@ pub struct Faults {
     count: AtomicUsize,
     is_cut: AtomicBool,
     has_failed: AtomicBool,
+    /// How long each write to the disk takes.
+    pause: Duration,
 }
 
 impl Disk {
@@ -36,6 +39,7 @@ impl Disk {
             count: AtomicUsize::new(0),
             is_cut: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
+            pause: Duration::ZERO,
         };
         Self { faults: Some(Arc::new(faults)), ..Self::default() }
     }
@@ -43,6 +47,13 @@ impl Disk {
     /// A disk on which nothing goes wrong, and which waits for no device.
     pub fn without_fault() -> Self {
         Self::with_fault(Fault::Fails, usize::MAX)
+    }
+
+    /// A disk on which nothing goes wrong, and which takes so long whenever it is waited for.
+    pub fn slow(pause: Duration) -> Self {
+        let Self { faults, .. } = Self::without_fault();
+        let faults = faults.and_then(Arc::into_inner).map(|faults| Faults { pause, ..faults });
+        Self { faults: faults.map(Arc::new), ..Self::default() }
     }
 
     /// Whether the fault has happened.
@@ -81,6 +92,9 @@ pub fn at_each_operation(mut trial: impl FnMut(&Disk, Fault)) -> usize {
 impl Faults {
     /// Counts an operation, and fails if it is its turn.
     pub fn enter(&self, operation: Operation) -> io::Result<()> {
+        if operation == Operation::Sync {
+            std::thread::sleep(self.pause);
+        }
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let is_over = self.fault == Fault::Stops && count > self.at;
         if count == self.at || is_over || self.is_cut.swap(false, Ordering::Relaxed) {

@@ -2,7 +2,7 @@
 //!
 //! Input: addresses and files. Output: bytes. This module knows neither data sets nor the Hugging Face Hub.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -64,8 +64,7 @@ pub(crate) fn pieces(
 /// it has called `waits`.
 pub(crate) fn locked(path: &Path, waits: impl Fn()) -> io::Result<File> {
     loop {
-        let file =
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
+        let file = paceline_files::open_or_create(path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => {
                 waits();

@@ -3,7 +3,7 @@
 //! Input: a file of a listing. Output: a blob. What is received before a connection breaks is kept, and the next attempt
 //! asks for the rest. One process fetches a file, and others wait for it. This module does not know which files are needed.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::time::Duration;
 
@@ -60,12 +60,7 @@ impl Fetcher<'_> {
         if self.has(file) {
             return Ok(0);
         }
-        let opened = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(&incomplete);
+        let opened = paceline_files::open_or_create(&incomplete);
         let mut partial = Partial::of(opened.map_err(write)?, file).map_err(write)?;
         let bar = self.bar(file, partial.received);
         let fetched = self.receive(file, &mut partial, bar)?;

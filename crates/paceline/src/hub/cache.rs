@@ -23,6 +23,10 @@ use crate::disk::Disk;
 use crate::download::http;
 
 /// The mark of folders that need no backup (https://bford.info/cachedir/).
+/// The most bytes of the file that has the commit of a revision: 40 digits, with room for spaces.
+const MAX_REFERENCE_BYTES: u64 = 256;
+/// The most bytes of the list of a revision's files, as much as is received of the Hub's own.
+const MAX_LISTING_BYTES: u64 = 64 << 20;
 const CACHE_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This file is a cache directory tag created by paceline.\n";
 
@@ -63,7 +67,10 @@ impl Cache {
     pub fn snapshot(&self, name: &Name) -> Option<Snapshot> {
         let commit = match is_commit(&name.revision) {
             true => name.revision.clone(),
-            false => fs::read_to_string(self.reference(name)).ok()?.trim().to_owned(),
+            false => {
+                let text = paceline_files::read_text(&self.reference(name), MAX_REFERENCE_BYTES);
+                text.ok()?.trim().to_owned()
+            }
         };
         let folder = self.snapshot_folder(name, &commit);
         (is_commit(&commit) && folder.is_dir()).then_some(Snapshot { folder, commit })
@@ -72,7 +79,8 @@ impl Cache {
     /// The files that a commit has on the Hub, if `huggingface_hub` has noted them.
     pub fn listed(&self, name: &Name, commit: &str) -> Option<Vec<String>> {
         let path = self.folder(name).join("trees").join(format!("{commit}.json"));
-        let json: Value = serde_json::from_str(&fs::read_to_string(path).ok()?).ok()?;
+        let json: Value =
+            serde_json::from_slice(&paceline_files::read(&path, MAX_LISTING_BYTES).ok()?).ok()?;
         Some(json["files"].as_object()?.keys().cloned().collect())
     }
 
@@ -101,7 +109,10 @@ impl Cache {
         fs::create_dir_all(self.folder(name).join("blobs"))?;
         fs::create_dir_all(self.locks(name))?;
         let tag = self.root.join("CACHEDIR.TAG");
-        if tag.exists() { Ok(()) } else { fs::write(tag, CACHE_TAG) }
+        match tag.exists() {
+            true => Ok(()),
+            false => paceline_files::create(&tag)?.write_all(CACHE_TAG.as_ref()),
+        }
     }
 
     /// Locks a file, also against `huggingface_hub`. Waits for the process that has it, after a call of `waits`.
@@ -124,7 +135,11 @@ impl Cache {
     /// Notes which commit a revision is. A name is found from then on, also after the machine has lost its power.
     pub fn write_reference(&self, name: &Name, commit: &str) -> io::Result<()> {
         let path = self.reference(name);
-        if name.revision == commit || fs::read_to_string(&path).is_ok_and(|there| there == commit) {
+        let is_noted = || {
+            let noted = paceline_files::read_text(&path, MAX_REFERENCE_BYTES);
+            noted.is_ok_and(|there| there == commit)
+        };
+        if name.revision == commit || is_noted() {
             return Ok(());
         }
         self.replace(&path, |new| {

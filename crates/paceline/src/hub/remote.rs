@@ -4,6 +4,7 @@
 //! This module writes nothing.
 
 use std::io::Read;
+use std::path::PathBuf;
 
 use serde_json::Value;
 use ureq::Agent;
@@ -205,12 +206,16 @@ impl Hub {
     }
 }
 
+/// The most bytes of the file with the token, which has less than a hundred.
+const MAX_TOKEN_BYTES: u64 = 4096;
+
 /// The token of this user, from the variables or from the file that `hf auth login` writes.
 fn token(var: &impl Fn(&str) -> Option<String>) -> Option<String> {
     let stated = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter().find_map(var);
     let of_file = || {
         let path = var("HF_TOKEN_PATH").map(Into::into);
-        std::fs::read_to_string(path.or_else(|| Some(home(var)?.join("token")))?).ok()
+        let path: PathBuf = path.or_else(|| Some(home(var)?.join("token")))?;
+        paceline_files::read_text(&path, MAX_TOKEN_BYTES).ok()
     };
     let token = stated.or_else(of_file)?.trim().to_owned();
     // Nothing else can stand in a header.

@@ -131,6 +131,12 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
         check_folder("--log-dir", folder, "pass a folder that you can write to")?;
         std::fs::create_dir_all(folder)
             .map_err(|e| Failure::io(format!("cannot make the folder {}", folder.display()), e))?;
+        let first = hosts.as_ref().map_or(0, |hosts| hosts.own * args.nproc);
+        for path in (first..first + args.nproc).map(|rank| start::log_path(folder, rank)) {
+            paceline_files::check_own(&path).map_err(|e| {
+                Failure::Usage(format!("--log-dir {}: {}: {e}", folder.display(), path.display()))
+            })?;
+        }
     }
     warn_of_ignored_master_flags(&args.start);
     let attempt = || Launch {

@@ -16,8 +16,8 @@ pub struct Restarts {
     pub max: usize,
 }
 
-/// Launches what `attempt` returns for a number of restarts, until an attempt succeeds or must not be repeated, or
-/// until `max` restarts are used up. Returns the exit code of the last attempt.
+/// Launches what `attempt` returns for a number of restarts, until an attempt succeeds or must not be repeated, until
+/// `attempt` fails, or until `max` restarts are used up. Returns the exit code of the last attempt.
 pub fn launch_with_restarts(
     max: usize,
     mut attempt: impl FnMut(usize) -> Result<Launch>,
@@ -25,6 +25,9 @@ pub fn launch_with_restarts(
     let mut made = 0;
     loop {
         let launch = Launch { restarts: Restarts { made, max }, ..attempt(made)? };
+        if made > 0 {
+            say(&format!("restart {made} of {max}"));
+        }
         let Ended { code, have_all_ended, .. } = launch_one_of_many(&launch)?;
         // A signal counts also if it came when the ranks were ending already: the user wants an end.
         if made == max || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
@@ -37,6 +40,5 @@ pub fn launch_with_restarts(
             return Ok(code);
         }
         made += 1;
-        say(&format!("restart {made} of {max}"));
     }
 }

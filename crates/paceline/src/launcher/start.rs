@@ -2,7 +2,7 @@
 //! reported.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -105,13 +105,19 @@ impl Common<'_> {
     }
 }
 
+/// The path of a rank's log file.
+pub(super) fn log_path(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank_{rank}.log"))
+}
+
 /// The log file of a rank: a new one, or after a restart the one of the attempts before, with a line that says so.
 fn log_file(folder: &Path, rank: usize, restarts: Restarts) -> io::Result<File> {
-    let path = folder.join(format!("rank_{rank}.log"));
+    let path = log_path(folder, rank);
     if restarts.made == 0 {
-        return File::create(path);
+        return paceline_files::create(&path);
     }
-    let mut file = File::options().append(true).create(true).open(path)?;
+    let mut file = paceline_files::open_or_create(&path)?;
+    file.seek(SeekFrom::End(0))?;
     writeln!(file, "paceline: restart {} of {}", restarts.made, restarts.max)?;
     Ok(file)
 }

@@ -47,7 +47,16 @@ fn unmeasured(facts: &Facts) -> String {
 pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
     let number = |name| number(facts, name);
     let num_measured = facts.steps.count();
-    let mut lines = vec![format!("Total time: {} s", number("total_s")), samples_line(facts)];
+    let mut lines: Vec<String> = Vec::new();
+    if let Some(steps) = facts.outcome.stopped_after {
+        lines.push(format!(
+            "Stopped after step {} of {}, as it was asked to: all figures are of the steps so far",
+            thousands(steps),
+            thousands(facts.config.total_steps())
+        ));
+    }
+    lines.push(format!("Total time: {} s", number("total_s")));
+    lines.push(samples_line(facts));
     if num_measured == 0 {
         lines.push(unmeasured(facts));
     } else {

@@ -233,7 +233,7 @@ impl Listener for Console<'_> {
             }
             Event::Step(step) => self.step(step),
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
-            Event::EpochEnded { epoch, sums, has_classes, took } => {
+            Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = match has_classes {
                     true => format!(", accuracy {:.2} %", 100.0 * sums.accuracy()),
                     false => String::new(),
@@ -242,8 +242,12 @@ impl Listener for Console<'_> {
                     Some(_) => format!("; {}", self.epoch.counted()),
                     None => String::new(),
                 };
+                // A part of an epoch is not called an epoch.
+                let part = cut_after.map_or(String::new(), |batches| {
+                    format!(", {batches} of {} batches", self.config.steps_per_epoch)
+                });
                 self.say(format!(
-                    "Epoch {}/{num_epochs}: loss {:.4}{accuracy}, {:.2} s{batches}",
+                    "Epoch {}/{num_epochs}{part}: loss {:.4}{accuracy}, {:.2} s{batches}",
                     epoch + 1,
                     sums.mean_loss(),
                     took.as_secs_f64()

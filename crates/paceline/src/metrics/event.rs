@@ -51,7 +51,7 @@ pub enum Event<'a> {
     Step(StepDone<'a>),
     /// The test set has been evaluated.
     Evaluated(Evaluation),
-    /// An epoch is done.
+    /// An epoch is done, or the run ends within it.
     EpochEnded {
         /// Which one.
         epoch: u64,
@@ -59,6 +59,8 @@ pub enum Event<'a> {
         sums: EpochSums,
         /// Whether the model classifies.
         has_classes: bool,
+        /// The batches that were trained, if the run ends within it.
+        cut_after: Option<usize>,
         /// Its time, evaluations included.
         took: Duration,
     },

@@ -34,6 +34,8 @@ pub struct Outcome {
     pub params: usize,
     /// Steps made, measured or not.
     pub num_steps: u64,
+    /// The optimizer steps so far, those before a resumption included, if the run was asked to end before its last one.
+    pub stopped_after: Option<u64>,
     /// The sums over the last epoch of training.
     pub trained: Option<EpochSums>,
     /// Whether the model classifies.

@@ -48,7 +48,7 @@ impl Listener for SummaryFile {
         let Event::Ended(facts) = event else { return Ok(()) };
         let summary = Summary(facts);
         if let Some(own) = &self.own {
-            // A run with a summary is complete, so the file is complete or not there.
+            // A run with a summary has come to its end, or says where it was stopped, so the file is complete or not there.
             write_json(&self.disk, own, &summary)?;
         }
         self.copy.as_ref().map_or(Ok(()), |copy| write_json(&self.disk, copy, &summary))

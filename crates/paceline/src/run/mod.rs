@@ -8,7 +8,7 @@
 //! ([`step`]), evaluates ([`evaluation`]) and saves ([`saving`]). The position of a run is a value of its own
 //! ([`progress`]). Checkpoints have it, too, so that a run can continue where another one stopped
 //! ([`resume`]). All ranks must have found the same files for a name ([`revisions`]). A signal ends a run after a step
-//! ([`stop`]). The files that a run writes go to its [`folder`].
+//! ([`stop`]). What may take longer than an operation, such as a save, they do [`together`]. The files that a run writes go to its [`folder`].
 //!
 //! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.
 
@@ -37,6 +37,7 @@ pub mod spec_file;
 pub mod step;
 pub mod stop;
 pub mod strategy;
+pub mod together;
 pub mod trainer;
 
 #[cfg(test)]

@@ -103,8 +103,11 @@ pub fn resolve_unchecked(
             "--save-every 0: pass the number of optimizer steps between two checkpoints".into(),
         );
     }
-    if flags.save_keep == 0 {
-        return usage("--save-keep 0: pass the number of checkpoints to keep, at least 1".into());
+    if flags.save_keep < 2 {
+        return usage(format!(
+            "--save-keep {}: the only checkpoint could be one whose weights are ruined; pass at least 2",
+            flags.save_keep
+        ));
     }
     let least_mb = MIN_BUDGET_BYTES >> 20;
     if let Some(mb) = flags.save_budget_mb.filter(|mb| *mb < least_mb) {

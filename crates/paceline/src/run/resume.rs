@@ -14,28 +14,45 @@ use serde::{Deserialize, Serialize};
 use super::named::Course;
 use super::precision;
 use crate::checkpoint::pieces::Ranges;
-use crate::checkpoint::{self, Checkpoint, HUGGING_FACE_CONFIG, Place, Setting};
+use crate::checkpoint::{
+    self, Checkpoint, HUGGING_FACE_CONFIG, Place, Previous, Restart, SAVE_LIMIT, Setting,
+};
 use crate::choices::data::DataConfig;
 use crate::choices::registry::spaced;
 use crate::run::config::TrainConfig;
 use crate::run::origin::Resume;
 use crate::run::progress::Progress;
+use crate::run::together::together;
 use crate::{Failure, Result, streams};
 
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
 /// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
 pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Vec<String>> {
-    let Some(resume) = config.resume.as_ref().filter(|resume| is_given(resume)) else {
+    let Some(resume) = &config.resume else { return Ok(Vec::new()) };
+    if !is_given(resume) {
+        // A run that fails before its first checkpoint may have failed too often.
+        let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+        checkpoint::restart(resume.folder(), Vec::new()).map_err(refuse)?;
         return Ok(Vec::new());
-    };
-    let found = find(resume)?;
+    }
+    let Restart { found, note } = find(resume)?;
     let Opened { checkpoint, mut notes, .. } =
         open(resume, &found, config, &model.layout, num_samples)?;
+    notes.extend(note);
     notes.extend(checkpoint.dropped(config.world_size, config.strategy.kind()));
     Ok(notes.iter().map(|note| format!("{}: {note}", resume.flag())).collect())
 }
 
-/// Restores what this rank holds of parameters, and its optimizer, and returns the progress at which the run begins. All
+/// Where a run begins.
+#[derive(Debug, Default)]
+pub struct Begin {
+    /// The progress at that point.
+    pub progress: Progress,
+    /// The checkpoint, if it lies in the folder of `--save`.
+    pub previous: Option<Previous>,
+}
+
+/// Restores what this rank holds of parameters, and its optimizer, and returns where the run begins. All
 /// ranks call this together.
 ///
 /// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a
@@ -48,11 +65,11 @@ pub fn begin(
     strategy: &dyn Strategy,
     optimizer: &mut Optimizer,
     num_samples: usize,
-) -> Result<Progress> {
-    let Some(resume) = &config.resume else { return Ok(Progress::default()) };
+) -> Result<Begin> {
+    let Some(resume) = &config.resume else { return Ok(Begin::default()) };
     let Replica { group, model, .. } = replica;
     let is_first = group.rank() == 0;
-    let mut left = if is_first && is_given(resume) { find(resume)? } else { Vec::new() };
+    let mut left = if is_first && is_given(resume) { find(resume)?.found } else { Vec::new() };
     loop {
         let first = match left.is_empty() {
             true => None,
@@ -64,16 +81,19 @@ pub fn begin(
             (name, first.checkpoint.digest())
         });
         let Some((name, digest)) = group.broadcast_object(Some(&found), 0)? else {
-            return Ok(Progress::default());
+            return Ok(Begin::default());
         };
         let place = first.as_ref().map_or(0, |first| first.place);
         let opened = match first {
             Some(first) => Ok(first.checkpoint),
             None => open_same(group, resume, name.as_deref(), &digest),
         };
-        let restored = opened.map(|checkpoint| {
-            (restore(config, replica, strategy, optimizer, &checkpoint), checkpoint)
-        });
+        // Ranks whose disk is slower take longer. How it went they tell each other below.
+        let restored = together(group, "read the checkpoint", SAVE_LIMIT, || {
+            Ok(opened.map(|checkpoint| {
+                (restore(config, replica, strategy, optimizer, &checkpoint), checkpoint)
+            }))
+        })?;
         let outcome = match &restored {
             Ok((Ok(()), _)) => Outcome::Good,
             Ok((Err(failure), _)) => Outcome::Damaged(failure.to_string()),
@@ -82,7 +102,8 @@ pub fn begin(
         let outcomes = group.all_gather_object(&outcome)?;
         let (_, checkpoint) = restored?;
         let Some((rank, problem)) = first_problem(&outcomes) else {
-            return Ok(checkpoint.progress());
+            let previous = config.save.as_ref().and_then(|save| checkpoint.as_previous(save));
+            return Ok(Begin { progress: checkpoint.progress(), previous });
         };
         let Some(problem) = problem else {
             return Err(Failure::Consequence(format!(
@@ -196,10 +217,15 @@ fn is_given(resume: &Resume) -> bool {
     }
 }
 
-/// The checkpoints from which the flags ask to continue, the one to go on from first.
-fn find(resume: &Resume) -> Result<Vec<PathBuf>> {
+/// The checkpoints from which the flags ask to continue, the one to go on from first. A folder that the user names is taken as
+/// it is; a run that is started again and again begins at the last good checkpoint.
+fn find(resume: &Resume) -> Result<Restart> {
     let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
-    checkpoint::find(resume.folder()).map_err(refuse)
+    let found = checkpoint::find(resume.folder()).map_err(refuse)?;
+    match resume {
+        Resume::From(_) => Ok(Restart { found, note: None }),
+        Resume::IfThere(folder) => checkpoint::restart(folder, found).map_err(refuse),
+    }
 }
 
 /// A checkpoint of this run.

@@ -14,8 +14,9 @@ use super::config::TrainConfig;
 use super::progress::Progress;
 use super::resume;
 use super::step::Stepper;
+use super::together::together;
 use crate::checkpoint::pieces::{self, Piece, Ranges};
-use crate::checkpoint::{self, Folder, SaveSettings, Saver, hugging_face};
+use crate::checkpoint::{self, Folder, Previous, SAVE_LIMIT, SaveSettings, Saver, hugging_face};
 use crate::disk::Disk;
 use crate::{Failure, Result, streams};
 
@@ -47,7 +48,11 @@ impl Saving {
         let own = |act: fn(&Folder, &str) -> Result<()>| {
             folder.as_ref().map_or(Ok(()), |folder| act(folder, &id))
         };
-        agree(world, own(Folder::show))?;
+        // These are small files, but the disk may be slow.
+        let on_disk = |act: fn(&Folder, &str) -> Result<()>| {
+            together(world, "use the folder of --save", SAVE_LIMIT, || own(act))
+        };
+        on_disk(Folder::show)?;
         let is_seen = match Folder::is_seen(path, &id) {
             true => Ok(()),
             false => Err(Failure::Usage(format!(
@@ -57,10 +62,10 @@ impl Saving {
                 world.rank()
             ))),
         };
-        let is_same = agree(world, is_seen);
+        let is_same = together(world, "see the folder of --save", SAVE_LIMIT, || is_seen);
         let hidden = own(Folder::hide);
         is_same?;
-        agree(world, hidden)?;
+        together(world, "use the folder of --save", SAVE_LIMIT, || hidden)?;
         let settings =
             SaveSettings { keep: config.save_keep, budget_bytes: config.save_budget_bytes };
         let (rank, world_size) = (world.rank(), world.world_size());
@@ -72,6 +77,16 @@ impl Saving {
             is_under_way: false,
             has_warned: false,
         })
+    }
+
+    /// Tells it that the run goes on from this checkpoint in the folder.
+    pub fn follow(&mut self, previous: Previous) {
+        self.saver.follow(previous);
+    }
+
+    /// Leaves a note for the next run that this one ends at this step with a number that is not finite.
+    pub fn note_not_finite(&self, step: u64) -> Result<()> {
+        self.saver.note_not_finite(step)
     }
 
     /// Begins to save a run with `num_samples` training samples that stands at `progress`. The replicas must be equal as
@@ -114,17 +129,17 @@ impl Saving {
         if !std::mem::take(&mut self.is_under_way) {
             return Ok(());
         }
-        // Rank 0 would wait for the part of a rank that has failed.
-        let part = self.saver.wait_for_part();
-        let failed = first_failed(world, &part);
-        if let Ok(Some(_)) = failed {
-            self.saver.give_up();
+        let saver = &mut self.saver;
+        let limit = saver.limit();
+        let parts =
+            together(world, "write its part of the checkpoint", limit, || saver.wait_for_part());
+        if parts.is_err() {
+            // Rank 0 would wait for the part of a rank that has failed.
+            saver.give_up();
         }
-        part?;
-        none_failed(failed?)?;
+        parts?;
         // No rank continues, and perhaps dies, before the checkpoint is complete.
-        let whole = self.saver.wait();
-        agree(world, whole)
+        together(world, "complete the checkpoint", limit, || saver.wait())
     }
 
     /// What this rank writes.
@@ -164,28 +179,5 @@ impl Saving {
              while the rest is written",
             (needed / f64::from(1 << 20)).ceil()
         ));
-    }
-}
-
-/// Fails on all ranks if a rank has failed: on that rank with its own error.
-fn agree(world: &Group, own: Result<()>) -> Result<()> {
-    let failed = first_failed(world, &own);
-    own?;
-    none_failed(failed?)
-}
-
-/// The first rank that has failed. All ranks call this together.
-fn first_failed(world: &Group, own: &Result<()>) -> Result<Option<usize>> {
-    let failed = world.all_gather_object(&own.is_err())?;
-    Ok(failed.iter().position(|failed| *failed))
-}
-
-/// Fails if another rank has failed.
-fn none_failed(rank: Option<usize>) -> Result<()> {
-    match rank {
-        None => Ok(()),
-        Some(rank) => {
-            Err(Failure::Consequence(format!("rank {rank} cannot save its part of the checkpoint")))
-        }
     }
 }

@@ -20,6 +20,7 @@ use crate::disk::Disk;
 use crate::disk::faults::{Fault, at_each_operation};
 use crate::run::resolve::resolve_inputs;
 use crate::run::spec::RunSpec;
+use crate::run::together::together;
 use crate::run::trainer::{self, Host};
 use crate::run::{folder, spec};
 use crate::sweep::summary::RunSummary;
@@ -67,10 +68,10 @@ fn run(spec: &RunSpec, parent: &Path, hosts: [Host; 2]) -> Result<()> {
     std::thread::spawn(move || {
         let outcome = config.ranks().run(None, None, |group: Group, local_rank| {
             let host = hosts[group.rank()].clone();
-            let folder = match group.rank() {
-                0 => Some(folder::create(&host.disk, &runs, &config)?),
-                _ => None,
-            };
+            let folder = together(&group, "make the run folder", LIMIT, || {
+                let is_first = group.rank() == 0;
+                is_first.then(|| folder::create(&host.disk, &runs, &config)).transpose()
+            })?;
             trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
         });
         // Nobody receives what comes after the limit.
@@ -246,4 +247,18 @@ fn a_run_without_memory_ends_with_how_much_was_asked_for_and_for_what() {
     // Memory of every kind has been refused once.
     let names = Category::ALL.map(|category| category.name().to_owned());
     assert_eq!(categories, BTreeSet::from(names));
+}
+
+/// A save that takes longer than an operation may, on either rank.
+#[test]
+fn a_slow_disk_does_not_end_a_run() {
+    for slow in [0, 1] {
+        let parent = tempfile::tempdir().unwrap();
+        let mut hosts = hosts(&Disk::without_fault());
+        // Rank 0 waits for its disk several times in a save, and rank 1 once.
+        hosts[slow].disk = Disk::slow(Duration::from_secs(if slow == 0 { 1 } else { 3 }));
+        let spec = run_spec(parent.path(), 2).with("timeout", "2");
+        run(&spec, parent.path(), hosts).unwrap_or_else(|e| panic!("rank {slow} is slow: {e}"));
+        assert_eq!(saved_steps(parent.path()), 2);
+    }
 }

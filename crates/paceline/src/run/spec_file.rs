@@ -37,6 +37,9 @@ pub struct SpecFile {
     lines: BTreeMap<String, usize>,
 }
 
+/// The most bytes of a file. The `config.json` of a run has a few thousand.
+const MAX_BYTES: u64 = 1 << 20;
+
 /// An error in a line of a file.
 struct Problem {
     line: usize,
@@ -53,7 +56,7 @@ struct Entry {
 impl SpecFile {
     /// Reads a file: JSON if its name ends in `.json`, otherwise TOML.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
+        let text = paceline_files::read_stream(path, MAX_BYTES)
             .map_err(|e| Failure::Usage(format!("--config {}: {e}", path.display())))?;
         Self::parse(path, &text)
     }

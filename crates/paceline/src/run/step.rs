@@ -105,10 +105,13 @@ impl Stepper {
         let Some(found) = found else { return Ok(()) };
         let problem = format!("after step {steps}, {found} is not finite");
         Err(match replica.group.rank() {
-            0 => Failure::Run(format!(
-                "{problem}; no checkpoint is written, and an earlier one stays as it is: lower --lr, or look \
-                 at the data"
-            )),
+            0 => Failure::NotFinite {
+                step: steps,
+                message: format!(
+                    "{problem}; no checkpoint is written, and an earlier one stays as it is: lower --lr, or \
+                     look at the data"
+                ),
+            },
             _ => Failure::Consequence(problem),
         })
     }
@@ -118,11 +121,12 @@ impl Stepper {
     /// `step` is the number of the step, counted from 1.
     pub fn stop_if_not_finite(&self, step: u64, lr: f64, outcome: &StepOutcome) -> Result<()> {
         let StepOutcome { loss, grad_norm, .. } = outcome;
-        let advice = || {
-            format!(
-                "with a learning rate of {lr:?}; training stopped before the optimizer step: lower \
+        let not_finite = |problem: String| Failure::NotFinite {
+            step,
+            message: format!(
+                "{problem}, with a learning rate of {lr:?}; training stopped before the optimizer step: lower \
                  --lr, or look at the data"
-            )
+            ),
         };
         let group = &self.replica.group;
         if loss.loss.is_finite() {
@@ -131,14 +135,14 @@ impl Stepper {
             // reports.
             let problem = format!("the gradient norm of step {step} is not finite ({norm})");
             return Err(match group.rank() {
-                0 => Failure::Run(format!("{problem}, {}", advice())),
+                0 => not_finite(problem),
                 _ => Failure::Consequence(problem),
             });
         }
         if !loss.is_shared {
             // The other ranks do not know of this loss and continue, so this rank cannot ask them.
             let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
-            return Err(Failure::Run(format!("{problem}, {}", advice())));
+            return Err(not_finite(problem));
         }
         let sums = group.gather_object(&loss.local_sum, 0)?;
         let Some(sums) = sums else {
@@ -156,6 +160,6 @@ impl Stepper {
             culprits.join(", ")
         };
         let problem = format!("the loss of step {step} is not finite on {culprits}");
-        Err(Failure::Run(format!("{problem}, {}", advice())))
+        Err(not_finite(problem))
     }
 }

@@ -15,7 +15,7 @@ use paceline_strategies::{Replica, StepLoss};
 use paceline_trace::{SpanTrack, now_ns};
 use signal_hook::consts::SIGTERM;
 
-use crate::checkpoint::Folder;
+use crate::checkpoint::{Folder, SAVE_LIMIT};
 use crate::disk::Disk;
 use crate::insight::flops;
 use crate::insight::memory::{Needs, Shape};
@@ -32,13 +32,14 @@ use crate::run::evaluation;
 use crate::run::open_data::OpenData;
 use crate::run::origin::Resume;
 use crate::run::progress::{EpochSums, Evaluation, Progress, TestResult};
-use crate::run::resume;
+use crate::run::resume::{self, Begin};
 use crate::run::revisions;
 use crate::run::saving::Saving;
 use crate::run::step::{StepOutcome, Stepper};
 use crate::run::stop::{StopRequest, left};
+use crate::run::together::together;
 use crate::text::placement_line;
-use crate::{Failure, Result, metrics};
+use crate::{Failure, Result, metrics, streams};
 
 /// The largest number of spans, and of marks, that a step can record. A strategy records a few per
 /// parameter.
@@ -69,10 +70,18 @@ pub fn run_rank(
 ) -> Result<()> {
     let begin = Instant::now();
     let own = match &config.save {
-        Some(path) if world.rank() == 0 => {
-            Some(Folder::take(path, disk.clone(), &this_run(folder))?)
-        }
-        _ => None,
+        Some(path) => together(&world, "take the folder of --save", SAVE_LIMIT, || {
+            if world.rank() > 0 {
+                return Ok(None);
+            }
+            let own = Folder::take(path, disk.clone(), &this_run(folder))?;
+            if !matches!(config.resume, Some(Resume::IfThere(_))) {
+                // The user has chosen where to begin, so what failed before does not count.
+                own.forget_not_finite()?;
+            }
+            Ok(Some(own))
+        })?,
+        None => None,
     };
     let mut listeners = metrics::listeners(&disk, config, folder)?;
     let found = [config.model.revisions(), config.data.revisions()].concat();
@@ -80,7 +89,7 @@ pub fn run_rank(
     let (placements, found): (Vec<String>, Vec<_>) = all.unwrap_or_default().into_iter().unzip();
     revisions::check(&found)?;
     listeners.tell(Event::Placed { group: &world, placements: &placements })?;
-    let saving = match &config.save {
+    let mut saving = match &config.save {
         Some(path) => Some(Saving::new(config, path, own, &disk, &world)?),
         None => None,
     };
@@ -109,7 +118,11 @@ pub fn run_rank(
     config.model.load(&replica.storage)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
-    let progress = resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
+    let Begin { progress, previous } =
+        resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
+    if let (Some(saving), Some(previous)) = (&mut saving, previous) {
+        saving.follow(previous);
+    }
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
     let track = SpanTrack::with_capacity(TRACK_CAPACITY);
@@ -137,11 +150,17 @@ pub fn run_rank(
         stop,
         is_launched,
     };
-    let trained = trainer.train(stream, progress)?;
+    let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;
     if trained.is_stopped {
-        return Err(trainer.stopped_after(progress.steps + trained.num_steps));
+        let steps = progress.steps + trained.num_steps;
+        // Whatever comes of it, the run has ended in order.
+        if let Err(problem) = trainer.finish(begin, trained, None, Some(steps)) {
+            streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
+        }
+        return Err(trainer.stopped_after(steps));
     }
-    trainer.stepper.check_finite(progress.steps + trained.num_steps)?;
+    let is_finite = trainer.stepper.check_finite(progress.steps + trained.num_steps);
+    is_finite.map_err(|failure| trainer.noted(failure))?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     let steps = progress.steps + trained.num_steps;
     let evaluated = evaluation.map(|result| Evaluation {
@@ -154,7 +173,7 @@ pub fn run_rank(
     if let Some(evaluation) = evaluated {
         trainer.listeners.tell(Event::Evaluated(evaluation))?;
     }
-    trainer.finish(begin, trained, evaluated)
+    trainer.finish(begin, trained, evaluated, None)
 }
 
 /// This run in words, for another one that wants to save to the same folder.
@@ -281,9 +300,10 @@ impl Trainer<'_> {
             }
             self.stepper.sync_replicas()?;
             let sums = ended.unwrap_or(progress.epoch);
+            let cut_after = ended.is_none().then_some(progress.position.batch);
             let took = epoch_begin.elapsed();
             let has_classes = self.has_classes();
-            self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, took })?;
+            self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, cut_after, took })?;
             last = Some((epoch, sums));
             let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
             let is_last = progress.steps == total_steps || is_stopped;
@@ -307,6 +327,18 @@ impl Trainer<'_> {
         let mut votes = [f64::from(u8::from(loss.stops))];
         self.stepper.replica.group.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
         Ok(votes[0] > 0.0)
+    }
+
+    /// Leaves a note for the next run if this one fails because of a number that is not finite.
+    fn noted(&self, failure: Failure) -> Failure {
+        if let (Failure::NotFinite { step, .. }, Some(saving)) = (&failure, &self.saving)
+            && let Err(problem) = saving.note_not_finite(*step)
+        {
+            // The failure that is reported is the first one.
+            streams::stderr()
+                .line(&format!("warning: {problem}; a restart begins at the newest checkpoint"));
+        }
+        failure
     }
 
     /// How the run ends after it was asked to stop: in order, with a word about the checkpoint, unless the launcher has the
@@ -370,12 +402,13 @@ impl Trainer<'_> {
         Ok(Some(result))
     }
 
-    /// Gathers the measurements of all ranks, and reports them.
+    /// Gathers the measurements of all ranks, and reports them. `stopped_after` has the steps of a run that was asked to end.
     fn finish(
         &mut self,
         begin: Instant,
         trained: Trained,
         evaluated: Option<Evaluation>,
+        stopped_after: Option<u64>,
     ) -> Result<()> {
         let Stepper { replica, strategy, .. } = &mut self.stepper;
         let digest = strategy.digest(replica)?;
@@ -397,6 +430,7 @@ impl Trainer<'_> {
             link: world.link(),
             params: model.layout.num_params(),
             num_steps,
+            stopped_after,
             trained: last.map(|(_, sums)| sums),
             has_classes: model.objective.classifies(),
             predicted: self.predicted.clone(),

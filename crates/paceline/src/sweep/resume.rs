@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -68,6 +69,9 @@ pub struct Ledger {
     records: Vec<Record>,
 }
 
+/// The most bytes of the settings of a sweep, and of a record, which has the summary of a run.
+const MAX_BYTES: u64 = 64 << 20;
+
 impl Ledger {
     /// Opens the folder of a sweep with these settings, or makes it. Fails if another sweep uses the
     /// folder.
@@ -83,7 +87,7 @@ impl Ledger {
         let file = folder.join(SETTINGS);
         // What a killed sweep has left of a file that was not complete.
         disk.remove_partial(&file).map_err(failed)?;
-        match fs::read(&file) {
+        match paceline_files::read(&file, MAX_BYTES) {
             Ok(bytes) => {
                 let before: Settings =
                     serde_json::from_slice(&bytes).map_err(|e| Failure::io(file.display(), e))?;
@@ -93,6 +97,9 @@ impl Ledger {
                          with that one, or another folder"
                     ));
                 }
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return usage(format!("{} cannot be read: {error}", file.display()));
             }
             Err(_) if fs::read_dir(folder).map_err(failed)?.next().is_some() => {
                 return usage(
@@ -110,7 +117,8 @@ impl Ledger {
             // A record that was being written when the sweep was killed has another extension. The run is made again, and
             // its record takes the place of this one.
             if file.extension().is_some_and(|extension| extension == "json") {
-                let bytes = fs::read(&file).map_err(failed)?;
+                let bytes = paceline_files::read(&file, MAX_BYTES)
+                    .map_err(|e| Failure::io(file.display(), e))?;
                 let record = serde_json::from_slice(&bytes);
                 ledger.records.push(record.map_err(|e| Failure::io(file.display(), e))?);
             }

@@ -13,6 +13,9 @@ use crate::{Failure, Result};
 const REQUIRED: [&str; 6] =
     ["strategy", "world_size", "transport", "params", "steps", "weights_sha256"];
 
+/// The most bytes of a summary. Its longest part is a line for each bucket, gather and rank.
+const MAX_BYTES: u64 = 64 << 20;
+
 /// The summary of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -24,7 +27,7 @@ impl RunSummary {
         let broken = |why: &dyn std::fmt::Display| {
             Failure::Run(format!("the summary {} is broken: {why}", file.display()))
         };
-        let text = match std::fs::read_to_string(file) {
+        let text = match paceline_files::read_text(file, MAX_BYTES) {
             Err(error) if error.kind() != std::io::ErrorKind::InvalidData => {
                 return Err(Failure::io(file.display(), error));
             }

@@ -4,11 +4,15 @@
 //! torchrun shows the rank with the earliest time, in whole seconds, as the root cause. For a rank without a file, that
 //! time is the moment when torchrun noticed.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The environment variable that names the file.
 pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+
+/// The most bytes of the file: a message with its last lines. A rank's program may have written it.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// How much later than now a consequence is dated, so that it is never taken for its cause. It is
 /// longer than torchrun's rounding to seconds and the time between two of its checks.
@@ -28,7 +32,7 @@ pub fn write_consequence_file(message: &str, culprits: &[usize]) {
 
 /// The ranks that the writer of the file at `path` has waited for in vain, or has seen end. Empty without a file.
 pub fn read_culprits(path: &Path) -> Vec<usize> {
-    let Ok(text) = std::fs::read(path) else { return Vec::new() };
+    let Ok(text) = paceline_files::read(path, MAX_BYTES) else { return Vec::new() };
     let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
     let ranks = value["message"]["extraInfo"]["culprits"].as_array();
     ranks.into_iter().flatten().filter_map(|rank| Some(rank.as_u64()? as usize)).collect()
@@ -52,8 +56,9 @@ fn write(path: &Path, message: &str, culprits: &[usize], unix_secs: u64) -> std:
     // torchrun fails on an incomplete file, so the file gets its name only when it is complete.
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}", std::process::id()));
-    let written =
-        std::fs::write(&partial, text.to_string()).and_then(|()| std::fs::rename(&partial, path));
+    let written = paceline_files::create(Path::new(&partial))
+        .and_then(|mut file| file.write_all(text.to_string().as_bytes()))
+        .and_then(|()| std::fs::rename(&partial, path));
     written.inspect_err(|_| drop(std::fs::remove_file(&partial)))
 }
 

@@ -163,7 +163,7 @@ pub struct RunFlags {
     /// Write the checkpoint after every N optimizer steps instead of after every epoch
     #[arg(long, value_name = "N", requires = "save", help_heading = "Output")]
     pub save_every: Option<u64>,
-    /// Keep the last N checkpoints
+    /// Keep the last N checkpoints, and the last one that the steps after it have proven
     #[arg(long, value_name = "N", requires = "save", default_value_t = 2, help_heading = "Output")]
     pub save_keep: usize,
     /// Memory of each rank for the copy from which a checkpoint is written, in MB of 2^20 bytes; if the copy does not
