@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use paceline_memory::{Claim, Event, EventState, Signal};
-use paceline_trace::now_ns;
+use paceline_trace::{now_ns, thread_builder};
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
@@ -126,7 +126,7 @@ impl Worker {
         if thread.is_none() {
             let shared = self.shared.clone();
             let rank = shared.core.rank;
-            let builder = std::thread::Builder::new().name(format!("comm-{rank}"));
+            let builder = thread_builder(format!("comm-{rank}"));
             let started = builder.spawn(move || shared.serve());
             let refused = |error: std::io::Error| CollectiveError::NoThread {
                 rank,

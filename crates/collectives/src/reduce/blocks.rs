@@ -56,7 +56,9 @@ pub(super) unsafe fn perform<T: Reduce>(
             }
             ReduceOp::Min => perform_at::<T, _, _>(level, task, elems, Number::smaller, unchanged),
             ReduceOp::Max => perform_at::<T, _, _>(level, task, elems, Number::larger, unchanged),
-            ReduceOp::Product => perform_at::<T, _, _>(level, task, elems, Number::multiply, unchanged),
+            ReduceOp::Product => {
+                perform_at::<T, _, _>(level, task, elems, Number::multiply, unchanged)
+            }
         }
     }
 }
@@ -71,13 +73,8 @@ fn unchanged<R>(x: R) -> R {
 /// # Safety
 ///
 /// As for [`perform`].
-unsafe fn perform_at<T: Reduce, F, G>(
-    level: Level,
-    task: Task,
-    elems: usize,
-    combine: F,
-    finish: G,
-) where
+unsafe fn perform_at<T: Reduce, F, G>(level: Level, task: Task, elems: usize, combine: F, finish: G)
+where
     F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     G: Fn(Running<T>) -> Running<T> + Copy,
 {
